@@ -1,0 +1,255 @@
+"""The command line: what this machine can run, what a recipe means here, run it, report it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from poc import engines, hardware, journal, recipe
+from poc.errors import UserError
+from poc.plan import Planned, plan, select
+from poc.run import Place, execute, skipped
+from poc.values import nearest
+
+HOME = Path(__file__).resolve().parent.parent
+
+_HELP = """\
+How fast does data-parallel training go on this machine, how does it scale, and how does that compare?
+
+  python -m poc doctor                 what this machine has, what it can run, and why not the rest
+  python -m poc plan cifar10_resnet50  every run of a recipe on this machine, with its numbers and estimated time
+  python -m poc run cifar10_resnet50   do those runs, add them to the journal, write results.md
+  python -m poc report                 write results.md again from the journal
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code: 0 done, 1 a run failed, 2 the user's mistake, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except UserError as error:
+        print(f"poc: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("poc: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m poc", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="{doctor,plan,run,report}")
+    doctor = commands.add_parser("doctor", help="what this machine has and can run")
+    doctor.set_defaults(command=_doctor)
+
+    planning = argparse.ArgumentParser(add_help=False)
+    planning.add_argument(
+        "recipes",
+        nargs="*",
+        metavar="RECIPE",
+        help="a name in recipes/, or a Python file; without any, all of recipes/",
+    )
+    planning.add_argument("--quick", action="store_true", help="a first look: each run cut short; its rows say so")
+    planning.add_argument(
+        "--only",
+        action="append",
+        metavar="ID",
+        help="only the run whose id (see plan) starts so; may be repeated",
+    )
+    results = argparse.ArgumentParser(add_help=False)
+    results.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="journal, rows.csv, figures and results.md go here (default: results/, with results.md beside it)",
+    )
+    shown = commands.add_parser("plan", parents=[planning], help="print every run of a recipe on this machine")
+    shown.set_defaults(command=_plan)
+
+    run = commands.add_parser("run", parents=[planning, results], help="do the runs, then write results.md")
+    run.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        default=os.environ.get("POC_DATA") or None,
+        help="CIFAR-10: the official binary files or archive, or cifar10_{train,val}.rec (default: $POC_DATA)",
+    )
+    run.add_argument("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
+    run.add_argument("--checkpoints", type=Path, metavar="DIR", help="keep each run's parameters here, every epoch")
+    run.add_argument("--again", action="store_true", help="repeat runs that the journal holds already")
+    run.set_defaults(command=_run)
+
+    report = commands.add_parser("report", parents=[results], help="write results.md from the journal")
+    report.add_argument(
+        "--journal",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="another machine's journal, to be joined",
+    )
+    report.set_defaults(command=_report)
+    return parser
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    machine = hardware.detect()
+    print(f"CPU     {machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB of memory")
+    print(f"        {machine.cpu_flops / 1e9:.0f} GFLOP/s in a float32 matrix product")
+    if not machine.gpus:
+        print("GPU     none that an NVIDIA driver knows of: GPU rows of a recipe are skipped, CPU rows run")
+    for gpu in machine.gpus:
+        major, minor = gpu.capability
+        print(f"GPU {gpu.index}   {gpu.name}, compute capability {major}.{minor}, {gpu.memory_bytes / 2**30:.0f} GiB")
+        for name in engines.ENGINES:
+            print(f"        {name}: {engines.load(name).unsupported(gpu) or 'can train on it'}")
+    for name in engines.ENGINES:
+        versions = engines.load(name).versions()
+        print(f"engine  {name}: " + (", ".join(f"{k} {v}" for k, v in versions.items()) or "not installed"))
+    if machine.gpus and "mxnet-cu112" not in engines.load("gluon").versions():
+        print("        mxnet without CUDA is installed: run ./run_all.sh, which installs requirements-gpu.txt")
+    print("python  " + ", ".join(f"{k} {v}" for k, v in hardware.versions().items()))
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    total = 0.0
+    for name, planned in _planned(options):
+        rows = []
+        for one in planned:
+            run = one.run
+            devices = f"{run.devices} {run.kind}" + (" virtual" if run.virtual else "")
+            outlook = f"skipped: {one.skip}" if one.skip else _duration(one.seconds)
+            rows.append(
+                [
+                    run.id,
+                    run.model,
+                    devices,
+                    run.batch_per_device,
+                    run.total_batch,
+                    run.learning_rate,
+                    run.steps,
+                    outlook,
+                ]
+            )
+            total += 0.0 if one.skip else one.seconds
+        headers = ["id", "network", "devices", "batch per device", "total batch", "lr", "steps", "time, or why skipped"]
+        print(f"{name}\n{tabulate(rows, headers=headers, disable_numparse=True)}\n")
+    print(f"About {_duration(total)} in all, estimated; `run` skips what the journal holds already.")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.data is not None:
+        options.data = Path(options.data).absolute()
+        if not options.data.exists():
+            raise UserError(f"--data: {options.data} does not exist; give a folder or file that holds CIFAR-10")
+    path = _results(options) / "journal.jsonl"
+    plans = _planned(options)
+    machine = hardware.detect()
+    infrastructure = options.infrastructure or machine.describe()
+    place = Place(
+        source=options.data,
+        cache=_cache(),
+        checkpoints=options.checkpoints.absolute() if options.checkpoints else None,
+    )
+    known = journal.read([path])
+    done = {(r["run_id"], r["infrastructure"]) for r in known if r["outcome"] in ("completed", "diverged")}
+    noted = {(r["run_id"], r["infrastructure"]) for r in known}
+    failed = 0
+    for name, planned in plans:
+        for number, one in enumerate(planned, start=1):
+            key = (one.run.id, infrastructure)
+            title = f"{name} {number}/{len(planned)} [{one.run.id}] {_title(one)}"
+            if one.skip:
+                print(f"{title}: skipped, {one.skip}", file=sys.stderr)
+                if key not in noted:
+                    journal.append(path, skipped(one, machine, infrastructure))
+                continue
+            if key in done and not options.again:
+                print(f"{title}: in the journal already (--again repeats it)", file=sys.stderr)
+                continue
+            print(f"{title}: about {_duration(one.seconds)}", file=sys.stderr)
+            record = execute(one.run, place, machine, infrastructure)
+            interrupted = record.pop("interrupted", False)
+            journal.append(path, record)
+            print(
+                f"  {record['outcome']}" + (f": {record['reason']}" if record["reason"] else ""),
+                file=sys.stderr,
+            )
+            failed += record["outcome"] == "failed"
+            if interrupted:
+                raise KeyboardInterrupt
+    _write_report(options, [path])
+    return 1 if failed else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    for extra in options.journal:
+        if not extra.is_file():
+            raise UserError(f"--journal: no file {extra}")
+    _write_report(options, [_results(options) / "journal.jsonl", *options.journal])
+    return 0
+
+
+def _write_report(options: argparse.Namespace, journals: list[Path]) -> None:
+    from poc import (
+        report,  # pandas and matplotlib take a second to import, which plan and doctor need not wait for
+    )
+
+    folder = _results(options)
+    page = folder / "results.md" if options.results else HOME / "results.md"
+    report.write(journal.read(journals), page=page, folder=folder)
+    print(f"Written: {page}", file=sys.stderr)
+
+
+def _planned(options: argparse.Namespace) -> list[tuple[str, list[Planned]]]:
+    paths = [_recipe_path(name) for name in options.recipes] or sorted((HOME / "recipes").glob("*.py"))
+    recipes = [(path.stem, recipe.load(path)) for path in paths]
+    machine = hardware.detect()
+    plans = [(name, plan(name, one, machine, quick=options.quick)) for name, one in recipes]
+    if options.only:
+        select([one for _, planned in plans for one in planned], options.only)
+        plans = [(n, [p for p in planned if p.run.id.startswith(tuple(options.only))]) for n, planned in plans]
+    return [(name, planned) for name, planned in plans if planned]
+
+
+def _recipe_path(name: str) -> Path:
+    if name.endswith(".py"):
+        return Path(name)
+    path = HOME / "recipes" / f"{name}.py"
+    if not path.exists():
+        raise UserError(f"recipe: no {name!r} in recipes/; {nearest(name, [p.stem for p in path.parent.glob('*.py')])}")
+    return path
+
+
+def _results(options: argparse.Namespace) -> Path:
+    return Path(options.results).absolute() if options.results else HOME / "results"
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("POC_CACHE") or Path(base) / "poc-mxnet").absolute()
+
+
+def _title(planned: Planned) -> str:
+    run = planned.run
+    devices = f"{run.devices} {run.kind}" + (" (virtual)" if run.virtual else "")
+    return f"{run.model}, {run.batch_per_device} x {devices}, lr {run.learning_rate:g}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Where the time of a run went. Time is injected, so that tests drive the clock by a script."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable
+
+from poc.values import value
+
+PARTS = ("initialise", "warmup", "train", "data", "evaluate", "checkpoint", "rest")
+
+WARMUP_STEPS = 5
+STABLE_WITHIN = 0.10
+WARMUP_RULE = (
+    f"windows are dropped until at least {WARMUP_STEPS} steps have gone by and the next window's rate is within "
+    f"{STABLE_WITHIN:.0%} of the median rate of the windows from it on"
+)
+
+
+@value
+class Window:
+    """A stretch of steps between two points where all work was drained."""
+
+    epoch: int
+    start: float
+    """Seconds since the run began."""
+    steps: int
+    samples: int
+    seconds: float
+    waited: float
+    """Seconds of these in which the loop stood still for data."""
+    loss: float | None
+    """Mean training loss, in nats; None where it was not finite."""
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.samples / self.seconds
+
+
+@value
+class Throughput:
+    """Samples a second over the windows after warm-up."""
+
+    median: float
+    spread: float
+    """1.4826 x the median absolute deviation: the standard deviation, if the windows were normally distributed."""
+    windows: int
+    dropped: int
+    """Windows of warm-up left out."""
+
+
+class Clock:
+    """Splits the wall time of a run into parts that do not overlap."""
+
+    def __init__(self, *, start: float | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._start = now() if start is None else start
+        self.parts: dict[str, float] = {}
+
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return self._now() - self._start
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Books the time of the block under `name`; blocks follow one another, none is inside another."""
+        began = self._now()
+        try:
+            yield
+        finally:
+            self.parts[name] = self.parts.get(name, 0.0) + self._now() - began
+
+
+def warmup(windows: Sequence[Window]) -> int:
+    """How many windows at the start are warm-up, by `WARMUP_RULE`; the last window is always kept."""
+    steps = 0
+    for index, window in enumerate(windows[:-1]):
+        typical = statistics.median(one.rate for one in windows[index:])
+        if steps >= WARMUP_STEPS and abs(window.rate - typical) <= STABLE_WITHIN * typical:
+            return index
+        steps += window.steps
+    return max(0, len(windows) - 1)
+
+
+def throughput(windows: Sequence[Window]) -> Throughput | None:
+    """Median rate and spread over the windows after warm-up; None where there is no window."""
+    if not windows:
+        return None
+    dropped = warmup(windows)
+    rates = [window.rate for window in windows[dropped:]]
+    median = statistics.median(rates)
+    spread = 1.4826 * statistics.median(abs(rate - median) for rate in rates)
+    return Throughput(median=median, spread=spread, windows=len(rates), dropped=dropped)
+
+
+def split(wall: float, parts: dict[str, float], windows: Sequence[Window]) -> dict[str, float]:
+    """Seconds of a run's wall time in each of `PARTS`, which add up to it; "rest" is what no part claimed."""
+    dropped = warmup(windows)
+    seconds = {name: parts.get(name, 0.0) for name in PARTS}
+    seconds["warmup"] = sum(window.seconds - window.waited for window in windows[:dropped])
+    seconds["train"] = sum(window.seconds - window.waited for window in windows[dropped:])
+    seconds["data"] = sum(window.waited for window in windows)
+    seconds["rest"] = wall - sum(seconds[name] for name in PARTS if name != "rest")
+    return seconds
+
+
+def windows_from(record: dict[str, Any]) -> list[Window]:
+    """The windows of a record."""
+    return [Window(**window) for window in record["windows"]]

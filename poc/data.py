@@ -1,0 +1,728 @@
+"""Images in, batches out: CIFAR-10 from files, cache or network; synthetic images; augmentation; shards.
+
+Pixels stay uint8 all the way to the device, which subtracts the mean. Every random number is a hash of the
+seed, the epoch and the sample's index, so a sample looks the same whatever the batch, the number of devices
+or workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import struct
+import sys
+import tarfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar, Union
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from poc.errors import UserError
+from poc.recipe import Data, Synthetic
+from poc.schedule import steps_per_epoch
+
+# The other cores belong to the training.
+cv2.setNumThreads(1)
+
+Pixels = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """One split of a data set."""
+
+    images: Pixels
+    """(samples, height, width, 3), RGB; memory-mapped where it comes from the cache."""
+    labels: npt.NDArray[np.int32]
+    """(samples,), class numbers from 0."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """What is trained on and what is validated on."""
+
+    name: str
+    """As tables show it: "cifar10", "cifar10 (jpeg)" (lossy copies) or "synthetic"."""
+    train: Images
+    validation: Images
+    classes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What one worker feeds to one step."""
+
+    images: Pixels
+    """(samples, 3, height, width), RGB, contiguous."""
+    labels: npt.NDArray[np.float32]
+    """(samples,), class numbers from 0."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Release:
+    """A published archive of CIFAR-10 in its binary version, and how many images it holds."""
+
+    url: str
+    sha256: str
+    train: int
+    validation: int
+
+
+CIFAR10_RELEASE = Release(
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    train=50_000,
+    validation=10_000,
+)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def load(
+    spec: Data,
+    *,
+    source: Path | None,
+    cache: Path,
+    seed: int = 0,
+    warn: Callable[[str], None] = _to_stderr,
+    release: Release = CIFAR10_RELEASE,
+) -> Dataset:
+    """Returns the images that `spec` asks for.
+
+    CIFAR-10 comes from `source` where one is given: a folder or file with the official binary files, the
+    official archive, or `cifar10_train.rec` and `cifar10_val.rec`. Else from the folder `cache`, else by
+    downloading `release`; where that fails, the synthetic set in CIFAR-10's shape takes its place and `warn`
+    is told why. Decoded arrays are kept in `cache`, under the hash of the files they came from, and
+    memory-mapped; processes may share it. `seed` is that of the synthetic set.
+
+    Raises `UserError` where `source` is missing, damaged or something else, or `cache` cannot be written.
+    """
+    if isinstance(spec, Synthetic):
+        return _synthetic(spec.size, spec.classes, spec.train, spec.validation, seed)
+    if source is not None:
+        files = _find(Path(source))
+        return _cached(cache, files.key(release), lambda folder: _decode(files, release, source))
+    try:
+        return _cached(
+            cache,
+            release.sha256,
+            lambda folder: _decode(_download(release, folder, warn), release, release.url),
+        )
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        warn(
+            "WARNING: training on SYNTHETIC images, and every row will say so: no CIFAR-10 was given or "
+            f"cached, and {release.url} could not be had ({type(error).__name__}: {reason}). "
+            "Give the real images with --data or POC_DATA."
+        )
+        return _synthetic(32, 10, release.train, release.validation, seed)
+
+
+# Files
+
+_SIZE = 32
+_CLASSES = 10
+_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_VALIDATION_FILES = ("test_batch.bin",)
+_ARCHIVE_NAME = "cifar-10-binary.tar.gz"
+_RECORD_FILES = ("cifar10_train.rec", "cifar10_val.rec")
+
+_Decoded = tuple[str, Images, Images]
+
+
+def _sha256(paths: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+        except OSError as error:
+            raise UserError(f"data: {path} cannot be read ({error}); give a file that can") from error
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Binaries:
+    """The official binary files, unpacked."""
+
+    train: tuple[Path, ...]
+    validation: tuple[Path, ...]
+
+    def key(self, release: Release) -> str:
+        return _sha256(self.train + self.validation)
+
+    def read(self) -> _Decoded:
+        train, validation = (
+            _joined([_read_binary(path.read_bytes(), path) for path in paths])
+            for paths in (self.train, self.validation)
+        )
+        return "cifar10", train, validation
+
+
+@dataclass(frozen=True)
+class _Archive:
+    """The official archive; read without being unpacked on disk."""
+
+    path: Path
+
+    def key(self, release: Release) -> str:
+        found = _sha256([self.path])
+        if found != release.sha256:
+            raise UserError(
+                f"data: {self.path} has sha256 {found} where the official archive has {release.sha256}: "
+                f"it is truncated or altered; get it again from {release.url}"
+            )
+        return found
+
+    def read(self) -> _Decoded:
+        found: dict[str, Images] = {}
+        with tarfile.open(self.path, "r:gz") as archive:
+            for member in archive:
+                name = os.path.basename(member.name)
+                file = archive.extractfile(member)
+                if file is not None and name in _TRAIN_FILES + _VALIDATION_FILES:
+                    found[name] = _read_binary(file.read(), f"{self.path}:{name}")
+        train, validation = (_joined([found[name] for name in names]) for names in (_TRAIN_FILES, _VALIDATION_FILES))
+        return "cifar10", train, validation
+
+
+@dataclass(frozen=True)
+class _Records:
+    """RecordIO files, as MXNet's im2rec writes them."""
+
+    train: Path
+    validation: Path
+
+    def key(self, release: Release) -> str:
+        return _sha256([self.train, self.validation])
+
+    def read(self) -> _Decoded:
+        (train, lossy), (validation, validation_lossy) = (_read_records(path) for path in (self.train, self.validation))
+        return "cifar10 (jpeg)" if lossy or validation_lossy else "cifar10", train, validation
+
+
+_Files = Union[_Binaries, _Archive, _Records]
+
+
+def _decode(files: _Files, release: Release, where: object) -> _Decoded:
+    name, train, validation = files.read()
+    for split, found, expected in (
+        ("training", len(train), release.train),
+        ("validation", len(validation), release.validation),
+    ):
+        if found != expected:
+            raise UserError(
+                f"data: {where} holds {found} {split} images where CIFAR-10 has {expected}: "
+                "it is truncated or another data set; get it again"
+            )
+    return name, train, validation
+
+
+def _find(source: Path) -> _Files:
+    """Returns the CIFAR-10 files in folder `source`, or those that the file `source` is one of."""
+    allowed = (
+        f"give a folder with {_TRAIN_FILES[0]} to {_TRAIN_FILES[-1]} and {_VALIDATION_FILES[0]}, "
+        f"with {_ARCHIVE_NAME}, or with {_RECORD_FILES[0]} and {_RECORD_FILES[1]}"
+    )
+    if not source.exists():
+        raise UserError(f"data: {source} does not exist; {allowed}")
+    if source.is_file() and source.name.endswith(".tar.gz"):
+        return _Archive(source)
+    folder = source.parent if source.is_file() else source
+    suffix = source.suffix if source.is_file() else ""
+
+    missing = []
+    if suffix in ("", ".bin"):
+        for place in (folder, folder / "cifar-10-batches-bin"):
+            binaries = _Binaries(
+                tuple(place / name for name in _TRAIN_FILES),
+                tuple(place / name for name in _VALIDATION_FILES),
+            )
+            absent = [path for path in binaries.train + binaries.validation if not path.is_file()]
+            if not absent:
+                return binaries
+            if len(absent) < len(_TRAIN_FILES + _VALIDATION_FILES):
+                missing += absent
+    if not suffix and (folder / _ARCHIVE_NAME).is_file():
+        return _Archive(folder / _ARCHIVE_NAME)
+    if suffix in ("", ".rec"):
+        records = _Records(*(folder / name for name in _RECORD_FILES))
+        absent = [path for path in (records.train, records.validation) if not path.is_file()]
+        if not absent:
+            return records
+        if len(absent) == 1:
+            missing += absent
+    if missing:
+        raise UserError(f"data: {missing[0]} is missing; {allowed}")
+    raise UserError(f"data: {source} holds no CIFAR-10; {allowed}")
+
+
+def _joined(parts: Sequence[Images]) -> Images:
+    return Images(np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts]))
+
+
+def _checked_labels(labels: npt.NDArray[Any], where: object) -> npt.NDArray[np.int32]:
+    wrong = labels[~((labels >= 0) & (labels < _CLASSES))]
+    if len(wrong):
+        raise UserError(f"data: {where} has the label {wrong[0]} where CIFAR-10 has 0 to {_CLASSES - 1}; get it again")
+    return labels.astype(np.int32)
+
+
+def _read_binary(content: bytes, where: object) -> Images:
+    """Decodes an official binary file: for each image its label, then its red, green and blue planes."""
+    record = 1 + 3 * _SIZE * _SIZE
+    if not content or len(content) % record:
+        raise UserError(
+            f"data: {where} has {len(content)} bytes where a multiple of {record} is expected: "
+            "it is truncated; get it again"
+        )
+    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
+    planes = rows[:, 1:].reshape(-1, 3, _SIZE, _SIZE)
+    return Images(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), _checked_labels(rows[:, 0], where))
+
+
+_MAGIC = struct.pack("<I", 0xCED7230A)
+_JPEG_START = b"\xff\xd8"
+
+
+def _records(content: bytes, where: object) -> Iterator[bytes]:
+    """Yields the payloads of a RecordIO file (dmlc-core, `recordio.h`).
+
+    Each part is the magic number, a word with the kind of part (upper 3 bits) and its length, and the bytes,
+    padded to a multiple of 4. A payload that holds the magic number itself is cut there into parts of kind 1,
+    2, ..., 3.
+    """
+    position, parts = 0, []
+    while position < len(content):
+        header = content[position : position + 8]
+        if header[:4] != _MAGIC[: len(header)]:
+            raise UserError(f"data: {where} is not RecordIO at byte {position}; get it again")
+        word = struct.unpack("<I", header[4:])[0] if len(header) == 8 else 0
+        kind, length = word >> 29, word & ((1 << 29) - 1)
+        part = content[position + 8 : position + 8 + length]
+        if len(header) < 8 or len(part) < length:
+            raise UserError(f"data: {where} is truncated in the record at byte {position}; get it again")
+        position += 8 + length + -length % 4
+        parts.append(part)
+        if kind in (0, 3):
+            yield _MAGIC.join(parts)
+            parts = []
+    if parts:
+        raise UserError(f"data: {where} is truncated in its last record; get it again")
+
+
+def _read_records(path: Path) -> tuple[Images, bool]:
+    """Decodes one RecordIO file of images; also returns whether any of them is a JPEG, which is lossy."""
+    images: list[Any] = []
+    labels: list[float] = []
+    lossy = False
+    for number, payload in enumerate(_records(path.read_bytes(), path)):
+        # IRHeader: how many more labels follow, the label, two identifiers.
+        if len(payload) < 24:
+            raise UserError(f"data: {path}, record {number}: no image header; get it again")
+        more, label = struct.unpack_from("<If", payload)
+        encoded = payload[24 + 4 * more :]
+        if more and encoded:
+            (label,) = struct.unpack_from("<f", payload, 24)
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
+        if image is None or image.shape != (_SIZE, _SIZE, 3):
+            found = "nothing that decodes" if image is None else f"{image.shape[1]} x {image.shape[0]} pixels"
+            raise UserError(
+                f"data: {path}, record {number}: {found} where CIFAR-10 has {_SIZE} x {_SIZE}; get it again"
+            )
+        images.append(image)
+        labels.append(label)
+        lossy = lossy or encoded.startswith(_JPEG_START)
+    blue_green_red = np.array(images, np.uint8).reshape(-1, _SIZE, _SIZE, 3)
+    pixels = np.ascontiguousarray(blue_green_red[..., ::-1])
+    return Images(pixels, _checked_labels(np.array(labels), path)), lossy
+
+
+# Cache
+
+
+def _cached(cache: Path, key: str, decode: Callable[[Path], _Decoded]) -> Dataset:
+    """Returns the entry `key` of the cache, made with `decode(empty folder)` where it is not there yet."""
+    entry = cache / f"cifar10-{key[:16]}"
+    dataset = _open_entry(entry)
+    if dataset is not None:
+        return dataset
+    with _workspace(cache) as folder:
+        dataset = _open_entry(entry)
+        if dataset is not None:  # made by another process while this one waited
+            return dataset
+        name, train, validation = decode(folder)
+        try:
+            fresh = folder / "entry"
+            fresh.mkdir()
+            (fresh / "name").write_text(name)
+            for split, images in (("train", train), ("validation", validation)):
+                np.save(fresh / f"{split}_images.npy", images.images)
+                np.save(fresh / f"{split}_labels.npy", images.labels)
+            shutil.rmtree(entry, ignore_errors=True)
+            os.replace(fresh, entry)
+        except OSError as error:
+            raise _unwritable(cache, error) from error
+    dataset = _open_entry(entry)
+    assert dataset is not None
+    return dataset
+
+
+def _open_entry(entry: Path) -> Dataset | None:
+    """Returns what a folder of the cache holds; None where it is not there or damaged."""
+    try:
+        # Views as plain arrays: each slice of a numpy.memmap costs a Python call.
+        train, validation = (
+            Images(
+                np.load(entry / f"{split}_images.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray),
+                np.load(entry / f"{split}_labels.npy", allow_pickle=False),
+            )
+            for split in ("train", "validation")
+        )
+        return Dataset((entry / "name").read_text(), train, validation, _CLASSES)
+    except (FileNotFoundError, NotADirectoryError, EOFError, ValueError):
+        return None
+
+
+def _unwritable(cache: Path, error: OSError) -> UserError:
+    return UserError(f"cache: cannot write in {cache} ({error}); name a folder with room that can be written")
+
+
+@contextlib.contextmanager
+def _workspace(cache: Path) -> Iterator[Path]:
+    """An empty folder to make an entry in, for one process at a time; sweeps up after killed ones."""
+    folder = cache / "incomplete"
+    with contextlib.ExitStack() as stack:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(cache / "lock", "a"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        except OSError as error:
+            raise _unwritable(cache, error) from error
+        yield folder
+
+
+def _download(release: Release, folder: Path, warn: Callable[[str], None]) -> _Archive:
+    # Only a download needs it.
+    import pooch
+
+    warn(f"Downloading CIFAR-10 from {release.url}, once.")
+    pooch.get_logger().setLevel("WARNING")
+    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 16, timeout=20)
+    path = pooch.retrieve(
+        release.url, f"sha256:{release.sha256}", fname=_ARCHIVE_NAME, path=folder, downloader=downloader
+    )
+    return _Archive(Path(path))
+
+
+# Random numbers
+
+# What a random number is for, so that no two purposes share one.
+_ORDER, _CROP_Y, _CROP_X, _MIRROR, _HUE, _LIGHTNESS, _SATURATION = range(7)
+_PATTERN, _SHIFT_Y, _SHIFT_X, _CONTRAST, _NOISE = range(7, 12)
+
+
+def _bits(*words: Any) -> npt.NDArray[np.uint64]:
+    """Hashes integers, or arrays that broadcast, into 64 random bits: SplitMix64 (Steele et al. 2014)."""
+    state = np.zeros(1, np.uint64)
+    for word in words:
+        state = (state ^ np.atleast_1d(word).astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = state ^ (state >> np.uint64(31))
+    return state
+
+
+def _uniform(*words: Any) -> npt.NDArray[np.float64]:
+    """Like `_bits`, as numbers from 0 up to but not 1."""
+    return (_bits(*words) >> np.uint64(11)) * 2.0**-53
+
+
+# Synthetic images
+
+
+def _synthetic(size: int, classes: int, train: int, validation: int, seed: int) -> Dataset:
+    """Images of `size` x `size` pixels: the smooth pattern of their class, shifted at random, under noise."""
+    patterns = _patterns(size, classes, seed)
+    training, validating = (
+        _synthetic_split(patterns, count, seed, split) for split, count in enumerate((train, validation))
+    )
+    return Dataset("synthetic", training, validating, classes)
+
+
+def _patterns(size: int, classes: int, seed: int) -> npt.NDArray[np.int16]:
+    """A periodic pattern, values -96 to 96, for each class: (classes, size, size, 3)."""
+    cells = 4
+    drawn = _bits(seed, _PATTERN, np.arange(classes * cells * cells * 3)) % np.uint64(97)
+    grid = drawn.astype(np.int64).reshape(classes, cells, cells, 3)
+    # Without a colour of its own: a class is known by its shapes, not by its mean.
+    pattern = (grid - grid.sum(axis=(1, 2), keepdims=True) // cells**2).astype(np.float64)
+    # Bilinear, between cells; no transcendental function, whose last bit would differ between machines.
+    position = np.arange(size) * (cells / size)
+    lower = position.astype(np.int64)
+    fraction = (position - lower)[:, None]
+    for axis, weight in ((1, fraction[:, None]), (2, fraction)):
+        before, after = (np.take(pattern, (lower + step) % cells, axis=axis) for step in (0, 1))
+        pattern = before * (1 - weight) + after * weight
+    return np.rint(pattern).astype(np.int16)
+
+
+def _synthetic_split(patterns: npt.NDArray[np.int16], count: int, seed: int, split: int) -> Images:
+    classes, size = patterns.shape[:2]
+    labels = (np.arange(count) % classes).astype(np.int32)
+    images = np.empty((count, size, size, 3), np.uint8)
+    values = size * size * 3
+    words = np.arange(-(-values // 8))
+    # As many at a time as stay in the processor's cache.
+    at_once = max(1, (1 << 19) // values)
+    for start in range(0, count, at_once):
+        samples = np.arange(start, min(start + at_once, count))
+        down, right = (
+            (np.arange(size) + (_uniform(seed, split, samples, purpose) * size).astype(np.int64)[:, None]) % size
+            for purpose in (_SHIFT_Y, _SHIFT_X)
+        )
+        contrast = (32 + _bits(seed, split, samples, _CONTRAST) % np.uint64(33)).astype(np.int16)
+        pixels = patterns[labels[samples][:, None, None], down[:, :, None], right[:, None, :]]
+        pixels *= contrast[:, None, None, None]
+        pixels >>= 6
+        noise = _bits(seed, split, samples[:, None], _NOISE, words).astype("<u8", copy=False).view(np.uint8)
+        pixels += noise[:, :values].reshape(pixels.shape) >> 2
+        # (-96 to 96) + (0 to 63) + 96 stays within a byte.
+        pixels += 96
+        images[samples] = pixels
+    return Images(images, labels)
+
+
+# Order and shards
+
+
+def order(samples: int, *, seed: int, epoch: int) -> Indices:
+    """Returns the permutation of the `samples` indices in which an epoch visits them."""
+    return np.argsort(_bits(seed, epoch, np.arange(samples), _ORDER), kind="stable")
+
+
+def shard(order: Indices, *, step: int, total_batch: int, worker: int = 0, workers: int = 1) -> Indices:
+    """Returns the part of `order` that one worker trains on in one step of the epoch, a contiguous slice.
+
+    Over all workers and steps the parts are a partition of the epoch's whole batches. `workers` must divide
+    `total_batch`, or it is a `ValueError`.
+    """
+    share, rest = divmod(total_batch, workers)
+    if rest:
+        raise ValueError(f"{workers} workers cannot share a total batch of {total_batch} equally")
+    start = step * total_batch + worker * share
+    return order[start : start + share]
+
+
+# Augmentation
+
+_PAD_VALUE = 127
+# OpenCV's 8-bit HLS: hue in steps of two degrees, lightness and saturation, each with its limit.
+_HLS_REACH = ((_HUE, 36), (_LIGHTNESS, 50), (_SATURATION, 50))
+_HLS_LIMIT = (180, 255, 255)
+
+
+def augment(images: Pixels, indices: npt.ArrayLike, spec: Data, *, seed: int, epoch: int) -> Pixels:
+    """Returns the samples `indices` of `images` as an epoch shows them: (samples, 3, crop, crop), contiguous.
+
+    The steps of MXNet's `image_aug_default.cc` as its CIFAR-10 example sets them: pad with grey, crop at
+    random, mirror, then one random offset for each of hue, lightness and saturation, clipped at its limit (so
+    the hue does not go round).
+
+    `images` is (all samples, height, width, 3).
+    """
+    indices = np.asarray(indices, np.int64)
+    count, height, width = len(indices), images.shape[1], images.shape[2]
+    pad, crop = spec.pad, spec.crop
+
+    padded = np.full((count, height + 2 * pad, width + 2 * pad, 3), _PAD_VALUE, np.uint8)
+    padded[:, pad : pad + height, pad : pad + width] = images[indices]
+    tops = (_uniform(seed, epoch, indices, _CROP_Y) * (padded.shape[1] - crop + 1)).astype(int).tolist()
+    lefts = (_uniform(seed, epoch, indices, _CROP_X) * (padded.shape[2] - crop + 1)).astype(int).tolist()
+    mirrored = ((_uniform(seed, epoch, indices, _MIRROR) < 0.5) & spec.mirror).tolist()
+    pixels = np.empty((count, crop, crop, 3), np.uint8)
+    for target, source, top, left, mirror in zip(pixels, padded, tops, lefts, mirrored):
+        view = source[top : top + crop, left : left + crop]
+        if mirror:
+            cv2.flip(view, 1, dst=target)
+        else:
+            target[:] = view
+
+    return _planar(_shift_hls(pixels, _hls_offsets(indices, seed, epoch)) if spec.jitter else pixels)
+
+
+def _hls_offsets(indices: Indices, seed: int, epoch: int) -> Indices:
+    """Draws the offsets of hue, lightness and saturation of each sample: (samples, 3)."""
+    # Truncated towards zero, as the C++ original does.
+    offsets = [
+        (_uniform(seed, epoch, indices, purpose) * 2 * reach - reach).astype(np.int64) for purpose, reach in _HLS_REACH
+    ]
+    return np.stack(offsets, axis=1)
+
+
+def _shift_hls(pixels: Pixels, offsets: npt.NDArray[np.int64]) -> Pixels:
+    """Adds offsets (samples, 3) of hue, lightness, saturation to RGB pixels (samples, height, width, 3)."""
+    count, height, width, _ = pixels.shape
+    hls = cv2.cvtColor(_tall(pixels), cv2.COLOR_RGB2HLS)
+    # Clipping before the addition gives what clipping after it would, and never leaves uint8. One row of each
+    # image is spelt out, because numpy is slow where the innermost axis that it broadcasts over is short.
+    low, high, offset = (
+        np.tile(bound.astype(np.uint8), (1, width))[:, None, :]
+        for bound in (np.maximum(-offsets, 0), np.array(_HLS_LIMIT) - np.maximum(offsets, 0), offsets)
+    )
+    rows = hls.reshape(count, height, width * 3)
+    np.maximum(rows, low, out=rows)
+    np.minimum(rows, high, out=rows)
+    np.add(rows, offset, out=rows)
+    return np.asarray(cv2.cvtColor(hls, cv2.COLOR_HLS2RGB), np.uint8).reshape(pixels.shape)
+
+
+def centre(images: Pixels, spec: Data) -> Pixels:
+    """Returns the view for validation, the centre crop of every image: (samples, 3, crop, crop), contiguous.
+
+    `images` is (samples, height, width, 3).
+    """
+    top, left = (images.shape[1] - spec.crop) // 2, (images.shape[2] - spec.crop) // 2
+    return _planar(images[:, top : top + spec.crop, left : left + spec.crop])
+
+
+def _tall(pixels: Pixels) -> Pixels:
+    """Returns (samples, height, width, 3) as one tall image: one call of OpenCV does a whole batch."""
+    return np.ascontiguousarray(pixels).reshape(-1, pixels.shape[2], 3)
+
+
+def _planar(pixels: Pixels) -> Pixels:
+    """Returns (samples, height, width, 3) as (samples, 3, height, width), contiguous."""
+    count, height, width, _ = pixels.shape
+    planes = np.empty((count, 3, height, width), np.uint8)
+    for channel, plane in enumerate(cv2.split(_tall(pixels))):
+        planes[:, channel] = plane.reshape(count, height, width)
+    return planes
+
+
+# Batches
+
+
+def training_batches(
+    dataset: Dataset,
+    spec: Data,
+    *,
+    total_batch: int,
+    seed: int,
+    steps: int,
+    first_step: int = 0,
+    worker: int = 0,
+    workers: int = 1,
+) -> Iterator[Batch]:
+    """Yields one worker's part of `steps` total batches, from `first_step` (counted over all epochs) on."""
+    samples = len(dataset.train)
+    in_epoch = steps_per_epoch(samples, total_batch)
+    visited, visited_epoch = None, -1
+    for step in range(first_step, first_step + steps):
+        epoch = step // in_epoch
+        if visited is None or epoch != visited_epoch:
+            visited, visited_epoch = order(samples, seed=seed, epoch=epoch), epoch
+        indices = shard(visited, step=step % in_epoch, total_batch=total_batch, worker=worker, workers=workers)
+        images = augment(dataset.train.images, indices, spec, seed=seed, epoch=epoch)
+        yield Batch(images, dataset.train.labels[indices].astype(np.float32))
+
+
+def validation_batches(
+    dataset: Dataset, spec: Data, *, batch: int, worker: int = 0, workers: int = 1
+) -> Iterator[Batch]:
+    """Yields one worker's part of the validation set in batches of `batch`; the last may be shorter.
+
+    Over all workers each image is there once.
+    """
+    validation = dataset.validation
+    first, end = (len(validation) * number // workers for number in (worker, worker + 1))
+    for start in range(first, end, batch):
+        chosen = slice(start, min(start + batch, end))
+        yield Batch(centre(validation.images[chosen], spec), validation.labels[chosen].astype(np.float32))
+
+
+class Prefetch(Generic[T]):
+    """Runs an iterator ahead in a thread: `with Prefetch(batches) as ahead: for batch in ahead: ...`.
+
+    At most `depth` items wait. An exception of the iterator is raised where its item would have come. Leaving
+    the block stops the thread once the item that it is making is done.
+    """
+
+    def __init__(self, iterator: Iterator[T], depth: int = 20) -> None:
+        self._iterator = iterator
+        self._depth = depth
+        self._ready: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._finished = False
+        self._error: BaseException | None = None
+        # A daemon, so that an interpreter that exits inside the block does not wait for it.
+        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+
+    def __enter__(self) -> Iterator[T]:
+        self._thread.start()
+        return self._items()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._stopped = True
+            self._ready.clear()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _items(self) -> Iterator[T]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready or self._finished)
+                if not self._ready:
+                    break
+                item = self._ready.popleft()
+                self._changed.notify_all()
+            yield item
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            for item in self._iterator:
+                with self._changed:
+                    self._changed.wait_for(lambda: len(self._ready) < self._depth or self._stopped)
+                    if self._stopped:
+                        return
+                    self._ready.append(item)
+                    self._changed.notify_all()
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._finished = True
+                self._changed.notify_all()

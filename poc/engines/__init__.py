@@ -1,0 +1,73 @@
+"""The only seam that knows a framework: what an engine must offer, and engines by name, imported only when used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from poc.values import value
+
+if TYPE_CHECKING:
+    from poc.data import Batch
+    from poc.hardware import GPU
+    from poc.plan import Run
+
+ENGINES = {"gluon": "poc.engines.gluon"}
+
+
+@value
+class Evaluation:
+    """What a pass over the validation set found."""
+
+    correct: int
+    samples: int
+    loss: float
+    """Mean cross-entropy of a sample, in nats."""
+
+
+class Session(Protocol):
+    """One network being trained on the devices of one process; work is asynchronous, so time is read after `drain`."""
+
+    parameters: int
+    """Trainable parameters of the network, counted once."""
+
+    def step(self, batch: Batch, learning_rate: float) -> None:
+        """Enqueues one optimizer step over the whole batch of this process and returns at once."""
+
+    def drain(self) -> float:
+        """Blocks until everything enqueued is done; returns the mean loss, in nats, of the steps since the last one."""
+
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        """Classifies every image once, with the batch statistics averaged over the devices."""
+
+    def save(self, path: Path) -> None:
+        """Writes the network's parameters to `path`."""
+
+    def load(self, path: Path) -> None:
+        """Reads parameters that `save` wrote."""
+
+    def peak_device_bytes(self) -> int | None:
+        """The most memory taken on one device so far; None where the engine cannot tell."""
+
+
+class Engine(Protocol):
+    """What the module of an engine offers. Importing it must not import its framework."""
+
+    def environment(self, run: Run, cores: int) -> dict[str, str]:
+        """Environment variables that a process of this run must start with."""
+
+    def unsupported(self, gpu: GPU) -> str | None:
+        """Why this engine cannot run on `gpu`, in one line; None where it can."""
+
+    def versions(self) -> dict[str, str]:
+        """Names and versions of what the engine is made of."""
+
+    def open_session(self, run: Run) -> Session:
+        """Imports the framework and builds the network of `run`, initialised from its seed."""
+
+
+def load(name: str) -> Any:
+    """Returns the module of engine `name`, which offers what `Engine` lists."""
+    return importlib.import_module(ENGINES[name])

@@ -1,0 +1,58 @@
+"""MXNet Gluon. Importing this package does not import mxnet: `open_session` does, once the process is ready for it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poc.engines import Session
+    from poc.hardware import GPU
+    from poc.plan import Run
+
+# The machine code in the wheel, without PTX: a card runs it if its major version is here and its minor is not older.
+_COMPILED_FOR = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
+
+
+def environment(run: Run, cores: int) -> dict[str, str]:
+    """Environment variables that a process of `run` must start with, on `cores` cores.
+
+    OpenMP reads its thread count once, at import; left alone, MXNet takes half of the cores.
+    """
+    return {
+        "OMP_NUM_THREADS": str(cores),
+        "MXNET_CUDNN_AUTOTUNE_DEFAULT": "1",
+        "DMLC_LOG_STACK_TRACE_DEPTH": "0",
+    }
+
+
+def unsupported(gpu: GPU) -> str | None:
+    """Why MXNet 1.9.1 cannot run on `gpu`, in one line; None where it can."""
+    major, minor = gpu.capability
+    if any(major == have[0] and minor >= have[1] for have in _COMPILED_FOR):
+        return None
+    return (
+        f"{gpu.name} has compute capability {major}.{minor}; mxnet-cu112 1.9.1 holds machine code for 5.0 to 8.9 "
+        "(Maxwell, Pascal, Volta, Turing, Ampere, Ada) and none that newer or older cards could translate"
+    )
+
+
+def versions() -> dict[str, str]:
+    """Names and versions of what the engine is made of."""
+    found = {}
+    for name in ("mxnet", "mxnet-cu112", "gluoncv"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def open_session(run: Run) -> Session:
+    """Imports mxnet and builds the network of `run`, initialised from its seed, on its devices."""
+    from poc.engines.gluon import compatibility
+
+    compatibility.prepare()
+    from poc.engines.gluon.session import GluonSession
+
+    return GluonSession(run)

@@ -1,0 +1,48 @@
+"""What has to happen before `import mxnet`, a library retired in 2023, works today."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy
+
+# The libraries that mxnet-cu112 links, each after those it needs itself: package of the wheel, library.
+_CUDA_LIBRARIES = (
+    ("cuda_runtime", "libcudart.so.11.0"),
+    ("cuda_nvrtc", "libnvrtc.so.11.2"),
+    ("nvtx", "libnvToolsExt.so.1"),
+    ("cublas", "libcublasLt.so.11"),
+    ("cublas", "libcublas.so.11"),
+    ("cufft", "libcufft.so.10"),
+    ("curand", "libcurand.so.10"),
+    ("cusparse", "libcusparse.so.11"),
+    ("cusolver", "libcusolver.so.11"),
+    ("cudnn", "libcudnn.so.8"),
+    ("nccl", "libnccl.so.2"),
+)
+
+
+def prepare() -> None:
+    """Makes this process ready to import mxnet; harmless where it has happened already."""
+    if "mxnet" in sys.modules:
+        return
+    # MXNet names the alias that numpy 1.24 removed.
+    numpy.bool = numpy.bool_  # type: ignore[attr-defined]
+    if sys.version_info >= (3, 12):
+        # distutils left the standard library; importing setuptools puts its own copy in place.
+        import setuptools  # noqa: F401
+    _load_cuda_libraries()
+
+
+def _load_cuda_libraries() -> None:
+    spec = importlib.util.find_spec("nvidia")
+    if spec is None or not spec.submodule_search_locations:
+        return
+    for root in map(Path, spec.submodule_search_locations):
+        for package, library in _CUDA_LIBRARIES:
+            path = root / package / "lib" / library
+            if path.exists():
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

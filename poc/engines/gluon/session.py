@@ -1,0 +1,162 @@
+"""One network on the devices of one process: MXNet Gluon's autograd, Trainer and kvstore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+from poc import networks
+from poc.engines import Evaluation
+from poc.engines.gluon.networks import build
+
+if TYPE_CHECKING:
+    from poc.data import Batch
+    from poc.plan import Run
+
+# Subtracted per channel (RGB) from images in 0..255, which are not divided: as in MXNet 0.11's `train_cifar10.py`.
+_MEAN = np.array([123.68, 116.779, 103.939], dtype=np.float32).reshape(1, 3, 1, 1)
+
+
+class GluonSession:
+    """Trains the network of `run` on its contexts, or on one context that plays all of its devices in turn."""
+
+    def __init__(self, run: Run) -> None:
+        self._virtual = run.devices if run.virtual else 1
+        real = 1 if run.virtual else run.devices
+        self._contexts = [mx.gpu(i) if run.kind == "gpu" else mx.cpu(i) for i in range(real)]
+        self._total_batch = run.total_batch
+        mx.random.seed(run.seed)
+        np.random.seed(run.seed)
+        self._net = build(networks.network(run.model), run.data.classes)
+        # He's normal initialisation, as the study had it: Gaussian with variance 2 / fan-in.
+        he = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
+        self._net.initialize(he, ctx=self._contexts)
+        self._mean = [mx.nd.array(_MEAN, ctx=context) for context in self._contexts]
+        # A first pass settles the shapes that GluonCV's blocks leave open.
+        for context, mean in zip(self._contexts, self._mean):
+            self._net(mx.nd.zeros((1, *run.data.input_shape), ctx=context) - mean)
+        self._net.hybridize(static_alloc=True, static_shape=True)
+        self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
+        self._loss.hybridize(static_alloc=True, static_shape=True)
+        parameters = self._net.collect_params()
+        for name, parameter in parameters.items():
+            if name.endswith(("beta", "bias")):
+                parameter.wd_mult = 0.0
+        self._trained = [p for p in parameters.values() if p.grad_req != "null"]
+        self._statistics = [p for p in parameters.values() if p.name.endswith(("running_mean", "running_var"))]
+        self.parameters = int(sum(np.prod(p.shape) for p in self._trained))
+        if self._virtual > 1:
+            for parameter in self._trained:
+                parameter.grad_req = "add"
+        self._trainer = gluon.Trainer(
+            parameters,
+            "sgd",
+            {"learning_rate": run.learning_rate, "momentum": run.momentum, "wd": run.weight_decay},
+            kvstore=run.exchange,
+            # Every device applies the same update to its own copy, so that the learning rate is set in one place.
+            update_on_kvstore=False,
+        )
+        self._losses: list[Any] = []
+        self._samples = 0
+
+    def step(self, batch: Batch, learning_rate: float) -> None:
+        """Enqueues one optimizer step over `batch` (n, 3, h, w), split evenly over the devices."""
+        self._trainer.set_learning_rate(learning_rate)
+        if self._virtual > 1:
+            self._accumulate(batch)
+        else:
+            losses = []
+            with autograd.record():
+                for images, labels in self._split(batch.images, batch.labels):
+                    losses.append(self._loss(self._net(images), labels))
+            autograd.backward(losses)
+            self._losses += [loss.sum() for loss in losses]
+        self._samples += len(batch)
+        self._trainer.step(self._total_batch)
+
+    def _accumulate(self, batch: Batch) -> None:
+        """Plays the virtual devices in turn, summing their gradients.
+
+        Real devices keep batch statistics of their own, which are averaged when they are read. An update of a running
+        statistic is linear in it, so starting every virtual device from the same average and averaging what comes out
+        gives just that, without a copy per device.
+        """
+        for parameter in self._trained:
+            parameter.zero_grad()
+        before = [p.data().copy() for p in self._statistics]
+        sums = [mx.nd.zeros_like(old) for old in before]
+        each = len(batch) // self._virtual
+        for device in range(self._virtual):
+            for parameter, old in zip(self._statistics, before):
+                old.copyto(parameter.data())
+            part = slice(device * each, (device + 1) * each)
+            ((images, labels),) = self._split(batch.images[part], batch.labels[part])
+            with autograd.record():
+                loss = self._loss(self._net(images), labels)
+            loss.backward()
+            self._losses.append(loss.sum())
+            for parameter, total in zip(self._statistics, sums):
+                total += parameter.data()
+        for parameter, total in zip(self._statistics, sums):
+            (total / self._virtual).copyto(parameter.data())
+
+    def _split(self, images: np.ndarray, labels: np.ndarray) -> list[tuple[Any, Any]]:
+        """A batch in equal contiguous parts, one on each context, as centred float32 images and labels."""
+        edges = np.linspace(0, len(labels), len(self._contexts) + 1).astype(int)
+        parts = []
+        for context, mean, first, last in zip(self._contexts, self._mean, edges, edges[1:]):
+            if first == last:
+                continue
+            pixels = mx.nd.array(images[first:last], ctx=context, dtype=np.uint8)
+            parts.append((pixels.astype(np.float32) - mean, mx.nd.array(labels[first:last], ctx=context)))
+        return parts
+
+    def drain(self) -> float:
+        """Blocks until everything enqueued is done; returns the mean loss, in nats, of the steps since the last one."""
+        mx.nd.waitall()
+        total = sum(float(loss.asscalar()) for loss in self._losses)
+        mean = total / self._samples if self._samples else float("nan")
+        self._losses, self._samples = [], 0
+        return mean
+
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        """Classifies every image once, after averaging the devices' batch statistics, as MXNet's Module does."""
+        self._average_statistics()
+        right, losses, samples = [], [], 0
+        for batch in batches:
+            for images, labels in self._split(batch.images, batch.labels):
+                scores = self._net(images)
+                right.append((scores.argmax(axis=1) == labels).sum())
+                losses.append(self._loss(scores, labels).sum())
+            samples += len(batch)
+        correct = sum(int(one.asscalar()) for one in right)
+        loss = sum(float(one.asscalar()) for one in losses) / samples
+        return Evaluation(correct=correct, samples=samples, loss=loss)
+
+    def _average_statistics(self) -> None:
+        if len(self._contexts) > 1:
+            for parameter in self._statistics:
+                # _reduce is how Gluon itself averages a parameter over its contexts when it saves one.
+                parameter.set_data(parameter._reduce())
+
+    def save(self, path: Path) -> None:
+        """Writes the network's parameters to `path`, in MXNet's format."""
+        self._average_statistics()
+        self._net.save_parameters(str(path))
+
+    def load(self, path: Path) -> None:
+        """Reads parameters that `save` wrote, onto every device."""
+        self._net.load_parameters(str(path), ctx=self._contexts)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every parameter and batch statistic by its structural name, averaged over the devices, as float32 arrays."""
+        return {name: p._reduce().asnumpy() for name, p in self._net._collect_params_with_prefix().items()}
+
+    def peak_device_bytes(self) -> int | None:
+        """The most memory taken on one device so far; None on a CPU, whose memory is the host's."""
+        return None

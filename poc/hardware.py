@@ -1,0 +1,152 @@
+"""What this machine has: cores, memory, GPUs, and the name under which its results are published."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from poc.values import value
+
+
+@value
+class GPU:
+    """One graphics card as its driver describes it."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    """CUDA compute capability, major and minor."""
+    memory_bytes: int
+
+
+@value
+class Hardware:
+    """One machine."""
+
+    cpu: str
+    cores: int
+    """Cores this process may use: logical ones, less what affinity and the container's quota take away."""
+    memory_bytes: int
+    cpu_flops: float
+    """Floating-point operations a second in a float32 matrix product on all cores: for estimates of time."""
+    gpus: tuple[GPU, ...] = ()
+    driver: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the record, with the line that tables show."""
+        return {**dataclasses.asdict(self), "description": self.describe()}
+
+    def describe(self) -> str:
+        """One line for tables: "8x Tesla P100-SXM2-16GB" or "CPU: AMD EPYC, 2 cores"."""
+        if not self.gpus:
+            return f"CPU: {self.cpu}, {self.cores} core" + ("s" if self.cores != 1 else "")
+        names = sorted({gpu.name for gpu in self.gpus})
+        return " + ".join(f"{sum(gpu.name == name for gpu in self.gpus)}x {name}" for name in names)
+
+
+def detect() -> Hardware:
+    """Reads what this machine has from the operating system and the NVIDIA driver, if there is one."""
+    gpus, driver = _nvidia()
+    return Hardware(
+        cpu=_cpu_name(),
+        cores=usable_cores(),
+        memory_bytes=psutil.virtual_memory().total,
+        cpu_flops=_cpu_flops(),
+        gpus=gpus,
+        driver=driver,
+    )
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, and the quota of its control group where that is lower."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cores
+
+
+def versions() -> dict[str, str]:
+    """Versions of the interpreter, the system and the libraries that results depend on."""
+    return {"python": platform.python_version(), "numpy": np.__version__, "system": platform.platform()}
+
+
+def commit() -> str:
+    """The git commit of this checkout, with "-dirty" where files differ from it; empty outside a checkout."""
+    here = Path(__file__).resolve().parent.parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _cpu_flops() -> float:
+    size = 1024
+    left = np.ones((size, size), dtype=np.float32)
+    best = float("inf")
+    for _ in range(3):  # the first one also starts the library's threads
+        start = time.perf_counter()
+        left @ left
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def busy_seconds() -> float:
+    """Core-seconds that all processes of this machine together have been busy since it started."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system + times.nice + getattr(times, "irq", 0) + getattr(times, "softirq", 0))
+
+
+def _cpu_name() -> str:
+    try:
+        names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        names = []
+    return names[0].strip() if names else platform.processor() or platform.machine()
+
+
+def _nvidia() -> tuple[tuple[GPU, ...], str]:
+    try:
+        import pynvml
+    except ImportError:
+        return (), ""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), ""
+    try:
+        gpus = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            gpus.append(
+                GPU(
+                    index=index,
+                    name=_text(pynvml.nvmlDeviceGetName(handle)),
+                    capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+                    memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                )
+            )
+        return tuple(gpus), _text(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        print(f"The NVIDIA driver answers, but not about its cards ({error}); none is used.", file=sys.stderr)
+        return (), ""
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(raw: Any) -> str:
+    return raw.decode() if isinstance(raw, bytes) else str(raw)

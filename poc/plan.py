@@ -1,0 +1,172 @@
+"""Recipe x hardware -> every run with all its numbers worked out, and a reason where a run is skipped here."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from poc import engines, networks
+from poc.errors import UserError
+from poc.hardware import Hardware
+from poc.recipe import DATA, Data, Recipe
+from poc.schedule import Linear, steps_per_epoch
+from poc.values import value
+
+# For estimates only: the share of a matrix product's speed that training reaches on a CPU, and what a GPU reaches
+# when nothing is known of it (a K80's published 1,100 samples/s of ResNet-50 are 0.6e12).
+_CPU_EFFICIENCY = 0.8
+_GPU_FLOPS = 0.6e12
+_START_SECONDS = 6.0
+
+
+@value
+class Run:
+    """One training, fully resolved: nothing after the plan works out a hyper-parameter."""
+
+    recipe: str
+    model: str
+    data: Data
+    engine: str
+    kind: str
+    """What plays the devices: "gpu" or "cpu"."""
+    devices: int
+    """Replicas of the network; at least 1."""
+    virtual: bool
+    """The replicas are played in turn by one device."""
+    batch_per_device: int
+    total_batch: int
+    lr_rule: str
+    learning_rate: float
+    warmup_from: float
+    warmup_steps: int
+    momentum: float
+    weight_decay: float
+    epochs: int
+    steps_per_epoch: int
+    steps: int
+    """Optimizer steps in all."""
+    window: int
+    evaluate: bool
+    exchange: str
+    seed: int
+    quick: bool
+
+    @property
+    def id(self) -> str:
+        """Stable name of this run: a hash of what it computes, so not of the recipe's name.
+
+        A field that has a default counts only where it differs from it, so that one added later renames no run.
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        computed = {
+            name: field for name, field in self.to_json().items() if name != "recipe" and field != defaults[name]
+        }
+        return hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()[:10]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, from which `from_json` makes the same run."""
+        fields = dataclasses.asdict(self)
+        return {**fields, "data": {"name": self.data.name, **fields["data"]}}
+
+    @staticmethod
+    def from_json(fields: dict[str, Any]) -> Run:
+        """The run that `to_json` wrote."""
+        kind = dict(fields["data"])
+        return Run(**{**fields, "data": DATA[kind.pop("name")](**kind)})
+
+
+@value
+class Planned:
+    """One run of the plan on this machine."""
+
+    run: Run
+    skip: str = ""
+    """Why it does not run here; empty where it does."""
+    seconds: float = 0.0
+    """Estimated wall time."""
+
+
+def plan(name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False) -> list[Planned]:
+    """Every run of `recipe` in the order of its grid, once each; `quick` plans its cut-down version."""
+    planned: dict[str, Planned] = {}
+    for setting in (recipe.quickened() if quick else recipe).settings():
+        for seed in range(setting["seeds"]):
+            run, skip = _resolve(name, setting, seed, hardware, quick)
+            planned.setdefault(run.id, Planned(run=run, skip=skip, seconds=_estimate(run, hardware)))
+    return list(planned.values())
+
+
+def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, quick: bool) -> tuple[Run, str]:
+    replicas = max(1, setting["devices"])
+    kind = "cpu" if setting["devices"] == 0 else setting["kind"]
+    virtual = False
+    skip = ""
+    if kind == "gpu":
+        engine = engines.load(setting["engine"])
+        reasons = [reason for reason in map(engine.unsupported, hardware.gpus) if reason]
+        usable = len(hardware.gpus) - len(reasons)
+        if usable < replicas and setting["virtual"]:
+            virtual = replicas > 1
+            kind = "gpu" if usable else "cpu"
+        elif usable < replicas:
+            skip = f"needs {replicas} GPU{'s' * (replicas > 1)}, this machine has {usable or 'none'}"
+            if reasons:
+                skip += f" that {setting['engine']} can use: {reasons[0]}"
+    elif setting["virtual"]:
+        virtual = replicas > 1
+    total = setting["batch_per_device"] * replicas
+    per_epoch = steps_per_epoch(setting["data"].train_samples, total)
+    steps = per_epoch * setting["epochs"]
+    if setting["steps"] is not None:
+        steps = min(steps, setting["steps"])
+    lr = setting["lr"]
+    run = Run(
+        recipe=name,
+        model=setting["model"],
+        data=setting["data"],
+        engine=setting["engine"],
+        kind=kind,
+        devices=replicas,
+        virtual=virtual,
+        batch_per_device=setting["batch_per_device"],
+        total_batch=total,
+        lr_rule=str(lr) if isinstance(lr, Linear) else "fixed",
+        learning_rate=lr.rate(total) if isinstance(lr, Linear) else float(lr),
+        warmup_from=float(setting["warmup_from"]),
+        warmup_steps=round(setting["warmup_epochs"] * per_epoch),
+        momentum=float(setting["momentum"]),
+        weight_decay=float(setting["weight_decay"]),
+        epochs=-(-steps // per_epoch),
+        steps_per_epoch=per_epoch,
+        steps=steps,
+        window=min(setting["window"], per_epoch),
+        evaluate=setting["evaluate"],
+        exchange=setting["exchange"],
+        seed=seed,
+        quick=quick,
+    )
+    return run, skip
+
+
+def _estimate(run: Run, hardware: Hardware) -> float:
+    forward = 2 * networks.network(run.model).multiply_adds(run.data.input_shape[-1])
+    flops = 3 * forward * run.steps * run.total_batch
+    if run.evaluate:
+        flops += forward * run.epochs * 10_000
+    if run.kind == "cpu":
+        speed = hardware.cpu_flops * _CPU_EFFICIENCY
+    else:
+        speed = _GPU_FLOPS * (1 if run.virtual else run.devices)
+    return _START_SECONDS + flops / speed
+
+
+def select(planned: list[Planned], ids: list[str] | None) -> list[Planned]:
+    """The runs whose id starts with one of `ids`; all where that is None. Raises UserError for an id that none has."""
+    if not ids:
+        return planned
+    for wanted in ids:
+        if not any(one.run.id.startswith(wanted) for one in planned):
+            raise UserError(f"--only: no run {wanted!r} in this plan; see the first column of `python -m poc plan`")
+    return [one for one in planned if any(one.run.id.startswith(wanted) for wanted in ids)]

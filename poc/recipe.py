@@ -1,0 +1,226 @@
+"""What the user writes: one experiment, with a list wherever something is varied. Checked where it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Union
+
+from poc import networks
+from poc.engines import ENGINES
+from poc.errors import UserError
+from poc.schedule import Linear, positive
+from poc.values import nearest, value
+
+EXCHANGES = ("device", "local")
+
+
+def whole(name: str, number: object, *, least: int = 1) -> None:
+    """Raises UserError unless `number` is a whole number of at least `least`."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise UserError(f"{name}: {number!r} is not allowed; give a whole number of at least {least}")
+
+
+def _crop(data: Any, size: int) -> None:
+    whole("data: crop", data.crop)
+    whole("data: pad", data.pad, least=0)
+    if data.crop > size:
+        raise UserError(f"data: crop: {data.crop!r} is larger than the images; give at most {size}")
+
+
+@value
+class CIFAR10:
+    """The 60,000 images of CIFAR-10; the defaults are the augmentation of MXNet 0.11's `train_cifar10.py`."""
+
+    crop: int = 28
+    """Height and width that the network sees, in pixels: a random crop in training, the centre in validation."""
+    pad: int = 4
+    """Pixels of border (value 127) put around the image before the random crop."""
+    mirror: bool = True
+    """Mirror with probability 1/2."""
+    jitter: bool = True
+    """Move hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
+
+    name = "cifar10"
+    classes = 10
+
+    def __post_init__(self) -> None:
+        _crop(self, 32)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of what the network sees."""
+        return (3, self.crop, self.crop)
+
+    @property
+    def train_samples(self) -> int:
+        """Images in the training set."""
+        return 50_000
+
+
+@value
+class Synthetic:
+    """Made-up images that a network can learn, the same on every machine."""
+
+    size: int = 32
+    """Height and width of the images, in pixels."""
+    classes: int = 10
+    train: int = 50_000
+    """Images in the training set."""
+    validation: int = 10_000
+    """Images in the validation set."""
+    crop: int = 32
+    pad: int = 0
+    mirror: bool = False
+    jitter: bool = False
+
+    name = "synthetic"
+
+    def __post_init__(self) -> None:
+        for field in ("size", "classes", "train", "validation"):
+            whole(f"data: Synthetic.{field}", getattr(self, field))
+        _crop(self, self.size)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of what the network sees."""
+        return (3, self.crop, self.crop)
+
+    @property
+    def train_samples(self) -> int:
+        """Images in the training set."""
+        return self.train
+
+
+Data = Union[CIFAR10, Synthetic]
+DATA: dict[str, type[Data]] = {CIFAR10.name: CIFAR10, Synthetic.name: Synthetic}
+
+
+@value
+class Recipe:
+    """One experiment. Every field that holds a list is a dimension of the grid of runs."""
+
+    model: Any
+    """Name of a network (`poc/networks.py`), or a list of names."""
+    data: Data = CIFAR10()
+    devices: Any = 0
+    """How many devices train together; a list for several. 0: this machine's CPU, all its cores as one device."""
+    batch_per_device: Any = 128
+    """Samples each device takes a step; the total batch is that times the devices."""
+    lr: Any = Linear(base=0.05, per=128)
+    """Learning rate: a number is used as it is, `Linear(base, per)` is scaled with the total batch."""
+    epochs: Any = 12
+    """Passes over the training set."""
+    steps: int | None = None
+    """Stop after so many optimizer steps, whatever the epochs: for runs that only measure throughput."""
+    evaluate: bool = True
+    """Measure the accuracy over the whole validation set after every epoch."""
+    warmup_epochs: Any = 0
+    """Epochs over which the learning rate rises, every step, from `warmup_from` to its full value."""
+    warmup_from: float = 0.0
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study."""
+    exchange: Any = "device"
+    """How gradients travel between devices: MXNet's kvstore `device` or `local`."""
+    kind: str = "gpu"
+    """What `devices` counts: "gpu", or "cpu" for CPU contexts, which share this machine's cores."""
+    virtual: bool = False
+    """Where the machine has fewer devices, play them in turn on one: the accuracy is the real one, the speed is not."""
+    seeds: int = 1
+    """Repeat every run with so many seeds, 0 upwards."""
+    window: int = 20
+    """Steps between two readings of the clock; nothing is waited for in between."""
+    engine: str = "gluon"
+    only: Sequence[dict[str, Any]] = ()
+    """Single combinations in place of the grid: each a dict of the fields it sets."""
+    quick: dict[str, Any] | None = None
+    """Fields that `--quick` sets; by default a few steps of each run and no accuracy. {}: it is quick as it is."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, tuple(DATA.values())):
+            raise UserError(f"data: {self.data!r} is not allowed; give CIFAR10(...) or Synthetic(...)")
+        for combination in self.only:
+            _known_fields("only", combination)
+        if self.quick is not None:
+            _known_fields("quick", self.quick)
+        for setting in self.settings():
+            _check(setting)
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Every combination of the grid, in the order written: a dict of all fields with single values."""
+        base = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        base.pop("only"), base.pop("quick")
+        grid = []
+        for combination in self.only or [{}]:
+            fields = {**base, **combination}
+            choices = [value if isinstance(value, (list, tuple)) else [value] for value in fields.values()]
+            grid += [dict(zip(fields, chosen)) for chosen in itertools.product(*choices)]
+        if not grid:
+            raise UserError("a list of this recipe is empty; give at least one value, or leave the field out")
+        return grid
+
+    def quickened(self) -> Recipe:
+        """The same experiment cut down to a first look (`--quick`)."""
+        change = {"epochs": 1, "steps": 12, "window": 4, "evaluate": False} if self.quick is None else self.quick
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if "only" not in change:
+            # A combination must not undo what the quick version sets.
+            fields["only"] = [{k: v for k, v in one.items() if k not in change} for one in self.only]
+        return Recipe(**{**fields, **change})
+
+
+def load(path: Path) -> Recipe:
+    """Reads the recipe in the Python file `path`; raises UserError where there is none or it is wrong."""
+    if not path.is_file():
+        raise UserError(f"recipe: no file {path}")
+    try:
+        found = runpy.run_path(str(path)).get("recipe")
+    except UserError as error:
+        raise UserError(f"{path.name}: {error}") from None
+    except Exception as error:  # a recipe is the user's own Python: whatever it raises is theirs to read
+        raise UserError(f"{path.name}: {type(error).__name__}: {error}") from None
+    if not isinstance(found, Recipe):
+        raise UserError(f"{path.name}: it defines no `recipe = Recipe(...)`")
+    return found
+
+
+def _known_fields(field: str, given: object) -> None:
+    names = {one.name for one in dataclasses.fields(Recipe)} - {"only", "quick"}
+    if not isinstance(given, dict):
+        raise UserError(f"{field}: {given!r} is not allowed; give a dict of fields, e.g. dict(devices=8, lr=0.4)")
+    for name in given:
+        if name not in names:
+            raise UserError(f"{field}: no field {name!r}; {nearest(name, names)}")
+
+
+def _check(setting: dict[str, Any]) -> None:
+    """Raises UserError for the first field of one combination that holds what it may not."""
+    networks.network(setting["model"])
+    whole("devices", setting["devices"], least=0)
+    for field in ("batch_per_device", "epochs", "window", "seeds"):
+        whole(field, setting[field])
+    if setting["steps"] is not None:
+        whole("steps", setting["steps"])
+    if not isinstance(setting["lr"], Linear):
+        positive("lr", setting["lr"])
+    for field in ("warmup_epochs", "warmup_from", "momentum", "weight_decay"):
+        positive(field, setting[field], zero=True)
+    if setting["momentum"] >= 1:
+        raise UserError(f"momentum: {setting['momentum']!r} is not allowed; give a number from 0 to below 1")
+    for field, valid in (("exchange", EXCHANGES), ("kind", ("gpu", "cpu")), ("engine", tuple(ENGINES))):
+        if setting[field] not in valid:
+            raise UserError(f"{field}: {setting[field]!r} is not allowed; {nearest(setting[field], valid)}")
+    for field in ("evaluate", "virtual"):
+        if not isinstance(setting[field], bool):
+            raise UserError(f"{field}: {setting[field]!r} is not allowed; give True or False")
+    total = setting["batch_per_device"] * max(1, setting["devices"])
+    samples = setting["data"].train_samples
+    if total > samples:
+        raise UserError(
+            f"batch_per_device: {setting['batch_per_device']} x {max(1, setting['devices'])} devices is more than "
+            f"the {samples} training images; give less"
+        )

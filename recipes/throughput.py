@@ -1,0 +1,20 @@
+"""Throughput of ResNet-50 and ResNet-110 against the batch size, on one device; no accuracy.
+
+Source: beeva-poc-mxnet, Experiment 1, batches 64 to 512.
+Cost: 4 to 60 s a run on one K80; about 12 min for the eight runs on two CPU cores.
+    ./run_all.sh throughput
+"""
+
+from poc import CIFAR10, Linear, Recipe
+
+recipe = Recipe(
+    model=["cifar_resnet50_v2", "cifar_resnet110_v2"],
+    data=CIFAR10(crop=28, jitter=True),
+    devices=[0, 1],
+    batch_per_device=[64, 128, 256, 512],
+    lr=Linear(base=0.05, per=128),
+    steps=60,
+    window=5,
+    evaluate=False,
+    quick=dict(batch_per_device=128, steps=12, window=3),
+)

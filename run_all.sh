@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Makes the environment where it is missing, then runs every recipe that this machine can run and writes results.md.
+set -euo pipefail
+
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+
+usage() {
+    cat <<'USAGE'
+usage: ./run_all.sh [RECIPE ...] [--quick] [--data DIR] [--results DIR] [--infrastructure NAME]
+
+Runs recipes, by default every one in recipes/, and writes results.md.
+
+  RECIPE                 the name of a file in recipes/, without .py
+  --quick                a first look: everything finishes within 10 minutes on two CPU cores
+  --data DIR             where CIFAR-10 is (default: $POC_DATA, then the cache, then a download)
+  --results DIR          where the journal, the figures and results.md are written
+  --infrastructure NAME  what to call this machine in the tables
+
+The first start makes .venv, with Python 3.9 to 3.12 (PYTHON=/path/to/python chooses one).
+USAGE
+}
+
+for argument in "$@"; do
+    case $argument in
+        -h | --help)
+            usage
+            exit 0
+            ;;
+    esac
+done
+
+"$here/make_environment.sh"
+# No change of folder: the paths that the user gives are relative to where the user is. From Python 3.11 on,
+# PYTHONSAFEPATH keeps the modules that lie there out of the way.
+PYTHONPATH=$here PYTHONSAFEPATH=1 exec "$here/.venv/bin/python" -m poc run "$@"

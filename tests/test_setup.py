@@ -1,0 +1,276 @@
+"""The set-up scripts as a user starts them, on copies, with faults made on purpose.
+
+A shell script stands in for the interpreter where a real one would install packages for minutes. It does
+what the scripts ask of a Python (print its version, make an environment) and notes every call.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = [
+    "run_all.sh",
+    "make_environment.sh",
+    "tests/run.sh",
+    *(p.name for p in ROOT.glob("requirements*.txt")),
+]
+
+STAND_IN = """#!/bin/sh
+echo "$PWD|$PYTHONPATH|$*" >>"$CALLS"
+case "$*" in
+    --version) echo "Python {version}" ;;
+    *"-m venv "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
+    *"-m pip install "*) exit "${{PIP_EXIT:-0}}" ;;
+    *sys.executable*) echo "$0" ;;
+    *) ;;
+esac
+"""
+
+
+class Checkout:
+    """A copy of the set-up scripts in a folder of its own, and a folder to start them from."""
+
+    def __init__(self, folder: Path) -> None:
+        # The space is on purpose: a user's folder may have one.
+        self.root = folder / "check out"
+        self.elsewhere = folder / "elsewhere"
+        self.calls_file = folder / "calls"
+        self.elsewhere.mkdir()
+        for name in COPIED:
+            target = self.root / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target)
+
+    @property
+    def venv(self) -> Path:
+        return self.root / ".venv"
+
+    def stand_in(self, version: str, name: str = "python") -> Path:
+        path = self.root.parent / version / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(STAND_IN.format(version=version))
+        path.chmod(0o755)
+        return path
+
+    def start(self, script: str, *arguments: str, **environment: str | Path) -> subprocess.CompletedProcess[str]:
+        """Starts a script from another folder, with only those calls in the notes that it made."""
+        self.calls_file.write_text("")
+        inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHON", "PYTHONPATH", "PYTHONSAFEPATH")}
+        given = {name: str(value) for name, value in environment.items()}
+        return subprocess.run(
+            [str(self.root / script), *arguments],
+            cwd=self.elsewhere,
+            env={**inherited, "CALLS": str(self.calls_file), **given},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def calls(self, containing: str) -> list[str]:
+        return [line for line in self.calls_file.read_text().splitlines() if containing in line]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def only_line(text: str) -> str:
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+@pytest.mark.parametrize("script", ["run_all.sh", "tests/run.sh"])
+@pytest.mark.parametrize("version", ["3.13.0", "3.8.18", "3.1.0", "2.7.18"])
+def test_a_python_out_of_range_is_one_line(checkout: Checkout, script: str, version: str) -> None:
+    done = checkout.start(script, PYTHON=checkout.stand_in(version))
+    line = only_line(done.stderr)
+    assert done.returncode == 2
+    assert f"Python {version}" in line
+    assert "3.9 to 3.12" in line
+    assert not checkout.venv.exists()
+
+
+def test_a_python_that_does_not_start_is_one_line(checkout: Checkout) -> None:
+    done = checkout.start("run_all.sh", PYTHON="/no/such/python")
+    assert done.returncode == 2
+    assert "PYTHON=/no/such/python" in only_line(done.stderr)
+    assert not checkout.venv.exists()
+
+
+def tools_only(folder: Path) -> Path:
+    """A folder for PATH that holds what the scripts call, and no Python."""
+    folder.mkdir()
+    for tool in ["bash", "cat", "dirname", "flock", "readlink", "rm", "sha256sum", "tail"]:
+        found = shutil.which(tool)
+        assert found, f"{tool} is not on this machine"
+        (folder / tool).symlink_to(found)
+    return folder
+
+
+def test_only_a_newer_python_is_one_line_that_says_what_to_install(checkout: Checkout, tmp_path: Path) -> None:
+    path = tools_only(tmp_path / "tools")
+    newer = checkout.stand_in("3.14.0", "python3").parent
+    done = checkout.start("run_all.sh", PATH=f"{newer}:{path}")
+    line = only_line(done.stderr)
+    assert done.returncode == 2
+    assert "apt-get install python3.11 python3.11-venv" in line
+    assert not checkout.venv.exists()
+
+
+def test_a_shim_that_fails_is_passed_over(checkout: Checkout, tmp_path: Path) -> None:
+    path = tools_only(tmp_path / "tools")
+    for tool in ["mkdir", "cp"]:
+        (path / tool).symlink_to(str(shutil.which(tool)))
+    shim = path / "python3.11"
+    shim.write_text("#!/bin/sh\necho 'shim: python3.11: command not found' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    working = checkout.stand_in("3.12.1", "python3").parent
+    done = checkout.start("run_all.sh", PATH=f"{path}:{working}")
+    assert done.returncode == 0, done.stderr
+    assert "Python 3.12.1" in only_line(done.stderr)
+
+
+def test_missing_system_libraries_are_one_line_with_their_packages(checkout: Checkout, tmp_path: Path) -> None:
+    broken = tmp_path / "libraries"
+    broken.mkdir()
+    for library in ["libquadmath.so.0", "libgomp.so.1"]:
+        (broken / library).write_bytes(b"")
+    done = checkout.start("run_all.sh", PYTHON=sys.executable, LD_LIBRARY_PATH=broken)
+    assert done.returncode == 2
+    assert only_line(done.stderr).endswith("sudo apt-get install libquadmath0 libgomp1")
+    assert not checkout.venv.exists()
+
+
+def test_python_without_venv_is_one_line_with_the_package(checkout: Checkout, tmp_path: Path) -> None:
+    # As Debian has it without python3-venv: a Python whose ensurepip cannot be imported.
+    python = tmp_path / "python-without-ensurepip"
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1 ;; esac\nexec "{sys.executable}" "$@"\n',
+    )
+    python.chmod(0o755)
+    done = checkout.start("run_all.sh", PYTHON=python)
+    assert done.returncode == 2
+    assert "sudo apt-get install python3-venv" in only_line(done.stderr)
+    assert not checkout.venv.exists()
+
+
+def test_help_needs_no_environment(checkout: Checkout) -> None:
+    done = checkout.start("run_all.sh", "quick", "--help", PYTHON="/no/such/python")
+    assert done.returncode == 0
+    for option in ["RECIPE", "--quick", "--data", "--results", "--infrastructure"]:
+        assert option in done.stdout
+    assert not checkout.venv.exists()
+
+
+def test_run_all_hands_on_arguments_and_folder_unchanged(checkout: Checkout) -> None:
+    done = checkout.start(
+        "run_all.sh", "quick", "--data", "my data", PYTHON=checkout.stand_in("3.11.7"), PYTHONPATH="/other"
+    )
+    assert done.returncode == 0, done.stderr
+    assert checkout.calls("-m poc") == [f"{checkout.elsewhere}|{checkout.root}|-m poc run quick --data my data"]
+
+
+def test_second_start_installs_nothing_and_keeps_the_python(checkout: Checkout) -> None:
+    checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.10.99"))
+    assert len(checkout.calls("-m pip install")) == 1
+    for environment in [{}, {"PYTHON": checkout.stand_in("3.10.99")}]:
+        done = checkout.start("run_all.sh", **environment)
+        assert done.returncode == 0
+        assert done.stderr == ""
+        assert checkout.calls("-m pip install") == []
+        assert len(checkout.calls("-m poc run")) == 1
+
+
+def test_a_failed_installation_is_made_again_from_nothing(checkout: Checkout) -> None:
+    python = checkout.stand_in("3.11.7")
+    failed = checkout.start("run_all.sh", PYTHON=python, PIP_EXIT="1")
+    assert failed.returncode == 1
+    assert checkout.calls("-m poc") == []
+    left_over = checkout.venv / "left-over"
+    left_over.touch()
+    done = checkout.start("run_all.sh", PYTHON=python)
+    assert done.returncode == 0
+    assert len(checkout.calls("-m pip install")) == 1
+    assert not left_over.exists()
+
+
+@pytest.mark.parametrize("fault", ["requirements", "python", "interpreter"])
+def test_an_environment_that_no_longer_fits_is_made_again(checkout: Checkout, fault: str) -> None:
+    checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.11.7"))
+    version = "3.11.7"
+    if fault == "requirements":
+        with (checkout.root / "requirements-common.txt").open("a") as file:
+            file.write("one-more==1.0\n")
+    elif fault == "python":
+        version = "3.12.1"
+    else:
+        (checkout.venv / "bin" / "python").unlink()
+    done = checkout.start("run_all.sh", PYTHON=checkout.stand_in(version))
+    assert done.returncode == 0, done.stderr
+    assert len(checkout.calls("-m venv")) == 1
+    assert len(checkout.calls("-m pip install")) == 1
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has an NVIDIA driver")
+@pytest.mark.parametrize(("status", "expected"), [(0, "requirements-gpu.txt"), (9, "requirements.txt")])
+def test_a_driver_that_answers_gets_the_cuda_build(
+    checkout: Checkout, tmp_path: Path, status: int, expected: str
+) -> None:
+    tool = tmp_path / "nvidia" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\nexit {status}\n")
+    tool.chmod(0o755)
+    path = f"{tool.parent}:{os.environ['PATH']}"
+    done = checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.11.7"), PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert only_line("\n".join(checkout.calls("-m pip install"))).endswith(f"/{expected}")
+
+
+def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout) -> None:
+    python = checkout.stand_in("3.11.7")
+    checkout.start("run_all.sh", PYTHON=python)
+    first = checkout.start("tests/run.sh", "-k", "a b", PYTHON=python)
+    assert first.returncode == 0, first.stderr
+    assert checkout.calls("-m venv") == []
+    assert only_line("\n".join(checkout.calls("-m pip install"))).endswith("requirements-dev.txt")
+    for check in ["-m ruff check .", "-m ruff format --check .", "-m mypy poc", "-m pytest -q -k a b"]:
+        assert only_line("\n".join(checkout.calls(check))).startswith(f"{checkout.root}|")
+    checkout.start("tests/run.sh", PYTHON=python)
+    assert checkout.calls("-m pip install") == []
+
+
+def requirements(name: str) -> list[str]:
+    """Every requirement of a list, those of the lists that it includes among them."""
+    found = []
+    for line in (ROOT / name).read_text().splitlines():
+        if line.startswith("-r "):
+            found += requirements(line[3:])
+        elif line and not line.startswith("#"):
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-gpu.txt", "requirements-dev.txt"])
+def test_every_requirement_is_pinned_and_named_once(name: str) -> None:
+    pinned = re.compile(r'([A-Za-z0-9_.-]+)==[0-9][0-9a-z.]*(; python_version < "3\.\d+")?')
+    matches = [pinned.fullmatch(line) for line in requirements(name)]
+    assert all(matches), requirements(name)
+    names = [match[1].lower().replace("_", "-") for match in matches if match]
+    assert len(names) == len(set(names)) > 5
+
+
+def test_cpu_and_gpu_differ_only_in_mxnet_and_cuda() -> None:
+    cpu, gpu = set(requirements("requirements.txt")), set(requirements("requirements-gpu.txt"))
+    assert cpu - gpu == {"mxnet==1.9.1"}
+    assert {line.split("==")[0] for line in gpu - cpu if not line.startswith("nvidia-")} == {"mxnet-cu112"}
+    assert sum(line.startswith("nvidia-") for line in gpu - cpu) == 10
