@@ -10,10 +10,12 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from poc import engines, hardware, journal, recipe
+from poc import data, engines, hardware, journal, recipe
 from poc.errors import UserError
-from poc.plan import Planned, plan, select
+from poc.plan import Planned, Run, plan, select
+from poc.recipe import CIFAR10, Synthetic
 from poc.run import Place, execute, skipped
+from poc.schedule import positive
 from poc.values import nearest
 
 HOME = Path(__file__).resolve().parent.parent
@@ -84,6 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
     run.add_argument("--checkpoints", type=Path, metavar="DIR", help="keep each run's parameters here, every epoch")
     run.add_argument("--again", action="store_true", help="repeat runs that the journal holds already")
+    run.add_argument(
+        "--price", type=float, metavar="DOLLARS", help="what this machine costs an hour: adds costs to rows"
+    )
+    run.add_argument("--detail", action="store_true", help="afterwards, take computation and communication apart")
     run.set_defaults(command=_run)
 
     report = commands.add_parser("report", parents=[results], help="write results.md from the journal")
@@ -151,18 +157,21 @@ def _run(options: argparse.Namespace) -> int:
         options.data = Path(options.data).absolute()
         if not options.data.exists():
             raise UserError(f"--data: {options.data} does not exist; give a folder or file that holds CIFAR-10")
+    if options.price is not None:
+        positive("--price", options.price)
     path = _results(options) / "journal.jsonl"
     plans = _planned(options)
     machine = hardware.detect()
     infrastructure = options.infrastructure or machine.describe()
-    place = Place(
-        source=options.data,
-        cache=_cache(),
-        checkpoints=options.checkpoints.absolute() if options.checkpoints else None,
-    )
     known = journal.read([path])
     done = {(r["run_id"], r["infrastructure"]) for r in known if r["outcome"] in ("completed", "diverged")}
     noted = {(r["run_id"], r["infrastructure"]) for r in known}
+    if options.again:
+        done = set()
+    waiting = [
+        one.run for _, planned in plans for one in planned if not one.skip and (one.run.id, infrastructure) not in done
+    ]
+    place = _place(options, waiting)
     failed = 0
     for name, planned in plans:
         for number, one in enumerate(planned, start=1):
@@ -173,22 +182,34 @@ def _run(options: argparse.Namespace) -> int:
                 if key not in noted:
                     journal.append(path, skipped(one, machine, infrastructure))
                 continue
-            if key in done and not options.again:
+            if key in done:
                 print(f"{title}: in the journal already (--again repeats it)", file=sys.stderr)
                 continue
             print(f"{title}: about {_duration(one.seconds)}", file=sys.stderr)
-            record = execute(one.run, place, machine, infrastructure)
+            record = execute(one.run, place, machine, infrastructure, detail=options.detail)
+            record["price_per_hour"] = options.price
             interrupted = record.pop("interrupted", False)
             journal.append(path, record)
-            print(
-                f"  {record['outcome']}" + (f": {record['reason']}" if record["reason"] else ""),
-                file=sys.stderr,
-            )
+            print(f"  {record['outcome']}" + (f": {record['reason']}" if record["reason"] else ""), file=sys.stderr)
             failed += record["outcome"] == "failed"
             if interrupted:
                 raise KeyboardInterrupt
     _write_report(options, [path])
     return 1 if failed else 0
+
+
+def _place(options: argparse.Namespace, runs: list[Run]) -> Place:
+    """Where the runs find their data, which is loaded once here: a mistake in it is found before anything is spent."""
+    stand_in = False
+    real = [run.data for run in runs if isinstance(run.data, CIFAR10)]
+    if real:
+        stand_in = data.load(real[0], source=options.data, cache=_cache()).name == Synthetic.name
+    return Place(
+        source=options.data,
+        cache=_cache(),
+        checkpoints=options.checkpoints.absolute() if options.checkpoints else None,
+        stand_in=stand_in,
+    )
 
 
 def _report(options: argparse.Namespace) -> int:

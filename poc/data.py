@@ -135,7 +135,12 @@ def load(
             f"cached, and {release.url} could not be had ({type(error).__name__}: {reason}). "
             "Give the real images with --data or POC_DATA."
         )
-        return _synthetic(32, 10, release.train, release.validation, seed)
+        return stand_in(release=release, seed=seed)
+
+
+def stand_in(*, release: Release = CIFAR10_RELEASE, seed: int = 0) -> Dataset:
+    """Returns the synthetic set in CIFAR-10's shape, which `load` falls back to."""
+    return _synthetic(_SIZE, _CLASSES, release.train, release.validation, seed)
 
 
 # Files

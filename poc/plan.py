@@ -52,6 +52,10 @@ class Run:
     exchange: str
     seed: int
     quick: bool
+    workers: int = 1
+    """Processes that the replicas are divided over, equally."""
+    cores_per_worker: int | None = None
+    """CPU cores each worker is bound to; None: all that this machine has."""
 
     @property
     def id(self) -> str:
@@ -116,6 +120,12 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
                 skip += f" that {setting['engine']} can use: {reasons[0]}"
     elif setting["virtual"]:
         virtual = replicas > 1
+    workers = setting["workers"]
+    cores = setting["cores_per_worker"]
+    if workers > 1 and cores is None and kind == "cpu":
+        cores = max(1, hardware.cores // workers)
+    if cores is not None and cores * workers > hardware.cores:
+        skip = f"needs {cores * workers} cores, this machine has {hardware.cores}"
     total = setting["batch_per_device"] * replicas
     per_epoch = steps_per_epoch(setting["data"].train_samples, total)
     steps = per_epoch * setting["epochs"]
@@ -146,6 +156,8 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
         exchange=setting["exchange"],
         seed=seed,
         quick=quick,
+        workers=workers,
+        cores_per_worker=cores,
     )
     return run, skip
 
@@ -156,7 +168,8 @@ def _estimate(run: Run, hardware: Hardware) -> float:
     if run.evaluate:
         flops += forward * run.epochs * 10_000
     if run.kind == "cpu":
-        speed = hardware.cpu_flops * _CPU_EFFICIENCY
+        share = run.workers * (run.cores_per_worker or hardware.cores) / hardware.cores
+        speed = hardware.cpu_flops * _CPU_EFFICIENCY * share
     else:
         speed = _GPU_FLOPS * (1 if run.virtual else run.devices)
     return _START_SECONDS + flops / speed

@@ -13,12 +13,13 @@ from poc.plan import Run
 class Progress:
     """Shows the events of one run as they are told."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, shown: bool = True) -> None:
         self._run = run
+        self._shown = shown
         self._rate = 0.0
         self._loss: float | None = None
         self._accuracy = ""
-        self._bar = tqdm(total=run.steps, unit="step", dynamic_ncols=True) if sys.stderr.isatty() else None
+        self._bar = tqdm(total=run.steps, unit="step", dynamic_ncols=True) if shown and sys.stderr.isatty() else None
 
     def show(self, event: dict[str, Any]) -> None:
         """Shows one event; all but windows and evaluations pass unseen."""
@@ -31,7 +32,7 @@ class Progress:
                 self._bar.set_postfix_str(self._state())
         elif event["event"] == "evaluation":
             self._accuracy = f", accuracy {event['accuracy']:.4f}"
-            if self._bar is None:
+            if self._shown and self._bar is None:
                 print(
                     f"  epoch {event['epoch']}/{self._run.epochs}: {self._state()}",
                     file=sys.stderr,

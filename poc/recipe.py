@@ -15,7 +15,8 @@ from poc.errors import UserError
 from poc.schedule import Linear, positive
 from poc.values import nearest, value
 
-EXCHANGES = ("device", "local")
+# Inside one process, between processes, and none at all: the ceiling.
+EXCHANGES = ("device", "local", "dist_sync", "dist_device_sync", "independent")
 
 
 def whole(name: str, number: object, *, least: int = 1) -> None:
@@ -125,7 +126,12 @@ class Recipe:
     weight_decay: float = 1e-4
     """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study."""
     exchange: Any = "device"
-    """How gradients travel between devices: MXNet's kvstore `device` or `local`."""
+    """How gradients travel: MXNet's kvstore `device` or `local` inside one process, `dist_sync` or `dist_device_sync`
+    between workers, `independent` not at all (the ceiling)."""
+    workers: Any = 1
+    """Processes that the devices are divided over, equally."""
+    cores_per_worker: int | None = None
+    """CPU cores each worker is bound to; by default one worker has them all, several share them equally."""
     kind: str = "gpu"
     """What `devices` counts: "gpu", or "cpu" for CPU contexts, which share this machine's cores."""
     virtual: bool = False
@@ -201,10 +207,11 @@ def _check(setting: dict[str, Any]) -> None:
     """Raises UserError for the first field of one combination that holds what it may not."""
     networks.network(setting["model"])
     whole("devices", setting["devices"], least=0)
-    for field in ("batch_per_device", "epochs", "window", "seeds"):
+    for field in ("batch_per_device", "epochs", "window", "seeds", "workers"):
         whole(field, setting[field])
-    if setting["steps"] is not None:
-        whole("steps", setting["steps"])
+    for field in ("steps", "cores_per_worker"):
+        if setting[field] is not None:
+            whole(field, setting[field])
     if not isinstance(setting["lr"], Linear):
         positive("lr", setting["lr"])
     for field in ("warmup_epochs", "warmup_from", "momentum", "weight_decay"):
@@ -217,6 +224,15 @@ def _check(setting: dict[str, Any]) -> None:
     for field in ("evaluate", "virtual"):
         if not isinstance(setting[field], bool):
             raise UserError(f"{field}: {setting[field]!r} is not allowed; give True or False")
+    workers, devices, exchange = setting["workers"], max(1, setting["devices"]), setting["exchange"]
+    if devices % workers:
+        raise UserError(f"workers: {workers} do not share {devices} devices equally; give a divisor of {devices}")
+    if workers > 1 and exchange in ("device", "local"):
+        raise UserError(f"exchange: {exchange!r} stays inside one process; with {workers} workers give 'dist_sync'")
+    if workers == 1 and devices > 1 and exchange.startswith("dist"):
+        raise UserError(f"exchange: {exchange!r} is between processes; with one worker give 'device'")
+    if workers > 1 and setting["virtual"]:
+        raise UserError("virtual: one device plays all replicas; leave workers at 1")
     total = setting["batch_per_device"] * max(1, setting["devices"])
     samples = setting["data"].train_samples
     if total > samples:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import functools
 import json
 import math
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable
 
-from poc import clock, data, engines, hardware, journal
+from poc import clock, data, engines, hardware, journal, measuring, monitor
 from poc.engines import Session
 from poc.plan import Planned, Run
 from poc.progress import Progress
+from poc.recipe import CIFAR10
 from poc.schedule import learning_rate
 from poc.values import value
 
 EVALUATION_BATCH = 250
+_GRACE_SECONDS = 2.0
+_INTERRUPTED_SECONDS = 60.0
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -36,41 +42,93 @@ class Place:
     cache: Path
     checkpoints: Path | None = None
     """Folder for the parameters after every epoch; None keeps none."""
+    stand_in: bool = False
+    """No CIFAR-10 is to be had: the synthetic set takes its place."""
 
 
-def execute(run: Run, place: Place, machine: hardware.Hardware, infrastructure: str) -> journal.Record:
-    """Trains `run` in a process of its own and returns its record, whatever became of it."""
+def execute(
+    run: Run, place: Place, machine: hardware.Hardware, infrastructure: str, *, detail: bool = False
+) -> journal.Record:
+    """Trains `run` in processes of its own, one a worker, and returns its record, whatever became of it.
+
+    `detail` adds a pass after the training that takes computation and communication apart.
+    """
     record = _blank(run, machine, infrastructure)
     began, busy = time.monotonic(), hardware.busy_seconds()
-    with tempfile.TemporaryDirectory(prefix="poc-") as folder:
-        events = Path(folder) / "events.jsonl"
-        request = {
-            "run": run.to_json(),
-            "source": str(place.source) if place.source else None,
-            "cache": str(place.cache),
-            "checkpoints": str(place.checkpoints) if place.checkpoints else None,
-            "events": str(events),
-            "began": began,
-        }
-        environment = {**os.environ, **engines.load(run.engine).environment(run, machine.cores)}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "poc.run"], stdin=subprocess.PIPE, env=environment, text=True, cwd=_home()
-        )
+    cores = sorted(os.sched_getaffinity(0))
+    each = run.cores_per_worker or machine.cores
+    engine = engines.load(run.engine)
+    workers: list[subprocess.Popen[str]] = []
+    watcher: monitor.Monitor | None = None
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="poc-"))
+        environments = stack.enter_context(engine.cluster(run, each))
+        events = [Path(folder) / f"worker{worker}.jsonl" for worker in range(run.workers)]
         try:
-            process.communicate(json.dumps(request))
+            for worker, environment in enumerate(environments):
+                request = {
+                    "run": run.to_json(),
+                    "worker": worker,
+                    "cores": cores[worker * each : (worker + 1) * each] if run.cores_per_worker else cores,
+                    "source": str(place.source) if place.source else None,
+                    "cache": str(place.cache),
+                    "stand_in": place.stand_in,
+                    "checkpoints": str(place.checkpoints) if place.checkpoints else None,
+                    "events": str(events[worker]),
+                    "began": began,
+                    "detail": detail,
+                }
+                workers.append(_start(request, environment))
+            pids = [process.pid for process in workers]
+            real = 1 if run.virtual else run.devices
+            sensors = monitor.gpus(real) if run.kind == "gpu" else monitor.processes(pids, each * run.workers)
+            with monitor.Monitor(sensors) as watcher:
+                _wait(workers)
         except KeyboardInterrupt:
-            # The terminal sent it to the child too, which is given the time to end by itself.
-            process.wait()
-            record.update(_outcome(events, process.returncode), outcome="failed", reason="interrupted")
+            # Each is given the time to finish its window and to tell what it has.
+            for process in workers:
+                process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                for process in workers:
+                    process.wait(timeout=_INTERRUPTED_SECONDS)
             record["interrupted"] = True
-            return record
-        record.update(_outcome(events, process.returncode))
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    record["memory"]["host_peak_bytes"] = record["memory"]["host_peak_bytes"] or children.ru_maxrss * 1024
+        finally:
+            for process in workers:
+                process.kill()
+                process.wait()
+        told = [_told(path, process.returncode) for path, process in zip(events, workers)]
+    record.update(_merged(told), monitor=watcher.summary() if watcher else None)
+    if record.get("interrupted"):
+        record.update(outcome="failed", reason="interrupted")
     if record["cpu_seconds"] is not None:
         others = hardware.busy_seconds() - busy - record["cpu_seconds"]
         record["others_busy_cores"] = round(max(0.0, others) / (time.monotonic() - began), 3)
     return record
+
+
+def _start(request: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
+    home = Path(__file__).resolve().parent.parent
+    process = subprocess.Popen(
+        [sys.executable, "-m", "poc.run"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, **environment},
+        text=True,
+        cwd=home,
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died at once: `_told` says so
+        process.stdin.write(json.dumps(request))
+        process.stdin.close()
+    return process
+
+
+def _wait(workers: list[subprocess.Popen[str]]) -> None:
+    """Returns when all have ended, or soon after the first that failed: the others would wait for it for ever."""
+    while any(process.poll() is None for process in workers):
+        if any(process.poll() for process in workers):
+            time.sleep(_GRACE_SECONDS)
+            return
+        time.sleep(0.1)
 
 
 def skipped(planned: Planned, machine: hardware.Hardware, infrastructure: str) -> journal.Record:
@@ -81,8 +139,8 @@ def skipped(planned: Planned, machine: hardware.Hardware, infrastructure: str) -
 def train(
     run: Run,
     session: Session,
-    dataset: data.Dataset,
     batches: Iterator[data.Batch],
+    validation: Callable[[], Iterable[data.Batch]],
     watch: clock.Clock,
     tell: Tell,
     checkpoint: Path | None = None,
@@ -125,7 +183,7 @@ def train(
         if run.evaluate:
             at = watch.elapsed()
             with watch.part("evaluate"):
-                found = session.evaluate(data.validation_batches(dataset, run.data, batch=EVALUATION_BATCH))
+                found = session.evaluate(validation())
             tell(
                 {
                     "event": "evaluation",
@@ -143,11 +201,13 @@ def train(
     return "completed", ""
 
 
-def _child(request: dict[str, Any]) -> None:
-    """What the process of one run does: reads a request from stdin, appends events to the file that it names."""
+def _work(request: dict[str, Any]) -> int:
+    """What the process of one worker does; appends events to the file that the request names; returns its exit code."""
     run = Run.from_json(request["run"])
+    worker = request["worker"]
+    os.sched_setaffinity(0, request["cores"])
     watch = clock.Clock(start=request["began"])
-    progress = Progress(run)
+    progress = Progress(run, shown=worker == 0)
     with Path(request["events"]).open("a") as file:
 
         def tell(event: dict[str, Any]) -> None:
@@ -155,40 +215,67 @@ def _child(request: dict[str, Any]) -> None:
             file.flush()
             progress.show(event)
 
+        end: dict[str, Any] = {"event": "end"}
         try:
             with watch.part("initialise"):
-                source = Path(request["source"]) if request["source"] else None
-                dataset = data.load(run.data, source=source, cache=Path(request["cache"]))
+                dataset = _dataset(run, request)
                 session = engines.load(run.engine).open_session(run)
+                session.barrier()
             tell({"event": "ready", "dataset": dataset.name, "parameters": session.parameters})
             stream = data.training_batches(
-                dataset, run.data, total_batch=run.total_batch, seed=run.seed, steps=run.steps
+                dataset,
+                run.data,
+                total_batch=run.total_batch,
+                seed=run.seed,
+                steps=run.steps + (measuring.STEPS if request["detail"] else 0),
+                worker=worker,
+                workers=run.workers,
             )
             # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one.
             with data.Prefetch(stream, depth=run.window) as batches:
-                checkpoint = _checkpoint(run, request["checkpoints"])
-                outcome, reason = train(run, session, dataset, batches, watch, tell, checkpoint)
-            device_peak = session.peak_device_bytes()
+                checkpoint = _checkpoint(run, request["checkpoints"]) if worker == 0 else None
+                validation = functools.partial(
+                    data.validation_batches,
+                    dataset,
+                    run.data,
+                    batch=EVALUATION_BATCH,
+                    worker=worker,
+                    workers=run.workers,
+                )
+                outcome, reason = train(run, session, batches, validation, watch, tell, checkpoint)
+                end.update(outcome=outcome, reason=reason, **_used(watch))
+                if request["detail"] and outcome == "completed":
+                    end["detail"] = measuring.measure(session, batches, run)
+            end["device_peak_bytes"] = session.peak_device_bytes()
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's comes twice: from it, and from the parent
+            end.update(outcome="failed", reason="interrupted", **_used(watch))
         except Exception as error:  # whatever it is, it belongs in the record
-            outcome, reason, device_peak = "failed", f"{type(error).__name__}: {_first_line(error)}", None
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        tell(
-            {
-                "event": "end",
-                "outcome": outcome,
-                "reason": reason,
-                "parts": watch.parts,
-                "host_peak_bytes": usage.ru_maxrss * 1024,
-                "device_peak_bytes": device_peak,
-                "cpu_seconds": usage.ru_utime + usage.ru_stime,
-                "wall": watch.elapsed(),
-            }
-        )
+            end.update(outcome="failed", reason=f"{type(error).__name__}: {_first_line(error)}", **_used(watch))
+        tell(end)
         progress.close()
+    return 0 if end["outcome"] == "completed" else 1
 
 
-def _outcome(events: Path, status: int) -> dict[str, Any]:
-    """What the events of a run's process say of it; a process that told of no end has failed."""
+def _dataset(run: Run, request: dict[str, Any]) -> data.Dataset:
+    if request["stand_in"] and isinstance(run.data, CIFAR10):
+        return data.stand_in()
+    source = Path(request["source"]) if request["source"] else None
+    return data.load(run.data, source=source, cache=Path(request["cache"]))
+
+
+def _used(watch: clock.Clock) -> dict[str, Any]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "parts": watch.parts,
+        "wall": watch.elapsed(),
+        "host_peak_bytes": usage.ru_maxrss * 1024,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+    }
+
+
+def _told(events: Path, status: int) -> dict[str, Any]:
+    """What one worker told of itself; one that told of no end has failed."""
     found: dict[str, Any] = {"windows": [], "evaluations": []}
     for line in events.read_text().splitlines() if events.exists() else []:
         try:
@@ -198,16 +285,64 @@ def _outcome(events: Path, status: int) -> dict[str, Any]:
         kind = event.pop("event")
         if kind in ("window", "evaluation"):
             found[kind + "s"].append(event)
-        elif kind == "ready":
-            found.update(event)
         else:
-            memory = {name: event.pop(name) for name in ("host_peak_bytes", "device_peak_bytes")}
-            found.update(event, memory=memory)
+            found.update(event)
     if "outcome" not in found:
         how = f"signal {-status}" if status < 0 else f"exit code {status}"
         hint = "; the kernel kills a process when memory runs out" if status == -9 else ""
         found.update(outcome="failed", reason=f"its process ended early with {how}{hint}")
     return found
+
+
+def _merged(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all workers told, as the run's: samples of all of them in the time of the slowest."""
+    # The first to fail says why; those that were stopped for its sake only say that they were.
+    told_of = [one for one in told if "parts" in one]
+    blamed = [one for one in told_of or told if one["outcome"] != "completed"]
+    slowest = max(told_of or told, key=lambda one: one.get("wall", 0.0))
+    merged = {**slowest, **({"outcome": blamed[0]["outcome"], "reason": blamed[0]["reason"]} if blamed else {})}
+    merged["windows"] = [_merged_window(each) for each in zip(*(one["windows"] for one in told))]
+    merged["evaluations"] = [_merged_evaluation(each) for each in zip(*(one["evaluations"] for one in told))]
+    host = [one.pop("host_peak_bytes") for one in told_of]
+    device = [one.pop("device_peak_bytes", None) for one in told_of]
+    for name in ("host_peak_bytes", "device_peak_bytes"):
+        merged.pop(name, None)
+    merged["memory"] = {
+        "host_peak_bytes": sum(host) if host else None,
+        "device_peak_bytes": max((peak for peak in device if peak is not None), default=None),
+    }
+    merged["cpu_seconds"] = sum(one["cpu_seconds"] for one in told_of) if told_of else None
+    if len(told) > 1:
+        kept = ("windows", "parts", "wall")
+        merged["workers"] = [
+            {"worker": worker, **{name: one[name] for name in kept if name in one}} for worker, one in enumerate(told)
+        ]
+    return merged
+
+
+def _merged_window(windows: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    slowest = max(windows, key=lambda one: one["seconds"])
+    losses = [one["loss"] for one in windows]
+    return {
+        **slowest,
+        "start": min(one["start"] for one in windows),
+        "samples": sum(one["samples"] for one in windows),
+        "loss": None if None in losses else sum(losses) / len(losses),
+    }
+
+
+def _merged_evaluation(evaluations: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    samples = sum(one["samples"] for one in evaluations)
+
+    def mean(name: str) -> float | None:
+        values = [one[name] for one in evaluations]
+        if None in values:
+            return None
+        return float(sum(one[name] * one["samples"] for one in evaluations) / samples)
+
+    slowest = max(evaluations, key=lambda one: one["seconds"])
+    correct = sum(round(one["accuracy"] * one["samples"]) for one in evaluations)
+    return {**slowest, "samples": samples, "accuracy": correct / samples, "loss": mean("loss")}
 
 
 def _blank(run: Run, machine: hardware.Hardware, infrastructure: str) -> journal.Record:
@@ -248,9 +383,5 @@ def _first_line(error: Exception) -> str:
     return (named or lines or [""])[-1 if named else 0]
 
 
-def _home() -> Path:
-    return Path(__file__).resolve().parent.parent
-
-
 if __name__ == "__main__":
-    _child(json.load(sys.stdin))
+    sys.exit(_work(json.load(sys.stdin)))

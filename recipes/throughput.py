@@ -1,7 +1,7 @@
 """Throughput of ResNet-50 and ResNet-110 against the batch size, on one device; no accuracy.
 
 Source: beeva-poc-mxnet, Experiment 1, batches 64 to 512.
-Cost: 4 to 60 s a run on one K80; about 12 min for the eight runs on two CPU cores.
+Cost: 3 to 40 s a run on one K80; about 8 min for the eight runs on two CPU cores.
     ./run_all.sh throughput
 """
 
@@ -13,7 +13,7 @@ recipe = Recipe(
     devices=[0, 1],
     batch_per_device=[64, 128, 256, 512],
     lr=Linear(base=0.05, per=128),
-    steps=60,
+    steps=40,
     window=5,
     evaluate=False,
     quick=dict(batch_per_device=128, steps=12, window=3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,8 +34,23 @@ class Session(Protocol):
     parameters: int
     """Trainable parameters of the network, counted once."""
 
-    def step(self, batch: Batch, learning_rate: float) -> None:
-        """Enqueues one optimizer step over the whole batch of this process and returns at once."""
+    gradient_bytes: int
+    """Bytes of the gradients that one device sends in an exchange."""
+
+    def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True) -> None:
+        """Enqueues one optimizer step over the whole batch of this process and returns at once.
+
+        Without `exchange` every device updates its replica with its own gradients: the ceiling.
+        """
+
+    def exchange(self) -> None:
+        """Enqueues one exchange of gradients, without computing or updating anything."""
+
+    def exchange_is_right(self) -> bool:
+        """Whether an exchange gives every device the sum of all devices' gradients; overwrites them."""
+
+    def barrier(self) -> None:
+        """Blocks until every worker of the run is here."""
 
     def drain(self) -> float:
         """Blocks until everything enqueued is done; returns the mean loss, in nats, of the steps since the last one."""
@@ -55,8 +71,11 @@ class Session(Protocol):
 class Engine(Protocol):
     """What the module of an engine offers. Importing it must not import its framework."""
 
-    def environment(self, run: Run, cores: int) -> dict[str, str]:
-        """Environment variables that a process of this run must start with."""
+    def cluster(self, run: Run, cores: int) -> AbstractContextManager[list[dict[str, str]]]:
+        """Starts what the exchange of `run` needs beside its workers, and ends it when the block is left.
+
+        Gives each worker's environment variables, to be set before it starts, for `cores` cores a worker.
+        """
 
     def unsupported(self, gpu: GPU) -> str | None:
         """Why this engine cannot run on `gpu`, in one line; None where it can."""

@@ -2,10 +2,230 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
+from poc import clock, scaling
 from poc.journal import Record
+from poc.report import figures, rows, tables
+
+Figures = dict[str, tuple[Path, str]]
 
 
-def write(records: list[Record], *, page: Path, folder: Path) -> None:
-    """Writes `page`, and rows.csv and figures in `folder`."""
+def write(records: Sequence[Record], *, page: Path, folder: Path) -> None:
+    """Writes `page`, and rows.csv and figures/ in `folder`, whose links are relative to where `page` is.
+
+    The same records give the same bytes, in whatever order they come. Each file is replaced at once or not at all.
+    """
+    records = rows.ordered(records)
+    table = rows.collect(records)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = figures.draw(table, records, folder / "figures")
+    _replace(folder / "rows.csv", rows.to_csv(table))
+    _replace(page, _page(table, records, drawn, page.parent, folder))
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(unfinished, 0o644)  # mkstemp's files are for their owner alone
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
+
+
+def _page(table: pd.DataFrame, records: Sequence[Record], drawn: Figures, here: Path, folder: Path) -> str:
+    def link(path: Path) -> str:
+        return Path(os.path.relpath(path, here)).as_posix()
+
+    def figure(name: str) -> str:
+        if name not in drawn:
+            return ""
+        path, caption = drawn[name]
+        return f"![{caption}]({link(path)})\n\n*{caption}*"
+
+    sections = (
+        ("Accuracy and throughput", _accuracy(table, figure("accuracy_throughput"))),
+        ("Throughput against batch size", _throughput(table, figure("throughput_batch"))),
+        ("The same run with several seeds", _repeats(table)),
+        (
+            "Speed-up and efficiency",
+            _speedups(table, *map(figure, ("throughput_devices", "speedup_workers", "speedup_reconciled"))),
+        ),
+        ("Where the time went", _time(table, records, figure("time_split"))),
+        ("Convergence", _convergence(records, figure("learning_curves"), figure("accuracy_time"))),
+        ("What the hardware did", _hardware(table, records)),
+        ("The other four studies", _studies(table)),
+        ("How it was measured", _method(records)),
+        ("Runs skipped, failed or diverged", _not_run(records)),
+    )
+    blocks = ["# How fast data-parallel training goes: results", tables.summary(table), _reading(link(folder))]
+    for title, body in sections:
+        if body:
+            blocks += [f"## {title}", body]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _blocks(*blocks: str) -> str:
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _after(words: str, table: str) -> str:
+    """A table under the words that explain it; nothing where it has no rows."""
+    return f"{words}\n\n{table}" if table else ""
+
+
+def _reading(folder: str) -> str:
+    return (
+        "This page is made by `python -m poc report` from the journal of runs and from what five earlier studies "
+        "printed; nothing in it is typed by hand. Every row says where it comes from: `measured` ones ran on the "
+        "machine that they name, `published` ones stand as their source printed them. Total batch = batch per device x "
+        "devices; a figure's spread and the number of windows (n) it is the median of stand beside it. All rows, with "
+        f"more columns, are in [rows.csv]({folder}/rows.csv)."
+    )
+
+
+def _accuracy(table: pd.DataFrame, figure: str) -> str:
+    return _blocks(
+        "Training on CIFAR-10, in the columns of the study beeva-poc-mxnet (MXNet 0.11 on K80, P100 and CPUs, 2017), "
+        "like beside like. `gpus` is 0 for a CPU. Accuracy is over the whole validation set after the last epoch; it "
+        "moves by some hundredths from one epoch to the next while the learning rate is high, hence the mean of the "
+        "last four. `s/epoch` is training and waiting for data, without evaluation: a median over whole epochs.",
+        figure,
+        tables.accuracy(table),
+    )
+
+
+def _throughput(table: pd.DataFrame, figure: str) -> str:
+    return _after(
+        "One device, and runs that measured nothing but throughput. A change between two measured rows comes with its "
+        "95% margin (Welch's t interval over the windows of each run; what differs between runs is not in it).",
+        _blocks(figure, tables.throughput(table)) if tables.throughput(table) else "",
+    )
+
+
+def _repeats(table: pd.DataFrame) -> str:
+    return _after(
+        "Runs that differ only in their seed: mean, standard deviation and number. A difference is called noise where "
+        "it is within the 95% margin of Welch's t interval.",
+        tables.repeats(table),
+    )
+
+
+def _speedups(table: pd.DataFrame, devices: str, workers: str, reconciled: str) -> str:
+    parts = tables.reconciliation(table)
+    explained = (
+        "Why the two speed-ups differ: throughput sees only the usual window, wall time all of the run. With S the "
+        "speed-up by throughput, o the seconds for each sample that a part took beyond what throughput shows (o1 on "
+        "one device) and w the wall seconds for each sample, that part changes the speed-up by (o1 - S x o) / w: it "
+        "costs as far as it does not shrink S times. By throughput, plus all parts, is by wall time. Train: windows "
+        "slower than the median one; wait for data and warm-up likewise: what they took beyond the usual."
+    )
+    return _blocks(
+        f"{scaling.SERIES_RULE[0].upper()}{scaling.SERIES_RULE[1:]}. Efficiency is speed-up / devices. Speed-up by "
+        "throughput: samples/s of n devices / those of one. By epoch time: seconds of an epoch, likewise; a published "
+        f"series whose two disagree has a row that contradicts itself. {scaling.WALL_RULE[0].upper()}"
+        f"{scaling.WALL_RULE[1:]}.",
+        devices,
+        tables.speedups(table),
+        "### With and without synchronisation",
+        "Seconds for 5,120 images, over all devices together, so they fall as devices are added. The Theano study "
+        "left the time that GPUs wait for each other out of its speed-ups; with it they are those of throughput.",
+        workers,
+        tables.with_and_without_sync(table),
+        _after(f"### The two speed-ups reconciled\n\n{explained}", _blocks(reconciled, parts) if parts else ""),
+    )
+
+
+def _time(table: pd.DataFrame, records: Sequence[Record], figure: str) -> str:
+    workers = tables.worker_split(records)
+    return _after(
+        "Wall time from the start of a run's process to its end, in parts that do not overlap and add up to it. "
+        "Initialise: imports, data, network. Warm-up: the windows left out of throughput. Wait for data: training "
+        "stood still for the next batch. Rest: what no part claimed.",
+        _blocks(
+            figure if tables.split(table) else "",
+            tables.split(table),
+            _after("Each worker of the runs that had several (the table above shows the slowest):", workers),
+        ),
+    )
+
+
+def _convergence(records: Sequence[Record], epochs: str, time: str) -> str:
+    return _after(
+        "Validation accuracy after each epoch, and minutes of wall time, evaluations included, until it first reached "
+        "a round figure; empty where it never did.",
+        _blocks(epochs, time, tables.convergence(records)) if tables.convergence(records) else "",
+    )
+
+
+def _hardware(table: pd.DataFrame, records: Sequence[Record]) -> str:
+    return _blocks(
+        _after(
+            "Memory at its peak, and what else the machine was doing (mean over the run):",
+            tables.memory(table),
+        ),
+        _after(
+            "Sampled once a second during the run, means; empty where the machine has no such counter:",
+            tables.hardware(records),
+        ),
+        _after(
+            "Computation and communication apart: medians a step of a separate pass after the training. Exposed: whole "
+            "step - computation alone. Hidden: the rest of the exchange. Bus bandwidth: n bytes x 2 (devices - 1) / "
+            "devices / seconds of an exchange.",
+            tables.detail(records),
+        ),
+        _after("Cost at the price that was given:", tables.costs(records)),
+    )
+
+
+def _studies(table: pd.DataFrame) -> str:
+    def folded(title: str, body: str) -> str:
+        return f"<details>\n<summary>{title}</summary>\n\n{body}\n\n</details>"
+
+    return _blocks(
+        "What four other studies printed, in the same columns as far as they fill them. A speed-up or efficiency that "
+        "a source does not print is worked out from its own figures where they suffice.",
+        "### Theano-MPI: five networks on 1 to 8 GPUs",
+        folded("Its rows", tables.study(table, "theano_mpi")),
+        "### Keras and TensorFlow on several GPUs",
+        "Its Keras runs split a total batch over the GPUs (strong scaling), its tf_cnn_benchmarks runs had 32 samples "
+        "on each (weak scaling): the two are not to be compared with one another.",
+        *(folded(title, body) for title, body in tables.keras(table)),
+        "### Horovod: VGG, Inception and ResNet on CIFAR-10",
+        "It prints no values, only that its two speed-ups contradict each other.",
+        tables.study(table, "hacksa_horovod"),
+        "### PMLS-Caffe: AlexNet and GoogLeNet on 8 nodes",
+        tables.study(table, "pmls_caffe"),
+    )
+
+
+def _method(records: Sequence[Record]) -> str:
+    lines = [
+        "- A window is a stretch of steps between two points where all work of the devices is drained; only there is "
+        "the clock read. Nothing is waited for in between.",
+        "- Throughput is the median over windows after warm-up of samples / seconds, waiting for data included. "
+        f"Warm-up: {clock.WARMUP_RULE}.",
+        "- Spread is 1.4826 x the median absolute deviation over these windows, which is the standard deviation if "
+        "they are normally distributed. n is their number.",
+        "- With several workers a window has the samples of all and the seconds of the slowest.",
+        "- Accuracy is over the whole validation set, each image once, whatever the number of devices.",
+        "- Virtual devices are played in turn by a real one: gradients are summed before the update and batch "
+        "statistics stay apart, so the accuracy is that of real devices; the throughput is not.",
+        "- Each run has a process of its own; the id of a run is a hash of what it computes.",
+        "- `cifar10` are the original images. `cifar10 (jpeg)` are copies compressed with loss, so accuracy on them "
+        "may differ a little from that on the originals. `synthetic` is made-up data: good for speed alone.",
+    ]
+    return _blocks("\n".join(lines), _after("Machines:", tables.machines(records)))
+
+
+def _not_run(records: Sequence[Record]) -> str:
+    return _after("Runs of one reason in one line; those that succeeded later are left out.", tables.not_run(records))

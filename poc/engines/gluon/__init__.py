@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from poc.engines.gluon import launch
 
 if TYPE_CHECKING:
     from poc.engines import Session
@@ -14,16 +18,18 @@ if TYPE_CHECKING:
 _COMPILED_FOR = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
 
-def environment(run: Run, cores: int) -> dict[str, str]:
-    """Environment variables that a process of `run` must start with, on `cores` cores.
+@contextlib.contextmanager
+def cluster(run: Run, cores: int) -> Iterator[list[dict[str, str]]]:
+    """Starts the scheduler and the server that a distributed kvstore needs; gives each worker's environment.
 
     OpenMP reads its thread count once, at import; left alone, MXNet takes half of the cores.
     """
-    return {
-        "OMP_NUM_THREADS": str(cores),
-        "MXNET_CUDNN_AUTOTUNE_DEFAULT": "1",
-        "DMLC_LOG_STACK_TRACE_DEPTH": "0",
-    }
+    threads = {"OMP_NUM_THREADS": str(cores), "DMLC_LOG_STACK_TRACE_DEPTH": "0"}
+    if run.workers == 1:
+        yield [threads]
+        return
+    with launch.parameter_server(run.workers) as addresses:
+        yield [{**threads, **addresses, "DMLC_ROLE": "worker"} for _ in range(run.workers)]
 
 
 def unsupported(gpu: GPU) -> str | None:

@@ -27,7 +27,7 @@ class GluonSession:
 
     def __init__(self, run: Run) -> None:
         self._virtual = run.devices if run.virtual else 1
-        real = 1 if run.virtual else run.devices
+        real = 1 if run.virtual else run.devices // run.workers
         self._contexts = [mx.gpu(i) if run.kind == "gpu" else mx.cpu(i) for i in range(real)]
         self._total_batch = run.total_batch
         mx.random.seed(run.seed)
@@ -53,19 +53,27 @@ class GluonSession:
         if self._virtual > 1:
             for parameter in self._trained:
                 parameter.grad_req = "add"
+        self._exchange = run.exchange if run.devices > 1 and not run.virtual else "independent"
         self._trainer = gluon.Trainer(
-            parameters,
+            # Not the batch statistics: its first step would give all devices those of the first one.
+            self._trained,
             "sgd",
             {"learning_rate": run.learning_rate, "momentum": run.momentum, "wd": run.weight_decay},
-            kvstore=run.exchange,
+            kvstore=None if self._exchange == "independent" else self._exchange,
             # Every device applies the same update to its own copy, so that the learning rate is set in one place.
             update_on_kvstore=False,
         )
+        self._workers = run.workers
+        self._store: Any = None
+        if self._exchange.startswith("dist"):
+            self._trainer._init_kvstore()
+            self._store = self._trainer._kvstore
+            self._store.init(self._statistics_keys(), [p._reduce() for p in self._statistics])
         self._losses: list[Any] = []
         self._samples = 0
 
-    def step(self, batch: Batch, learning_rate: float) -> None:
-        """Enqueues one optimizer step over `batch` (n, 3, h, w), split evenly over the devices."""
+    def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True) -> None:
+        """Enqueues one optimizer step over `batch` (n, 3, h, w), split evenly over the devices of this process."""
         self._trainer.set_learning_rate(learning_rate)
         if self._virtual > 1:
             self._accumulate(batch)
@@ -77,7 +85,40 @@ class GluonSession:
             autograd.backward(losses)
             self._losses += [loss.sum() for loss in losses]
         self._samples += len(batch)
-        self._trainer.step(self._total_batch)
+        if exchange:
+            self._trainer.step(self._total_batch)
+        else:
+            self._trainer.update(self._total_batch)
+
+    def exchange(self) -> None:
+        """Enqueues one exchange of the gradients as they are, without computing or updating anything."""
+        self._trainer.allreduce_grads()
+
+    def exchange_is_right(self) -> bool:
+        """Whether an exchange gives every device the sum of what all had, for every gradient; overwrites gradients."""
+        first = self._store.rank * len(self._contexts) if self._store is not None else 0
+        replicas = self._workers * len(self._contexts)
+        for parameter in self._trained:
+            for index, gradient in enumerate(parameter.list_grad()):
+                gradient[:] = first + index + 1
+        self.exchange()
+        expected = replicas * (replicas + 1) / 2
+        return all(
+            bool((gradient.asnumpy() == expected).all())
+            for parameter in self._trained
+            for gradient in parameter.list_grad()
+        )
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that one device sends."""
+        return self.parameters * 4
+
+    def barrier(self) -> None:
+        """Blocks until every worker is here."""
+        if self._store is not None:
+            mx.nd.waitall()
+            self._store._barrier()
 
     def _accumulate(self, batch: Batch) -> None:
         """Plays the virtual devices in turn, summing their gradients.
@@ -100,6 +141,9 @@ class GluonSession:
                 loss = self._loss(self._net(images), labels)
             loss.backward()
             self._losses.append(loss.sum())
+            # The backward pass updates the statistics behind the back of MXNet's engine, which does not order it before
+            # those who read them.
+            mx.nd.waitall()
             for parameter, total in zip(self._statistics, sums):
                 total += parameter.data()
         for parameter, total in zip(self._statistics, sums):
@@ -126,6 +170,7 @@ class GluonSession:
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """Classifies every image once, after averaging the devices' batch statistics, as MXNet's Module does."""
+        mx.nd.waitall()
         self._average_statistics()
         right, losses, samples = [], [], 0
         for batch in batches:
@@ -139,14 +184,25 @@ class GluonSession:
         return Evaluation(correct=correct, samples=samples, loss=loss)
 
     def _average_statistics(self) -> None:
-        if len(self._contexts) > 1:
-            for parameter in self._statistics:
+        """Gives every device, of all workers, the mean of all devices' batch statistics."""
+        for key, parameter in zip(self._statistics_keys(), self._statistics):
+            if self._store is not None:
+                mean = parameter._reduce()
+                self._store.push(key, mean)
+                self._store.pull(key, mean)
+                parameter.set_data(mean / self._workers)
+            elif len(self._contexts) > 1:
                 # _reduce is how Gluon itself averages a parameter over its contexts when it saves one.
                 parameter.set_data(parameter._reduce())
 
+    def _statistics_keys(self) -> list[int]:
+        """Keys of the batch statistics in the distributed store, after those that the trainer gives the parameters."""
+        first = len(self._trained)
+        return list(range(first, first + len(self._statistics)))
+
     def save(self, path: Path) -> None:
-        """Writes the network's parameters to `path`, in MXNet's format."""
-        self._average_statistics()
+        """Writes the network's parameters to `path`, in MXNet's format; batch statistics as `evaluate` left them."""
+        mx.nd.waitall()
         self._net.save_parameters(str(path))
 
     def load(self, path: Path) -> None:
@@ -155,6 +211,7 @@ class GluonSession:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Every parameter and batch statistic by its structural name, averaged over the devices, as float32 arrays."""
+        mx.nd.waitall()
         return {name: p._reduce().asnumpy() for name, p in self._net._collect_params_with_prefix().items()}
 
     def peak_device_bytes(self) -> int | None:

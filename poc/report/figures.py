@@ -1,0 +1,855 @@
+"""The figures of results.md, as SVG: a pure function returns the data of each, and another one draws them.
+
+They are made to be read 800 pixels wide, in grey and by the colour-blind: markers, line styles and hatches differ where
+colours do. The same rows and records give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Callable, Optional
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
+
+from poc import clock, networks, published, scaling
+from poc.journal import Record
+from poc.report.rows import ordered
+from poc.values import value
+
+MAIN_STUDY = "beeva_poc_mxnet"
+MAIN_NETWORK = "cifar_resnet50_v2"
+MAIN_EPOCHS = 12
+"""Epochs of every run of the main study: an accuracy after more of them is no match for its accuracies."""
+
+Row = scaling.Row
+Drawn = Optional[tuple[Figure, str]]
+
+# Okabe and Ito's palette for the colour-blind, without its yellow, which is lost on white.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
+_DASHES = ("-", "--", "-.", ":")
+_GREY = "#777777"
+
+_STYLE = {
+    "svg.hashsalt": "poc",  # else every run of the program gives its clip paths new names
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.markersize": 5.5,
+}
+_WIDTH = 8.0  # inches, which are 768 pixels in a browser
+
+
+@value
+class Point:
+    """One point of a figure, in the units of its axes."""
+
+    x: float
+    y: float
+    spread: float = 0.0
+    """Of y, as in the rows: 1.4826 x the median absolute deviation; 0 where unknown."""
+    text: str = ""
+    """What stands beside the point; empty for most."""
+    virtual: bool = False
+    contradictory: bool = False
+    """Its source's own figures disagree about it."""
+
+
+@value
+class Series:
+    """Points that belong together, in the order in which a line joins them."""
+
+    label: str
+    machine: str
+    """Series of one machine share a colour."""
+    points: tuple[Point, ...]
+    measured: bool = False
+
+
+@value
+class Bar:
+    """One stacked bar: its parts by name, in the order in which they are stacked."""
+
+    label: str
+    parts: dict[str, float]
+
+
+def draw(rows: pd.DataFrame, records: list[Record], folder: Path) -> dict[str, tuple[Path, str]]:
+    """Writes each figure that has data to `folder` and returns its path and caption by name.
+
+    `rows` are those of results.md, `records` those of the journal. A figure of an earlier call that has no data any
+    more is removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    made = build(rows, records)
+    for name in FIGURES:
+        if name not in made:
+            (folder / f"{name}.svg").unlink(missing_ok=True)
+    drawn = {}
+    for name, (figure, caption) in made.items():
+        drawn[name] = (folder / f"{name}.svg", caption)
+        _save(figure, folder / f"{name}.svg")
+    return drawn
+
+
+def build(rows: pd.DataFrame, records: list[Record]) -> dict[str, tuple[Figure, str]]:
+    """The figures that have data, by name, each with its caption."""
+    with matplotlib.rc_context():
+        _set_style()
+        made = {name: figure(rows, records) for name, figure in FIGURES.items()}
+    return {name: found for name, found in made.items() if found is not None}
+
+
+def accuracy_throughput(rows: pd.DataFrame) -> list[Series]:
+    """Accuracy against samples/s of the main study's network after its number of epochs: one series a machine.
+
+    Quick runs and those on synthetic data are left out. Text marks the ends of a published series (best and worst
+    accuracy, highest throughput) and every measured point.
+    """
+    found: dict[str, list[Row]] = {}
+    for row in _comparable(rows):
+        if (
+            row["network"] == MAIN_NETWORK
+            and str(row["dataset"]).startswith("cifar10")
+            and row["epochs"] == MAIN_EPOCHS
+            and row["accuracy"] is not None
+            and row["samples_per_second"] is not None
+        ):
+            found.setdefault(_machine(row), []).append(row)
+    series = []
+    for machine, members in found.items():
+        marked = {
+            id(choose(members, key=lambda row: (row[column], row["samples_per_second"])))
+            for choose, column in ((max, "accuracy"), (min, "accuracy"), (max, "samples_per_second"))
+        }
+        points = [
+            Point(
+                x=row["samples_per_second"],
+                y=row["accuracy"],
+                text=_batch(row) if _is_measured(row) or id(row) in marked else "",
+                virtual=bool(row["virtual"]),
+                contradictory=bool(row["flag"]),
+            )
+            for row in members
+        ]
+        series.append(Series(label=machine, machine=machine, points=tuple(points), measured=_is_measured(members[0])))
+    return series
+
+
+def learning_curves(records: list[Record]) -> tuple[str, list[Series]]:
+    """What all curves have in common, and accuracy against epoch for every measured run that was evaluated twice."""
+    return _curves(records, lambda evaluation: float(evaluation["epoch"]))
+
+
+def accuracy_time(records: list[Record]) -> tuple[str, list[Series]]:
+    """What all curves have in common, and accuracy against seconds of wall time since the run began."""
+    return _curves(records, lambda evaluation: float(evaluation["at"]))
+
+
+def throughput_devices(rows: pd.DataFrame) -> tuple[str, dict[str, list[Series]]]:
+    """What all series have in common, and their "throughput" and "efficiency" against real devices.
+
+    Samples/s of every series in which the batch per device was held fixed, and its efficiency by throughput where it
+    has a row on one device.
+    """
+    found = _over_devices(_comparable(rows))
+    common, labels = _distinguish(
+        [
+            [
+                _network(last["network"]),
+                _machine(last),
+                f"{last['batch_per_device']:g} a device",
+                _exchange(last),
+                _cores(last),
+                _made_up(last),
+            ]
+            for _, (*_, last) in found
+        ]
+    )
+    panels: dict[str, list[Series]] = {"throughput": [], "efficiency": []}
+    for label, (alone, others) in zip(labels, found):
+        looks: dict[str, Any] = {"label": label, "machine": _machine(others[0]), "measured": _is_measured(others[0])}
+        panels["throughput"].append(Series(points=_line([*alone, *others], "samples_per_second"), **looks))
+        if alone:
+            each = [
+                {
+                    **row,
+                    "efficiency": scaling.efficiency(scaling.by_throughput(alone, row), row["devices"]),
+                    "flag": row["flag"] or any(one["flag"] for one in alone),
+                }
+                for row in [*alone, *others]
+            ]
+            panels["efficiency"].append(Series(points=_line(each, "efficiency"), **looks))
+    return common, panels
+
+
+def throughput_batch(rows: pd.DataFrame) -> dict[str, list[Series]]:
+    """Samples/s against batch size on one device, by network: those that some machine ran at two batch sizes."""
+    panels: dict[str, dict[tuple[Any, ...], list[Row]]] = {}
+    for row in _comparable(rows):
+        if (
+            row["devices"] is not None
+            and row["devices"] <= 1
+            and row["batch_per_device"] is not None
+            and row["samples_per_second"] is not None
+        ):
+            key = (_machine(row), _cores(row), _made_up(row))
+            panels.setdefault(_network(row["network"]), {}).setdefault(key, []).append(row)
+    return {
+        network: [
+            Series(
+                label=", ".join(filter(None, key)),
+                machine=key[0],
+                points=_line(members, "samples_per_second", across="batch_per_device"),
+                measured=_is_measured(members[0]),
+            )
+            for key, members in found.items()
+        ]
+        for network, found in panels.items()
+        if any(len({row["batch_per_device"] for row in members}) > 1 for members in found.values())
+    }
+
+
+def speedup_workers(rows: pd.DataFrame) -> dict[str, list[Series]]:
+    """Speed-up against workers, "without synchronisation" and "with synchronisation", batch per device held fixed.
+
+    The published series are those with seconds for 5,120 images, as the Theano study has them (its run without
+    processor binding left out, as in its own figure). The measured ones are by throughput, in which all waiting is;
+    without synchronisation they take runs whose steps were measured in parts.
+    """
+    printed = rows[(rows["origin"] == "published") & rows["train_seconds_per_5120"].notna()]
+    ratios = _plain(published.speedups(printed)) if len(printed) else []
+    measured = [series for series in scaling.series(_measured(rows)) if series.kind == scaling.WEAK]
+    return {
+        "without synchronisation": [
+            *_published_speedups(ratios, "speedup_without_sync"),
+            *_measured_speedups(measured, scaling.without_sync),
+        ],
+        "with synchronisation": [
+            *_published_speedups(ratios, "speedup_with_sync"),
+            *_measured_speedups(measured, scaling.by_throughput),
+        ],
+    }
+
+
+def speedup_reconciled(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
+    """What all bars have in common, and what each part of `clock.PARTS` takes from a measured speed-up by throughput.
+
+    One bar a row of several devices. Its parts add up to the speed-up by throughput less the one by wall time; one that
+    adds to the speed-up is negative.
+    """
+    found = [
+        (series.kind, row, reconciled)
+        for series in scaling.series(_measured(rows))
+        for row in series.rows
+        for reconciled in [scaling.reconcile(series.alone, row)]
+        if reconciled is not None
+    ]
+    common, labels = _distinguish([[f"{kind} scaling", *_description(row)] for kind, row, _ in found])
+    return common, [
+        Bar(
+            label=", ".join(filter(None, [label, f"{both.by_throughput:.2f} less {both.by_wall:.2f}"])),
+            parts=both.parts,
+        )
+        for label, (_, _, both) in zip(labels, found)
+    ]
+
+
+def time_split(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
+    """What all bars have in common, and the seconds of each part of `clock.PARTS` for every measured run.
+
+    Runs that completed at least one whole epoch.
+    """
+    members = [
+        row for row in _measured(rows) if row["seconds_per_epoch"] is not None and row["wall_seconds"] is not None
+    ]
+    common, labels = _distinguish([_description(row) for row in members])
+    return common, [
+        Bar(label=label, parts={part: row[f"{part}_seconds"] or 0.0 for part in clock.PARTS})
+        for label, row in zip(labels, members)
+    ]
+
+
+# --- rows and records -----------------------------------------------------------------------------------------------
+
+
+def _plain(rows: pd.DataFrame) -> list[Row]:
+    """Rows as dictionaries in which what is missing is None, whatever the column's type."""
+    found: list[Row] = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    return found
+
+
+def _comparable(rows: pd.DataFrame) -> list[Row]:
+    """The main study's rows, and the measured ones that were completed and are no quick look."""
+    return [
+        row
+        for row in _plain(rows)
+        if (row["origin"] == "published" and row["study"] == MAIN_STUDY)
+        or (_is_measured(row) and row["outcome"] == "completed" and not row["quick"])
+    ]
+
+
+def _measured(rows: pd.DataFrame) -> list[Row]:
+    return [row for row in _comparable(rows) if _is_measured(row)]
+
+
+def _is_measured(row: Row) -> bool:
+    return bool(row["origin"] == "measured")
+
+
+def _machine(row: Row) -> str:
+    """What a legend calls the machine: a source's hardware, or the name that its user gave to it."""
+    if not _is_measured(row):
+        return str(row["hardware"])
+    named, hardware = str(row["infrastructure"]), str(row["hardware"])
+    words = named if hardware == named else f"{named}: {hardware}"
+    return f"{words}, its CPU" if row["kind"] == "cpu" and not hardware.startswith("CPU") else words
+
+
+def _network(name: str) -> str:
+    return networks.NETWORKS[name].label if name in networks.NETWORKS else name
+
+
+def _batch(row: Row) -> str:
+    """The batch as the main study writes it: "128x4", or "128" on one device."""
+    if row["batch_per_device"] is None:
+        return f"{row['total_batch']:g}" if row["total_batch"] is not None else ""
+    devices = row["devices"] or 1
+    return f"{row['batch_per_device']:g}" + (f"x{devices:g}" if devices > 1 else "")
+
+
+def _made_up(row: Row) -> str:
+    return "synthetic data" if row["dataset"] == "synthetic" else ""
+
+
+def _cores(row: Row) -> str:
+    """Runs on some of a machine's cores are no match for those on all of them."""
+    cores = row.get("cores_per_worker")
+    return f"{cores:g} core{'s' * (cores > 1)} a worker" if cores else ""
+
+
+def _exchange(row: Row) -> str:
+    """Empty where nothing is exchanged: on one device, and on one that plays several."""
+    return str(row["exchange"] or "") if (row["devices"] or 1) > 1 and not row["virtual"] else ""
+
+
+def _description(row: Row) -> list[str]:
+    """What tells one measured run from another, in words."""
+    return [
+        _network(row["network"]),
+        "batch " + _batch(row) + (" (virtual)" if row["virtual"] else ""),
+        f"learning rate {row['learning_rate']:g}",
+        str(row["dataset"]),
+        _exchange(row),
+        _cores(row),
+        _machine(row),
+        f"seed {row['seed']:g}",
+    ]
+
+
+def _distinguish(descriptions: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
+    """What all descriptions have in common, and for each what it has not; those that are alike are numbered."""
+    shared = [len(set(words)) == 1 for words in zip(*descriptions)]
+    common = ", ".join(word for word, same in zip(descriptions[0], shared) if same and word) if descriptions else ""
+    labels = [", ".join(word for word, same in zip(words, shared) if word and not same) for words in descriptions]
+    seen: Counter[str] = Counter()
+    for index, label in enumerate(labels):
+        seen[label] += 1
+        if seen[label] > 1:
+            labels[index] = f"{label} ({seen[label]})".strip()
+    return common, labels
+
+
+def _line(members: Iterable[Row], up: str, *, across: str = "devices") -> tuple[Point, ...]:
+    """Points over the column `across`, one for each of its values: the mean of `up` where several rows share one."""
+    found: dict[float, list[Row]] = {}
+    for row in members:
+        if row[up] is not None:
+            found.setdefault(float(row[across]), []).append(row)
+    return tuple(
+        Point(
+            x=x,
+            y=fmean(row[up] for row in found[x]),
+            spread=max(row["spread"] or 0.0 for row in found[x]) if up == "samples_per_second" else 0.0,
+            contradictory=any(bool(row["flag"]) for row in found[x]),
+        )
+        for x in sorted(found)
+    )
+
+
+def _curves(records: list[Record], when: Callable[[dict[str, Any]], float]) -> tuple[str, list[Series]]:
+    members = [
+        record
+        for record in ordered(records)
+        if record["outcome"] in ("completed", "diverged")
+        and not record["run"]["quick"]
+        and len(record["evaluations"]) > 1
+    ]
+    common, labels = _distinguish([_description(_as_row(record)) for record in members])
+    return common, [
+        Series(
+            label=", ".join(filter(None, [label, "diverged" * (record["outcome"] == "diverged")])),
+            machine=label,
+            points=tuple(Point(x=when(one), y=one["accuracy"]) for one in record["evaluations"]),
+            measured=True,
+        )
+        for label, record in zip(labels, members)
+    ]
+
+
+def _as_row(record: Record) -> Row:
+    """As much of a record as `_description` asks for, in the names of the rows."""
+    run = record["run"]
+    return {
+        **run,
+        "origin": "measured",
+        "network": run["model"],
+        "dataset": record["dataset"],
+        "infrastructure": record["infrastructure"],
+        "hardware": record["hardware"]["description"],
+    }
+
+
+def _over_devices(members: list[Row]) -> list[tuple[list[Row], list[Row]]]:
+    """Rows that differ in the number of devices only, batch per device held fixed: those on one device, and the others.
+
+    Beside the series of `poc.scaling`, those of at least two numbers of devices that have no row on one.
+    """
+    found = [
+        (list(series.alone), list(series.rows)) for series in scaling.series(members) if series.kind == scaling.WEAK
+    ]
+    placed = {(row["network"], _machine(row), row["batch_per_device"]) for _, others in found for row in others}
+    rest: dict[tuple[Any, ...], list[Row]] = {}
+    for row in members:
+        key = (row["network"], _machine(row), row["batch_per_device"])
+        if (row["devices"] or 0) > 1 and not row["virtual"] and None not in key and key not in placed:
+            setting = (_exchange(row), row.get("setting"), _made_up(row))
+            if row["samples_per_second"] is not None:
+                rest.setdefault((*key, *setting), []).append(row)
+    lone = [([], others) for others in rest.values() if len({row["devices"] for row in others}) > 1]
+    return [*found, *lone]
+
+
+def _published_speedups(ratios: list[Row], column: str) -> list[Series]:
+    found: dict[str, list[Point]] = {}
+    for row in ratios:
+        if row[column] is not None and "no-bind" not in row["printed"]:
+            label = f"{row['network']}, {row['batch_per_device']:g} a device"
+            found.setdefault(label, []).append(Point(x=float(row["devices"]), y=row[column]))
+    return [
+        Series(label=label, machine=label, points=tuple(sorted(points, key=lambda point: point.x)))
+        for label, points in found.items()
+    ]
+
+
+def _measured_speedups(
+    found: list[scaling.Series], speedup: Callable[[Sequence[scaling.Row], scaling.Row], float | None]
+) -> list[Series]:
+    """A line for each series of weak scaling that has the speed-up; it begins with the 1 of one device."""
+    lines = []
+    for series in found:
+        points = _line([{**row, "speedup": speedup(series.alone, row)} for row in series.rows], "speedup")
+        if points:
+            row = series.rows[0]
+            words = (f"{row['batch_per_device']:g} a device", _exchange(row), _cores(row), _made_up(row), _machine(row))
+            label = ", ".join(filter(None, (_network(row["network"]), *words)))
+            lines.append(Series(label=label, machine=label, points=(Point(x=1.0, y=1.0), *points), measured=True))
+    return lines
+
+
+# --- drawing --------------------------------------------------------------------------------------------------------
+
+
+def _draw_accuracy_throughput(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    series = accuracy_throughput(rows)
+    if not series:
+        return None
+    figure, axes = _figure(height=4.0)
+    styles = _styles(series)
+    for one in series:
+        _scatter(axes, one, {**styles[one.label], "linestyle": "none"})
+        for point in one.points:
+            if point.text:
+                axes.annotate(point.text, (point.x, point.y), (6, 3), textcoords="offset points", fontsize=8)
+    axes.margins(x=0.09, y=0.08)
+    axes.set_xscale("log")
+    _one_two_five(axes.xaxis)
+    axes.set_xlabel("training throughput (samples/s)")
+    axes.set_ylabel("validation accuracy (fraction)")
+    _legend(figure, series, styles, joined=False)
+    caption = (
+        f"Validation accuracy after {MAIN_EPOCHS} epochs against training throughput, {_network(MAIN_NETWORK)} on "
+        f"CIFAR-10, one point a run. Beside some points: batch per device x devices."
+    )
+    return figure, caption + _marks(series)
+
+
+def _draw_learning_curves(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    common, series = learning_curves(records)
+    if not series:
+        return None
+    figure = _curve_figure(common, series, xlabel="epoch (passes over the training images)", per=1.0)
+    return figure, f"Validation accuracy after each epoch, one line a measured run: {common}."
+
+
+def _draw_accuracy_time(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    common, series = accuracy_time(records)
+    if not series:
+        return None
+    per, unit = _time_unit(max(one.points[-1].x for one in series))
+    figure = _curve_figure(common, series, xlabel=f"wall time since the run began ({unit})", per=per)
+    virtual = any("(virtual)" in one.label for one in series) or "(virtual)" in common
+    caption = f"The same validation accuracies against wall time, start and earlier evaluations included: {common}."
+    return figure, caption + " A run on virtual devices takes the time of the one that plays them." * virtual
+
+
+def _curve_figure(common: str, series: list[Series], *, xlabel: str, per: float) -> Figure:
+    height = max(3.8, 1.0 + 0.16 * len(series))
+    figure, axes = _figure(height=height)
+    styles = _styles(series)
+    for one in series:
+        xs, ys = [point.x / per for point in one.points], [point.y for point in one.points]
+        axes.plot(xs, ys, **{**styles[one.label], "markersize": 3.5, "linewidth": 1.4})
+    axes.set_title(common)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel("validation accuracy (fraction)")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.autoscale(False)
+    low, high = axes.get_ylim()
+    ends = sorted((one for one in series if one.label), key=lambda one: one.points[-1].y)
+    heights = _apart([(one.points[-1].y - low) / (high - low) for one in ends], gap=0.16 / (height - 0.9))
+    for one, at in zip(ends, heights):
+        axes.annotate(
+            one.label,
+            (one.points[-1].x / per, one.points[-1].y),
+            (1.02, at),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=8,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": _GREY, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4},
+        )
+    return figure
+
+
+def _draw_throughput_devices(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    common, found = throughput_devices(rows)
+    series, efficiencies = found["throughput"], found["efficiency"]
+    if not series:
+        return None
+    figure = Figure(figsize=(_WIDTH, 3.9), layout="constrained")
+    panels = figure.subplots(1, 2 if efficiencies else 1, squeeze=False)[0]
+    styles = _styles(series)
+    for one in series:
+        _scatter(panels[0], one, styles[one.label])
+    panels[0].set_yscale("log", base=2)
+    panels[0].yaxis.set_major_locator(FixedLocator([1000.0 * 2**power for power in range(-6, 9)]))
+    panels[0].yaxis.set_minor_locator(NullLocator())
+    panels[0].yaxis.set_major_formatter(_plain_number)
+    panels[0].set_title(common)
+    panels[0].set_ylabel("training throughput (samples/s)")
+    if efficiencies:
+        for one in efficiencies:
+            _scatter(panels[1], one, styles[one.label])
+        panels[1].axhline(1.0, color=_GREY, linewidth=0.8)
+        panels[1].set_ylim(bottom=0)
+        panels[1].set_title("ideal: 1")
+        panels[1].set_ylabel("efficiency by throughput (fraction)")
+    for axes in panels:
+        _log2(axes, [point.x for one in series for point in one.points])
+        axes.set_xlabel("devices (count)")
+    _legend(figure, series, styles)
+    caption = f"Training throughput against real devices, batch per device held fixed (weak scaling): {common}."
+    if efficiencies:
+        caption += " Right: speed-up by throughput / devices, for series that have a row on one device."
+    return figure, caption + _marks(series)
+
+
+def _draw_throughput_batch(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    panels = throughput_batch(rows)
+    if not panels:
+        return None
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(_WIDTH, 0.4 + 3.2 * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
+    everything = [one for series in panels.values() for one in series]
+    styles = _styles(everything)
+    for place, (axes, (network, series)) in enumerate(zip(grid, panels.items())):
+        for one in series:
+            _scatter(axes, one, styles[one.label])
+        _log2(axes, [point.x for one in series for point in one.points])
+        axes.set_title(network)
+        axes.set_xlabel("batch on the device (samples)")
+        if place % across == 0:
+            axes.set_ylabel("training throughput (samples/s)")
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    grid[0].set_yscale("log")
+    _one_two_five(grid[0].yaxis)
+    _legend(figure, everything, styles)
+    caption = "Training throughput of one device (or CPU) against the batch size; the mean where a batch was run twice."
+    return figure, caption + _marks(everything)
+
+
+def _draw_speedup_workers(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    panels = {title: series for title, series in speedup_workers(rows).items() if series}
+    if not panels:
+        return None
+    figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    everything = [one for series in panels.values() for one in series]
+    styles = _styles(everything)
+    counts = sorted({point.x for one in everything for point in one.points})
+    finest = [counts[0] * (counts[-1] / counts[0]) ** (step / 40) for step in range(41)]
+    for axes, (title, series) in zip(grid, panels.items()):
+        axes.plot(finest, finest, color=_GREY, linewidth=0.8)
+        axes.annotate("ideal", (finest[-6], finest[-6]), (-6, 2), textcoords="offset points", ha="right", color=_GREY)
+        for one in series:
+            _scatter(axes, one, styles[one.label])
+        _log2(axes, counts)
+        axes.set_ylim(bottom=0)
+        axes.set_title(title)
+        axes.set_xlabel("workers, one device each (count)")
+    grid[0].set_ylabel("speed-up (times one worker)")
+    _legend(figure, everything, styles)
+    caption = (
+        "Speed-up against workers, batch per device held fixed (weak scaling). Published: the Theano study, redrawn "
+        "from its seconds for 5,120 images; it printed the left side, which leaves out the time that workers wait "
+        "for each other."
+    )
+    if any(one.measured for one in everything):
+        caption += " Thick lines: measured, by throughput."
+    return figure, caption
+
+
+def _draw_time_split(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    common, bars = time_split(rows)
+    if not bars:
+        return None
+    per, unit = _time_unit(max(sum(bar.parts.values()) for bar in bars))
+    figure = _bar_figure(bars, xlabel=f"wall time ({unit})", per=per)
+    figure.axes[0].set_title(common)
+    return figure, (
+        f"Where the wall time of each measured run went: {common}. At the end of each bar: its wall time ({unit}), to "
+        "which the parts add up. Data: training stood still for the next batch."
+    )
+
+
+def _draw_speedup_reconciled(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    common, bars = speedup_reconciled(rows)
+    if not bars:
+        return None
+    figure = _bar_figure(bars, xlabel="speed-up by throughput less speed-up by wall time (times one device)", per=1.0)
+    figure.axes[0].axvline(0, color="black", linewidth=0.8)
+    figure.axes[0].set_title(common)
+    return figure, (
+        f"Why the two measured speed-ups differ: {common}. Each part of the wall time takes from the speed-up by "
+        "throughput (right of 0) or adds to it (left of 0); at the end of each bar their sum, the whole difference. "
+        "Beside it, the speed-up by throughput less the one by wall time."
+    )
+
+
+def _bar_figure(bars: list[Bar], *, xlabel: str, per: float) -> Figure:
+    """Stacked horizontal bars, the first one on top; negative parts to the left of 0, and the sum at the end."""
+    figure, axes = _figure(height=1.3 + 0.32 * len(bars))
+    names = [name for name in bars[0].parts if any(round(bar.parts[name], 6) for bar in bars)]
+    looks = {name: _fill(list(bars[0].parts).index(name)) for name in names}
+    for place, bar in enumerate(bars):
+        ends = {True: 0.0, False: 0.0}
+        for name in names:
+            width = bar.parts[name] / per
+            axes.barh(place, width, left=ends[width > 0], height=0.62, **looks[name])
+            ends[width > 0] += width
+        total = sum(bar.parts.values()) / per
+        text = f"{total:.1f}" if per > 1 else f"{total:.2f}"
+        axes.annotate(text, (ends[True], place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    axes.set_ylabel("run")
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.margins(x=0.08)
+    axes.set_xlabel(xlabel)
+    handles = [Patch(label=name, **looks[name]) for name in names]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(names), handlelength=1.6)
+    return figure
+
+
+FIGURES: dict[str, Callable[[pd.DataFrame, list[Record]], Drawn]] = {
+    "accuracy_throughput": _draw_accuracy_throughput,
+    "learning_curves": _draw_learning_curves,
+    "accuracy_time": _draw_accuracy_time,
+    "throughput_devices": _draw_throughput_devices,
+    "throughput_batch": _draw_throughput_batch,
+    "speedup_workers": _draw_speedup_workers,
+    "time_split": _draw_time_split,
+    "speedup_reconciled": _draw_speedup_reconciled,
+}
+
+
+def _figure(*, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _set_style() -> None:
+    matplotlib.rcdefaults()  # whatever the user's own matplotlibrc says
+    matplotlib.rcParams.update(_STYLE)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Writes the file at once or not at all, without the date and the name of the writer."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context():
+        _set_style()
+        figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    unfinished = path.with_suffix(".svg.tmp")
+    unfinished.write_bytes(buffer.getvalue())
+    os.replace(unfinished, path)
+
+
+def _styles(series: Sequence[Series]) -> dict[str, dict[str, Any]]:
+    """How each label is drawn: a colour for its machine, a marker and dashes of its own."""
+    machines = list(dict.fromkeys(one.machine for one in series))
+    labels = list(dict.fromkeys((one.label, one.machine, one.measured) for one in series))
+    within: Counter[str] = Counter()
+    styles = {}
+    for index, (label, machine, measured) in enumerate(labels):
+        own = len(machines) == len(labels)
+        styles[label] = {
+            "color": _COLOURS[machines.index(machine) % len(_COLOURS)],
+            "marker": _MARKERS[index % len(_MARKERS)],
+            "linestyle": _DASHES[(index if own else within[machine]) % len(_DASHES)],
+            "linewidth": 2.4 if measured else 1.3,
+        }
+        within[machine] += 1
+    return styles
+
+
+def _scatter(axes: Axes, series: Series, style: dict[str, Any]) -> None:
+    """The line of a series and its points: hollow where virtual, crossed where contradictory, with their spread."""
+    points = series.points
+    line = {name: style[name] for name in ("color", "linestyle", "linewidth")}
+    if style["linestyle"] != "none":
+        axes.plot([point.x for point in points], [point.y for point in points], **line)
+    if any(point.spread for point in points):
+        axes.errorbar(
+            [point.x for point in points],
+            [point.y for point in points],
+            yerr=[point.spread for point in points],
+            fmt="none",
+            ecolor=style["color"],
+            elinewidth=1.0,
+            capsize=3,
+        )
+    size = 8.0 if series.measured else 5.5
+    for virtual, face in ((False, style["color"]), (True, "white")):
+        look = {"marker": style["marker"], "markersize": size, "markerfacecolor": face, "markeredgewidth": 1.2}
+        _dots(axes, [point for point in points if point.virtual == virtual], markeredgecolor=style["color"], **look)
+    crossed = [point for point in points if point.contradictory]
+    _dots(axes, crossed, marker="x", markersize=11, markeredgecolor="black")
+
+
+def _dots(axes: Axes, points: Sequence[Point], **look: Any) -> None:
+    if points:
+        axes.plot([point.x for point in points], [point.y for point in points], linestyle="none", **look)
+
+
+def _legend(
+    figure: Figure, series: Sequence[Series], styles: dict[str, dict[str, Any]], *, joined: bool = True
+) -> None:
+    """A legend below the axes, where it covers no data, in room of its own."""
+    measured = {one.label for one in series if one.measured}
+    handles = []
+    for label, style in styles.items():
+        look = style if joined else {**style, "linestyle": "none"}
+        handles.append(Line2D([], [], **look, label=f"{label} (measured)" if label in measured else label))
+    longest = max(len(handle.get_label()) for handle in handles)
+    columns = max(1, min(len(handles), 120 // (longest + 8)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=3.0)
+    figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(handles) // columns))
+
+
+def _marks(series: Sequence[Series]) -> str:
+    """What the special points of a figure mean, for its caption."""
+    points = [point for one in series for point in one.points]
+    words = ""
+    if any(point.virtual for point in points):
+        words += " Hollow: virtual devices, whose accuracy is that of real ones but whose throughput is not."
+    if any(point.contradictory for point in points):
+        words += " Crossed: the source's own figures disagree about it (see the footnotes of the tables)."
+    if any(point.spread for point in points):
+        words += " Error bars: spread over the windows of a run (1.4826 x median absolute deviation)."
+    return words
+
+
+def _fill(index: int) -> dict[str, Any]:
+    hatches = ("", "....", "", "////", "xx", "\\\\\\\\", "--")
+    colours = ("#000000", "#56B4E9", "#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#FFFFFF")
+    return {
+        "facecolor": colours[index % len(colours)],
+        "hatch": hatches[index % len(hatches)],
+        "edgecolor": "black",
+        "linewidth": 0.6,
+    }
+
+
+def _plain_number(number: float, place: int | None) -> str:
+    return f"{number:,g}"
+
+
+def _one_two_five(axis: Axis) -> None:
+    """Ticks of a logarithmic axis: 100, 200, 500, 1,000."""
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(_plain_number)
+
+
+def _log2(axes: Axes, counts: Sequence[float]) -> None:
+    """A logarithmic x axis whose ticks are the counts that occur."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(set(counts))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(_plain_number)
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    """The unit in which a time of this length is read most easily, in seconds, and its sign."""
+    if seconds < 180:
+        return 1.0, "s"
+    return (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
+
+
+def _apart(wanted: Sequence[float], *, gap: float) -> list[float]:
+    """Heights in ascending order, as near to the wanted ones (ascending) as keeps `gap` between neighbours."""
+    heights: list[float] = []
+    for height in wanted:
+        heights.append(max(height, heights[-1] + gap) if heights else height)
+    for index in range(len(heights) - 1, -1, -1):
+        ceiling = 1.0 if index == len(heights) - 1 else heights[index + 1] - gap
+        heights[index] = min(heights[index], ceiling)
+    return heights

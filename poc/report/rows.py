@@ -1,0 +1,317 @@
+"""Every row that results.md draws on, measured and published, in one tidy table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from poc import clock, published, scaling
+from poc.journal import Record
+
+COLUMNS = (
+    *("origin", "study", "run_id", "infrastructure", "hardware", "framework", "network", "parameters", "dataset"),
+    *("input_shape", "batch_per_device", "total_batch", "learning_rate", "lr_rule", "devices", "virtual", "workers"),
+    *("exchange", "dtype", "layout", "epochs", "steps", "seed", "outcome", "accuracy", "seconds_per_epoch"),
+    *("samples_per_second", "spread", "windows", "utilisation", "wall_seconds", "initialise_seconds"),
+    *("warmup_seconds", "train_seconds", "data_seconds", "evaluate_seconds", "checkpoint_seconds", "rest_seconds"),
+    *("speedup_throughput", "speedup_wall", "efficiency_throughput", "efficiency_wall", "note"),
+)
+"""The columns of results/rows.csv whose names and meaning stay."""
+EXTRAS = (
+    *("scaling", "speedup_without_sync", "flag", "printed", "kind", "cores_per_worker", "setting", "recipe"),
+    *("started", "quick", "accuracy_last4", "accuracy_mean", "accuracy_spread", "throughput_mean"),
+    *("throughput_spread", "repeats", "dropped_windows", "samples_trained", "warmup_samples"),
+    *("usual_wait_per_sample", "host_peak_bytes", "device_peak_bytes", "others_busy_cores", "joules_per_sample"),
+    *("train_seconds_per_5120", "communication_seconds_per_5120", "sync_seconds_per_5120"),
+    *("data_seconds_per_5120",),
+)
+"""Columns after those: `setting` is what rows of a series share; `repeats` counts runs alike but for their seed."""
+
+_TEXT = (
+    *("origin", "study", "run_id", "infrastructure", "hardware", "framework", "network", "dataset", "input_shape"),
+    *("lr_rule", "exchange", "dtype", "layout", "outcome", "note", "scaling", "flag", "printed", "kind", "setting"),
+    *("recipe", "started"),
+)
+_COUNTS = (
+    *("parameters", "batch_per_device", "total_batch", "devices", "workers", "epochs", "steps", "seed", "windows"),
+    *("cores_per_worker", "repeats", "dropped_windows", "samples_trained", "warmup_samples", "host_peak_bytes"),
+    *("device_peak_bytes",),
+)
+_FLAGS = ("virtual", "quick")
+
+# Fields of a run that may differ within a series over devices, or that only say how it was cut or asked for.
+_VARIED = (
+    *("recipe", "devices", "virtual", "batch_per_device", "total_batch", "learning_rate", "lr_rule", "seed"),
+    *("exchange", "workers", "warmup_steps", "steps", "steps_per_epoch", "epochs", "window", "quick"),
+)
+_ALIKE = (
+    *("infrastructure", "hardware", "framework", "dataset", "setting", "devices", "workers", "virtual", "quick"),
+    *("batch_per_device", "total_batch", "learning_rate", "lr_rule", "exchange", "steps"),
+)
+BUSY = 0.05
+"""Share of a machine's cores that other processes may keep busy before a row's note says so."""
+
+
+def collect(records: Sequence[Record]) -> pd.DataFrame:
+    """One row a record, in the order of `ordered`, then every published row, in that of its source.
+
+    The columns are `COLUMNS` and `EXTRAS`: text empty where unknown, counts `Int64` and measures `float64`, missing
+    where unknown. Units: seconds, samples per second, bytes, fractions of one. Speed-ups are worked out
+    (`poc.scaling`) where the source prints none; a row that is in a weak and in a strong series shows the weak one's.
+    """
+    measured = [_row(record) for record in ordered(records)]
+    printed = published.load().to_dict("records")
+    table = [*measured, *({**row, "kind": _kind(row)} for row in printed)]
+    _add_repeats(table[: len(measured)])
+    _add_speedups(table)
+    return _typed(table)
+
+
+def ordered(records: Sequence[Record]) -> list[Record]:
+    """Records in an order that does not depend on which journal they came from: by machine, then by what was run."""
+
+    def place(record: Record) -> tuple[Any, ...]:
+        run = record["run"]
+        names = ("model", "total_batch", "batch_per_device", "learning_rate", "devices", "virtual", "quick", "seed")
+        started = (record["started"], record["run_id"], json.dumps(record, sort_keys=True))
+        return (record["infrastructure"], *(run[name] for name in names), *started)
+
+    return sorted(records, key=place)
+
+
+def to_csv(rows: pd.DataFrame) -> str:
+    """The text of rows.csv: figures to ten digits, empty where unknown."""
+    text: str = rows.to_csv(index=False, float_format="%.10g", lineterminator="\n")
+    return text
+
+
+def workers(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Where each worker's time went, for runs of several: run_id, infrastructure, worker, wall_seconds, its parts.
+
+    The parts are named as in the rows. Only workers that told of their end.
+    """
+    return [
+        {
+            "run_id": record["run_id"],
+            "infrastructure": record["infrastructure"],
+            "worker": worker["worker"],
+            "wall_seconds": worker["wall"],
+            **_split(worker["wall"], worker["parts"], clock.windows_from(worker)),
+        }
+        for record in ordered(records)
+        for worker in record.get("workers") or []
+        if "wall" in worker
+    ]
+
+
+def _row(record: Record) -> dict[str, Any]:
+    run, hardware = record["run"], record["hardware"]
+    windows = clock.windows_from(record)
+    rate = clock.throughput(windows)
+    steps = sum(window.steps for window in windows)
+    accuracies = [one["accuracy"] for one in record["evaluations"]]
+    monitored = (record.get("monitor") or {}).get("devices", [])
+    memory = record["memory"]
+    row = {
+        "origin": "measured",
+        "run_id": record["run_id"],
+        "infrastructure": record["infrastructure"],
+        "hardware": hardware["description"],
+        "framework": _framework(record["versions"]),
+        "network": run["model"],
+        "parameters": record["parameters"],
+        "dataset": record["dataset"],
+        "input_shape": "3x{0}x{0}".format(run["data"]["crop"]),
+        "batch_per_device": run["batch_per_device"],
+        "total_batch": run["total_batch"],
+        "learning_rate": run["learning_rate"],
+        "lr_rule": run["lr_rule"],
+        "devices": run["devices"],
+        "virtual": run["virtual"],
+        "workers": run.get("workers", 1),
+        "exchange": run["exchange"] if run["devices"] > 1 else "",
+        "dtype": "float32",
+        "layout": "NCHW",
+        "epochs": steps // run["steps_per_epoch"] if windows else None,
+        "steps": steps if windows else None,
+        "seed": run["seed"],
+        "outcome": record["outcome"],
+        "accuracy": accuracies[-1] if accuracies else None,
+        "seconds_per_epoch": _epoch_seconds(windows, run["steps_per_epoch"]),
+        "utilisation": _mean([one.get("utilisation") for one in monitored]),
+        "wall_seconds": record["wall"],
+        "note": _note(record, steps),
+        "kind": run["kind"],
+        "cores_per_worker": run.get("cores_per_worker"),
+        "setting": _setting(run),
+        "recipe": run["recipe"],
+        "started": record["started"],
+        "quick": run["quick"],
+        "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
+        "samples_trained": sum(window.samples for window in windows) if windows else None,
+        "host_peak_bytes": memory["host_peak_bytes"],
+        "device_peak_bytes": memory["device_peak_bytes"],
+        "others_busy_cores": record["others_busy_cores"],
+        **_detail(record),
+    }
+    if record["wall"] is not None:
+        row.update(_split(record["wall"], record["parts"], windows))
+    joules = [one.get("joules") for one in monitored]
+    if joules and None not in joules and windows:
+        row["joules_per_sample"] = sum(joules) / row["samples_trained"]
+    if rate is not None:
+        kept = windows[rate.dropped :]
+        row.update(
+            samples_per_second=rate.median,
+            spread=rate.spread,
+            windows=rate.windows,
+            dropped_windows=rate.dropped,
+            warmup_samples=sum(window.samples for window in windows[: rate.dropped]),
+            usual_wait_per_sample=statistics.median(window.waited / window.samples for window in kept),
+        )
+    return row
+
+
+def _framework(versions: dict[str, str]) -> str:
+    found = versions.get("mxnet") or versions.get("mxnet-cu112") or ""
+    return f"MXNet {found}".strip()
+
+
+def _kind(row: dict[Any, Any]) -> str:
+    return "" if pd.isna(row["devices"]) else "gpu" if row["devices"] else "cpu"
+
+
+def _setting(run: dict[str, Any]) -> str:
+    """A name for all of a run that is neither a size of a series over devices nor a repetition."""
+    kept = {name: field for name, field in run.items() if name not in _VARIED}
+    whole = run["steps"] == run["epochs"] * run["steps_per_epoch"]
+    # Runs cut short by steps are for throughput; how short does not matter to it.
+    kept["length"] = run["epochs"] if whole else "cut"
+    kept.setdefault("cores_per_worker", None)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _note(record: Record, steps: int) -> str:
+    run = record["run"]
+    words = []
+    if record["outcome"] != "completed":
+        words.append(f"{record['outcome']}: {record['reason']}")
+    if run["quick"]:
+        words.append("quick: a first look, not a result")
+    if record["dataset"] == "synthetic":
+        words.append("synthetic data: its accuracy says nothing of CIFAR-10")
+    if run["virtual"]:
+        words.append(f"virtual: one device played all {run['devices']}; its throughput is not that of {run['devices']}")
+    if record["outcome"] == "completed" and steps % run["steps_per_epoch"]:
+        words.append(f"stopped after {steps} steps")
+    busy = record["others_busy_cores"]
+    cores = record["hardware"]["cores"]
+    if busy is not None and busy > BUSY * cores:
+        words.append(f"disturbed: other processes kept {busy:.2g} of {cores} cores busy meanwhile")
+    return "; ".join(words)
+
+
+def _epoch_seconds(windows: Sequence[clock.Window], steps_per_epoch: int) -> float | None:
+    """Median over whole epochs of the seconds of their windows: training and waiting for data, no evaluation."""
+    epochs: dict[int, list[clock.Window]] = {}
+    for window in windows:
+        epochs.setdefault(window.epoch, []).append(window)
+    whole = [
+        sum(window.seconds for window in found)
+        for found in epochs.values()
+        if sum(window.steps for window in found) == steps_per_epoch
+    ]
+    return statistics.median(whole) if whole else None
+
+
+def _split(wall: float, parts: dict[str, float], windows: Sequence[clock.Window]) -> dict[str, float]:
+    return {f"{part}_seconds": seconds for part, seconds in clock.split(wall, parts, windows).items()}
+
+
+def _detail(record: Record) -> dict[str, float | None]:
+    """Seconds for 5,120 images in the Theano study's terms; those of training, communication and sync add up to a step.
+
+    Training is a step without any exchange, synchronisation the wait for slower workers, and communication what else
+    the exchange adds to a step; it can be slightly negative, by noise.
+    """
+    detail = record.get("detail")
+    if not detail:
+        return {}
+    steps = 5120 / record["run"]["total_batch"]
+    sync = detail["synchronisation_seconds"]
+    train, whole = detail["independent_step_seconds"], detail["whole_step_seconds"]
+    alone = record["run"]["devices"] == 1
+    return {
+        "train_seconds_per_5120": (whole if alone else train) * steps,
+        "communication_seconds_per_5120": None if alone else (whole - train - (sync or 0.0)) * steps,
+        "sync_seconds_per_5120": None if alone or sync is None else sync * steps,
+        "data_seconds_per_5120": detail["data_seconds"] * steps,
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return statistics.fmean(found) if found else None
+
+
+def _add_repeats(rows: list[dict[str, Any]]) -> None:
+    """Mean, standard deviation and number over the seeds of runs that are otherwise equal, in each of their rows."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["outcome"] == "completed":
+            groups.setdefault(tuple(row[name] for name in _ALIKE), []).append(row)
+    for group in groups.values():
+        if len({row["seed"] for row in group}) < 2:
+            continue
+        # A seed that was run twice counts once.
+        latest = {row["seed"]: row for row in sorted(group, key=lambda row: str(row["started"]))}.values()
+        summary: dict[str, Any] = {"repeats": len(latest)}
+        for name, column in (("accuracy", "accuracy"), ("throughput", "samples_per_second")):
+            values = [row[column] for row in latest if row.get(column) is not None]
+            if len(values) == len(latest):
+                summary[f"{name}_mean"] = statistics.fmean(values)
+                summary[f"{name}_spread"] = statistics.stdev(values)
+        for row in group:
+            row.update(summary)
+
+
+def _add_speedups(rows: list[dict[Any, Any]]) -> None:
+    """Fills in speed-ups and efficiencies, and which kind of series they are of, where the source prints none."""
+
+    def fill(row: Any, name: str, figure: float | None) -> None:
+        if scaling.known(row, name) is None:
+            row[name] = figure
+
+    # The last one wins: strong series come after weak ones, and a weak one is to be shown.
+    shown: dict[int, tuple[Any, scaling.Series]] = {}
+    for series in reversed(scaling.series(rows)):
+        for row in (*series.alone, *series.rows):
+            shown[id(row)] = (row, series)
+    for row, series in shown.values():
+        row["scaling"] = series.kind
+        fill(row, "speedup_throughput", scaling.by_throughput(series.alone, row))
+        fill(row, "speedup_wall", scaling.by_wall(series.alone, row))
+        fill(row, "speedup_without_sync", scaling.without_sync(series.alone, row))
+    for row in rows:
+        devices = int(scaling.known(row, "devices") or 0)
+        for kind in ("throughput", "wall"):
+            fill(row, f"efficiency_{kind}", scaling.efficiency(scaling.known(row, f"speedup_{kind}"), devices))
+
+
+def _typed(rows: Sequence[dict[Any, Any]]) -> pd.DataFrame:
+    columns: dict[str, Any] = {}
+    for name in (*COLUMNS, *EXTRAS):
+        values = [row.get(name) for row in rows]
+        if name in _TEXT:
+            columns[name] = pd.Series([value or "" for value in values], dtype=object)
+        elif name in _FLAGS:
+            columns[name] = pd.Series([bool(value) for value in values], dtype=bool)
+        else:
+            numbers = pd.Series([scaling.known(row, name) for row in rows], dtype="float64")
+            columns[name] = numbers.astype("Int64") if name in _COUNTS else numbers
+    return pd.DataFrame(columns)

@@ -1,0 +1,925 @@
+"""The tables and sentences of results.md: pure functions of rows and records that return Markdown, "" without data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+from tabulate import tabulate
+
+from poc import clock, networks, scaling
+from poc.journal import Record
+from poc.report.rows import ordered, workers
+
+MAIN_STUDY = "beeva_poc_mxnet"
+MAIN_NETWORKS = ("cifar_resnet50_v2", "cifar_resnet110_v2")
+THRESHOLDS = (0.5, 0.6, 0.7, 0.75, 0.8)
+"""Accuracies for which the time to reach them is shown."""
+
+Row = dict[Any, Any]
+Cells = dict[str, str]
+
+_PART_LABELS = {
+    "initialise": "initialise",
+    "warmup": "warm-up",
+    "train": "train",
+    "data": "wait for data",
+    "evaluate": "evaluate",
+    "checkpoint": "checkpoint",
+    "rest": "rest",
+}
+
+
+# --- the first paragraph ------------------------------------------------------------------------------------------
+
+
+def summary(rows: pd.DataFrame) -> str:
+    """What was found, in words: speed, accuracy, how that compares with the published setting, how it scales."""
+    table = _plain(rows)
+    measured = [row for row in table if row["origin"] == "measured" and row["outcome"] == "completed"]
+    full = [row for row in measured if not row["quick"]]
+    if not measured:
+        return (
+            "Nothing has been measured on this machine yet: every figure below is a published one. "
+            "`./run_all.sh` adds this machine's."
+        )
+    if not full:
+        best = max(measured, key=lambda row: row["samples_per_second"] or 0.0)
+        return (
+            f"Only quick runs so far, which are a first look and no results. The fastest of them: {_speed(best)} "
+            f"{_conditions(best)}. Run without `--quick` for figures that can be compared."
+        )
+    printed = [row for row in table if row["study"] == MAIN_STUDY and not row["flag"]]
+    sentences = []
+    for machine, found in itertools.groupby(full, key=_machine):
+        of_machine = list(found)
+        real = [row for row in of_machine if not row["virtual"] and row["samples_per_second"] is not None]
+        if real:
+            sentences.append(_headline(max(real, key=lambda row: _telling(row, printed)), printed, machine))
+        played = [row for row in of_machine if row["virtual"] and row["accuracy"] is not None]
+        sentences += [_played(row, printed) for row in played[:2]]
+    return " ".join([*sentences, *_scaling_sentences(full)])
+
+
+def _telling(row: Row, printed: Sequence[Row]) -> tuple[Any, ...]:
+    """Orders runs by how much they say beside the main study's GPUs: an accuracy, the same setting, its network."""
+    return (
+        row["dataset"] != "synthetic",
+        row["accuracy"] is not None,
+        len([one for one in _like(row, printed) if one["devices"]]),
+        row["network"] == MAIN_NETWORKS[0],
+        row["epochs"] or 0,
+        row["samples_per_second"],
+    )
+
+
+def _like(row: Row, printed: Iterable[Row]) -> list[Row]:
+    """Published rows of the same setting: network, both batch sizes and the learning rate."""
+    names = ("network", "batch_per_device", "total_batch", "learning_rate")
+    return [
+        one
+        for one in printed
+        if all(one[name] == row[name] for name in names) and one["samples_per_second"] is not None
+    ]
+
+
+def _same_training(one: Row, row: Row) -> bool:
+    """Whether a published row's accuracy may stand beside that of a measured one of the same setting."""
+    return one["accuracy"] is not None and one["epochs"] == row["epochs"] and row["dataset"] != "synthetic"
+
+
+def _headline(row: Row, printed: Sequence[Row], machine: str) -> str:
+    text = f"On {machine}, {_speed(row)} {_conditions(row)}"
+    if row["accuracy"] is not None:
+        text += f"; {_reached(row)}"
+    text += "."
+    compared = []
+    for one in _like(row, printed):
+        ratio = one["samples_per_second"] / row["samples_per_second"]
+        words = f"{ratio:.1f} times as fast" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
+        reached = f", accuracy {one['accuracy']:.3f}" if _same_training(one, row) else ""
+        compared.append(f"{_on(one)} is {words} ({one['samples_per_second']:,.0f} samples/s{reached})")
+    if compared:
+        text += " Published for the same setting, one run each without a spread: " + "; ".join(compared) + "."
+    return text
+
+
+def _played(row: Row, printed: Sequence[Row]) -> str:
+    text = (
+        f"On {row['devices']} virtual devices (one played all in turn, so its throughput is not theirs), "
+        f"{_network(row)} {_conditions(row, speed=False)}: {_reached(row)}."
+    )
+    compared = [f"{one['accuracy']:.3f} on {_on(one)}" for one in _like(row, printed) if _same_training(one, row)]
+    return text + (f" Published for that setting: {' and '.join(compared)}." if compared else "")
+
+
+def _scaling_sentences(full: Sequence[Row]) -> list[str]:
+    sentences = []
+    for series in scaling.series(full):
+        row = series.rows[-1]
+        speedup, wall = scaling.by_throughput(series.alone, row), scaling.by_wall(series.alone, row)
+        if speedup is None:
+            continue
+        held = f"{series.batch} a device" if series.kind == scaling.WEAK else f"{series.batch} in all"
+        text = (
+            f"{row['devices']} {_kind_of_device(row)}s ({_network(row)}, {series.kind} scaling, batch {held}, exchange "
+            f"{row['exchange']}) are {speedup:.2f} times as fast as one by throughput, an efficiency of "
+            f"{speedup / row['devices']:.2f}"
+        )
+        if wall is not None:
+            text += f", and {wall:.2f} times by wall time ({wall / row['devices']:.2f})"
+        sentences.append(text + f" on {_machine(row)}.")
+    return sentences
+
+
+def _speed(row: Row) -> str:
+    if row["repeats"] and row["throughput_mean"] is not None:
+        figures = f"mean of {row['repeats']} seeds, standard deviation {row['throughput_spread']:.1f}"
+        return f"{_network(row)} trains at {row['throughput_mean']:,.1f} samples/s ({figures})"
+    figures = f"median of n = {row['windows']} windows, spread {row['spread']:.1f}"
+    return f"{_network(row)} trains at {row['samples_per_second']:,.1f} samples/s ({figures})"
+
+
+def _reached(row: Row) -> str:
+    if row["repeats"] and row["accuracy_mean"] is not None:
+        last = f"mean of n = {row['repeats']} seeds, standard deviation {row['accuracy_spread']:.4f}"
+        text = f"it reaches a validation accuracy of {row['accuracy_mean']:.4f} ({last}"
+    else:
+        text = f"it reaches a validation accuracy of {row['accuracy']:.4f} (n = 1 run"
+    if row["accuracy_last4"] is not None:
+        text += f"; mean of the last four epochs {row['accuracy_last4']:.4f}"
+    return text + f") on {row['dataset']}"
+
+
+def _conditions(row: Row, *, speed: bool = True) -> str:
+    length = f"{row['epochs']} epochs" if row["epochs"] and row["epochs"] > 1 else f"{row['steps']} steps"
+    where = f"{row['devices']} {_kind_of_device(row)}{'s' * (row['devices'] > 1)}, " if speed else ""
+    batch = f"batch {row['batch_per_device']}"
+    if row["devices"] > 1:
+        batch += f" a device, {row['total_batch']} in all"
+    return f"({where}{batch}, learning rate {row['learning_rate']:g}, {length}, data {row['dataset']})"
+
+
+def _on(row: Row) -> str:
+    return f"{row['devices']} GPU of {row['hardware']}" if row["devices"] else row["hardware"]
+
+
+def _kind_of_device(row: Row) -> str:
+    if (row["workers"] or 1) > 1:
+        return "worker" if row["workers"] == row["devices"] else "device"
+    return "GPU" if row["kind"] == "gpu" else "CPU device"
+
+
+# --- accuracy and throughput --------------------------------------------------------------------------------------
+
+
+def accuracy(rows: pd.DataFrame) -> str:
+    """The main study's table in its own columns with the measured runs that have an accuracy, one table a network."""
+    chosen = [
+        row
+        for row in _plain(rows)
+        if row["study"] == MAIN_STUDY
+        or (row["origin"] == "measured" and row["outcome"] in ("completed", "diverged") and row["accuracy"] is not None)
+    ]
+    chosen.sort(key=_likeness)
+    blocks = []
+    for network, found in itertools.groupby(chosen, key=_network):
+        notes: list[str] = []
+        cells = [_main_cells(row, notes) for row in found]
+        blocks.append("\n\n".join([f"### {network}", _markdown(cells), *_footnotes(notes)]))
+    return "\n\n".join(blocks)
+
+
+def _main_cells(row: Row, notes: list[str]) -> Cells:
+    throughput = _figure(row, "samples_per_second", 1)
+    return {
+        "infrastructure": _infrastructure(row),
+        "model": _network(row),
+        "batch size": _batch_size(row),
+        "gpus": _gpus(row),
+        "accuracy": _accuracy(row, "accuracy"),
+        "epochs": _figure(row, "epochs", 0),
+        "s/epoch": _figure(row, "seconds_per_epoch", 1),
+        "samples/s": f"({throughput}) not comparable" if row["virtual"] else throughput,
+        "origin": row["origin"],
+        "batch per device": _figure(row, "batch_per_device", 0),
+        "total batch": _figure(row, "total_batch", 0),
+        "learning rate": _plain_figure(row["learning_rate"]),
+        "data": row["dataset"],
+        "spread": _figure(row, "spread", 1),
+        "windows": _figure(row, "windows", 0),
+        "mean of last 4 epochs": _accuracy(row, "accuracy_last4"),
+        "seeds": _figure(row, "repeats", 0),
+        "note": _note(row, notes),
+    }
+
+
+def throughput(rows: pd.DataFrame) -> str:
+    """Samples/s on one device against its batch, and measured runs without an accuracy on any number of devices."""
+    chosen = [
+        row
+        for row in _plain(rows)
+        if row["samples_per_second"] is not None
+        and (
+            (row["study"] == MAIN_STUDY and (row["devices"] or 0) <= 1)
+            or (
+                row["origin"] == "measured"
+                and row["outcome"] == "completed"
+                and (row["devices"] == 1 or row["accuracy"] is None)
+            )
+        )
+    ]
+    if not any(row["origin"] == "measured" for row in chosen):
+        return ""
+
+    def machine(row: Row) -> tuple[Any, ...]:
+        return (*_network_order(row), row["origin"] == "published", _infrastructure(row), _cores(row), row["quick"])
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return (*machine(row), row["devices"], row["batch_per_device"], row["learning_rate"], *_tie(row))
+
+    notes: list[str] = []
+    cells, above = [], None
+    for row in sorted(chosen, key=place):
+        same = above is not None and machine(above) == machine(row) and above["devices"] == row["devices"]
+        figure = _figure(row, "samples_per_second", 1)
+        cells.append(
+            {
+                "model": _network(row),
+                "infrastructure": ", ".join(filter(None, [_infrastructure(row), _cores(row)])),
+                "gpus": _gpus(row),
+                "batch per device": _figure(row, "batch_per_device", 0),
+                "total batch": _figure(row, "total_batch", 0),
+                "samples/s": f"({figure}) not comparable" if row["virtual"] else figure,
+                "spread": _figure(row, "spread", 1),
+                "windows": _figure(row, "windows", 0),
+                "against the row above": _change(row, above) if same and above else "",
+                "learning rate": _plain_figure(row["learning_rate"]),
+                "data": row["dataset"],
+                "origin": row["origin"],
+                "note": _note(row, notes),
+            }
+        )
+        above = row
+    return "\n\n".join([_markdown(cells), *_footnotes(notes)])
+
+
+def _change(row: Row, above: Row) -> str:
+    """The difference in samples/s and whether it is more than noise; only the difference where spreads are unknown."""
+    if row["virtual"] != above["virtual"]:
+        return ""
+    value = row["samples_per_second"] - above["samples_per_second"]
+    if row["origin"] == "published":
+        return f"{value:+.10g}"
+    return _judged(scaling.difference(_windows_estimate(row), _windows_estimate(above)), "+.1f")
+
+
+def _judged(difference: scaling.Difference, form: str) -> str:
+    if difference.margin is None:
+        return f"{difference.value:{form}} (n = 1: cannot be judged)"
+    margin = f"{difference.margin:{form.lstrip('+')}}"
+    verdict = "within the noise" if difference.within_noise else "more than noise"
+    return f"{difference.value:{form}} ± {margin}: {verdict}"
+
+
+def _windows_estimate(row: Row, factor: float = 1.0) -> scaling.Estimate:
+    return scaling.Estimate(
+        mean=row["samples_per_second"] * factor, spread=(row["spread"] or 0.0) * factor, n=row["windows"] or 1
+    )
+
+
+def repeats(rows: pd.DataFrame) -> str:
+    """Mean, spread and number over seeds of runs that were repeated, and which of their differences are noise."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in _plain(rows):
+        if row["repeats"]:
+            found.setdefault((row["infrastructure"], row["setting"], *map(repr, _likeness(row)[:6])), row)
+    groups = sorted(found.values(), key=_likeness)
+    cells = []
+    for index, row in enumerate(groups):
+        first = next(one for one in groups[: index + 1] if one["network"] == row["network"])
+        comparison = ""
+        if first is not row and row["accuracy_mean"] is not None and first["accuracy_mean"] is not None:
+            comparison = _judged(scaling.difference(_seeds_estimate(row), _seeds_estimate(first)), "+.4f")
+        cells.append(
+            {
+                "infrastructure": _infrastructure(row),
+                "model": _network(row),
+                "batch size": _batch_size(row),
+                "gpus": _gpus(row),
+                "seeds": _figure(row, "repeats", 0),
+                "accuracy, mean": _accuracy(row, "accuracy_mean"),
+                "accuracy, standard deviation": _accuracy(row, "accuracy_spread"),
+                "samples/s, mean": _figure(row, "throughput_mean", 1),
+                "samples/s, standard deviation": _figure(row, "throughput_spread", 1),
+                "accuracy against the network's first row": comparison,
+                "data": row["dataset"],
+            }
+        )
+    return _markdown(cells)
+
+
+def _seeds_estimate(row: Row) -> scaling.Estimate:
+    return scaling.Estimate(mean=row["accuracy_mean"], spread=row["accuracy_spread"], n=row["repeats"])
+
+
+# --- speed-ups ----------------------------------------------------------------------------------------------------
+
+
+def speedups(rows: pd.DataFrame) -> str:
+    """Speed-ups and efficiencies of every measured series and of the main study's, both kinds side by side."""
+    chosen = [row for row in _plain(rows) if row["origin"] == "measured" or row["study"] == MAIN_STUDY]
+    notes: list[str] = []
+    cells = []
+    for series in _in_order(scaling.series(chosen)):
+        for row in (series.alone[0], *series.rows):
+            alone = series.alone
+            throughput, wall = scaling.by_throughput(alone, row), scaling.by_wall(alone, row)
+            epoch = scaling.by_epoch_time(alone, row)
+            n = row["devices"]
+            cells.append(
+                {
+                    "infrastructure": ", ".join(filter(None, [_infrastructure(row), _cores(row)])),
+                    "model": _network(row),
+                    "scaling": _held(series),
+                    "exchange": row["exchange"] if n > 1 else "",
+                    "devices": str(n),
+                    "total batch": _figure(row, "total_batch", 0),
+                    "samples/s": _figure(row, "samples_per_second", 1),
+                    "speed-up by throughput": _ratio(throughput),
+                    "efficiency": _ratio(scaling.efficiency(throughput, n)),
+                    "without synchronisation": _ratio(scaling.without_sync(alone, row)),
+                    "speed-up by epoch time": _ratio(epoch),
+                    "speed-up by wall time": _ratio(wall),
+                    "efficiency by wall time": _ratio(scaling.efficiency(wall, n)),
+                    "origin": row["origin"],
+                    "note": _series_note(series, row, notes),
+                }
+            )
+    return "\n\n".join([_markdown(cells), *_footnotes(notes)]) if cells else ""
+
+
+def _series_note(series: scaling.Series, row: Row, notes: list[str]) -> str:
+    words = []
+    flagged = [one for one in (*series.alone, row) if one["flag"]]
+    if flagged:
+        words.append(
+            "a figure of it contradicts itself " + ", ".join(dict.fromkeys(_footnote(one, notes) for one in flagged))
+        )
+    if row["origin"] == "measured" and row["devices"] > 1 and len(series.alone) == 1:
+        ideal = scaling.difference(_windows_estimate(row), _windows_estimate(dict(series.alone[0]), row["devices"]))
+        words.append(f"against {row['devices']} x one device: {_judged(ideal, '+.1f')}")
+    if row["origin"] == "measured" and row["devices"] > 1 and scaling.by_wall(series.alone, row) is None:
+        words.append("no speed-up by wall time: unequal work")
+    return "; ".join(words)
+
+
+def reconciliation(rows: pd.DataFrame) -> str:
+    """Each measured series: what lies between its two speed-ups, part by part, adding up."""
+    cells = []
+    measured = [row for row in _plain(rows) if row["origin"] == "measured"]
+    for series in _in_order(scaling.series(measured)):
+        for row in series.rows:
+            found = scaling.reconcile(series.alone, row)
+            if found is None:
+                continue
+            label = f"{_network(row)}, {_held(series)}, {row['devices']} {_kind_of_device(dict(row))}s"
+            cells.append(
+                {
+                    "series": ", ".join(filter(None, [label, str(row["exchange"]), _infrastructure(row), _cores(row)])),
+                    "by throughput": f"{found.by_throughput:.4f}",
+                    **{_PART_LABELS[part]: f"{-taken:+.4f}" for part, taken in found.parts.items()},
+                    "by wall time": f"{found.by_wall:.4f}",
+                }
+            )
+    return _markdown(cells, keep=("series", "by throughput", *_PART_LABELS.values(), "by wall time"))
+
+
+def with_and_without_sync(rows: pd.DataFrame) -> str:
+    """The Theano study's seconds for 5,120 images and both of its speed-ups, beside measured runs taken apart."""
+    chosen = [row for row in _plain(rows) if row["train_seconds_per_5120"] is not None]
+    cells = []
+    for row in chosen:
+        n, with_sync, without = row["devices"], row["speedup_throughput"], row["speedup_without_sync"]
+        cells.append(
+            {
+                "infrastructure": _infrastructure(row),
+                "model": _network(row),
+                "batch per device": _figure(row, "batch_per_device", 0),
+                "devices": str(n),
+                "exchange": row["exchange"],
+                "train (s)": _figure(row, "train_seconds_per_5120", 2),
+                "communication (s)": _figure(row, "communication_seconds_per_5120", 2),
+                "synchronisation (s)": _figure(row, "sync_seconds_per_5120", 2),
+                "wait for data (s)": _figure(row, "data_seconds_per_5120", 2),
+                "speed-up without sync": _ratio(without),
+                "efficiency without sync": _ratio(scaling.efficiency(without, n)),
+                "speed-up with sync": _ratio(with_sync),
+                "efficiency with sync": _ratio(scaling.efficiency(with_sync, n)),
+                "origin": row["origin"],
+                "the source's text": row["printed"],
+            }
+        )
+    return _markdown(cells)
+
+
+def _held(series: scaling.Series) -> str:
+    return f"{series.kind}, {series.batch} {'a device' if series.kind == scaling.WEAK else 'in all'}"
+
+
+def _in_order(found: Iterable[scaling.Series]) -> list[scaling.Series]:
+    def place(series: scaling.Series) -> tuple[Any, ...]:
+        first = dict(series.alone[0])
+        return (
+            *_network_order(first),
+            first["origin"] == "published",
+            _infrastructure(first),
+            series.kind,
+            series.batch,
+        )
+
+    return sorted(found, key=place)
+
+
+# --- time, convergence, hardware ----------------------------------------------------------------------------------
+
+
+def split(rows: pd.DataFrame) -> str:
+    """The wall time of every measured run that ended, in parts that add up to it."""
+    cells = []
+    for row in sorted(_plain(rows), key=_likeness):
+        if row["origin"] != "measured" or row["wall_seconds"] is None or row["rest_seconds"] is None:
+            continue
+        parts = {part: row[f"{part}_seconds"] for part in clock.PARTS}
+        cells.append(
+            {
+                **_run_cells(row),
+                **{f"{_PART_LABELS[part]} (s)": f"{seconds:.1f}" for part, seconds in parts.items()},
+                "sum (s)": f"{math.fsum(parts.values()):.1f}",
+                "wall (s)": f"{row['wall_seconds']:.1f}",
+                "training, of wall": f"{parts['train'] / row['wall_seconds']:.1%}",
+                "note": row["note"],
+            }
+        )
+    return _markdown(cells)
+
+
+def worker_split(records: Sequence[Record]) -> str:
+    """The same for each worker of the runs that had several."""
+    found = workers(records)
+    runs = {record["run_id"]: record["run"] for record in records}
+    cells = []
+    for one in found:
+        run = runs[one["run_id"]]
+        cells.append(
+            {
+                "run": f"{_label(run['model'])}, {run['batch_per_device']} x {run['devices']}",
+                "id": one["run_id"],
+                "infrastructure": one["infrastructure"],
+                "worker": str(one["worker"]),
+                **{f"{_PART_LABELS[part]} (s)": f"{one[f'{part}_seconds']:.1f}" for part in clock.PARTS},
+                "wall (s)": f"{one['wall_seconds']:.1f}",
+            }
+        )
+    return _markdown(cells)
+
+
+def convergence(records: Sequence[Record]) -> str:
+    """Accuracy against epochs, and the wall time (and cost) to reach round accuracies."""
+    chosen = [record for record in ordered(records) if len(record["evaluations"]) > 1]
+    cells = []
+    for record in chosen:
+        run, evaluations = record["run"], record["evaluations"]
+        step = -(-len(evaluations) // 12)
+        price = record.get("price_per_hour")
+        reached = {}
+        for threshold in THRESHOLDS:
+            at = next((one["at"] for one in evaluations if one["accuracy"] >= threshold), None)
+            reached[f"min to {threshold:g}"] = "" if at is None else f"{at / 60:.1f}"
+            if price is not None:
+                reached[f"$ to {threshold:g}"] = "" if at is None else f"{at / 3600 * price:.3f}"
+        cells.append(
+            {
+                "run": _run_label(run),
+                "id": record["run_id"],
+                "infrastructure": record["infrastructure"],
+                "data": record["dataset"],
+                **{f"epoch {one['epoch']}": f"{one['accuracy']:.4f}" for one in evaluations[step - 1 :: step]},
+                **reached,
+            }
+        )
+    return _markdown(_aligned(cells))
+
+
+def hardware(records: Sequence[Record]) -> str:
+    """What the monitor saw of each device, averaged over the run; empty where a machine has no such counter."""
+    cells = []
+    for record in ordered(records):
+        samples = sum(window["samples"] for window in record["windows"])
+        devices = (record.get("monitor") or {}).get("devices", [])
+        drawn = [one.get("joules") for one in devices]
+        for one in devices:
+            joules = None if None in drawn or not samples else sum(drawn) / samples
+            cells.append(
+                {
+                    "run": _run_label(record["run"]),
+                    "id": record["run_id"],
+                    "infrastructure": record["infrastructure"],
+                    "device": str(one["device"]),
+                    "utilisation": _known(one.get("utilisation"), ".0%"),
+                    "memory, peak (GiB)": _known(_scaled(one.get("memory_peak_bytes"), 2**-30), ".2f"),
+                    "SM clock (MHz)": _known(one.get("sm_clock_mhz"), ".0f"),
+                    "memory clock (MHz)": _known(one.get("memory_clock_mhz"), ".0f"),
+                    "core clock (MHz)": _known(one.get("core_clock_mhz"), ".0f"),
+                    "power (W)": _known(one.get("power_watts"), ".0f"),
+                    "temperature (°C)": _known(one.get("temperature_celsius"), ".0f"),
+                    "joules a sample, all devices": _known(joules, ".4f"),
+                    "note": f"lost: {one['lost']}" if one.get("lost") else "",
+                }
+            )
+    return _markdown(cells)
+
+
+def memory(rows: pd.DataFrame) -> str:
+    """Memory at its peak, and how many cores other processes kept busy, for every measured run that says so."""
+    cells = []
+    for row in sorted(_plain(rows), key=_likeness):
+        if row["origin"] != "measured" or row["host_peak_bytes"] is None:
+            continue
+        cells.append(
+            {
+                **_run_cells(row),
+                "host memory, peak (GiB)": f"{row['host_peak_bytes'] / 2**30:.2f}",
+                "device memory, peak (GiB)": _known(_scaled(row["device_peak_bytes"], 2**-30), ".2f"),
+                "cores busy with other processes": _known(row["others_busy_cores"], ".2f"),
+                "utilisation": _known(row["utilisation"], ".0%"),
+                "joules a sample": _known(row["joules_per_sample"], ".4f"),
+            }
+        )
+    return _markdown(cells)
+
+
+def detail(records: Sequence[Record]) -> str:
+    """Computation and communication apart, for the records that have that pass: medians a step."""
+    cells = []
+    for record in ordered(records):
+        found = record.get("detail")
+        if not found:
+            continue
+        whole, alone, exchange = (found[f"{name}_seconds"] for name in ("whole_step", "independent_step", "exchange"))
+        exposed = whole - alone
+        single = record["run"]["devices"] == 1
+        cells.append(
+            {
+                "run": _run_label(record["run"]),
+                "id": record["run_id"],
+                "infrastructure": record["infrastructure"],
+                "steps": str(found["steps"]),
+                "whole step (ms)": f"{whole * 1e3:.1f}",
+                "computation alone (ms)": f"{alone * 1e3:.1f}",
+                "exchange alone (ms)": "" if single else f"{exchange * 1e3:.1f}",
+                "exposed communication (ms)": "" if single else f"{exposed * 1e3:.1f}",
+                "hidden communication (ms)": "" if single else f"{max(0.0, exchange - max(0.0, exposed)) * 1e3:.1f}",
+                "waiting for slower workers (ms)": _known(_scaled(found["synchronisation_seconds"], 1e3), ".1f"),
+                "waiting for data (ms)": _known(_scaled(found["data_seconds"], 1e3), ".2f"),
+                "exchanged (MB)": "" if single else f"{found['exchange_bytes'] / 1e6:.2f}",
+                "bus bandwidth (GB/s)": _known(_scaled(found["bus_bytes_per_second"], 1e-9), ".3f"),
+                "sums right": {True: "yes", False: "NO"}.get(found["sums_right"], ""),
+            }
+        )
+    return _markdown(cells)
+
+
+def costs(records: Sequence[Record]) -> str:
+    """Dollars an epoch, for records with a price."""
+    cells = []
+    for record in ordered(records):
+        price, run = record.get("price_per_hour"), record["run"]
+        seconds = sum(window["seconds"] for window in record["windows"])
+        steps = sum(window["steps"] for window in record["windows"])
+        if price is None or not steps:
+            continue
+        cells.append(
+            {
+                "run": _run_label(run),
+                "id": record["run_id"],
+                "infrastructure": record["infrastructure"],
+                "price ($/h)": f"{price:g}",
+                "$ an epoch": f"{seconds / steps * run['steps_per_epoch'] / 3600 * price:.4f}",
+                "$ in all": f"{record['wall'] / 3600 * price:.4f}",
+            }
+        )
+    return _markdown(cells)
+
+
+# --- the other studies --------------------------------------------------------------------------------------------
+
+_STUDY_COLUMNS = (
+    *("infrastructure", "framework", "model", "parameters", "data", "input", "batch per device", "total batch"),
+    *("learning rate", "devices", "exchange", "layout", "scaling", "epochs", "accuracy", "s/epoch", "samples/s"),
+    *("train (s/5,120)", "communication (s/5,120)", "sync (s/5,120)", "speed-up without sync"),
+    *("speed-up by throughput", "efficiency", "speed-up by wall time", "efficiency by wall time"),
+    *("the source's text", "note"),
+)
+
+
+def study(rows: pd.DataFrame, name: str) -> str:
+    """Every row of one study, in the columns that it fills."""
+    return _study_table([row for row in _plain(rows) if row["study"] == name])
+
+
+def keras(rows: pd.DataFrame) -> list[tuple[str, str]]:
+    """The Keras study, table by table as in its text: title and Markdown of each."""
+    groups: dict[str, list[Row]] = {}
+    for row in _plain(rows):
+        if row["study"] == "keras_multi_gpu":
+            groups.setdefault(_keras_title(row), []).append(row)
+    return [(f"{title} ({len(found)} rows)", _study_table(found)) for title, found in groups.items()]
+
+
+def _keras_title(row: Row) -> str:
+    if row["network"] == "keras_cifar10_cnn":
+        return "avolkov1 on a small CIFAR-10 network: the total batch is split, so strong scaling"
+    if row["network"] == "mlp":
+        return "kuza55 on an MLP: the total batch is split, so strong scaling"
+    if row["network"] == "alexnet" and row["dataset"] == "imagenet (synthetic)":
+        return "Memory clocks, one GPU at a time" if row["devices"] == 1 else "PIX against PHB: how two GPUs are linked"
+    if row["network"] in ("inceptionv3", "resnet50") and row["infrastructure"] in ("az-2x-m60", "7gforce"):
+        if row["framework"].startswith("TensorFlow") and not row["scaling"]:
+            return "tf_cnn_benchmarks on one GPU, NCHW and NHWC"
+        name = {"inceptionv3": "InceptionV3", "resnet50": "ResNet-50 (ImageNet)"}[row["network"]]
+        return f"{name}: Keras codes split a batch of 32 (strong), tf_cnn_benchmarks has 32 a GPU (weak)"
+    if row["dataset"] == "cifar10" and row["infrastructure"] == "az-2x-m60":
+        return "tf_cnn_benchmarks on CIFAR-10 with two Tesla M60"
+    if row["layout"]:
+        return "Data layout"
+    return "TensorFlow's own benchmarks, and figures of the text"
+
+
+def _study_table(found: Sequence[Row]) -> str:
+    cells = []
+    for row in found:
+        note = "; ".join(filter(None, [row["note"], f"contradicts itself: {row['flag']}" if row["flag"] else ""]))
+        values = (
+            *(_infrastructure(row), row["framework"], _network(row), _figure(row, "parameters", 0), row["dataset"]),
+            *(row["input_shape"], _figure(row, "batch_per_device", 0), _figure(row, "total_batch", 0)),
+            *(_plain_figure(row["learning_rate"]), _figure(row, "devices", 0), row["exchange"], row["layout"]),
+            *(row["scaling"], _figure(row, "epochs", 0), _accuracy(row, "accuracy")),
+            *(_figure(row, "seconds_per_epoch", 1), _figure(row, "samples_per_second", 1)),
+            *(_figure(row, f"{part}_seconds_per_5120", 2) for part in ("train", "communication", "sync")),
+            *(_digits(row["speedup_without_sync"]), _digits(row["speedup_throughput"])),
+            *(_digits(row["efficiency_throughput"]), _digits(row["speedup_wall"]), _digits(row["efficiency_wall"])),
+            *(row["printed"], note),
+        )
+        cells.append(dict(zip(_STUDY_COLUMNS, values)))
+    return _markdown(cells)
+
+
+# --- machines, and what did not run -------------------------------------------------------------------------------
+
+
+def machines(records: Sequence[Record]) -> str:
+    """Each machine and set of versions on which runs were measured, with the commits and days of these runs."""
+    found: dict[tuple[str, ...], list[Record]] = {}
+    measured = [record for record in ordered(records) if record["outcome"] != "skipped"]
+    for record in measured:
+        key = (
+            record["infrastructure"],
+            repr(sorted(_hardware(record).items())),
+            repr(sorted(record["versions"].items())),
+        )
+        found.setdefault(key, []).append(record)
+    cells = []
+    for members in found.values():
+        machine, versions = members[0]["hardware"], members[0]["versions"]
+        days = sorted({record["started"][:10] for record in members})
+        cells.append(
+            {
+                "infrastructure": members[0]["infrastructure"],
+                "CPU": machine["cpu"],
+                "cores": str(machine["cores"]),
+                "memory (GiB)": f"{machine['memory_bytes'] / 2**30:.0f}",
+                "GPUs": ", ".join(f"{count}x {name}" for name, count in _cards(machine).items()),
+                "driver": machine.get("driver") or "",
+                "versions": ", ".join(f"{name} {versions[name]}" for name in sorted(versions)),
+                "commit": ", ".join(sorted({record["commit"] for record in members} - {""})),
+                "runs": str(len(members)),
+                "date": " to ".join(dict.fromkeys((days[0], days[-1]))),
+            }
+        )
+    return _markdown(cells)
+
+
+def _hardware(record: Record) -> dict[str, str]:
+    """What of a machine does not vary from one look at it to the next."""
+    machine = record["hardware"]
+    kept = ("cpu", "cores", "memory_bytes", "driver")
+    return {**{name: str(machine.get(name)) for name in kept}, "gpus": str(_cards(machine))}
+
+
+def _cards(machine: dict[str, Any]) -> dict[str, int]:
+    return dict(Counter(gpu["name"] for gpu in machine["gpus"]))
+
+
+def not_run(records: Sequence[Record]) -> str:
+    """Runs that were skipped, failed or diverged and did not succeed since, those of one reason in one line."""
+    latest: dict[tuple[str, str], Record] = {}
+    for record in sorted(ordered(records), key=lambda record: str(record["started"])):
+        latest[record["infrastructure"], record["run_id"]] = record
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for record in ordered(list(latest.values())):
+        if record["outcome"] != "completed":
+            key = (record["infrastructure"], record["outcome"], record["reason"])
+            groups.setdefault(key, []).append(record)
+    cells = []
+    for (infrastructure, outcome, reason), members in sorted(groups.items()):
+        runs = [record["run"] for record in members]
+        cells.append(
+            {
+                "infrastructure": infrastructure,
+                "outcome": outcome,
+                "reason": reason,
+                "runs": str(len(members)),
+                "networks": ", ".join(dict.fromkeys(_label(run["model"]) for run in runs)),
+                "batch per device": _listed(run["batch_per_device"] for run in runs),
+                "devices": _listed(run["devices"] for run in runs),
+                "learning rate": _listed(run["learning_rate"] for run in runs),
+                "recipes": ", ".join(sorted({run["recipe"] for run in runs})),
+            }
+        )
+    return _markdown(cells)
+
+
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in sorted(set(values)))
+
+
+# --- cells --------------------------------------------------------------------------------------------------------
+
+
+def _plain(rows: pd.DataFrame) -> list[Row]:
+    """Rows as dictionaries in which what is missing is None, whatever the column's type."""
+    found: list[Row] = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    return found
+
+
+def _markdown(cells: Sequence[Cells], keep: Sequence[str] = ()) -> str:
+    """A table of the columns that any row fills, and of those in `keep`; figures to the right."""
+    if not cells:
+        return ""
+    names = [name for name in cells[0] if name in keep or any(row[name] for row in cells)]
+    body = [[re.sub(r"\s+", " ", row[name]).replace("|", "\\|") for name in names] for row in cells]
+    number = re.compile(r"([-+(]?[\d.,]+%?\)?( .*)?)?")
+    figures = [all(number.fullmatch(row[index]) for row in body) for index in range(len(names))]
+    aligned = ["right" if figure else "left" for figure in figures]
+    text = tabulate(body, headers=names, tablefmt="github", disable_numparse=True, colalign=aligned)
+    # Columns padded to their longest note would make lines of a thousand blanks.
+    return re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", text))
+
+
+def _aligned(cells: Sequence[Cells]) -> list[Cells]:
+    """Rows with the same columns, in the order of the longest row; what a row lacks is empty."""
+    names = list(max(cells, key=len, default={}))
+    names += [name for name in dict.fromkeys(name for row in cells for name in row) if name not in names]
+    return [{name: row.get(name, "") for name in names} for row in cells]
+
+
+def _footnote(row: Row | scaling.Row, notes: list[str]) -> str:
+    text = f"{_infrastructure(dict(row))}, {row['printed'].split(' | ')[0]}: {row['flag']}."
+    if text not in notes:
+        notes.append(text)
+    return f"({notes.index(text) + 1})"
+
+
+def _footnotes(notes: Sequence[str]) -> list[str]:
+    if not notes:
+        return []
+    listed = "\n".join(f"- ({number}) {text}" for number, text in enumerate(notes, start=1))
+    return ["Rows whose own printed figures disagree, as found by recomputing them:\n\n" + listed]
+
+
+def _note(row: Row, notes: list[str]) -> str:
+    flag = f"contradicts itself {_footnote(row, notes)}" if row["flag"] else ""
+    # The flag says it computed; the source's own words for it would say it twice.
+    words = [one for one in row["note"].split("; ") if not (flag and one.startswith("contradicts itself"))]
+    return "; ".join(filter(None, [flag, *words]))
+
+
+def _likeness(row: Row) -> tuple[Any, ...]:
+    """Like beside like: network, total batch, batch per device, learning rate, devices, machine; unknown last."""
+    names = ("total_batch", "batch_per_device", "learning_rate", "devices")
+    figures = [math.inf if row[name] is None else row[name] for name in names]
+    return (*_network_order(row), *figures, row["origin"] == "measured", _infrastructure(row), *_tie(row))
+
+
+def _tie(row: Row) -> tuple[Any, ...]:
+    return (row["virtual"], row["quick"], row["seed"] or 0, row["started"], row["run_id"], row["printed"])
+
+
+def _network_order(row: Row) -> tuple[int, str]:
+    name = row["network"]
+    return (MAIN_NETWORKS.index(name) if name in MAIN_NETWORKS else len(MAIN_NETWORKS), name)
+
+
+def _network(row: Row | scaling.Row) -> str:
+    return _label(row["network"])
+
+
+def _label(name: str) -> str:
+    return networks.NETWORKS[name].label if name in networks.NETWORKS else name
+
+
+def _machine(row: Row) -> str:
+    named, found = row["infrastructure"], row["hardware"]
+    return named if not found or found in named else f"{named} ({found})"
+
+
+def _infrastructure(row: Row | scaling.Row) -> str:
+    """A source's own name for a machine and what it is; a measured one's name."""
+    if row["origin"] == "measured":
+        return _machine(dict(row))
+    return ": ".join(filter(None, [row["infrastructure"], row["hardware"]]))
+
+
+def _cores(row: Row | scaling.Row) -> str:
+    cores = scaling.known(row, "cores_per_worker")
+    return f"{cores:.0f} core{'s' * (cores > 1)} a worker" if cores else ""
+
+
+def _gpus(row: Row) -> str:
+    """As the source counts: GPUs in use, 0 for a CPU; with what played several replicas in brackets."""
+    if row["devices"] is None:
+        return ""
+    if row["origin"] == "published":
+        return str(row["devices"])
+    words = "virtual" if row["virtual"] else "workers" if (row["workers"] or 1) > 1 else "CPU devices"
+    if row["virtual"]:
+        return f"{int(row['kind'] == 'gpu')} ({row['devices']} {words})"
+    if row["kind"] == "gpu":
+        return str(row["devices"])
+    return "0" if row["devices"] == 1 else f"0 ({row['devices']} {words})"
+
+
+def _batch_size(row: Row) -> str:
+    """In the source's own style: "128x4=512 (lr=0.2)"."""
+    if row["origin"] == "published":
+        return str(row["printed"]).split(" | ")[0]
+    size = str(row["batch_per_device"])
+    if row["devices"] > 1:
+        size += f"x{row['devices']}={row['total_batch']}"
+    elif row["kind"] == "gpu":
+        size += "x1"
+    return f"{size} (lr={row['learning_rate']:g})"
+
+
+def _run_label(run: dict[str, Any]) -> str:
+    size = str(run["batch_per_device"]) + (f"x{run['devices']}={run['total_batch']}" if run["devices"] > 1 else "")
+    words = [_label(run["model"]), f"{size} (lr={run['learning_rate']:g})"]
+    words += ["virtual"] * run["virtual"] + ["quick"] * run["quick"] + [f"seed {run['seed']}"] * (run["seed"] > 0)
+    return ", ".join(words)
+
+
+def _run_cells(row: Row) -> Cells:
+    run = {**row, "model": row["network"]}
+    return {"run": _run_label(run), "id": row["run_id"], "infrastructure": _infrastructure(row), "data": row["dataset"]}
+
+
+def _figure(row: Row | scaling.Row, name: str, digits: int) -> str:
+    """A published figure as it was printed, a measured one to `digits` decimals."""
+    value = scaling.known(row, name)
+    if value is None:
+        return ""
+    return _plain_figure(value) if row["origin"] == "published" else f"{value:.{digits}f}"
+
+
+def _accuracy(row: Row, name: str) -> str:
+    value = row[name]
+    if value is None:
+        return ""
+    return f"{value:.4f}" if row["origin"] == "measured" else f"{value:.3f}"
+
+
+def _plain_figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.10g}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _digits(value: float | None) -> str:
+    """As many digits as any of the sources prints of a ratio."""
+    return "" if value is None else f"{value:.5g}"
+
+
+def _known(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,274 @@
+"""Speed-up and efficiency over devices, what the two speed-ups hide from each other, and what is only noise.
+
+Pure functions of rows: mappings with the columns of results/rows.csv, a missing figure being None or NaN, so
+`rows.to_dict("records")` of the table is what they take.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from poc.clock import PARTS
+from poc.values import value
+
+Row = Mapping[str, Any]
+
+WEAK, STRONG = "weak", "strong"
+HELD_FIXED = {WEAK: "batch_per_device", STRONG: "total_batch"}
+
+# What all rows of a series share, beside the batch held fixed. `setting` stands for every other field of a measured
+# run that is not the number of devices, a batch size, the learning rate, the seed or the exchange.
+SHARED = (
+    *("origin", "study", "infrastructure", "hardware", "framework", "kind", "network", "dataset", "input_shape"),
+    *("dtype", "layout", "setting"),
+)
+SAME_WORK = 0.05
+SERIES_RULE = (
+    "a series holds rows that differ only in the number of devices and, in a weak series, in a learning rate that "
+    "grows with it; weak keeps the batch per device, strong the total batch; virtual devices and quick runs are "
+    "never in one; without its own row on one device there is no speed-up"
+)
+WALL_RULE = (
+    "speed-up by wall time compares whole runs, from start to end, in seconds for each sample trained, and only "
+    f"where the numbers of samples trained are within {SAME_WORK:.0%} of each other (whole batches leave a remainder)"
+)
+
+# Two-sided 95% points of Student's t distribution for 1 to 30 degrees of freedom.
+_T95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+_NORMAL95 = 1.960
+
+
+@value
+class Series:
+    """Rows that differ only in the number of devices."""
+
+    kind: str
+    """What is held fixed: "weak" the batch per device, "strong" the total batch."""
+    alone: tuple[Row, ...]
+    """Its rows on one device: one, or several that repeat each other, which are averaged."""
+    rows: tuple[Row, ...]
+    """The others, fewest devices first."""
+
+    @property
+    def batch(self) -> int:
+        """The batch that is held fixed, in samples: of each device in a weak series, of all in a strong one."""
+        return int(self.alone[0][HELD_FIXED[self.kind]])
+
+
+@value
+class Reconciliation:
+    """Why the two speed-ups of a row differ: `by_throughput` less all of `parts` is `by_wall`."""
+
+    by_throughput: float
+    by_wall: float
+    parts: dict[str, float]
+    """What each of `poc.clock.PARTS` takes from the speed-up by throughput; negative where it adds to it."""
+
+
+@value
+class Estimate:
+    """A figure that was measured `n` times."""
+
+    mean: float
+    spread: float
+    """Standard deviation of one measurement."""
+    n: int
+
+
+@value
+class Difference:
+    """One estimate less another."""
+
+    value: float
+    margin: float | None
+    """Half of the 95% confidence interval; None where neither was measured twice, so that nothing can be said."""
+
+    @property
+    def within_noise(self) -> bool | None:
+        """Whether there may be no difference at all; None where that cannot be said."""
+        return None if self.margin is None else abs(self.value) <= self.margin
+
+
+def series(rows: Iterable[Row]) -> list[Series]:
+    """All series of at least one and another number of devices, by `SERIES_RULE`, in the order of `rows`.
+
+    A published row is only in the kind of series that its study says it is in; a measured one may be in both kinds.
+    """
+    usable = [row for row in rows if _usable(row)]
+    found = []
+    for kind, held in HELD_FIXED.items():
+        fitting = [row for row in usable if row["origin"] != "published" or row["scaling"] == kind]
+        groups: dict[tuple[Any, ...], tuple[list[Row], list[Row]]] = {}
+        on_one: dict[tuple[Any, ...], list[Row]] = {}
+        for row in fitting:
+            if row["devices"] == 1:
+                on_one.setdefault(_shared(row, held), []).append(row)
+        for row in fitting:
+            key = _shared(row, held)
+            alone = _baselines(on_one.get(key, []), row, kind) if row["devices"] > 1 else []
+            if alone:
+                group = (*key, row["exchange"], *map(id, alone))
+                groups.setdefault(group, (alone, []))[1].append(row)
+        found += [
+            Series(kind=kind, alone=tuple(alone), rows=tuple(sorted(others, key=lambda row: int(row["devices"]))))
+            for alone, others in groups.values()
+        ]
+    return found
+
+
+def by_throughput(alone: Sequence[Row], row: Row) -> float | None:
+    """Samples/s of `row` over those of one device (where several rows are `alone`: samples over their mean time)."""
+    each = [rate(one) for one in alone]
+    own = rate(row)
+    return _ratio([1 / one if one else None for one in each], 1 / own if own else None)
+
+
+def by_epoch_time(alone: Sequence[Row], row: Row) -> float | None:
+    """Seconds of an epoch on one device over those of `row`: training and waiting for data, no evaluation."""
+    return _ratio([known(one, "seconds_per_epoch") for one in alone], known(row, "seconds_per_epoch"))
+
+
+def by_wall(alone: Sequence[Row], row: Row) -> float | None:
+    """Wall seconds for each sample trained, on one device over those of `row`; None for unequal work (`WALL_RULE`)."""
+    if not all(_same_work(one, row) for one in alone):
+        return None
+    return _ratio([_wall_per_sample(one) for one in alone], _wall_per_sample(row))
+
+
+def without_sync(alone: Sequence[Row], row: Row) -> float | None:
+    """Speed-up as the Theano study has it: seconds of training and communication alone, no waiting for one another."""
+    return _ratio([_seconds_without_sync(one) for one in alone], _seconds_without_sync(row))
+
+
+def efficiency(speedup: float | None, devices: int) -> float | None:
+    """Speed-up over the number of devices, as a fraction of one."""
+    return None if speedup is None or devices < 1 else speedup / devices
+
+
+def reconcile(alone: Sequence[Row], row: Row) -> Reconciliation | None:
+    """Accounts for the whole difference between the two speed-ups of `row`, part by part.
+
+    A run's wall seconds for a sample are those at its throughput, t, plus what throughput does not see: o of each part
+    (`unseen`). With t1 and o1 on one device, S = t1 / t by throughput and w = t + sum(o), the speed-up by wall time is
+    (t1 + sum(o1)) / w, and S less that is the sum over the parts of (S x o - o1) / w: a part costs speed-up as far as
+    it does not shrink S times. None where there is no speed-up by wall time, or the parts are unknown.
+    """
+    speedup, wall, own = by_throughput(alone, row), _wall_per_sample(row), unseen(row)
+    total = by_wall(alone, row)
+    others = [unseen(one) for one in alone]
+    if speedup is None or wall is None or total is None or own is None:
+        return None
+    complete = [one for one in others if one is not None]
+    if len(complete) != len(others):
+        return None
+    parts = {part: (speedup * own[part] - statistics.fmean(one[part] for one in complete)) / wall for part in PARTS}
+    return Reconciliation(by_throughput=speedup, by_wall=total, parts=parts)
+
+
+def unseen(row: Row) -> dict[str, float] | None:
+    """Seconds for each sample trained that a run's throughput does not show, by part; None where any is unknown.
+
+    Throughput is the median over windows, and so holds the usual time of training and the usual wait for data. What is
+    left of "warmup", "train" and "data" is what they took beyond that; it can be negative.
+    """
+    names = [f"{part}_seconds" for part in PARTS]
+    seconds = [known(row, name) for name in names]
+    samples, warm = known(row, "samples_trained"), known(row, "warmup_samples")
+    throughput, wait = known(row, "samples_per_second"), known(row, "usual_wait_per_sample")
+    if not samples or not throughput or warm is None or wait is None or None in seconds:
+        return None
+    usual = 1 / throughput - wait
+    beyond = {part: one for part, one in zip(PARTS, seconds) if one is not None}
+    beyond["warmup"] -= usual * warm
+    beyond["train"] -= usual * (samples - warm)
+    beyond["data"] -= wait * samples
+    return {part: one / samples for part, one in beyond.items()}
+
+
+def difference(a: Estimate, b: Estimate) -> Difference:
+    """`a` less `b`, with the 95% margin of Welch's t interval, which allows for unequal spreads and few measurements.
+
+    The windows of one run know nothing of what differs from run to run: for that, compare means over seeds.
+    """
+    errors = [one.spread**2 / one.n for one in (a, b) if one.n > 1]
+    if len(errors) < 2:
+        return Difference(value=a.mean - b.mean, margin=None)
+    total = sum(errors)
+    if total == 0:
+        return Difference(value=a.mean - b.mean, margin=0.0)
+    # Shares first: squares of very small errors would underflow.
+    freedom = 1 / sum((error / total) ** 2 / (one.n - 1) for error, one in zip(errors, (a, b)))
+    index = max(1, math.floor(freedom))
+    quantile = _T95[index - 1] if index <= len(_T95) else _NORMAL95
+    return Difference(value=a.mean - b.mean, margin=quantile * math.sqrt(total))
+
+
+def rate(row: Row) -> float | None:
+    """Samples/s of `row`: as printed or measured, else of its seconds for 5,120 images, synchronisation included."""
+    printed = known(row, "samples_per_second")
+    seconds = _seconds_without_sync(row)
+    if printed is not None or seconds is None:
+        return printed
+    return 5120 / (seconds + (known(row, "sync_seconds_per_5120") or 0.0))
+
+
+def known(row: Row, name: str) -> float | None:
+    """The figure of that name in `row`; None where it is missing."""
+    found = row.get(name)
+    # NaN is not itself; pandas' NA is no number.
+    return float(found) if isinstance(found, Real) and found == found else None
+
+
+def _usable(row: Row) -> bool:
+    if row.get("virtual") or row.get("quick") or row.get("outcome") not in ("completed", "", None):
+        return False
+    return (rate(row) or 0) > 0 and (known(row, "devices") or 0) >= 1
+
+
+def _shared(row: Row, held: str) -> tuple[Any, ...]:
+    batch = known(row, held)
+    # A batch nobody knows is not the same as another such.
+    return (*(row.get(name) for name in SHARED), id(row) if batch is None else batch)
+
+
+def _baselines(candidates: list[Row], row: Row, kind: str) -> list[Row]:
+    """Those of the rows on one device against which `row` is held."""
+    target = known(row, "learning_rate")
+
+    def grown(one: Row, factor: float) -> bool:
+        base = known(one, "learning_rate")
+        return base is None or target is None or math.isclose(base * factor, target)
+
+    scaled = [one for one in candidates if kind == WEAK and grown(one, row["devices"])]
+    alone = scaled or [one for one in candidates if grown(one, 1)]
+    return [one for one in alone if _same_work(one, row)] or alone
+
+
+def _same_work(one: Row, other: Row) -> bool:
+    left, right = known(one, "samples_trained"), known(other, "samples_trained")
+    return bool(left and right and abs(left - right) <= SAME_WORK * max(left, right))
+
+
+def _wall_per_sample(row: Row) -> float | None:
+    wall, samples = known(row, "wall_seconds"), known(row, "samples_trained")
+    return wall / samples if wall is not None and samples else None
+
+
+def _seconds_without_sync(row: Row) -> float | None:
+    train = known(row, "train_seconds_per_5120")
+    return None if train is None else train + (known(row, "communication_seconds_per_5120") or 0.0)
+
+
+def _ratio(alone: Sequence[float | None], other: float | None) -> float | None:
+    each = [one for one in alone if one is not None]
+    if not other or not each or len(each) != len(alone):
+        return None
+    return statistics.fmean(each) / other

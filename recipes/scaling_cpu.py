@@ -1,0 +1,20 @@
+"""One and two workers, each with one CPU core: both speed-ups of ResNet-50, at the same batch a worker.
+
+Modelled on the Horovod study, whose two speed-ups contradicted each other. Weak scaling: every worker keeps 64 samples.
+Cost: about 10 min on two CPU cores.
+    ./run_all.sh scaling_cpu
+"""
+
+from poc import CIFAR10, Linear, Recipe
+
+recipe = Recipe(
+    model="cifar_resnet50_v2",
+    data=CIFAR10(crop=28, jitter=True),
+    kind="cpu",
+    cores_per_worker=1,
+    batch_per_device=64,
+    lr=Linear(base=0.05, per=128),
+    epochs=1,
+    exchange="dist_sync",
+    only=[dict(devices=1, workers=1), dict(devices=2, workers=2)],
+)

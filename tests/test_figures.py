@@ -1,0 +1,287 @@
+"""The data of the figures against hand-made and published rows; the files only for being stable and labelled."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from poc import clock, published
+from poc.report import figures
+from poc.report.rows import COLUMNS, EXTRAS
+
+ALL = [*COLUMNS, *EXTRAS]
+MACHINE = "CPU: test, 2 cores"
+
+
+def measured(**fields: Any) -> dict[str, Any]:
+    """A measured row of the main study's setting, of a run of 100 s."""
+    row: dict[str, Any] = dict.fromkeys(ALL)
+    row.update(origin="measured", infrastructure=MACHINE, hardware=MACHINE, network="cifar_resnet50_v2")
+    row.update(dataset="cifar10 (jpeg)", input_shape="3x28x28", batch_per_device=128, learning_rate=0.05, devices=1)
+    row.update(kind="cpu", virtual=False, workers=1, epochs=12, seed=0, outcome="completed", accuracy=0.75, quick=False)
+    row.update(samples_per_second=300.0, spread=4.0, windows=40, seconds_per_epoch=166.0, wall_seconds=100.0)
+    row.update(zip((f"{part}_seconds" for part in clock.PARTS), (2.0, 3.0, 80.0, 1.0, 10.0, 0.5, 3.5)))
+    row.update(fields)
+    row["total_batch"] = row["batch_per_device"] * max(1, row["devices"])
+    return row
+
+
+def starting_slowly() -> tuple[dict[str, Any], dict[str, Any]]:
+    """1,000 samples at 100 samples/s on one device, 200 on two, after 10 s of start each."""
+    work: dict[str, Any] = {f"{part}_seconds": 0.0 for part in clock.PARTS}
+    work.update(samples_trained=1000, warmup_samples=0, usual_wait_per_sample=0.0, initialise_seconds=10.0)
+    one = measured(**{**work, "samples_per_second": 100.0, "wall_seconds": 20.0, "train_seconds": 10.0})
+    two = {"devices": 2, "samples_per_second": 200.0, "wall_seconds": 15.0, "train_seconds": 5.0}
+    return one, measured(**{**work, **two}, exchange="dist_sync")
+
+
+def table(*rows: dict[str, Any], with_published: bool = False) -> pd.DataFrame:
+    published_rows = published.load().astype(object)
+    plain = published_rows.where(published_rows.notna(), None).to_dict("records") if with_published else []
+    return pd.DataFrame([*plain, *rows], columns=ALL)
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """A record of three epochs of 50 s and 10 s of evaluation each."""
+    run = dict(model="cifar_resnet50_v2", batch_per_device=128, total_batch=128, devices=1, virtual=False, quick=False)
+    run.update(learning_rate=0.05, exchange="device", seed=0, kind="cpu")
+    evaluations = [
+        {"epoch": epoch, "at": 60.0 * epoch - 10, "seconds": 10.0, "accuracy": accuracy, "samples": 10_000, "loss": 1.0}
+        for epoch, accuracy in ((1, 0.4), (2, 0.5), (3, 0.6))
+    ]
+    whole = dict(run=run, dataset="cifar10", infrastructure=MACHINE, hardware={"description": MACHINE})
+    whole.update(started="2026-01-01T00:00:00+00:00", run_id="0123456789", outcome="completed", evaluations=evaluations)
+    for name, change in changes.items():
+        (run if name in run else whole)[name] = change
+    return copy.deepcopy(whole)
+
+
+def xy(series: figures.Series) -> list[tuple[float, float]]:
+    return [(point.x, point.y) for point in series.points]
+
+
+def by_label(series: list[figures.Series]) -> dict[str, figures.Series]:
+    assert len({one.label for one in series}) == len(series)
+    return {one.label: one for one in series}
+
+
+def test_accuracy_against_throughput_has_every_published_accuracy_and_marks_what_is_special() -> None:
+    found = by_label(figures.accuracy_throughput(table(measured(), with_published=True)))
+    k80, p100 = found["8x Tesla K80 (AWS p2.8x)"], found["DGX-1, 8x P100"]
+    assert (len(k80.points), len(p100.points)) == (17, 10)
+    assert (6800.0, 0.786) in xy(k80)
+    # Best and worst accuracy and the highest throughput, which are two runs.
+    assert {(point.text, point.y) for point in k80.points if point.text} == {("64x2", 0.817), ("512x8", 0.278)}
+    assert [(point.x, point.y) for point in p100.points if point.contradictory] == [(2600.0, 0.782)]
+    assert not any(point.contradictory for point in k80.points)
+    assert found[MACHINE].points == (figures.Point(x=300.0, y=0.75, text="128"),)
+    assert found[MACHINE].measured
+    assert not k80.measured
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dict(quick=True),
+        dict(dataset="synthetic"),
+        dict(outcome="failed"),
+        dict(epochs=2),
+        dict(network="cifar_resnet20_v2"),
+        dict(accuracy=None),
+    ],
+)
+def test_accuracy_against_throughput_leaves_out_what_does_not_compare(other: dict[str, Any]) -> None:
+    assert figures.accuracy_throughput(table(measured(**other))) == []
+
+
+def test_a_virtual_run_is_hollow_beside_accuracy_and_absent_where_devices_count() -> None:
+    virtual = measured(devices=4, virtual=True, learning_rate=0.2)
+    [series] = figures.accuracy_throughput(table(virtual))
+    assert series.points == (figures.Point(x=300.0, y=0.75, text="128x4", virtual=True),)
+    assert figures.throughput_devices(table(measured(), virtual))[1]["throughput"] == []
+    assert not any(figures.speedup_workers(table(measured(), virtual)).values())
+
+
+def test_curves_share_accuracies_and_differ_in_what_they_stand_against() -> None:
+    records = [record(), record(learning_rate=0.1)]
+    common, curves = figures.learning_curves(records)
+    assert common == f"ResNet-50 (CIFAR), batch 128, cifar10, {MACHINE}, seed 0"
+    assert [one.label for one in curves] == ["learning rate 0.05", "learning rate 0.1"]
+    assert xy(curves[0]) == [(1.0, 0.4), (2.0, 0.5), (3.0, 0.6)]
+    assert [xy(one) for one in figures.accuracy_time(records)[1]] == [[(50.0, 0.4), (110.0, 0.5), (170.0, 0.6)]] * 2
+
+
+def test_curves_take_runs_that_were_evaluated_twice_and_name_what_became_of_them() -> None:
+    once = record()
+    once["evaluations"] = once["evaluations"][:1]
+    others = [once, record(quick=True), record(outcome="failed"), record(outcome="skipped", evaluations=[])]
+    assert figures.learning_curves(others) == ("", [])
+    _, curves = figures.learning_curves([*others, record(), record(outcome="diverged", devices=4, virtual=True)])
+    assert [one.label for one in curves] == ["batch 128", "batch 128x4 (virtual), diverged"]
+
+
+def test_the_same_run_twice_makes_two_curves_with_names_of_their_own() -> None:
+    _, curves = figures.learning_curves([record(), record(), record(seed=1)])
+    assert [one.label for one in curves] == ["seed 0", "seed 0 (2)", "seed 1"]
+
+
+def test_throughput_and_efficiency_against_devices_of_the_main_study() -> None:
+    common, found = figures.throughput_devices(table(with_published=True))
+    throughput, efficiency = by_label(found["throughput"]), by_label(found["efficiency"])
+    assert common == "ResNet-50 (CIFAR), device"
+    k80, p100 = "8x Tesla K80 (AWS p2.8x)", "DGX-1, 8x P100"
+    with_one = {f"{k80}, {batch} a device" for batch in (128, 256, 512)} | {
+        f"{p100}, {batch} a device" for batch in (128, 256)
+    }
+    assert set(throughput) == with_one | {f"{k80}, 64 a device"}
+    assert set(efficiency) == with_one
+    assert xy(throughput[f"{k80}, 128 a device"]) == [(1, 1100), (2, 2200), (4, 4300), (8, 6800)]
+    assert xy(efficiency[f"{k80}, 128 a device"])[-1] == (8, pytest.approx(6800 / 1100 / 8))
+    # Two rows, of two learning rates, at four and at eight devices; none with a throughput at one.
+    assert xy(throughput[f"{k80}, 64 a device"]) == [(2, 1800), (4, 3600), (8, 6200)]
+    doubtful = f"{p100}, 256 a device"
+    assert [point.contradictory for point in throughput[doubtful].points] == [True, False, False, False]
+    assert all(point.contradictory for point in efficiency[doubtful].points)
+
+
+def test_a_series_over_devices_holds_everything_else_fixed() -> None:
+    rows = [
+        measured(samples_per_second=100.0),
+        measured(devices=2, samples_per_second=190.0, exchange="device"),
+        measured(devices=2, samples_per_second=180.0, exchange="dist_sync", workers=2),
+        measured(devices=4, batch_per_device=64, samples_per_second=999.0),
+        measured(devices=2, dataset="synthetic", samples_per_second=999.0),
+        measured(devices=2, quick=True, samples_per_second=999.0),
+        measured(devices=2, setting="on other cores", samples_per_second=999.0),
+    ]
+    _, found = figures.throughput_devices(table(*rows))
+    assert {label: xy(one) for label, one in by_label(found["throughput"]).items()} == {
+        "device": [(1, 100), (2, 190)],
+        "dist_sync": [(1, 100), (2, 180)],
+    }
+    assert {one.label: xy(one) for one in found["efficiency"]} == {
+        "device": [(1, 1), (2, pytest.approx(0.95))],
+        "dist_sync": [(1, 1), (2, pytest.approx(0.9))],
+    }
+
+
+def test_throughput_against_batch_has_a_panel_for_each_network_with_two_batches() -> None:
+    deep = dict(network="cifar_resnet110_v2", epochs=1, accuracy=None)
+    rows = [
+        measured(**deep, batch_per_device=256, samples_per_second=160.0),
+        measured(**deep, samples_per_second=150.0, spread=2.0),
+        measured(**deep, samples_per_second=154.0, spread=3.0, seed=1),
+        measured(network="cifar_resnet20_v2"),
+    ]
+    panels = figures.throughput_batch(table(*rows, with_published=True))
+    assert list(panels) == ["ResNet-110 (CIFAR)", "ResNet-50 (CIFAR)"]
+    own = by_label(panels["ResNet-110 (CIFAR)"])[MACHINE]
+    assert own.points == (figures.Point(x=128, y=152.0, spread=3.0), figures.Point(x=256, y=160.0, spread=4.0))
+    fifty = by_label(panels["ResNet-50 (CIFAR)"])
+    assert xy(fifty["8x Tesla K80 (AWS p2.8x)"]) == [(128, 1100), (256, 1300), (512, 1400)]
+    assert xy(fifty["Intel Core i5-6300U, 4 processors (laptop)"]) == [(256, 33)]
+
+
+def test_speedups_of_the_theano_study_with_and_without_synchronisation() -> None:
+    panels = figures.speedup_workers(table(with_published=True))
+    without, with_sync = (by_label(panels[f"{word} synchronisation"]) for word in ("without", "with"))
+    assert set(without) == set(with_sync)
+    assert len(without) == 5
+    alexnet = "alexnet, 128 a device"
+    assert [x for x, _ in xy(without[alexnet])] == [1, 2, 4, 8]
+    assert [round(y, 2) for _, y in xy(without[alexnet])] == [1.0, 1.84, 3.62, 6.33]
+    assert round(xy(with_sync[alexnet])[-1][1], 2) == 3.27
+
+
+def test_a_measured_series_stands_beside_them_if_its_batch_per_device_was_fixed() -> None:
+    weak = measured(devices=2, exchange="dist_sync", samples_per_second=540.0)
+    strong = measured(devices=2, batch_per_device=64, exchange="dist_sync", samples_per_second=500.0)
+    panels = figures.speedup_workers(table(measured(), weak, strong))
+    assert panels["without synchronisation"] == []
+    [series] = panels["with synchronisation"]
+    assert xy(series) == [(1.0, 1.0), (2.0, pytest.approx(1.8))]
+    assert series.measured
+
+    # A tenth of the step is waiting for the other worker.
+    apart = {**weak, "sync_seconds_per_5120": 0.1 * 5120 / 540}
+    [series] = figures.speedup_workers(table(measured(), apart))["without synchronisation"]
+    assert xy(series) == [(1.0, 1.0), (2.0, pytest.approx(2.0))]
+
+
+def test_the_difference_between_the_speedups_is_the_sum_of_a_bar() -> None:
+    one, two = starting_slowly()
+    common, [bar] = figures.speedup_reconciled(table(one, two))
+    assert "weak scaling" in common
+    assert bar.label == "2.00 less 1.33"
+    assert tuple(bar.parts) == clock.PARTS
+    assert bar.parts["initialise"] == pytest.approx(2 - 20 / 15)
+    assert sum(abs(part) for part in bar.parts.values()) == pytest.approx(2 - 20 / 15)
+
+
+def test_the_parts_of_a_bar_add_up_to_the_wall_time() -> None:
+    rows = table(measured(), measured(learning_rate=0.1), measured(seconds_per_epoch=None), with_published=True)
+    common, bars = figures.time_split(rows)
+    assert [bar.label for bar in bars] == ["learning rate 0.05", "learning rate 0.1"]
+    assert "batch 128" in common
+    for bar in bars:
+        assert tuple(bar.parts) == clock.PARTS
+        assert sum(bar.parts.values()) == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(("seconds", "unit"), [(5.0, "s"), (600.0, "min"), (7200.0, "min"), (40_000.0, "h")])
+def test_a_time_is_read_in_a_unit_of_its_size(seconds: float, unit: str) -> None:
+    assert figures._time_unit(seconds)[1] == unit
+
+
+def test_labels_that_would_touch_are_moved_apart_and_stay_inside() -> None:
+    assert figures._apart([0.1, 0.5, 0.9], gap=0.1) == [0.1, 0.5, 0.9]
+    moved = figures._apart([0.5, 0.51, 0.98, 0.99], gap=0.1)
+    assert moved == pytest.approx([0.5, 0.6, 0.9, 1.0])
+
+
+def everything() -> tuple[pd.DataFrame, list[dict[str, Any]]]:
+    rows = [
+        measured(),
+        measured(batch_per_device=256, samples_per_second=320.0),
+        measured(devices=4, virtual=True),
+        *starting_slowly(),
+    ]
+    return table(*rows, with_published=True), [record(), record(learning_rate=0.1), record(devices=4, virtual=True)]
+
+
+def test_every_figure_is_drawn_the_same_twice_with_a_caption_and_small(tmp_path: Path) -> None:
+    first = figures.draw(*everything(), tmp_path / "first")
+    second = figures.draw(*everything(), tmp_path / "second")
+    assert set(first) == set(figures.FIGURES)
+    for name, (path, caption) in first.items():
+        assert path.name == f"{name}.svg"
+        assert path.read_bytes() == second[name][0].read_bytes()
+        assert path.stat().st_size < 150_000
+        assert caption.endswith(".")
+    assert sorted(path.name for path in (tmp_path / "first").iterdir()) == sorted(f"{name}.svg" for name in first)
+
+
+def test_every_axis_of_every_figure_has_a_label() -> None:
+    for name, (figure, _) in figures.build(*everything()).items():
+        assert figure.axes, name
+        left, bottom = figure.axes[0], figure.axes[-1]
+        assert left.get_ylabel(), name
+        assert bottom.get_xlabel(), name
+        for axes in figure.axes:
+            shares_y = left in axes.get_shared_y_axes().get_siblings(axes)
+            assert axes.get_xlabel(), name
+            assert axes.get_ylabel() or shares_y, name
+
+
+def test_a_figure_without_data_is_not_drawn_and_its_file_goes(tmp_path: Path) -> None:
+    figures.draw(*everything(), tmp_path)
+    (tmp_path / "another.svg").write_text("not ours")
+    drawn = figures.draw(table(with_published=True), [], tmp_path)
+    assert set(drawn) == {"accuracy_throughput", "throughput_devices", "throughput_batch", "speedup_workers"}
+    assert {path.stem for path in tmp_path.iterdir()} == {*drawn, "another"}
+    assert figures.draw(table(), [], tmp_path) == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["another.svg"]

@@ -1,0 +1,202 @@
+"""The Gluon session against itself: however the devices are had, the same batches give the same parameters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poc import Recipe, Synthetic, data, engines
+from poc.engines import gluon
+from poc.hardware import GPU, Hardware
+from poc.networks import NETWORKS, network
+from poc.plan import Run, plan
+
+HOME = Path(__file__).parent.parent
+CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
+DATA = Synthetic(size=16, crop=16, train=640, validation=70)
+STEPS = 5
+
+
+def run_of(**fields: Any) -> Run:
+    base: dict[str, Any] = {"model": "cifar_resnet8_v2", "data": DATA, "kind": "cpu", "lr": 0.05, "batch_per_device": 8}
+    return plan("", Recipe(**{**base, **fields}), CPU)[0].run
+
+
+def trained(run: Run, steps: int = STEPS) -> dict[str, np.ndarray]:
+    """Parameters and batch statistics after some steps over the same batches, whatever the devices."""
+    session = engines.load("gluon").open_session(run)
+    dataset = data.load(run.data, source=None, cache=Path("unused"))
+    for batch in data.training_batches(dataset, run.data, total_batch=run.total_batch, seed=0, steps=steps):
+        session.step(batch, run.learning_rate)
+    session.drain()
+    session.evaluate(data.validation_batches(dataset, run.data, batch=70))
+    return dict(session.arrays())
+
+
+def distance(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
+    """The largest relative difference of any parameter, each measured against its own size."""
+    assert left.keys() == right.keys()
+    return max(
+        float(np.linalg.norm(left[name] - right[name]) / max(np.linalg.norm(right[name]), 1e-6)) for name in left
+    )
+
+
+@pytest.fixture(scope="module")
+def four_devices() -> dict[str, np.ndarray]:
+    return trained(run_of(devices=4))
+
+
+@pytest.mark.parametrize("fields", [{"exchange": "local"}, {"virtual": True}], ids=["kvstore local", "virtual devices"])
+def test_four_devices_agree_however_they_are_had(four_devices: dict[str, np.ndarray], fields: dict[str, Any]) -> None:
+    run = run_of(devices=4, **fields)
+    assert run.virtual == fields.get("virtual", False)
+    assert distance(trained(run), four_devices) < 1e-5
+
+
+def test_training_changes_every_parameter_and_the_seed_all_that_is_drawn(four_devices: dict[str, np.ndarray]) -> None:
+    untrained = trained(run_of(devices=4), steps=0)
+    still = [name for name in four_devices if np.array_equal(four_devices[name], untrained[name])]
+    assert still == ["features.0.gamma"]  # fixed at 1 in the study's input batch norm
+    other = trained(Run.from_json({**run_of(devices=4).to_json(), "seed": 1}), steps=0)
+    assert distance(other, untrained) > 0.1
+
+
+def test_without_exchange_devices_do_not_agree(four_devices: dict[str, np.ndarray]) -> None:
+    assert distance(trained(run_of(devices=4, exchange="independent")), four_devices) > 1e-3
+
+
+def test_batch_norm_is_what_sets_four_devices_apart_from_one() -> None:
+    plain = "cifar_resnet20_v2_no_norm"
+    one = trained(run_of(model=plain, devices=1, batch_per_device=128, lr=1e-5))
+    four = trained(run_of(model=plain, devices=4, batch_per_device=32, lr=1e-5))
+    assert distance(four, one) < 1e-5
+    with_norm = trained(run_of(devices=1, batch_per_device=32))
+    assert distance(trained(run_of(devices=4, batch_per_device=8)), with_norm) > 1e-3
+
+
+_WORKER = """
+import sys, numpy
+from pathlib import Path
+from tests.test_gluon import run_of, STEPS
+from poc import data, engines
+run = run_of(devices=2, workers=2, exchange="dist_sync")
+session = engines.load("gluon").open_session(run)
+dataset = data.load(run.data, source=None, cache=Path("unused"))
+worker = int(sys.argv[1])
+session.barrier()
+for batch in data.training_batches(dataset, run.data, total_batch=run.total_batch, seed=0, steps=STEPS,
+                                   worker=worker, workers=2):
+    session.step(batch, run.learning_rate)
+session.drain()
+session.evaluate(data.validation_batches(dataset, run.data, batch=70, worker=worker, workers=2))
+numpy.savez(sys.argv[2], **session.arrays())
+session.barrier()
+"""
+
+
+def test_two_workers_end_with_the_parameters_of_two_devices(tmp_path: Path) -> None:
+    files = [tmp_path / f"{worker}.npz" for worker in range(2)]
+    with gluon.cluster(run_of(devices=2, workers=2, exchange="dist_sync"), 1) as environments:
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-c", _WORKER, str(number), str(files[number])],
+                cwd=HOME,
+                env={**os.environ, **environment, "PYTHONPATH": str(HOME)},
+            )
+            for number, environment in enumerate(environments)
+        ]
+        assert [process.wait(timeout=100) for process in workers] == [0, 0]
+    two_devices = trained(run_of(devices=2))
+    for file in files:
+        assert distance(dict(np.load(file)), two_devices) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("cifar_resnet50_v2", 758_621), ("cifar_resnet110_v2", 1_730_781)])
+def test_the_networks_have_the_studys_parameters(name: str, parameters: int) -> None:
+    session = engines.load("gluon").open_session(run_of(model=name, data=Synthetic(size=28, crop=28)))
+    assert session.parameters == parameters
+
+
+def test_every_network_of_the_registry_can_be_built() -> None:
+    for name in NETWORKS:
+        assert engines.load("gluon").open_session(run_of(model=name)).parameters > 0
+        assert network(name).multiply_adds(28) > 1e6
+
+
+def test_weights_and_gammas_decay_biases_and_betas_do_not() -> None:
+    session: Any = engines.load("gluon").open_session(run_of())
+    decayed = {p.name.rsplit("_", 1)[-1] for p in session._trained if p.wd_mult > 0}
+    spared = {p.name.rsplit("_", 1)[-1] for p in session._trained if p.wd_mult == 0}
+    assert (decayed, spared) == ({"weight", "gamma"}, {"beta", "bias"})
+
+
+def test_evaluation_counts_every_image_once_on_any_number_of_devices(tmp_path: Path) -> None:
+    # 70 images in batches of 32 leave a short one of 6, which four devices cannot share equally.
+    found = []
+    for devices in (1, 4):
+        run = run_of(devices=devices)
+        session = engines.load("gluon").open_session(run)
+        dataset = data.load(run.data, source=None, cache=tmp_path)
+        found.append(session.evaluate(data.validation_batches(dataset, run.data, batch=32)))
+    assert found[0].samples == found[1].samples == 70
+    assert found[0].correct == found[1].correct
+    assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
+
+
+def test_saved_parameters_come_back(tmp_path: Path) -> None:
+    run = run_of()
+    first = engines.load("gluon").open_session(run)
+    dataset = data.load(run.data, source=None, cache=tmp_path)
+    for batch in data.training_batches(dataset, run.data, total_batch=8, seed=0, steps=2):
+        first.step(batch, 0.05)
+    first.save(tmp_path / "parameters")
+    second = engines.load("gluon").open_session(run)
+    assert distance(second.arrays(), first.arrays()) > 1e-3
+    second.load(tmp_path / "parameters")
+    assert distance(second.arrays(), first.arrays()) == 0
+
+
+def test_the_loss_of_a_window_is_the_mean_over_its_samples(tmp_path: Path) -> None:
+    run = run_of()
+    session = engines.load("gluon").open_session(run)
+    dataset = data.load(run.data, source=None, cache=tmp_path)
+    (batch,) = data.training_batches(dataset, run.data, total_batch=8, seed=0, steps=1)
+    session.step(batch, 0.0)
+    once = session.drain()
+    session.step(batch, 0.0)
+    session.step(batch, 0.0)
+    assert session.drain() == pytest.approx(once, rel=1e-5)
+    assert np.isnan(session.drain())
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "runs"),
+    [
+        ("Tesla K80", (3, 7), False),
+        ("Tesla M60", (5, 2), True),
+        ("Tesla P100", (6, 0), True),
+        ("Tesla V100", (7, 0), True),
+        ("Tesla T4", (7, 5), True),
+        ("A100", (8, 0), True),
+        ("L4", (8, 9), True),
+        ("H100", (9, 0), False),
+        ("B200", (10, 0), False),
+    ],
+)
+def test_which_cards_this_mxnet_runs_on(name: str, capability: tuple[int, int], runs: bool) -> None:
+    reason = gluon.unsupported(GPU(index=0, name=name, capability=capability, memory_bytes=2**34))
+    assert (reason is None) == runs
+    if reason is not None:
+        assert name in reason
+
+
+@pytest.mark.parametrize("module", ["poc", "poc.__main__", "poc.data", "poc.run", "poc.report", "poc.engines.gluon"])
+def test_only_a_session_imports_mxnet(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('mxnet' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=HOME).returncode == 0

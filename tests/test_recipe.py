@@ -1,0 +1,202 @@
+"""What a recipe may say, and what it comes to on a given machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poc import CIFAR10, Linear, Recipe, Synthetic, recipe
+from poc.errors import UserError
+from poc.hardware import GPU, Hardware
+from poc.plan import Planned, Run, plan, select
+
+RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.py"))
+CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
+
+
+def gpus(count: int, name: str = "Tesla P100", capability: tuple[int, int] = (6, 0)) -> Hardware:
+    cards = tuple(GPU(index=i, name=name, capability=capability, memory_bytes=2**34) for i in range(count))
+    return Hardware(cpu="Test CPU", cores=16, memory_bytes=2**36, cpu_flops=1e12, gpus=cards, driver="1")
+
+
+def planned(machine: Hardware = CPU, *, quick: bool = False, **fields: Any) -> list[Planned]:
+    return plan("test", Recipe(**{"model": "cifar_resnet8_v2", **fields}), machine, quick=quick)
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"model": "cifar_resnet51_v2"}, r"model: unknown network 'cifar_resnet51_v2'; did you mean 'cifar_resnet5"),
+    ({"epoch": 3}, r"Recipe: no field 'epoch'; did you mean 'epochs'\?"),
+    ({"batch_per_device": 0}, r"batch_per_device: 0 is not allowed; give a whole number of at least 1"),
+    ({"batch_per_device": [64, 12.5]}, r"batch_per_device: 12.5"),
+    ({"batch_per_device": True}, r"batch_per_device: True"),
+    ({"batch_per_device": 50_001}, r"more than the 50000 training images"),
+    ({"lr": -0.1}, r"lr: -0.1 is not allowed; give a number above zero"),
+    ({"lr": float("nan")}, r"lr: nan"),
+    ({"lr": float("inf")}, r"lr: infinity"),
+    ({"lr": "0.1"}, r"lr: '0.1'"),
+    ({"devices": -1}, r"devices: -1"),
+    ({"devices": []}, r"a list of this recipe is empty"),
+    ({"epochs": 0}, r"epochs: 0"),
+    ({"steps": 0}, r"steps: 0"),
+    ({"momentum": 1.0}, r"momentum: 1.0"),
+    ({"exchange": "devise"}, r"exchange: 'devise' is not allowed; did you mean 'device'\?"),
+    ({"engine": "glueon"}, r"did you mean 'gluon'"),
+    ({"virtual": 1}, r"virtual: 1 is not allowed; give True or False"),
+    ({"data": "cifar10"}, r"data: 'cifar10' is not allowed; give CIFAR10"),
+    ({"only": [{"device": 3}]}, r"only: no field 'device'; did you mean 'devices'"),
+    ({"only": [3]}, r"only: 3 is not allowed; give a dict"),
+    ({"quick": {"only": []}}, r"quick: no field 'only'"),
+    ({"devices": 3, "workers": 2, "exchange": "dist_sync"}, r"workers: 2 do not share 3 devices"),
+    ({"devices": 2, "workers": 2}, r"exchange: 'device' stays inside one process"),
+    ({"devices": 2, "exchange": "dist_sync"}, r"exchange: 'dist_sync' is between processes"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), MISTAKES)
+def test_a_mistake_is_one_line_that_names_field_and_value(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        Recipe(**{"model": "cifar_resnet8_v2", **fields})
+    assert "\n" not in str(caught.value)
+
+
+def test_fields_have_to_be_named_and_there() -> None:
+    with pytest.raises(UserError, match="fields are named"):
+        Recipe("cifar_resnet8_v2")  # type: ignore[call-arg,misc]
+    with pytest.raises(UserError, match="'model' is missing"):
+        Recipe()  # type: ignore[call-arg]
+    with pytest.raises(UserError, match=r"crop: 33 is larger than the images"):
+        CIFAR10(crop=33)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "defines no `recipe"),
+        ("from poc import Recipe\nrecipe = Recipe(model='nothing')", "unknown network 'nothing'"),
+        ("this is not python", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_broken_recipe_file_is_the_users_mistake(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(UserError, match=f"mine.py: .*{message}") as caught:
+        recipe.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_list_is_a_dimension_of_the_grid() -> None:
+    runs = [one.run for one in planned(gpus(8), devices=[1, 2, 8], batch_per_device=[64, 128], lr=[0.1, 0.2])]
+    found = [(run.devices, run.batch_per_device, run.learning_rate) for run in runs]
+    assert found == [(d, b, lr) for d in (1, 2, 8) for b in (64, 128) for lr in (0.1, 0.2)]
+
+
+def test_a_run_has_every_number_worked_out() -> None:
+    (one,) = planned(
+        gpus(8), devices=4, batch_per_device=128, lr=Linear(base=0.05, per=128), epochs=12, warmup_epochs=5
+    )
+    run = one.run
+    assert (run.total_batch, run.learning_rate, run.steps_per_epoch) == (512, 0.2, 97)
+    assert (run.steps, run.warmup_steps, run.kind, run.virtual) == (12 * 97, 5 * 97, "gpu", False)
+
+
+def test_steps_cut_a_run_short() -> None:
+    (one,) = planned(epochs=12, steps=500, devices=0, batch_per_device=128)
+    assert (one.run.steps, one.run.epochs) == (500, 2)
+
+
+def test_single_combinations_take_the_place_of_the_grid() -> None:
+    runs = [one.run for one in planned(epochs=3, only=[{"devices": 0, "lr": [0.1, 0.2]}, {"devices": 0, "epochs": 5}])]
+    assert [(run.learning_rate, run.epochs) for run in runs] == [(0.1, 3), (0.2, 3), (0.05, 5)]
+
+
+def test_seeds_repeat_a_run_under_other_ids() -> None:
+    runs = [one.run for one in planned(seeds=3)]
+    assert [run.seed for run in runs] == [0, 1, 2]
+    assert len({run.id for run in runs}) == 3
+
+
+@pytest.mark.parametrize(
+    ("machine", "fields", "skip"),
+    [
+        (CPU, {"devices": 0}, ""),
+        (CPU, {"devices": 1}, "needs 1 GPU, this machine has none"),
+        (CPU, {"devices": 4}, "needs 4 GPUs, this machine has none"),
+        (gpus(2), {"devices": 4}, "needs 4 GPUs, this machine has 2"),
+        (gpus(2), {"devices": 2}, ""),
+        (gpus(1, "Tesla K80", (3, 7)), {"devices": 1}, "Tesla K80 has compute capability 3.7"),
+        (gpus(1, "H100", (9, 0)), {"devices": 1}, "H100 has compute capability 9.0"),
+        (gpus(1, "RTX 4090", (8, 9)), {"devices": 1}, ""),
+        (CPU, {"devices": 4, "kind": "cpu"}, ""),
+        (
+            CPU,
+            {"devices": 4, "kind": "cpu", "workers": 4, "cores_per_worker": 1, "exchange": "dist_sync"},
+            "needs 4 cores, this machine has 2",
+        ),
+    ],
+)
+def test_what_this_machine_cannot_do_is_skipped_with_the_reason(
+    machine: Hardware, fields: dict[str, Any], skip: str
+) -> None:
+    (one,) = planned(machine, **fields)
+    assert skip in one.skip
+    assert bool(skip) == bool(one.skip)
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind", "virtual"), [(CPU, "cpu", True), (gpus(1), "gpu", True), (gpus(4), "gpu", False)]
+)
+def test_virtual_devices_stand_in_only_for_missing_ones(machine: Hardware, kind: str, virtual: bool) -> None:
+    (one,) = planned(machine, devices=4, virtual=True)
+    assert (one.skip, one.run.kind, one.run.virtual, one.run.devices) == ("", kind, virtual, 4)
+
+
+def test_an_id_names_what_is_computed_and_nothing_else() -> None:
+    (first,), (other_name,) = (plan(n, Recipe(model="cifar_resnet8_v2"), CPU) for n in ("one", "two"))
+    assert first.run.id == other_name.run.id
+    assert planned(lr=0.1)[0].run.id != first.run.id
+    assert Run.from_json(json.loads(json.dumps(first.run.to_json()))) == first.run
+    # Published in results/journal.jsonl: a change here would make every recorded run look new.
+    (reference,) = plan("", Recipe(model="cifar_resnet50_v2", devices=0, batch_per_device=128, lr=0.05, epochs=12), CPU)
+    assert reference.run.id == "ee46ec34d6"
+
+
+def test_runs_are_selected_by_the_start_of_their_id() -> None:
+    runs = planned(lr=[0.1, 0.2])
+    assert select(runs, [runs[1].run.id[:6]]) == [runs[1]]
+    assert select(runs, None) == runs
+    with pytest.raises(UserError, match="no run 'zz'"):
+        select(runs, ["zz"])
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("machine", [CPU, gpus(8)], ids=["cpu", "8 gpus"])
+def test_every_recipe_can_be_planned_and_runs_somewhere(path: Path, quick: bool, machine: Hardware) -> None:
+    runs = plan(path.stem, recipe.load(path), machine, quick=quick)
+    assert any(not one.skip for one in runs)
+    assert all(one.seconds > 0 and one.run.quick == quick for one in runs)
+
+
+def test_quick_takes_ten_minutes_on_two_cores() -> None:
+    runs = [one for path in RECIPES for one in plan(path.stem, recipe.load(path), CPU, quick=True)]
+    assert sum(one.seconds for one in runs if not one.skip) < 480
+
+
+def test_the_studys_table_is_in_the_recipe() -> None:
+    path = next(path for path in RECIPES if path.stem == "cifar10_resnet50")
+    found = {
+        (one.run.devices, one.run.batch_per_device, one.run.learning_rate)
+        for one in plan("", recipe.load(path), gpus(8))
+        if one.run.kind == "gpu"
+    }
+    assert {(8, 64, 0.05), (8, 64, 0.4), (4, 64, 0.2), (8, 128, 0.4), (1, 128, 0.05), (8, 256, 0.4)} <= found
+    assert {(1, 512, 0.05), (1, 512, 0.4), (8, 512, 3.2), (8, 512, 0.4), (8, 512, 0.8), (2, 256, 0.1)} <= found
+
+
+def test_synthetic_data_has_a_shape_of_its_own() -> None:
+    (one,) = planned(data=Synthetic(size=16, crop=16, train=640, validation=100, classes=4), batch_per_device=64)
+    assert (one.run.steps_per_epoch, one.run.data.input_shape, one.run.data.classes) == (10, (3, 16, 16), 4)

@@ -1,0 +1,466 @@
+"""Rows and pages made from records whose figures are known beforehand."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from poc import clock, journal, published, report
+from poc.report import rows, tables
+
+HOME = Path(__file__).resolve().parent.parent
+
+# Of results/rows.csv, as docs and readers know them: names and order.
+DESIGN = """
+    origin study run_id infrastructure hardware framework network parameters dataset input_shape batch_per_device
+    total_batch learning_rate lr_rule devices virtual workers exchange dtype layout epochs steps seed outcome
+    accuracy seconds_per_epoch samples_per_second spread windows utilisation wall_seconds initialise_seconds
+    warmup_seconds train_seconds data_seconds evaluate_seconds checkpoint_seconds rest_seconds speedup_throughput
+    speedup_wall efficiency_throughput efficiency_wall note
+"""
+
+
+def record(**changes: Any) -> journal.Record:
+    """Six epochs of 10 steps of 128 samples, on one CPU: 4 s an epoch (a tenth of it waiting), the first 6 s."""
+    run = {
+        "recipe": "cifar10_resnet50",
+        "model": "cifar_resnet50_v2",
+        "data": {"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True},
+        "engine": "gluon",
+        "kind": "cpu",
+        "devices": 1,
+        "virtual": False,
+        "batch_per_device": 128,
+        "total_batch": 128,
+        "lr_rule": "fixed",
+        "learning_rate": 0.05,
+        "warmup_from": 0.0,
+        "warmup_steps": 0,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "epochs": 6,
+        "steps_per_epoch": 10,
+        "steps": 60,
+        "window": 10,
+        "evaluate": True,
+        "exchange": "device",
+        "seed": 0,
+        "quick": False,
+        **changes.pop("run", {}),
+    }
+    samples = 10 * run["total_batch"]
+    epochs = changes.pop("epoch_seconds", [6.0, 4.0, 4.0, 4.0, 4.0, 4.0])
+    starts = [3.0 + sum(epochs[:epoch]) + epoch for epoch in range(len(epochs))]
+    return {
+        "schema": 1,
+        "run_id": changes.pop("run_id", "0123456789"),
+        "run": run,
+        "started": "2026-11-21T10:00:00+00:00",
+        "infrastructure": "test machine",
+        "hardware": {
+            "description": "CPU: Test, 2 cores",
+            "cpu": "Test",
+            "cores": 2,
+            "memory_bytes": 2**34,
+            "cpu_flops": 1e11,
+            "gpus": [],
+            "driver": "",
+        },
+        "versions": {"mxnet": "1.9.1", "python": "3.11.7", "numpy": "1.26.4"},
+        "commit": "abcdef",
+        "outcome": "completed",
+        "reason": "",
+        "dataset": "cifar10",
+        "parameters": 758621,
+        "windows": [
+            {
+                "epoch": epoch + 1,
+                "start": starts[epoch],
+                "steps": 10,
+                "samples": samples,
+                "seconds": seconds,
+                "waited": seconds / 10,
+                "loss": 1.0,
+            }
+            for epoch, seconds in enumerate(epochs)
+        ],
+        "evaluations": [
+            {
+                "epoch": epoch + 1,
+                "at": starts[epoch] + seconds,
+                "seconds": 1.0,
+                "accuracy": round(0.5 + 0.05 * epoch, 2),
+                "samples": 10_000,
+                "loss": 1.0,
+            }
+            for epoch, seconds in enumerate(epochs)
+        ],
+        "parts": {"initialise": 3.0, "evaluate": float(len(epochs))},
+        "wall": 3.0 + sum(epochs) + len(epochs) + 0.5,
+        "memory": {"host_peak_bytes": 2**30, "device_peak_bytes": None},
+        "cpu_seconds": 60.0,
+        "others_busy_cores": 0.01,
+        **changes,
+    }
+
+
+def skipped(devices: int, number: int) -> journal.Record:
+    found = record(run={"devices": devices, "kind": "gpu"}, run_id=f"skipped{number}", outcome="skipped")
+    blank: dict[str, Any] = {"windows": [], "evaluations": [], "parts": {}, "wall": None}
+    memory = {"host_peak_bytes": None, "device_peak_bytes": None}
+    reason = f"needs {devices} GPUs, this machine has none"
+    return {**found, **blank, "memory": memory, "reason": reason, "others_busy_cores": None}
+
+
+def workers(count: int, epoch_seconds: Sequence[float], **changes: Any) -> journal.Record:
+    run = {
+        "devices": count,
+        "workers": count,
+        "cores_per_worker": 1,
+        "batch_per_device": 64,
+        "total_batch": 64 * count,
+        "learning_rate": 0.025 * count,
+        "exchange": "dist_sync",
+        "steps_per_epoch": 10 * 2 // count,
+        "steps": 60 * 2 // count,
+        **changes.pop("run", {}),
+    }
+    made = record(run=run, epoch_seconds=list(epoch_seconds), run_id=f"workers-{count}", evaluations=[], **changes)
+    # The same samples on any number of workers.
+    for window in made["windows"]:
+        window.update(steps=run["steps_per_epoch"], samples=run["steps_per_epoch"] * run["total_batch"])
+    return made
+
+
+# One and two workers: 1,280 samples in 8 s and in 4 s; the start takes 3 s on either.
+ONE, TWO = workers(1, [8.0] * 6), workers(2, [4.0] * 6)
+TWO["detail"] = {
+    "steps": 24,
+    "whole_step_seconds": 0.4,
+    "independent_step_seconds": 0.3,
+    "exchange_seconds": 0.15,
+    "exchange_bytes": 3_000_000,
+    "bus_bytes_per_second": 2e7,
+    "sums_right": True,
+    "synchronisation_seconds": 0.04,
+    "data_seconds": 0.01,
+}
+TWO["workers"] = [
+    {"worker": number, "wall": TWO["wall"], "parts": TWO["parts"], "windows": TWO["windows"]} for number in range(2)
+]
+TWO["monitor"] = {
+    "samples": 30,
+    "devices": [{"device": "cpu", "utilisation": 0.9, "memory_peak_bytes": 2**30, "power_watts": None, "joules": None}],
+}
+VIRTUAL = record(
+    run={"devices": 4, "virtual": True, "total_batch": 512, "learning_rate": 0.2},
+    run_id="virtual",
+    dataset="cifar10 (jpeg)",
+)
+ELSEWHERE = record(
+    infrastructure="another machine",
+    run={"kind": "gpu"},
+    hardware={**record()["hardware"], "description": "1x Tesla P100", "gpus": [{"name": "Tesla P100"}]},
+    versions={"mxnet-cu112": "1.9.1", "python": "3.10.1", "numpy": "1.26.4"},
+    monitor={
+        "samples": 30,
+        "devices": [{"device": "gpu 0", "utilisation": 0.8, "power_watts": 100.0, "joules": 7680.0}],
+    },
+    price_per_hour=3.6,
+)
+RECORDS = [
+    record(),
+    ONE,
+    TWO,
+    VIRTUAL,
+    ELSEWHERE,
+    *(skipped(devices, 10 * devices + number) for devices in (1, 8) for number in range(10)),
+]
+
+
+def first(records: Sequence[journal.Record]) -> pd.Series:
+    return rows.collect(records).iloc[0]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    report.write(RECORDS, page=folder / "results.md", folder=folder / "results")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(made: Path) -> str:
+    return (made / "results.md").read_text()
+
+
+def section(page: str, title: str) -> str:
+    return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+def test_known_answers_of_one_record() -> None:
+    row = first([record()])
+    expected = {
+        "origin": "measured",
+        "framework": "MXNet 1.9.1",
+        "network": "cifar_resnet50_v2",
+        "input_shape": "3x28x28",
+        "exchange": "",
+        "epochs": 6,
+        "steps": 60,
+        "accuracy": 0.75,
+        "accuracy_last4": 0.675,
+        "seconds_per_epoch": 4.0,
+        "samples_per_second": 320.0,
+        "spread": 0.0,
+        "windows": 5,
+        "dropped_windows": 1,
+        "wall_seconds": 35.5,
+        "initialise_seconds": 3.0,
+        "warmup_seconds": 5.4,
+        "train_seconds": 18.0,
+        "data_seconds": 2.6,
+        "evaluate_seconds": 6.0,
+        "checkpoint_seconds": 0.0,
+        "rest_seconds": 0.5,
+        "samples_trained": 7680,
+        "warmup_samples": 1280,
+        "usual_wait_per_sample": 0.4 / 1280,
+        "note": "",
+        "kind": "cpu",
+    }
+    found = {name: row[name] for name in expected}
+    assert found == {
+        name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()
+    }
+    assert sum(row[f"{part}_seconds"] for part in clock.PARTS) == pytest.approx(row["wall_seconds"])
+    assert pd.isna(row["utilisation"])
+    assert pd.isna(row["speedup_throughput"])
+    assert pd.isna(row["repeats"])
+
+
+def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
+    short = record()
+    short["windows"][-1]["steps"] = 4
+    short["windows"][-1]["seconds"] = 1.0
+    assert first([short])["seconds_per_epoch"] == 4.0
+    assert first([short])["epochs"] == 5
+    assert "stopped after 54 steps" in first([short])["note"]
+    short["windows"] = short["windows"][-1:]
+    assert pd.isna(first([short])["seconds_per_epoch"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"run": {"quick": True}}, "quick: a first look"),
+        ({"dataset": "synthetic"}, "synthetic data"),
+        ({"run": {"virtual": True, "devices": 4}}, "its throughput is not that of 4"),
+        ({"outcome": "failed", "reason": "out of memory"}, "failed: out of memory"),
+        ({"outcome": "diverged", "reason": "loss nan"}, "diverged: loss nan"),
+        ({"others_busy_cores": 0.5}, "other processes kept 0.5 of 2 cores busy"),
+    ],
+)
+def test_the_note_says_what_is_not_as_it_seems(changes: dict[str, Any], words: str) -> None:
+    assert words in first([record(**changes)])["note"]
+
+
+def test_hardware_counters_that_are_not_there_are_empty() -> None:
+    table = rows.collect(RECORDS).set_index("run_id")
+    assert table.at["workers-2", "utilisation"] == 0.9
+    assert pd.isna(table.at["workers-2", "joules_per_sample"])
+    gpu = table[table["infrastructure"] == "another machine"].iloc[0]
+    assert gpu["joules_per_sample"] == 1.0
+    assert gpu["framework"] == "MXNet 1.9.1"
+
+
+def test_detail_in_the_theano_study_s_terms_adds_up_to_a_step() -> None:
+    row = rows.collect(RECORDS).set_index("run_id").loc["workers-2"]
+    parts = [row[f"{part}_seconds_per_5120"] for part in ("train", "communication", "sync")]
+    assert parts == [pytest.approx(0.3 * 40), pytest.approx(0.06 * 40), pytest.approx(0.04 * 40)]
+    assert sum(parts) == pytest.approx(0.4 * 40)
+
+
+def test_speedups_of_a_measured_series() -> None:
+    table = rows.collect(RECORDS).set_index("run_id")
+    one, two = table.loc["workers-1"], table.loc["workers-2"]
+    assert (one["speedup_throughput"], one["efficiency_wall"]) == (1.0, 1.0)
+    assert two["scaling"] == "weak"
+    assert two["speedup_throughput"] == pytest.approx(2.0)
+    assert two["efficiency_throughput"] == pytest.approx(1.0)
+    assert two["speedup_wall"] == pytest.approx(57.5 / 33.5)
+    assert pd.isna(table.at["virtual", "speedup_throughput"])
+
+
+def test_seeds_are_summed_up() -> None:
+    accuracies = (0.70, 0.72, 0.77)
+    found = [record(run={"seed": seed}, run_id=f"seed{seed}") for seed in range(3)]
+    for one, accuracy in zip(found, accuracies):
+        one["evaluations"][-1]["accuracy"] = accuracy
+    again = {**found[0], "started": "2026-11-22T10:00:00+00:00"}
+    other = record(run={"learning_rate": 0.1}, run_id="other")
+    table = rows.collect([*found, again, other]).set_index("run_id")
+    assert set(table.loc[["seed0", "seed1", "seed2"], "repeats"]) == {3}
+    assert table.at["seed1", "accuracy_mean"] == pytest.approx(0.73)
+    assert table.at["seed1", "accuracy_spread"] == pytest.approx(0.0360555, abs=1e-6)
+    assert table.at["seed1", "throughput_mean"] == pytest.approx(320)
+    assert pd.isna(table.at["other", "repeats"])
+    assert "| 3 | 0.7300 | 0.0361 |" in tables.repeats(table.reset_index())
+
+
+def test_published_rows_stand_as_they_were_printed() -> None:
+    source = published.load()
+    table = rows.collect(RECORDS)
+    table = table[table["origin"] == "published"].reset_index(drop=True)
+    assert len(table) == len(source) == 186
+    for name in source.columns:
+        printed = source[name].notna() & (source[name] != "") if source[name].dtype == object else source[name].notna()
+        assert table[name][printed].tolist() == source[name][printed].tolist(), name
+    filled = table["speedup_throughput"].notna() & source["speedup_throughput"].isna()
+    assert set(table["study"][filled]) == {"beeva_poc_mxnet", "theano_mpi"}
+    find = table.set_index("printed")
+    assert find.at["AlexNet_128b, t_8GPU", "speedup_without_sync"] == pytest.approx(6.33, abs=0.005)
+    assert find.at["AlexNet_128b, t_8GPU", "speedup_throughput"] == pytest.approx(3.27, abs=0.005)
+    assert find.at["128x8=1024 (lr=0.4) | 6800 (8-80%)", "speedup_throughput"] == pytest.approx(6.18, abs=0.005)
+    assert pd.isna(find.at["64x8 (lr=0.4)", "speedup_throughput"])
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def test_rows_csv_has_the_design_s_columns_and_every_row(made: Path) -> None:
+    with (made / "results" / "rows.csv").open(newline="") as file:
+        header, *body = csv.reader(file)
+    names = DESIGN.split()
+    assert header[: len(names)] == names
+    assert len(header) == len(set(header))
+    assert len(body) == len(RECORDS) + 186
+    found = [dict(zip(header, line)) for line in body]
+    assert {row["origin"] for row in found} == {"measured", "published"}
+    assert not any(cell.lower() in ("nan", "none", "<na>") for line in body for cell in line)
+    measured = next(row for row in found if row["run_id"] == "0123456789" and row["hardware"].startswith("CPU"))
+    assert (measured["devices"], measured["samples_per_second"], measured["virtual"]) == ("1", "320", "False")
+
+
+def test_two_machines_stand_in_one_table(made: Path, page: str) -> None:
+    main = section(page, "Accuracy and throughput")
+    assert "| another machine (1x Tesla P100) |" in main
+    assert "| test machine (CPU: Test, 2 cores) |" in main
+    assert "| 1: 8x Tesla K80 (AWS p2.8x) |" in main
+
+
+def test_like_stands_beside_like_and_no_row_of_the_study_is_missing(page: str) -> None:
+    main = section(page, "Accuracy and throughput")
+    assert len(re.findall(r"^\|.*\| published \|", main, re.MULTILINE)) == 34
+    lines = [line for line in main.splitlines() if line.startswith("|")]
+    alike = [index for index, line in enumerate(lines) if re.search(r"\| 128 \| 128 \| 0\.05 \|", line)]
+    fifty = [index for index in alike if "ResNet-50" in lines[index]]
+    assert len(fifty) == 4  # K80, P100 and both machines
+    assert fifty == list(range(fifty[0], fifty[0] + 4))
+
+
+def test_contradictions_have_their_footnote(page: str) -> None:
+    main = section(page, "Accuracy and throughput")
+    assert "13.9 s an epoch is 3,597 samples/s, printed 2,600." in main
+    assert "8 devices, but the utilisation is of 1." in main
+    for number in re.findall(r"contradicts itself \((\d+)\)", main):
+        assert f"\n- ({number}) " in main
+
+
+def test_virtual_throughput_is_marked(page: str) -> None:
+    assert re.search(r"\| 0 \(4 virtual\) \|.*\| \(1280\.0\) not comparable \|", page)
+
+
+def test_both_speedups_and_the_difference_are_shown(page: str) -> None:
+    text = section(page, "Speed-up and efficiency")
+    line = next(line for line in text.splitlines() if line.startswith("|") and "| 2.0000 |" in line)
+    cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+    taken = [float(cell) for cell in cells]
+    assert taken[0] == 2.0
+    assert sum(taken[:-1]) == pytest.approx(taken[-1], abs=5e-4)
+    assert taken[-1] == pytest.approx(57.5 / 33.5, abs=1e-4)
+
+
+def test_first_paragraph_is_worked_out(page: str) -> None:
+    found = page.split("\n\n")[1]
+    assert "On test machine (CPU: Test, 2 cores), ResNet-50 (CIFAR) trains at 320.0 samples/s" in found
+    assert "n = 5 windows" in found
+    assert "1 GPU of 8x Tesla K80 (AWS p2.8x) is 3.4 times as fast (1,100 samples/s)" in found
+    assert "On 4 virtual devices" in found
+    assert "2.00 times as fast as one by throughput, an efficiency of 1.00, and 1.72 times by wall time (0.86)" in found
+
+
+def test_skipped_runs_of_one_reason_are_one_line(page: str) -> None:
+    text = section(page, "Runs skipped, failed or diverged")
+    lines = [line for line in text.splitlines() if line.startswith("| test machine")]
+    assert len(lines) == 2
+    assert all("| 10 |" in line for line in lines)
+
+
+def test_a_run_that_succeeded_later_is_not_listed_as_skipped() -> None:
+    early = skipped(1, 1)
+    later = {**record(run_id=early["run_id"]), "started": "2026-11-22T00:00:00+00:00"}
+    assert tables.not_run([later, early]) == ""
+    assert "needs 1 GPU" in tables.not_run([early])
+
+
+def test_links_lead_somewhere(made: Path, page: str) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert "results/rows.csv" in links
+    assert any(link.startswith("results/figures/") for link in links)
+    for link in links:
+        assert (made / link).is_file(), link
+    assert not [path for path in made.rglob("*") if path.name.startswith(".") or path.suffix == ".tmp"]
+
+
+def test_every_table_is_whole(page: str) -> None:
+    for block in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(widths) == 1, block.splitlines()[0]
+
+
+def test_the_same_records_give_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    report.write(RECORDS[::-1], page=tmp_path / "results.md", folder=tmp_path / "results")
+
+    def contents(folder: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    assert contents(made) == contents(tmp_path)
+
+
+def test_without_any_record_the_published_rows_are_shown(tmp_path: Path) -> None:
+    report.write([], page=tmp_path / "results.md", folder=tmp_path)
+    page = (tmp_path / "results.md").read_text()
+    assert "Nothing has been measured" in page
+    assert len(re.findall(r"^\|.*\| published \|", section(page, "Accuracy and throughput"), re.MULTILINE)) == 34
+    assert "(rows.csv)" in page
+
+
+def test_accuracies_are_compared_after_as_many_epochs() -> None:
+    twelve = record(run={"epochs": 12, "steps": 120}, epoch_seconds=[4.0] * 12)
+    assert "(1,100 samples/s, accuracy 0.810)" in tables.summary(rows.collect([twelve]))
+    assert "(1,100 samples/s)" in tables.summary(rows.collect([{**twelve, "dataset": "synthetic"}]))
+
+
+def test_quick_runs_alone_are_said_to_be_no_results() -> None:
+    text = tables.summary(rows.collect([record(run={"quick": True, "steps": 12})]))
+    assert text.startswith("Only quick runs so far")
+
+
+@pytest.mark.skipif(not (HOME / "results" / "journal.jsonl").exists(), reason="no results yet")
+def test_committed_results_are_what_the_journal_says(tmp_path: Path) -> None:
+    records = journal.read([HOME / "results" / "journal.jsonl"])
+    report.write(records, page=tmp_path / "results.md", folder=tmp_path / "results")
+    assert (tmp_path / "results.md").read_text() == (HOME / "results.md").read_text()
+    assert (tmp_path / "results" / "rows.csv").read_text() == (HOME / "results" / "rows.csv").read_text()
+    for figure in (HOME / "results" / "figures").glob("*.svg"):
+        assert (tmp_path / "results" / "figures" / figure.name).is_file()

@@ -1,0 +1,234 @@
+"""Whole runs: real processes, real MXNet, small networks on synthetic images."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from poc import Recipe, Synthetic, clock, hardware, journal
+from poc import run as running
+from poc.plan import plan
+from poc.run import Place, execute
+
+HOME = Path(__file__).parent.parent
+SMALL = Synthetic(train=2000, validation=400)
+
+
+@pytest.fixture(scope="module")
+def machine() -> hardware.Hardware:
+    return hardware.detect()
+
+
+def record_of(machine: hardware.Hardware, folder: Path, *, detail: bool = False, **fields: Any) -> journal.Record:
+    base: dict[str, Any] = {"model": "cifar_resnet8_v2", "data": SMALL, "batch_per_device": 50, "lr": 0.05, "window": 5}
+    (one,) = plan("test", Recipe(**{**base, **fields}), machine)
+    assert not one.skip
+    place = Place(source=None, cache=folder, checkpoints=folder / "checkpoints")
+    return execute(one.run, place, machine, "here", detail=detail)
+
+
+def test_synthetic_images_are_learnt(machine: hardware.Hardware, tmp_path: Path) -> None:
+    record = record_of(machine, tmp_path, data=Synthetic(train=4000, validation=1000), epochs=4)
+    assert record["outcome"] == "completed"
+    assert record["evaluations"][-1]["accuracy"] > 0.95
+    assert record["dataset"] == "synthetic"
+    assert [one["samples"] for one in record["evaluations"]] == [1000] * 4
+    assert sum(one["steps"] for one in record["windows"]) == 4 * 80
+    windows = clock.windows_from(record)
+    split = clock.split(record["wall"], record["parts"], windows)
+    assert sum(split.values()) == pytest.approx(record["wall"], rel=0.01)
+    assert all(seconds >= 0 for seconds in split.values())
+    assert record["parameters"] > 70_000
+    assert record["memory"]["host_peak_bytes"] > 2**26
+    assert (tmp_path / "checkpoints" / f"{record['run_id']}.params").exists()
+    json.dumps(record, allow_nan=False)
+
+
+def test_a_learning_rate_far_too_high_is_recorded_as_diverged(machine: hardware.Hardware, tmp_path: Path) -> None:
+    record = record_of(machine, tmp_path, model="cifar_resnet20_v2_no_norm", lr=1e6, epochs=1)
+    assert record["outcome"] == "diverged"
+    assert "after step" in record["reason"]
+    assert record["windows"][-1]["loss"] is None
+
+
+def test_two_workers_train_as_one_and_take_themselves_apart(machine: hardware.Hardware, tmp_path: Path) -> None:
+    if machine.cores < 2:
+        pytest.skip("two workers need two cores")
+    record = record_of(
+        machine,
+        tmp_path,
+        kind="cpu",
+        devices=2,
+        workers=2,
+        exchange="dist_sync",
+        epochs=1,
+        steps=10,
+        detail=True,
+    )
+    assert (record["outcome"], record["reason"]) == ("completed", "")
+    assert [one["samples"] for one in record["windows"]] == [500, 500]
+    assert [one["worker"] for one in record["workers"]] == [0, 1]
+    assert record["evaluations"][0]["samples"] == 400
+    for worker in record["workers"]:
+        split = clock.split(worker["wall"], worker["parts"], clock.windows_from(worker))
+        assert sum(split.values()) == pytest.approx(worker["wall"])
+    detail = record["detail"]
+    assert detail["sums_right"] is True
+    assert detail["exchange_bytes"] == 4 * record["parameters"]
+    assert detail["bus_bytes_per_second"] == pytest.approx(detail["exchange_bytes"] / detail["exchange_seconds"])
+
+
+def test_a_process_that_is_killed_leaves_a_failed_record_with_what_it_had_measured(
+    machine: hardware.Hardware, tmp_path: Path
+) -> None:
+    def kill_once_it_trains() -> None:
+        for _ in range(600):
+            for child in psutil.Process().children():
+                events = [Path(file.path) for file in child.open_files() if file.path.endswith("worker0.jsonl")]
+                if events and '"window"' in events[0].read_text():
+                    child.send_signal(signal.SIGKILL)
+                    return
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill_once_it_trains)
+    killer.start()
+    record = record_of(machine, tmp_path, epochs=1000)
+    killer.join()
+    assert record["outcome"] == "failed"
+    assert "signal 9" in record["reason"]
+    assert record["windows"]
+
+
+def test_an_error_in_the_process_of_a_run_is_its_reason(machine: hardware.Hardware, tmp_path: Path) -> None:
+    (one,) = plan("test", Recipe(model="cifar_resnet8_v2", devices=0), machine)
+    place = Place(source=tmp_path / "gone", cache=tmp_path)
+    record = execute(one.run, place, machine, "here")
+    assert record["outcome"] == "failed"
+    assert "gone" in record["reason"]
+    assert "Traceback" not in record["reason"]
+
+
+def worker(wall: float, seconds: list[float], outcome: str = "completed", reason: str = "") -> dict[str, Any]:
+    """What a fake worker with windows of 10 samples and the given seconds tells."""
+    windows = [
+        {"epoch": 1, "start": float(i), "steps": 1, "samples": 10, "seconds": s, "waited": s / 10, "loss": 2.0 * s}
+        for i, s in enumerate(seconds)
+    ]
+    evaluation = {"epoch": 1, "at": 5.0, "seconds": 1.0, "accuracy": 0.5, "samples": 100, "loss": 1.0}
+    return {
+        "windows": windows,
+        "evaluations": [evaluation],
+        "outcome": outcome,
+        "reason": reason,
+        "parts": {"initialise": 1.0},
+        "wall": wall,
+        "host_peak_bytes": 100,
+        "cpu_seconds": 3.0,
+        "device_peak_bytes": None,
+    }
+
+
+def test_the_slowest_worker_sets_the_pace() -> None:
+    merged = running._merged([worker(10.0, [1.0, 4.0]), worker(12.0, [2.0, 2.0])])
+    assert [(one["samples"], one["seconds"], one["waited"]) for one in merged["windows"]] == [
+        (20, 2.0, 0.2),
+        (20, 4.0, 0.4),
+    ]
+    assert [one["loss"] for one in merged["windows"]] == [3.0, 6.0]
+    assert (merged["wall"], merged["cpu_seconds"]) == (12.0, 6.0)
+    assert merged["memory"] == {"host_peak_bytes": 200, "device_peak_bytes": None}
+    assert [one["wall"] for one in merged["workers"]] == [10.0, 12.0]
+    assert merged["evaluations"][0]["samples"] == 200
+
+
+def test_one_failed_worker_fails_the_run_and_gives_the_reason() -> None:
+    stopped = {"windows": [], "evaluations": [], "outcome": "failed", "reason": "its process ended early with signal 9"}
+    merged = running._merged([stopped, worker(10.0, [1.0], "failed", "out of luck")])
+    assert (merged["outcome"], merged["reason"]) == ("failed", "out of luck")
+
+
+def poc(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "poc", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(HOME), "POC_CACHE": str(folder / "cache"), **environment},
+        text=True,
+        capture_output=True,
+    )
+
+
+SYNTHETIC_RECIPE = """
+from poc import Recipe, Synthetic
+
+recipe = Recipe(
+    model="cifar_resnet8_v2",
+    data=Synthetic(train=500, validation=100),
+    devices=[0, 1000],
+    batch_per_device={batch},
+    epochs=2,
+    window=4,
+    lr=0.05,
+)
+"""
+
+
+def test_a_recipe_becomes_a_results_page_and_is_not_run_twice(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SYNTHETIC_RECIPE.format(batch=50).replace("[0, 1000]", "[0, 8]"))
+    arguments = ("run", "mine.py", "--results", "out", "--infrastructure", "A machine")
+    first = poc(*arguments, folder=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "epoch 2/2" in first.stderr
+    records = journal.read([tmp_path / "out" / "journal.jsonl"])
+    assert [one["outcome"] for one in records] == ["completed", "skipped"]
+    page = (tmp_path / "out" / "results.md").read_text()
+    assert "A machine" in page
+    assert "synthetic" in page
+    rows = (tmp_path / "out" / "rows.csv").read_text()
+    assert rows.startswith("origin,study,run_id,infrastructure,hardware,framework,network,parameters,dataset")
+    second = poc(*arguments, folder=tmp_path)
+    assert "in the journal already" in second.stderr
+    assert journal.read([tmp_path / "out" / "journal.jsonl"]) == records
+    assert (tmp_path / "out" / "results.md").read_text() == page
+
+
+MISTAKES: list[tuple[tuple[str, ...], str]] = [
+    (("run", "cifar10_resnet5"), "did you mean 'cifar10_resnet50'"),
+    (("plan", "missing.py"), "no file missing.py"),
+    (("plan", "bad.py"), "batch_per_device: 0 is not allowed"),
+    (("run", "quick", "--data", "nowhere"), "--data: "),
+    (("run", "quick", "--only", "zzz"), "no run 'zzz'"),
+    (("report", "--journal", "nowhere"), "--journal: no file nowhere"),
+    (("rum",), "invalid choice"),
+    ((), "required"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_a_mistake_ends_with_one_line_and_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    (tmp_path / "bad.py").write_text(SYNTHETIC_RECIPE.format(batch=0))
+    done = poc(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_doctor_and_plan_say_what_this_machine_can_do(tmp_path: Path) -> None:
+    doctor = poc("doctor", folder=tmp_path)
+    assert doctor.returncode == 0
+    assert "cores" in doctor.stdout
+    assert "mxnet" in doctor.stdout
+    shown = poc("plan", "cifar10_resnet50", folder=tmp_path)
+    assert shown.returncode == 0
+    assert "ee46ec34d6" in shown.stdout
+    assert "total batch" in shown.stdout
