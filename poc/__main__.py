@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from poc import data, engines, hardware, journal, recipe
+from poc import data, engines, hardware, journal, recipe, topology
 from poc.errors import UserError
 from poc.plan import Planned, Run, plan, select
 from poc.recipe import CIFAR10, Synthetic
@@ -109,6 +109,7 @@ def _doctor(_: argparse.Namespace) -> int:
     machine = hardware.detect()
     print(f"CPU     {machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB of memory")
     print(f"        {machine.cpu_flops / 1e9:.0f} GFLOP/s in a float32 matrix product")
+    print(f"        a run on this CPU gets {machine.cores} OpenMP threads, divided over its workers")
     if not machine.gpus:
         print("GPU     none that an NVIDIA driver knows of: GPU rows of a recipe are skipped, CPU rows run")
     for gpu in machine.gpus:
@@ -116,6 +117,8 @@ def _doctor(_: argparse.Namespace) -> int:
         print(f"GPU {gpu.index}   {gpu.name}, compute capability {major}.{minor}, {gpu.memory_bytes / 2**30:.0f} GiB")
         for name in engines.ENGINES:
             print(f"        {name}: {engines.load(name).unsupported(gpu) or 'can train on it'}")
+    for line in topology.lines(topology.detect()):
+        print(line)
     for name in engines.ENGINES:
         versions = engines.load(name).versions()
         print(f"engine  {name}: " + (", ".join(f"{k} {v}" for k, v in versions.items()) or "not installed"))

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from poc import nvml
 from poc.values import value
 
 
@@ -120,33 +120,20 @@ def _cpu_name() -> str:
 
 
 def _nvidia() -> tuple[tuple[GPU, ...], str]:
+    """The cards that CUDA would use, and the driver's version; none without a driver."""
     try:
-        import pynvml
-    except ImportError:
-        return (), ""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return (), ""
-    try:
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            gpus.append(
-                GPU(
-                    index=index,
-                    name=_text(pynvml.nvmlDeviceGetName(handle)),
-                    capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
-                    memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        with nvml.Driver() as driver:
+            gpus = []
+            for index in driver.visible(os.environ.get("CUDA_VISIBLE_DEVICES")):
+                memory = driver.ask("nvmlDeviceGetMemoryInfo", index)
+                gpus.append(
+                    GPU(
+                        index=index,
+                        name=driver.ask("nvmlDeviceGetName", index) or "unknown GPU",
+                        capability=tuple(driver.ask("nvmlDeviceGetCudaComputeCapability", index) or (0, 0)),
+                        memory_bytes=int(memory.total) if memory else 0,
+                    )
                 )
-            )
-        return tuple(gpus), _text(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError as error:
-        print(f"The NVIDIA driver answers, but not about its cards ({error}); none is used.", file=sys.stderr)
+            return tuple(gpus), str(driver.ask("nvmlSystemGetDriverVersion", ()) or "")
+    except nvml.NoAnswer:
         return (), ""
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _text(raw: Any) -> str:
-    return raw.decode() if isinstance(raw, bytes) else str(raw)

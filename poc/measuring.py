@@ -25,11 +25,11 @@ def measure(
 ) -> dict[str, Any]:
     """Seconds a step, each a median over windows that take turns, after which the replicas no longer agree.
 
-    `whole_step_seconds`: with the exchange; `independent_step_seconds`: computation and update alone;
+    `whole_step_seconds`: with the exchange. `independent_step_seconds`: computation and update alone.
     `exchange_seconds`: the exchange of the network's own gradients alone, and `bus_bytes_per_second` what that is as
-    bus bandwidth (n bytes x 2 (devices - 1) / devices / t, as NCCL's tests define it); `sums_right`: whether it gave
-    every replica the sum, None where there is nothing to exchange; `synchronisation_seconds`: what this worker waits a step for the others when nothing is
-    exchanged, None with one worker; `data_seconds`: what it waits for data.
+    bus bandwidth (n bytes x 2 (devices - 1) / devices / t, as NCCL's tests define it). `sums_right`: whether it gave
+    every replica the sum, None where there is nothing to exchange. `synchronisation_seconds`: what this worker waits a
+    step for the others when nothing is exchanged, None with one worker. `data_seconds`: what it waits for data.
     """
     seconds: dict[str, list[float]] = {"whole": [], "independent": [], "exchange": [], "barrier": [], "data": []}
 
@@ -68,9 +68,7 @@ def measure(
         "independent_step_seconds": median["independent"],
         "exchange_seconds": median["exchange"] if several else 0.0,
         "exchange_bytes": size,
-        "bus_bytes_per_second": (
-            size * 2 * (run.devices - 1) / run.devices / median["exchange"] if several else None
-        ),
+        "bus_bytes_per_second": (size * 2 * (run.devices - 1) / run.devices / median["exchange"] if several else None),
         "sums_right": right,
         "synchronisation_seconds": median["barrier"] if run.workers > 1 else None,
         "data_seconds": median["data"],

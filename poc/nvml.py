@@ -22,7 +22,7 @@ _GONE = {
 }
 
 
-class NoAnswer(Exception):
+class NoAnswer(Exception):  # noqa: N818
     """The driver, or one of its cards, does not answer: there is none, or it is gone."""
 
 

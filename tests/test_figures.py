@@ -54,7 +54,7 @@ def record(**changes: Any) -> dict[str, Any]:
         for epoch, accuracy in ((1, 0.4), (2, 0.5), (3, 0.6))
     ]
     whole = dict(run=run, dataset="cifar10", infrastructure=MACHINE, hardware={"description": MACHINE})
-    whole.update(started="2026-01-01T00:00:00+00:00", run_id="0123456789", outcome="completed", evaluations=evaluations)
+    whole.update(outcome="completed", evaluations=evaluations)
     for name, change in changes.items():
         (run if name in run else whole)[name] = change
     return copy.deepcopy(whole)
@@ -74,7 +74,7 @@ def test_accuracy_against_throughput_has_every_published_accuracy_and_marks_what
     k80, p100 = found["8x Tesla K80 (AWS p2.8x)"], found["DGX-1, 8x P100"]
     assert (len(k80.points), len(p100.points)) == (17, 10)
     assert (6800.0, 0.786) in xy(k80)
-    # Best and worst accuracy and the highest throughput, which are two runs.
+    # The best and the worst accuracy.
     assert {(point.text, point.y) for point in k80.points if point.text} == {("64x2", 0.817), ("512x8", 0.278)}
     assert [(point.x, point.y) for point in p100.points if point.contradictory] == [(2600.0, 0.782)]
     assert not any(point.contradictory for point in k80.points)
@@ -110,7 +110,7 @@ def test_curves_share_accuracies_and_differ_in_what_they_stand_against() -> None
     records = [record(), record(learning_rate=0.1)]
     common, curves = figures.learning_curves(records)
     assert common == f"ResNet-50 (CIFAR), batch 128, cifar10, {MACHINE}, seed 0"
-    assert [one.label for one in curves] == ["learning rate 0.05", "learning rate 0.1"]
+    assert [one.label for one in curves] == ["lr 0.05", "lr 0.1"]
     assert xy(curves[0]) == [(1.0, 0.4), (2.0, 0.5), (3.0, 0.6)]
     assert [xy(one) for one in figures.accuracy_time(records)[1]] == [[(50.0, 0.4), (110.0, 0.5), (170.0, 0.6)]] * 2
 
@@ -132,7 +132,7 @@ def test_the_same_run_twice_makes_two_curves_with_names_of_their_own() -> None:
 def test_throughput_and_efficiency_against_devices_of_the_main_study() -> None:
     common, found = figures.throughput_devices(table(with_published=True))
     throughput, efficiency = by_label(found["throughput"]), by_label(found["efficiency"])
-    assert common == "ResNet-50 (CIFAR), device"
+    assert common == "ResNet-50 (CIFAR), exchange device"
     k80, p100 = "8x Tesla K80 (AWS p2.8x)", "DGX-1, 8x P100"
     with_one = {f"{k80}, {batch} a device" for batch in (128, 256, 512)} | {
         f"{p100}, {batch} a device" for batch in (128, 256)
@@ -160,12 +160,12 @@ def test_a_series_over_devices_holds_everything_else_fixed() -> None:
     ]
     _, found = figures.throughput_devices(table(*rows))
     assert {label: xy(one) for label, one in by_label(found["throughput"]).items()} == {
-        "device": [(1, 100), (2, 190)],
-        "dist_sync": [(1, 100), (2, 180)],
+        "exchange device": [(1, 100), (2, 190)],
+        "exchange dist_sync": [(1, 100), (2, 180)],
     }
     assert {one.label: xy(one) for one in found["efficiency"]} == {
-        "device": [(1, 1), (2, pytest.approx(0.95))],
-        "dist_sync": [(1, 1), (2, pytest.approx(0.9))],
+        "exchange device": [(1, 1), (2, pytest.approx(0.95))],
+        "exchange dist_sync": [(1, 1), (2, pytest.approx(0.9))],
     }
 
 
@@ -178,7 +178,7 @@ def test_throughput_against_batch_has_a_panel_for_each_network_with_two_batches(
         measured(network="cifar_resnet20_v2"),
     ]
     panels = figures.throughput_batch(table(*rows, with_published=True))
-    assert list(panels) == ["ResNet-110 (CIFAR)", "ResNet-50 (CIFAR)"]
+    assert list(panels) == ["ResNet-50 (CIFAR)", "ResNet-110 (CIFAR)"]
     own = by_label(panels["ResNet-110 (CIFAR)"])[MACHINE]
     assert own.points == (figures.Point(x=128, y=152.0, spread=3.0), figures.Point(x=256, y=160.0, spread=4.0))
     fifty = by_label(panels["ResNet-50 (CIFAR)"])
@@ -206,9 +206,9 @@ def test_a_measured_series_stands_beside_them_if_its_batch_per_device_was_fixed(
     assert xy(series) == [(1.0, 1.0), (2.0, pytest.approx(1.8))]
     assert series.measured
 
-    # A tenth of the step is waiting for the other worker.
-    apart = {**weak, "sync_seconds_per_5120": 0.1 * 5120 / 540}
-    [series] = figures.speedup_workers(table(measured(), apart))["without synchronisation"]
+    one = measured(train_seconds_per_5120=20.0)
+    apart = {**weak, "train_seconds_per_5120": 9.5, "communication_seconds_per_5120": 0.5, "sync_seconds_per_5120": 3.0}
+    [series] = figures.speedup_workers(table(one, apart))["without synchronisation"]
     assert xy(series) == [(1.0, 1.0), (2.0, pytest.approx(2.0))]
 
 
@@ -216,7 +216,7 @@ def test_the_difference_between_the_speedups_is_the_sum_of_a_bar() -> None:
     one, two = starting_slowly()
     common, [bar] = figures.speedup_reconciled(table(one, two))
     assert "weak scaling" in common
-    assert bar.label == "2.00 less 1.33"
+    assert bar.label == "2.000 less 1.333"
     assert tuple(bar.parts) == clock.PARTS
     assert bar.parts["initialise"] == pytest.approx(2 - 20 / 15)
     assert sum(abs(part) for part in bar.parts.values()) == pytest.approx(2 - 20 / 15)
@@ -225,7 +225,7 @@ def test_the_difference_between_the_speedups_is_the_sum_of_a_bar() -> None:
 def test_the_parts_of_a_bar_add_up_to_the_wall_time() -> None:
     rows = table(measured(), measured(learning_rate=0.1), measured(seconds_per_epoch=None), with_published=True)
     common, bars = figures.time_split(rows)
-    assert [bar.label for bar in bars] == ["learning rate 0.05", "learning rate 0.1"]
+    assert [bar.label for bar in bars] == ["lr 0.05", "lr 0.1"]
     assert "batch 128" in common
     for bar in bars:
         assert tuple(bar.parts) == clock.PARTS
@@ -238,9 +238,10 @@ def test_a_time_is_read_in_a_unit_of_its_size(seconds: float, unit: str) -> None
 
 
 def test_labels_that_would_touch_are_moved_apart_and_stay_inside() -> None:
-    assert figures._apart([0.1, 0.5, 0.9], gap=0.1) == [0.1, 0.5, 0.9]
-    moved = figures._apart([0.5, 0.51, 0.98, 0.99], gap=0.1)
-    assert moved == pytest.approx([0.5, 0.6, 0.9, 1.0])
+    assert figures._apart([0.1, 0.5, 0.9], sizes=[0.1, 0.1, 0.1]) == [0.1, 0.5, 0.9]
+    assert figures._apart([], sizes=[]) == []
+    moved = figures._apart([0.5, 0.51, 0.98, 0.99], sizes=[0.1, 0.1, 0.1, 0.3])
+    assert moved == pytest.approx([0.5, 0.6, 0.8, 1.0])
 
 
 def everything() -> tuple[pd.DataFrame, list[dict[str, Any]]]:

@@ -61,7 +61,8 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     code = (
         "import sys; from pathlib import Path; from poc import journal\n"
-        "for i in range(25): journal.append(Path(sys.argv[1]), {'schema': 1, 'who': sys.argv[2], 'i': i, 'x': 'y' * 5000})"
+        "for i in range(25):\n"
+        "    journal.append(Path(sys.argv[1]), {'schema': 1, 'who': sys.argv[2], 'i': i, 'x': 'y' * 5000})\n"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, path, str(w)], cwd=HOME) for w in range(4)]
     assert [writer.wait() for writer in writers] == [0] * 4

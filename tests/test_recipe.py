@@ -76,7 +76,7 @@ def test_fields_have_to_be_named_and_there() -> None:
     [
         ("x = 1", "defines no `recipe"),
         ("from poc import Recipe\nrecipe = Recipe(model='nothing')", "unknown network 'nothing'"),
-        ("this is not python", "SyntaxError"),
+        ("recipe = (", "SyntaxError"),
         ("1 / 0", "ZeroDivisionError"),
     ],
 )

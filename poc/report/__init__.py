@@ -21,12 +21,12 @@ def write(records: Sequence[Record], *, page: Path, folder: Path) -> None:
 
     The same records give the same bytes, in whatever order they come. Each file is replaced at once or not at all.
     """
-    records = rows.ordered(records)
-    table = rows.collect(records)
+    in_order = rows.ordered(records)
+    table = rows.collect(in_order)
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = figures.draw(table, records, folder / "figures")
+    drawn = figures.draw(table, in_order, folder / "figures")
     _replace(folder / "rows.csv", rows.to_csv(table))
-    _replace(page, _page(table, records, drawn, page.parent, folder))
+    _replace(page, _page(table, in_order, drawn, page.parent, folder))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -67,7 +67,11 @@ def _page(table: pd.DataFrame, records: Sequence[Record], drawn: Figures, here: 
         ("How it was measured", _method(records)),
         ("Runs skipped, failed or diverged", _not_run(records)),
     )
-    blocks = ["# How fast data-parallel training goes: results", tables.summary(table), _reading(link(folder))]
+    blocks = [
+        "# How fast data-parallel training goes: results",
+        tables.summary(table),
+        _reading(link(folder / "rows.csv")),
+    ]
     for title, body in sections:
         if body:
             blocks += [f"## {title}", body]
@@ -83,22 +87,23 @@ def _after(words: str, table: str) -> str:
     return f"{words}\n\n{table}" if table else ""
 
 
-def _reading(folder: str) -> str:
+def _reading(csv: str) -> str:
     return (
         "This page is made by `python -m poc report` from the journal of runs and from what five earlier studies "
         "printed; nothing in it is typed by hand. Every row says where it comes from: `measured` ones ran on the "
         "machine that they name, `published` ones stand as their source printed them. Total batch = batch per device x "
         "devices; a figure's spread and the number of windows (n) it is the median of stand beside it. All rows, with "
-        f"more columns, are in [rows.csv]({folder}/rows.csv)."
+        f"more columns, are in [rows.csv]({csv})."
     )
 
 
 def _accuracy(table: pd.DataFrame, figure: str) -> str:
     return _blocks(
-        "Training on CIFAR-10, in the columns of the study beeva-poc-mxnet (MXNet 0.11 on K80, P100 and CPUs, 2017), "
+        "Training on CIFAR-10, in the columns of the study beeva-poc-mxnet (MXNet 0.11 on K80, P100 and CPUs), "
         "like beside like. `gpus` is 0 for a CPU. Accuracy is over the whole validation set after the last epoch; it "
         "moves by some hundredths from one epoch to the next while the learning rate is high, hence the mean of the "
-        "last four. `s/epoch` is training and waiting for data, without evaluation: a median over whole epochs.",
+        "last four. `s/epoch` is training and waiting for data, without evaluation: a median over whole epochs. "
+        "`cifar10 (jpeg)` and `synthetic` are explained under *How it was measured*.",
         figure,
         tables.accuracy(table),
     )
@@ -131,8 +136,8 @@ def _speedups(table: pd.DataFrame, devices: str, workers: str, reconciled: str) 
     )
     return _blocks(
         f"{scaling.SERIES_RULE[0].upper()}{scaling.SERIES_RULE[1:]}. Efficiency is speed-up / devices. Speed-up by "
-        "throughput: samples/s of n devices / those of one. By epoch time: seconds of an epoch, likewise; a published "
-        f"series whose two disagree has a row that contradicts itself. {scaling.WALL_RULE[0].upper()}"
+        "throughput: samples/s of n devices / those of one. By epoch time: seconds of an epoch, likewise; where the "
+        f"two are far apart a printed figure is wrong. {scaling.WALL_RULE[0].upper()}"
         f"{scaling.WALL_RULE[1:]}.",
         devices,
         tables.speedups(table),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,7 +26,6 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from poc import clock, networks, published, scaling
 from poc.journal import Record
-from poc.report.rows import ordered
 from poc.values import value
 
 MAIN_STUDY = "beeva_poc_mxnet"
@@ -42,10 +42,11 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 _DASHES = ("-", "--", "-.", ":")
 _GREY = "#777777"
 
-_STYLE = {
+_STYLE: dict[str, Any] = {
     "svg.hashsalt": "poc",  # else every run of the program gives its clip paths new names
     "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana"],  # matplotlib lays out in the first; the second is as wide
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
@@ -61,6 +62,8 @@ _STYLE = {
     "lines.markersize": 5.5,
 }
 _WIDTH = 8.0  # inches, which are 768 pixels in a browser
+_LABEL_CHARACTERS = 40
+_LABEL_LINE = 0.16  # inches
 
 
 @value
@@ -100,8 +103,8 @@ class Bar:
 def draw(rows: pd.DataFrame, records: list[Record], folder: Path) -> dict[str, tuple[Path, str]]:
     """Writes each figure that has data to `folder` and returns its path and caption by name.
 
-    `rows` are those of results.md, `records` those of the journal. A figure of an earlier call that has no data any
-    more is removed.
+    `rows` are those of results.md, `records` those of the journal in the same order. A figure of an earlier call that
+    has no data any more is removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     made = build(rows, records)
@@ -126,8 +129,8 @@ def build(rows: pd.DataFrame, records: list[Record]) -> dict[str, tuple[Figure, 
 def accuracy_throughput(rows: pd.DataFrame) -> list[Series]:
     """Accuracy against samples/s of the main study's network after its number of epochs: one series a machine.
 
-    Quick runs and those on synthetic data are left out. Text marks the ends of a published series (best and worst
-    accuracy, highest throughput) and every measured point.
+    Quick runs and those on synthetic data are left out. Text marks the best and the worst accuracy of a published
+    series, and every measured point.
     """
     found: dict[str, list[Row]] = {}
     for row in _comparable(rows):
@@ -141,15 +144,13 @@ def accuracy_throughput(rows: pd.DataFrame) -> list[Series]:
             found.setdefault(_machine(row), []).append(row)
     series = []
     for machine, members in found.items():
-        marked = {
-            id(choose(members, key=lambda row: (row[column], row["samples_per_second"])))
-            for choose, column in ((max, "accuracy"), (min, "accuracy"), (max, "samples_per_second"))
-        }
+        accuracies = [row["accuracy"] for row in members]
+        ends = (min(accuracies), max(accuracies))
         points = [
             Point(
                 x=row["samples_per_second"],
                 y=row["accuracy"],
-                text=_batch(row) if _is_measured(row) or id(row) in marked else "",
+                text=_batch(row) if _is_measured(row) or row["accuracy"] in ends else "",
                 virtual=bool(row["virtual"]),
                 contradictory=bool(row["flag"]),
             )
@@ -217,9 +218,11 @@ def throughput_batch(rows: pd.DataFrame) -> dict[str, list[Series]]:
             and row["samples_per_second"] is not None
         ):
             key = (_machine(row), _cores(row), _made_up(row))
-            panels.setdefault(_network(row["network"]), {}).setdefault(key, []).append(row)
+            panels.setdefault(row["network"], {}).setdefault(key, []).append(row)
+    known = list(networks.NETWORKS)
+    ranked = sorted(panels.items(), key=lambda panel: known.index(panel[0]) if panel[0] in known else len(known))
     return {
-        network: [
+        _network(network): [
             Series(
                 label=", ".join(filter(None, key)),
                 machine=key[0],
@@ -228,7 +231,7 @@ def throughput_batch(rows: pd.DataFrame) -> dict[str, list[Series]]:
             )
             for key, members in found.items()
         ]
-        for network, found in panels.items()
+        for network, found in ranked
         if any(len({row["batch_per_device"] for row in members}) > 1 for members in found.values())
     }
 
@@ -271,7 +274,7 @@ def speedup_reconciled(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
     common, labels = _distinguish([[f"{kind} scaling", *_description(row)] for kind, row, _ in found])
     return common, [
         Bar(
-            label=", ".join(filter(None, [label, f"{both.by_throughput:.2f} less {both.by_wall:.2f}"])),
+            label=", ".join(filter(None, [label, f"{both.by_throughput:.3f} less {both.by_wall:.3f}"])),
             parts=both.parts,
         )
         for label, (_, _, both) in zip(labels, found)
@@ -303,17 +306,14 @@ def _plain(rows: pd.DataFrame) -> list[Row]:
 
 
 def _comparable(rows: pd.DataFrame) -> list[Row]:
-    """The main study's rows, and the measured ones that were completed and are no quick look."""
-    return [
-        row
-        for row in _plain(rows)
-        if (row["origin"] == "published" and row["study"] == MAIN_STUDY)
-        or (_is_measured(row) and row["outcome"] == "completed" and not row["quick"])
-    ]
+    """The main study's rows, which so have the same colours on every page, and after them the measured ones."""
+    printed = [row for row in _plain(rows) if row["origin"] == "published" and row["study"] == MAIN_STUDY]
+    return [*printed, *_measured(rows)]
 
 
 def _measured(rows: pd.DataFrame) -> list[Row]:
-    return [row for row in _comparable(rows) if _is_measured(row)]
+    """Rows of measured runs that were completed and are no quick look."""
+    return [row for row in _plain(rows) if _is_measured(row) and row["outcome"] == "completed" and not row["quick"]]
 
 
 def _is_measured(row: Row) -> bool:
@@ -348,12 +348,13 @@ def _made_up(row: Row) -> str:
 def _cores(row: Row) -> str:
     """Runs on some of a machine's cores are no match for those on all of them."""
     cores = row.get("cores_per_worker")
-    return f"{cores:g} core{'s' * (cores > 1)} a worker" if cores else ""
+    return f"{cores:g} core{'s' * (cores > 1)} each" if cores else ""
 
 
 def _exchange(row: Row) -> str:
     """Empty where nothing is exchanged: on one device, and on one that plays several."""
-    return str(row["exchange"] or "") if (row["devices"] or 1) > 1 and not row["virtual"] else ""
+    exchanged = row["exchange"] and (row["devices"] or 1) > 1 and not row["virtual"]
+    return f"exchange {row['exchange']}" if exchanged else ""
 
 
 def _description(row: Row) -> list[str]:
@@ -361,7 +362,7 @@ def _description(row: Row) -> list[str]:
     return [
         _network(row["network"]),
         "batch " + _batch(row) + (" (virtual)" if row["virtual"] else ""),
-        f"learning rate {row['learning_rate']:g}",
+        f"lr {row['learning_rate']:g}",
         str(row["dataset"]),
         _exchange(row),
         _cores(row),
@@ -403,7 +404,7 @@ def _line(members: Iterable[Row], up: str, *, across: str = "devices") -> tuple[
 def _curves(records: list[Record], when: Callable[[dict[str, Any]], float]) -> tuple[str, list[Series]]:
     members = [
         record
-        for record in ordered(records)
+        for record in records
         if record["outcome"] in ("completed", "diverged")
         and not record["run"]["quick"]
         and len(record["evaluations"]) > 1
@@ -449,8 +450,9 @@ def _over_devices(members: list[Row]) -> list[tuple[list[Row], list[Row]]]:
             setting = (_exchange(row), row.get("setting"), _made_up(row))
             if row["samples_per_second"] is not None:
                 rest.setdefault((*key, *setting), []).append(row)
-    lone = [([], others) for others in rest.values() if len({row["devices"] for row in others}) > 1]
-    return [*found, *lone]
+    found += [([], others) for others in rest.values() if len({row["devices"] for row in others}) > 1]
+    machines = list(dict.fromkeys(map(_machine, members)))
+    return sorted(found, key=lambda one: (machines.index(_machine(one[1][0])), one[1][0]["batch_per_device"]))
 
 
 def _published_speedups(ratios: list[Row], column: str) -> list[Series]:
@@ -491,9 +493,12 @@ def _draw_accuracy_throughput(rows: pd.DataFrame, records: list[Record]) -> Draw
     styles = _styles(series)
     for one in series:
         _scatter(axes, one, {**styles[one.label], "linestyle": "none"})
-        for point in one.points:
-            if point.text:
+        texts: list[Point] = []
+        for point in filter(lambda point: point.text, one.points):
+            # Two runs of one setting lie so close that one text serves both.
+            if not any(point.text == other.text and abs(point.y - other.y) < 0.03 for other in texts):
                 axes.annotate(point.text, (point.x, point.y), (6, 3), textcoords="offset points", fontsize=8)
+                texts.append(point)
     axes.margins(x=0.09, y=0.08)
     axes.set_xscale("log")
     _one_two_five(axes.xaxis)
@@ -527,31 +532,43 @@ def _draw_accuracy_time(rows: pd.DataFrame, records: list[Record]) -> Drawn:
 
 
 def _curve_figure(common: str, series: list[Series], *, xlabel: str, per: float) -> Figure:
-    height = max(3.8, 1.0 + 0.16 * len(series))
+    labels = {one.label: _wrapped(one.label) for one in series}
+    needed = {label: _LABEL_LINE * (text.count("\n") + 1) for label, text in labels.items()}
+    height = max(3.8, 1.0 + sum(needed.values()))
     figure, axes = _figure(height=height)
     styles = _styles(series)
     for one in series:
         xs, ys = [point.x / per for point in one.points], [point.y for point in one.points]
         axes.plot(xs, ys, **{**styles[one.label], "markersize": 3.5, "linewidth": 1.4})
-    axes.set_title(common)
+    _title(figure, common)
     axes.set_xlabel(xlabel)
     axes.set_ylabel("validation accuracy (fraction)")
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.autoscale(False)
     low, high = axes.get_ylim()
     ends = sorted((one for one in series if one.label), key=lambda one: one.points[-1].y)
-    heights = _apart([(one.points[-1].y - low) / (high - low) for one in ends], gap=0.16 / (height - 0.9))
+    heights = _apart(
+        [(one.points[-1].y - low) / (high - low) for one in ends],
+        sizes=[needed[one.label] / (height - 1.0) for one in ends],
+    )
     for one, at in zip(ends, heights):
         axes.annotate(
-            one.label,
+            labels[one.label],
             (one.points[-1].x / per, one.points[-1].y),
             (1.02, at),
             textcoords="axes fraction",
             va="center",
             fontsize=8,
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": _GREY, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": _GREY,
+                "linewidth": 0.5,
+                "relpos": (0.0, 0.5),
+                "shrinkA": 0,
+                "shrinkB": 4,
+            },
         )
     return figure
 
@@ -570,15 +587,14 @@ def _draw_throughput_devices(rows: pd.DataFrame, records: list[Record]) -> Drawn
     panels[0].yaxis.set_major_locator(FixedLocator([1000.0 * 2**power for power in range(-6, 9)]))
     panels[0].yaxis.set_minor_locator(NullLocator())
     panels[0].yaxis.set_major_formatter(_plain_number)
-    panels[0].set_title(common)
+    _title(figure, common)
     panels[0].set_ylabel("training throughput (samples/s)")
     if efficiencies:
         for one in efficiencies:
             _scatter(panels[1], one, styles[one.label])
         panels[1].axhline(1.0, color=_GREY, linewidth=0.8)
         panels[1].set_ylim(bottom=0)
-        panels[1].set_title("ideal: 1")
-        panels[1].set_ylabel("efficiency by throughput (fraction)")
+        panels[1].set_ylabel("efficiency by throughput (1 is ideal)")
     for axes in panels:
         _log2(axes, [point.x for one in series for point in one.points])
         axes.set_xlabel("devices (count)")
@@ -625,10 +641,10 @@ def _draw_speedup_workers(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     everything = [one for series in panels.values() for one in series]
     styles = _styles(everything)
     counts = sorted({point.x for one in everything for point in one.points})
-    finest = [counts[0] * (counts[-1] / counts[0]) ** (step / 40) for step in range(41)]
     for axes, (title, series) in zip(grid, panels.items()):
-        axes.plot(finest, finest, color=_GREY, linewidth=0.8)
-        axes.annotate("ideal", (finest[-6], finest[-6]), (-6, 2), textcoords="offset points", ha="right", color=_GREY)
+        # Straight between the counts, as the others are, so that it is only crossed where it was beaten.
+        axes.plot(counts, counts, color=_GREY, linewidth=0.8)
+        axes.annotate("ideal", (counts[-1], counts[-1]), (-8, 0), textcoords="offset points", ha="right", color=_GREY)
         for one in series:
             _scatter(axes, one, styles[one.label])
         _log2(axes, counts)
@@ -644,7 +660,7 @@ def _draw_speedup_workers(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     )
     if any(one.measured for one in everything):
         caption += " Thick lines: measured, by throughput."
-    return figure, caption
+    return figure, caption + _marks(everything)
 
 
 def _draw_time_split(rows: pd.DataFrame, records: list[Record]) -> Drawn:
@@ -653,7 +669,7 @@ def _draw_time_split(rows: pd.DataFrame, records: list[Record]) -> Drawn:
         return None
     per, unit = _time_unit(max(sum(bar.parts.values()) for bar in bars))
     figure = _bar_figure(bars, xlabel=f"wall time ({unit})", per=per)
-    figure.axes[0].set_title(common)
+    _title(figure, common)
     return figure, (
         f"Where the wall time of each measured run went: {common}. At the end of each bar: its wall time ({unit}), to "
         "which the parts add up. Data: training stood still for the next batch."
@@ -666,7 +682,7 @@ def _draw_speedup_reconciled(rows: pd.DataFrame, records: list[Record]) -> Drawn
         return None
     figure = _bar_figure(bars, xlabel="speed-up by throughput less speed-up by wall time (times one device)", per=1.0)
     figure.axes[0].axvline(0, color="black", linewidth=0.8)
-    figure.axes[0].set_title(common)
+    _title(figure, common)
     return figure, (
         f"Why the two measured speed-ups differ: {common}. Each part of the wall time takes from the speed-up by "
         "throughput (right of 0) or adds to it (left of 0); at the end of each bar their sum, the whole difference. "
@@ -676,7 +692,9 @@ def _draw_speedup_reconciled(rows: pd.DataFrame, records: list[Record]) -> Drawn
 
 def _bar_figure(bars: list[Bar], *, xlabel: str, per: float) -> Figure:
     """Stacked horizontal bars, the first one on top; negative parts to the left of 0, and the sum at the end."""
-    figure, axes = _figure(height=1.3 + 0.32 * len(bars))
+    labels = [_wrapped(bar.label) for bar in bars]
+    each = max(0.32, 0.05 + _LABEL_LINE * max(label.count("\n") + 1 for label in labels))
+    figure, axes = _figure(height=1.4 + each * len(bars))
     names = [name for name in bars[0].parts if any(round(bar.parts[name], 6) for bar in bars)]
     looks = {name: _fill(list(bars[0].parts).index(name)) for name in names}
     for place, bar in enumerate(bars):
@@ -686,9 +704,9 @@ def _bar_figure(bars: list[Bar], *, xlabel: str, per: float) -> Figure:
             axes.barh(place, width, left=ends[width > 0], height=0.62, **looks[name])
             ends[width > 0] += width
         total = sum(bar.parts.values()) / per
-        text = f"{total:.1f}" if per > 1 else f"{total:.2f}"
+        text = f"{total:.1f}" if per > 1 else f"{total:.3f}"
         axes.annotate(text, (ends[True], place), (4, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    axes.set_yticks(range(len(bars)), labels, fontsize=8)
     axes.set_ylabel("run")
     axes.invert_yaxis()
     axes.grid(False, axis="y")
@@ -714,6 +732,17 @@ FIGURES: dict[str, Callable[[pd.DataFrame, list[Record]], Drawn]] = {
 def _figure(*, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     return figure, figure.subplots()
+
+
+def _title(figure: Figure, common: str) -> None:
+    """What all of a figure has in common, above it; the page says the rest."""
+    figure.suptitle(textwrap.fill(common, 110), x=0.01, ha="left", fontsize=9)
+
+
+def _wrapped(label: str) -> str:
+    """The label in lines that end at its commas."""
+    words = [word.replace(" ", "\u00a0") for word in label.split(", ")]
+    return textwrap.fill(", ".join(words), _LABEL_CHARACTERS, break_long_words=False).replace("\u00a0", " ")
 
 
 def _set_style() -> None:
@@ -784,20 +813,21 @@ def _legend(
 ) -> None:
     """A legend below the axes, where it covers no data, in room of its own."""
     measured = {one.label for one in series if one.measured}
-    handles = []
-    for label, style in styles.items():
-        look = style if joined else {**style, "linestyle": "none"}
-        handles.append(Line2D([], [], **look, label=f"{label} (measured)" if label in measured else label))
-    longest = max(len(handle.get_label()) for handle in handles)
-    columns = max(1, min(len(handles), 120 // (longest + 8)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=3.0)
-    figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(handles) // columns))
+    labels = {label: f"{label} (measured)" if label in measured else label for label in styles}
+    looks = styles if joined else {label: {**style, "linestyle": "none"} for label, style in styles.items()}
+    handles = [Line2D([], [], **looks[label], label=text) for label, text in labels.items()]
+    longest = max(map(len, labels.values()))
+    lines = -(-len(handles) // max(1, 130 // (longest + 8)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // lines), handlelength=3.0)
+    figure.set_figheight(figure.get_figheight() + 0.17 * lines)
 
 
 def _marks(series: Sequence[Series]) -> str:
     """What the special points of a figure mean, for its caption."""
     points = [point for one in series for point in one.points]
     words = ""
+    if any("exchange independent" in one.label for one in series):
+        words += " Exchange independent: none takes place, which is the ceiling."
     if any(point.virtual for point in points):
         words += " Hollow: virtual devices, whose accuracy is that of real ones but whose throughput is not."
     if any(point.contradictory for point in points):
@@ -808,7 +838,8 @@ def _marks(series: Sequence[Series]) -> str:
 
 
 def _fill(index: int) -> dict[str, Any]:
-    hatches = ("", "....", "", "////", "xx", "\\\\\\\\", "--")
+    # No dots: as SVG each of them is a long path.
+    hatches = ("", "|||", "", "////", "xx", "\\\\\\\\", "--")
     colours = ("#000000", "#56B4E9", "#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#FFFFFF")
     return {
         "facecolor": colours[index % len(colours)],
@@ -818,7 +849,7 @@ def _fill(index: int) -> dict[str, Any]:
     }
 
 
-def _plain_number(number: float, place: int | None) -> str:
+def _plain_number(number: float, place: float) -> str:
     return f"{number:,g}"
 
 
@@ -844,12 +875,14 @@ def _time_unit(seconds: float) -> tuple[float, str]:
     return (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
 
 
-def _apart(wanted: Sequence[float], *, gap: float) -> list[float]:
-    """Heights in ascending order, as near to the wanted ones (ascending) as keeps `gap` between neighbours."""
-    heights: list[float] = []
-    for height in wanted:
-        heights.append(max(height, heights[-1] + gap) if heights else height)
+def _apart(wanted: Sequence[float], *, sizes: Sequence[float]) -> list[float]:
+    """Middles of labels of these sizes that do not touch, as near as may be to the wanted ones, which ascend."""
+    gaps = [(lower + upper) / 2 for lower, upper in zip(sizes, sizes[1:])]
+    heights = list(wanted)
+    for index, gap in enumerate(gaps):
+        heights[index + 1] = max(heights[index + 1], heights[index] + gap)
+    ceiling = 1.0
     for index in range(len(heights) - 1, -1, -1):
-        ceiling = 1.0 if index == len(heights) - 1 else heights[index + 1] - gap
         heights[index] = min(heights[index], ceiling)
+        ceiling = heights[index] - gaps[index - 1] if index else 0.0
     return heights

@@ -117,7 +117,7 @@ def _row(record: Record) -> dict[str, Any]:
     accuracies = [one["accuracy"] for one in record["evaluations"]]
     monitored = (record.get("monitor") or {}).get("devices", [])
     memory = record["memory"]
-    row = {
+    row: dict[str, Any] = {
         "origin": "measured",
         "run_id": record["run_id"],
         "infrastructure": record["infrastructure"],

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -21,7 +21,7 @@ MAIN_NETWORKS = ("cifar_resnet50_v2", "cifar_resnet110_v2")
 THRESHOLDS = (0.5, 0.6, 0.7, 0.75, 0.8)
 """Accuracies for which the time to reach them is shown."""
 
-Row = dict[Any, Any]
+Row = Mapping[Any, Any]
 Cells = dict[str, str]
 
 _PART_LABELS = {
@@ -51,8 +51,8 @@ def summary(rows: pd.DataFrame) -> str:
     if not full:
         best = max(measured, key=lambda row: row["samples_per_second"] or 0.0)
         return (
-            f"Only quick runs so far, which are a first look and no results. The fastest of them: {_speed(best)} "
-            f"{_conditions(best)}. Run without `--quick` for figures that can be compared."
+            f"Only quick runs so far, which are a first look and no results. The fastest of them: {_speed(best)}. "
+            "Run without `--quick` for figures that can be compared."
         )
     printed = [row for row in table if row["study"] == MAIN_STUDY and not row["flag"]]
     sentences = []
@@ -94,9 +94,9 @@ def _same_training(one: Row, row: Row) -> bool:
 
 
 def _headline(row: Row, printed: Sequence[Row], machine: str) -> str:
-    text = f"On {machine}, {_speed(row)} {_conditions(row)}"
+    text = f"On {machine}, {_speed(row)}"
     if row["accuracy"] is not None:
-        text += f"; {_reached(row)}"
+        text += f" and {_reached(row)}"
     text += "."
     compared = []
     for one in _like(row, printed):
@@ -111,8 +111,8 @@ def _headline(row: Row, printed: Sequence[Row], machine: str) -> str:
 
 def _played(row: Row, printed: Sequence[Row]) -> str:
     text = (
-        f"On {row['devices']} virtual devices (one played all in turn, so its throughput is not theirs), "
-        f"{_network(row)} {_conditions(row, speed=False)}: {_reached(row)}."
+        f"{_network(row)} with {row['devices']} virtual devices (one played all in turn, so its throughput is not "
+        f"theirs), {_conditions(row)}, {_reached(row)}."
     )
     compared = [f"{one['accuracy']:.3f} on {_on(one)}" for one in _like(row, printed) if _same_training(one, row)]
     return text + (f" Published for that setting: {' and '.join(compared)}." if compared else "")
@@ -138,31 +138,30 @@ def _scaling_sentences(full: Sequence[Row]) -> list[str]:
 
 
 def _speed(row: Row) -> str:
+    count = f"{row['devices']} {_kind_of_device(row)}{'s' * (row['devices'] > 1)}"
+    figure, how = row["samples_per_second"], f"median of n = {row['windows']} windows, spread {row['spread']:.1f}"
     if row["repeats"] and row["throughput_mean"] is not None:
-        figures = f"mean of {row['repeats']} seeds, standard deviation {row['throughput_spread']:.1f}"
-        return f"{_network(row)} trains at {row['throughput_mean']:,.1f} samples/s ({figures})"
-    figures = f"median of n = {row['windows']} windows, spread {row['spread']:.1f}"
-    return f"{_network(row)} trains at {row['samples_per_second']:,.1f} samples/s ({figures})"
+        figure = row["throughput_mean"]
+        how = f"mean of n = {row['repeats']} seeds, standard deviation {row['throughput_spread']:.1f}"
+    return f"{_network(row)} with {count}, {_conditions(row)}, trains at {figure:,.1f} samples/s ({how})"
 
 
 def _reached(row: Row) -> str:
+    figure, how = row["accuracy"], "n = 1 run"
     if row["repeats"] and row["accuracy_mean"] is not None:
-        last = f"mean of n = {row['repeats']} seeds, standard deviation {row['accuracy_spread']:.4f}"
-        text = f"it reaches a validation accuracy of {row['accuracy_mean']:.4f} ({last}"
-    else:
-        text = f"it reaches a validation accuracy of {row['accuracy']:.4f} (n = 1 run"
+        figure = row["accuracy_mean"]
+        how = f"mean of n = {row['repeats']} seeds, standard deviation {row['accuracy_spread']:.4f}"
     if row["accuracy_last4"] is not None:
-        text += f"; mean of the last four epochs {row['accuracy_last4']:.4f}"
-    return text + f") on {row['dataset']}"
+        how += f"; mean of the last four epochs {row['accuracy_last4']:.4f}"
+    return f"reaches a validation accuracy of {figure:.4f} ({how})"
 
 
-def _conditions(row: Row, *, speed: bool = True) -> str:
+def _conditions(row: Row) -> str:
     length = f"{row['epochs']} epochs" if row["epochs"] and row["epochs"] > 1 else f"{row['steps']} steps"
-    where = f"{row['devices']} {_kind_of_device(row)}{'s' * (row['devices'] > 1)}, " if speed else ""
     batch = f"batch {row['batch_per_device']}"
     if row["devices"] > 1:
-        batch += f" a device, {row['total_batch']} in all"
-    return f"({where}{batch}, learning rate {row['learning_rate']:g}, {length}, data {row['dataset']})"
+        batch += f" a device ({row['total_batch']} in all)"
+    return f"{batch}, learning rate {row['learning_rate']:g}, {length} on {row['dataset']}"
 
 
 def _on(row: Row) -> str:
@@ -193,6 +192,24 @@ def accuracy(rows: pd.DataFrame) -> str:
         cells = [_main_cells(row, notes) for row in found]
         blocks.append("\n\n".join([f"### {network}", _markdown(cells), *_footnotes(notes)]))
     return "\n\n".join(blocks)
+
+
+def brief(rows: pd.DataFrame) -> str:
+    """The README's table: ResNet-50 at 0.05 for every 128 samples of total batch, 128 and 512 in all."""
+    settings = ((128, 0.05), (512, 0.2))
+    chosen = [
+        row
+        for row in _plain(rows)
+        if row["network"] == MAIN_NETWORKS[0]
+        and (row["total_batch"], row["learning_rate"]) in settings
+        and (row["devices"] == 1 or row["batch_per_device"] == 128)
+        and row["accuracy"] is not None
+        and not row["quick"]
+        and row["dataset"] != "synthetic"
+    ]
+    names = ("infrastructure", "batch size", "gpus", "accuracy", "mean of last 4 epochs", "samples/s", "spread")
+    full = [_main_cells(row, []) for row in sorted(chosen, key=_likeness)]
+    return _markdown([{name: cells[name] for name in (*names, "windows", "data", "origin")} for cells in full])
 
 
 def _main_cells(row: Row, notes: list[str]) -> Cells:
@@ -244,7 +261,8 @@ def throughput(rows: pd.DataFrame) -> str:
         return (*machine(row), row["devices"], row["batch_per_device"], row["learning_rate"], *_tie(row))
 
     notes: list[str] = []
-    cells, above = [], None
+    cells: list[Cells] = []
+    above: Row | None = None
     for row in sorted(chosen, key=place):
         same = above is not None and machine(above) == machine(row) and above["devices"] == row["devices"]
         figure = _figure(row, "samples_per_second", 1)
@@ -296,9 +314,9 @@ def _windows_estimate(row: Row, factor: float = 1.0) -> scaling.Estimate:
 def repeats(rows: pd.DataFrame) -> str:
     """Mean, spread and number over seeds of runs that were repeated, and which of their differences are noise."""
     found: dict[tuple[Any, ...], Row] = {}
-    for row in _plain(rows):
-        if row["repeats"]:
-            found.setdefault((row["infrastructure"], row["setting"], *map(repr, _likeness(row)[:6])), row)
+    for one in _plain(rows):
+        if one["repeats"]:
+            found.setdefault((one["infrastructure"], one["setting"], *map(repr, _likeness(one)[:6])), one)
     groups = sorted(found.values(), key=_likeness)
     cells = []
     for index, row in enumerate(groups):
@@ -366,13 +384,13 @@ def speedups(rows: pd.DataFrame) -> str:
 
 def _series_note(series: scaling.Series, row: Row, notes: list[str]) -> str:
     words = []
-    flagged = [one for one in (*series.alone, row) if one["flag"]]
-    if flagged:
-        words.append(
-            "a figure of it contradicts itself " + ", ".join(dict.fromkeys(_footnote(one, notes) for one in flagged))
-        )
+    if row["flag"]:
+        words.append(f"contradicts itself {_footnote(row, notes)}")
+    elif any(one["flag"] for one in series.alone):
+        found = ", ".join(_footnote(one, notes) for one in series.alone if one["flag"])
+        words.append(f"its row on one device contradicts itself {found}")
     if row["origin"] == "measured" and row["devices"] > 1 and len(series.alone) == 1:
-        ideal = scaling.difference(_windows_estimate(row), _windows_estimate(dict(series.alone[0]), row["devices"]))
+        ideal = scaling.difference(_windows_estimate(row), _windows_estimate(series.alone[0], row["devices"]))
         words.append(f"against {row['devices']} x one device: {_judged(ideal, '+.1f')}")
     if row["origin"] == "measured" and row["devices"] > 1 and scaling.by_wall(series.alone, row) is None:
         words.append("no speed-up by wall time: unequal work")
@@ -388,12 +406,12 @@ def reconciliation(rows: pd.DataFrame) -> str:
             found = scaling.reconcile(series.alone, row)
             if found is None:
                 continue
-            label = f"{_network(row)}, {_held(series)}, {row['devices']} {_kind_of_device(dict(row))}s"
+            label = f"{_network(row)}, {_held(series)}, {row['devices']} {_kind_of_device(row)}s"
             cells.append(
                 {
                     "series": ", ".join(filter(None, [label, str(row["exchange"]), _infrastructure(row), _cores(row)])),
                     "by throughput": f"{found.by_throughput:.4f}",
-                    **{_PART_LABELS[part]: f"{-taken:+.4f}" for part, taken in found.parts.items()},
+                    **{_PART_LABELS[part]: f"{round(-taken, 4) + 0.0:+.4f}" for part, taken in found.parts.items()},
                     "by wall time": f"{found.by_wall:.4f}",
                 }
             )
@@ -434,7 +452,7 @@ def _held(series: scaling.Series) -> str:
 
 def _in_order(found: Iterable[scaling.Series]) -> list[scaling.Series]:
     def place(series: scaling.Series) -> tuple[Any, ...]:
-        first = dict(series.alone[0])
+        first = series.alone[0]
         return (
             *_network_order(first),
             first["origin"] == "published",
@@ -611,7 +629,7 @@ def costs(records: Sequence[Record]) -> str:
                 "infrastructure": record["infrastructure"],
                 "price ($/h)": f"{price:g}",
                 "$ an epoch": f"{seconds / steps * run['steps_per_epoch'] / 3600 * price:.4f}",
-                "$ in all": f"{record['wall'] / 3600 * price:.4f}",
+                "$ in all": _known(_scaled(record["wall"], price / 3600), ".4f"),
             }
         )
     return _markdown(cells)
@@ -669,7 +687,7 @@ def _study_table(found: Sequence[Row]) -> str:
             *(_infrastructure(row), row["framework"], _network(row), _figure(row, "parameters", 0), row["dataset"]),
             *(row["input_shape"], _figure(row, "batch_per_device", 0), _figure(row, "total_batch", 0)),
             *(_plain_figure(row["learning_rate"]), _figure(row, "devices", 0), row["exchange"], row["layout"]),
-            *(row["scaling"], _figure(row, "epochs", 0), _accuracy(row, "accuracy")),
+            *(row["scaling"], _figure(row, "epochs", 0), _plain_figure(row["accuracy"])),
             *(_figure(row, "seconds_per_epoch", 1), _figure(row, "samples_per_second", 1)),
             *(_figure(row, f"{part}_seconds_per_5120", 2) for part in ("train", "communication", "sync")),
             *(_digits(row["speedup_without_sync"]), _digits(row["speedup_throughput"])),
@@ -762,9 +780,9 @@ def _listed(values: Iterable[float]) -> str:
 # --- cells --------------------------------------------------------------------------------------------------------
 
 
-def _plain(rows: pd.DataFrame) -> list[Row]:
+def _plain(rows: pd.DataFrame) -> list[dict[Any, Any]]:
     """Rows as dictionaries in which what is missing is None, whatever the column's type."""
-    found: list[Row] = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    found: list[dict[Any, Any]] = rows.astype(object).where(rows.notna(), None).to_dict("records")
     return found
 
 
@@ -777,20 +795,20 @@ def _markdown(cells: Sequence[Cells], keep: Sequence[str] = ()) -> str:
     number = re.compile(r"([-+(]?[\d.,]+%?\)?( .*)?)?")
     figures = [all(number.fullmatch(row[index]) for row in body) for index in range(len(names))]
     aligned = ["right" if figure else "left" for figure in figures]
-    text = tabulate(body, headers=names, tablefmt="github", disable_numparse=True, colalign=aligned)
+    text = tabulate(body, headers=names, tablefmt="pipe", disable_numparse=True, colalign=aligned)
     # Columns padded to their longest note would make lines of a thousand blanks.
     return re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", text))
 
 
 def _aligned(cells: Sequence[Cells]) -> list[Cells]:
     """Rows with the same columns, in the order of the longest row; what a row lacks is empty."""
-    names = list(max(cells, key=len, default={}))
-    names += [name for name in dict.fromkeys(name for row in cells for name in row) if name not in names]
+    longest_first = sorted(cells, key=lambda row: -len(row))
+    names = list(dict.fromkeys(name for row in longest_first for name in row))
     return [{name: row.get(name, "") for name in names} for row in cells]
 
 
-def _footnote(row: Row | scaling.Row, notes: list[str]) -> str:
-    text = f"{_infrastructure(dict(row))}, {row['printed'].split(' | ')[0]}: {row['flag']}."
+def _footnote(row: Row, notes: list[str]) -> str:
+    text = f"{_infrastructure(row)}, {row['printed'].split(' | ')[0]}: {row['flag']}."
     if text not in notes:
         notes.append(text)
     return f"({notes.index(text) + 1})"
@@ -826,7 +844,7 @@ def _network_order(row: Row) -> tuple[int, str]:
     return (MAIN_NETWORKS.index(name) if name in MAIN_NETWORKS else len(MAIN_NETWORKS), name)
 
 
-def _network(row: Row | scaling.Row) -> str:
+def _network(row: Row) -> str:
     return _label(row["network"])
 
 
@@ -839,14 +857,14 @@ def _machine(row: Row) -> str:
     return named if not found or found in named else f"{named} ({found})"
 
 
-def _infrastructure(row: Row | scaling.Row) -> str:
+def _infrastructure(row: Row) -> str:
     """A source's own name for a machine and what it is; a measured one's name."""
     if row["origin"] == "measured":
-        return _machine(dict(row))
+        return _machine(row)
     return ": ".join(filter(None, [row["infrastructure"], row["hardware"]]))
 
 
-def _cores(row: Row | scaling.Row) -> str:
+def _cores(row: Row) -> str:
     cores = scaling.known(row, "cores_per_worker")
     return f"{cores:.0f} core{'s' * (cores > 1)} a worker" if cores else ""
 
@@ -889,7 +907,7 @@ def _run_cells(row: Row) -> Cells:
     return {"run": _run_label(run), "id": row["run_id"], "infrastructure": _infrastructure(row), "data": row["dataset"]}
 
 
-def _figure(row: Row | scaling.Row, name: str, digits: int) -> str:
+def _figure(row: Row, name: str, digits: int) -> str:
     """A published figure as it was printed, a measured one to `digits` decimals."""
     value = scaling.known(row, name)
     if value is None:

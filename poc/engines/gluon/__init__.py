@@ -24,12 +24,16 @@ def cluster(run: Run, cores: int) -> Iterator[list[dict[str, str]]]:
 
     OpenMP reads its thread count once, at import; left alone, MXNet takes half of the cores.
     """
-    threads = {"OMP_NUM_THREADS": str(cores), "DMLC_LOG_STACK_TRACE_DEPTH": "0"}
+    common = {
+        "OMP_NUM_THREADS": str(cores),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that card 0 is the driver's card 0, whose counters are read
+        "DMLC_LOG_STACK_TRACE_DEPTH": "0",
+    }
     if run.workers == 1:
-        yield [threads]
+        yield [common]
         return
     with launch.parameter_server(run.workers) as addresses:
-        yield [{**threads, **addresses, "DMLC_ROLE": "worker"} for _ in range(run.workers)]
+        yield [{**common, **addresses, "DMLC_ROLE": "worker"} for _ in range(run.workers)]
 
 
 def unsupported(gpu: GPU) -> str | None:

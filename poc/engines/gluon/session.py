@@ -50,6 +50,7 @@ class GluonSession:
         self._trained = [p for p in parameters.values() if p.grad_req != "null"]
         self._statistics = [p for p in parameters.values() if p.name.endswith(("running_mean", "running_var"))]
         self.parameters = int(sum(np.prod(p.shape) for p in self._trained))
+        self.gradient_bytes = 4 * self.parameters
         if self._virtual > 1:
             for parameter in self._trained:
                 parameter.grad_req = "add"
@@ -108,11 +109,6 @@ class GluonSession:
             for parameter in self._trained
             for gradient in parameter.list_grad()
         )
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of the gradients that one device sends."""
-        return self.parameters * 4
 
     def barrier(self) -> None:
         """Blocks until every worker is here."""
