@@ -54,7 +54,7 @@ def execute(
     `detail` adds a pass after the training that takes computation and communication apart.
     """
     record = _blank(run, machine, infrastructure)
-    began, busy = time.monotonic(), hardware.busy_seconds()
+    began, busy, used = time.monotonic(), hardware.busy_seconds(), _children_seconds()
     cores = sorted(os.sched_getaffinity(0))
     each = run.cores_per_worker or machine.cores
     engine = engines.load(run.engine)
@@ -100,10 +100,16 @@ def execute(
     record.update(_merged(told), monitor=watcher.summary() if watcher else None)
     if record.get("interrupted"):
         record.update(outcome="failed", reason="interrupted")
-    if record["cpu_seconds"] is not None:
-        others = hardware.busy_seconds() - busy - record["cpu_seconds"]
-        record["others_busy_cores"] = round(max(0.0, others) / (time.monotonic() - began), 3)
+    record["cpu_seconds"] = _children_seconds() - used
+    others = hardware.busy_seconds() - busy - record["cpu_seconds"]
+    record["others_busy_cores"] = round(max(0.0, others) / (time.monotonic() - began), 3)
     return record
+
+
+def _children_seconds() -> float:
+    """Core-seconds of all processes that this one has started and waited for: workers and what served them."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _start(request: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -270,7 +276,6 @@ def _used(watch: clock.Clock) -> dict[str, Any]:
         "parts": watch.parts,
         "wall": watch.elapsed(),
         "host_peak_bytes": usage.ru_maxrss * 1024,
-        "cpu_seconds": usage.ru_utime + usage.ru_stime,
     }
 
 
@@ -311,7 +316,6 @@ def _merged(told: list[dict[str, Any]]) -> dict[str, Any]:
         "host_peak_bytes": sum(host) if host else None,
         "device_peak_bytes": max((peak for peak in device if peak is not None), default=None),
     }
-    merged["cpu_seconds"] = sum(one["cpu_seconds"] for one in told_of) if told_of else None
     if len(told) > 1:
         kept = ("windows", "parts", "wall")
         merged["workers"] = [
