@@ -15,8 +15,8 @@ PARTS = ("initialise", "warmup", "train", "data", "evaluate", "checkpoint", "res
 WARMUP_STEPS = 5
 STABLE_WITHIN = 0.10
 WARMUP_RULE = (
-    f"windows are dropped until at least {WARMUP_STEPS} steps have gone by and the next window's rate is within "
-    f"{STABLE_WITHIN:.0%} of the median rate of the windows from it on"
+    f"windows are dropped until at least {WARMUP_STEPS} steps have gone by and the next window is no more than "
+    f"{STABLE_WITHIN:.0%} slower than the median of the windows from it on"
 )
 
 
@@ -80,7 +80,8 @@ def warmup(windows: Sequence[Window]) -> int:
     steps = 0
     for index, window in enumerate(windows[:-1]):
         typical = statistics.median(one.rate for one in windows[index:])
-        if steps >= WARMUP_STEPS and abs(window.rate - typical) <= STABLE_WITHIN * typical:
+        # One-sided: a machine that slows down later was not warming up before.
+        if steps >= WARMUP_STEPS and window.rate >= (1 - STABLE_WITHIN) * typical:
             return index
         steps += window.steps
     return max(0, len(windows) - 1)

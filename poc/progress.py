@@ -22,7 +22,7 @@ class Progress:
         self._bar = tqdm(total=run.steps, unit="step", dynamic_ncols=True) if shown and sys.stderr.isatty() else None
 
     def show(self, event: dict[str, Any]) -> None:
-        """Shows one event; all but windows and evaluations pass unseen."""
+        """Shows one event: a window on the bar, an evaluation or the end of a run without any on a line of its own."""
         if event["event"] == "window":
             self._rate = event["samples"] / event["seconds"]
             self._loss = event["loss"]
@@ -32,12 +32,13 @@ class Progress:
                 self._bar.set_postfix_str(self._state())
         elif event["event"] == "evaluation":
             self._accuracy = f", accuracy {event['accuracy']:.4f}"
-            if self._shown and self._bar is None:
-                print(
-                    f"  epoch {event['epoch']}/{self._run.epochs}: {self._state()}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            self._line(f"epoch {event['epoch']}/{self._run.epochs}")
+        elif event["event"] == "end" and not self._run.evaluate:
+            self._line(f"{self._run.steps} steps")
+
+    def _line(self, what: str) -> None:
+        if self._shown and self._bar is None:
+            print(f"  {what}: {self._state()}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Ends the bar."""

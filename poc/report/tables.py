@@ -209,7 +209,7 @@ def brief(rows: pd.DataFrame) -> str:
     ]
     names = ("infrastructure", "batch size", "gpus", "accuracy", "mean of last 4 epochs", "samples/s", "spread")
     full = [_main_cells(row, []) for row in sorted(chosen, key=_likeness)]
-    return _markdown([{name: cells[name] for name in (*names, "windows", "data", "origin")} for cells in full])
+    return _markdown([{name: cells[name] for name in (*names, "windows", "data", "origin", "note")} for cells in full])
 
 
 def _main_cells(row: Row, notes: list[str]) -> Cells:
