@@ -239,10 +239,9 @@ def _planned(options: argparse.Namespace) -> list[tuple[str, list[Planned]]]:
     recipes = [(path.stem, recipe.load(path)) for path in paths]
     machine = hardware.detect()
     plans = [(name, plan(name, one, machine, quick=options.quick)) for name, one in recipes]
-    if options.only:
-        select([one for _, planned in plans for one in planned], options.only)
-        plans = [(n, [p for p in planned if p.run.id.startswith(tuple(options.only))]) for n, planned in plans]
-    return [(name, planned) for name, planned in plans if planned]
+    chosen = select([one for _, planned in plans for one in planned], options.only)
+    grouped = [(name, [one for one in planned if one in chosen]) for name, planned in plans]
+    return [(name, planned) for name, planned in grouped if planned]
 
 
 def _recipe_path(name: str) -> Path:

@@ -338,15 +338,11 @@ def _merged_window(windows: tuple[dict[str, Any], ...]) -> dict[str, Any]:
 def _merged_evaluation(evaluations: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     samples = sum(one["samples"] for one in evaluations)
 
-    def mean(name: str) -> float | None:
-        values = [one[name] for one in evaluations]
-        if None in values:
-            return None
-        return float(sum(one[name] * one["samples"] for one in evaluations) / samples)
-
+    losses = [one["loss"] for one in evaluations]
+    mean = None if None in losses else sum(one["loss"] * one["samples"] for one in evaluations) / samples
     slowest = max(evaluations, key=lambda one: one["seconds"])
     correct = sum(round(one["accuracy"] * one["samples"]) for one in evaluations)
-    return {**slowest, "samples": samples, "accuracy": correct / samples, "loss": mean("loss")}
+    return {**slowest, "samples": samples, "accuracy": correct / samples, "loss": mean}
 
 
 def _blank(run: Run, machine: hardware.Hardware, infrastructure: str) -> journal.Record:
