@@ -85,10 +85,12 @@ import sys, numpy
 from pathlib import Path
 from tests.test_gluon import run_of, STEPS
 from poc import data, engines
-run = run_of(devices=2, workers=2, exchange="dist_sync")
+from poc.plan import Run
+worker = int(sys.argv[1])
+# Each worker draws weights of its own; all of them must start from those of one.
+run = Run.from_json({**run_of(devices=2, workers=2, exchange="dist_sync").to_json(), "seed": worker})
 session = engines.load("gluon").open_session(run)
 dataset = data.load(run.data, source=None, cache=Path("unused"))
-worker = int(sys.argv[1])
 session.barrier()
 for batch in data.training_batches(dataset, run.data, total_batch=run.total_batch, seed=0, steps=STEPS,
                                    worker=worker, workers=2):
@@ -100,10 +102,11 @@ session.barrier()
 """
 
 
-@pytest.mark.xfail(strict=False, reason='race at start: gradients may overtake the first pull of weights')
 def test_two_workers_end_with_the_parameters_of_two_devices(tmp_path: Path) -> None:
     files = [tmp_path / f"{worker}.npz" for worker in range(2)]
-    with gluon.cluster(run_of(devices=2, workers=2, exchange="dist_sync"), 1) as environments:
+    # As many threads as this process has: with another number, sums round differently, which training amplifies.
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    with gluon.cluster(run_of(devices=2, workers=2, exchange="dist_sync"), threads) as environments:
         workers = [
             subprocess.Popen(
                 [sys.executable, "-c", _WORKER, str(number), str(files[number])],
@@ -113,9 +116,11 @@ def test_two_workers_end_with_the_parameters_of_two_devices(tmp_path: Path) -> N
             for number, environment in enumerate(environments)
         ]
         assert [process.wait(timeout=100) for process in workers] == [0, 0]
-    two_devices = trained(run_of(devices=2))
-    for file in files:
-        assert distance(dict(np.load(file)), two_devices) < 1e-5
+    one, other = (dict(np.load(file)) for file in files)
+    assert distance(one, other) < 1e-5
+    # Which worker registers first, and so gives the weights, is a matter of chance.
+    two_devices = [trained(Run.from_json({**run_of(devices=2).to_json(), "seed": seed})) for seed in range(2)]
+    assert min(distance(one, devices) for devices in two_devices) < 1e-5
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("cifar_resnet50_v2", 758_621), ("cifar_resnet110_v2", 1_730_781)])

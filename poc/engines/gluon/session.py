@@ -67,9 +67,7 @@ class GluonSession:
         self._workers = run.workers
         self._store: Any = None
         if self._exchange.startswith("dist"):
-            self._trainer._init_kvstore()
-            self._store = self._trainer._kvstore
-            self._store.init(self._statistics_keys(), [p._reduce() for p in self._statistics])
+            self._join_workers()
         self._losses: list[Any] = []
         self._samples = 0
 
@@ -115,6 +113,27 @@ class GluonSession:
         if self._store is not None:
             mx.nd.waitall()
             self._store._barrier()
+
+    def _join_workers(self) -> None:
+        """Opens the distributed store and gives every worker the parameters and batch statistics of the first one.
+
+        Gluon would do so during the first step, and not safely. The server does not answer in the order in which it
+        was asked, so it may take in the first gradients before it has sent the weights out, and sends gradients
+        instead; and `init` does not wait for arrays in oneDNN's blocked layout. Hence plain copies, and everything
+        received by everyone before anyone goes on.
+        """
+        self._trainer._init_kvstore()
+        self._store = self._trainer._kvstore
+        self._trainer._params_to_init = []
+        shared = self._trained + self._statistics
+        # What _reduce returns, the mean over the contexts, is a new array in the plain layout.
+        values = [parameter._reduce() for parameter in shared]
+        keys = list(range(len(shared)))
+        self._store.init(keys, values)
+        self._store.pull(keys, out=values)
+        for parameter, value in zip(shared, values):
+            parameter.set_data(value)
+        self.barrier()
 
     def _accumulate(self, batch: Batch) -> None:
         """Plays the virtual devices in turn, summing their gradients.
