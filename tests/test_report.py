@@ -306,9 +306,8 @@ def test_seeds_are_summed_up() -> None:
     found = [record(run={"seed": seed}, run_id=f"seed{seed}") for seed in range(3)]
     for one, accuracy in zip(found, accuracies):
         one["evaluations"][-1]["accuracy"] = accuracy
-    again = {**found[0], "started": "2026-11-22T10:00:00+00:00"}
     other = record(run={"learning_rate": 0.1}, run_id="other")
-    table = rows.collect([*found, again, other]).set_index("run_id")
+    table = rows.collect([*found, other]).set_index("run_id")
     assert set(table.loc[["seed0", "seed1", "seed2"], "repeats"]) == {3}
     assert table.at["seed1", "accuracy_mean"] == pytest.approx(0.73)
     assert table.at["seed1", "accuracy_spread"] == pytest.approx(0.0360555, abs=1e-6)
@@ -410,8 +409,37 @@ def test_skipped_runs_of_one_reason_are_one_line(page: str) -> None:
 def test_a_run_that_succeeded_later_is_not_listed_as_skipped() -> None:
     early = skipped(1, 1)
     later = {**record(run_id=early["run_id"]), "started": "2026-11-22T00:00:00+00:00"}
-    assert tables.not_run([later, early]) == ""
-    assert "needs 1 GPU" in tables.not_run([early])
+    assert tables.not_run(rows.last_takes([later, early])) == ""
+    assert "needs 1 GPU" in tables.not_run(rows.last_takes([early]))
+
+
+def test_the_last_take_of_a_run_stands_and_no_take_is_hidden(tmp_path: Path) -> None:
+    slow = record(run_id="same", epoch_seconds=[8.0] * 6)
+    fast = record(run_id="same", started="2026-11-22T10:00:00+00:00")
+    broken = {**skipped(1, 1), "run_id": "same", "outcome": "failed", "reason": "x", "started": "2026-11-23T10:00"}
+    elsewhere = record(run_id="same", infrastructure="another", epoch_seconds=[8.0] * 6)
+    synthetic = record(run_id="same", dataset="synthetic", started="2026-11-24T10:00:00+00:00")
+    found = [fast, synthetic, broken, elsewhere, slow]
+    standing = [(one["infrastructure"], one["started"][:10]) for one in rows.last_takes(found)]
+    assert standing == [("another", "2026-11-21"), ("test machine", "2026-11-22"), ("test machine", "2026-11-24")]
+    report.write(found, page=tmp_path / "results.md", folder=tmp_path)
+    text = (tmp_path / "results.md").read_text()
+    assert "160.0" not in section(text, "Accuracy and throughput").split("test machine")[1]
+    listed = re.findall(r"^\| ResNet-50.*", section(text, "Runs taken more than once"), re.MULTILINE)
+    assert [line.split(" | ")[5] for line in listed] == ["completed", "completed", "failed", "completed"]
+    assert [re.search(r"\| (yes|no) \|", line)[1] for line in listed] == ["no", "yes", "no", "yes"]  # type: ignore[index]
+    assert "160.0" in listed[0]
+    assert "320.0" in listed[1]
+    assert len(rows.collect(found)["superseded"].pipe(lambda flags: flags[flags])) == 2
+
+
+def test_a_superseded_take_is_in_no_series() -> None:
+    early = workers(1, [40.0] * 6, started="2026-11-20T10:00:00+00:00")
+    table, alone = rows.collect([early, *RECORDS]), rows.collect(RECORDS).set_index("run_id")
+    shown = table[~table["superseded"]].set_index("run_id")
+    assert shown.at["workers-2", "speedup_wall"] == alone.at["workers-2", "speedup_wall"]
+    assert table.loc[table["superseded"], "run_id"].tolist() == ["workers-1"]
+    assert pd.isna(table.loc[table["superseded"], "speedup_wall"]).all()
 
 
 def test_links_lead_somewhere(made: Path, page: str) -> None:
@@ -472,4 +500,5 @@ def test_committed_results_are_what_the_journal_says(tmp_path: Path) -> None:
         if "| measured |" in line or "| published |" in line
     ]
     assert shown
-    assert set(shown) <= set(tables.brief(rows.collect(records)).splitlines())
+    table = rows.collect(records)
+    assert set(shown) <= set(tables.brief(table[~table["superseded"]]).splitlines())

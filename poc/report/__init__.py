@@ -21,12 +21,12 @@ def write(records: Sequence[Record], *, page: Path, folder: Path) -> None:
 
     The same records give the same bytes, in whatever order they come. Each file is replaced at once or not at all.
     """
-    in_order = rows.ordered(records)
-    table = rows.collect(in_order)
+    table = rows.collect(records)
+    shown, standing = table[~table["superseded"]], rows.last_takes(records)
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = figures.draw(table, in_order, folder / "figures")
+    drawn = figures.draw(shown, standing, folder / "figures")
     _replace(folder / "rows.csv", rows.to_csv(table))
-    _replace(page, _page(table, in_order, drawn, page.parent, folder))
+    _replace(page, _page(shown, standing, tables.takes(table), drawn, page.parent, folder))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -42,7 +42,7 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _page(table: pd.DataFrame, records: Sequence[Record], drawn: Figures, here: Path, folder: Path) -> str:
+def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Figures, here: Path, folder: Path) -> str:
     def link(path: Path) -> str:
         return Path(os.path.relpath(path, here)).as_posix()
 
@@ -65,6 +65,7 @@ def _page(table: pd.DataFrame, records: Sequence[Record], drawn: Figures, here: 
         ("What the hardware did", _hardware(table, records)),
         ("The other four studies", _studies(table)),
         ("How it was measured", _method(records)),
+        ("Runs taken more than once", _after("Every table above shows the last take of a run that completed.", takes)),
         ("Runs skipped, failed or diverged", _not_run(records)),
     )
     blocks = [

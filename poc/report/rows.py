@@ -28,9 +28,10 @@ EXTRAS = (
     *("throughput_spread", "repeats", "dropped_windows", "samples_trained", "warmup_samples"),
     *("usual_wait_per_sample", "host_peak_bytes", "device_peak_bytes", "others_busy_cores", "joules_per_sample"),
     *("train_seconds_per_5120", "communication_seconds_per_5120", "sync_seconds_per_5120"),
-    *("data_seconds_per_5120",),
+    *("data_seconds_per_5120", "superseded"),
 )
-"""Columns after those: `setting` is what rows of a series share; `repeats` counts runs alike but for their seed."""
+"""Columns after those: `setting` is what rows of a series share; `repeats` counts runs alike but for their seed;
+`superseded` is true for a take of a run that was taken again later."""
 
 _TEXT = (
     *("origin", "study", "run_id", "infrastructure", "hardware", "framework", "network", "dataset", "input_shape"),
@@ -42,7 +43,7 @@ _COUNTS = (
     *("cores_per_worker", "repeats", "dropped_windows", "samples_trained", "warmup_samples", "host_peak_bytes"),
     *("device_peak_bytes",),
 )
-_FLAGS = ("virtual", "quick")
+_FLAGS = ("virtual", "quick", "superseded")
 
 # Fields of a run that may differ within a series over devices, or that only say how it was cut or asked for.
 _VARIED = (
@@ -63,13 +64,36 @@ def collect(records: Sequence[Record]) -> pd.DataFrame:
     The columns are `COLUMNS` and `EXTRAS`: text empty where unknown, counts `Int64` and measures `float64`, missing
     where unknown. Units: seconds, samples per second, bytes, fractions of one. Speed-ups are worked out
     (`poc.scaling`) where the source prints none; a row that is in a weak and in a strong series shows the weak one's.
+    A superseded row, which no table but that of the takes shows, has none.
     """
-    measured = [_row(record) for record in ordered(records)]
-    printed = published.load().to_dict("records")
-    table = [*measured, *({**row, "kind": _kind(row)} for row in printed)]
-    _add_repeats(table[: len(measured)])
-    _add_speedups(table)
-    return _typed(table)
+    standing = {id(record) for record in last_takes(records)}
+    measured = [{**_row(record), "superseded": id(record) not in standing} for record in ordered(records)]
+    printed = [{**row, "kind": _kind(row)} for row in published.load().to_dict("records")]
+    shown = [row for row in measured if not row["superseded"]]
+    _add_repeats(shown)
+    _add_speedups([*shown, *printed])
+    return _typed([*measured, *printed])
+
+
+def last_takes(records: Sequence[Record]) -> list[Record]:
+    """The records that stand, in the order of `ordered`: of each run on a machine the last that completed.
+
+    Of a run that never completed it is the last. Runs on different data are different runs.
+    """
+    completed: dict[tuple[str, ...], Record] = {}
+    last: dict[tuple[str, ...], Record] = {}
+    for record in sorted(ordered(records), key=lambda record: str(record["started"])):
+        last[_key(record)] = record
+        if record["outcome"] == "completed":
+            completed[(*_key(record), record["dataset"])] = record
+    succeeded = {key[:-1] for key in completed}
+    standing = {id(record) for record in completed.values()}
+    standing |= {id(record) for key, record in last.items() if key not in succeeded}
+    return [record for record in ordered(records) if id(record) in standing]
+
+
+def _key(record: Record) -> tuple[str, ...]:
+    return (record["infrastructure"], record["hardware"]["description"], record["run_id"])
 
 
 def ordered(records: Sequence[Record]) -> list[Record]:
@@ -266,14 +290,12 @@ def _add_repeats(rows: list[dict[str, Any]]) -> None:
         if row["outcome"] == "completed":
             groups.setdefault(tuple(row[name] for name in _ALIKE), []).append(row)
     for group in groups.values():
-        if len({row["seed"] for row in group}) < 2:
+        if len(group) < 2:
             continue
-        # A seed that was run twice counts once.
-        latest = {row["seed"]: row for row in sorted(group, key=lambda row: str(row["started"]))}.values()
-        summary: dict[str, Any] = {"repeats": len(latest)}
+        summary: dict[str, Any] = {"repeats": len(group)}
         for name, column in (("accuracy", "accuracy"), ("throughput", "samples_per_second")):
-            values = [row[column] for row in latest if row.get(column) is not None]
-            if len(values) == len(latest):
+            values = [row[column] for row in group if row.get(column) is not None]
+            if len(values) == len(group):
                 summary[f"{name}_mean"] = statistics.fmean(values)
                 summary[f"{name}_spread"] = statistics.stdev(values)
         for row in group:

@@ -744,13 +744,33 @@ def _cards(machine: dict[str, Any]) -> dict[str, int]:
     return dict(Counter(gpu["name"] for gpu in machine["gpus"]))
 
 
+def takes(rows: pd.DataFrame) -> str:
+    """Every take of the runs that were started more than once on a machine, those that superseded others included."""
+    tried = [row for row in _plain(rows) if row["origin"] == "measured" and row["outcome"] != "skipped"]
+    again = {(row["infrastructure"], row["run_id"]) for row in tried if row["superseded"]}
+    cells = [
+        {
+            **_run_cells(row),
+            "started (UTC)": row["started"][:16].replace("T", " "),
+            "outcome": row["outcome"],
+            "samples/s": _figure(row, "samples_per_second", 1),
+            "spread": _figure(row, "spread", 1),
+            "windows": _figure(row, "windows", 0),
+            "accuracy": _accuracy(row, "accuracy"),
+            "mean of last 4 epochs": _accuracy(row, "accuracy_last4"),
+            "shown above": "no" if row["superseded"] else "yes",
+            "note": row["note"],
+        }
+        for row in tried
+        if (row["infrastructure"], row["run_id"]) in again
+    ]
+    return _markdown(cells)
+
+
 def not_run(records: Sequence[Record]) -> str:
-    """Runs that were skipped, failed or diverged and did not succeed since, those of one reason in one line."""
-    latest: dict[tuple[str, str], Record] = {}
-    for record in sorted(ordered(records), key=lambda record: str(record["started"])):
-        latest[record["infrastructure"], record["run_id"]] = record
+    """Runs that were skipped, failed or diverged, those of one reason in one line."""
     groups: dict[tuple[str, str, str], list[Record]] = {}
-    for record in ordered(list(latest.values())):
+    for record in ordered(records):
         if record["outcome"] != "completed":
             key = (record["infrastructure"], record["outcome"], record["reason"])
             groups.setdefault(key, []).append(record)
