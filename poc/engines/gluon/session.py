@@ -1,4 +1,4 @@
-"""One network on the devices of one process: MXNet Gluon's autograd, Trainer and kvstore."""
+"""One network on the devices of one process: MXNet Gluon's autograd, and the exchange that joins the replicas."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mxnet import autograd, gluon
 
 from poc import networks
 from poc.engines import Evaluation
+from poc.engines.gluon import exchange as exchanges
 from poc.engines.gluon.networks import build
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ class GluonSession:
         self._virtual = run.devices if run.virtual else 1
         real = 1 if run.virtual else run.devices // run.workers
         self._contexts = [mx.gpu(i) if run.kind == "gpu" else mx.cpu(i) for i in range(real)]
-        self._total_batch = run.total_batch
         mx.random.seed(run.seed)
         np.random.seed(run.seed)
         self._net = build(networks.network(run.model), run.data.classes)
@@ -54,26 +54,13 @@ class GluonSession:
         if self._virtual > 1:
             for parameter in self._trained:
                 parameter.grad_req = "add"
-        self._exchange = run.exchange if run.devices > 1 and not run.virtual else "independent"
-        self._trainer = gluon.Trainer(
-            # Not the batch statistics: its first step would give all devices those of the first one.
-            self._trained,
-            "sgd",
-            {"learning_rate": run.learning_rate, "momentum": run.momentum, "wd": run.weight_decay},
-            kvstore=None if self._exchange == "independent" else self._exchange,
-            # Every device applies the same update to its own copy, so that the learning rate is set in one place.
-            update_on_kvstore=False,
-        )
-        self._workers = run.workers
-        self._store: Any = None
-        if self._exchange.startswith("dist"):
-            self._join_workers()
+        self._replicas = run.devices
+        self._exchange = exchanges.connect(run, self._trained, self._statistics)
         self._losses: list[Any] = []
         self._samples = 0
 
     def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True) -> None:
         """Enqueues one optimizer step over `batch` (n, 3, h, w), split evenly over the devices of this process."""
-        self._trainer.set_learning_rate(learning_rate)
         if self._virtual > 1:
             self._accumulate(batch)
         else:
@@ -85,23 +72,21 @@ class GluonSession:
             self._losses += [loss.sum() for loss in losses]
         self._samples += len(batch)
         if exchange:
-            self._trainer.step(self._total_batch)
-        else:
-            self._trainer.update(self._total_batch)
+            self._exchange.exchange()
+        self._exchange.update(learning_rate)
 
     def exchange(self) -> None:
         """Enqueues one exchange of the gradients as they are, without computing or updating anything."""
-        self._trainer.allreduce_grads()
+        self._exchange.exchange()
 
     def exchange_is_right(self) -> bool:
         """Whether an exchange gives every device the sum of what all had, for every gradient; overwrites gradients."""
-        first = self._store.rank * len(self._contexts) if self._store is not None else 0
-        replicas = self._workers * len(self._contexts)
+        first = self._exchange.rank * len(self._contexts)
         for parameter in self._trained:
             for index, gradient in enumerate(parameter.list_grad()):
                 gradient[:] = first + index + 1
         self.exchange()
-        expected = replicas * (replicas + 1) / 2
+        expected = self._replicas * (self._replicas + 1) / 2
         return all(
             bool((gradient.asnumpy() == expected).all())
             for parameter in self._trained
@@ -110,30 +95,7 @@ class GluonSession:
 
     def barrier(self) -> None:
         """Blocks until every worker is here."""
-        if self._store is not None:
-            mx.nd.waitall()
-            self._store._barrier()
-
-    def _join_workers(self) -> None:
-        """Opens the distributed store and gives every worker the parameters and batch statistics of the first one.
-
-        Gluon would do so during the first step, and not safely. The server does not answer in the order in which it
-        was asked, so it may take in the first gradients before it has sent the weights out, and sends gradients
-        instead; and `init` does not wait for arrays in oneDNN's blocked layout. Hence plain copies, and everything
-        received by everyone before anyone goes on.
-        """
-        self._trainer._init_kvstore()
-        self._store = self._trainer._kvstore
-        self._trainer._params_to_init = []
-        shared = self._trained + self._statistics
-        # What _reduce returns, the mean over the contexts, is a new array in the plain layout.
-        values = [parameter._reduce() for parameter in shared]
-        keys = list(range(len(shared)))
-        self._store.init(keys, values)
-        self._store.pull(keys, out=values)
-        for parameter, value in zip(shared, values):
-            parameter.set_data(value)
-        self.barrier()
+        self._exchange.barrier()
 
     def _accumulate(self, batch: Batch) -> None:
         """Plays the virtual devices in turn, summing their gradients.
@@ -186,7 +148,7 @@ class GluonSession:
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """Classifies every image once, after averaging the devices' batch statistics, as MXNet's Module does."""
         mx.nd.waitall()
-        self._average_statistics()
+        self._exchange.average_statistics()
         right, losses, samples = [], [], 0
         for batch in batches:
             for images, labels in self._split(batch.images, batch.labels):
@@ -197,23 +159,6 @@ class GluonSession:
         correct = sum(int(one.asscalar()) for one in right)
         loss = sum(float(one.asscalar()) for one in losses) / samples
         return Evaluation(correct=correct, samples=samples, loss=loss)
-
-    def _average_statistics(self) -> None:
-        """Gives every device, of all workers, the mean of all devices' batch statistics."""
-        for key, parameter in zip(self._statistics_keys(), self._statistics):
-            if self._store is not None:
-                mean = parameter._reduce()
-                self._store.push(key, mean)
-                self._store.pull(key, mean)
-                parameter.set_data(mean / self._workers)
-            elif len(self._contexts) > 1:
-                # _reduce is how Gluon itself averages a parameter over its contexts when it saves one.
-                parameter.set_data(parameter._reduce())
-
-    def _statistics_keys(self) -> list[int]:
-        """Keys of the batch statistics in the distributed store, after those that the trainer gives the parameters."""
-        first = len(self._trained)
-        return list(range(first, first + len(self._statistics)))
 
     def save(self, path: Path) -> None:
         """Writes the network's parameters to `path`, in MXNet's format; batch statistics as `evaluate` left them."""
