@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from poc import data, engines, hardware, journal, recipe, topology
 from poc.errors import UserError
-from poc.plan import Planned, Run, plan, select
+from poc.plan import Planned, Run, exchange_label, plan, select
 from poc.recipe import CIFAR10, Synthetic
 from poc.run import Place, execute, skipped
 from poc.schedule import positive
@@ -85,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
     run.add_argument("--checkpoints", type=Path, metavar="DIR", help="keep each run's parameters here, every epoch")
+    run.add_argument(
+        "--patience",
+        type=float,
+        metavar="SECONDS",
+        default=300.0,
+        help="end a run in which nothing has gone on for so long (default: 300)",
+    )
     run.add_argument("--again", action="store_true", help="repeat runs that the journal holds already")
     run.add_argument(
         "--price", type=float, metavar="DOLLARS", help="what this machine costs an hour: adds costs to rows"
@@ -141,6 +148,7 @@ def _plan(options: argparse.Namespace) -> int:
                     run.id,
                     run.model,
                     devices,
+                    _exchange(run),
                     run.batch_per_device,
                     run.total_batch,
                     run.learning_rate,
@@ -149,7 +157,8 @@ def _plan(options: argparse.Namespace) -> int:
                 ]
             )
             total += 0.0 if one.skip else one.seconds
-        headers = ["id", "network", "devices", "batch per device", "total batch", "lr", "steps", "time, or why skipped"]
+        headers = ["id", "network", "devices", "exchange", "batch per device", "total batch", "lr", "steps"]
+        headers.append("time, or why skipped")
         print(f"{name}\n{tabulate(rows, headers=headers, disable_numparse=True)}\n")
     print(f"About {_duration(total)} in all, estimated; `run` skips what the journal holds already.")
     return 0
@@ -162,6 +171,7 @@ def _run(options: argparse.Namespace) -> int:
             raise UserError(f"--data: {options.data} does not exist; give a folder or file that holds CIFAR-10")
     if options.price is not None:
         positive("--price", options.price)
+    positive("--patience", options.patience)
     path = _results(options) / "journal.jsonl"
     plans = _planned(options)
     machine = hardware.detect()
@@ -212,6 +222,7 @@ def _place(options: argparse.Namespace, runs: list[Run]) -> Place:
         cache=_cache(),
         checkpoints=options.checkpoints.absolute() if options.checkpoints else None,
         stand_in=stand_in,
+        patience=options.patience,
     )
 
 
@@ -265,7 +276,13 @@ def _cache() -> Path:
 def _title(planned: Planned) -> str:
     run = planned.run
     devices = f"{run.devices} {run.kind}" + (" (virtual)" if run.virtual else "")
-    return f"{run.model}, {run.batch_per_device} x {devices}, lr {run.learning_rate:g}"
+    words = [run.model, f"{run.batch_per_device} x {devices}", f"lr {run.learning_rate:g}", _exchange(run)]
+    return ", ".join(filter(None, words))
+
+
+def _exchange(run: Run) -> str:
+    """How the gradients travel, where they do."""
+    return exchange_label(run.to_json()) if run.devices > 1 and not run.virtual else ""
 
 
 def _duration(seconds: float) -> str:

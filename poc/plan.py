@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from poc import engines, networks
 from poc.errors import UserError
 from poc.hardware import Hardware
-from poc.recipe import DATA, Data, Recipe
+from poc.recipe import DATA, Data, Recipe, Stale
 from poc.schedule import Linear, steps_per_epoch
 from poc.values import value
 
@@ -56,6 +57,14 @@ class Run:
     """Processes that the replicas are divided over, equally."""
     cores_per_worker: int | None = None
     """CPU cores each worker is bound to; None: all that this machine has."""
+    staleness: int | None = None
+    """Of exchange `stale`: steps that a worker may be ahead of the slowest; None: any number."""
+    two_bit: float | None = None
+    """Threshold of the gradients' compression to two bits; None: no compression."""
+    gradient_bits: int = 32
+    servers: int = 1
+    slowed: float = 0.0
+    """Share by which the last worker's steps are made longer on purpose."""
 
     @property
     def id(self) -> str:
@@ -126,6 +135,8 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
         cores = max(1, hardware.cores // workers)
     if cores is not None and cores * workers > hardware.cores:
         skip = f"needs {cores * workers} cores, this machine has {hardware.cores}"
+    if setting["exchange"] == "nccl" and kind == "cpu":
+        skip = "exchange nccl is NVIDIA's, between GPUs"
     total = setting["batch_per_device"] * replicas
     per_epoch = steps_per_epoch(setting["data"].train_samples, total)
     steps = per_epoch * setting["epochs"]
@@ -153,13 +164,45 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
         steps=steps,
         window=min(setting["window"], per_epoch),
         evaluate=setting["evaluate"],
-        exchange=setting["exchange"],
         seed=seed,
         quick=quick,
         workers=workers,
         cores_per_worker=cores,
+        **_exchange(setting, replicas),
     )
     return run, skip
+
+
+def _exchange(setting: dict[str, Any], replicas: int) -> dict[str, Any]:
+    """The fields of a run that say how gradients travel: those of any exchange where there is only one replica."""
+    exchange, compression = setting["exchange"], setting["compression"]
+    if replicas == 1:
+        return {"exchange": "device"}
+    return {
+        "exchange": "stale" if isinstance(exchange, Stale) else exchange,
+        "staleness": exchange.bound if isinstance(exchange, Stale) else None,
+        "two_bit": compression.threshold if compression else None,
+        "gradient_bits": setting["gradient_bits"],
+        "servers": setting["servers"],
+        "slowed": float(setting["slowed"]),
+    }
+
+
+def exchange_label(run: Mapping[str, Any]) -> str:
+    """How the gradients of `run`, in the form of `Run.to_json`, travel: with all options not left at their default."""
+    words = [run["exchange"]]
+    if run["exchange"] == "stale":
+        bound = run.get("staleness")
+        words = ["stale, " + ("no bound" if bound is None else f"bound {bound}")]
+    if run.get("two_bit") is not None:
+        words.append(f"2-bit (threshold {run['two_bit']:g})")
+    if run.get("gradient_bits", 32) != 32:
+        words.append(f"{run['gradient_bits']}-bit")
+    if run.get("servers", 1) > 1:
+        words.append(f"{run['servers']} servers")
+    if run.get("slowed"):
+        words.append(f"last worker slowed by {run['slowed']:.0%}")
+    return ", ".join(words)
 
 
 def _estimate(run: Run, hardware: Hardware) -> float:

@@ -16,7 +16,9 @@ from poc.schedule import Linear, positive
 from poc.values import nearest, value
 
 # Inside one process, between processes, and none at all: the ceiling.
-EXCHANGES = ("device", "local", "dist_sync", "dist_device_sync", "independent")
+INSIDE = ("device", "local", "nccl")
+EXCHANGES = (*INSIDE, "dist_sync", "dist_device_sync", "dist_async", "independent")
+_SUMMING = ("dist_sync", "dist_device_sync")
 
 
 def whole(name: str, number: object, *, least: int = 1) -> None:
@@ -96,6 +98,32 @@ class Synthetic:
         return self.train
 
 
+@value
+class Stale:
+    """Bounded staleness on top of `dist_async`: stale synchronous parallel (Ho et al. 2013)."""
+
+    bound: int | None
+    """Steps that a worker may be ahead of the slowest one: 0 is synchronous, None sets no bound."""
+
+    def __post_init__(self) -> None:
+        if self.bound is not None:
+            whole("exchange: Stale.bound", self.bound, least=0)
+
+
+@value
+class TwoBit:
+    """MXNet's gradient compression to two bits a value: minus `threshold`, zero or plus `threshold`.
+
+    What a value was more or less than that is kept and added to the next one.
+    """
+
+    threshold: float = 0.5
+    """In the units of a gradient summed over the samples of a device."""
+
+    def __post_init__(self) -> None:
+        positive("compression: TwoBit.threshold", self.threshold)
+
+
 Data = Union[CIFAR10, Synthetic]
 DATA: dict[str, type[Data]] = {CIFAR10.name: CIFAR10, Synthetic.name: Synthetic}
 
@@ -126,12 +154,21 @@ class Recipe:
     weight_decay: float = 1e-4
     """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study."""
     exchange: Any = "device"
-    """How gradients travel: MXNet's kvstore `device` or `local` inside one process, `dist_sync` or `dist_device_sync`
-    between workers, `independent` not at all (the ceiling)."""
+    """How gradients travel. Inside one process MXNet's kvstore `device` (sum on the devices), `local` (on the CPU) or
+    `nccl`; between workers `dist_sync`, `dist_device_sync`, `dist_async` (servers update with each worker's gradients
+    as they come) or `Stale(2)` (the same, but no worker more than 2 steps ahead); `independent` not at all."""
+    compression: Any = None
+    """`TwoBit(threshold)` with `device`, `dist_sync` and `dist_device_sync`."""
+    gradient_bits: Any = 32
+    """16: gradients travel as float16, with `dist_sync` and `dist_device_sync`."""
+    servers: Any = 1
+    """Processes that the exchange between workers is divided over."""
     workers: Any = 1
     """Processes that the devices are divided over, equally."""
     cores_per_worker: int | None = None
     """CPU cores each worker is bound to; by default one worker has them all, several share them equally."""
+    slowed: Any = 0.0
+    """The last of several workers takes so much longer for each step, on purpose: 0.3 is 30%."""
     kind: str = "gpu"
     """What `devices` counts: "gpu", or "cpu" for CPU contexts, which share this machine's cores."""
     virtual: bool = False
@@ -203,35 +240,51 @@ def _known_fields(field: str, given: object) -> None:
             raise UserError(f"{field}: no field {name!r}; {nearest(name, names)}")
 
 
+def _check_exchange(setting: dict[str, Any]) -> None:
+    workers, devices, exchange = setting["workers"], max(1, setting["devices"]), setting["exchange"]
+    compression = setting["compression"]
+    if devices % workers:
+        raise UserError(f"workers: {workers} do not share {devices} devices equally; give a divisor of {devices}")
+    if workers > 1 and exchange in INSIDE:
+        raise UserError(f"exchange: {exchange!r} stays inside one process; with {workers} workers give 'dist_sync'")
+    if workers == 1 and devices > 1 and exchange not in (*INSIDE, "independent"):
+        raise UserError(f"exchange: {exchange!r} is between processes; with one worker give 'device'")
+    if compression is not None and not isinstance(compression, TwoBit):
+        raise UserError(f"compression: {compression!r} is not allowed; give TwoBit(threshold) or None")
+    if compression is not None and exchange not in ("device", *_SUMMING):
+        raise UserError(f"compression: not with exchange {exchange!r}; it works with 'device' and {_SUMMING}")
+    if setting["gradient_bits"] not in (16, 32):
+        raise UserError(f"gradient_bits: {setting['gradient_bits']!r} is not allowed; give 16 or 32")
+    if setting["gradient_bits"] == 16 and (exchange not in _SUMMING or compression is not None):
+        raise UserError(f"gradient_bits: 16 works with the exchanges {_SUMMING}, without compression")
+    for field, default in (("slowed", 0), ("servers", 1)):
+        if setting[field] != default and workers == 1:
+            raise UserError(f"{field}: {setting[field]!r} says nothing of one worker alone; give two workers or more")
+
+
 def _check(setting: dict[str, Any]) -> None:
     """Raises UserError for the first field of one combination that holds what it may not."""
     networks.network(setting["model"])
     whole("devices", setting["devices"], least=0)
-    for field in ("batch_per_device", "epochs", "window", "seeds", "workers"):
+    for field in ("batch_per_device", "epochs", "window", "seeds", "workers", "servers"):
         whole(field, setting[field])
     for field in ("steps", "cores_per_worker"):
         if setting[field] is not None:
             whole(field, setting[field])
     if not isinstance(setting["lr"], Linear):
         positive("lr", setting["lr"])
-    for field in ("warmup_epochs", "warmup_from", "momentum", "weight_decay"):
+    for field in ("warmup_epochs", "warmup_from", "momentum", "weight_decay", "slowed"):
         positive(field, setting[field], zero=True)
     if setting["momentum"] >= 1:
         raise UserError(f"momentum: {setting['momentum']!r} is not allowed; give a number from 0 to below 1")
     for field, valid in (("exchange", EXCHANGES), ("kind", ("gpu", "cpu")), ("engine", tuple(ENGINES))):
-        if setting[field] not in valid:
+        if setting[field] not in valid and not (field == "exchange" and isinstance(setting[field], Stale)):
             raise UserError(f"{field}: {setting[field]!r} is not allowed; {nearest(setting[field], valid)}")
     for field in ("evaluate", "virtual"):
         if not isinstance(setting[field], bool):
             raise UserError(f"{field}: {setting[field]!r} is not allowed; give True or False")
-    workers, devices, exchange = setting["workers"], max(1, setting["devices"]), setting["exchange"]
-    if devices % workers:
-        raise UserError(f"workers: {workers} do not share {devices} devices equally; give a divisor of {devices}")
-    if workers > 1 and exchange in ("device", "local"):
-        raise UserError(f"exchange: {exchange!r} stays inside one process; with {workers} workers give 'dist_sync'")
-    if workers == 1 and devices > 1 and exchange.startswith("dist"):
-        raise UserError(f"exchange: {exchange!r} is between processes; with one worker give 'device'")
-    if workers > 1 and setting["virtual"]:
+    _check_exchange(setting)
+    if setting["workers"] > 1 and setting["virtual"]:
         raise UserError("virtual: one device plays all replicas; leave workers at 1")
     total = setting["batch_per_device"] * max(1, setting["devices"])
     samples = setting["data"].train_samples

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable
 
-from poc import clock, data, engines, hardware, journal, measuring, monitor
+from poc import clock, data, engines, hardware, journal, measuring, monitor, processes
 from poc.engines import Session
 from poc.plan import Planned, Run
 from poc.progress import Progress
@@ -27,7 +27,6 @@ from poc.schedule import learning_rate
 from poc.values import value
 
 EVALUATION_BATCH = 250
-_GRACE_SECONDS = 2.0
 _INTERRUPTED_SECONDS = 60.0
 
 Tell = Callable[[dict[str, Any]], None]
@@ -44,6 +43,8 @@ class Place:
     """Folder for the parameters after every epoch; None keeps none."""
     stand_in: bool = False
     """No CIFAR-10 is to be had: the synthetic set takes its place."""
+    patience: float = 300.0
+    """Seconds after which a run in which nothing goes on is ended."""
 
 
 def execute(
@@ -60,12 +61,13 @@ def execute(
     engine = engines.load(run.engine)
     workers: list[subprocess.Popen[str]] = []
     watcher: monitor.Monitor | None = None
+    lost: tuple[str, str] | None = None
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="poc-"))
-        environments = stack.enter_context(engine.cluster(run, each))
+        cluster = stack.enter_context(engine.cluster(run, each))
         events = [Path(folder) / f"worker{worker}.jsonl" for worker in range(run.workers)]
         try:
-            for worker, environment in enumerate(environments):
+            for worker, environment in enumerate(cluster.environments):
                 request = {
                     "run": run.to_json(),
                     "worker": worker,
@@ -82,8 +84,9 @@ def execute(
             pids = [process.pid for process in workers]
             real = 1 if run.virtual else run.devices
             sensors = monitor.gpus(real) if run.kind == "gpu" else monitor.processes(pids, each * run.workers)
+            named = {f"worker {worker}": process for worker, process in enumerate(workers)}
             with monitor.Monitor(sensors) as watcher:
-                _wait(workers)
+                lost = processes.watch(named, cluster.helpers, events, place.patience)
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
             for process in workers:
@@ -93,11 +96,11 @@ def execute(
                     process.wait(timeout=_INTERRUPTED_SECONDS)
             record["interrupted"] = True
         finally:
-            for process in workers:
-                process.kill()
-                process.wait()
+            processes.stop(workers)
         told = [_told(path, process.returncode) for path, process in zip(events, workers)]
     record.update(_merged(told), monitor=watcher.summary() if watcher else None)
+    if lost is not None:
+        record.update(outcome="failed", reason=_blame(*lost, dict(zip(named, told))))
     if record.get("interrupted"):
         record.update(outcome="failed", reason="interrupted")
     record["cpu_seconds"] = _children_seconds() - used
@@ -113,14 +116,7 @@ def _children_seconds() -> float:
 
 
 def _start(request: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
-    home = Path(__file__).resolve().parent.parent
-    process = subprocess.Popen(
-        [sys.executable, "-m", "poc.run"],
-        stdin=subprocess.PIPE,
-        env={**os.environ, **environment},
-        text=True,
-        cwd=home,
-    )
+    process = processes.start("poc.run", environment, stdin=subprocess.PIPE)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died at once: `_told` says so
         process.stdin.write(json.dumps(request))
@@ -128,13 +124,11 @@ def _start(request: dict[str, Any], environment: dict[str, str]) -> subprocess.P
     return process
 
 
-def _wait(workers: list[subprocess.Popen[str]]) -> None:
-    """Returns when all have ended, or soon after the first that failed: the others would wait for it for ever."""
-    while any(process.poll() is None for process in workers):
-        if any(process.poll() for process in workers):
-            time.sleep(_GRACE_SECONDS)
-            return
-        time.sleep(0.1)
+def _blame(who: str, why: str, told: dict[str, dict[str, Any]]) -> str:
+    """The reason of a failed run: which process was lost, and why, in its own words where it had the time for some."""
+    if who in told and "parts" in told[who]:
+        why = told[who]["reason"]
+    return why if len(told) == 1 else f"{who}: {why}"
 
 
 def skipped(planned: Planned, machine: hardware.Hardware, infrastructure: str) -> journal.Record:
@@ -250,6 +244,9 @@ def _work(request: dict[str, Any]) -> int:
                 )
                 outcome, reason = train(run, session, batches, validation, watch, tell, checkpoint)
                 end.update(outcome=outcome, reason=reason, **_used(watch))
+                exchanged = session.exchanged()
+                if exchanged:
+                    end["exchanged"] = exchanged
                 if request["detail"] and outcome == "completed":
                     end["detail"] = measuring.measure(session, batches, run)
             end["device_peak_bytes"] = session.peak_device_bytes()
@@ -260,7 +257,7 @@ def _work(request: dict[str, Any]) -> int:
             end.update(outcome="failed", reason=f"{type(error).__name__}: {_first_line(error)}", **_used(watch))
         tell(end)
         progress.close()
-    return 0 if end["outcome"] == "completed" else 1
+    return 1 if end["outcome"] == "failed" else 0
 
 
 def _dataset(run: Run, request: dict[str, Any]) -> data.Dataset:
@@ -293,9 +290,7 @@ def _told(events: Path, status: int) -> dict[str, Any]:
         else:
             found.update(event)
     if "outcome" not in found:
-        how = f"signal {-status}" if status < 0 else f"exit code {status}"
-        hint = "; the kernel kills a process when memory runs out" if status == -9 else ""
-        found.update(outcome="failed", reason=f"its process ended early with {how}{hint}")
+        found.update(outcome="failed", reason=processes.ended_early(status))
     return found
 
 
@@ -317,7 +312,7 @@ def _merged(told: list[dict[str, Any]]) -> dict[str, Any]:
         "device_peak_bytes": max((peak for peak in device if peak is not None), default=None),
     }
     if len(told) > 1:
-        kept = ("windows", "parts", "wall")
+        kept = ("windows", "parts", "wall", "exchanged")
         merged["workers"] = [
             {"worker": worker, **{name: one[name] for name in kept if name in one}} for worker, one in enumerate(told)
         ]

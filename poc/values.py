@@ -1,4 +1,7 @@
-"""Frozen, keyword-only values whose constructors answer a misspelt field with the nearest valid name."""
+"""Frozen values of named fields, whose constructors answer a misspelt field with the nearest valid name.
+
+The only field of a value may go without its name.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def _value(cls: type[T]) -> type[T]:
 
     # dataclass(kw_only=True) needs Python 3.10, and its TypeError does not say which field was meant.
     def construct(self: Any, *positional: Any, **given: Any) -> None:
-        if positional:
+        if len(positional) == len(fields) == 1 and not given:
+            given = {fields[0].name: positional[0]}
+        elif positional:
             raise UserError(f"{cls.__name__}: fields are named, e.g. {sorted(names)[0]}=...; got {positional[0]!r}")
         for name in given:
             if name not in names:

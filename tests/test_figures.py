@@ -244,6 +244,11 @@ def test_labels_that_would_touch_are_moved_apart_and_stay_inside() -> None:
     assert moved == pytest.approx([0.5, 0.6, 0.8, 1.0])
 
 
+def stale(bound: int | None) -> dict[str, Any]:
+    run = {**record()["run"], "exchange": "stale", "devices": 2, "steps_per_epoch": 390, "slowed": 0.0}
+    return record(run={**run, "staleness": bound})
+
+
 def everything() -> tuple[pd.DataFrame, list[dict[str, Any]]]:
     rows = [
         measured(),
@@ -251,7 +256,8 @@ def everything() -> tuple[pd.DataFrame, list[dict[str, Any]]]:
         measured(devices=4, virtual=True),
         *starting_slowly(),
     ]
-    return table(*rows, with_published=True), [record(), record(learning_rate=0.1), record(devices=4, virtual=True)]
+    records = [record(), record(learning_rate=0.1), record(devices=4, virtual=True), stale(0), stale(None)]
+    return table(*rows, with_published=True), records
 
 
 def test_every_figure_is_drawn_the_same_twice_with_a_caption_and_small(tmp_path: Path) -> None:
@@ -286,3 +292,15 @@ def test_a_figure_without_data_is_not_drawn_and_its_file_goes(tmp_path: Path) ->
     assert {path.stem for path in tmp_path.iterdir()} == {*drawn, "another"}
     assert figures.draw(table(), [], tmp_path) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["another.svg"]
+
+
+def test_accuracy_under_staleness_stands_against_steps_and_time_and_in_no_other_figure() -> None:
+    records = [stale(2), stale(None), record()]
+    common, panels = figures.staleness(records)
+    assert [one.label for one in panels["steps"]] == ["exchange stale, bound 2", "exchange stale, no bound"]
+    assert "ResNet-50" in common
+    assert xy(panels["steps"][0]) == [(390, 0.4), (780, 0.5), (1170, 0.6)]
+    assert xy(panels["minutes"][0]) == [
+        (pytest.approx(minutes / 6), y) for minutes, y in ((5, 0.4), (11, 0.5), (17, 0.6))
+    ]
+    assert len(figures.learning_curves(records)[1]) == 1

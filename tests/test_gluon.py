@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,49 +77,6 @@ def test_batch_norm_is_what_sets_four_devices_apart_from_one() -> None:
     assert distance(four, one) < 1e-5
     with_norm = trained(run_of(devices=1, batch_per_device=32))
     assert distance(trained(run_of(devices=4, batch_per_device=8)), with_norm) > 1e-3
-
-
-_WORKER = """
-import sys, numpy
-from pathlib import Path
-from tests.test_gluon import run_of, STEPS
-from poc import data, engines
-from poc.plan import Run
-worker = int(sys.argv[1])
-# Each worker draws weights of its own; all of them must start from those of one.
-run = Run.from_json({**run_of(devices=2, workers=2, exchange="dist_sync").to_json(), "seed": worker})
-session = engines.load("gluon").open_session(run)
-dataset = data.load(run.data, source=None, cache=Path("unused"))
-session.barrier()
-for batch in data.training_batches(dataset, run.data, total_batch=run.total_batch, seed=0, steps=STEPS,
-                                   worker=worker, workers=2):
-    session.step(batch, run.learning_rate)
-session.drain()
-session.evaluate(data.validation_batches(dataset, run.data, batch=70, worker=worker, workers=2))
-numpy.savez(sys.argv[2], **session.arrays())
-session.barrier()
-"""
-
-
-def test_two_workers_end_with_the_parameters_of_two_devices(tmp_path: Path) -> None:
-    files = [tmp_path / f"{worker}.npz" for worker in range(2)]
-    # As many threads as this process has: with another number, sums round differently, which training amplifies.
-    threads = int(os.environ["OMP_NUM_THREADS"])
-    with gluon.cluster(run_of(devices=2, workers=2, exchange="dist_sync"), threads) as environments:
-        workers = [
-            subprocess.Popen(
-                [sys.executable, "-c", _WORKER, str(number), str(files[number])],
-                cwd=HOME,
-                env={**os.environ, **environment, "PYTHONPATH": str(HOME)},
-            )
-            for number, environment in enumerate(environments)
-        ]
-        assert [process.wait(timeout=100) for process in workers] == [0, 0]
-    one, other = (dict(np.load(file)) for file in files)
-    assert distance(one, other) < 1e-5
-    # Which worker registers first, and so gives the weights, is a matter of chance.
-    two_devices = [trained(Run.from_json({**run_of(devices=2).to_json(), "seed": seed})) for seed in range(2)]
-    assert min(distance(one, devices) for devices in two_devices) < 1e-5
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("cifar_resnet50_v2", 758_621), ("cifar_resnet110_v2", 1_730_781)])

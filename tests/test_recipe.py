@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from poc import CIFAR10, Linear, Recipe, Synthetic, recipe
+from poc import CIFAR10, Linear, Recipe, Stale, Synthetic, TwoBit, recipe
 from poc.errors import UserError
 from poc.hardware import GPU, Hardware
-from poc.plan import Planned, Run, plan, select
+from poc.plan import Planned, Run, exchange_label, plan, select
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.py"))
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
@@ -26,6 +26,7 @@ def planned(machine: Hardware = CPU, *, quick: bool = False, **fields: Any) -> l
     return plan("test", Recipe(**{"model": "cifar_resnet8_v2", **fields}), machine, quick=quick)
 
 
+TWO = {"devices": 2, "workers": 2, "exchange": "dist_sync"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model": "cifar_resnet51_v2"}, r"model: unknown network 'cifar_resnet51_v2'; did you mean 'cifar_resnet5"),
     ({"epoch": 3}, r"Recipe: no field 'epoch'; did you mean 'epochs'\?"),
@@ -52,6 +53,16 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"devices": 3, "workers": 2, "exchange": "dist_sync"}, r"workers: 2 do not share 3 devices"),
     ({"devices": 2, "workers": 2}, r"exchange: 'device' stays inside one process"),
     ({"devices": 2, "exchange": "dist_sync"}, r"exchange: 'dist_sync' is between processes"),
+    ({"devices": 2, "workers": 2, "exchange": "nccl"}, r"exchange: 'nccl' stays inside one process"),
+    ({**TWO, "exchange": "local", "workers": 1, "compression": TwoBit()}, r"compression: not with exchange 'local'"),
+    ({**TWO, "exchange": Stale(2), "compression": TwoBit()}, r"compression: not with exchange Stale"),
+    ({**TWO, "compression": 0.5}, r"compression: 0.5 is not allowed; give TwoBit"),
+    ({**TWO, "gradient_bits": 8}, r"gradient_bits: 8 is not allowed; give 16 or 32"),
+    ({**TWO, "exchange": "dist_async", "gradient_bits": 16}, r"gradient_bits: 16 works with"),
+    ({**TWO, "servers": 0}, r"servers: 0"),
+    ({"servers": 2}, r"servers: 2 says nothing of one worker"),
+    ({"slowed": 0.3}, r"slowed: 0.3 says nothing of one worker"),
+    ({**TWO, "slowed": -1}, r"slowed: -1"),
 ]
 
 
@@ -69,6 +80,13 @@ def test_fields_have_to_be_named_and_there() -> None:
         Recipe()  # type: ignore[call-arg]
     with pytest.raises(UserError, match=r"crop: 33 is larger than the images"):
         CIFAR10(crop=33)
+    assert Stale(2) == Stale(bound=2)  # the only field of a value may go without its name
+    with pytest.raises(UserError, match="fields are named"):
+        Stale(2, bound=3)  # type: ignore[misc]
+    with pytest.raises(UserError, match=r"Stale.bound: -1"):
+        Stale(-1)
+    with pytest.raises(UserError, match=r"TwoBit.threshold: 0 "):
+        TwoBit(0)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +149,8 @@ def test_seeds_repeat_a_run_under_other_ids() -> None:
         (gpus(1, "H100", (9, 0)), {"devices": 1}, "H100 has compute capability 9.0"),
         (gpus(1, "RTX 4090", (8, 9)), {"devices": 1}, ""),
         (CPU, {"devices": 4, "kind": "cpu"}, ""),
+        (CPU, {"devices": 4, "kind": "cpu", "exchange": "nccl"}, "exchange nccl is NVIDIA's, between GPUs"),
+        (gpus(4), {"devices": 4, "exchange": "nccl"}, ""),
         (
             CPU,
             {"devices": 4, "kind": "cpu", "workers": 4, "cores_per_worker": 1, "exchange": "dist_sync"},
@@ -152,6 +172,28 @@ def test_what_this_machine_cannot_do_is_skipped_with_the_reason(
 def test_virtual_devices_stand_in_only_for_missing_ones(machine: Hardware, kind: str, virtual: bool) -> None:
     (one,) = planned(machine, devices=4, virtual=True)
     assert (one.skip, one.run.kind, one.run.virtual, one.run.devices) == ("", kind, virtual, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "label"),
+    [
+        ({}, "dist_sync"),
+        ({"exchange": Stale(2)}, "stale, bound 2"),
+        ({"exchange": Stale(None), "slowed": 0.3}, "stale, no bound, last worker slowed by 30%"),
+        ({"compression": TwoBit(0.25), "servers": 2}, "dist_sync, 2-bit (threshold 0.25), 2 servers"),
+        ({"gradient_bits": 16}, "dist_sync, 16-bit"),
+    ],
+)
+def test_an_exchange_is_told_with_its_options(fields: dict[str, Any], label: str) -> None:
+    (one,) = planned(**{**TWO, "kind": "cpu", **fields})
+    assert exchange_label(one.run.to_json()) == label
+    assert Run.from_json(json.loads(json.dumps(one.run.to_json()))) == one.run
+
+
+def test_one_replica_exchanges_nothing_whatever_the_recipe_says() -> None:
+    (reference,) = planned(devices=0)
+    for exchange in ("dist_sync", Stale(2), "independent"):
+        assert planned(devices=0, exchange=exchange)[0].run.id == reference.run.id
 
 
 def test_an_id_names_what_is_computed_and_nothing_else() -> None:

@@ -389,6 +389,41 @@ def test_both_speedups_and_the_difference_are_shown(page: str) -> None:
     assert taken[-1] == pytest.approx(57.5 / 33.5, abs=1e-4)
 
 
+def test_exchanges_are_compared_with_none() -> None:
+    faster = workers(2, [3.0] * 6, run={"exchange": "independent"})
+    faster["run_id"] = "apart"
+    table = tables.exchanges(rows.collect([*RECORDS, faster]), [*RECORDS, faster])
+    first, second = (line.split(" | ") for line in table.splitlines()[2:])
+    # 1,280 samples in 3 s, and in 4 s with an exchange that exposes 0.4 - 0.3 s a step.
+    assert first[4:9] == ["independent", "426.7", "0.0", "5", "1.000"]
+    assert second[4:9] == ["dist_sync", "320.0", "0.0", "5", "0.750"]
+    assert second[10:] == ["100.0", "150.0", "0.020", "yes |"]
+    assert tables.exchanges(rows.collect(RECORDS), RECORDS) == ""  # nothing to compare
+
+
+def test_staleness_is_counted_over_all_workers() -> None:
+    stale = workers(2, [4.0] * 6, run={"exchange": "stale", "staleness": 2, "slowed": 0.3})
+    told = [
+        {"staleness": {"0": 60}, "stale_wait_seconds": 0.0},
+        {"staleness": {"1": 20, "2": 40}, "stale_wait_seconds": 6},
+    ]
+    stale["workers"] = [
+        {
+            "worker": number,
+            "wall": stale["wall"],
+            "parts": stale["parts"],
+            "windows": stale["windows"],
+            "exchanged": one,
+        }
+        for number, one in enumerate(told)
+    ]
+    (line,) = tables.staleness(rows.collect([stale]), [stale]).splitlines()[2:]
+    cells = line.strip("| ").split(" | ")
+    # (20 x 1 + 40 x 2) / 120 steps; 6 s over two workers.
+    assert cells[4:6] == ["2", "30%"]
+    assert cells[9:13] == ["0.83", "2", "120", "3.0"]
+
+
 def test_first_paragraph_is_worked_out(page: str) -> None:
     found = page.split("\n\n")[1]
     assert "On test machine (CPU: Test, 2 cores), ResNet-50 (CIFAR) with 1 CPU device, batch 128" in found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -28,6 +29,16 @@ class Evaluation:
     """Mean cross-entropy of a sample, in nats."""
 
 
+@value
+class Cluster:
+    """What the workers of a run need around them."""
+
+    environments: list[dict[str, str]]
+    """Each worker's environment variables, to be set before it starts."""
+    helpers: dict[str, subprocess.Popen[str]]
+    """The processes that serve them, by name; the run is lost where one ends before they do."""
+
+
 class Session(Protocol):
     """One network being trained on the devices of one process; work is asynchronous, so time is read after `drain`."""
 
@@ -46,11 +57,17 @@ class Session(Protocol):
     def exchange(self) -> None:
         """Enqueues one exchange of gradients, without computing or updating anything."""
 
-    def exchange_is_right(self) -> bool:
-        """Whether an exchange gives every device the sum of all devices' gradients; overwrites them."""
+    def exchange_is_right(self) -> bool | None:
+        """Whether an exchange gives every device the sum of all devices' gradients; overwrites them.
+
+        None where the exchange is not meant to.
+        """
 
     def barrier(self) -> None:
         """Blocks until every worker of the run is here."""
+
+    def exchanged(self) -> dict[str, Any]:
+        """What there is to say of the exchanges so far, as plain values for the record; empty where nothing is."""
 
     def drain(self) -> float:
         """Blocks until everything enqueued is done; returns the mean loss, in nats, of the steps since the last one."""
@@ -71,10 +88,10 @@ class Session(Protocol):
 class Engine(Protocol):
     """What the module of an engine offers. Importing it must not import its framework."""
 
-    def cluster(self, run: Run, cores: int) -> AbstractContextManager[list[dict[str, str]]]:
+    def cluster(self, run: Run, cores: int) -> AbstractContextManager[Cluster]:
         """Starts what the exchange of `run` needs beside its workers, and ends it when the block is left.
 
-        Gives each worker's environment variables, to be set before it starts, for `cores` cores a worker.
+        Each worker will have `cores` cores.
         """
 
     def unsupported(self, gpu: GPU) -> str | None:

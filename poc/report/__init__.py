@@ -60,6 +60,7 @@ def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Fig
             "Speed-up and efficiency",
             _speedups(table, *map(figure, ("throughput_devices", "speedup_workers", "speedup_reconciled"))),
         ),
+        ("Ways to exchange gradients", _exchanges(table, records, figure("staleness"))),
         ("Where the time went", _time(table, records, figure("time_split"))),
         ("Convergence", _convergence(records, figure("learning_curves"), figure("accuracy_time"))),
         ("What the hardware did", _hardware(table, records)),
@@ -148,6 +149,24 @@ def _speedups(table: pd.DataFrame, devices: str, workers: str, reconciled: str) 
         workers,
         tables.with_and_without_sync(table),
         _after(f"### The two speed-ups reconciled\n\n{explained}", _blocks(reconciled, parts) if parts else ""),
+    )
+
+
+def _exchanges(table: pd.DataFrame, records: Sequence[Record], figure: str) -> str:
+    compared, stale = tables.exchanges(table, records), tables.staleness(table, records)
+    return _blocks(
+        _after(
+            "Runs that differ only in how gradients travel, fastest first. `independent` exchanges none and is the "
+            "ceiling; a difference from it comes with its 95% margin (Welch's t interval over windows). Exposed: a "
+            "step with the exchange - one without, in a pass of its own. Bus bandwidth: n bytes x 2 (devices - 1) / "
+            "devices / seconds of an exchange alone, n being those of the gradients in 32 bits.",
+            compared,
+        ),
+        _after(
+            "### Bounded staleness\n\nStale synchronous parallel (Ho et al. 2013): a worker waits where it is more "
+            "than the bound ahead of the slowest. Steps ahead are counted whenever a worker goes on, over all workers.",
+            _blocks(figure, stale) if stale else "",
+        ),
     )
 
 

@@ -26,6 +26,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from poc import clock, networks, published, scaling
 from poc.journal import Record
+from poc.plan import exchange_label
 from poc.values import value
 
 MAIN_STUDY = "beeva_poc_mxnet"
@@ -401,6 +402,34 @@ def _line(members: Iterable[Row], up: str, *, across: str = "devices") -> tuple[
     )
 
 
+def staleness(records: list[Record]) -> tuple[str, dict[str, list[Series]]]:
+    """What all runs of exchange `stale` have in common, and their accuracy against "steps" and against "minutes"."""
+    members = [record for record in records if _is_stale(record)]
+    common, labels = _distinguish([_description(_as_row(record)) for record in members])
+    axes: dict[str, Callable[[Record, dict[str, Any]], float]] = {
+        "steps": lambda record, one: float(one["epoch"] * record["run"]["steps_per_epoch"]),
+        "minutes": lambda record, one: one["at"] / 60,
+    }
+    return common, {
+        name: [
+            Series(
+                label=label,
+                machine=label,
+                points=tuple(Point(x=place(record, one), y=one["accuracy"]) for one in record["evaluations"]),
+                measured=True,
+            )
+            for label, record in zip(labels, members)
+        ]
+        for name, place in axes.items()
+    }
+
+
+def _is_stale(record: Record) -> bool:
+    """Whether it is a run of the staleness figure, which the other curves leave to it."""
+    usable = record["outcome"] in ("completed", "diverged") and not record["run"]["quick"]
+    return usable and record["run"]["exchange"] == "stale" and len(record["evaluations"]) > 1
+
+
 def _curves(records: list[Record], when: Callable[[dict[str, Any]], float]) -> tuple[str, list[Series]]:
     members = [
         record
@@ -408,6 +437,7 @@ def _curves(records: list[Record], when: Callable[[dict[str, Any]], float]) -> t
         if record["outcome"] in ("completed", "diverged")
         and not record["run"]["quick"]
         and len(record["evaluations"]) > 1
+        and not _is_stale(record)
     ]
     common, labels = _distinguish([_description(_as_row(record)) for record in members])
     return common, [
@@ -426,6 +456,7 @@ def _as_row(record: Record) -> Row:
     run = record["run"]
     return {
         **run,
+        "exchange": exchange_label(run),
         "origin": "measured",
         "network": run["model"],
         "dataset": record["dataset"],
@@ -663,6 +694,29 @@ def _draw_speedup_workers(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     return figure, caption + _marks(everything)
 
 
+def _draw_staleness(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    common, panels = staleness(records)
+    series = panels["steps"]
+    if not series:
+        return None
+    figure = Figure(figsize=(_WIDTH, 4.2), layout="constrained")
+    grid = figure.subplots(1, 2, sharey=True)
+    styles = _styles(series)
+    xlabels = {"steps": "optimizer steps of each worker (count)", "minutes": "wall time since the run began (minutes)"}
+    for axes, (name, found) in zip(grid, panels.items()):
+        for one in found:
+            _scatter(axes, one, {**styles[one.label], "linewidth": 1.4})
+        axes.set_xlim(left=0)
+        axes.set_xlabel(xlabels[name])
+    grid[0].set_ylabel("validation accuracy (fraction)")
+    _title(figure, common)
+    _legend(figure, series, styles)
+    return figure, (
+        f"Validation accuracy against steps and against wall time under bounded staleness: {common}. A bound is the "
+        "number of steps that a worker may be ahead of the slowest one."
+    )
+
+
 def _draw_time_split(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     common, bars = time_split(rows)
     if not bars:
@@ -724,6 +778,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame, list[Record]], Drawn]] = {
     "throughput_devices": _draw_throughput_devices,
     "throughput_batch": _draw_throughput_batch,
     "speedup_workers": _draw_speedup_workers,
+    "staleness": _draw_staleness,
     "time_split": _draw_time_split,
     "speedup_reconciled": _draw_speedup_reconciled,
 }

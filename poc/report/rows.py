@@ -12,6 +12,7 @@ import pandas as pd
 
 from poc import clock, published, scaling
 from poc.journal import Record
+from poc.plan import exchange_label
 
 COLUMNS = (
     *("origin", "study", "run_id", "infrastructure", "hardware", "framework", "network", "parameters", "dataset"),
@@ -49,6 +50,7 @@ _FLAGS = ("virtual", "quick", "superseded")
 _VARIED = (
     *("recipe", "devices", "virtual", "batch_per_device", "total_batch", "learning_rate", "lr_rule", "seed"),
     *("exchange", "workers", "warmup_steps", "steps", "steps_per_epoch", "epochs", "window", "quick"),
+    *("staleness", "two_bit", "gradient_bits", "servers", "slowed"),
 )
 _ALIKE = (
     *("infrastructure", "hardware", "framework", "dataset", "setting", "devices", "workers", "virtual", "quick"),
@@ -158,7 +160,7 @@ def _row(record: Record) -> dict[str, Any]:
         "devices": run["devices"],
         "virtual": run["virtual"],
         "workers": run.get("workers", 1),
-        "exchange": run["exchange"] if run["devices"] > 1 else "",
+        "exchange": exchange_label(run) if run["devices"] > 1 else "",
         "dtype": "float32",
         "layout": "NCHW",
         "epochs": steps // run["steps_per_epoch"] if windows else None,

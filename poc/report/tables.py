@@ -14,6 +14,7 @@ from tabulate import tabulate
 
 from poc import clock, networks, scaling
 from poc.journal import Record
+from poc.plan import exchange_label
 from poc.report.rows import ordered, workers
 
 MAIN_STUDY = "beeva_poc_mxnet"
@@ -397,6 +398,99 @@ def _series_note(series: scaling.Series, row: Row, notes: list[str]) -> str:
     return "; ".join(words)
 
 
+def exchanges(rows: pd.DataFrame, records: Sequence[Record]) -> str:
+    """Runs that differ only in how gradients travel, beside those of them that exchange none."""
+    took_apart: dict[tuple[str, str], Record] = {
+        (one["infrastructure"], one["run_id"]): one["detail"] for one in records if one.get("detail")
+    }
+    groups: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
+    for row in _plain(rows):
+        several = row["origin"] == "measured" and row["outcome"] == "completed" and row["devices"] > 1
+        if several and not row["virtual"] and row["samples_per_second"] is not None:
+            names = (
+                "infrastructure",
+                "hardware",
+                "network",
+                "dataset",
+                "batch_per_device",
+                "devices",
+                "workers",
+                "quick",
+            )
+            groups.setdefault(tuple(str(row[name]) for name in (*names, "cores_per_worker")), []).append(row)
+    cells = []
+    for members in groups.values():
+        if len({row["exchange"] for row in members}) < 2:
+            continue
+        ceiling = next((row for row in members if row["exchange"] == "independent"), None)
+        for row in sorted(members, key=lambda row: -row["samples_per_second"]):
+            found = took_apart.get((row["infrastructure"], row["run_id"]), {})
+            exposed = found["whole_step_seconds"] - found["independent_step_seconds"] if found else None
+            against = ""
+            if ceiling is not None and row is not ceiling:
+                against = _judged(scaling.difference(_windows_estimate(row), _windows_estimate(ceiling)), "+.1f")
+            share = None if ceiling is None else row["samples_per_second"] / ceiling["samples_per_second"]
+            moves = found and row["exchange"] != "independent"
+            cells.append(
+                {
+                    "infrastructure": ", ".join(filter(None, [_infrastructure(row), _cores(row)])),
+                    "model": _network(row),
+                    "batch per device": _figure(row, "batch_per_device", 0),
+                    "devices": f"{row['devices']} {_kind_of_device(row)}s",
+                    "exchange": row["exchange"],
+                    "samples/s": _figure(row, "samples_per_second", 1),
+                    "spread": _figure(row, "spread", 1),
+                    "windows": _figure(row, "windows", 0),
+                    "of independent": _known(share, ".3f"),
+                    "against independent (samples/s)": against,
+                    "exposed communication (ms a step)": _known(_scaled(exposed, 1e3), ".1f") if moves else "",
+                    "exchange alone (ms)": f"{found['exchange_seconds'] * 1e3:.1f}" if moves else "",
+                    "bus bandwidth (GB/s)": _known(_scaled(found.get("bus_bytes_per_second"), 1e-9), ".3f")
+                    if moves
+                    else "",
+                    "sums right": _right(found.get("sums_right")),
+                    "note": row["note"],
+                }
+            )
+    return _markdown(cells)
+
+
+def staleness(rows: pd.DataFrame, records: Sequence[Record]) -> str:
+    """Of runs whose workers' clocks were kept: how far they were apart, what waiting cost, and what was reached."""
+    by_run = {(row["infrastructure"], row["run_id"]): row for row in _plain(rows) if row["origin"] == "measured"}
+    cells = []
+    for record in ordered(records):
+        told = [one["exchanged"] for one in record.get("workers") or [] if one.get("exchanged", {}).get("staleness")]
+        found = by_run.get((record["infrastructure"], record["run_id"]))
+        if not told or found is None:
+            continue
+        seen: Counter[int] = Counter()
+        for one in told:
+            seen.update({int(steps): count for steps, count in one["staleness"].items()})
+        waited = sum(one["stale_wait_seconds"] for one in told) / len(told)
+        run = record["run"]
+        cells.append(
+            {
+                "run": _run_label(run),
+                "id": record["run_id"],
+                "infrastructure": record["infrastructure"],
+                "data": record["dataset"],
+                "bound": "none" if run["staleness"] is None else str(run["staleness"]),
+                "last worker slowed by": f"{run['slowed']:.0%}" if run["slowed"] else "",
+                "samples/s": _figure(found, "samples_per_second", 1),
+                "spread": _figure(found, "spread", 1),
+                "windows": _figure(found, "windows", 0),
+                "steps ahead of the slowest, mean": f"{sum(k * n for k, n in seen.items()) / sum(seen.values()):.2f}",
+                "most": str(max(seen)),
+                "steps counted": str(sum(seen.values())),
+                "waited for the bound (s a worker)": f"{waited:.1f}",
+                "accuracy": _accuracy(found, "accuracy"),
+                "wall (s)": _figure(found, "wall_seconds", 0),
+            }
+        )
+    return _markdown(cells)
+
+
 def reconciliation(rows: pd.DataFrame) -> str:
     """Each measured series: what lies between its two speed-ups, part by part, adding up."""
     cells = []
@@ -607,10 +701,14 @@ def detail(records: Sequence[Record]) -> str:
                 "waiting for data (ms)": _known(_scaled(found["data_seconds"], 1e3), ".2f"),
                 "exchanged (MB)": "" if single else f"{found['exchange_bytes'] / 1e6:.2f}",
                 "bus bandwidth (GB/s)": _known(_scaled(found["bus_bytes_per_second"], 1e-9), ".3f"),
-                "sums right": {True: "yes", False: "NO"}.get(found["sums_right"], ""),
+                "sums right": _right(found["sums_right"]),
             }
         )
     return _markdown(cells)
+
+
+def _right(sums: bool | None) -> str:
+    return "" if sums is None else "yes" if sums else "NO"
 
 
 def costs(records: Sequence[Record]) -> str:
@@ -918,6 +1016,7 @@ def _batch_size(row: Row) -> str:
 def _run_label(run: dict[str, Any]) -> str:
     size = str(run["batch_per_device"]) + (f"x{run['devices']}={run['total_batch']}" if run["devices"] > 1 else "")
     words = [_label(run["model"]), f"{size} (lr={run['learning_rate']:g})"]
+    words += [exchange_label(run)] * (run["devices"] > 1 and not run["virtual"])
     words += ["virtual"] * run["virtual"] + ["quick"] * run["quick"] + [f"seed {run['seed']}"] * (run["seed"] > 0)
     return ", ".join(words)
 

@@ -7,6 +7,7 @@ import importlib.metadata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from poc.engines import Cluster
 from poc.engines.gluon import launch
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ _COMPILED_FOR = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
 
 @contextlib.contextmanager
-def cluster(run: Run, cores: int) -> Iterator[list[dict[str, str]]]:
-    """Starts the scheduler and the server that a distributed kvstore needs; gives each worker's environment.
+def cluster(run: Run, cores: int) -> Iterator[Cluster]:
+    """Starts the scheduler and the servers that a distributed kvstore needs, if any.
 
     OpenMP reads its thread count once, at import; left alone, MXNet takes half of the cores.
     """
@@ -29,11 +30,12 @@ def cluster(run: Run, cores: int) -> Iterator[list[dict[str, str]]]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that card 0 is the driver's card 0, whose counters are read
         "DMLC_LOG_STACK_TRACE_DEPTH": "0",
     }
-    if run.workers == 1:
-        yield [common]
+    if run.workers == 1 and run.exchange not in ("dist_async", "stale"):
+        yield Cluster(environments=[common], helpers={})
         return
-    with launch.parameter_server(run.workers) as addresses:
-        yield [{**common, **addresses, "DMLC_ROLE": "worker"} for _ in range(run.workers)]
+    with launch.parameter_servers(run.workers, run.servers) as (addresses, helpers):
+        worker = {**common, **addresses, "DMLC_ROLE": "worker"}
+        yield Cluster(environments=[worker] * run.workers, helpers=helpers)
 
 
 def unsupported(gpu: GPU) -> str | None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+
+from poc.schedule import learning_rate
 
 if TYPE_CHECKING:
     from poc.plan import Run
@@ -16,13 +20,16 @@ if TYPE_CHECKING:
 # that the first are on their way while the others are computed. The size is that of PyTorch's DistributedDataParallel
 # (Li et al. 2020, "PyTorch Distributed").
 _BUCKET_BYTES = 25 * 2**20
+_ASK_AGAIN_SECONDS = 0.002
 
 
 class InProcess:
-    """The devices of one process: kvstore `device` or `local`, or none, where each device goes its own way."""
+    """The devices of one process: kvstore `device`, `local` or `nccl`, or none, where each device goes its own way."""
 
     rank = 0
     """Number of this worker."""
+    sums = True
+    """Whether `exchange` leaves the sum of all gradients on every device."""
 
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
         self._total_batch = run.total_batch
@@ -33,22 +40,28 @@ class InProcess:
             trained,
             "sgd",
             {"learning_rate": run.learning_rate, "momentum": run.momentum, "wd": run.weight_decay},
-            kvstore=kvstore if kvstore in ("device", "local") else None,
+            kvstore=kvstore if kvstore in ("device", "local", "nccl") else None,
+            compression_params=_compression(run) if kvstore == "device" else None,
             # Every device applies the same update to its own copy, so that the learning rate is set in one place.
             update_on_kvstore=False,
         )
 
-    def update(self, learning_rate: float) -> None:
+    def step(self, rate: float) -> None:
+        """Enqueues one exchange of the gradients, and the update of all parameters at learning rate `rate`."""
+        self.exchange()
+        self.update(rate)
+
+    def update(self, rate: float) -> None:
         """Enqueues the update of every device's parameters by its own gradients, as they are."""
-        self._trainer.set_learning_rate(learning_rate)
+        self._trainer.set_learning_rate(rate)
         self._trainer.update(self._total_batch)
 
     def exchange(self) -> None:
         """Enqueues the exchange: every device's gradients become the sum of those of all devices of all workers."""
         self._trainer.allreduce_grads()
 
-    def average_statistics(self) -> None:
-        """Gives every device, of all workers, the mean of all devices' batch statistics."""
+    def agree(self) -> None:
+        """Gives every device, of all workers, the same parameters and the mean of all devices' batch statistics."""
         for parameter in self._statistics:
             if len(parameter.list_ctx()) > 1:
                 # _reduce is how Gluon itself averages a parameter over its contexts when it saves one.
@@ -56,6 +69,10 @@ class InProcess:
 
     def barrier(self) -> None:
         """Blocks until every worker is here."""
+
+    def told(self) -> dict[str, Any]:
+        """What there is to say of the exchanges so far, as plain values for the record."""
+        return {}
 
 
 class BetweenWorkers(InProcess):
@@ -69,41 +86,73 @@ class BetweenWorkers(InProcess):
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
         super().__init__(run, trained, statistics)
         self._workers = run.workers
+        self._compressed = run.two_bit is not None
+        self._half = run.gradient_bits == 16
         self._store = mx.kv.create(run.exchange)
         self.rank = self._store.rank
-        self._buckets = {f"gradients {number}": found for number, found in enumerate(_buckets(trained))}
-        self._join(trained)
+        self._keys = 0
+        if self._compressed:
+            self._store.set_gradient_compression(_compression(run))
+        self._share_start([*trained, *statistics])
+        self._share(trained)
+        self.barrier()
 
-    def _join(self, trained: list[Any]) -> None:
-        """Makes the keys known to the server, and gives every worker the state that the first one started from.
+    def _share_start(self, shared: list[Any]) -> None:
+        """Gives every worker the state that the first one starts from.
 
         Gluon's trainer would do so during the first step, and not safely: the server does not answer in the order in
         which it was asked, so it may take in the first gradients before it has sent the weights out, and sends
         gradients instead; and `init` does not wait for arrays in oneDNN's blocked layout, which new arrays are not in.
         """
-        shared = [*trained, *self._statistics]
         state = _joined(shared)
-        self._store.init("state", state)
-        for key, bucket in self._buckets.items():
-            self._store.init(key, mx.nd.zeros_like(bucket[0]))
-        if self._statistics:
-            self._store.init("statistics", _joined(self._statistics))
-        self._store.pull("state", out=state)
+        key = self._new_key(state)
+        self._store.pull(key, out=state)
         _separated(state, shared)
-        self.barrier()
+        mx.nd.waitall()
+
+    def _share(self, trained: list[Any]) -> None:
+        """Makes known to the servers what is exchanged later."""
+        dtype = np.float16 if self._half else np.float32
+        self._buckets = {}
+        for _, bucket in _buckets(trained):
+            sent = [long.astype(dtype) for long in bucket] if self._half else bucket
+            self._buckets[self._new_key(mx.nd.zeros_like(sent[0]))] = (bucket, sent)
+        # Compression would take the batch statistics for gradients.
+        averaged = self._statistics and not self._compressed
+        self._statistics_key = self._new_key(_joined(self._statistics)) if averaged else None
+
+    def _new_key(self, value: Any) -> int:
+        key = self._keys
+        self._keys += 1
+        self._store.init(key, value)
+        return key
 
     def exchange(self) -> None:
         """Enqueues the exchange: every device's gradients become the sum of those of all devices of all workers."""
-        for number, (key, bucket) in enumerate(self._buckets.items()):
-            self._store.pushpull(key, bucket, out=bucket, priority=-number)
+        for number, (key, (bucket, sent)) in enumerate(self._buckets.items()):
+            if self._half:
+                for long, short in zip(bucket, sent):
+                    short[:] = long.astype(np.float16)
+            if self._compressed:
+                self._store.push(key, sent, priority=-number)
+                self._store.pull(key, out=sent, priority=-number)
+            else:
+                self._store.pushpull(key, sent, out=sent, priority=-number)
+            if self._half:
+                for long, short in zip(bucket, sent):
+                    long[:] = short.astype(np.float32)
 
-    def average_statistics(self) -> None:
-        """Gives every device, of all workers, the mean of all devices' batch statistics."""
-        if not self._statistics:
+    def agree(self) -> None:
+        """Gives every device, of all workers, the mean of all devices' batch statistics; parameters agree already.
+
+        With compression only the devices of each worker share theirs.
+        """
+        if self._statistics_key is None:
+            super().agree()
             return
         mean = _joined(self._statistics)
-        self._store.push("statistics", mean)
-        self._store.pull("statistics", out=mean)
+        self._store.push(self._statistics_key, mean)
+        self._store.pull(self._statistics_key, out=mean)
         _separated(mean / self._workers, self._statistics)
 
     def barrier(self) -> None:
@@ -115,42 +164,210 @@ class BetweenWorkers(InProcess):
 class Apart(BetweenWorkers):
     """Several processes that start together, from the same state, and exchange nothing after that: the ceiling."""
 
+    sums = False
+
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
         super().__init__(dataclasses.replace(run, exchange="dist_sync"), trained, statistics)
 
     def exchange(self) -> None:
         """Does nothing."""
 
-    def average_statistics(self) -> None:
+    def agree(self) -> None:
         """Gives the devices of this worker, which are replicas of no other's, the mean of their batch statistics."""
-        InProcess.average_statistics(self)
+        InProcess.agree(self)
+
+
+class OnServers(BetweenWorkers):
+    """Kvstore `dist_async`: the servers update the parameters by each worker's gradients as they come.
+
+    The learning rate's schedule is theirs, too: what a worker sets does not reach them. Parameters travel in long
+    arrays like the gradients, those with weight decay apart from those without. They are copied out of them, since
+    oneDNN brings a network's weights into a layout of its own, which a view cannot have.
+    """
+
+    sums = False
+
+    def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
+        self._run = run
+        super().__init__(dataclasses.replace(run, exchange="dist_async"), trained, statistics)
+
+    def _share(self, trained: list[Any]) -> None:
+        self._held: dict[int, tuple[list[Any], list[Any]]] = {}
+        self._copies: list[tuple[Any, Any]] = []
+        spared = []
+        for decays in (True, False):
+            group = [parameter for parameter in trained if bool(parameter.wd_mult) is decays]
+            for members, gradients in _buckets(group):
+                weights = [mx.nd.zeros_like(long) for long in gradients]
+                key = self._new_key(_joined(members))
+                self._held[key] = (gradients, weights)
+                self._copies += [
+                    pair
+                    for long, own in zip(weights, zip(*(p.list_data() for p in members)))
+                    for pair in zip(_views(long, members), own)
+                ]
+                spared += [] if decays else [key]
+        own = [mx.nd.zeros_like(_joined(self._statistics)) for _ in range(self._workers)] if self._statistics else []
+        self._statistics_keys = [self._new_key(one) for one in own]
+        self._clocks = mx.nd.zeros(self._workers)
+        self._clock_key = self._new_key(self._clocks)
+        if self.rank == 0:
+            self._store.set_optimizer(ServerSGD(self._run, spared, self._statistics_keys, self._clock_key))
+
+    def step(self, rate: float) -> None:
+        """Enqueues one exchange: gradients to the servers, which update; parameters from them."""
+        self.exchange()
+
+    def exchange(self) -> None:
+        """Enqueues the way of the gradients to the servers, and of the parameters back from them."""
+        self._push()
+        self._pull()
+
+    def _push(self) -> None:
+        for number, (key, (gradients, _)) in enumerate(self._held.items()):
+            self._store.push(key, gradients, priority=-number)
+
+    def _pull(self) -> None:
+        for number, (key, (_, weights)) in enumerate(self._held.items()):
+            self._store.pull(key, out=weights, priority=-number)
+        for received, own in self._copies:
+            received.copyto(own)
+
+    def agree(self) -> None:
+        """Gives every device, of all workers, the servers' parameters and the mean of all devices' batch statistics."""
+        self.barrier()
+        self._pull()
+        if self._statistics_keys:
+            own = _joined(self._statistics)
+            self._store.push(self._statistics_keys[self.rank], own)
+            self.barrier()
+            # The store keeps what was pushed as its buffer for what comes, so `own` cannot be one of these.
+            values = [mx.nd.zeros_like(own) for _ in self._statistics_keys]
+            for key, value in zip(self._statistics_keys, values):
+                self._store.pull(key, out=value)
+            _separated(sum(values[1:], values[0]) / self._workers, self._statistics)
+        self.barrier()
+
+
+class Stale(OnServers):
+    """Stale synchronous parallel (Ho et al. 2013) on top of `dist_async`.
+
+    A worker goes on only where the slowest is at most `bound` steps behind it. The workers' clocks, the steps that
+    each has done, are one more array of the servers'.
+    """
+
+    def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
+        self._bound = run.staleness
+        self.seen: list[list[int]] = []
+        """Every worker's clock, as this one found them when it was allowed to go on, step by step."""
+        self._waited = 0.0
+        super().__init__(run, trained, statistics)
+
+    def step(self, rate: float) -> None:
+        """Sends the gradients and ticks; blocks until the slowest worker is near enough; fetches the parameters.
+
+        It has to wait for its own messages, since what was sent before the tick must have arrived before it.
+        """
+        self._push()
+        mx.nd.waitall()
+        tick = mx.nd.zeros(self._workers)
+        tick[self.rank] = 1
+        self._store.push(self._clock_key, tick)
+        start = time.monotonic()
+        while True:
+            self._store.pull(self._clock_key, out=self._clocks)
+            clocks = [int(clock) for clock in self._clocks.asnumpy()]
+            if self._bound is None or clocks[self.rank] - min(clocks) <= self._bound:
+                break
+            time.sleep(_ASK_AGAIN_SECONDS)
+        self._waited += time.monotonic() - start
+        self.seen.append(clocks)
+        self._pull()
+
+    def told(self) -> dict[str, Any]:
+        """`staleness`: how often this worker was so many steps ahead of the slowest; `stale_wait_seconds`."""
+        ahead = Counter(clocks[self.rank] - min(clocks) for clocks in self.seen)
+        found = {str(steps): count for steps, count in sorted(ahead.items())}
+        return {"staleness": found, "stale_wait_seconds": self._waited}
+
+
+class ServerSGD(mx.optimizer.SGD):
+    """What a server does with what it receives: SGD with momentum for parameters; what else it holds it keeps or adds.
+
+    Each of n workers pushes the mean gradient of its own batch, and the rate is divided by n, so n pushes change the
+    parameters about as far as one synchronous step, weight decay included.
+    """
+
+    def __init__(self, run: Run, spared: list[int], kept: list[int], added: int) -> None:
+        super().__init__(
+            momentum=run.momentum,
+            wd=run.weight_decay,
+            learning_rate=run.learning_rate,
+            rescale_grad=run.workers / run.total_batch,
+        )
+        self.wd_mult = dict.fromkeys(spared, 0.0)
+        self._workers = run.workers
+        self._target, self._start, self._warmup_steps = run.learning_rate, run.warmup_from, run.warmup_steps
+        self._kept, self._added = kept, added
+
+    def create_state_multi_precision(self, index: int, weight: Any) -> Any:
+        """Momentum for parameters, nothing for what is no parameter."""
+        if index in self._kept or index == self._added:
+            return None
+        return super().create_state_multi_precision(index, weight)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Takes in what one worker pushed for one key (lists of one, as MXNet's updater has them)."""
+        (key,), (held,), (received,) = index, weight, grad
+        if key == self._added:
+            held += received
+        elif key in self._kept:
+            held[:] = received
+        else:
+            step = self._index_update_count.get(key, 0) // self._workers
+            rate = learning_rate(step, target=self._target, start=self._start, warmup_steps=self._warmup_steps)
+            self.lr = rate / self._workers
+            super().update_multi_precision(index, weight, grad, state)
 
 
 def connect(run: Run, trained: list[Any], statistics: list[Any]) -> InProcess:
     """The exchange of `run` for the parameters `trained` and the batch `statistics` of this worker's replicas."""
-    if run.workers == 1:
+    kinds = {"independent": Apart, "dist_async": OnServers, "stale": Stale}
+    if run.workers == 1 and run.exchange not in ("dist_async", "stale"):
         return InProcess(run, trained, statistics)
-    return (Apart if run.exchange == "independent" else BetweenWorkers)(run, trained, statistics)
+    return kinds.get(run.exchange, BetweenWorkers)(run, trained, statistics)
 
 
-def _buckets(trained: list[Any]) -> list[list[Any]]:
-    """Makes the gradients of `trained` views of few long arrays; returns these: of each bucket, one a context.
+def _compression(run: Run) -> dict[str, Any] | None:
+    return None if run.two_bit is None else {"type": "2bit", "threshold": run.two_bit}
+
+
+def _buckets(parameters: list[Any]) -> list[tuple[list[Any], list[Any]]]:
+    """Makes the gradients of `parameters` views of few long arrays; returns each one's parameters, and it, by context.
 
     The last parameters come first, as the backward pass finds them.
     """
-    buckets: list[list[Any]] = []
-    rest = trained[::-1]
+    buckets = []
+    rest = parameters[::-1]
     while rest:
-        sizes = np.cumsum([int(np.prod(parameter.shape)) for parameter in rest])
-        count = max(1, int(np.searchsorted(sizes, _BUCKET_BYTES / 4, side="right")))
+        ends = np.cumsum([_size(parameter) for parameter in rest])
+        count = max(1, int(np.searchsorted(ends, _BUCKET_BYTES / 4, side="right")))
         members, rest = rest[:count], rest[count:]
-        bucket = [mx.nd.zeros(int(sizes[count - 1]), ctx=context) for context in members[0].list_ctx()]
-        for parameter, end in zip(members, sizes):
-            start = int(end) - int(np.prod(parameter.shape))
-            parameter._grad = [long[start : int(end)].reshape(parameter.shape) for long in bucket]
-            autograd.mark_variables(parameter.list_data(), parameter.list_grad(), parameter.grad_req)
-        buckets.append(bucket)
+        bucket = [mx.nd.zeros(int(ends[count - 1]), ctx=context) for context in members[0].list_ctx()]
+        for parameter, *views in zip(members, *(_views(long, members) for long in bucket)):
+            parameter._grad = views
+            autograd.mark_variables(parameter.list_data(), views, parameter.grad_req)
+        buckets.append((members, bucket))
     return buckets
+
+
+def _views(long: Any, parameters: list[Any]) -> list[Any]:
+    """The parts of a long array that belong to the parameters, one after the other, in their shapes."""
+    ends = np.cumsum([_size(parameter) for parameter in parameters])
+    return [
+        long[int(end) - _size(parameter) : int(end)].reshape(parameter.shape)
+        for parameter, end in zip(parameters, ends)
+    ]
 
 
 def _joined(parameters: list[Any]) -> Any:
@@ -160,7 +377,9 @@ def _joined(parameters: list[Any]) -> Any:
 
 def _separated(joined: Any, parameters: list[Any]) -> None:
     """Gives the parameters, on all their contexts, the values that `_joined` put into one array."""
-    end = 0
-    for parameter in parameters:
-        start, end = end, end + int(np.prod(parameter.shape))
-        parameter.set_data(joined[start:end].reshape(parameter.shape))
+    for parameter, view in zip(parameters, _views(joined, parameters)):
+        parameter.set_data(view)
+
+
+def _size(parameter: Any) -> int:
+    return int(np.prod(parameter.shape))

@@ -1,42 +1,41 @@
-"""The processes that MXNet's distributed kvstore needs beside the workers: a scheduler and one server, on this host."""
+"""The processes that MXNet's distributed kvstore needs beside the workers: a scheduler and servers, on this host."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-_HOME = Path(__file__).resolve().parents[3]
-# A process with one of these roles serves until the workers have gone, then ends by itself.
-_SERVE = "from poc.engines.gluon import compatibility; compatibility.prepare(); import mxnet"
+from poc import processes
 
 
 @contextlib.contextmanager
-def parameter_server(workers: int) -> Iterator[dict[str, str]]:
-    """Starts a scheduler and a server over loopback; gives the environment variables by which workers find them."""
+def parameter_servers(workers: int, servers: int) -> Iterator[tuple[dict[str, str], dict[str, subprocess.Popen[str]]]]:
+    """Starts a scheduler and servers over loopback.
+
+    Gives the environment variables by which workers find them, and their processes by name.
+    """
     addresses = {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(_free_port()),
         "DMLC_NODE_HOST": "127.0.0.1",
         "DMLC_INTERFACE": "lo",
         "DMLC_NUM_WORKER": str(workers),
-        "DMLC_NUM_SERVER": "1",
+        "DMLC_NUM_SERVER": str(servers),
+        # Several servers share every array that is not tiny; by default only those of a million values.
+        "MXNET_KVSTORE_BIGARRAY_BOUND": str(10_000 if servers > 1 else 1_000_000),
     }
-    processes = []
+    roles = {"scheduler": "scheduler", **{f"server {number}": "server" for number in range(servers)}}
+    started: dict[str, subprocess.Popen[str]] = {}
     try:
-        for role in ("scheduler", "server"):
-            environment = {**os.environ, **addresses, "DMLC_ROLE": role, "OMP_NUM_THREADS": "1"}
-            processes.append(subprocess.Popen([sys.executable, "-c", _SERVE], env=environment, cwd=_HOME))
-        yield addresses
+        for name, role in roles.items():
+            environment = {**addresses, "DMLC_ROLE": role, "OMP_NUM_THREADS": "1"}
+            started[name] = processes.start("poc.engines.gluon.serve", environment)
+        yield addresses, started
     finally:
         # The run is over, well or badly: nothing that they hold is needed any more.
-        for process in processes:
-            process.kill()
-            process.wait()
+        processes.stop(started.values())
 
 
 def _free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,12 +56,15 @@ class GluonSession:
             for parameter in self._trained:
                 parameter.grad_req = "add"
         self._replicas = run.devices
+        self._two_bit = run.two_bit
         self._exchange = exchanges.connect(run, self._trained, self._statistics)
+        self._slowed = run.slowed if self._exchange.rank == run.workers - 1 else 0.0
         self._losses: list[Any] = []
         self._samples = 0
 
     def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True) -> None:
         """Enqueues one optimizer step over `batch` (n, 3, h, w), split evenly over the devices of this process."""
+        began = time.monotonic()
         if self._virtual > 1:
             self._accumulate(batch)
         else:
@@ -71,22 +75,32 @@ class GluonSession:
             autograd.backward(losses)
             self._losses += [loss.sum() for loss in losses]
         self._samples += len(batch)
+        if self._slowed:
+            mx.nd.waitall()
+            time.sleep(self._slowed * (time.monotonic() - began))
         if exchange:
-            self._exchange.exchange()
-        self._exchange.update(learning_rate)
+            self._exchange.step(learning_rate)
+        else:
+            self._exchange.update(learning_rate)
 
     def exchange(self) -> None:
         """Enqueues one exchange of the gradients as they are, without computing or updating anything."""
         self._exchange.exchange()
 
-    def exchange_is_right(self) -> bool:
-        """Whether an exchange gives every device the sum of what all had, for every gradient; overwrites gradients."""
+    def exchange_is_right(self) -> bool | None:
+        """Whether an exchange gives every device the sum of what all had, for every gradient; overwrites gradients.
+
+        Two bits say less, zero or the threshold, and keep the rest for the next exchange: their sum is checked, that
+        of values far beyond the threshold, whatever was kept. None where the exchange makes no sums.
+        """
+        if not self._exchange.sums:
+            return None
         first = self._exchange.rank * len(self._contexts)
         for parameter in self._trained:
             for index, gradient in enumerate(parameter.list_grad()):
-                gradient[:] = first + index + 1
+                gradient[:] = first + index + 1 if self._two_bit is None else 1e6 * self._two_bit
         self.exchange()
-        expected = self._replicas * (self._replicas + 1) / 2
+        expected = self._replicas * ((self._replicas + 1) / 2 if self._two_bit is None else self._two_bit)
         return all(
             bool((gradient.asnumpy() == expected).all())
             for parameter in self._trained
@@ -96,6 +110,10 @@ class GluonSession:
     def barrier(self) -> None:
         """Blocks until every worker is here."""
         self._exchange.barrier()
+
+    def exchanged(self) -> dict[str, Any]:
+        """What there is to say of the exchanges so far, as plain values for the record."""
+        return self._exchange.told()
 
     def _accumulate(self, batch: Batch) -> None:
         """Plays the virtual devices in turn, summing their gradients.
@@ -148,7 +166,7 @@ class GluonSession:
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """Classifies every image once, after averaging the devices' batch statistics, as MXNet's Module does."""
         mx.nd.waitall()
-        self._exchange.average_statistics()
+        self._exchange.agree()
         right, losses, samples = [], [], 0
         for batch in batches:
             for images, labels in self._split(batch.images, batch.labels):

@@ -1,0 +1,135 @@
+"""The processes of a run: started so that none outlives this one, watched so that a lost one ends them all."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_HOME = Path(__file__).resolve().parent.parent
+_LOOK_SECONDS = 0.1
+_GRACE_SECONDS = 2.0
+# Cores that a worker keeps busy while it computes; one that waits for another keeps none.
+_COMPUTES = 0.5
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
+def start(module: str, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
+    """Starts `python -m module` with `environment` added to this process's own.
+
+    The kernel kills it when this process dies, however that happens; Ctrl-C in the terminal does not reach it, so that
+    this process decides in which order the others end. `options` are those of subprocess.Popen.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", module],
+        env={**os.environ, **environment},
+        cwd=_HOME,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
+        **options,
+    )
+
+
+def _die_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def stop(processes: Iterable[subprocess.Popen[str]]) -> None:
+    """Kills the processes and waits for them; harmless for those that have ended."""
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def watch(
+    workers: Mapping[str, subprocess.Popen[str]],
+    helpers: Mapping[str, subprocess.Popen[str]],
+    signs: Sequence[Path],
+    patience: float,
+) -> tuple[str, str] | None:
+    """Waits until all workers have ended well; else returns which process is to blame, and why, as soon as it is clear.
+
+    Where a process is lost the others would wait for it for ever. A worker or helper that fails counts, and that no
+    worker has computed or added to its file of `signs` for `patience` seconds.
+    """
+    activity = _Activity(workers, signs)
+    while True:
+        failed = [name for name, process in workers.items() if process.poll()]
+        if failed:
+            # The others may fail for the same reason, and have something to tell of it.
+            _wait(workers.values(), _GRACE_SECONDS)
+            return failed[0], ended_early(workers[failed[0]].returncode)
+        if all(process.poll() is not None for process in workers.values()):
+            return None
+        for name, process in helpers.items():
+            if process.poll():  # one that ends well was told to by the workers, which are about to end, too
+                return name, ended_early(process.returncode)
+        silent = activity.silent_seconds()
+        if silent > patience:
+            stopped = [name for name, process in {**workers, **helpers}.items() if _is_stopped(process)]
+            why = "it was stopped (SIGSTOP), and" if stopped else "none of them has ended, but"
+            return ", ".join(stopped or workers), f"{why} nothing has gone on for {silent:.0f} s"
+        _wait(workers.values(), _LOOK_SECONDS)
+
+
+def ended_early(status: int) -> str:
+    """What the exit status of a process that should not have ended says."""
+    how = f"signal {-status}" if status < 0 else f"exit code {status}"
+    hint = "; the kernel kills a process when memory runs out" if status == -signal.SIGKILL else ""
+    return f"its process ended early with {how}{hint}"
+
+
+class _Activity:
+    """Since when none of the workers has done anything."""
+
+    def __init__(self, workers: Mapping[str, subprocess.Popen[str]], signs: Sequence[Path]) -> None:
+        self._processes = [psutil.Process(process.pid) for process in workers.values()]
+        self._signs = signs
+        self._told = self._size()
+        self._looked = self._last = time.monotonic()
+        self._used = self._cpu_seconds()
+
+    def silent_seconds(self) -> float:
+        now = time.monotonic()
+        if now - self._looked >= 1.0:
+            told, used = self._size(), self._cpu_seconds()
+            if told != self._told or used - self._used > _COMPUTES * (now - self._looked):
+                self._last = now
+            self._looked, self._told, self._used = now, told, used
+        return now - self._last
+
+    def _size(self) -> int:
+        return sum(path.stat().st_size for path in self._signs if path.exists())
+
+    def _cpu_seconds(self) -> float:
+        used = 0.0
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                used += times.user + times.system
+        return used
+
+
+def _is_stopped(process: subprocess.Popen[str]) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+    return False
+
+
+def _wait(processes: Iterable[subprocess.Popen[str]], seconds: float) -> None:
+    """Returns when all have ended, at the latest after `seconds`."""
+    end = time.monotonic() + seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(0.0, end - time.monotonic()))

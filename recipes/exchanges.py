@@ -1,0 +1,30 @@
+"""Every way to exchange gradients between two workers, each with one CPU core, beside none at all.
+
+After the Keras study, which compared parameter servers, replicated variables and NCCL with independent training.
+Throughput only: 128 samples a worker, and with `--detail` what of the exchange is exposed.
+Cost: about 20 min on two CPU cores.
+    ./run_all.sh exchanges --detail
+"""
+
+from poc import CIFAR10, Recipe, Stale, TwoBit
+
+recipe = Recipe(
+    model="cifar_resnet50_v2",
+    data=CIFAR10(crop=28, jitter=True),
+    kind="cpu",
+    cores_per_worker=1,
+    batch_per_device=128,
+    lr=0.05,
+    steps=60,
+    window=5,
+    evaluate=False,
+    only=[
+        dict(devices=1),
+        dict(devices=2, workers=2, exchange="independent"),
+        dict(devices=2, workers=2, exchange=["dist_sync", "dist_device_sync", "dist_async", Stale(0), Stale(2)]),
+        dict(devices=2, workers=2, exchange="dist_sync", servers=2),
+        dict(devices=2, workers=2, exchange="dist_sync", gradient_bits=16),
+        dict(devices=2, workers=2, exchange="dist_sync", compression=TwoBit(threshold=0.5)),
+    ],
+    quick=dict(model="cifar_resnet20_v2", steps=12, window=4),
+)

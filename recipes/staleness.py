@@ -1,0 +1,24 @@
+"""Bounded staleness: throughput, how far workers drift apart, and accuracy, with one worker slowed and without.
+
+After the PMLS-Caffe study, which trained with stale synchronous parallel and showed accuracy against steps and time.
+Two workers, each with one CPU core; bound 0 is synchronous, None sets no bound.
+Cost: about 35 min on two CPU cores.
+    ./run_all.sh staleness
+"""
+
+from poc import CIFAR10, Recipe, Stale
+
+recipe = Recipe(
+    model="cifar_resnet8_v2",
+    data=CIFAR10(crop=28, jitter=True),
+    kind="cpu",
+    devices=2,
+    workers=2,
+    cores_per_worker=1,
+    batch_per_device=64,
+    lr=0.05,
+    epochs=4,
+    exchange=[Stale(0), Stale(1), Stale(2), Stale(4), Stale(None)],
+    slowed=[0.0, 0.3],
+    quick=dict(exchange=[Stale(0), Stale(2)], epochs=1, steps=12, window=4, evaluate=False),
+)

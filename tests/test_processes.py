@@ -1,0 +1,112 @@
+"""What becomes of a run whose processes are killed or stopped: real ones, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from poc import Recipe, Synthetic, hardware, processes
+from poc.plan import plan
+from poc.run import Place, execute
+
+HOME = Path(__file__).parent.parent
+MACHINE = hardware.Hardware(cpu="Test CPU", cores=len(os.sched_getaffinity(0)), memory_bytes=2**34, cpu_flops=2e11)
+RECIPE = """
+from poc import Recipe, Synthetic
+recipe = Recipe(
+    model="cifar_resnet8_v2", data=Synthetic(size=16, crop=16, train=640, validation=70), kind="cpu", devices=2,
+    workers=2, cores_per_worker=1, batch_per_device=8, lr=0.01, epochs=1000, exchange="dist_sync", quick={},
+)
+"""
+
+
+def two_workers(folder: Path, epochs: int) -> Any:
+    recipe = Recipe(
+        model="cifar_resnet8_v2",
+        data=Synthetic(size=16, crop=16, train=640, validation=70),
+        kind="cpu",
+        devices=2,
+        workers=2,
+        cores_per_worker=1 if MACHINE.cores > 1 else None,
+        batch_per_device=8,
+        lr=0.01,
+        epochs=epochs,
+        exchange="dist_sync",
+    )
+    (planned,) = plan("test", recipe, MACHINE)
+    return execute(planned.run, Place(source=None, cache=folder, patience=4.0), MACHINE, "here")
+
+
+def family(pid: int | None = None) -> dict[str, psutil.Process]:
+    """The processes of a run by name, once both workers have finished a window."""
+    for _ in range(1200):
+        found, windows = {}, 0
+        for child in psutil.Process(pid).children(recursive=True):
+            try:
+                role = child.environ().get("DMLC_ROLE", "")
+                files = [Path(file.path) for file in child.open_files() if file.path.endswith(".jsonl")]
+            except psutil.Error:
+                continue
+            found[f"worker {files[0].stem[-1]}" if files else "server 0" if role == "server" else role] = child
+            windows += bool(files and '"window"' in files[0].read_text())
+        if windows == 2:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"no run came to pass: {found}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
+def test_a_lost_process_ends_the_run_and_is_named(victim: str, number: signal.Signals, tmp_path: Path) -> None:
+    # Nobody misses a stopped scheduler before the end.
+    epochs = 4 if (victim, number) == ("scheduler", signal.SIGSTOP) else 1000
+    striker = threading.Thread(target=lambda: family()[victim].send_signal(number))
+    striker.start()
+    record = two_workers(tmp_path, epochs)
+    striker.join()
+    assert record["outcome"] == "failed"
+    assert record["reason"].startswith(f"{victim}: ")
+    assert ("signal 9" if number == signal.SIGKILL else "SIGSTOP") in record["reason"]
+    assert record["windows"]
+    assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_nothing_is_left_running_whatever_ends_the_launcher(number: signal.Signals, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE)
+    command = [sys.executable, "-m", "poc", "run", str(recipe), "--results", str(tmp_path / "results")]
+    environment = {**os.environ, "POC_CACHE": str(tmp_path / "cache")}
+    with subprocess.Popen(command, cwd=HOME, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
+        members = list(family(launcher.pid).values())
+        assert len(members) == 4
+        launcher.send_signal(number)
+        launcher.communicate(timeout=100)
+    _, alive = psutil.wait_procs(members, timeout=30)
+    assert not alive
+    if number == signal.SIGINT:
+        assert '"reason": "interrupted"' in (tmp_path / "results" / "journal.jsonl").read_text()
+
+
+def test_a_worker_that_computes_is_not_taken_for_stalled(tmp_path: Path) -> None:
+    code = "import time; end = time.time() + 4\nwhile time.time() < end: pass"
+    with subprocess.Popen([sys.executable, "-c", code], text=True) as busy:
+        assert processes.watch({"worker 0": busy}, {}, [tmp_path / "none"], patience=2.0) is None
+
+
+def test_workers_that_do_nothing_are(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"], text=True) as idle:
+        found = processes.watch({"worker 0": idle}, {}, [tmp_path / "none"], patience=2.0)
+        processes.stop([idle])
+    assert found is not None
+    assert found[0] == "worker 0"
+    assert "nothing has gone on" in found[1]
