@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -10,11 +11,11 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from poc import data, engines, hardware, journal, recipe, topology
+from poc import data, engines, hardware, hosts, journal, recipe, topology
 from poc.errors import UserError
 from poc.plan import Planned, Run, exchange_label, plan, select
 from poc.recipe import CIFAR10, Synthetic
-from poc.run import Place, execute, skipped
+from poc.run import Place, execute, follow, skipped
 from poc.schedule import positive
 from poc.values import nearest
 
@@ -38,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"poc: {error}", file=sys.stderr)
         return 2
+    except hosts.LinkError as error:
+        print(f"poc: the link to another host is lost: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("poc: interrupted", file=sys.stderr)
         return 130
@@ -137,7 +141,7 @@ def _doctor(_: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     total = 0.0
-    for name, planned in _planned(options):
+    for name, planned in _planned(options, hardware.detect()):
         rows = []
         for one in planned:
             run = one.run
@@ -172,9 +176,32 @@ def _run(options: argparse.Namespace) -> int:
     if options.price is not None:
         positive("--price", options.price)
     positive("--patience", options.patience)
+    place = Place(
+        source=options.data,
+        cache=_cache(),
+        checkpoints=options.checkpoints.absolute() if options.checkpoints else None,
+        patience=options.patience,
+    )
+    here = hosts.find(os.environ)
+    if here is None:
+        return _lead(options, place, [])
+    if here.number == 0:
+        with hosts.gathered(here) as others:
+            status = _lead(options, place, others)
+            for link in others:
+                link.send({"end": True})
+            return status
+    with hosts.joined(here) as leader:
+        print(f"Host {here.number} of {here.count} follows {here.address}.", file=sys.stderr)
+        follow(leader, place, hardware.detect())
+    return 0
+
+
+def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link]) -> int:
+    """Does the runs, with what help the `others` give, and writes the results."""
     path = _results(options) / "journal.jsonl"
-    plans = _planned(options)
-    machine = hardware.detect()
+    machine = dataclasses.replace(hardware.detect(), hosts=1 + len(others))
+    plans = _planned(options, machine)
     infrastructure = options.infrastructure or machine.describe()
     known = journal.read([path])
     done = {(r["run_id"], r["infrastructure"]) for r in known if r["outcome"] in ("completed", "diverged")}
@@ -184,7 +211,7 @@ def _run(options: argparse.Namespace) -> int:
     waiting = [
         one.run for _, planned in plans for one in planned if not one.skip and (one.run.id, infrastructure) not in done
     ]
-    place = _place(options, waiting)
+    place = dataclasses.replace(place, stand_in=_needs_stand_in(place, waiting))
     failed = 0
     for name, planned in plans:
         for number, one in enumerate(planned, start=1):
@@ -199,7 +226,7 @@ def _run(options: argparse.Namespace) -> int:
                 print(f"{title}: in the journal already (--again repeats it)", file=sys.stderr)
                 continue
             print(f"{title}: about {_duration(one.seconds)}", file=sys.stderr)
-            record = execute(one.run, place, machine, infrastructure, detail=options.detail)
+            record = execute(one.run, place, machine, infrastructure, detail=options.detail, others=others)
             record["price_per_hour"] = options.price
             interrupted = record.pop("interrupted", False)
             journal.append(path, record)
@@ -211,19 +238,10 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _place(options: argparse.Namespace, runs: list[Run]) -> Place:
-    """Where the runs find their data, which is loaded once here: a mistake in it is found before anything is spent."""
-    stand_in = False
+def _needs_stand_in(place: Place, runs: list[Run]) -> bool:
+    """Whether CIFAR-10 is to be had nowhere. It is loaded once here: a mistake is found before anything is spent."""
     real = [run.data for run in runs if isinstance(run.data, CIFAR10)]
-    if real:
-        stand_in = data.load(real[0], source=options.data, cache=_cache()).name == Synthetic.name
-    return Place(
-        source=options.data,
-        cache=_cache(),
-        checkpoints=options.checkpoints.absolute() if options.checkpoints else None,
-        stand_in=stand_in,
-        patience=options.patience,
-    )
+    return bool(real) and data.load(real[0], source=place.source, cache=place.cache).name == Synthetic.name
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -245,10 +263,9 @@ def _write_report(options: argparse.Namespace, journals: list[Path]) -> None:
     print(f"Written: {page}", file=sys.stderr)
 
 
-def _planned(options: argparse.Namespace) -> list[tuple[str, list[Planned]]]:
+def _planned(options: argparse.Namespace, machine: hardware.Hardware) -> list[tuple[str, list[Planned]]]:
     paths = [_recipe_path(name) for name in options.recipes] or sorted((HOME / "recipes").glob("*.py"))
     recipes = [(path.stem, recipe.load(path)) for path in paths]
-    machine = hardware.detect()
     plans = [(name, plan(name, one, machine, quick=options.quick)) for name, one in recipes]
     chosen = select([one for _, planned in plans for one in planned], options.only)
     grouped = [(name, [one for one in planned if one in chosen]) for name, planned in plans]

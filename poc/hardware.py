@@ -41,6 +41,8 @@ class Hardware:
     """Floating-point operations a second in a float32 matrix product on all cores: for estimates of time."""
     gpus: tuple[GPU, ...] = ()
     driver: str = ""
+    hosts: int = 1
+    """Machines like this one that run together."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the record, with the line that tables show."""
@@ -48,10 +50,11 @@ class Hardware:
 
     def describe(self) -> str:
         """One line for tables: "8x Tesla P100-SXM2-16GB" or "CPU: AMD EPYC, 2 cores"."""
-        if not self.gpus:
-            return f"CPU: {self.cpu}, {self.cores} core" + ("s" if self.cores != 1 else "")
-        names = sorted({gpu.name for gpu in self.gpus})
-        return " + ".join(f"{sum(gpu.name == name for gpu in self.gpus)}x {name}" for name in names)
+        words = f"CPU: {self.cpu}, {self.cores} core" + ("s" if self.cores != 1 else "")
+        if self.gpus:
+            names = sorted({gpu.name for gpu in self.gpus})
+            words = " + ".join(f"{sum(gpu.name == name for gpu in self.gpus)}x {name}" for name in names)
+        return words if self.hosts == 1 else f"{self.hosts} hosts, each {words}"
 
 
 def detect() -> Hardware:

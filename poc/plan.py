@@ -119,7 +119,7 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
     if kind == "gpu":
         engine = engines.load(setting["engine"])
         reasons = [reason for reason in map(engine.unsupported, hardware.gpus) if reason]
-        usable = len(hardware.gpus) - len(reasons)
+        usable = (len(hardware.gpus) - len(reasons)) * (hardware.hosts if setting["workers"] > 1 else 1)
         if usable < replicas and setting["virtual"]:
             virtual = replicas > 1
             kind = "gpu" if usable else "cpu"
@@ -131,10 +131,14 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
         virtual = replicas > 1
     workers = setting["workers"]
     cores = setting["cores_per_worker"]
+    hosts = hardware.hosts if workers > 1 else 1
+    if workers % hosts:
+        skip = f"{workers} workers do not share {hosts} hosts equally"
+    available = hardware.cores * hosts
     if workers > 1 and cores is None and kind == "cpu":
-        cores = max(1, hardware.cores // workers)
-    if cores is not None and cores * workers > hardware.cores:
-        skip = f"needs {cores * workers} cores, this machine has {hardware.cores}"
+        cores = max(1, available // workers)
+    if cores is not None and cores * workers > available:
+        skip = f"needs {cores * workers} cores, this machine has {available}"
     if setting["exchange"] == "nccl" and kind == "cpu":
         skip = "exchange nccl is NVIDIA's, between GPUs"
     total = setting["batch_per_device"] * replicas
@@ -211,7 +215,7 @@ def _estimate(run: Run, hardware: Hardware) -> float:
     if run.evaluate:
         flops += forward * run.epochs * 10_000
     if run.kind == "cpu":
-        share = run.workers * (run.cores_per_worker or hardware.cores) / hardware.cores
+        share = run.workers * (run.cores_per_worker or hardware.cores) / hardware.cores  # above 1 with several hosts
         speed = hardware.cpu_flops * _CPU_EFFICIENCY * share
     else:
         speed = _GPU_FLOPS * (1 if run.virtual else run.devices)

@@ -11,9 +11,12 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import psutil
+
+Lost = tuple[str, str]
+"""Which process is to blame, and why."""
 
 _HOME = Path(__file__).resolve().parent.parent
 _LOOK_SECONDS = 0.1
@@ -57,11 +60,13 @@ def watch(
     helpers: Mapping[str, subprocess.Popen[str]],
     signs: Sequence[Path],
     patience: float,
-) -> tuple[str, str] | None:
+    elsewhere: Callable[[], Lost | None] = lambda: None,
+) -> Lost | None:
     """Waits until all workers have ended well; else returns which process is to blame, and why, as soon as it is clear.
 
     Where a process is lost the others would wait for it for ever. A worker or helper that fails counts, and that no
-    worker has computed or added to its file of `signs` for `patience` seconds.
+    worker has computed or added to its file of `signs` for `patience` seconds. `elsewhere` is asked, too, whether
+    something is lost.
     """
     activity = _Activity(workers, signs)
     while True:
@@ -75,6 +80,9 @@ def watch(
         for name, process in helpers.items():
             if process.poll():  # one that ends well was told to by the workers, which are about to end, too
                 return name, ended_early(process.returncode)
+        lost = elsewhere()
+        if lost is not None:
+            return lost
         silent = activity.silent_seconds()
         if silent > patience:
             stopped = [name for name, process in {**workers, **helpers}.items() if _is_stopped(process)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import json
@@ -14,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, TypedDict
 
 from poc import clock, data, engines, hardware, journal, measuring, monitor, processes
 from poc.engines import Session
+from poc.hosts import Link, LinkError
 from poc.plan import Planned, Run
 from poc.progress import Progress
 from poc.recipe import CIFAR10
@@ -28,6 +30,7 @@ from poc.values import value
 
 EVALUATION_BATCH = 250
 _INTERRUPTED_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -48,71 +51,236 @@ class Place:
 
 
 def execute(
-    run: Run, place: Place, machine: hardware.Hardware, infrastructure: str, *, detail: bool = False
+    run: Run,
+    place: Place,
+    machine: hardware.Hardware,
+    infrastructure: str,
+    *,
+    detail: bool = False,
+    others: Sequence[Link] = (),
 ) -> journal.Record:
     """Trains `run` in processes of its own, one a worker, and returns its record, whatever became of it.
 
-    `detail` adds a pass after the training that takes computation and communication apart.
+    `detail` adds a pass after the training that takes computation and communication apart. Several workers are shared
+    with the `others`, hosts that follow this one.
     """
     record = _blank(run, machine, infrastructure)
-    began, busy, used = time.monotonic(), hardware.busy_seconds(), _children_seconds()
+    engine, use = engines.load(run.engine), _Use()
+    team = list(others) if run.workers > 1 else []
+    addresses = [team[0].here, *(link.there for link in team)] if team else ["127.0.0.1"]
+    each = run.workers // len(addresses)
+    with engine.cluster(run, run.cores_per_worker or machine.cores, addresses) as cluster:
+        shares: dict[str, Share] = {}
+
+        def elsewhere() -> processes.Lost | None:
+            for link in team:
+                if link.name not in shares:
+                    lost = _hear(link, shares)
+                    if lost is not None:
+                        return lost
+            return None
+
+        tasks = [
+            Task(
+                run=run.to_json(),
+                first=number * each,
+                environments=cluster.environments[number * each : (number + 1) * each],
+                detail=detail,
+                stand_in=place.stand_in,
+            )
+            for number in range(len(addresses))
+        ]
+        for link, task in zip(team, tasks[1:]):
+            with contextlib.suppress(LinkError):  # `elsewhere` finds out
+                link.send({"task": task})
+        own = _train_here(tasks[0], place, machine, cluster.helpers, elsewhere)
+        lost = own["lost"]
+        while lost is None and not own["interrupted"] and len(shares) < len(team):
+            lost = elsewhere()
+            time.sleep(_LOOK_SECONDS)
+        for link in team:
+            if link.name not in shares:
+                with contextlib.suppress(LinkError):
+                    link.send({"stop": True})
+                    while _hear(link, shares) is None and link.name not in shares:
+                        time.sleep(_LOOK_SECONDS)
+    everyone = [own, *(shares[link.name] for link in team if link.name in shares)]
+    told = [one for share in everyone for one in share["told"]]
+    record.update(_merged(told), monitor=_monitored(everyone))
+    own["use"] = use.so_far()  # its servers', too
+    record["cpu_seconds"] = sum(share["use"]["cpu_seconds"] for share in everyone)
+    record["others_busy_cores"] = max(share["use"]["others_busy_cores"] for share in everyone)
+    trained_on = sorted({one["dataset"] for one in told if "dataset" in one})
+    if lost is not None:
+        named = {f"worker {worker}": one for worker, one in enumerate(told)} if len(everyone) > len(team) else {}
+        record.update(outcome="failed", reason=_blame(*lost, named, run.workers))
+    elif len(trained_on) > 1:
+        record.update(outcome="failed", reason=f"the hosts trained on different data: {', '.join(trained_on)}")
+    if own["interrupted"]:
+        record.update(outcome="failed", reason="interrupted", interrupted=True)
+    return record
+
+
+def follow(leader: Link, place: Place, machine: hardware.Hardware) -> None:
+    """Does this host's share of each run that the first host names, until it says that there are no more.
+
+    Raises LinkError where that host is lost.
+    """
+
+    def elsewhere() -> processes.Lost | None:
+        try:
+            stopped = any("stop" in message for message in leader.poll())
+        except LinkError as error:
+            return leader.name, str(error)
+        return (leader.name, "it ended the run") if stopped else None
+
+    while True:
+        message = leader.receive()
+        if "end" in message:
+            return
+        if "task" in message:
+            task: Task = message["task"]
+            placed = dataclasses.replace(place, stand_in=task["stand_in"])
+            leader.send({"share": _train_here(task, placed, machine, {}, elsewhere)})
+
+
+class Task(TypedDict):
+    """What one host is to do of a run."""
+
+    run: dict[str, Any]
+    first: int
+    """Number of the first worker here."""
+    environments: list[dict[str, str]]
+    """Each worker's."""
+    detail: bool
+    stand_in: bool
+
+
+class Share(TypedDict):
+    """What one host did of a run."""
+
+    told: list[dict[str, Any]]
+    """By each of its workers."""
+    lost: processes.Lost | None
+    interrupted: bool
+    monitor: dict[str, Any] | None
+    use: dict[str, float]
+    """`cpu_seconds` of this run's processes, and `others_busy_cores`."""
+
+
+def _hear(link: Link, shares: dict[str, Share]) -> processes.Lost | None:
+    """Puts the share of a run that has come over `link` into `shares`; returns what was lost there, or the link."""
+    try:
+        found = [message["share"] for message in link.poll() if "share" in message]
+    except LinkError as error:
+        return link.name, str(error)
+    for share in found:
+        shares[link.name] = share
+        if share["lost"] is not None:
+            return tuple(share["lost"])
+        if share["interrupted"]:
+            return link.name, "interrupted"
+    return None
+
+
+def _train_here(
+    task: Task,
+    place: Place,
+    machine: hardware.Hardware,
+    helpers: Mapping[str, subprocess.Popen[str]],
+    elsewhere: Callable[[], processes.Lost | None],
+) -> Share:
+    """Starts this host's workers of a run, waits for their end, and gathers what they told."""
+    run = Run.from_json(task["run"])
+    began, use = time.monotonic(), _Use()
     cores = sorted(os.sched_getaffinity(0))
     each = run.cores_per_worker or machine.cores
-    engine = engines.load(run.engine)
-    workers: list[subprocess.Popen[str]] = []
+    workers: dict[str, subprocess.Popen[str]] = {}
     watcher: monitor.Monitor | None = None
-    lost: tuple[str, str] | None = None
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="poc-"))
-        cluster = stack.enter_context(engine.cluster(run, each))
-        events = [Path(folder) / f"worker{worker}.jsonl" for worker in range(run.workers)]
+    lost: processes.Lost | None = None
+    interrupted = False
+    with tempfile.TemporaryDirectory(prefix="poc-") as folder:
+        events = [Path(folder) / f"worker{task['first'] + here}.jsonl" for here in range(len(task["environments"]))]
         try:
-            for worker, environment in enumerate(cluster.environments):
+            for here, environment in enumerate(task["environments"]):
                 request = {
-                    "run": run.to_json(),
-                    "worker": worker,
-                    "cores": cores[worker * each : (worker + 1) * each] if run.cores_per_worker else cores,
+                    "run": task["run"],
+                    "worker": task["first"] + here,
+                    "cores": cores[here * each : (here + 1) * each] if run.cores_per_worker else cores,
                     "source": str(place.source) if place.source else None,
                     "cache": str(place.cache),
                     "stand_in": place.stand_in,
                     "checkpoints": str(place.checkpoints) if place.checkpoints else None,
-                    "events": str(events[worker]),
+                    "events": str(events[here]),
                     "began": began,
-                    "detail": detail,
+                    "detail": task["detail"],
                 }
-                workers.append(_start(request, environment))
-            pids = [process.pid for process in workers]
-            real = 1 if run.virtual else run.devices
-            sensors = monitor.gpus(real) if run.kind == "gpu" else monitor.processes(pids, each * run.workers)
-            named = {f"worker {worker}": process for worker, process in enumerate(workers)}
+                workers[f"worker {request['worker']}"] = _start(request, {**environment, **_own_gpus(run, here)})
+            pids = [process.pid for process in workers.values()]
+            devices = 1 if run.virtual else run.devices // run.workers * len(workers)
+            sensors = monitor.gpus(devices) if run.kind == "gpu" else monitor.processes(pids, each * len(workers))
             with monitor.Monitor(sensors) as watcher:
-                lost = processes.watch(named, cluster.helpers, events, place.patience)
+                lost = processes.watch(workers, helpers, events, place.patience, elsewhere)
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
-            for process in workers:
+            for process in workers.values():
                 process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-                for process in workers:
+                for process in workers.values():
                     process.wait(timeout=_INTERRUPTED_SECONDS)
-            record["interrupted"] = True
+            interrupted = True
         finally:
-            processes.stop(workers)
-        told = [_told(path, process.returncode) for path, process in zip(events, workers)]
-    record.update(_merged(told), monitor=watcher.summary() if watcher else None)
-    if lost is not None:
-        record.update(outcome="failed", reason=_blame(*lost, dict(zip(named, told))))
-    if record.get("interrupted"):
-        record.update(outcome="failed", reason="interrupted")
-    record["cpu_seconds"] = _children_seconds() - used
-    others = hardware.busy_seconds() - busy - record["cpu_seconds"]
-    record["others_busy_cores"] = round(max(0.0, others) / (time.monotonic() - began), 3)
-    return record
+            processes.stop(workers.values())
+        told = [_told(path, process.returncode) for path, process in zip(events, workers.values())]
+    return Share(
+        told=told,
+        lost=lost,
+        interrupted=interrupted,
+        monitor=watcher.summary() if watcher else None,
+        use=use.so_far(),
+    )
 
 
-def _children_seconds() -> float:
-    """Core-seconds of all processes that this one has started and waited for: workers and what served them."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+def _own_gpus(run: Run, here: int) -> dict[str, str]:
+    """The cards of worker number `here` of this host, where several workers share them."""
+    if run.kind != "gpu" or run.workers == 1:
+        return {}
+    each = run.devices // run.workers
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = visible.split(",") if visible else [str(card) for card in range(run.devices)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(cards[here * each : (here + 1) * each])}
+
+
+def _monitored(shares: Sequence[Share]) -> dict[str, Any] | None:
+    """What the hardware of all hosts did, as one summary; devices of the first host keep their names."""
+    found = [share["monitor"] for share in shares]
+    if found[0] is None:
+        return None
+    devices = [
+        {**device, "device": f"host {host} {device['device']}" if host else device["device"]}
+        for host, one in enumerate(found)
+        for device in (one or {"devices": []})["devices"]
+    ]
+    return {**found[0], "devices": devices}
+
+
+class _Use:
+    """Who uses this machine's cores, from the making of this object on."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.monotonic(), hardware.busy_seconds(), self._children_seconds()
+
+    def so_far(self) -> dict[str, float]:
+        own = self._children_seconds() - self._own
+        others = hardware.busy_seconds() - self._busy - own
+        share = max(0.0, others) / (time.monotonic() - self._began)
+        return {"cpu_seconds": own, "others_busy_cores": round(share, 3)}
+
+    @staticmethod
+    def _children_seconds() -> float:
+        """Of all processes that this one has started and waited for: workers and what served them."""
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
 
 
 def _start(request: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -124,11 +292,11 @@ def _start(request: dict[str, Any], environment: dict[str, str]) -> subprocess.P
     return process
 
 
-def _blame(who: str, why: str, told: dict[str, dict[str, Any]]) -> str:
+def _blame(who: str, why: str, told: dict[str, dict[str, Any]], workers: int) -> str:
     """The reason of a failed run: which process was lost, and why, in its own words where it had the time for some."""
     if who in told and "parts" in told[who]:
         why = told[who]["reason"]
-    return why if len(told) == 1 else f"{who}: {why}"
+    return why if workers == 1 else f"{who}: {why}"
 
 
 def skipped(planned: Planned, machine: hardware.Hardware, infrastructure: str) -> journal.Record:

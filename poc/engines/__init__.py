@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -88,10 +88,11 @@ class Session(Protocol):
 class Engine(Protocol):
     """What the module of an engine offers. Importing it must not import its framework."""
 
-    def cluster(self, run: Run, cores: int) -> AbstractContextManager[Cluster]:
+    def cluster(self, run: Run, cores: int, hosts: Sequence[str] = ...) -> AbstractContextManager[Cluster]:
         """Starts what the exchange of `run` needs beside its workers, and ends it when the block is left.
 
-        Each worker will have `cores` cores.
+        Each worker will have `cores` cores. `hosts` are the addresses of those that share the workers equally, this
+        one's first.
         """
 
     def unsupported(self, gpu: GPU) -> str | None:

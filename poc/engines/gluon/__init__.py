@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from poc.engines import Cluster
@@ -20,7 +20,7 @@ _COMPILED_FOR = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
 
 @contextlib.contextmanager
-def cluster(run: Run, cores: int) -> Iterator[Cluster]:
+def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> Iterator[Cluster]:
     """Starts the scheduler and the servers that a distributed kvstore needs, if any.
 
     OpenMP reads its thread count once, at import; left alone, MXNet takes half of the cores.
@@ -33,9 +33,12 @@ def cluster(run: Run, cores: int) -> Iterator[Cluster]:
     if run.workers == 1 and run.exchange not in ("dist_async", "stale"):
         yield Cluster(environments=[common], helpers={})
         return
-    with launch.parameter_servers(run.workers, run.servers) as (addresses, helpers):
-        worker = {**common, **addresses, "DMLC_ROLE": "worker"}
-        yield Cluster(environments=[worker] * run.workers, helpers=helpers)
+    with launch.parameter_servers(run.workers, run.servers, hosts[0]) as (addresses, helpers):
+        workers = [
+            {**common, **addresses, "DMLC_ROLE": "worker", "DMLC_NODE_HOST": hosts[worker * len(hosts) // run.workers]}
+            for worker in range(run.workers)
+        ]
+        yield Cluster(environments=workers, helpers=helpers)
 
 
 def unsupported(gpu: GPU) -> str | None:

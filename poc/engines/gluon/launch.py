@@ -1,4 +1,4 @@
-"""The processes that MXNet's distributed kvstore needs beside the workers: a scheduler and servers, on this host."""
+"""The processes that MXNet's distributed kvstore needs beside the workers: a scheduler and servers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from collections.abc import Iterator
 
 from poc import processes
 
+LOOPBACK = "127.0.0.1"
+
 
 @contextlib.contextmanager
-def parameter_servers(workers: int, servers: int) -> Iterator[tuple[dict[str, str], dict[str, subprocess.Popen[str]]]]:
-    """Starts a scheduler and servers over loopback.
+def parameter_servers(
+    workers: int, servers: int, host: str
+) -> Iterator[tuple[dict[str, str], dict[str, subprocess.Popen[str]]]]:
+    """Starts a scheduler and servers here, where `host` is this host's address for all that take part.
 
     Gives the environment variables by which workers find them, and their processes by name.
     """
     addresses = {
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(_free_port()),
-        "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_INTERFACE": "lo",
+        "DMLC_PS_ROOT_URI": host,
+        "DMLC_PS_ROOT_PORT": str(_free_port(host)),
+        "DMLC_NODE_HOST": host,
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": str(servers),
         # Several servers share every array that is not tiny; by default only those of a million values.
@@ -38,7 +41,7 @@ def parameter_servers(workers: int, servers: int) -> Iterator[tuple[dict[str, st
         processes.stop(started.values())
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])

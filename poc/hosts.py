@@ -1,0 +1,218 @@
+"""Several hosts as one: which of them this is, and the links over which the first one leads the others.
+
+The same command runs on every host, one process each. The first host plans, keeps the journal and starts what serves
+all workers; the others start their share of each run's workers when it tells them to, and tell it what became of them.
+Messages are lines of JSON. Gradients do not pass here: they go between the workers and MXNet's servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import select
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from poc.errors import UserError
+from poc.values import value
+
+PORT = 9199
+"""Where the first host listens, unless POC_ADDRESS says otherwise."""
+_SILENCE_SECONDS = 10.0
+_JOIN_SECONDS = 120.0
+_ALIVE_SECONDS = 1.0
+
+Message = dict[str, Any]
+
+
+class LinkError(Exception):
+    """The other end of a link has gone, or has been silent for too long; says why."""
+
+
+@value
+class Hosts:
+    """The place of this host among those that run together."""
+
+    number: int
+    """0 is the first, which leads."""
+    count: int
+    address: str
+    """Name or IP address of the first host, with its port: "node1:9199"."""
+
+
+def find(environment: Mapping[str, str]) -> Hosts | None:
+    """This host's place, from what a cluster's launcher left in `environment`; None where there is only one host.
+
+    By hand: POC_HOSTS (how many), POC_HOST (0 is the first), POC_ADDRESS (the first one's). Else Slurm's `srun`, Open
+    MPI's and MPICH's `mpirun`, `horovodrun`; POC_ADDRESS names the first host where the launcher does not. Raises
+    UserError where that is contradictory or not enough.
+    """
+    launchers = (
+        ("POC_HOSTS", "POC_HOST", None, None),
+        ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", _slurm_first),
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None),
+        ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", None),
+        ("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", _horovod_first),
+    )
+    for size, rank, local, first in launchers:
+        # An interactive shell inside a Slurm job has the job's size, but no rank of its own.
+        if size not in environment or rank not in environment:
+            continue
+        count, number = _number(environment, size), _number(environment, rank)
+        if count == 1:
+            return None
+        if number >= count:
+            raise UserError(f"{rank}: {number} is not allowed; with {size}={count} give 0 to {count - 1}")
+        if local and environment.get(local, "1") != "1":
+            raise UserError(f"{local}: {environment[local]} processes were started on a host; start one on each")
+        address = environment.get("POC_ADDRESS") or (first(environment) if first else None)
+        if not address:
+            raise UserError("POC_ADDRESS: it is missing; give the first host's name or IP address, e.g. node1:9199")
+        return Hosts(number=number, count=count, address=address if ":" in address else f"{address}:{PORT}")
+    return None
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    if not environment[name].isdigit():
+        raise UserError(f"{name}: {environment[name]!r} is not allowed; give a whole number")
+    return int(environment[name])
+
+
+def _slurm_first(environment: Mapping[str, str]) -> str | None:
+    """The first node of a Slurm list such as "node[07-09,12],other1"."""
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    if shutil.which("scontrol"):
+        shown = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
+        if shown.returncode == 0 and shown.stdout:
+            return shown.stdout.split()[0]
+    found = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
+    return (found[1] + (found[2] or "")) if found else None
+
+
+def _horovod_first(environment: Mapping[str, str]) -> str | None:
+    # Its rendezvous server is where horovodrun was started, which is the first host.
+    return environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+
+
+class Link:
+    """A connection to another host; either end notices within some seconds when the other has gone."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        self.name = name
+        self.here: str = connection.getsockname()[0]
+        """This host's IP address, as the other one reaches it."""
+        self.there: str = connection.getpeername()[0]
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(_SILENCE_SECONDS)
+        self._connection = connection
+        self._unread = b""
+        self._heard = time.monotonic()
+        self._speaking = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._stay_alive, name="link", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Sends `message`; raises LinkError."""
+        try:
+            with self._speaking:
+                self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise LinkError(f"its link is broken ({error})") from None
+
+    def _stay_alive(self) -> None:
+        with contextlib.suppress(LinkError):  # whoever reads will find out
+            while not self._closed.wait(_ALIVE_SECONDS):
+                self.send({})
+
+    def poll(self, seconds: float = 0.0) -> list[Message]:
+        """What has arrived, after at most `seconds`. Raises LinkError."""
+        ready, _, _ = select.select([self._connection], [], [], seconds)
+        if ready:
+            try:
+                received = self._connection.recv(2**20)
+            except OSError as error:
+                raise LinkError(f"its link is broken ({error})") from None
+            if not received:
+                raise LinkError("it has gone")
+            self._heard = time.monotonic()
+            *lines, self._unread = (self._unread + received).split(b"\n")
+            return [message for message in map(json.loads, lines) if message]
+        if time.monotonic() - self._heard > _SILENCE_SECONDS:
+            raise LinkError(f"nothing was heard of it for {_SILENCE_SECONDS:.0f} s")
+        return []
+
+    def receive(self) -> Message:
+        """Waits for the next message, however long it takes while the other end lives; raises LinkError."""
+        while True:
+            for message in self.poll(_ALIVE_SECONDS):
+                return message
+
+    def close(self) -> None:
+        """Ends the connection; the other end finds it gone."""
+        self._closed.set()
+        self._connection.close()
+
+
+@contextlib.contextmanager
+def gathered(hosts: Hosts) -> Iterator[list[Link]]:
+    """On the first host: waits for the others, and gives a link to each, in their order. Raises UserError."""
+    _, port = _split(hosts.address)
+    with contextlib.ExitStack() as stack:
+        try:
+            listener = stack.enter_context(socket.create_server(("", port), backlog=hosts.count))
+        except OSError as error:
+            raise UserError(f"POC_ADDRESS: cannot listen on port {port} ({error}); give another one") from None
+        links: dict[int, Link] = {}
+        end = time.monotonic() + _JOIN_SECONDS
+        while len(links) < hosts.count - 1:
+            listener.settimeout(max(0.1, end - time.monotonic()))
+            try:
+                connection, _ = listener.accept()
+                link = Link(connection, "a host")
+                hello = link.receive()
+            except (OSError, LinkError):
+                missing = sorted(set(range(1, hosts.count)) - set(links))
+                if time.monotonic() > end:
+                    raise UserError(f"hosts {missing} did not call within {_JOIN_SECONDS:.0f} s: look there") from None
+                continue
+            number = hello.get("host")
+            if hello.get("hosts") != hosts.count or not isinstance(number, int) or not 0 < number < hosts.count:
+                link.close()
+                continue
+            link.name = f"host {number}"
+            links[number] = link
+            stack.callback(link.close)
+        yield [links[number] for number in sorted(links)]
+
+
+@contextlib.contextmanager
+def joined(hosts: Hosts) -> Iterator[Link]:
+    """On any other host: calls the first one until it answers, and gives the link to it. Raises UserError."""
+    end = time.monotonic() + _JOIN_SECONDS
+    while True:
+        try:
+            connection = socket.create_connection(_split(hosts.address), timeout=5.0)
+            break
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UserError(f"POC_ADDRESS: nobody answers at {hosts.address} ({error})") from None
+            time.sleep(0.5)
+    link = Link(connection, "host 0")
+    try:
+        link.send({"host": hosts.number, "hosts": hosts.count})
+        yield link
+    finally:
+        link.close()
+
+
+def _split(address: str) -> tuple[str, int]:
+    name, _, port = address.rpartition(":")
+    if not port.isdigit():
+        raise UserError(f"POC_ADDRESS: {address!r} is not allowed; give a name or IP address and a port: node1:9199")
+    return name, int(port)

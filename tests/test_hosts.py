@@ -1,0 +1,183 @@
+"""Several hosts: how they find each other, and real ones, made of network namespaces, that train together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poc import hosts
+from poc.errors import UserError
+from poc.hosts import Hosts
+
+HOME = Path(__file__).parent.parent
+RECIPE = """
+from poc import Recipe, Synthetic
+recipe = Recipe(
+    model="cifar_resnet8_v2", data=Synthetic(size=16, crop=16, train=640, validation=70), kind="cpu", devices=2,
+    workers=2, cores_per_worker=1, batch_per_device=8, lr=0.01, epochs={epochs}, exchange="dist_sync", quick={{}},
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        ({"POC_HOSTS": "2", "POC_HOST": "1", "POC_ADDRESS": "10.0.0.1"}, (1, 2, "10.0.0.1:9199")),
+        ({"POC_HOSTS": "2", "POC_HOST": "0", "POC_ADDRESS": "node1:77"}, (0, 2, "node1:77")),
+        ({"POC_HOSTS": "1", "POC_HOST": "0"}, None),
+        (
+            {"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_JOB_NODELIST": "gpu[07-09,12],other1"},
+            (3, 4, "gpu07:9199"),
+        ),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "a1,b2"}, (0, 2, "a1:9199")),
+        ({"SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-09]"}, None),  # a shell in a job, not srun
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "POC_ADDRESS": "h"}, (1, 2, "h:9199")),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0", "POC_ADDRESS": "h"}, (0, 2, "h:9199")),
+        (
+            {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.1.1.1"},
+            (1, 2, "10.1.1.1:9199"),
+        ),
+    ],
+)
+def test_a_launcher_s_environment_is_recognised(
+    environment: dict[str, str], found: tuple[int, int, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)  # no scontrol, whatever this machine has
+    place = hosts.find(environment)
+    assert place == (Hosts(number=found[0], count=found[1], address=found[2]) if found else None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"POC_HOSTS": "2", "POC_HOST": "2", "POC_ADDRESS": "h"}, "POC_HOST: 2 is not allowed; .* 0 to 1"),
+        ({"POC_HOSTS": "two", "POC_HOST": "0"}, "POC_HOSTS: 'two'"),
+        ({"POC_HOSTS": "2", "POC_HOST": "0"}, "POC_ADDRESS: it is missing"),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            "2 processes were started on a host",
+        ),
+    ],
+)
+def test_a_mistake_in_it_is_one_line(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        hosts.find(environment)
+
+
+def host(number: int, address: str, recipe: Path, folder: Path, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """`poc run` on one of two hosts."""
+    environment = {
+        "POC_HOSTS": "2",
+        "POC_HOST": str(number),
+        "POC_ADDRESS": address,
+        "POC_CACHE": str(folder / "cache"),
+    }
+    command = [sys.executable, "-m", "poc", "run", str(recipe), "--results", str(folder / f"results{number}")]
+    return subprocess.Popen(
+        [*prefix, *command],
+        cwd=HOME,
+        env={**os.environ, **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    (line,) = (folder / "results0" / "journal.jsonl").read_text().splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+@contextlib.contextmanager
+def ended(processes: list[subprocess.Popen[str]]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[list[list[str]]]:
+    """Two network namespaces joined by a cable (veth), at 10.77.0.1 and 10.77.0.2: the commands that enter them."""
+    names = [f"poc{os.getpid()}{letter}" for letter in "ab"]
+    ends = [f"v{os.getpid()}{letter}" for letter in "ab"]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", ends[0], "netns", names[0], "type", "veth", "peer", "name", ends[1], "netns", names[1])
+        for number, (name, end) in enumerate(zip(names, ends), start=1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces are not allowed here: {getattr(error, 'stderr', '') or error}")
+    try:
+        yield [["ip", "netns", "exec", name] for name in names]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def test_two_hosts_train_together(two_hosts: list[list[str]], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.format(epochs=2))
+    members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(two_hosts)]
+    with ended(members):
+        told = [member.communicate(timeout=120)[1] for member in members]
+        assert [member.returncode for member in members] == [0, 0], told
+    record = record_of(tmp_path)
+    assert (record["outcome"], record["reason"]) == ("completed", "")
+    assert [worker["worker"] for worker in record["workers"]] == [0, 1]
+    assert record["evaluations"][-1]["samples"] == 70
+    assert record["hardware"]["description"].startswith("2 hosts, each CPU")
+    assert [device["device"] for device in record["monitor"]["devices"]] == ["cpu", "host 1 cpu"]
+    assert not (tmp_path / "results1").exists()  # the first host keeps the journal
+
+
+def test_a_cut_link_ends_the_run_on_both_hosts(two_hosts: list[list[str]], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.format(epochs=5000))
+    members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(two_hosts)]
+    with ended(members):
+        time.sleep(12)  # until they train; wherever the cut falls, the same has to follow
+        name = two_hosts[1][-1]
+        subprocess.run(["ip", "-n", name, "link", "set", f"v{os.getpid()}b", "down"], check=True)
+        told = [member.communicate(timeout=120)[1] for member in members]
+        assert [member.returncode for member in members] == [1, 1], told
+    record = record_of(tmp_path)
+    assert record["outcome"] == "failed"
+    assert record["reason"].startswith("host 1: ")
+    assert "the link to another host is lost" in told[1]
+
+
+def test_a_host_that_nobody_joins_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "_JOIN_SECONDS", 0.5)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = Hosts(number=0, count=2, address=f"127.0.0.1:{port}")
+    with pytest.raises(UserError, match=r"hosts \[1\] did not call"), hosts.gathered(alone):
+        pass
+    other = Hosts(number=1, count=2, address=f"127.0.0.1:{port}")
+    with pytest.raises(UserError, match="nobody answers"), hosts.joined(other):
+        pass
