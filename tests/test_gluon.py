@@ -66,6 +66,17 @@ def test_training_changes_every_parameter_and_the_seed_all_that_is_drawn(four_de
     assert distance(other, untrained) > 0.1
 
 
+def test_batch_norm_and_relu_in_one_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from poc.engines.gluon import networks, session
+
+    fused = trained(run_of())
+    assert networks.can_fuse() or pytest.skip("this CPU has no fused operator")
+    monkeypatch.setattr(session, "can_fuse", lambda: False)
+    apart = trained(run_of())
+    assert distance(fused, apart) < 1e-5
+    assert distance(fused, trained(run_of(), steps=1)) > 1e-3
+
+
 def test_without_exchange_devices_do_not_agree(four_devices: dict[str, np.ndarray]) -> None:
     assert distance(trained(run_of(devices=4, exchange="independent")), four_devices) > 1e-3
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import mxnet as mx
 from gluoncv.model_zoo import cifarresnet
+from mxnet import autograd
 from mxnet.gluon import nn
 
 from poc.networks import Network
@@ -21,6 +23,18 @@ class _NoNorm(nn.HybridBlock):
         return x
 
 
+class _OnlyReLU(_NoNorm):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return F.Activation(x, act_type="relu")
+
+
+class _NormThenReLU(nn.BatchNorm):
+    """Batch norm and ReLU one after the other; Gluon's BatchNormReLU is both in one."""
+
+    def hybrid_forward(self, F: Any, x: Any, *parameters: Any, **named: Any) -> Any:  # noqa: N803
+        return F.Activation(super().hybrid_forward(F, x, *parameters, **named), act_type="relu")
+
+
 class _SpatialMean(nn.HybridBlock):
     """Global average pooling, (n, c, h, w) to (n, c), as a mean.
 
@@ -35,14 +49,14 @@ class _SpatialMean(nn.HybridBlock):
 class _StudyUnit(cifarresnet.CIFARBasicBlockV2):
     """GluonCV's pre-activation unit, but with the projection behind the first batch norm and ReLU.
 
-    That is where MXNet 0.11's and He et al.'s is; GluonCV projects the unit's raw input, and learns more slowly.
+    That is where MXNet 0.11's and He et al.'s is; GluonCV projects the unit's raw input, and learns more slowly. Its
+    norms are to apply ReLU themselves.
     """
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
-        activated = F.Activation(self.bn1(x), act_type="relu")
+        activated = self.bn1(x)
         residual = self.downsample(activated) if self.downsample else x
-        x = F.Activation(self.bn2(self.conv1(activated)), act_type="relu")
-        return self.conv2(x) + residual
+        return self.conv2(self.bn2(self.conv1(activated))) + residual
 
 
 class _StudyResNet(cifarresnet.CIFARResNetV2):
@@ -52,7 +66,8 @@ class _StudyResNet(cifarresnet.CIFARResNetV2):
     batch norm of the input: with 50 layers it has 758,362 parameters, not 758,621.
     """
 
-    def __init__(self, layers: int, classes: int, norm_layer: Any, norm_kwargs: dict[str, Any]) -> None:
+    def __init__(self, layers: int, classes: int, norm_layer: Any, norm_relu: Any, norm_kwargs: dict[str, Any]) -> None:
+        self._norm_relu = norm_relu
         units, channels = cifarresnet._get_resnet_spec(layers)
         super().__init__(
             _StudyUnit,
@@ -79,11 +94,32 @@ class _StudyResNet(cifarresnet.CIFARResNetV2):
         in_channels: int = 0,
         **norm: Any,
     ) -> Any:
+        norm["norm_layer"] = self._norm_relu
         # GluonCV projects where the channels change; telling it that they are unknown makes it project always.
         return super()._make_layer(block, layers, channels, stride, stage_index, in_channels=0, **norm)
 
 
-def build(network: Network, classes: int) -> Any:
-    """Returns the uninitialised Gluon block of `network` for inputs (n, 3, h, w)."""
-    norm, kwargs = (nn.BatchNorm, _NORM) if network.batch_norm else (_NoNorm, {})
-    return _StudyResNet(network.layers, classes, norm, kwargs)
+def build(network: Network, classes: int, *, fused: bool) -> Any:
+    """Returns the uninitialised Gluon block of `network` for inputs (n, 3, h, w).
+
+    `fused`: batch norm and ReLU as one operator, which gives the same numbers. On two cores it made ResNet-50 at batch
+    128 8% faster (median of 16 pairs of 6 steps each).
+    """
+    if not network.batch_norm:
+        return _StudyResNet(network.layers, classes, _NoNorm, _OnlyReLU, {})
+    return _StudyResNet(network.layers, classes, nn.BatchNorm, nn.BatchNormReLU if fused else _NormThenReLU, _NORM)
+
+
+def can_fuse() -> bool:
+    """Whether oneDNN has batch norm and ReLU as one operator for this CPU, as it has not for every one."""
+    image = mx.nd.ones((1, 16, 4, 4))
+    image.attach_grad()
+    channels = [mx.nd.ones(16) for _ in range(4)]
+    try:
+        with autograd.record():
+            out = mx.nd.contrib.BatchNormWithReLU(image, *channels)
+        out.backward()
+        mx.nd.waitall()
+    except mx.MXNetError:
+        return False
+    return True

@@ -14,7 +14,7 @@ from mxnet import autograd, gluon
 from poc import networks
 from poc.engines import Evaluation
 from poc.engines.gluon import exchange as exchanges
-from poc.engines.gluon.networks import build
+from poc.engines.gluon.networks import build, can_fuse
 
 if TYPE_CHECKING:
     from poc.data import Batch
@@ -33,7 +33,8 @@ class GluonSession:
         self._contexts = [mx.gpu(i) if run.kind == "gpu" else mx.cpu(i) for i in range(real)]
         mx.random.seed(run.seed)
         np.random.seed(run.seed)
-        self._net = build(networks.network(run.model), run.data.classes)
+        # MXNet has the fused operator for the CPU alone.
+        self._net = build(networks.network(run.model), run.data.classes, fused=run.kind == "cpu" and can_fuse())
         # He's normal initialisation, as the study had it: Gaussian with variance 2 / fan-in.
         he = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
         self._net.initialize(he, ctx=self._contexts)
