@@ -12,7 +12,7 @@ import pandas as pd
 
 from poc import clock, published, scaling
 from poc.journal import Record
-from poc.plan import exchange_label
+from poc.plan import Run, exchange_label
 
 COLUMNS = (
     *("origin", "study", "run_id", "infrastructure", "hardware", "framework", "network", "parameters", "dataset"),
@@ -29,15 +29,15 @@ EXTRAS = (
     *("throughput_spread", "repeats", "dropped_windows", "samples_trained", "warmup_samples"),
     *("usual_wait_per_sample", "host_peak_bytes", "device_peak_bytes", "others_busy_cores", "joules_per_sample"),
     *("train_seconds_per_5120", "communication_seconds_per_5120", "sync_seconds_per_5120"),
-    *("data_seconds_per_5120", "superseded"),
+    *("data_seconds_per_5120", "computes", "superseded"),
 )
 """Columns after those: `setting` is what rows of a series share; `repeats` counts runs alike but for their seed;
-`superseded` is true for a take of a run that was taken again later."""
+`computes` is the run's id as it would be today; `superseded` is true for a take of a run that was taken again later."""
 
 _TEXT = (
     *("origin", "study", "run_id", "infrastructure", "hardware", "framework", "network", "dataset", "input_shape"),
     *("lr_rule", "exchange", "dtype", "layout", "outcome", "note", "scaling", "flag", "printed", "kind", "setting"),
-    *("recipe", "started"),
+    *("recipe", "started", "computes"),
 )
 _COUNTS = (
     *("parameters", "batch_per_device", "total_batch", "devices", "workers", "epochs", "steps", "seed", "windows"),
@@ -95,7 +95,15 @@ def last_takes(records: Sequence[Record]) -> list[Record]:
 
 
 def _key(record: Record) -> tuple[str, ...]:
-    return (record["infrastructure"], record["hardware"]["description"], record["run_id"])
+    return (record["infrastructure"], record["hardware"]["description"], _computes(record))
+
+
+def _computes(record: Record) -> str:
+    """The id of what was computed: one replica exchanges nothing, though earlier plans named what it would have."""
+    run = record["run"]
+    if run["devices"] > 1 or run["exchange"] == "device":
+        return str(record["run_id"])
+    return Run.from_json({**run, "exchange": "device"}).id
 
 
 def ordered(records: Sequence[Record]) -> list[Record]:
@@ -176,6 +184,7 @@ def _row(record: Record) -> dict[str, Any]:
         "cores_per_worker": run.get("cores_per_worker"),
         "setting": _setting(run),
         "recipe": run["recipe"],
+        "computes": _computes(record),
         "started": record["started"],
         "quick": run["quick"],
         "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,

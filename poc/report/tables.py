@@ -845,7 +845,7 @@ def _cards(machine: dict[str, Any]) -> dict[str, int]:
 def takes(rows: pd.DataFrame) -> str:
     """Every take of the runs that were started more than once on a machine, those that superseded others included."""
     tried = [row for row in _plain(rows) if row["origin"] == "measured" and row["outcome"] != "skipped"]
-    again = {(row["infrastructure"], row["run_id"]) for row in tried if row["superseded"]}
+    again = {(row["infrastructure"], row["computes"]) for row in tried if row["superseded"]}
     cells = [
         {
             **_run_cells(row),
@@ -860,7 +860,7 @@ def takes(rows: pd.DataFrame) -> str:
             "note": row["note"],
         }
         for row in tried
-        if (row["infrastructure"], row["run_id"]) in again
+        if (row["infrastructure"], row["computes"]) in again
     ]
     return _markdown(cells)
 
