@@ -29,12 +29,12 @@ def run_of(**fields: Any) -> Run:
         "model": "cifar_resnet8_v2",
         "data": Synthetic(size=16, crop=16, train=640, validation=70),
         "kind": "cpu",
-        "lr": 0.05,
+        "lr": 0.01,  # a larger one amplifies the rounding of sums in another order within five steps
         "batch_per_device": 8,
         "steps": 5,
     }
     (planned,) = plan("", Recipe(**{**base, **fields}), CPU)
-    return dataclasses.replace(planned.run, warmup_steps=4, warmup_from=0.01)
+    return dataclasses.replace(planned.run, warmup_steps=4, warmup_from=0.002)
 
 
 def workers(run: Run, folder: Path, what: str) -> list[dict[str, np.ndarray]]:
@@ -91,7 +91,7 @@ def test_two_workers_end_with_the_parameters_of_one_process(fields: dict[str, An
     assert distance(one, other) < 1e-5
     # Which worker registers first, and so gives the weights, is a matter of chance.
     whole = run_of(devices=run.devices)
-    assert min(distance(one, alone(whole, seed)) for seed in range(2)) < 1e-5
+    assert min(distance(one, alone(whole, seed)) for seed in exchange_worker.SEEDS) < 1e-5
     assert one["samples evaluated"] + other["samples evaluated"] == 70
 
 
