@@ -20,7 +20,7 @@ from poc.schedule import learning_rate
 
 EXCHANGES = 8
 SEEDS = (3, 4)
-"""Of the weights that each worker draws. With some others a ReLU is so near its edge that another order of sums tips it."""
+"""Of the weights that each worker draws; with some others a ReLU is so near its edge that the order of sums tips it."""
 
 
 def trained(session: Any, run: Run, worker: int = 0) -> dict[str, np.ndarray]:

@@ -98,7 +98,7 @@ def test_two_workers_end_with_the_parameters_of_one_process(fields: dict[str, An
 def test_dist_async_with_one_worker_equals_local(tmp_path: Path) -> None:
     run = dataclasses.replace(run_of(), exchange="dist_async")
     (found,) = workers(run, tmp_path, "trained")
-    assert distance(found, alone(run_of())) < 1e-5
+    assert distance(found, alone(run_of(), exchange_worker.SEEDS[0])) < 1e-5
 
 
 def test_workers_of_dist_async_agree_when_they_are_evaluated(tmp_path: Path) -> None:
