@@ -233,3 +233,14 @@ def test_doctor_and_plan_say_what_this_machine_can_do(tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert "ee46ec34d6" in shown.stdout
     assert "total batch" in shown.stdout
+
+
+def test_each_worker_of_a_host_gets_its_own_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = tuple(hardware.GPU(index=i, name="P100", capability=(6, 0), memory_bytes=2**34) for i in range(4))
+    machine = hardware.Hardware(cpu="Test", cores=8, memory_bytes=2**34, cpu_flops=1e12, gpus=cards)
+    recipe = Recipe(model="cifar_resnet8_v2", devices=4, workers=2, exchange="dist_device_sync")
+    (one,) = plan("test", recipe, machine)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [running._own_gpus(one.run, here)["CUDA_VISIBLE_DEVICES"] for here in range(2)] == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
+    assert [running._own_gpus(one.run, here)["CUDA_VISIBLE_DEVICES"] for here in range(2)] == ["7,5", "3,1"]
