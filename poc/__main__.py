@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from poc import data, engines, hardware, hosts, journal, recipe, topology
+from poc import data, engines, hardware, hosts, journal, networks, recipe, topology
 from poc.errors import UserError
 from poc.plan import Planned, Run, exchange_label, plan, select
-from poc.recipe import CIFAR10, Synthetic
+from poc.recipe import CIFAR10, ImageNet, Synthetic
 from poc.run import Place, execute, follow, skipped
 from poc.schedule import positive
 from poc.values import nearest
@@ -28,6 +28,7 @@ How fast does data-parallel training go on this machine, how does it scale, and 
   python -m poc plan cifar10_resnet50  every run of a recipe on this machine, with its numbers and estimated time
   python -m poc run cifar10_resnet50   do those runs, add them to the journal, write results.md
   python -m poc report                 write results.md again from the journal
+  python -m poc networks               the networks that a recipe may name, with what they cost
 """
 
 
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m poc", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="{doctor,plan,run,report}")
+    commands = parser.add_subparsers(required=True, metavar="{doctor,plan,run,report,networks}")
     doctor = commands.add_parser("doctor", help="what this machine has and can run")
     doctor.set_defaults(command=_doctor)
 
@@ -118,6 +119,8 @@ def _parser() -> argparse.ArgumentParser:
         help="another machine's journal, to be joined",
     )
     report.set_defaults(command=_report)
+    listed = commands.add_parser("networks", help="the networks that a recipe may name, with what they cost")
+    listed.set_defaults(command=_networks)
     return parser
 
 
@@ -141,6 +144,22 @@ def _doctor(_: argparse.Namespace) -> int:
     if machine.gpus and "mxnet-cu112" not in engines.load("gluon").versions():
         print("        mxnet without CUDA is installed: run ./run_all.sh, which installs requirements-gpu.txt")
     print("python  " + ", ".join(f"{k} {v}" for k, v in hardware.versions().items()))
+    return 0
+
+
+def _networks(_: argparse.Namespace) -> int:
+    rows = [
+        [
+            one.name,
+            f"3x{one.input_size}x{one.input_size}",
+            f"{one.parameters:,}",
+            f"{one.forward_multiply_adds / 1e6:,.1f}",
+            one.source + (f" ({one.note})" if one.note else ""),
+        ]
+        for one in networks.NETWORKS.values()
+    ]
+    headers = ["network", "input", "parameters", "multiply-adds of a forward pass (M)", "source"]
+    print(tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", "right", "right", "left")))
     return 0
 
 
@@ -244,7 +263,9 @@ def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link
 
 
 def _needs_stand_in(place: Place, runs: list[Run]) -> bool:
-    """Whether CIFAR-10 is to be had nowhere. It is loaded once here: a mistake is found before anything is spent."""
+    """Whether CIFAR-10 is to be had nowhere. Files are opened here: a mistake is found before anything is spent."""
+    for one in {run.data for run in runs if isinstance(run.data, ImageNet)}:
+        data.load(one, source=place.source, cache=place.cache)
     real = [run.data for run in runs if isinstance(run.data, CIFAR10)]
     return bool(real) and data.load(real[0], source=place.source, cache=place.cache).name == Synthetic.name
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import shutil
-import struct
 import sys
 import tarfile
 import threading
@@ -21,14 +21,31 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar, Union
+from typing import Any, Generic, Protocol, TypeVar, Union
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
+from poc import imagenet, recordio
 from poc.errors import UserError
-from poc.recipe import Data, Synthetic
+from poc.randomness import (
+    CONTRAST,
+    CROP_X,
+    CROP_Y,
+    HUE,
+    LIGHTNESS,
+    MIRROR,
+    NOISE,
+    ORDER,
+    PATTERN,
+    SATURATION,
+    SHIFT_X,
+    SHIFT_Y,
+    bits,
+    uniform,
+)
+from poc.recipe import CIFAR10, Data, ImageNet, Synthetic
 from poc.schedule import steps_per_epoch
 
 # The other cores belong to the training.
@@ -36,12 +53,26 @@ cv2.setNumThreads(1)
 
 Pixels = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.float32]
+InMemory = Union[CIFAR10, Synthetic]
 T = TypeVar("T")
+
+
+class Split(Protocol):
+    """Training or validation images, wherever they are."""
+
+    def __len__(self) -> int: ...
+
+    def augmented(self, indices: Indices, spec: Any, *, seed: int, epoch: int) -> tuple[Pixels, Labels]:
+        """The samples as an epoch shows them, (samples, 3, crop, crop), and their labels."""
+
+    def centred(self, indices: Indices, spec: Any) -> tuple[Pixels, Labels]:
+        """The samples as validation shows them, (samples, 3, crop, crop), and their labels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """One split of a data set."""
+    """A split that is in memory, or mapped into it."""
 
     images: Pixels
     """(samples, height, width, 3), RGB; memory-mapped where it comes from the cache."""
@@ -51,15 +82,24 @@ class Images:
     def __len__(self) -> int:
         return len(self.images)
 
+    def augmented(self, indices: Indices, spec: InMemory, *, seed: int, epoch: int) -> tuple[Pixels, Labels]:
+        """The samples as an epoch shows them, (samples, 3, crop, crop), and their labels."""
+        pixels = augment(self.images, indices, spec, seed=seed, epoch=epoch)
+        return pixels, self.labels[indices].astype(np.float32)
+
+    def centred(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
+        """The samples as validation shows them, (samples, 3, crop, crop), and their labels."""
+        return centre(self.images[indices], spec), self.labels[indices].astype(np.float32)
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """What is trained on and what is validated on."""
 
     name: str
-    """As tables show it: "cifar10", "cifar10 (jpeg)" (lossy copies) or "synthetic"."""
-    train: Images
-    validation: Images
+    """As tables show it: "cifar10", "cifar10 (jpeg)" (lossy copies), "imagenet" or "synthetic"."""
+    train: Split
+    validation: Split
     classes: int
 
 
@@ -113,12 +153,17 @@ def load(
     official archive, or `cifar10_train.rec` and `cifar10_val.rec`. Else from the folder `cache`, else by
     downloading `release`; where that fails, the synthetic set in CIFAR-10's shape takes its place and `warn`
     is told why. Decoded arrays are kept in `cache`, under the hash of the files they came from, and
-    memory-mapped; processes may share it. `seed` is that of the synthetic set.
+    memory-mapped; processes may share it. ImageNet is read from `source` as it is asked for. `seed` is that of the
+    synthetic set.
 
     Raises `UserError` where `source` is missing, damaged or something else, or `cache` cannot be written.
     """
     if isinstance(spec, Synthetic):
-        return _synthetic(spec.size, spec.classes, spec.train, spec.validation, seed)
+        # A fixed batch needs few, and shows them more than once where it is larger.
+        train, validation = (min(_FIXED, number) if spec.fixed else number for number in (spec.train, spec.validation))
+        return _synthetic(spec.size, spec.classes, train, validation, seed)
+    if isinstance(spec, ImageNet):
+        return Dataset(spec.name, *imagenet.open_files(spec, source), classes=spec.classes)
     if source is not None:
         files = _find(Path(source))
         return _cached(cache, files.key(release), lambda folder: _decode(files, release, source))
@@ -307,34 +352,7 @@ def _read_binary(content: bytes, where: object) -> Images:
     return Images(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), _checked_labels(rows[:, 0], where))
 
 
-_MAGIC = struct.pack("<I", 0xCED7230A)
 _JPEG_START = b"\xff\xd8"
-
-
-def _records(content: bytes, where: object) -> Iterator[bytes]:
-    """Yields the payloads of a RecordIO file (dmlc-core, `recordio.h`).
-
-    Each part is the magic number, a word with the kind of part (upper 3 bits) and its length, and the bytes,
-    padded to a multiple of 4. A payload that holds the magic number itself is cut there into parts of kind 1,
-    2, ..., 3.
-    """
-    position, parts = 0, []
-    while position < len(content):
-        header = content[position : position + 8]
-        if header[:4] != _MAGIC[: len(header)]:
-            raise UserError(f"data: {where} is not RecordIO at byte {position}; get it again")
-        word = struct.unpack("<I", header[4:])[0] if len(header) == 8 else 0
-        kind, length = word >> 29, word & ((1 << 29) - 1)
-        part = content[position + 8 : position + 8 + length]
-        if len(header) < 8 or len(part) < length:
-            raise UserError(f"data: {where} is truncated in the record at byte {position}; get it again")
-        position += 8 + length + -length % 4
-        parts.append(part)
-        if kind in (0, 3):
-            yield _MAGIC.join(parts)
-            parts = []
-    if parts:
-        raise UserError(f"data: {where} is truncated in its last record; get it again")
 
 
 def _read_records(path: Path) -> tuple[Images, bool]:
@@ -342,14 +360,9 @@ def _read_records(path: Path) -> tuple[Images, bool]:
     images: list[Any] = []
     labels: list[float] = []
     lossy = False
-    for number, payload in enumerate(_records(path.read_bytes(), path)):
-        # IRHeader: how many more labels follow, the label, two identifiers.
-        if len(payload) < 24:
-            raise UserError(f"data: {path}, record {number}: no image header; get it again")
-        more, label = struct.unpack_from("<If", payload)
-        encoded = payload[24 + 4 * more :]
-        if more and encoded:
-            (label,) = struct.unpack_from("<f", payload, 24)
+    content = path.read_bytes()
+    for number, record in enumerate(recordio.records(content, path)):
+        label, encoded = recordio.image(recordio.payload(content, record), f"{path}, record {number}")
         image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
         if image is None or image.shape != (_SIZE, _SIZE, 3):
             found = "nothing that decodes" if image is None else f"{image.shape[1]} x {image.shape[0]} pixels"
@@ -444,35 +457,14 @@ def _download(release: Release, folder: Path, warn: Callable[[str], None]) -> _A
     return _Archive(Path(path))
 
 
-# Random numbers
-
-# What a random number is for, so that no two purposes share one.
-_ORDER, _CROP_Y, _CROP_X, _MIRROR, _HUE, _LIGHTNESS, _SATURATION = range(7)
-_PATTERN, _SHIFT_Y, _SHIFT_X, _CONTRAST, _NOISE = range(7, 12)
-
-
-def _bits(*words: Any) -> npt.NDArray[np.uint64]:
-    """Hashes integers, or arrays that broadcast, into 64 random bits: SplitMix64 (Steele et al. 2014)."""
-    state = np.zeros(1, np.uint64)
-    for word in words:
-        state = (state ^ np.atleast_1d(word).astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = state ^ (state >> np.uint64(31))
-    return state
-
-
-def _uniform(*words: Any) -> npt.NDArray[np.float64]:
-    """Like `_bits`, as numbers from 0 up to but not 1."""
-    return (_bits(*words) >> np.uint64(11)) * 2.0**-53
-
-
 # Synthetic images
+
+_FIXED = 64
 
 
 def _synthetic(size: int, classes: int, train: int, validation: int, seed: int) -> Dataset:
     """Images of `size` x `size` pixels: the smooth pattern of their class, shifted at random, under noise."""
-    patterns = _patterns(size, classes, seed)
+    patterns = _patterns(size, min(classes, max(train, validation)), seed)
     training, validating = (
         _synthetic_split(patterns, count, seed, split) for split, count in enumerate((train, validation))
     )
@@ -480,10 +472,20 @@ def _synthetic(size: int, classes: int, train: int, validation: int, seed: int) 
 
 
 def _patterns(size: int, classes: int, seed: int) -> npt.NDArray[np.int16]:
-    """A periodic pattern, values -96 to 96, for each class: (classes, size, size, 3)."""
+    """A periodic pattern, values -96 to 96, for each of the first `classes` classes: (classes, size, size, 3)."""
+    patterns = np.empty((classes, size, size, 3), np.int16)
+    # A few at a time: they are made in 64 bits.
+    for first in range(0, classes, 16):
+        numbers = np.arange(first, min(first + 16, classes))
+        patterns[numbers] = _patterns_of(numbers, size, seed)
+    return patterns
+
+
+def _patterns_of(numbers: npt.NDArray[Any], size: int, seed: int) -> npt.NDArray[np.int16]:
     cells = 4
-    drawn = _bits(seed, _PATTERN, np.arange(classes * cells * cells * 3)) % np.uint64(97)
-    grid = drawn.astype(np.int64).reshape(classes, cells, cells, 3)
+    values = cells * cells * 3
+    drawn = bits(seed, PATTERN, np.arange(numbers[0] * values, (numbers[-1] + 1) * values)) % np.uint64(97)
+    grid = drawn.astype(np.int64).reshape(len(numbers), cells, cells, 3)
     # Without a colour of its own: a class is known by its shapes, not by its mean.
     pattern = (grid - grid.sum(axis=(1, 2), keepdims=True) // cells**2).astype(np.float64)
     # Bilinear, between cells; no transcendental function, whose last bit would differ between machines.
@@ -507,14 +509,14 @@ def _synthetic_split(patterns: npt.NDArray[np.int16], count: int, seed: int, spl
     for start in range(0, count, at_once):
         samples = np.arange(start, min(start + at_once, count))
         down, right = (
-            (np.arange(size) + (_uniform(seed, split, samples, purpose) * size).astype(np.int64)[:, None]) % size
-            for purpose in (_SHIFT_Y, _SHIFT_X)
+            (np.arange(size) + (uniform(seed, split, samples, purpose) * size).astype(np.int64)[:, None]) % size
+            for purpose in (SHIFT_Y, SHIFT_X)
         )
-        contrast = (32 + _bits(seed, split, samples, _CONTRAST) % np.uint64(33)).astype(np.int16)
+        contrast = (32 + bits(seed, split, samples, CONTRAST) % np.uint64(33)).astype(np.int16)
         pixels = patterns[labels[samples][:, None, None], down[:, :, None], right[:, None, :]]
         pixels *= contrast[:, None, None, None]
         pixels >>= 6
-        noise = _bits(seed, split, samples[:, None], _NOISE, words).astype("<u8", copy=False).view(np.uint8)
+        noise = bits(seed, split, samples[:, None], NOISE, words).astype("<u8", copy=False).view(np.uint8)
         pixels += noise[:, :values].reshape(pixels.shape) >> 2
         # (-96 to 96) + (0 to 63) + 96 stays within a byte.
         pixels += 96
@@ -527,7 +529,7 @@ def _synthetic_split(patterns: npt.NDArray[np.int16], count: int, seed: int, spl
 
 def order(samples: int, *, seed: int, epoch: int) -> Indices:
     """Returns the permutation of the `samples` indices in which an epoch visits them."""
-    return np.argsort(_bits(seed, epoch, np.arange(samples), _ORDER), kind="stable")
+    return np.argsort(bits(seed, epoch, np.arange(samples), ORDER), kind="stable")
 
 
 def shard(order: Indices, *, step: int, total_batch: int, worker: int = 0, workers: int = 1) -> Indices:
@@ -547,11 +549,11 @@ def shard(order: Indices, *, step: int, total_batch: int, worker: int = 0, worke
 
 _PAD_VALUE = 127
 # OpenCV's 8-bit HLS: hue in steps of two degrees, lightness and saturation, each with its limit.
-_HLS_REACH = ((_HUE, 36), (_LIGHTNESS, 50), (_SATURATION, 50))
+_HLS_REACH = ((HUE, 36), (LIGHTNESS, 50), (SATURATION, 50))
 _HLS_LIMIT = (180, 255, 255)
 
 
-def augment(images: Pixels, indices: npt.ArrayLike, spec: Data, *, seed: int, epoch: int) -> Pixels:
+def augment(images: Pixels, indices: npt.ArrayLike, spec: InMemory, *, seed: int, epoch: int) -> Pixels:
     """Returns the samples `indices` of `images` as an epoch shows them: (samples, 3, crop, crop), contiguous.
 
     The steps of MXNet's `image_aug_default.cc` as its CIFAR-10 example sets them: pad with grey, crop at
@@ -566,9 +568,9 @@ def augment(images: Pixels, indices: npt.ArrayLike, spec: Data, *, seed: int, ep
 
     padded = np.full((count, height + 2 * pad, width + 2 * pad, 3), _PAD_VALUE, np.uint8)
     padded[:, pad : pad + height, pad : pad + width] = images[indices]
-    tops = (_uniform(seed, epoch, indices, _CROP_Y) * (padded.shape[1] - crop + 1)).astype(int).tolist()
-    lefts = (_uniform(seed, epoch, indices, _CROP_X) * (padded.shape[2] - crop + 1)).astype(int).tolist()
-    mirrored = ((_uniform(seed, epoch, indices, _MIRROR) < 0.5) & spec.mirror).tolist()
+    tops = (uniform(seed, epoch, indices, CROP_Y) * (padded.shape[1] - crop + 1)).astype(int).tolist()
+    lefts = (uniform(seed, epoch, indices, CROP_X) * (padded.shape[2] - crop + 1)).astype(int).tolist()
+    mirrored = ((uniform(seed, epoch, indices, MIRROR) < 0.5) & spec.mirror).tolist()
     pixels = np.empty((count, crop, crop, 3), np.uint8)
     for target, source, top, left, mirror in zip(pixels, padded, tops, lefts, mirrored):
         view = source[top : top + crop, left : left + crop]
@@ -584,7 +586,7 @@ def _hls_offsets(indices: Indices, seed: int, epoch: int) -> Indices:
     """Draws the offsets of hue, lightness and saturation of each sample: (samples, 3)."""
     # Truncated towards zero, as the C++ original does.
     offsets = [
-        (_uniform(seed, epoch, indices, purpose) * 2 * reach - reach).astype(np.int64) for purpose, reach in _HLS_REACH
+        (uniform(seed, epoch, indices, purpose) * 2 * reach - reach).astype(np.int64) for purpose, reach in _HLS_REACH
     ]
     return np.stack(offsets, axis=1)
 
@@ -606,7 +608,7 @@ def _shift_hls(pixels: Pixels, offsets: npt.NDArray[np.int64]) -> Pixels:
     return np.asarray(cv2.cvtColor(hls, cv2.COLOR_HLS2RGB), np.uint8).reshape(pixels.shape)
 
 
-def centre(images: Pixels, spec: Data) -> Pixels:
+def centre(images: Pixels, spec: InMemory) -> Pixels:
     """Returns the view for validation, the centre crop of every image: (samples, 3, crop, crop), contiguous.
 
     `images` is (samples, height, width, 3).
@@ -643,7 +645,14 @@ def training_batches(
     worker: int = 0,
     workers: int = 1,
 ) -> Iterator[Batch]:
-    """Yields one worker's part of `steps` total batches, from `first_step` (counted over all epochs) on."""
+    """Yields one worker's part of `steps` total batches, from `first_step` (counted over all epochs) on.
+
+    A fixed batch is the same object every time.
+    """
+    if isinstance(spec, Synthetic) and spec.fixed:
+        indices = np.arange(total_batch // workers) % len(dataset.train)
+        yield from itertools.repeat(Batch(*dataset.train.centred(indices, spec)), steps)
+        return
     samples = len(dataset.train)
     in_epoch = steps_per_epoch(samples, total_batch)
     visited, visited_epoch = None, -1
@@ -652,8 +661,7 @@ def training_batches(
         if visited is None or epoch != visited_epoch:
             visited, visited_epoch = order(samples, seed=seed, epoch=epoch), epoch
         indices = shard(visited, step=step % in_epoch, total_batch=total_batch, worker=worker, workers=workers)
-        images = augment(dataset.train.images, indices, spec, seed=seed, epoch=epoch)
-        yield Batch(images, dataset.train.labels[indices].astype(np.float32))
+        yield Batch(*dataset.train.augmented(indices, spec, seed=seed, epoch=epoch))
 
 
 def validation_batches(
@@ -666,8 +674,7 @@ def validation_batches(
     validation = dataset.validation
     first, end = (len(validation) * number // workers for number in (worker, worker + 1))
     for start in range(first, end, batch):
-        chosen = slice(start, min(start + batch, end))
-        yield Batch(centre(validation.images[chosen], spec), validation.labels[chosen].astype(np.float32))
+        yield Batch(*validation.centred(np.arange(start, min(start + batch, end)), spec))
 
 
 class Prefetch(Generic[T]):

@@ -41,6 +41,8 @@ class Hardware:
     memory_bytes: int
     cpu_flops: float
     """Floating-point operations a second in a float32 matrix product on all cores: for estimates of time."""
+    bfloat16: bool = False
+    """Whether the CPU has instructions for bfloat16 products (AVX-512 bf16)."""
     gpus: tuple[GPU, ...] = ()
     driver: str = ""
     numa_nodes: tuple[int, ...] = ()
@@ -69,6 +71,7 @@ def detect() -> Hardware:
         cores=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         cpu_flops=_cpu_flops(),
+        bfloat16="avx512_bf16" in _cpu_flags(),
         gpus=gpus,
         driver=driver,
         numa_nodes=tuple(map(len, topology.numa_nodes().values())),
@@ -117,6 +120,14 @@ def busy_seconds() -> float:
     """Core-seconds that all processes of this machine together have been busy since it started."""
     times = psutil.cpu_times()
     return float(times.user + times.system + times.nice + getattr(times, "irq", 0) + getattr(times, "softirq", 0))
+
+
+def _cpu_flags() -> list[str]:
+    try:
+        found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return []
+    return found[1].split() if found else []
 
 
 def _cpu_name() -> str:

@@ -20,6 +20,9 @@ from poc.values import value
 _CPU_EFFICIENCY = 0.8
 _GPU_FLOPS = 0.6e12
 _START_SECONDS = 6.0
+# A process with MXNet before it trains, and what of a machine's memory a run may take.
+_PROCESS_BYTES = 0.6e9
+_MEMORY_SHARE = 0.8
 
 
 @value
@@ -65,6 +68,11 @@ class Run:
     servers: int = 1
     slowed: float = 0.0
     """Share by which the last worker's steps are made longer on purpose."""
+    dtype: str = "float32"
+    """Of the layers' arithmetic."""
+    layout: str = "NCHW"
+    seconds: float | None = None
+    """Training stops at the end of the first window after so many."""
     restarts: int = 0
     """How often the run goes on from its last checkpoint after a process of it was lost."""
 
@@ -80,6 +88,9 @@ class Run:
             for name, field in self.to_json().items()
             if name not in ("recipe", "restarts") and field != defaults[name]
         }
+        # The same rule for a field of the data.
+        if not computed["data"].get("fixed", True):
+            computed["data"].pop("fixed")
         return hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()[:10]
 
     def to_json(self) -> dict[str, Any]:
@@ -146,8 +157,6 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
         cores = max(1, available // workers)
     if cores is not None and cores * workers > available:
         skip = f"needs {cores * workers} cores, this machine has {available}"
-    if replicas > 1 and not virtual and isinstance(setting["exchange"], str):
-        skip = engines.load(setting["engine"]).lacks(setting["exchange"], kind) or skip
     total = setting["batch_per_device"] * replicas
     per_epoch = steps_per_epoch(setting["data"].train_samples, total)
     steps = per_epoch * setting["epochs"]
@@ -180,9 +189,27 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
         workers=workers,
         cores_per_worker=cores,
         restarts=setting["restarts"],
+        dtype=setting["dtype"],
+        layout=setting["layout"],
+        seconds=None if setting["seconds"] is None else float(setting["seconds"]),
         **_exchange(setting, replicas),
     )
-    return run, skip
+    return run, engines.load(run.engine).lacks(run, hardware) or _too_large(run, hardware) or skip
+
+
+def _too_large(run: Run, hardware: Hardware) -> str:
+    """Why `run` does not fit the host's memory; empty where it does, and on GPUs, where trying is the way to know."""
+    if run.kind == "gpu":
+        return ""
+    replicas = 1 if run.virtual else run.devices // hardware.hosts
+    network = networks.network(run.model)
+    needed = replicas * network.memory_bytes(run.data.crop, run.batch_per_device) + run.workers * _PROCESS_BYTES
+    if needed <= _MEMORY_SHARE * hardware.memory_bytes:
+        return ""
+    return (
+        f"needs about {needed / 2**30:.0f} GiB of memory, this machine has {hardware.memory_bytes / 2**30:.0f}: "
+        "take a smaller batch"
+    )
 
 
 def _exchange(setting: dict[str, Any], replicas: int) -> dict[str, Any]:
@@ -225,10 +252,11 @@ def estimate(run: Run, hardware: Hardware) -> float:
         flops += forward * run.epochs * 10_000
     if run.kind == "cpu":
         share = run.workers * (run.cores_per_worker or hardware.cores) / hardware.cores  # above 1 with several hosts
-        speed = hardware.cpu_flops * _CPU_EFFICIENCY * share
+        speed = hardware.cpu_flops * _CPU_EFFICIENCY * share * (2 if run.dtype == "bfloat16" else 1)
     else:
         speed = _GPU_FLOPS * (1 if run.virtual else run.devices)
-    return _START_SECONDS + flops / speed
+    seconds = flops / speed
+    return _START_SECONDS + (seconds if run.seconds is None else min(seconds, run.seconds))
 
 
 def select(planned: list[Planned], ids: list[str] | None) -> list[Planned]:

@@ -18,6 +18,7 @@ class Progress:
         self._shown = shown
         self._rate = 0.0
         self._loss: float | None = None
+        self._steps = 0
         self._accuracy = ""
         self._bar = tqdm(total=run.steps, unit="step", dynamic_ncols=True) if shown and sys.stderr.isatty() else None
 
@@ -26,6 +27,7 @@ class Progress:
         if event["event"] == "window":
             self._rate = event["samples"] * self._run.workers / event["seconds"]  # every worker has as many
             self._loss = event["loss"]
+            self._steps += event["steps"]
             if self._bar is not None:
                 self._bar.update(event["steps"])
                 self._bar.set_description(f"epoch {event['epoch']}/{self._run.epochs}")
@@ -34,7 +36,7 @@ class Progress:
             self._accuracy = f", accuracy {event['accuracy']:.4f}"
             self._line(f"epoch {event['epoch']}/{self._run.epochs}")
         elif event["event"] == "end" and not self._run.evaluate:
-            self._line(f"{self._run.steps} steps")
+            self._line(f"{self._steps} steps")
 
     def _line(self, what: str) -> None:
         if self._shown and self._bar is None:

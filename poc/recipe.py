@@ -18,6 +18,7 @@ from poc.values import nearest, value
 # Inside one process, between processes, and none at all: the ceiling.
 INSIDE = ("device", "local", "nccl")
 EXCHANGES = (*INSIDE, "dist_sync", "dist_device_sync", "dist_async", "horovod", "independent")
+_IMAGENET_TRAIN = 1_281_167
 NODE = "node"
 """Cores of a worker: a NUMA node's."""
 _SUMMING = ("dist_sync", "dist_device_sync")
@@ -78,6 +79,9 @@ class Synthetic:
     """Images in the training set."""
     validation: int = 10_000
     """Images in the validation set."""
+    fixed: bool = False
+    """Train on one and the same batch, which stays in the device's memory: the speed of training without any input
+    pipeline, as `tf_cnn_benchmarks` and MXNet's `--benchmark 1` measure it."""
     crop: int = 32
     pad: int = 0
     mirror: bool = False
@@ -88,7 +92,64 @@ class Synthetic:
     def __post_init__(self) -> None:
         for field in ("size", "classes", "train", "validation"):
             whole(f"data: Synthetic.{field}", getattr(self, field))
+        if not isinstance(self.fixed, bool):
+            raise UserError(f"data: Synthetic.fixed: {self.fixed!r} is not allowed; give True or False")
         _crop(self, self.size)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of what the network sees."""
+        return (3, self.crop, self.crop)
+
+    @property
+    def train_samples(self) -> int:
+        """Images in the training set."""
+        return self.train
+
+
+def synthetic(like: str, *, size: int | None = None, fixed: bool = True) -> Synthetic:
+    """Made-up images in the shape of a data set, "cifar" (32 pixels) or "imagenet" (224): `size` pixels, if given.
+
+    One fixed batch in the device's memory; without `fixed` they pass through the whole input pipeline. Raises UserError
+    for another name.
+    """
+    if like == "cifar":
+        size = 32 if size is None else size
+        return Synthetic(size=size, crop=size, fixed=fixed)
+    if like == "imagenet":
+        size = 224 if size is None else size
+        # As many as there are in ImageNet make an epoch; through the pipeline come a thousand of them, over and over.
+        train = _IMAGENET_TRAIN if fixed else 1000
+        return Synthetic(size=size, crop=size, classes=1000, train=train, validation=1000, fixed=fixed)
+    raise UserError(f"synthetic: {like!r} is not allowed; {nearest(like, ('cifar', 'imagenet'))}")
+
+
+@value
+class ImageNet:
+    """ImageNet (ILSVRC 2012) from RecordIO files that the user has, `imagenet_train.rec` and `imagenet_val.rec`.
+
+    As MXNet's im2rec writes them. A random crop of the image, mirrored with probability 1/2, its shorter side first
+    brought to `resize` pixels; the centre in validation. Decoded as the training goes, in threads.
+    """
+
+    crop: int = 224
+    """Height and width that the network sees, in pixels."""
+    resize: int = 256
+    """Pixels of the shorter side before the crop."""
+    mirror: bool = True
+    train: int = 1_281_167
+    """Images in the training file, for those who have a part of it."""
+    validation: int = 50_000
+    """Images in the validation file."""
+
+    name = "imagenet"
+    classes = 1000
+
+    def __post_init__(self) -> None:
+        for field in ("crop", "resize", "train", "validation"):
+            whole(f"data: ImageNet.{field}", getattr(self, field))
+        if self.crop > self.resize:
+            raise UserError(f"data: crop: {self.crop!r} is larger than the images; give at most {self.resize}")
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -127,8 +188,10 @@ class TwoBit:
         positive("compression: TwoBit.threshold", self.threshold)
 
 
-Data = Union[CIFAR10, Synthetic]
-DATA: dict[str, type[Data]] = {CIFAR10.name: CIFAR10, Synthetic.name: Synthetic}
+Data = Union[CIFAR10, ImageNet, Synthetic]
+DATA: dict[str, type[Data]] = {one.name: one for one in (CIFAR10, ImageNet, Synthetic)}
+DTYPES = ("float32", "bfloat16", "float16")
+LAYOUTS = ("NCHW", "NHWC")
 
 
 @value
@@ -137,7 +200,8 @@ class Recipe:
 
     model: Any
     """Name of a network (`poc/networks.py`), or a list of names."""
-    data: Data = CIFAR10()
+    data: Any = CIFAR10()
+    """What is trained on: `CIFAR10()`, `Synthetic()`, `synthetic("imagenet")` or `ImageNet()`."""
     devices: Any = 0
     """How many devices train together; a list for several. 0: this machine's CPU, all its cores as one device."""
     batch_per_device: Any = 128
@@ -146,6 +210,8 @@ class Recipe:
     """Learning rate: a number is used as it is, `Linear(base, per)` is scaled with the total batch."""
     epochs: Any = 12
     """Passes over the training set."""
+    seconds: float | None = None
+    """Stop at the end of the first window after so many seconds of training, whatever the epochs; with one worker."""
     steps: int | None = None
     """Stop after so many optimizer steps, whatever the epochs: for runs that only measure throughput."""
     evaluate: bool = True
@@ -156,6 +222,11 @@ class Recipe:
     momentum: float = 0.9
     weight_decay: float = 1e-4
     """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study."""
+    dtype: Any = "float32"
+    """Precision of the layers' arithmetic: "bfloat16" on a CPU with AVX-512 bf16, "float16" on a GPU (with a constant
+    loss scale). Parameters, gradients and their sums stay in float32."""
+    layout: Any = "NCHW"
+    """Order of the axes of images; "NHWC" on GPUs only."""
     exchange: Any = "device"
     """How gradients travel. Inside one process MXNet's kvstore `device` (sum on the devices), `local` (on the CPU) or
     `nccl`; between workers `dist_sync`, `dist_device_sync`, `dist_async` (servers update with each worker's gradients
@@ -191,8 +262,6 @@ class Recipe:
     """Fields that `--quick` sets; by default a few steps of each run and no accuracy. {}: it is quick as it is."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.data, tuple(DATA.values())):
-            raise UserError(f"data: {self.data!r} is not allowed; give CIFAR10(...) or Synthetic(...)")
         for combination in self.only:
             _known_fields("only", combination)
         if self.quick is not None:
@@ -275,7 +344,9 @@ def _check_exchange(setting: dict[str, Any]) -> None:
 
 def _check(setting: dict[str, Any]) -> None:
     """Raises UserError for the first field of one combination that holds what it may not."""
-    networks.network(setting["model"])
+    if not isinstance(setting["data"], tuple(DATA.values())):
+        raise UserError(f"data: {setting['data']!r} is not allowed; give CIFAR10(...), ImageNet(...) or Synthetic(...)")
+    networks.network(setting["model"]).check_input(setting["data"].crop)
     whole("devices", setting["devices"], least=0)
     for field in ("batch_per_device", "epochs", "window", "seeds", "workers", "servers"):
         whole(field, setting[field])
@@ -290,7 +361,18 @@ def _check(setting: dict[str, Any]) -> None:
         positive(field, setting[field], zero=True)
     if setting["momentum"] >= 1:
         raise UserError(f"momentum: {setting['momentum']!r} is not allowed; give a number from 0 to below 1")
-    for field, valid in (("exchange", EXCHANGES), ("kind", ("gpu", "cpu")), ("engine", tuple(ENGINES))):
+    if setting["seconds"] is not None:
+        positive("seconds", setting["seconds"])
+        if setting["workers"] > 1:
+            raise UserError("seconds: workers have to stop after the same step; with several give steps")
+    choices = {
+        "exchange": EXCHANGES,
+        "kind": ("gpu", "cpu"),
+        "engine": tuple(ENGINES),
+        "dtype": DTYPES,
+        "layout": LAYOUTS,
+    }
+    for field, valid in choices.items():
         if setting[field] not in valid and not (field == "exchange" and isinstance(setting[field], Stale)):
             raise UserError(f"{field}: {setting[field]!r} is not allowed; {nearest(setting[field], valid)}")
     for field in ("evaluate", "virtual"):

@@ -378,6 +378,7 @@ def train(
     steps done after every epoch, and within one after `save_every` steps.
     """
     step = saved = first_step
+    out_of_time = False
     for epoch in range(1, run.epochs + 1):
         last = min(epoch * run.steps_per_epoch, run.steps)
         if last <= first_step:
@@ -396,6 +397,7 @@ def train(
                 step += 1
                 samples += len(batch)
             loss = session.drain()
+            trained = watch.elapsed() - sum(watch.parts.values())
             tell(
                 {
                     "event": "window",
@@ -410,6 +412,9 @@ def train(
             )
             if not math.isfinite(loss):
                 return "diverged", f"the training loss was {loss} after step {step}"
+            out_of_time = run.seconds is not None and trained >= run.seconds
+            if out_of_time:
+                break
             if save_every is not None and step - saved >= save_every and step < last:
                 with watch.part("checkpoint"):
                     save(step)
@@ -432,6 +437,8 @@ def train(
         with watch.part("checkpoint"):
             save(step)
         saved = step
+        if out_of_time:
+            break
     return "completed", ""
 
 
@@ -508,6 +515,8 @@ def _work(request: dict[str, Any]) -> int:
                     save_every=request["checkpoint_every"],
                 )
                 end.update(outcome=outcome, reason=reason, **_used(watch))
+                if outcome == "completed":
+                    end["peak_flops"] = session.peak_flops()
                 exchanged = session.exchanged()
                 if exchanged:
                     end["exchanged"] = exchanged
@@ -577,6 +586,8 @@ def _merged(told: list[dict[str, Any]]) -> dict[str, Any]:
         "host_peak_bytes": sum(host) if host else None,
         "device_peak_bytes": max((peak for peak in device if peak is not None), default=None),
     }
+    peaks = [one.get("peak_flops") for one in told]
+    merged["peak_flops"] = None if None in peaks else sum(peaks)
     if len(told) > 1:
         kept = ("windows", "parts", "wall", "exchanged")
         merged["workers"] = [

@@ -142,6 +142,15 @@ def test_checkpoints_are_made_after_every_epoch_and_within_one_after_so_many_ste
     assert drive(run_of(), lambda step: 0.5, save=True, save_every=7).saved == [8, 10, 18, 20]
 
 
+def test_a_run_by_time_ends_with_the_window_in_which_the_time_is_up() -> None:
+    done = drive(run_of(seconds=5.5, evaluate=True), lambda step: 0.5, save=True)
+    # Windows of 2, 2 and 1 s are an epoch, with 7 s of evaluation and 3 s of checkpoint after it.
+    assert [window.steps for window in done.windows] == [4, 4, 2, 4]
+    assert [one["epoch"] for one in done.told if one["event"] == "evaluation"] == [1, 2]
+    assert done.outcome == "completed"
+    assert drive(run_of(seconds=1.0), lambda step: 0.5).windows[0].steps == 4
+
+
 @pytest.mark.parametrize("first_step", [4, 10, 14])
 def test_a_run_that_goes_on_does_the_steps_that_are_left(first_step: int) -> None:
     whole = drive(run_of(warmup_epochs=1.5), lambda step: 0.5, save=True, save_every=3)

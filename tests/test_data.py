@@ -25,9 +25,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poc import data
+from poc import data, recordio
 from poc.errors import UserError
-from poc.recipe import CIFAR10, Synthetic
+from poc.recipe import CIFAR10, Synthetic, synthetic
 
 TRAIN, VALIDATION = 15, 4
 PLAIN = CIFAR10(crop=32, pad=0, mirror=False, jitter=False)
@@ -171,8 +171,10 @@ def test_record_in_parts_and_with_several_labels(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     one, other = record(ALL.images[0], 0.0, labels=(3.0, 4.0)), record(ALL.images[1], 5.0)
     # A writer cuts a payload wherever it holds the magic number; the reader puts it back.
-    assert b"".join(data._records(part(1, b"left") + part(2, b"mid") + part(3, b"end"), path)) == (
-        b"left" + data._MAGIC + b"mid" + data._MAGIC + b"end"
+    content = part(1, b"left") + part(2, b"mid") + part(3, b"end")
+    magic = struct.pack("<I", 0xCED7230A)
+    assert b"".join(recordio.payload(content, one) for one in recordio.records(content, path)) == (
+        b"left" + magic + b"mid" + magic + b"end"
     )
     path.write_bytes(part(0, one) + part(0, other))
     images, lossy = data._read_records(path)
@@ -684,3 +686,22 @@ def test_no_framework_is_imported() -> None:
     code = "import sys, poc.data; sys.exit(any(name.split('.')[0] == 'mxnet' for name in sys.modules))"
     root = Path(__file__).resolve().parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0
+
+
+def test_a_fixed_batch_is_the_same_object_every_time(tmp_path: Path) -> None:
+    spec = synthetic("cifar")
+    dataset = data.load(spec, source=None, cache=tmp_path)
+    found = list(data.training_batches(dataset, spec, total_batch=200, seed=0, steps=3, worker=1, workers=2))
+    assert found[0] is found[1] is found[2]
+    assert found[0].images.shape == (100, 3, 32, 32)
+    # Fewer images than the batch: they come again.
+    assert np.array_equal(found[0].images[64:], found[0].images[:36])
+    assert len(np.unique(found[0].images[:64].reshape(64, -1), axis=0)) == 64
+
+
+@pytest.mark.parametrize(("like", "size"), [("cifar", 32), ("imagenet", 224)])
+def test_synthetic_shapes(like: str, size: int) -> None:
+    assert synthetic(like).input_shape == (3, size, size)
+    assert synthetic(like, size=64, fixed=False).input_shape == (3, 64, 64)
+    with pytest.raises(UserError, match="did you mean 'imagenet'"):
+        synthetic("imagnet")

@@ -254,6 +254,7 @@ def everything() -> tuple[pd.DataFrame, list[dict[str, Any]]]:
         measured(),
         measured(batch_per_device=256, samples_per_second=320.0),
         measured(devices=4, virtual=True),
+        measured(network="vgg16", multiply_adds=1.5e10, peak_flops=2e11, peak_share=0.7, dtype="float32"),
         *starting_slowly(),
     ]
     records = [record(), record(learning_rate=0.1), record(devices=4, virtual=True), stale(0), stale(None)]
@@ -304,3 +305,20 @@ def test_accuracy_under_staleness_stands_against_steps_and_time_and_in_no_other_
         (pytest.approx(minutes / 6), y) for minutes, y in ((5, 0.4), (11, 0.5), (17, 0.6))
     ]
     assert len(figures.learning_curves(records)[1]) == 1
+
+
+def test_throughput_stands_against_arithmetic_below_what_the_device_can_do() -> None:
+    arithmetic = {"multiply_adds": 1e8, "peak_flops": 2e11, "peak_share": 0.9, "dtype": "float32"}
+    slower = measured(**arithmetic, samples_per_second=200.0)
+    other = measured(**{**arithmetic, "peak_flops": 4e11}, network="vgg16", samples_per_second=5.0)
+    short = measured(**{**arithmetic, "dtype": "bfloat16"})
+    without = measured(dtype="float32")
+    series, peaks = figures.roofline(table(slower, measured(**arithmetic), other, short, without))
+    found = by_label(series)
+    assert set(found) == {f"{MACHINE}, float32", f"{MACHINE}, bfloat16"}
+    # The faster of two runs of a network.
+    assert {(point.text, point.y) for point in found[f"{MACHINE}, float32"].points} == {
+        ("ResNet-50 (CIFAR)", 300.0),
+        ("VGG-16", 5.0),
+    }
+    assert peaks == {f"{MACHINE}, float32": 2e11, f"{MACHINE}, bfloat16": 2e11}

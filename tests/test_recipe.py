@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**TWO, "exchange": "horovod", "servers": 2}, r"servers: 'horovod' has none"),
     ({**TWO, "exchange": "horovod", "compression": TwoBit()}, r"compression: not with exchange 'horovod'"),
     ({"restarts": -1}, r"restarts: -1"),
+    ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; give images of 224 pixels"),
+    ({"data": [CIFAR10(), 3]}, r"data: 3 is not allowed; give CIFAR10"),
+    ({"dtype": "bfloat"}, r"dtype: 'bfloat' is not allowed; did you mean 'bfloat16'"),
+    ({"layout": "NWHC"}, r"layout: 'NWHC' is not allowed; did you mean 'N"),
+    ({"seconds": 0}, r"seconds: 0 is not allowed"),
+    ({**TWO, "seconds": 5}, r"seconds: workers have to stop after the same step"),
     ({"cores_per_worker": "socket"}, r"cores_per_worker: 'socket' is not allowed"),
     ({"cores_per_worker": 0}, r"cores_per_worker: 0"),
 ]
@@ -168,6 +175,31 @@ def test_what_this_machine_cannot_do_is_skipped_with_the_reason(
     machine: Hardware, fields: dict[str, Any], skip: str
 ) -> None:
     (one,) = planned(machine, **fields)
+    assert skip in one.skip
+    assert bool(skip) == bool(one.skip)
+
+
+WITH_BFLOAT16 = dataclasses.replace(CPU, bfloat16=True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "fields", "skip"),
+    [
+        (WITH_BFLOAT16, {"devices": 0, "dtype": "bfloat16"}, ""),
+        (CPU, {"devices": 0, "dtype": "bfloat16"}, "needs a CPU with AVX-512 bf16"),
+        (gpus(1), {"devices": 1, "dtype": "bfloat16"}, "MXNet 1.9.1 has none on a GPU"),
+        (CPU, {"devices": 0, "dtype": "float16"}, "float16 is for GPUs"),
+        (gpus(1), {"devices": 1, "dtype": "float16"}, ""),
+        (CPU, {"devices": 0, "layout": "NHWC"}, "layout NHWC is for GPUs"),
+        (gpus(1), {"devices": 1, "layout": "NHWC"}, "NCHW"),
+        (CPU, {"devices": 0, "batch_per_device": 32768}, "GiB of memory, this machine has 16: take a smaller batch"),
+        (gpus(1), {"devices": 1, "batch_per_device": 32768}, ""),
+    ],
+)
+def test_precisions_layouts_and_sizes_that_a_machine_lacks(
+    machine: Hardware, fields: dict[str, Any], skip: str
+) -> None:
+    (one,) = planned(machine, model="cifar_resnet50_v2", **fields)
     assert skip in one.skip
     assert bool(skip) == bool(one.skip)
 

@@ -537,3 +537,41 @@ def test_committed_results_are_what_the_journal_says(tmp_path: Path) -> None:
     assert shown
     table = rows.collect(records)
     assert set(shown) <= set(tables.brief(table[~table["superseded"]]).splitlines())
+
+
+def networks_of(page: str) -> list[list[str]]:
+    lines = section(page, "How near to the limit").splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+
+
+def test_a_network_s_arithmetic_and_its_share_of_the_peak(tmp_path: Path) -> None:
+    fixed = {"name": "synthetic", "size": 224, "crop": 224, "classes": 1000, "fixed": True}
+    model = {"model": "vgg16", "data": fixed, "batch_per_device": 4, "total_batch": 4}
+    # 40 samples in 4 s.
+    made = record(run=model, dataset="synthetic", evaluations=[], peak_flops=2e12)
+    row = first([made])
+    assert row["multiply_adds"] == 15_470_264_320
+    assert row["flops"] == pytest.approx(6 * 15_470_264_320 * 10)
+    assert row["peak_share"] == pytest.approx(row["flops"] / 2e12)
+    assert bool(row["fixed"])
+    report.write([made], page=tmp_path / "results.md", folder=tmp_path)
+    header, *found = networks_of((tmp_path / "results.md").read_text())
+    (own,) = [dict(zip(header, cells)) for cells in found if cells[header.index("origin")] == "measured"]
+    assert own["network"] == "VGG-16"
+    assert (own["samples/s"], own["GFLOP/s"], own["peak"], own["of peak"]) == ("10.0", "928.2", "2,000", "46%")
+    printed = [dict(zip(header, cells)) for cells in found if cells[header.index("origin")] == "published"]
+    # The Theano study's, on one device: 5,120 images in 358.29 and 343.37 s.
+    assert {cells["samples/s"] for cells in printed} == {"14.3", "14.9"}
+    # Neither a fixed batch's data nor its time are those of a training.
+    assert "VGG-16" not in section((tmp_path / "results.md").read_text(), "How it was measured")
+    assert "## Where the time went" not in (tmp_path / "results.md").read_text()
+
+
+def test_a_precision_is_said_and_makes_another_series() -> None:
+    table = rows.collect([record(), record(run={"dtype": "bfloat16"}, run_id="b" * 10)])
+    plain, short = (table[table["run_id"] == name].iloc[0] for name in ("0123456789", "b" * 10))
+    assert (plain["dtype"], short["dtype"]) == ("float32", "bfloat16")
+    assert plain["setting"] != short["setting"]
+    assert "precision bfloat16" in short["note"]
+    # Records made before there was a choice are of the same series as those made since.
+    assert first([record(run={"dtype": "float32", "layout": "NCHW"})])["setting"] == plain["setting"]

@@ -14,7 +14,7 @@ from poc.values import value
 
 if TYPE_CHECKING:
     from poc.data import Batch
-    from poc.hardware import GPU
+    from poc.hardware import GPU, Hardware
     from poc.plan import Run
 
 ENGINES = {"gluon": "poc.engines.gluon"}
@@ -79,6 +79,9 @@ class Session(Protocol):
     def state(self) -> dict[str, np.ndarray]:
         """What `open_session` needs to go on from here: parameters, batch statistics and optimizer's state here."""
 
+    def peak_flops(self) -> float:
+        """Floating-point operations a second of a large matrix product in the run's precision, on all devices here."""
+
     def peak_device_bytes(self) -> int | None:
         """The most memory taken on one device so far; None where the engine cannot tell."""
 
@@ -96,8 +99,8 @@ class Engine(Protocol):
     def unsupported(self, gpu: GPU) -> str | None:
         """Why this engine cannot run on `gpu`, in one line; None where it can."""
 
-    def lacks(self, exchange: str, kind: str) -> str | None:
-        """Why gradients cannot travel so between devices of a kind ("gpu", "cpu"), in one line; None where they can."""
+    def lacks(self, run: Run, machine: Hardware) -> str | None:
+        """Why this build cannot do `run` on the devices of `machine`, in one line; None where it can."""
 
     def versions(self) -> dict[str, str]:
         """Names and versions of what the engine is made of."""

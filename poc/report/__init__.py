@@ -52,18 +52,21 @@ def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Fig
         path, caption = drawn[name]
         return f"![{caption}]({link(path)})\n\n*{caption}*"
 
+    # A fixed batch measures a network and nothing else.
+    usual, usual_records = table[~table["fixed"]], [one for one in records if not one["run"]["data"].get("fixed")]
     sections = (
         ("Accuracy and throughput", _accuracy(table, figure("accuracy_throughput"))),
-        ("Throughput against batch size", _throughput(table, figure("throughput_batch"))),
+        ("Throughput against batch size", _throughput(usual, figure("throughput_batch"))),
+        ("How near to the limit", _limits(table, figure("roofline"))),
         ("The same run with several seeds", _repeats(table)),
         (
             "Speed-up and efficiency",
             _speedups(table, *map(figure, ("throughput_devices", "speedup_workers", "speedup_reconciled"))),
         ),
         ("Ways to exchange gradients", _exchanges(table, records, figure("staleness"))),
-        ("Where the time went", _time(table, records, figure("time_split"))),
+        ("Where the time went", _time(usual, usual_records, figure("time_split"))),
         ("Convergence", _convergence(records, figure("learning_curves"), figure("accuracy_time"))),
-        ("What the hardware did", _hardware(table, records)),
+        ("What the hardware did", _hardware(usual, usual_records)),
         ("The other four studies", _studies(table)),
         ("How it was measured", _method(records)),
         ("Runs taken more than once", _after("Every table above shows the last take of a run that completed.", takes)),
@@ -116,6 +119,17 @@ def _throughput(table: pd.DataFrame, figure: str) -> str:
         "One device, and runs that measured nothing but throughput. A change between two measured rows comes with its "
         "95% margin (Welch's t interval over the windows of each run; what differs between runs is not in it).",
         _blocks(figure, tables.throughput(table)) if tables.throughput(table) else "",
+    )
+
+
+def _limits(table: pd.DataFrame, figure: str) -> str:
+    return _after(
+        "Every network on one device, beside what the studies printed for it. GFLOP/s: the arithmetic of training, "
+        f"{rows.FLOPS_RULE}. Peak: a product of large square matrices in the same precision, on the same device in the "
+        "same process right after the run, the fastest of several; of peak: the one over the other. A fixed batch "
+        "stays in the device's memory, so no input pipeline is in the figure. `python -m poc networks` lists the "
+        "networks with their sources.",
+        _blocks(figure, tables.measured_networks(table)) if tables.measured_networks(table) else "",
     )
 
 

@@ -12,7 +12,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Callable, Optional
 
 import matplotlib
@@ -215,10 +215,11 @@ def throughput_batch(rows: pd.DataFrame) -> dict[str, list[Series]]:
         if (
             row["devices"] is not None
             and row["devices"] <= 1
+            and not row.get("fixed")
             and row["batch_per_device"] is not None
             and row["samples_per_second"] is not None
         ):
-            key = (_machine(row), _cores(row), _made_up(row))
+            key = (_machine(row), _cores(row), _precision(row), _made_up(row))
             panels.setdefault(row["network"], {}).setdefault(key, []).append(row)
     known = list(networks.NETWORKS)
     ranked = sorted(panels.items(), key=lambda panel: known.index(panel[0]) if panel[0] in known else len(known))
@@ -235,6 +236,33 @@ def throughput_batch(rows: pd.DataFrame) -> dict[str, list[Series]]:
         for network, found in ranked
         if any(len({row["batch_per_device"] for row in members}) > 1 for members in found.values())
     }
+
+
+def roofline(rows: pd.DataFrame) -> tuple[list[Series], dict[str, float]]:
+    """Samples/s of every network on one device against multiply-adds of one image's forward pass, by machine.
+
+    And for each of them the operations a second of a large matrix product there: the median over its runs, which
+    limits samples/s to that over six times the multiply-adds.
+    """
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in _measured(rows):
+        if row["devices"] == 1 and row["peak_share"] is not None:
+            words = [_machine(row), _cores(row), _precision(row) or "float32"]
+            found.setdefault((", ".join(filter(None, words)), _machine(row)), []).append(row)
+    series, peaks = [], {}
+    for (label, machine), members in found.items():
+        fastest: dict[str, Row] = {}
+        for row in sorted(members, key=lambda row: row["samples_per_second"]):
+            fastest[row["network"]] = row
+        points = [
+            Point(x=row["multiply_adds"], y=row["samples_per_second"], spread=row["spread"] or 0.0, text=_network(name))
+            for name, row in fastest.items()
+        ]
+        series.append(
+            Series(label=label, machine=machine, points=tuple(sorted(points, key=lambda p: p.x)), measured=True)
+        )
+        peaks[label] = median(row["peak_flops"] for row in members)
+    return series, peaks
 
 
 def speedup_workers(rows: pd.DataFrame) -> dict[str, list[Series]]:
@@ -352,6 +380,10 @@ def _cores(row: Row) -> str:
     return f"{cores:g} core{'s' * (cores > 1)} each" if cores else ""
 
 
+def _precision(row: Row) -> str:
+    return "" if row.get("dtype") in ("float32", "", None) else str(row["dtype"])
+
+
 def _exchange(row: Row) -> str:
     """Empty where nothing is exchanged: on one device, and on one that plays several."""
     exchanged = row["exchange"] and (row["devices"] or 1) > 1 and not row["virtual"]
@@ -365,6 +397,7 @@ def _description(row: Row) -> list[str]:
         "batch " + _batch(row) + (" (virtual)" if row["virtual"] else ""),
         f"lr {row['learning_rate']:g}",
         str(row["dataset"]),
+        _precision(row),
         _exchange(row),
         _cores(row),
         _machine(row),
@@ -663,6 +696,41 @@ def _draw_throughput_batch(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     return figure, caption + _marks(everything)
 
 
+def _draw_roofline(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    series, peaks = roofline(rows)
+    if not series:
+        return None
+    figure, axes = _figure(height=5.4)
+    styles = _styles(series)
+    ends = [point.x for one in series for point in one.points]
+    reach = (min(ends) / 1.5, max(ends) * 1.5)
+    for one in series:
+        limit = [peaks[one.label] / (6 * x) for x in reach]
+        axes.plot(reach, limit, **{**{k: styles[one.label][k] for k in ("color", "linestyle")}, "linewidth": 1.0})
+        _scatter(axes, one, {**styles[one.label], "linestyle": "none"})
+    named: dict[str, Point] = {}
+    for point in (point for one in series for point in one.points):
+        # One name serves all machines: below the lowest.
+        if point.text not in named or point.y < named[point.text].y:
+            named[point.text] = point
+    for point in named.values():
+        axes.annotate(
+            point.text, (point.x, point.y), (0, -7), textcoords="offset points", fontsize=6, rotation=-40, va="top"
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=min(point.y for point in named.values()) / 8)
+    axes.set_xlim(reach[0], reach[1] * 2)
+    axes.set_xlabel("multiply-adds of one image's forward pass (count)")
+    axes.set_ylabel("training throughput (samples/s)")
+    _legend(figure, series, styles, joined=False)
+    caption = (
+        "Training throughput of every network on one device against what an image costs. The line is as fast as the "
+        "device could be if all were large matrix products: their operations a second / (6 x multiply-adds)."
+    )
+    return figure, caption + _marks(series)
+
+
 def _draw_speedup_workers(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     panels = {title: series for title, series in speedup_workers(rows).items() if series}
     if not panels:
@@ -777,6 +845,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame, list[Record]], Drawn]] = {
     "accuracy_time": _draw_accuracy_time,
     "throughput_devices": _draw_throughput_devices,
     "throughput_batch": _draw_throughput_batch,
+    "roofline": _draw_roofline,
     "speedup_workers": _draw_speedup_workers,
     "staleness": _draw_staleness,
     "time_split": _draw_time_split,

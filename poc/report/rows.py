@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from poc import clock, published, scaling
+from poc import clock, networks, published, scaling
 from poc.journal import Record
 from poc.plan import Run, exchange_label
 
@@ -29,10 +29,15 @@ EXTRAS = (
     *("throughput_spread", "repeats", "dropped_windows", "samples_trained", "warmup_samples"),
     *("usual_wait_per_sample", "host_peak_bytes", "device_peak_bytes", "others_busy_cores", "joules_per_sample"),
     *("train_seconds_per_5120", "communication_seconds_per_5120", "sync_seconds_per_5120"),
-    *("data_seconds_per_5120", "computes", "superseded"),
+    *("data_seconds_per_5120", "computes", "superseded", "multiply_adds", "flops", "peak_flops", "peak_share"),
+    "fixed",
 )
 """Columns after those: `setting` is what rows of a series share; `repeats` counts runs alike but for their seed;
-`computes` is the run's id as it would be today; `superseded` is true for a take of a run that was taken again later."""
+`fixed` is true where one fixed batch was trained on; `computes` is the run's id as it would be today; `superseded` is
+true for a take of a run that was taken again later. `multiply_adds` are of one image's forward pass; `flops` is the
+arithmetic of training, `FLOPS_RULE`, at the throughput; `peak_flops` that of a large matrix product on the same devices
+right after, `peak_share` the one over the other."""
+FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward and twice backward"
 
 _TEXT = (
     *("origin", "study", "run_id", "infrastructure", "hardware", "framework", "network", "dataset", "input_shape"),
@@ -44,13 +49,13 @@ _COUNTS = (
     *("cores_per_worker", "repeats", "dropped_windows", "samples_trained", "warmup_samples", "host_peak_bytes"),
     *("device_peak_bytes",),
 )
-_FLAGS = ("virtual", "quick", "superseded")
+_FLAGS = ("virtual", "quick", "superseded", "fixed")
 
 # Fields of a run that may differ within a series over devices, or that only say how it was cut or asked for.
 _VARIED = (
     *("recipe", "devices", "virtual", "batch_per_device", "total_batch", "learning_rate", "lr_rule", "seed"),
     *("exchange", "workers", "warmup_steps", "steps", "steps_per_epoch", "epochs", "window", "quick"),
-    *("staleness", "two_bit", "gradient_bits", "servers", "slowed", "restarts"),
+    *("staleness", "two_bit", "gradient_bits", "servers", "slowed", "restarts", "seconds"),
 )
 _ALIKE = (
     *("infrastructure", "hardware", "framework", "dataset", "setting", "devices", "workers", "virtual", "quick"),
@@ -169,8 +174,8 @@ def _row(record: Record) -> dict[str, Any]:
         "virtual": run["virtual"],
         "workers": run.get("workers", 1),
         "exchange": exchange_label(run) if run["devices"] > 1 else "",
-        "dtype": "float32",
-        "layout": "NCHW",
+        "dtype": run.get("dtype", "float32"),
+        "layout": run.get("layout", "NCHW"),
         "epochs": steps // run["steps_per_epoch"] if windows else None,
         "steps": steps if windows else None,
         "seed": run["seed"],
@@ -187,6 +192,7 @@ def _row(record: Record) -> dict[str, Any]:
         "computes": _computes(record),
         "started": record["started"],
         "quick": run["quick"],
+        "fixed": bool(run["data"].get("fixed")),
         "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
         "samples_trained": sum(window.samples for window in windows) if windows else None,
         "host_peak_bytes": memory["host_peak_bytes"],
@@ -208,8 +214,21 @@ def _row(record: Record) -> dict[str, Any]:
             dropped_windows=rate.dropped,
             warmup_samples=sum(window.samples for window in windows[: rate.dropped]),
             usual_wait_per_sample=statistics.median(window.waited / window.samples for window in kept),
+            **_arithmetic(record, rate.median),
         )
     return row
+
+
+def _arithmetic(record: Record, samples_per_second: float) -> dict[str, float | None]:
+    """How much the devices computed, by `FLOPS_RULE`, and how much of what they can."""
+    run = record["run"]
+    network = networks.NETWORKS.get(run["model"])
+    if network is None:  # of a later version
+        return {}
+    multiply_adds = network.multiply_adds(run["data"]["crop"])
+    flops, peak = 6 * multiply_adds * samples_per_second, record.get("peak_flops")
+    share = flops / peak if peak else None
+    return {"multiply_adds": multiply_adds, "flops": flops, "peak_flops": peak, "peak_share": share}
 
 
 def _framework(versions: dict[str, str]) -> str:
@@ -227,7 +246,8 @@ def _setting(run: dict[str, Any]) -> str:
     whole = run["steps"] == run["epochs"] * run["steps_per_epoch"]
     # Runs cut short by steps are for throughput; how short does not matter to it.
     kept["length"] = run["epochs"] if whole else "cut"
-    kept.setdefault("cores_per_worker", None)
+    for name, default in (("cores_per_worker", None), ("dtype", "float32"), ("layout", "NCHW")):
+        kept.setdefault(name, default)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -238,8 +258,10 @@ def _note(record: Record, steps: int) -> str:
         words.append(f"{record['outcome']}: {record['reason']}")
     if run["quick"]:
         words.append("quick: a first look, not a result")
-    if record["dataset"] == "synthetic":
+    if record["dataset"] == "synthetic" and record["evaluations"]:
         words.append("synthetic data: its accuracy says nothing of CIFAR-10")
+    if run.get("dtype", "float32") != "float32":
+        words.append(f"precision {run['dtype']}")
     if run["virtual"]:
         words.append(f"virtual: one device played all {run['devices']}; its throughput is not that of {run['devices']}")
     if record["outcome"] == "completed" and steps % run["steps_per_epoch"]:

@@ -256,7 +256,8 @@ def throughput(rows: pd.DataFrame) -> str:
         return ""
 
     def machine(row: Row) -> tuple[Any, ...]:
-        return (*_network_order(row), row["origin"] == "published", _infrastructure(row), _cores(row), row["quick"])
+        words = (_infrastructure(row), _cores(row), row["dtype"], row["quick"])
+        return (*_network_order(row), row["origin"] == "published", *words)
 
     def place(row: Row) -> tuple[Any, ...]:
         return (*machine(row), row["devices"], row["batch_per_device"], row["learning_rate"], *_tie(row))
@@ -286,6 +287,70 @@ def throughput(rows: pd.DataFrame) -> str:
         )
         above = row
     return "\n\n".join([_markdown(cells), *_footnotes(notes)])
+
+
+def measured_networks(rows: pd.DataFrame) -> str:
+    """Every network on one device: its size, its speed, and how near that is to what the device can do at all.
+
+    Beside each what the studies printed for it on one device, where they printed a speed.
+    """
+    table = _plain(rows)
+    alone = [row for row in table if scaling.rate(row) is not None and (row["devices"] or 0) <= 1]
+    measured = [
+        row for row in alone if row["origin"] == "measured" and row["outcome"] == "completed" and not row["quick"]
+    ]
+    notes: list[str] = []
+    cells: list[Cells] = []
+    for network in networks.NETWORKS.values():
+        own = sorted((row for row in measured if row["network"] == network.name), key=_likeness)
+        if not own:
+            continue
+        batches = {row["batch_per_device"] for row in own}
+        printed = [
+            row
+            for row in alone
+            if row["origin"] == "published"
+            and _printed_network(row) == network.name
+            and (row["study"] != MAIN_STUDY or row["batch_per_device"] in batches)
+        ]
+        for row in [*own, *sorted(printed, key=_likeness)]:
+            rate = scaling.rate(row)
+            assert rate is not None
+            size = int(row["input_shape"].rpartition("x")[2] or network.input_size)
+            flops = 6 * network.multiply_adds(size) * rate
+            cells.append(
+                {
+                    "network": network.label,
+                    "parameters": f"{network.parameters:,}" if row["origin"] == "measured" else "",
+                    "multiply-adds (M)": f"{network.multiply_adds(size) / 1e6:,.1f}",
+                    "input": row["input_shape"],
+                    "infrastructure": ", ".join(filter(None, [_infrastructure(row), _cores(row)])),
+                    "batch": _figure(row, "batch_per_device", 0),
+                    "precision": row["dtype"],
+                    "samples/s": _figure(row, "samples_per_second", 1) or f"{rate:.1f}",
+                    "spread": _figure(row, "spread", 1),
+                    "windows": _figure(row, "windows", 0),
+                    "GFLOP/s": f"{flops / 1e9:,.1f}",
+                    "peak": _known(_scaled(scaling.known(row, "peak_flops"), 1e-9), ",.0f"),
+                    "of peak": _known(scaling.known(row, "peak_share"), ".0%"),
+                    "host memory (GiB)": _known(_scaled(scaling.known(row, "host_peak_bytes"), 2**-30), ".1f"),
+                    "data": row["dataset"] + (", fixed batch" if row["fixed"] else ""),
+                    "origin": row["origin"],
+                    "note": _note(row, notes),
+                }
+            )
+    return "\n\n".join([_markdown(cells), *_footnotes(notes)]) if cells else ""
+
+
+def _printed_network(row: Row) -> str | None:
+    """The network of the registry that a published row means: by its own name, or as a study calls it."""
+    if row["network"] in networks.NETWORKS and row["study"] == MAIN_STUDY:
+        return str(row["network"])
+    small = str(row["dataset"]).startswith("cifar")
+    for network in networks.NETWORKS.values():
+        if row["network"] in network.printed_as and (network.classes == 10) == small:
+            return network.name
+    return None
 
 
 def _change(row: Row, above: Row) -> str:
@@ -1017,6 +1082,7 @@ def _run_label(run: dict[str, Any]) -> str:
     size = str(run["batch_per_device"]) + (f"x{run['devices']}={run['total_batch']}" if run["devices"] > 1 else "")
     words = [_label(run["model"]), f"{size} (lr={run['learning_rate']:g})"]
     words += [exchange_label(run)] * (run["devices"] > 1 and not run["virtual"])
+    words += [run.get("dtype", "float32")] * (run.get("dtype", "float32") != "float32")
     words += ["virtual"] * run["virtual"] + ["quick"] * run["quick"] + [f"seed {run['seed']}"] * (run["seed"] > 0)
     return ", ".join(words)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from poc.engines import Session
-    from poc.hardware import GPU
+    from poc.hardware import GPU, Hardware
     from poc.plan import Run
 
 # The machine code in the wheel, without PTX: a card runs it if its major version is here and its minor is not older.
@@ -44,13 +44,24 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
         yield Cluster(environments=[{**common, **own} for own in found], helpers=helpers)
 
 
-def lacks(exchange: str, kind: str) -> str | None:
-    """Why this build cannot exchange gradients so between devices of a kind, in one line; None where it can."""
-    if exchange == "nccl" and kind == "cpu":
-        return "exchange nccl is NVIDIA's, between GPUs"
-    if exchange == "horovod" and importlib.util.find_spec("horovod") is None:
-        return "Horovod is not installed: ./make_environment.sh --horovod"
-    return None
+def lacks(run: Run, machine: Hardware) -> str | None:
+    """Why MXNet 1.9.1, as it is installed, cannot do `run` on `machine`, in one line; None where it can."""
+    on_cpu = run.kind == "cpu"
+    several = run.devices > 1 and not run.virtual
+    reasons = {
+        "exchange nccl is NVIDIA's, between GPUs": several and run.exchange == "nccl" and on_cpu,
+        "Horovod is not installed: ./make_environment.sh --horovod": (
+            several and run.exchange == "horovod" and importlib.util.find_spec("horovod") is None
+        ),
+        "float16 is for GPUs: MXNet's layers have none on a CPU": run.dtype == "float16" and on_cpu,
+        "bfloat16 is for CPUs: MXNet 1.9.1 has none on a GPU": run.dtype == "bfloat16" and not on_cpu,
+        "bfloat16 needs a CPU with AVX-512 bf16, which this one lacks": (
+            run.dtype == "bfloat16" and on_cpu and not machine.bfloat16
+        ),
+        "layout NHWC is for GPUs: oneDNN's convolutions have none": run.layout == "NHWC" and on_cpu,
+        "layout NHWC: the networks of Gluon and GluonCV are NCHW": run.layout == "NHWC" and not on_cpu,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def unsupported(gpu: GPU) -> str | None:

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 # that the first are on their way while the others are computed. The size is that of PyTorch's DistributedDataParallel
 # (Li et al. 2020, "PyTorch Distributed").
 _BUCKET_BYTES = 25 * 2**20
+_LOSS_SCALE = 1024.0
 _ASK_AGAIN_SECONDS = 0.002
+
+
+def loss_scale(run: Run) -> float:
+    """What the loss is multiplied by before the backward pass, and gradients are divided by where they are applied.
+
+    float16 has no values below 6e-8, which gradients have (Micikevicius et al. 2018, Mixed Precision Training).
+    """
+    return _LOSS_SCALE if run.dtype == "float16" else 1.0
 
 
 class InProcess:
@@ -35,7 +44,7 @@ class InProcess:
     """Whether `exchange` leaves the sum of all gradients on every device."""
 
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
-        self._total_batch = run.total_batch
+        self._divided_by = run.total_batch * loss_scale(run)
         self._statistics = statistics
         kvstore = run.exchange if run.devices > 1 and not run.virtual else "independent"
         self._trainer = gluon.Trainer(
@@ -57,7 +66,7 @@ class InProcess:
     def update(self, rate: float) -> None:
         """Enqueues the update of every device's parameters by its own gradients, as they are."""
         self._trainer.set_learning_rate(rate)
-        self._trainer.update(self._total_batch)
+        self._trainer.update(self._divided_by)
 
     def exchange(self) -> None:
         """Enqueues the exchange: every device's gradients become the sum of those of all devices of all workers."""
@@ -378,7 +387,7 @@ class ServerSGD(mx.optimizer.SGD):
             momentum=run.momentum,
             wd=run.weight_decay,
             learning_rate=run.learning_rate,
-            rescale_grad=run.workers / run.total_batch,
+            rescale_grad=run.workers / (run.total_batch * loss_scale(run)),
         )
         self.wd_mult = dict.fromkeys(spared, 0.0)
         self._workers, self._first_step = run.workers, first_step

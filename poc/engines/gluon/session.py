@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from mxnet.contrib import amp
 
 from poc import networks
 from poc.engines import Evaluation
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from poc.data import Batch
     from poc.plan import Run
 
+# What is left is divided by this, for networks without a batch norm on the input: ImageNet's standard deviation.
+_DEVIATION = 58.0
+_PRODUCTS = 6
 # Subtracted per channel (RGB) from images in 0..255, which are not divided: as in MXNet 0.11's `train_cifar10.py`.
 _MEAN = np.array([123.68, 116.779, 103.939], dtype=np.float32).reshape(1, 3, 1, 1)
 
@@ -27,20 +31,29 @@ class GluonSession:
     """Trains the network of `run` on its contexts, or on one context that plays all of its devices in turn."""
 
     def __init__(self, run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> None:
+        if run.dtype != "float32":
+            # Casts around the operators that have the precision, whatever network is built after this.
+            amp.init(run.dtype)
         self._virtual = run.devices if run.virtual else 1
         real = 1 if run.virtual else run.devices // run.workers
         self._contexts = [mx.gpu(i) if run.kind == "gpu" else mx.cpu(i) for i in range(real)]
         mx.random.seed(run.seed)
         np.random.seed(run.seed)
         # MXNet has the fused operator for the CPU alone.
-        self._net = build(networks.network(run.model), run.data.classes, fused=run.kind == "cpu" and can_fuse())
+        network = networks.network(run.model)
+        fused = run.kind == "cpu" and can_fuse()
+        self._net = build(network, run.data.classes, fused=fused)
+        # Those with a batch norm on the input get images as the study has them, 0 to 255 less the mean.
+        self._scale = 1.0 if network.preactivation_layers else 1 / _DEVIATION
+        self._loss_scale = exchanges.loss_scale(run)
+        self._dtype = run.dtype
         # He's normal initialisation, as the study had it: Gaussian with variance 2 / fan-in.
         he = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
         self._net.initialize(he, ctx=self._contexts)
         self._mean = [mx.nd.array(_MEAN, ctx=context) for context in self._contexts]
         # A first pass settles the shapes that GluonCV's blocks leave open.
         for context, mean in zip(self._contexts, self._mean):
-            self._net(mx.nd.zeros((1, *run.data.input_shape), ctx=context) - mean)
+            self._net((mx.nd.zeros((1, *run.data.input_shape), ctx=context) - mean) * self._scale)
         self._net.hybridize(static_alloc=True, static_shape=True)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
         self._loss.hybridize(static_alloc=True, static_shape=True)
@@ -64,6 +77,8 @@ class GluonSession:
             self._place(state)  # each worker's own, where it has just been given the first one's
             self._exchange.restore(state)
         self._slowed = run.slowed if self._exchange.rank == run.workers - 1 else 0.0
+        self._held: Batch | None = None
+        self._held_parts: list[tuple[Any, Any]] = []
         self._losses: list[Any] = []
         self._samples = 0
 
@@ -75,9 +90,10 @@ class GluonSession:
         else:
             losses = []
             with autograd.record():
-                for images, labels in self._split(batch.images, batch.labels):
+                for images, labels in self._parts(batch):
                     losses.append(self._loss(self._net(images), labels))
-            autograd.backward(losses)
+                scaled = losses if self._loss_scale == 1 else [loss * self._loss_scale for loss in losses]
+            autograd.backward(scaled)
             self._losses += [loss.sum() for loss in losses]
         self._samples += len(batch)
         if self._slowed:
@@ -139,7 +155,8 @@ class GluonSession:
             ((images, labels),) = self._split(batch.images[part], batch.labels[part])
             with autograd.record():
                 loss = self._loss(self._net(images), labels)
-            loss.backward()
+                scaled = loss if self._loss_scale == 1 else loss * self._loss_scale
+            scaled.backward()
             self._losses.append(loss.sum())
             # The backward pass updates the statistics behind the back of MXNet's engine, which does not order it before
             # those who read them.
@@ -149,6 +166,12 @@ class GluonSession:
         for parameter, total in zip(self._statistics, sums):
             (total / self._virtual).copyto(parameter.data())
 
+    def _parts(self, batch: Batch) -> list[tuple[Any, Any]]:
+        """What `_split` gives of a batch; of one that comes again what is on the devices already."""
+        if batch is not self._held:
+            self._held, self._held_parts = batch, self._split(batch.images, batch.labels)
+        return self._held_parts
+
     def _split(self, images: np.ndarray, labels: np.ndarray) -> list[tuple[Any, Any]]:
         """A batch in equal contiguous parts, one on each context, as centred float32 images and labels."""
         edges = np.linspace(0, len(labels), len(self._contexts) + 1).astype(int)
@@ -157,7 +180,9 @@ class GluonSession:
             if first == last:
                 continue
             pixels = mx.nd.array(images[first:last], ctx=context, dtype=np.uint8)
-            parts.append((pixels.astype(np.float32) - mean, mx.nd.array(labels[first:last], ctx=context)))
+            centred = pixels.astype(np.float32) - mean
+            centred = centred if self._scale == 1 else centred * self._scale
+            parts.append((centred, mx.nd.array(labels[first:last], ctx=context)))
         return parts
 
     def drain(self) -> float:
@@ -204,6 +229,26 @@ class GluonSession:
         """Every parameter and batch statistic by its structural name, averaged over the devices, as float32 arrays."""
         mx.nd.waitall()
         return {name: p._reduce().asnumpy() for name, p in self._net._collect_params_with_prefix().items()}
+
+    def peak_flops(self) -> float:
+        """Operations a second of the fastest of several products of large square matrices, times the devices here.
+
+        Contexts of a CPU share its cores, so they count as one.
+        """
+        context = self._contexts[0]
+        size = 8192 if context.device_type == "gpu" else 2048
+        left, right = (mx.nd.random.uniform(shape=(size, size), ctx=context) for _ in range(2))
+        if self._dtype != "float32":
+            short = amp.amp.bfloat16 if self._dtype == "bfloat16" else np.float16
+            left, right = (mx.nd.amp_cast(one, dtype=short) for one in (left, right))
+        best = float("inf")
+        for _ in range(_PRODUCTS):
+            mx.nd.waitall()
+            start = time.perf_counter()
+            # The operator of a dense layer, which oneDNN has in every precision that it has.
+            mx.nd.FullyConnected(left, right, num_hidden=size, no_bias=True).wait_to_read()
+            best = min(best, time.perf_counter() - start)
+        return 2 * size**3 / best * (len(self._contexts) if context.device_type == "gpu" else 1)
 
     def peak_device_bytes(self) -> int | None:
         """The most memory taken on one device so far; None on a CPU, whose memory is the host's."""

@@ -1,0 +1,28 @@
+"""Random numbers that are hashes: the same on every machine, whatever the order in which they are asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# What a random number is for, so that no two purposes share one.
+ORDER, CROP_Y, CROP_X, MIRROR, HUE, LIGHTNESS, SATURATION = range(7)
+PATTERN, SHIFT_Y, SHIFT_X, CONTRAST, NOISE = range(7, 12)
+
+
+def bits(*words: Any) -> npt.NDArray[np.uint64]:
+    """Hashes integers, or arrays that broadcast, into 64 random bits: SplitMix64 (Steele et al. 2014)."""
+    state = np.zeros(1, np.uint64)
+    for word in words:
+        state = (state ^ np.atleast_1d(word).astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = state ^ (state >> np.uint64(31))
+    return state
+
+
+def uniform(*words: Any) -> npt.NDArray[np.float64]:
+    """Like `bits`, as numbers from 0 up to but not 1."""
+    return (bits(*words) >> np.uint64(11)) * 2.0**-53

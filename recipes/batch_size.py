@@ -1,0 +1,21 @@
+"""Throughput against batch size, doubled until it no longer fits: ResNet-20 on one device.
+
+On a CPU what would not fit the memory is skipped with an estimate; on a GPU a run that is out of memory has failed, and
+says so. Synthetic images in CIFAR-10's shape, through the whole input pipeline.
+Cost: about 6 min on two CPU cores.
+    ./run_all.sh batch_size
+"""
+
+from poc import Recipe, synthetic
+
+recipe = Recipe(
+    model="cifar_resnet20_v2",
+    data=synthetic("cifar", fixed=False),
+    devices=[0, 1],
+    batch_per_device=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384],
+    lr=0.01,
+    seconds=15,
+    window=3,
+    evaluate=False,
+    quick=dict(devices=0, batch_per_device=[16, 16384], seconds=2),
+)

@@ -1,0 +1,92 @@
+"""The Hacksa study: VGG-19, Inception-v4 and a ResNet with Horovod, one worker a device, on 1, 2 and 4 devices.
+
+It found speed-ups by throughput and by wall time that contradict each other; results.md shows both, and what lies
+between them. VGG-19 and ResNet-50 in their CIFAR-10 form, Inception-v4 at its own 299 pixels. On a CPU: two workers
+with one core each. Horovod is an extra (./make_environment.sh --horovod); without it its rows are skipped.
+Cost: about 5 min on two CPU cores, about a minute a row on GPUs.
+    ./run_all.sh hacksa_horovod --detail
+"""
+
+from poc import Recipe, synthetic
+
+recipe = Recipe(
+    model="cifar_vgg19",
+    data=synthetic("cifar"),
+    lr=0.01,
+    evaluate=False,
+    only=[
+        dict(model=["cifar_vgg19", "cifar_resnet50_v2"], devices=1, batch_per_device=128, steps=200, window=20),
+        dict(
+            model=["cifar_vgg19", "cifar_resnet50_v2"],
+            devices=2,
+            workers=2,
+            exchange="horovod",
+            batch_per_device=128,
+            steps=200,
+            window=20,
+        ),
+        dict(
+            model=["cifar_vgg19", "cifar_resnet50_v2"],
+            devices=4,
+            workers=4,
+            exchange="horovod",
+            batch_per_device=128,
+            steps=200,
+            window=20,
+        ),
+        dict(
+            model="inception_v4",
+            data=synthetic("imagenet", size=299),
+            devices=[1],
+            batch_per_device=32,
+            steps=100,
+            window=10,
+        ),
+        dict(
+            model="inception_v4",
+            data=synthetic("imagenet", size=299),
+            devices=4,
+            workers=4,
+            exchange="horovod",
+            batch_per_device=32,
+            steps=100,
+            window=10,
+        ),
+        dict(
+            model=["cifar_vgg19", "cifar_resnet50_v2"],
+            kind="cpu",
+            devices=1,
+            cores_per_worker=1,
+            batch_per_device=32,
+            steps=20,
+            window=2,
+        ),
+        dict(
+            model=["cifar_vgg19", "cifar_resnet50_v2"],
+            kind="cpu",
+            devices=2,
+            workers=2,
+            cores_per_worker=1,
+            exchange="horovod",
+            batch_per_device=32,
+            steps=20,
+            window=2,
+        ),
+        dict(
+            model="inception_v4",
+            data=synthetic("imagenet", size=299),
+            devices=0,
+            batch_per_device=4,
+            steps=14,
+            window=1,
+        ),
+    ],
+    quick=dict(
+        only=[
+            dict(kind="cpu", devices=1, cores_per_worker=1, batch_per_device=8),
+            dict(kind="cpu", devices=2, workers=2, cores_per_worker=1, exchange="horovod", batch_per_device=8),
+        ],
+        steps=6,
+        window=1,
+    ),
+)

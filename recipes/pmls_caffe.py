@@ -1,0 +1,77 @@
+"""The PMLS-Caffe study: AlexNet and GoogLeNet over nodes with one GPU each, under bounded staleness.
+
+One worker stands for one of its nodes; on several hosts start the same command on each (README). Images are synthetic,
+one fixed batch in device memory. On a CPU: two workers with one core each.
+Cost: about 4 min on two CPU cores, about a minute a row on GPUs.
+    ./run_all.sh pmls_caffe
+"""
+
+from poc import Recipe, Stale, synthetic
+
+recipe = Recipe(
+    model="alexnet",
+    data=synthetic("imagenet"),
+    lr=0.01,
+    evaluate=False,
+    only=[
+        dict(model="alexnet", devices=1, batch_per_device=256, steps=60, window=6),
+        dict(
+            model="alexnet",
+            devices=2,
+            workers=2,
+            batch_per_device=256,
+            exchange=[Stale(0), Stale(1)],
+            steps=60,
+            window=6,
+        ),
+        dict(
+            model="alexnet",
+            devices=4,
+            workers=4,
+            batch_per_device=256,
+            exchange=[Stale(0), Stale(1)],
+            steps=60,
+            window=6,
+        ),
+        dict(
+            model="alexnet",
+            devices=8,
+            workers=8,
+            batch_per_device=256,
+            exchange=[Stale(0), Stale(1)],
+            steps=60,
+            window=6,
+        ),
+        dict(model="googlenet", devices=1, batch_per_device=32, steps=100, window=10),
+        dict(
+            model="googlenet",
+            devices=8,
+            workers=8,
+            batch_per_device=32,
+            exchange=[Stale(0), Stale(1)],
+            steps=100,
+            window=10,
+        ),
+        dict(
+            model=["alexnet", "googlenet"],
+            kind="cpu",
+            devices=1,
+            cores_per_worker=1,
+            batch_per_device=8,
+            steps=14,
+            window=1,
+        ),
+        dict(
+            model=["alexnet", "googlenet"],
+            kind="cpu",
+            devices=2,
+            workers=2,
+            cores_per_worker=1,
+            batch_per_device=8,
+            exchange=[Stale(0), Stale(1)],
+            steps=14,
+            window=1,
+        ),
+    ],
+    quick=dict(only=[dict(model="googlenet", devices=[0, 1])], batch_per_device=4, steps=6, window=1),
+)

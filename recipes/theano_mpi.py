@@ -1,0 +1,26 @@
+"""The networks and batches of the Theano-MPI study: GoogLeNet, AlexNet, VGG-16 and ResNet-50 on 1 to 8 devices.
+
+It measured seconds for 5,120 images of ImageNet, with communication and the wait for one another apart; `--detail` does
+so here. Images are synthetic, one fixed batch in device memory: the study, too, left loading out.
+On a CPU the same networks at smaller batches. Cost: about 3 min on two CPU cores, about a minute a row on GPUs.
+    ./run_all.sh theano_mpi --detail
+"""
+
+from poc import Recipe, synthetic
+
+recipe = Recipe(
+    model="googlenet",
+    data=synthetic("imagenet"),
+    lr=0.01,
+    evaluate=False,
+    only=[
+        dict(model="googlenet", devices=[1, 2, 4, 8], batch_per_device=32, steps=200, window=20),
+        dict(model="alexnet", devices=[1, 2, 4, 8], batch_per_device=128, steps=200, window=20),
+        dict(model="vgg16", devices=[1, 2, 4, 8], batch_per_device=[16, 32], steps=200, window=20),
+        dict(model="resnet50_v1", devices=[1, 2, 4, 8], batch_per_device=64, steps=200, window=20),
+        dict(model=["googlenet", "resnet50_v1"], devices=0, batch_per_device=8, steps=16, window=1),
+        dict(model="alexnet", devices=0, batch_per_device=32, steps=16, window=1),
+        dict(model="vgg16", devices=0, batch_per_device=4, steps=14, window=1),
+    ],
+    quick=dict(only=[dict(model="googlenet", devices=[0, 1], batch_per_device=4)], steps=6, window=1),
+)
