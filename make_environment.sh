@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv beside this script, for run_all.sh and tests/run.sh: a Python 3.9 to 3.12 with the pinned requirements
-# for this machine (with --dev, those of the tests too). Does nothing where that is already so.
+# for this machine (with --dev those of the tests too, with --horovod Horovod). Does nothing where that is already so.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -8,6 +8,7 @@ venv=$here/.venv
 # Each stamp is written after its packages, so an installation that was cut off has none and is made again.
 stamp=$venv/installed
 dev_stamp=$venv/installed-dev
+horovod_stamp=$venv/installed-horovod
 
 stop() {
     printf '%s\n' "$1" >&2
@@ -82,8 +83,42 @@ install() {
     }
 }
 
+# Horovod's build asks MXNet where its headers are, and MXNet cannot be imported with today's NumPy as it comes (see
+# poc/engines/gluon/compatibility.py): a sitecustomize.py, which every Python process of the build runs first, mends that.
+install_horovod() {
+    local tool shim status=0
+    for tool in g++ cmake make; do
+        command -v "$tool" >/dev/null || stop "Horovod is compiled here, which needs $tool: sudo apt-get install g++ cmake make"
+    done
+    shim=$(mktemp -d)
+    cat >"$shim/sitecustomize.py" <<'PYTHON'
+try:
+    import numpy
+except ImportError:
+    pass
+else:
+    numpy.bool = numpy.bool_
+PYTHON
+    # PYTHONPATH is for the build's processes; -I keeps it from pip itself.
+    PYTHONPATH=$shim HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
+        HOROVOD_WITHOUT_PYTORCH=1 "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-deps \
+        --no-build-isolation -r "$1" || status=$?
+    rm -rf "$shim"
+    if [ "$status" != 0 ]; then
+        echo "Building Horovod failed (see above); the rest works without it." >&2
+        exit 1
+    fi
+}
+
 main() {
-    local python version requirements wanted installed
+    local python version requirements wanted installed dev='' horovod='' option
+    for option in "$@"; do
+        case $option in
+            --dev) dev=yes ;;
+            --horovod) horovod=yes ;;
+            *) stop "make_environment.sh: unknown option $option; there are --dev and --horovod" ;;
+        esac
+    done
 
     # Two starts at once: the second waits here, then finds the work done. The lock ends with this process. A network
     # file system may have no locks: then there is none.
@@ -112,12 +147,21 @@ main() {
         printf '%s\n%s\n' "$("$python" -I -c 'import sys; print(sys.executable)')" "$wanted" >"$stamp"
     fi
 
-    if [ "${1:-}" = --dev ]; then
+    if [ -n "$dev" ]; then
         wanted=$(hash_of "$here/requirements-dev.txt")
         if [ ! -f "$dev_stamp" ] || [ "$(cat "$dev_stamp")" != "$wanted" ]; then
             echo "Adding requirements-dev.txt to $venv." >&2
             install "$here/requirements-dev.txt"
             printf '%s\n' "$wanted" >"$dev_stamp"
+        fi
+    fi
+
+    if [ -n "$horovod" ]; then
+        wanted=$(hash_of "$here/requirements-horovod.txt")
+        if [ ! -f "$horovod_stamp" ] || [ "$(cat "$horovod_stamp")" != "$wanted" ]; then
+            echo "Building Horovod for $venv: some minutes, less where pip has built it before." >&2
+            install_horovod "$here/requirements-horovod.txt"
+            printf '%s\n' "$wanted" >"$horovod_stamp"
         fi
     fi
 }

@@ -88,7 +88,12 @@ def _parser() -> argparse.ArgumentParser:
         help="CIFAR-10: the official binary files or archive, or cifar10_{train,val}.rec (default: $POC_DATA)",
     )
     run.add_argument("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
-    run.add_argument("--checkpoints", type=Path, metavar="DIR", help="keep each run's parameters here, every epoch")
+    run.add_argument(
+        "--checkpoints",
+        type=Path,
+        metavar="DIR",
+        help="checkpoints go here, where a completed run leaves its last one (default: the cache, until it completes)",
+    )
     run.add_argument(
         "--patience",
         type=float,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
 
@@ -64,6 +64,12 @@ class Clock:
     def elapsed(self) -> float:
         """Seconds since the run began."""
         return self._now() - self._start
+
+    def resume(self, elapsed: float, parts: Mapping[str, float]) -> None:
+        """Goes on from what the clock of a run that was cut off had: its seconds in all, and those of each part."""
+        self._start -= elapsed
+        for name, seconds in parts.items():
+            self.parts[name] = self.parts.get(name, 0.0) + seconds
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:

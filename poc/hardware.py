@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from poc import nvml
+from poc import nvml, topology
 from poc.values import value
 
 
@@ -27,6 +27,8 @@ class GPU:
     capability: tuple[int, int]
     """CUDA compute capability, major and minor."""
     memory_bytes: int
+    numa_node: int | None = None
+    """The NUMA node that it is attached to; None where the system does not tell."""
 
 
 @value
@@ -41,6 +43,8 @@ class Hardware:
     """Floating-point operations a second in a float32 matrix product on all cores: for estimates of time."""
     gpus: tuple[GPU, ...] = ()
     driver: str = ""
+    numa_nodes: tuple[int, ...] = ()
+    """Cores this process may use of each NUMA node that has any; empty where unknown."""
     hosts: int = 1
     """Machines like this one that run together."""
 
@@ -67,6 +71,7 @@ def detect() -> Hardware:
         cpu_flops=_cpu_flops(),
         gpus=gpus,
         driver=driver,
+        numa_nodes=tuple(map(len, topology.numa_nodes().values())),
     )
 
 
@@ -135,6 +140,7 @@ def _nvidia() -> tuple[tuple[GPU, ...], str]:
                         name=driver.ask("nvmlDeviceGetName", index) or "unknown GPU",
                         capability=tuple(driver.ask("nvmlDeviceGetCudaComputeCapability", index) or (0, 0)),
                         memory_bytes=int(memory.total) if memory else 0,
+                        numa_node=topology.numa_node_of(driver, index),
                     )
                 )
             return tuple(gpus), str(driver.ask("nvmlSystemGetDriverVersion", ()) or "")

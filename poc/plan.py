@@ -11,7 +11,7 @@ from typing import Any
 from poc import engines, networks
 from poc.errors import UserError
 from poc.hardware import Hardware
-from poc.recipe import DATA, Data, Recipe, Stale
+from poc.recipe import DATA, NODE, Data, Recipe, Stale
 from poc.schedule import Linear, steps_per_epoch
 from poc.values import value
 
@@ -65,6 +65,8 @@ class Run:
     servers: int = 1
     slowed: float = 0.0
     """Share by which the last worker's steps are made longer on purpose."""
+    restarts: int = 0
+    """How often the run goes on from its last checkpoint after a process of it was lost."""
 
     @property
     def id(self) -> str:
@@ -74,7 +76,9 @@ class Run:
         """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         computed = {
-            name: field for name, field in self.to_json().items() if name != "recipe" and field != defaults[name]
+            name: field
+            for name, field in self.to_json().items()
+            if name not in ("recipe", "restarts") and field != defaults[name]
         }
         return hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()[:10]
 
@@ -107,7 +111,7 @@ def plan(name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False) 
     for setting in (recipe.quickened() if quick else recipe).settings():
         for seed in range(setting["seeds"]):
             run, skip = _resolve(name, setting, seed, hardware, quick)
-            planned.setdefault(run.id, Planned(run=run, skip=skip, seconds=_estimate(run, hardware)))
+            planned.setdefault(run.id, Planned(run=run, skip=skip, seconds=estimate(run, hardware)))
     return list(planned.values())
 
 
@@ -135,12 +139,15 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
     if workers % hosts:
         skip = f"{workers} workers do not share {hosts} hosts equally"
     available = hardware.cores * hosts
-    if workers > 1 and cores is None and kind == "cpu":
+    if cores == NODE:
+        nodes = hardware.numa_nodes or (hardware.cores,)
+        cores = max(1, min(nodes) // -(-workers // hosts // len(nodes)))
+    elif workers > 1 and cores is None and kind == "cpu":
         cores = max(1, available // workers)
     if cores is not None and cores * workers > available:
         skip = f"needs {cores * workers} cores, this machine has {available}"
-    if setting["exchange"] == "nccl" and kind == "cpu":
-        skip = "exchange nccl is NVIDIA's, between GPUs"
+    if replicas > 1 and not virtual and isinstance(setting["exchange"], str):
+        skip = engines.load(setting["engine"]).lacks(setting["exchange"], kind) or skip
     total = setting["batch_per_device"] * replicas
     per_epoch = steps_per_epoch(setting["data"].train_samples, total)
     steps = per_epoch * setting["epochs"]
@@ -172,6 +179,7 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
         quick=quick,
         workers=workers,
         cores_per_worker=cores,
+        restarts=setting["restarts"],
         **_exchange(setting, replicas),
     )
     return run, skip
@@ -209,7 +217,8 @@ def exchange_label(run: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _estimate(run: Run, hardware: Hardware) -> float:
+def estimate(run: Run, hardware: Hardware) -> float:
+    """Seconds that `run` takes on this machine, roughly."""
     forward = 2 * networks.network(run.model).multiply_adds(run.data.input_shape[-1])
     flops = 3 * forward * run.steps * run.total_batch
     if run.evaluate:

@@ -24,7 +24,7 @@ class Progress:
     def show(self, event: dict[str, Any]) -> None:
         """Shows one event: a window on the bar, an evaluation or the end of a run without any on a line of its own."""
         if event["event"] == "window":
-            self._rate = event["samples"] / event["seconds"]
+            self._rate = event["samples"] * self._run.workers / event["seconds"]  # every worker has as many
             self._loss = event["loss"]
             if self._bar is not None:
                 self._bar.update(event["steps"])

@@ -17,8 +17,11 @@ from poc.values import nearest, value
 
 # Inside one process, between processes, and none at all: the ceiling.
 INSIDE = ("device", "local", "nccl")
-EXCHANGES = (*INSIDE, "dist_sync", "dist_device_sync", "dist_async", "independent")
+EXCHANGES = (*INSIDE, "dist_sync", "dist_device_sync", "dist_async", "horovod", "independent")
+NODE = "node"
+"""Cores of a worker: a NUMA node's."""
 _SUMMING = ("dist_sync", "dist_device_sync")
+_HALVING = (*_SUMMING, "horovod")
 
 
 def whole(name: str, number: object, *, least: int = 1) -> None:
@@ -156,19 +159,23 @@ class Recipe:
     exchange: Any = "device"
     """How gradients travel. Inside one process MXNet's kvstore `device` (sum on the devices), `local` (on the CPU) or
     `nccl`; between workers `dist_sync`, `dist_device_sync`, `dist_async` (servers update with each worker's gradients
-    as they come) or `Stale(2)` (the same, but no worker more than 2 steps ahead); `independent` not at all."""
+    as they come), `Stale(2)` (the same, but no worker more than 2 steps ahead) or `horovod` (a ring, without servers);
+    `independent` not at all."""
     compression: Any = None
     """`TwoBit(threshold)` with `device`, `dist_sync` and `dist_device_sync`."""
     gradient_bits: Any = 32
-    """16: gradients travel as float16, with `dist_sync` and `dist_device_sync`."""
+    """16: gradients travel as float16, with `dist_sync`, `dist_device_sync` and `horovod`."""
     servers: Any = 1
     """Processes that the exchange between workers is divided over."""
     workers: Any = 1
     """Processes that the devices are divided over, equally."""
-    cores_per_worker: int | None = None
-    """CPU cores each worker is bound to; by default one worker has them all, several share them equally."""
+    cores_per_worker: int | str | None = None
+    """CPU cores each worker is bound to, all of one NUMA node where that has so many; "node": a whole NUMA node, or its
+    share of one. By default one worker has them all, several share them equally, and on GPUs none is bound."""
     slowed: Any = 0.0
     """The last of several workers takes so much longer for each step, on purpose: 0.3 is 30%."""
+    restarts: int = 0
+    """So often the run goes on from its last checkpoint after a process of it was lost; 0: it has failed then."""
     kind: str = "gpu"
     """What `devices` counts: "gpu", or "cpu" for CPU contexts, which share this machine's cores."""
     virtual: bool = False
@@ -189,7 +196,9 @@ class Recipe:
         for combination in self.only:
             _known_fields("only", combination)
         if self.quick is not None:
-            _known_fields("quick", self.quick)
+            _known_fields("quick", {name: field for name, field in self.quick.items() if name != "only"})
+            for combination in self.quick.get("only", ()):
+                _known_fields("quick: only", combination)
         for setting in self.settings():
             _check(setting)
 
@@ -255,8 +264,10 @@ def _check_exchange(setting: dict[str, Any]) -> None:
         raise UserError(f"compression: not with exchange {exchange!r}; it works with 'device' and {_SUMMING}")
     if setting["gradient_bits"] not in (16, 32):
         raise UserError(f"gradient_bits: {setting['gradient_bits']!r} is not allowed; give 16 or 32")
-    if setting["gradient_bits"] == 16 and (exchange not in _SUMMING or compression is not None):
-        raise UserError(f"gradient_bits: 16 works with the exchanges {_SUMMING}, without compression")
+    if setting["gradient_bits"] == 16 and (exchange not in _HALVING or compression is not None):
+        raise UserError(f"gradient_bits: 16 works with the exchanges {_HALVING}, without compression")
+    if exchange == "horovod" and setting["servers"] != 1:
+        raise UserError("servers: 'horovod' has none; leave it out")
     for field, default in (("slowed", 0), ("servers", 1)):
         if setting[field] != default and workers == 1:
             raise UserError(f"{field}: {setting[field]!r} says nothing of one worker alone; give two workers or more")
@@ -268,9 +279,11 @@ def _check(setting: dict[str, Any]) -> None:
     whole("devices", setting["devices"], least=0)
     for field in ("batch_per_device", "epochs", "window", "seeds", "workers", "servers"):
         whole(field, setting[field])
-    for field in ("steps", "cores_per_worker"):
-        if setting[field] is not None:
-            whole(field, setting[field])
+    whole("restarts", setting["restarts"], least=0)
+    if setting["steps"] is not None:
+        whole("steps", setting["steps"])
+    if setting["cores_per_worker"] not in (None, NODE):
+        whole("cores_per_worker", setting["cores_per_worker"])
     if not isinstance(setting["lr"], Linear):
         positive("lr", setting["lr"])
     for field in ("warmup_epochs", "warmup_from", "momentum", "weight_decay", "slowed"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import functools
 import json
@@ -19,10 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, TypedDict
 
-from poc import clock, data, engines, hardware, journal, measuring, monitor, processes
+from poc import checkpoint, clock, data, engines, hardware, journal, measuring, monitor, processes, topology
 from poc.engines import Session
 from poc.hosts import Link, LinkError
-from poc.plan import Planned, Run
+from poc.plan import Planned, Run, estimate
 from poc.progress import Progress
 from poc.recipe import CIFAR10
 from poc.schedule import learning_rate
@@ -31,6 +30,7 @@ from poc.values import value
 EVALUATION_BATCH = 250
 _INTERRUPTED_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
+_CHECKPOINT_SECONDS = 180.0
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -43,11 +43,15 @@ class Place:
     """Folder or file with the data set, where the user named one."""
     cache: Path
     checkpoints: Path | None = None
-    """Folder for the parameters after every epoch; None keeps none."""
+    """Folder for checkpoints, where a completed run leaves its last one; None: in the cache, until it has completed."""
     stand_in: bool = False
     """No CIFAR-10 is to be had: the synthetic set takes its place."""
     patience: float = 300.0
     """Seconds after which a run in which nothing goes on is ended."""
+
+    def checkpoints_of(self, run: Run) -> Path:
+        """Folder for the checkpoints of `run`."""
+        return (self.checkpoints or self.cache / "checkpoints") / run.id
 
 
 def execute(
@@ -61,39 +65,91 @@ def execute(
 ) -> journal.Record:
     """Trains `run` in processes of its own, one a worker, and returns its record, whatever became of it.
 
-    `detail` adds a pass after the training that takes computation and communication apart. Several workers are shared
-    with the `others`, hosts that follow this one.
+    Where it was cut off before it goes on from its last checkpoint; where a process is lost it does so `run.restarts`
+    times. `detail` adds a pass after the training that takes computation and communication apart. Several workers are
+    shared with the `others`, hosts that follow this one.
     """
-    record = _blank(run, machine, infrastructure)
-    engine, use = engines.load(run.engine), _Use()
+    record, use = _blank(run, machine, infrastructure), _Use()
     team = list(others) if run.workers > 1 else []
+    conditions = {name: record[name] for name in ("versions", "commit")}
+    conditions.update(cpu=machine.cpu, stand_in=place.stand_in, workers_here=run.workers // (1 + len(team)))
+    left, why = run.restarts, "the run was cut off"
+    while True:
+        try:
+            first_step = _resumed_from(run, place, team, conditions)
+        except LinkError as error:  # a host is gone: the attempt says which
+            first_step, why = 0, str(error)
+        request = {
+            "run": run.to_json(),
+            "first_step": first_step,
+            "why": why,
+            "conditions": conditions,
+            "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / estimate(run, machine)),
+            "detail": detail,
+            "stand_in": place.stand_in,
+        }
+        everyone, lost = _attempt(run, request, place, machine, team)
+        told = [one for share in everyone for one in share["told"]]
+        named = {f"worker {worker}": one for worker, one in enumerate(told)} if len(everyone) > len(team) else {}
+        reason = "" if lost is None else _blame(*lost, named, run.workers)
+        if lost is None or everyone[0]["interrupted"] or left == 0:
+            break
+        left, why = left - 1, reason
+        print(f"  {reason}; starting again ({left} of {run.restarts} restarts left)", file=sys.stderr)
+    record.update(_merged(told), monitor=_monitored(everyone))
+    everyone[0]["use"] = use.so_far()  # its servers', too
+    record["cpu_seconds"] = sum(share["use"]["cpu_seconds"] for share in everyone)
+    record["others_busy_cores"] = max(share["use"]["others_busy_cores"] for share in everyone)
+    trained_on = sorted({one["dataset"] for one in told if "dataset" in one})
+    if lost is not None:
+        record.update(outcome="failed", reason=reason)
+    elif len(trained_on) > 1:
+        record.update(outcome="failed", reason=f"the hosts trained on different data: {', '.join(trained_on)}")
+    if everyone[0]["interrupted"]:
+        record.update(outcome="failed", reason="interrupted", interrupted=True)
+    return record
+
+
+def _resumed_from(run: Run, place: Place, team: Sequence[Link], conditions: dict[str, Any]) -> int:
+    """The last step after which every worker, on every host, has a checkpoint; 0 for none. Raises LinkError."""
+    each = run.workers // (1 + len(team))
+    common = set(checkpoint.steps(place.checkpoints_of(run), range(each), conditions))
+    for number, link in enumerate(team, start=1):
+        asked = {"run": run.to_json(), "workers": list(range(number * each, (number + 1) * each))}
+        link.send({"steps": {**asked, "conditions": conditions}})
+        message: dict[str, Any] = {}
+        while "have" not in message:
+            message = link.receive()
+        common &= set(message["have"])
+    return max((step for step in common if step < run.steps), default=0)
+
+
+def _attempt(
+    run: Run, request: dict[str, Any], place: Place, machine: hardware.Hardware, team: Sequence[Link]
+) -> tuple[list[Share], processes.Lost | None]:
+    """Trains `run` once, on this host and the `team`; returns what each host did, this one first, and what was lost."""
     addresses = [team[0].here, *(link.there for link in team)] if team else ["127.0.0.1"]
     each = run.workers // len(addresses)
-    with engine.cluster(run, run.cores_per_worker or machine.cores, addresses) as cluster:
-        shares: dict[str, Share] = {}
+    shares: dict[str, Share] = {}
 
-        def elsewhere() -> processes.Lost | None:
-            for link in team:
-                if link.name not in shares:
-                    lost = _hear(link, shares)
-                    if lost is not None:
-                        return lost
-            return None
+    def elsewhere() -> processes.Lost | None:
+        for link in team:
+            if link.name not in shares:
+                lost = _hear(link, shares)
+                if lost is not None:
+                    return lost
+        return None
 
+    cluster = engines.load(run.engine).cluster(run, run.cores_per_worker or machine.cores, addresses)
+    with cluster as around:
         tasks = [
-            Task(
-                run=run.to_json(),
-                first=number * each,
-                environments=cluster.environments[number * each : (number + 1) * each],
-                detail=detail,
-                stand_in=place.stand_in,
-            )
-            for number in range(len(addresses))
+            Task(request=request, first=first, environments=around.environments[first : first + each])
+            for first in range(0, run.workers, each)
         ]
         for link, task in zip(team, tasks[1:]):
             with contextlib.suppress(LinkError):  # `elsewhere` finds out
                 link.send({"task": task})
-        own = _train_here(tasks[0], place, machine, cluster.helpers, elsewhere)
+        own = _train_here(tasks[0], place, machine, around.helpers, elsewhere)
         lost = own["lost"]
         while lost is None and not own["interrupted"] and len(shares) < len(team):
             lost = elsewhere()
@@ -104,21 +160,7 @@ def execute(
                     link.send({"stop": True})
                     while _hear(link, shares) is None and link.name not in shares:
                         time.sleep(_LOOK_SECONDS)
-    everyone = [own, *(shares[link.name] for link in team if link.name in shares)]
-    told = [one for share in everyone for one in share["told"]]
-    record.update(_merged(told), monitor=_monitored(everyone))
-    own["use"] = use.so_far()  # its servers', too
-    record["cpu_seconds"] = sum(share["use"]["cpu_seconds"] for share in everyone)
-    record["others_busy_cores"] = max(share["use"]["others_busy_cores"] for share in everyone)
-    trained_on = sorted({one["dataset"] for one in told if "dataset" in one})
-    if lost is not None:
-        named = {f"worker {worker}": one for worker, one in enumerate(told)} if len(everyone) > len(team) else {}
-        record.update(outcome="failed", reason=_blame(*lost, named, run.workers))
-    elif len(trained_on) > 1:
-        record.update(outcome="failed", reason=f"the hosts trained on different data: {', '.join(trained_on)}")
-    if own["interrupted"]:
-        record.update(outcome="failed", reason="interrupted", interrupted=True)
-    return record
+    return [own, *(shares[link.name] for link in team if link.name in shares)], lost
 
 
 def follow(leader: Link, place: Place, machine: hardware.Hardware) -> None:
@@ -138,22 +180,23 @@ def follow(leader: Link, place: Place, machine: hardware.Hardware) -> None:
         message = leader.receive()
         if "end" in message:
             return
+        if "steps" in message:
+            asked = message["steps"]
+            folder = place.checkpoints_of(Run.from_json(asked["run"]))
+            leader.send({"have": checkpoint.steps(folder, asked["workers"], asked["conditions"])})
         if "task" in message:
-            task: Task = message["task"]
-            placed = dataclasses.replace(place, stand_in=task["stand_in"])
-            leader.send({"share": _train_here(task, placed, machine, {}, elsewhere)})
+            leader.send({"share": _train_here(message["task"], place, machine, {}, elsewhere)})
 
 
 class Task(TypedDict):
     """What one host is to do of a run."""
 
-    run: dict[str, Any]
+    request: dict[str, Any]
+    """What every worker of the run is told."""
     first: int
     """Number of the first worker here."""
     environments: list[dict[str, str]]
     """Each worker's."""
-    detail: bool
-    stand_in: bool
 
 
 class Share(TypedDict):
@@ -191,10 +234,11 @@ def _train_here(
     elsewhere: Callable[[], processes.Lost | None],
 ) -> Share:
     """Starts this host's workers of a run, waits for their end, and gathers what they told."""
-    run = Run.from_json(task["run"])
+    run = Run.from_json(task["request"]["run"])
     began, use = time.monotonic(), _Use()
-    cores = sorted(os.sched_getaffinity(0))
     each = run.cores_per_worker or machine.cores
+    cores = _cores(run, machine, len(task["environments"]))
+    checkpoints = place.checkpoints_of(run)
     workers: dict[str, subprocess.Popen[str]] = {}
     watcher: monitor.Monitor | None = None
     lost: processes.Lost | None = None
@@ -204,16 +248,15 @@ def _train_here(
         try:
             for here, environment in enumerate(task["environments"]):
                 request = {
-                    "run": task["run"],
+                    **task["request"],
                     "worker": task["first"] + here,
-                    "cores": cores[here * each : (here + 1) * each] if run.cores_per_worker else cores,
+                    "cores": cores[here],
                     "source": str(place.source) if place.source else None,
                     "cache": str(place.cache),
-                    "stand_in": place.stand_in,
-                    "checkpoints": str(place.checkpoints) if place.checkpoints else None,
+                    "checkpoints": str(checkpoints),
+                    "keep": place.checkpoints is not None,
                     "events": str(events[here]),
                     "began": began,
-                    "detail": task["detail"],
                 }
                 workers[f"worker {request['worker']}"] = _start(request, {**environment, **_own_gpus(run, here)})
             pids = [process.pid for process in workers.values()]
@@ -232,6 +275,8 @@ def _train_here(
         finally:
             processes.stop(workers.values())
         told = [_told(path, process.returncode) for path, process in zip(events, workers.values())]
+    if all(one["outcome"] in ("completed", "diverged") for one in told):
+        checkpoint.remove(checkpoints, but=run.steps if place.checkpoints else None)
     return Share(
         told=told,
         lost=lost,
@@ -239,6 +284,17 @@ def _train_here(
         monitor=watcher.summary() if watcher else None,
         use=use.so_far(),
     )
+
+
+def _cores(run: Run, machine: hardware.Hardware, workers: int) -> list[list[int]]:
+    """The cores that each of this host's workers is bound to."""
+    if not run.cores_per_worker:
+        return [sorted(os.sched_getaffinity(0))] * workers
+    near = None
+    if run.kind == "gpu":
+        each = run.devices // run.workers
+        near = [machine.gpus[here * each].numa_node for here in range(workers)]
+    return topology.core_groups(topology.numa_nodes(), workers, run.cores_per_worker, near)
 
 
 def _own_gpus(run: Run, here: int) -> dict[str, str]:
@@ -311,15 +367,21 @@ def train(
     validation: Callable[[], Iterable[data.Batch]],
     watch: clock.Clock,
     tell: Tell,
-    checkpoint: Path | None = None,
+    save: Callable[[int], None] = lambda step: None,
+    *,
+    first_step: int = 0,
+    save_every: int | None = None,
 ) -> tuple[str, str]:
-    """Trains for `run.steps` steps and tells of every window and evaluation; returns the outcome and its reason.
+    """Trains up to step `run.steps` and tells of every window and evaluation; returns the outcome and its reason.
 
-    The clock is read only where everything enqueued is drained, and nothing is fetched in between.
+    The clock is read only where everything enqueued is drained, and nothing is fetched in between. `save` is given the
+    steps done after every epoch, and within one after `save_every` steps.
     """
-    step = 0
+    step = saved = first_step
     for epoch in range(1, run.epochs + 1):
         last = min(epoch * run.steps_per_epoch, run.steps)
+        if last <= first_step:
+            continue
         while step < last:
             steps = min(run.window, last - step)
             start, waited, samples = watch.elapsed(), 0.0, 0
@@ -348,6 +410,10 @@ def train(
             )
             if not math.isfinite(loss):
                 return "diverged", f"the training loss was {loss} after step {step}"
+            if save_every is not None and step - saved >= save_every and step < last:
+                with watch.part("checkpoint"):
+                    save(step)
+                saved = step
         if run.evaluate:
             at = watch.elapsed()
             with watch.part("evaluate"):
@@ -363,9 +429,9 @@ def train(
                     "loss": found.loss if math.isfinite(found.loss) else None,
                 }
             )
-        if checkpoint is not None:
-            with watch.part("checkpoint"):
-                session.save(checkpoint)
+        with watch.part("checkpoint"):
+            save(step)
+        saved = step
     return "completed", ""
 
 
@@ -376,18 +442,38 @@ def _work(request: dict[str, Any]) -> int:
     os.sched_setaffinity(0, request["cores"])
     watch = clock.Clock(start=request["began"])
     progress = Progress(run, shown=worker == 0)
+    first_step, folder = request["first_step"], Path(request["checkpoints"])
+    told: list[dict[str, Any]] = []
     with Path(request["events"]).open("a") as file:
 
         def tell(event: dict[str, Any]) -> None:
+            told.append(event)
             file.write(json.dumps(event, allow_nan=False) + "\n")
             file.flush()
             progress.show(event)
+
+        def save(step: int) -> None:
+            if step == run.steps and not request["keep"]:
+                return
+            story = {"conditions": request["conditions"], "events": told, "clock": [watch.elapsed(), watch.parts]}
+            try:
+                checkpoint.write(folder, worker, checkpoint.Checkpoint(step=step, arrays=session.state(), story=story))
+            except OSError as error:  # a full disk is no reason to stop; the run is only less safe
+                tell({"event": "unsaved", "step": step, "why": str(error)})
 
         end: dict[str, Any] = {"event": "end"}
         try:
             with watch.part("initialise"):
                 dataset = _dataset(run, request)
-                session = engines.load(run.engine).open_session(run)
+                state = None
+                if first_step:
+                    before = checkpoint.read(folder, worker, first_step)
+                    state = before.arrays
+                    for event in before.story["events"]:
+                        tell(event)
+                    watch.resume(*before.story["clock"])
+                    tell({"event": "resumed", "step": first_step, "why": request["why"]})
+                session = engines.load(run.engine).open_session(run, first_step=first_step, state=state)
                 session.barrier()
             tell({"event": "ready", "dataset": dataset.name, "parameters": session.parameters})
             stream = data.training_batches(
@@ -395,13 +481,13 @@ def _work(request: dict[str, Any]) -> int:
                 run.data,
                 total_batch=run.total_batch,
                 seed=run.seed,
-                steps=run.steps + (measuring.STEPS if request["detail"] else 0),
+                first_step=first_step,
+                steps=run.steps - first_step + (measuring.STEPS if request["detail"] else 0),
                 worker=worker,
                 workers=run.workers,
             )
             # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one.
             with data.Prefetch(stream, depth=run.window) as batches:
-                checkpoint = _checkpoint(run, request["checkpoints"]) if worker == 0 else None
                 validation = functools.partial(
                     data.validation_batches,
                     dataset,
@@ -410,7 +496,17 @@ def _work(request: dict[str, Any]) -> int:
                     worker=worker,
                     workers=run.workers,
                 )
-                outcome, reason = train(run, session, batches, validation, watch, tell, checkpoint)
+                outcome, reason = train(
+                    run,
+                    session,
+                    batches,
+                    validation,
+                    watch,
+                    tell,
+                    save,
+                    first_step=first_step,
+                    save_every=request["checkpoint_every"],
+                )
                 end.update(outcome=outcome, reason=reason, **_used(watch))
                 exchanged = session.exchanged()
                 if exchanged:
@@ -455,6 +551,8 @@ def _told(events: Path, status: int) -> dict[str, Any]:
         kind = event.pop("event")
         if kind in ("window", "evaluation"):
             found[kind + "s"].append(event)
+        elif kind in ("resumed", "unsaved"):
+            found.setdefault(kind, []).append(event)
         else:
             found.update(event)
     if "outcome" not in found:
@@ -530,13 +628,6 @@ def _blank(run: Run, machine: hardware.Hardware, infrastructure: str) -> journal
         "cpu_seconds": None,
         "others_busy_cores": None,
     }
-
-
-def _checkpoint(run: Run, folder: str | None) -> Path | None:
-    if folder is None:
-        return None
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    return Path(folder) / f"{run.id}.params"
 
 
 def _first_line(error: Exception) -> str:

@@ -6,7 +6,8 @@ The words for links are those of `nvidia-smi topo -m`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,57 @@ def warnings(topology: Topology) -> list[str]:
                 split = "; ".join(f"{mhz} MHz on GPU {_numbers(groups[mhz])}" for mhz in sorted(groups))
                 found.append(f"cards of one kind ({name}) differ in {what}: {split}; the slowest sets the pace of all")
     return found
+
+
+def numa_nodes(system: Path = Path("/sys"), allowed: Iterable[int] | None = None) -> dict[int, list[int]]:
+    """The logical cores of each NUMA node that this process may use (`allowed`), for the nodes that have any of them.
+
+    Where the system does not tell, all are of one node.
+    """
+    usable = os.sched_getaffinity(0) if allowed is None else set(allowed)
+    found = {
+        int(path.name[4:]): sorted(usable & _cores_in(_text(path / "cpulist")))
+        for path in (system / "devices/system/node").glob("node[0-9]*")
+    }
+    return {node: found[node] for node in sorted(found) if found[node]} or {0: sorted(usable)}
+
+
+def numa_node_of(driver: nvml.Driver, card: int, system: Path = Path("/sys")) -> int | None:
+    """The NUMA node that a GPU is attached to; None where the system does not tell."""
+    address = _address(_or_none(driver, "nvmlDeviceGetPciInfo", card))
+    if address is None:
+        return None
+    domain, bus, device = address
+    text = _text(system / f"bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.0/numa_node")
+    return int(text) if text.isdigit() else None  # the kernel says -1 where it does not know
+
+
+def core_groups(
+    nodes: Mapping[int, Sequence[int]], workers: int, each: int, near: Sequence[int | None] | None = None
+) -> list[list[int]]:
+    """`each` cores for every worker, no core twice, all of one NUMA node as long as one has so many left.
+
+    A worker gets those of the node that it is to be `near`, else of the one that has most left: two workers on two
+    nodes have the memory of both. The Theano-MPI study binds its processes to sockets so.
+    """
+    left = {node: list(cores) for node, cores in nodes.items()}
+    groups = []
+    for worker in range(workers):
+        wanted = near[worker] if near else None
+        fullest_first = sorted(left, key=lambda node: (node != wanted, -len(left[node])))
+        group: list[int] = []
+        for node in fullest_first:
+            missing = each - len(group)
+            group += left[node][:missing]
+            left[node] = left[node][missing:]
+        groups.append(group)
+    return groups
+
+
+def _cores_in(text: str) -> set[int]:
+    """The cores that the kernel's list names: "0-3,8"."""
+    ranges = [part.split("-") for part in text.split(",") if part]
+    return {core for ends in ranges for core in range(int(ends[0]), int(ends[-1]) + 1)}
 
 
 def lines(topology: Topology) -> list[str]:

@@ -2,6 +2,7 @@
 
 After the Keras study, which compared parameter servers, replicated variables and NCCL with independent training.
 Throughput only: 128 samples a worker, and with `--detail` what of the exchange is exposed.
+Horovod is an extra (./make_environment.sh --horovod); without it its rows are skipped.
 Cost: about 20 min on two CPU cores.
     ./run_all.sh exchanges --detail
 """
@@ -25,6 +26,15 @@ recipe = Recipe(
         dict(devices=2, workers=2, exchange="dist_sync", servers=2),
         dict(devices=2, workers=2, exchange="dist_sync", gradient_bits=16),
         dict(devices=2, workers=2, exchange="dist_sync", compression=TwoBit(threshold=0.5)),
+        dict(devices=2, workers=2, exchange="horovod", gradient_bits=[32, 16]),
     ],
-    quick=dict(model="cifar_resnet20_v2", steps=12, window=4),
+    quick=dict(
+        model="cifar_resnet20_v2",
+        steps=12,
+        window=4,
+        only=[
+            dict(devices=2, workers=2, exchange="independent"),
+            dict(devices=2, workers=2, exchange=["dist_sync", "dist_async"]),
+        ],
+    ),
 )

@@ -56,9 +56,6 @@ class SlowWhereRealOnesAre:
         self._time.now += 7.0
         return Evaluation(correct=30, samples=40, loss=0.5)
 
-    def save(self, path: Any) -> None:
-        self._time.now += 3.0
-
 
 def run_of(**fields: Any) -> Run:
     base: dict[str, Any] = {
@@ -73,7 +70,7 @@ def run_of(**fields: Any) -> Run:
 
 
 def drive(
-    run: Run, seconds_of_step: Any, *, wait: float = 0.0, loss: Any = lambda step: 1.0, checkpoint: Any = None
+    run: Run, seconds_of_step: Any, *, wait: float = 0.0, loss: Any = lambda step: 1.0, **options: Any
 ) -> SimpleNamespace:
     time = ScriptedTime()
     watch = clock.Clock(now=time)
@@ -86,15 +83,30 @@ def drive(
             yield batch
 
     told: list[dict[str, Any]] = []
+    saved: list[int] = []
+
+    def save(step: int) -> None:
+        time.now += 3.0
+        saved.append(step)
+
+    if options.pop("save", False):
+        options["save"] = save
     with watch.part("initialise"):
         time.now += 11.0
-    outcome, reason = train(run, session, batches(), list, watch, told.append, checkpoint)  # type: ignore[arg-type]
+    outcome, reason = train(run, session, batches(), list, watch, told.append, **options)  # type: ignore[arg-type]
     windows = [
         clock.Window(**{k: v for k, v in one.items() if k != "event"}) for one in told if one["event"] == "window"
     ]
     split = clock.split(watch.elapsed(), watch.parts, windows)
     return SimpleNamespace(
-        outcome=outcome, reason=reason, windows=windows, split=split, wall=watch.elapsed(), session=session, told=told
+        outcome=outcome,
+        reason=reason,
+        windows=windows,
+        split=split,
+        wall=watch.elapsed(),
+        session=session,
+        told=told,
+        saved=saved,
     )
 
 
@@ -124,8 +136,40 @@ def test_an_asynchronous_engine_does_not_fool_the_clock() -> None:
     assert done.wall == 41.0
 
 
-def test_pauses_and_waits_are_booked_where_they_belong(tmp_path: Any) -> None:
-    done = drive(run_of(), lambda step: 0.5, wait=0.25, checkpoint=tmp_path / "parameters")
+def test_checkpoints_are_made_after_every_epoch_and_within_one_after_so_many_steps() -> None:
+    assert drive(run_of(), lambda step: 0.5, save=True).saved == [10, 20]
+    assert drive(run_of(), lambda step: 0.5, save=True, save_every=3).saved == [4, 8, 10, 14, 18, 20]
+    assert drive(run_of(), lambda step: 0.5, save=True, save_every=7).saved == [8, 10, 18, 20]
+
+
+@pytest.mark.parametrize("first_step", [4, 10, 14])
+def test_a_run_that_goes_on_does_the_steps_that_are_left(first_step: int) -> None:
+    whole = drive(run_of(warmup_epochs=1.5), lambda step: 0.5, save=True, save_every=3)
+    rest = drive(run_of(warmup_epochs=1.5), lambda step: 0.5, save=True, save_every=3, first_step=first_step)
+    assert rest.session.rates == whole.session.rates[first_step:]
+    assert rest.saved == [step for step in whole.saved if step > first_step]
+    epochs = [one["epoch"] for one in rest.told if one["event"] == "evaluation"]
+    assert epochs == ([1, 2] if first_step < 10 else [2])
+
+
+def test_the_clock_of_a_run_that_goes_on_leaves_out_the_time_that_was_lost() -> None:
+    time = ScriptedTime()
+    before = clock.Clock(now=time)
+    with before.part("initialise"):
+        time.now += 5.0
+    time.now += 20.0
+    kept = before.elapsed(), dict(before.parts)
+    time.now += 1000.0
+    after = clock.Clock(now=time)
+    with after.part("initialise"):
+        after.resume(*kept)
+        time.now += 3.0
+    assert after.elapsed() == 28.0
+    assert after.parts == {"initialise": 8.0}
+
+
+def test_pauses_and_waits_are_booked_where_they_belong() -> None:
+    done = drive(run_of(), lambda step: 0.5, wait=0.25, save=True)
     assert done.split["data"] == pytest.approx(20 * 0.25)
     assert done.split["checkpoint"] == 6.0
     assert done.split["evaluate"] == 14.0

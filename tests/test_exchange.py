@@ -75,6 +75,9 @@ def distance(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float
     )
 
 
+needs_horovod = pytest.mark.skipif(gluon.lacks("horovod", "cpu") is not None, reason=str(gluon.lacks("horovod", "cpu")))
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -83,8 +86,13 @@ def distance(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float
         {"exchange": "dist_device_sync"},
         # One step: four gradients are added in another order than by one process, which more steps would amplify.
         {"exchange": "dist_sync", "devices": 4, "steps": 1},
+        pytest.param({"exchange": "horovod"}, marks=needs_horovod),
+        pytest.param({"exchange": "horovod", "devices": 4, "steps": 1}, marks=needs_horovod),
     ],
-    ids=["one server", "two servers", "dist_device_sync", "two devices each"],
+    ids=[
+        *("one server", "two servers", "dist_device_sync", "two devices each", "horovod"),
+        "horovod, two devices each",
+    ],
 )
 def test_two_workers_end_with_the_parameters_of_one_process(fields: dict[str, Any], tmp_path: Path) -> None:
     run = run_of(**{"devices": 2, "workers": 2, **fields})
@@ -128,8 +136,9 @@ def test_two_bits_lose_no_more_than_the_threshold_of_each_worker(tmp_path: Path)
     assert 0.5 < error.max() <= 2 * 1.0 + 1e-4
 
 
-def test_sixteen_bits_keep_eleven_of_them(tmp_path: Path) -> None:
-    one, other = workers(run_of(devices=2, workers=2, exchange="dist_sync", gradient_bits=16), tmp_path, "sums")
+@pytest.mark.parametrize("exchange", ["dist_sync", pytest.param("horovod", marks=needs_horovod)])
+def test_sixteen_bits_keep_eleven_of_them(exchange: str, tmp_path: Path) -> None:
+    one, other = workers(run_of(devices=2, workers=2, exchange=exchange, gradient_bits=16), tmp_path, "sums")
     assert np.array_equal(one["received"], other["received"])
     error = np.abs(one["received"] / exchange_worker.EXCHANGES - (one["sent"] + other["sent"]))
     # Each of two values of up to 1 and a sum of up to 2 is rounded to 11 binary digits.

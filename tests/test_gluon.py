@@ -122,17 +122,23 @@ def test_evaluation_counts_every_image_once_on_any_number_of_devices(tmp_path: P
     assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
 
 
-def test_saved_parameters_come_back(tmp_path: Path) -> None:
-    run = run_of()
-    first = engines.load("gluon").open_session(run)
+@pytest.mark.parametrize("fields", [{}, {"devices": 2}, {"devices": 2, "virtual": True}], ids=["1", "2", "virtual"])
+def test_a_session_goes_on_from_the_state_of_another(fields: dict[str, Any], tmp_path: Path) -> None:
+    run = run_of(**fields)
     dataset = data.load(run.data, source=None, cache=tmp_path)
-    for batch in data.training_batches(dataset, run.data, total_batch=8, seed=0, steps=2):
-        first.step(batch, 0.05)
-    first.save(tmp_path / "parameters")
-    second = engines.load("gluon").open_session(run)
-    assert distance(second.arrays(), first.arrays()) > 1e-3
-    second.load(tmp_path / "parameters")
-    assert distance(second.arrays(), first.arrays()) == 0
+    batches = list(data.training_batches(dataset, run.data, total_batch=run.total_batch, seed=0, steps=4))
+    whole = engines.load("gluon").open_session(run)
+    for batch in batches[:2]:
+        whole.step(batch, 0.05)
+    state = whole.state()
+    for batch in batches[2:]:
+        whole.step(batch, 0.05)
+    resumed = engines.load("gluon").open_session(run, first_step=2, state=state)
+    assert all(np.array_equal(resumed.state()[name], state[name]) for name in state)
+    for batch in batches[2:]:
+        resumed.step(batch, 0.05)
+    assert distance(resumed.arrays(), whole.arrays()) == 0
+    assert distance(resumed.arrays(), engines.load("gluon").open_session(run).arrays()) > 1e-3
 
 
 def test_the_loss_of_a_window_is_the_mean_over_its_samples(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from poc import hosts
+from poc.engines import gluon
 from poc.errors import UserError
 from poc.hosts import Hosts
 
@@ -25,7 +27,8 @@ RECIPE = """
 from poc import Recipe, Synthetic
 recipe = Recipe(
     model="cifar_resnet8_v2", data=Synthetic(size=16, crop=16, train=640, validation=70), kind="cpu", devices=2,
-    workers=2, cores_per_worker=1, batch_per_device=8, lr=0.01, epochs={epochs}, exchange="dist_sync", quick={{}},
+    workers=2, cores_per_worker=1, batch_per_device=8, lr=0.01, epochs={epochs}, exchange="{exchange}", quick={{}},
+    restarts={restarts},
 )
 """
 
@@ -138,10 +141,15 @@ def two_hosts() -> Iterator[list[list[str]]]:
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
-def test_two_hosts_train_together(two_hosts: list[list[str]], tmp_path: Path) -> None:
+needs_horovod = pytest.mark.skipif(gluon.lacks("horovod", "cpu") is not None, reason=str(gluon.lacks("horovod", "cpu")))
+
+
+@pytest.mark.parametrize("exchange", ["dist_sync", pytest.param("horovod", marks=needs_horovod)])
+def test_two_hosts_train_together(exchange: str, two_hosts: list[list[str]], tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
-    recipe.write_text(RECIPE.format(epochs=2))
-    members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(two_hosts)]
+    recipe.write_text(RECIPE.format(epochs=2, exchange=exchange, restarts=0))
+    named = [[*prefix, *_called(f"10.77.0.{number}")] for number, prefix in enumerate(two_hosts, start=1)]
+    members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(named)]
     with ended(members):
         told = [member.communicate(timeout=120)[1] for member in members]
         assert [member.returncode for member in members] == [0, 0], told
@@ -154,9 +162,54 @@ def test_two_hosts_train_together(two_hosts: list[list[str]], tmp_path: Path) ->
     assert not (tmp_path / "results1").exists()  # the first host keeps the journal
 
 
+def _called(name: str) -> list[str]:
+    """The command that starts another on a host of this name."""
+    return ["unshare", "--uts", "sh", "-c", f'hostname {name} && exec "$@"', "-"]
+
+
+@needs_horovod
+def test_horovod_on_a_host_whose_name_leads_nowhere_says_so(two_hosts: list[list[str]], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.format(epochs=2, exchange="horovod", restarts=0))
+    named = [[*prefix, *_called("localhost")] for prefix in two_hosts]
+    members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(named)]
+    with ended(members):
+        told = [member.communicate(timeout=120)[1] for member in members]
+    assert members[0].returncode == 1, told
+    assert "this host's name, localhost, leads to 127.0.0.1" in record_of(tmp_path)["reason"]
+
+
+def test_a_worker_lost_on_the_other_host_is_started_again(two_hosts: list[list[str]], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.format(epochs=12, exchange="dist_sync", restarts=1))
+    members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(two_hosts)]
+    with ended(members):
+        _kill_worker_once(members[1].pid, '"epoch": 2')
+        told = [member.communicate(timeout=120)[1] for member in members]
+        assert [member.returncode for member in members] == [0, 0], told
+    record = record_of(tmp_path)
+    assert (record["outcome"], record["reason"]) == ("completed", "")
+    assert record["resumed"][0]["step"] >= 40
+    assert "host 1" in record["resumed"][0]["why"] or "worker 1" in record["resumed"][0]["why"]
+    assert [one["epoch"] for one in record["evaluations"]] == list(range(1, 13))
+
+
+def _kill_worker_once(pid: int, told: str) -> None:
+    """Kills the worker that the host with process `pid` has started, when its file says `told`."""
+    for _ in range(1200):
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(pid).children(recursive=True):
+                files = [Path(file.path) for file in child.open_files() if file.path.endswith(".jsonl")]
+                if files and told in files[0].read_text():
+                    child.kill()
+                    return
+        time.sleep(0.05)
+    raise AssertionError("no run came to pass")
+
+
 def test_a_cut_link_ends_the_run_on_both_hosts(two_hosts: list[list[str]], tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
-    recipe.write_text(RECIPE.format(epochs=5000))
+    recipe.write_text(RECIPE.format(epochs=5000, exchange="dist_sync", restarts=0))
     members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(two_hosts)]
     with ended(members):
         time.sleep(12)  # until they train; wherever the cut falls, the same has to follow

@@ -447,6 +447,41 @@ def test_clock_of_the_cores_that_may_be_used(tmp_path: Path) -> None:
         assert sensor.read(0.0).core_clock_mhz == 2400
 
 
+def test_the_cores_of_each_numa_node_and_the_node_of_a_card(tmp_path: Path) -> None:
+    files: dict[str, object] = {
+        "devices/system/node/node0/cpulist": "0-3,8-9",
+        "devices/system/node/node2/cpulist": "4-7",
+        "devices/system/node/node10/cpulist": "10",
+        "devices/system/node/node11/cpulist": "",  # memory alone
+        "bus/pci/devices/0000:05:00.0/numa_node": 2,
+        "bus/pci/devices/0000:06:00.0/numa_node": -1,
+    }
+    system = kernel_tree(tmp_path, files)
+    assert topology.numa_nodes(system, range(16)) == {0: [0, 1, 2, 3, 8, 9], 2: [4, 5, 6, 7], 10: [10]}
+    assert topology.numa_nodes(system, [9, 4]) == {0: [9], 2: [4]}
+    assert topology.numa_nodes(tmp_path / "nowhere", [3, 1]) == {0: [1, 3]}
+    with nvml.Driver(eight_cards(Clock([0.0]))) as driver:
+        assert [topology.numa_node_of(driver, card, system) for card in (5, 6, 7)] == [2, None, None]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "each", "near", "groups"),
+    [
+        ({0: [0, 1]}, 2, 1, None, [[0], [1]]),
+        ({0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}, 2, 4, None, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ({0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}, 4, 2, None, [[0, 1], [4, 5], [2, 3], [6, 7]]),
+        ({0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}, 2, 2, None, [[0, 1], [4, 5]]),
+        ({0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}, 3, 2, [1, 1, 0], [[4, 5], [6, 7], [0, 1]]),
+        ({0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}, 2, 2, [None, 7], [[0, 1], [4, 5]]),
+        ({0: [0, 1, 2], 1: [3, 4, 5]}, 3, 2, None, [[0, 1], [3, 4], [2, 5]]),  # the last has to have of both
+    ],
+)
+def test_cores_of_a_worker_are_of_one_numa_node(
+    nodes: dict[int, list[int]], workers: int, each: int, near: Any, groups: list[list[int]]
+) -> None:
+    assert topology.core_groups(nodes, workers, each, near) == groups
+
+
 @pytest.mark.parametrize(
     ("setting", "cards"),
     [

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from poc import Recipe, Synthetic, hardware, processes
+from poc.engines import gluon
 from poc.plan import plan
 from poc.run import Place, execute
 
@@ -29,7 +30,7 @@ recipe = Recipe(
 """
 
 
-def two_workers(folder: Path, epochs: int) -> Any:
+def two_workers(folder: Path, epochs: int, *, exchange: str = "dist_sync", restarts: int = 0) -> Any:
     recipe = Recipe(
         model="cifar_resnet8_v2",
         data=Synthetic(size=16, crop=16, train=640, validation=70),
@@ -40,14 +41,15 @@ def two_workers(folder: Path, epochs: int) -> Any:
         batch_per_device=8,
         lr=0.01,
         epochs=epochs,
-        exchange="dist_sync",
+        exchange=exchange,
+        restarts=restarts,
     )
     (planned,) = plan("test", recipe, MACHINE)
     return execute(planned.run, Place(source=None, cache=folder, patience=4.0), MACHINE, "here")
 
 
-def family(pid: int | None = None) -> dict[str, psutil.Process]:
-    """The processes of a run by name, once both workers have finished a window."""
+def family(pid: int | None = None, *, after: str = "") -> dict[str, psutil.Process]:
+    """The processes of a run by name, once both workers have finished a window and told of what is `after` it."""
     for _ in range(1200):
         found, windows = {}, 0
         for child in psutil.Process(pid).children(recursive=True):
@@ -57,7 +59,8 @@ def family(pid: int | None = None) -> dict[str, psutil.Process]:
             except psutil.Error:
                 continue
             found[f"worker {files[0].stem[-1]}" if files else "server 0" if role == "server" else role] = child
-            windows += bool(files and '"window"' in files[0].read_text())
+            told = files[0].read_text() if files else ""
+            windows += '"window"' in told and after in told
         if windows == 2:
             return found
         time.sleep(0.05)
@@ -77,6 +80,37 @@ def test_a_lost_process_ends_the_run_and_is_named(victim: str, number: signal.Si
     assert record["reason"].startswith(f"{victim}: ")
     assert ("signal 9" if number == signal.SIGKILL else "SIGSTOP") in record["reason"]
     assert record["windows"]
+    assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.mark.skipif(gluon.lacks("horovod", "cpu") is not None, reason=str(gluon.lacks("horovod", "cpu")))
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_lost_worker_of_horovod_ends_the_run_and_is_named(number: signal.Signals, tmp_path: Path) -> None:
+    striker = threading.Thread(target=lambda: family()["worker 1"].send_signal(number))
+    striker.start()
+    record = two_workers(tmp_path, 1000, exchange="horovod")
+    striker.join()
+    assert record["outcome"] == "failed"
+    assert record["reason"].startswith("worker 1: ")
+    assert ("signal 9" if number == signal.SIGKILL else "SIGSTOP") in record["reason"]
+    assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
+def test_a_restart_reaches_what_an_undisturbed_run_does(victim: str, tmp_path: Path) -> None:
+    undisturbed = two_workers(tmp_path / "undisturbed", 4)
+    # After its second evaluation: the checkpoint of the first epoch, at least, is there.
+    striker = threading.Thread(target=lambda: family(after='"epoch": 3').get(victim).send_signal(signal.SIGKILL))
+    striker.start()
+    restarted = two_workers(tmp_path / "restarted", 4, restarts=1)
+    striker.join()
+    assert (restarted["outcome"], restarted["reason"]) == ("completed", "")
+    (resumed,) = restarted["resumed"]
+    assert resumed["step"] in (80, 120)
+    assert resumed["why"].startswith(f"{victim}: ")
+    for name in ("accuracy", "loss"):
+        reached = [one[name] for one in restarted["evaluations"]]
+        assert reached == pytest.approx([one[name] for one in undisturbed["evaluations"]], abs=1e-6)
     assert psutil.Process().children(recursive=True) == []
 
 

@@ -49,7 +49,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"data": "cifar10"}, r"data: 'cifar10' is not allowed; give CIFAR10"),
     ({"only": [{"device": 3}]}, r"only: no field 'device'; did you mean 'devices'"),
     ({"only": [3]}, r"only: 3 is not allowed; give a dict"),
-    ({"quick": {"only": []}}, r"quick: no field 'only'"),
+    ({"quick": {"only": [{"device": 3}]}}, r"quick: only: no field 'device'; did you mean 'devices'"),
+    ({"quick": {"quick": {}}}, r"quick: no field 'quick'"),
     ({"devices": 3, "workers": 2, "exchange": "dist_sync"}, r"workers: 2 do not share 3 devices"),
     ({"devices": 2, "workers": 2}, r"exchange: 'device' stays inside one process"),
     ({"devices": 2, "exchange": "dist_sync"}, r"exchange: 'dist_sync' is between processes"),
@@ -63,6 +64,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"servers": 2}, r"servers: 2 says nothing of one worker"),
     ({"slowed": 0.3}, r"slowed: 0.3 says nothing of one worker"),
     ({**TWO, "slowed": -1}, r"slowed: -1"),
+    ({**TWO, "exchange": "horovod", "servers": 2}, r"servers: 'horovod' has none"),
+    ({**TWO, "exchange": "horovod", "compression": TwoBit()}, r"compression: not with exchange 'horovod'"),
+    ({"restarts": -1}, r"restarts: -1"),
+    ({"cores_per_worker": "socket"}, r"cores_per_worker: 'socket' is not allowed"),
+    ({"cores_per_worker": 0}, r"cores_per_worker: 0"),
 ]
 
 
@@ -166,6 +172,24 @@ def test_what_this_machine_cannot_do_is_skipped_with_the_reason(
     assert bool(skip) == bool(one.skip)
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_horovod_is_an_extra(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if installed else None)
+    (one,) = planned(devices=2, workers=2, kind="cpu", exchange="horovod")
+    assert one.skip == ("" if installed else "Horovod is not installed: ./make_environment.sh --horovod")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "cores"),
+    [((8, 8), 2, 8), ((8, 8), 4, 4), ((8, 6), 2, 6), ((8, 8), 3, 4), ((16,), 2, 8), ((8, 8), 1, 8), ((), 2, 8)],
+)
+def test_a_worker_may_have_a_numa_node_or_its_share_of_one(nodes: tuple[int, ...], workers: int, cores: int) -> None:
+    machine = Hardware(cpu="Test CPU", cores=16, memory_bytes=2**34, cpu_flops=2e11, numa_nodes=nodes)
+    exchange = "dist_sync" if workers > 1 else "device"
+    (one,) = planned(machine, devices=workers, workers=workers, kind="cpu", cores_per_worker="node", exchange=exchange)
+    assert (one.run.cores_per_worker, one.skip) == (cores, "")
+
+
 @pytest.mark.parametrize(
     ("machine", "kind", "virtual"), [(CPU, "cpu", True), (gpus(1), "gpu", True), (gpus(4), "gpu", False)]
 )
@@ -200,6 +224,7 @@ def test_an_id_names_what_is_computed_and_nothing_else() -> None:
     (first,), (other_name,) = (plan(n, Recipe(model="cifar_resnet8_v2"), CPU) for n in ("one", "two"))
     assert first.run.id == other_name.run.id
     assert planned(lr=0.1)[0].run.id != first.run.id
+    assert planned(restarts=2)[0].run.id == planned()[0].run.id
     assert Run.from_json(json.loads(json.dumps(first.run.to_json()))) == first.run
     # Published in results/journal.jsonl: a change here would make every recorded run look new.
     (reference,) = plan("", Recipe(model="cifar_resnet50_v2", devices=0, batch_per_device=128, lr=0.05, epochs=12), CPU)

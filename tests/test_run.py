@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
-from poc import Recipe, Synthetic, clock, hardware, journal
+from poc import Recipe, Synthetic, checkpoint, clock, hardware, journal
 from poc import run as running
 from poc.plan import plan
 from poc.run import Place, execute
@@ -37,6 +38,12 @@ def record_of(machine: hardware.Hardware, folder: Path, *, detail: bool = False,
     return execute(one.run, place, machine, "here", detail=detail)
 
 
+def conditions_of(record: journal.Record) -> dict[str, Any]:
+    """Those of a run on one host, with the data that it asks for."""
+    here = {"cpu": record["hardware"]["cpu"], "stand_in": False, "workers_here": record["run"]["workers"]}
+    return {**here, "versions": record["versions"], "commit": record["commit"]}
+
+
 def test_synthetic_images_are_learnt(machine: hardware.Hardware, tmp_path: Path) -> None:
     record = record_of(machine, tmp_path, data=Synthetic(train=4000, validation=1000), epochs=4)
     assert record["outcome"] == "completed"
@@ -52,7 +59,7 @@ def test_synthetic_images_are_learnt(machine: hardware.Hardware, tmp_path: Path)
     assert record["memory"]["host_peak_bytes"] > 2**26
     trained = sum(window.seconds for window in windows)
     assert trained / 2 < record["cpu_seconds"] < record["wall"] * machine.cores
-    assert (tmp_path / "checkpoints" / f"{record['run_id']}.params").exists()
+    assert checkpoint.steps(tmp_path / "checkpoints" / record["run_id"], [0], conditions_of(record)) == [320]
     json.dumps(record, allow_nan=False)
 
 
@@ -109,6 +116,85 @@ def test_a_process_that_is_killed_leaves_a_failed_record_with_what_it_had_measur
     assert record["outcome"] == "failed"
     assert "signal 9" in record["reason"]
     assert record["windows"]
+
+
+def strike(events: str, process: psutil.Process | None = None) -> threading.Thread:
+    """Kills the worker of the run that this process starts once it has told of a window after the first `events`."""
+
+    def kill() -> None:
+        for _ in range(1200):
+            for child in psutil.Process().children():
+                files = [Path(file.path) for file in child.open_files() if file.path.endswith("worker0.jsonl")]
+                text = files[0].read_text() if files else ""
+                if events in text and '"window"' in text[text.index(events) :]:
+                    child.send_signal(signal.SIGKILL)
+                    return
+            time.sleep(0.02)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    return killer
+
+
+def test_workers_whose_data_do_not_come_out_even_finish(machine: hardware.Hardware, tmp_path: Path) -> None:
+    # 105 images are six whole batches of 16 and 9 left over; of 71 to be classified one worker has one more.
+    record = record_of(
+        machine,
+        tmp_path,
+        data=Synthetic(size=16, crop=16, train=105, validation=71),
+        kind="cpu",
+        devices=2,
+        workers=2,
+        cores_per_worker=1 if machine.cores > 1 else None,
+        batch_per_device=8,
+        exchange="dist_sync",
+        epochs=3,
+    )
+    assert (record["outcome"], record["reason"]) == ("completed", "")
+    for worker in record["workers"]:
+        assert [(one["steps"], one["samples"]) for one in worker["windows"]] == [(5, 40), (1, 8)] * 3
+    assert [one["samples"] for one in record["evaluations"]] == [71] * 3
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_run_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(
+    restarts: int, machine: hardware.Hardware, tmp_path: Path
+) -> None:
+    fields: dict[str, Any] = {"epochs": 4, "restarts": restarts}
+    undisturbed = record_of(machine, tmp_path / "undisturbed", **fields)
+    killer = strike('"evaluation", "epoch": 2')
+    cut = record_of(machine, tmp_path / "cut", **fields)
+    killer.join()
+    if not restarts:
+        assert cut["outcome"] == "failed"
+        assert "resumed" not in cut
+        cut = record_of(machine, tmp_path / "cut", **fields)
+    assert (cut["outcome"], cut["reason"]) == ("completed", "")
+    ((step, why),) = [(one["step"], one["why"]) for one in cut["resumed"]]
+    assert step == 80
+    assert ("signal 9" in why) == bool(restarts)
+    # The process was another one, the figures are the same to the last digit.
+    for name in ("loss", "steps", "samples", "epoch"):
+        assert [one[name] for one in cut["windows"]] == [one[name] for one in undisturbed["windows"]]
+    for name in ("accuracy", "loss"):
+        assert [one[name] for one in cut["evaluations"]] == [one[name] for one in undisturbed["evaluations"]]
+    ends = [
+        checkpoint.read(tmp_path / name / "checkpoints" / cut["run_id"], 0, 160).arrays
+        for name in ("cut", "undisturbed")
+    ]
+    assert any(name.startswith("momentum/") for name in ends[0])
+    assert ends[0].keys() == ends[1].keys()
+    assert all(np.array_equal(ends[0][name], ends[1][name]) for name in ends[0])
+    split = clock.split(cut["wall"], cut["parts"], clock.windows_from(cut))
+    assert sum(split.values()) == pytest.approx(cut["wall"])
+    assert all(seconds >= 0 for seconds in split.values())
+
+
+def test_a_run_without_room_for_checkpoints_goes_on_without_them(machine: hardware.Hardware, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    record = record_of(machine, tmp_path, epochs=2)
+    assert record["outcome"] == "completed"
+    assert [one["step"] for one in record["unsaved"]] == [40, 80]
 
 
 def test_an_error_in_the_process_of_a_run_is_its_reason(machine: hardware.Hardware, tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from poc.values import value
 
@@ -75,11 +76,8 @@ class Session(Protocol):
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """Classifies every image once, with the batch statistics averaged over the devices."""
 
-    def save(self, path: Path) -> None:
-        """Writes the network's parameters to `path`."""
-
-    def load(self, path: Path) -> None:
-        """Reads parameters that `save` wrote."""
+    def state(self) -> dict[str, np.ndarray]:
+        """What `open_session` needs to go on from here: parameters, batch statistics and optimizer's state here."""
 
     def peak_device_bytes(self) -> int | None:
         """The most memory taken on one device so far; None where the engine cannot tell."""
@@ -98,11 +96,17 @@ class Engine(Protocol):
     def unsupported(self, gpu: GPU) -> str | None:
         """Why this engine cannot run on `gpu`, in one line; None where it can."""
 
+    def lacks(self, exchange: str, kind: str) -> str | None:
+        """Why gradients cannot travel so between devices of a kind ("gpu", "cpu"), in one line; None where they can."""
+
     def versions(self) -> dict[str, str]:
         """Names and versions of what the engine is made of."""
 
-    def open_session(self, run: Run) -> Session:
-        """Imports the framework and builds the network of `run`, initialised from its seed."""
+    def open_session(self, run: Run, *, first_step: int = ..., state: Mapping[str, np.ndarray] | None = ...) -> Session:
+        """Imports the framework and builds the network of `run`, initialised from its seed.
+
+        With a `state` it goes on from that, and the next step is number `first_step`.
+        """
 
 
 def load(name: str) -> Any:

@@ -50,7 +50,7 @@ _FLAGS = ("virtual", "quick", "superseded")
 _VARIED = (
     *("recipe", "devices", "virtual", "batch_per_device", "total_batch", "learning_rate", "lr_rule", "seed"),
     *("exchange", "workers", "warmup_steps", "steps", "steps_per_epoch", "epochs", "window", "quick"),
-    *("staleness", "two_bit", "gradient_bits", "servers", "slowed"),
+    *("staleness", "two_bit", "gradient_bits", "servers", "slowed", "restarts"),
 )
 _ALIKE = (
     *("infrastructure", "hardware", "framework", "dataset", "setting", "devices", "workers", "virtual", "quick"),
@@ -244,6 +244,9 @@ def _note(record: Record, steps: int) -> str:
         words.append(f"virtual: one device played all {run['devices']}; its throughput is not that of {run['devices']}")
     if record["outcome"] == "completed" and steps % run["steps_per_epoch"]:
         words.append(f"stopped after {steps} steps")
+    resumed = len(record.get("resumed") or [])
+    if resumed:
+        words.append("resumed from a checkpoint" + (f" {resumed} times" if resumed > 1 else ""))
     busy = record["others_busy_cores"]
     cores = record["hardware"]["cores"]
     if busy is not None and busy > BUSY * cores:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from poc.engines import Cluster
 from poc.engines.gluon import launch
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from poc.engines import Session
     from poc.hardware import GPU
     from poc.plan import Run
@@ -21,7 +24,7 @@ _COMPILED_FOR = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
 @contextlib.contextmanager
 def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> Iterator[Cluster]:
-    """Starts the scheduler and the servers that a distributed kvstore needs, if any.
+    """Starts the scheduler and servers of a distributed kvstore, or what Horovod's workers meet at, or nothing.
 
     OpenMP reads its thread count once, at import; left alone, MXNet takes half of the cores.
     """
@@ -33,12 +36,21 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
     if run.workers == 1 and run.exchange not in ("dist_async", "stale"):
         yield Cluster(environments=[common], helpers={})
         return
-    with launch.parameter_servers(run.workers, run.servers, hosts[0]) as (addresses, helpers):
-        workers = [
-            {**common, **addresses, "DMLC_ROLE": "worker", "DMLC_NODE_HOST": hosts[worker * len(hosts) // run.workers]}
-            for worker in range(run.workers)
-        ]
-        yield Cluster(environments=workers, helpers=helpers)
+    if run.exchange == "horovod":
+        meeting = launch.rendezvous(run.workers, hosts)
+    else:
+        meeting = launch.parameter_servers(run.workers, run.servers, hosts)
+    with meeting as (found, helpers):
+        yield Cluster(environments=[{**common, **own} for own in found], helpers=helpers)
+
+
+def lacks(exchange: str, kind: str) -> str | None:
+    """Why this build cannot exchange gradients so between devices of a kind, in one line; None where it can."""
+    if exchange == "nccl" and kind == "cpu":
+        return "exchange nccl is NVIDIA's, between GPUs"
+    if exchange == "horovod" and importlib.util.find_spec("horovod") is None:
+        return "Horovod is not installed: ./make_environment.sh --horovod"
+    return None
 
 
 def unsupported(gpu: GPU) -> str | None:
@@ -55,7 +67,7 @@ def unsupported(gpu: GPU) -> str | None:
 def versions() -> dict[str, str]:
     """Names and versions of what the engine is made of."""
     found = {}
-    for name in ("mxnet", "mxnet-cu112", "gluoncv"):
+    for name in ("mxnet", "mxnet-cu112", "gluoncv", "horovod"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -63,11 +75,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def open_session(run: Run) -> Session:
-    """Imports mxnet and builds the network of `run`, initialised from its seed, on its devices."""
+def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
+    """Imports mxnet and builds the network of `run`, initialised from its seed or from a `state`, on its devices."""
     from poc.engines.gluon import compatibility
 
     compatibility.prepare()
     from poc.engines.gluon.session import GluonSession
 
-    return GluonSession(run)
+    return GluonSession(run, first_step=first_step, state=state)

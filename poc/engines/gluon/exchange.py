@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
+from poc.engines.gluon import launch
 from poc.schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -67,6 +70,26 @@ class InProcess:
                 # _reduce is how Gluon itself averages a parameter over its contexts when it saves one.
                 parameter.set_data(parameter._reduce())
 
+    def state(self) -> dict[str, np.ndarray]:
+        """The optimizer's state, as far as it is in this process: "momentum/INDEX/DEVICE"."""
+        return {
+            f"momentum/{index}/{device}": momentum.asnumpy()
+            for device, updater in enumerate(self._trainer._updaters)
+            for index, momentum in updater.states.items()
+            if momentum is not None
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes over what `state` gave."""
+        for name, momentum in state.items():
+            kind, *place = name.split("/")
+            if kind == "momentum":
+                index, device = map(int, place)
+                context = self._trainer._contexts[device]
+                updater = self._trainer._updaters[device]
+                updater.states[index] = mx.nd.array(momentum, ctx=context, dtype=momentum.dtype)
+                updater.states_synced[index] = True
+
     def barrier(self) -> None:
         """Blocks until every worker is here."""
 
@@ -88,14 +111,18 @@ class BetweenWorkers(InProcess):
         self._workers = run.workers
         self._compressed = run.two_bit is not None
         self._half = run.gradient_bits == 16
-        self._store = mx.kv.create(run.exchange)
-        self.rank = self._store.rank
         self._keys = 0
-        if self._compressed:
-            self._store.set_gradient_compression(_compression(run))
+        self._connect(run)
         self._share_start([*trained, *statistics])
         self._share(trained)
         self.barrier()
+
+    def _connect(self, run: Run) -> None:
+        """Finds the other workers, and this one's number among them."""
+        self._store = mx.kv.create(run.exchange)
+        self.rank = self._store.rank
+        if self._compressed:
+            self._store.set_gradient_compression(_compression(run))
 
     def _share_start(self, shared: list[Any]) -> None:
         """Gives every worker the state that the first one starts from.
@@ -105,10 +132,13 @@ class BetweenWorkers(InProcess):
         gradients instead; and `init` does not wait for arrays in oneDNN's blocked layout, which new arrays are not in.
         """
         state = _joined(shared)
-        key = self._new_key(state)
-        self._store.pull(key, out=state)
+        self._spread(state)
         _separated(state, shared)
         mx.nd.waitall()
+
+    def _spread(self, state: Any) -> None:
+        """Enqueues the overwriting of `state`, on every worker, by the first one's."""
+        self._store.pull(self._new_key(state), out=state)
 
     def _share(self, trained: list[Any]) -> None:
         """Makes known to the servers what is exchanged later."""
@@ -127,17 +157,21 @@ class BetweenWorkers(InProcess):
         self._store.init(key, value)
         return key
 
+    def _sum(self, key: int, arrays: list[Any], priority: int = 0) -> None:
+        """Enqueues the exchange of one key: each of `arrays`, one a device, becomes the sum of all workers'."""
+        if self._compressed:
+            self._store.push(key, arrays, priority=priority)
+            self._store.pull(key, out=arrays, priority=priority)
+        else:
+            self._store.pushpull(key, arrays, out=arrays, priority=priority)
+
     def exchange(self) -> None:
         """Enqueues the exchange: every device's gradients become the sum of those of all devices of all workers."""
         for number, (key, (bucket, sent)) in enumerate(self._buckets.items()):
             if self._half:
                 for long, short in zip(bucket, sent):
                     short[:] = long.astype(np.float16)
-            if self._compressed:
-                self._store.push(key, sent, priority=-number)
-                self._store.pull(key, out=sent, priority=-number)
-            else:
-                self._store.pushpull(key, sent, out=sent, priority=-number)
+            self._sum(key, sent, priority=-number)
             if self._half:
                 for long, short in zip(bucket, sent):
                     long[:] = short.astype(np.float32)
@@ -151,14 +185,51 @@ class BetweenWorkers(InProcess):
             super().agree()
             return
         mean = _joined(self._statistics)
-        self._store.push(self._statistics_key, mean)
-        self._store.pull(self._statistics_key, out=mean)
+        self._sum(self._statistics_key, [mean])
         _separated(mean / self._workers, self._statistics)
 
     def barrier(self) -> None:
         """Blocks until every worker is here."""
         mx.nd.waitall()
         self._store._barrier()
+
+
+class Horovod(BetweenWorkers):
+    """Horovod's ring all-reduce (Sergeev and Del Balso 2018): the workers send to one another, without servers.
+
+    Its own trainer fails on a CPU, where it is given gradients in oneDNN's blocked layout; the long arrays are plain.
+    """
+
+    def _connect(self, run: Run) -> None:
+        address = os.environ["HOROVOD_HOSTNAME"]
+        os.environ["HOROVOD_GLOO_IFACE"] = launch.interface(address)
+        launch.check_name_resolves(address)
+        import horovod.mxnet  # optional: only where a run asks for it
+
+        self._horovod = horovod.mxnet
+        self._horovod.init()
+        self.rank = self._horovod.rank()
+
+    def _spread(self, state: Any) -> None:
+        self._horovod.broadcast_(state, root_rank=0, name="state")
+
+    def _new_key(self, value: Any) -> int:
+        self._keys += 1
+        return self._keys
+
+    def _sum(self, key: int, arrays: list[Any], priority: int = 0) -> None:
+        first, *others = arrays
+        for other in others:
+            first += other.as_in_context(first.context)
+        self._horovod.allreduce_(first, op=self._horovod.Sum, name=str(key), priority=priority)
+        for other in others:
+            first.copyto(other)
+
+    def barrier(self) -> None:
+        """Blocks until every worker is here."""
+        mx.nd.waitall()
+        self._horovod.allreduce_(mx.nd.zeros(1), op=self._horovod.Sum, name="barrier")
+        mx.nd.waitall()
 
 
 class Apart(BetweenWorkers):
@@ -181,14 +252,16 @@ class OnServers(BetweenWorkers):
     """Kvstore `dist_async`: the servers update the parameters by each worker's gradients as they come.
 
     The learning rate's schedule is theirs, too: what a worker sets does not reach them. Parameters travel in long
-    arrays like the gradients, those with weight decay apart from those without. They are copied out of them, since
+    arrays like the gradients, those with weight decay apart from those without. A run that goes on from a checkpoint
+    does so without the servers' momentum, which no worker can ask for. Parameters are copied out of them, since
     oneDNN brings a network's weights into a layout of its own, which a view cannot have.
     """
 
     sums = False
 
-    def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
+    def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
         self._run = run
+        self._first_step = first_step
         super().__init__(dataclasses.replace(run, exchange="dist_async"), trained, statistics)
 
     def _share(self, trained: list[Any]) -> None:
@@ -212,7 +285,9 @@ class OnServers(BetweenWorkers):
         self._clocks = mx.nd.zeros(self._workers)
         self._clock_key = self._new_key(self._clocks)
         if self.rank == 0:
-            self._store.set_optimizer(ServerSGD(self._run, spared, self._statistics_keys, self._clock_key))
+            self._store.set_optimizer(
+                ServerSGD(self._run, self._first_step, spared, self._statistics_keys, self._clock_key)
+            )
 
     def step(self, rate: float) -> None:
         """Enqueues one exchange: gradients to the servers, which update; parameters from them."""
@@ -256,12 +331,12 @@ class Stale(OnServers):
     each has done, are one more array of the servers'.
     """
 
-    def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
+    def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
         self._bound = run.staleness
         self.seen: list[list[int]] = []
         """Every worker's clock, as this one found them when it was allowed to go on, step by step."""
         self._waited = 0.0
-        super().__init__(run, trained, statistics)
+        super().__init__(run, trained, statistics, first_step)
 
     def step(self, rate: float) -> None:
         """Sends the gradients and ticks; blocks until the slowest worker is near enough; fetches the parameters.
@@ -298,7 +373,7 @@ class ServerSGD(mx.optimizer.SGD):
     parameters about as far as one synchronous step, weight decay included.
     """
 
-    def __init__(self, run: Run, spared: list[int], kept: list[int], added: int) -> None:
+    def __init__(self, run: Run, first_step: int, spared: list[int], kept: list[int], added: int) -> None:
         super().__init__(
             momentum=run.momentum,
             wd=run.weight_decay,
@@ -306,7 +381,7 @@ class ServerSGD(mx.optimizer.SGD):
             rescale_grad=run.workers / run.total_batch,
         )
         self.wd_mult = dict.fromkeys(spared, 0.0)
-        self._workers = run.workers
+        self._workers, self._first_step = run.workers, first_step
         self._target, self._start, self._warmup_steps = run.learning_rate, run.warmup_from, run.warmup_steps
         self._kept, self._added = kept, added
 
@@ -324,18 +399,22 @@ class ServerSGD(mx.optimizer.SGD):
         elif key in self._kept:
             held[:] = received
         else:
-            step = self._index_update_count.get(key, 0) // self._workers
+            step = self._first_step + self._index_update_count.get(key, 0) // self._workers
             rate = learning_rate(step, target=self._target, start=self._start, warmup_steps=self._warmup_steps)
             self.lr = rate / self._workers
             super().update_multi_precision(index, weight, grad, state)
 
 
-def connect(run: Run, trained: list[Any], statistics: list[Any]) -> InProcess:
-    """The exchange of `run` for the parameters `trained` and the batch `statistics` of this worker's replicas."""
-    kinds = {"independent": Apart, "dist_async": OnServers, "stale": Stale}
-    if run.workers == 1 and run.exchange not in ("dist_async", "stale"):
+def connect(run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> InProcess:
+    """The exchange of `run` for the parameters `trained` and the batch `statistics` of this worker's replicas.
+
+    The next step of it is number `first_step`.
+    """
+    if run.exchange in ("dist_async", "stale"):
+        return {"dist_async": OnServers, "stale": Stale}[run.exchange](run, trained, statistics, first_step)
+    if run.workers == 1:
         return InProcess(run, trained, statistics)
-    return kinds.get(run.exchange, BetweenWorkers)(run, trained, statistics)
+    return {"horovod": Horovod, "independent": Apart}.get(run.exchange, BetweenWorkers)(run, trained, statistics)
 
 
 def _compression(run: Run) -> dict[str, Any] | None:

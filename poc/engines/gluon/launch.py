@@ -1,44 +1,106 @@
-"""The processes that MXNet's distributed kvstore needs beside the workers: a scheduler and servers."""
+"""The processes that an exchange between workers needs beside them: MXNet's scheduler and servers, or Horovod's meeting
+point."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import psutil
 
 from poc import processes
 
 LOOPBACK = "127.0.0.1"
+Environment = dict[str, str]
+Helpers = dict[str, "subprocess.Popen[str]"]
 
 
 @contextlib.contextmanager
-def parameter_servers(
-    workers: int, servers: int, host: str
-) -> Iterator[tuple[dict[str, str], dict[str, subprocess.Popen[str]]]]:
-    """Starts a scheduler and servers here, where `host` is this host's address for all that take part.
+def parameter_servers(workers: int, servers: int, hosts: Sequence[str]) -> Iterator[tuple[list[Environment], Helpers]]:
+    """Starts a scheduler and servers here, where `hosts` are the addresses of all that take part, this one's first.
 
-    Gives the environment variables by which workers find them, and their processes by name.
+    Gives each worker's environment variables by which it finds them, and their processes by name.
     """
-    addresses = {
-        "DMLC_PS_ROOT_URI": host,
-        "DMLC_PS_ROOT_PORT": str(_free_port(host)),
-        "DMLC_NODE_HOST": host,
+    common = {
+        "DMLC_PS_ROOT_URI": hosts[0],
+        "DMLC_PS_ROOT_PORT": str(_free_port(hosts[0])),
+        "DMLC_NODE_HOST": hosts[0],
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": str(servers),
         # Several servers share every array that is not tiny; by default only those of a million values.
         "MXNET_KVSTORE_BIGARRAY_BOUND": str(10_000 if servers > 1 else 1_000_000),
     }
     roles = {"scheduler": "scheduler", **{f"server {number}": "server" for number in range(servers)}}
-    started: dict[str, subprocess.Popen[str]] = {}
+    started: Helpers = {}
     try:
         for name, role in roles.items():
-            environment = {**addresses, "DMLC_ROLE": role, "OMP_NUM_THREADS": "1"}
+            environment = {**common, "DMLC_ROLE": role, "OMP_NUM_THREADS": "1"}
             started[name] = processes.start("poc.engines.gluon.serve", environment)
-        yield addresses, started
+        places = [host for host in hosts for _ in range(workers // len(hosts))]
+        yield [{**common, "DMLC_ROLE": "worker", "DMLC_NODE_HOST": host} for host in places], started
     finally:
         # The run is over, well or badly: nothing that they hold is needed any more.
         processes.stop(started.values())
+
+
+@contextlib.contextmanager
+def rendezvous(workers: int, hosts: Sequence[str]) -> Iterator[tuple[list[Environment], Helpers]]:
+    """Starts the server where Horovod's workers find one another; gives what `parameter_servers` does."""
+    each = workers // len(hosts)
+    common = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0],
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(_free_port(hosts[0])),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_SIZE": str(workers),
+        "HOROVOD_LOCAL_SIZE": str(each),
+        "HOROVOD_CROSS_SIZE": str(len(hosts)),
+    }
+    environments = [
+        {
+            **common,
+            "HOROVOD_RANK": str(worker),
+            "HOROVOD_LOCAL_RANK": str(worker % each),
+            "HOROVOD_CROSS_RANK": str(worker // each),
+            "HOROVOD_HOSTNAME": hosts[worker // each],
+        }
+        for worker in range(workers)
+    ]
+    plan = ",".join(f"{host}:{each}" for host in hosts)
+    server = processes.start("poc.engines.gluon.meet", {**common, "HOROVOD_HOSTS": plan}, stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    try:
+        # Workers ask a few times, for a second or two. One that has died is found by whoever watches the helpers.
+        server.stdout.readline()
+        yield environments, {"rendezvous": server}
+    finally:
+        processes.stop([server])
+        server.stdout.close()
+
+
+def interface(address: str) -> str:
+    """The network interface of this host that has the IP `address`, such as "eth0"; raises OSError for none."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return str(name)
+    raise OSError(f"no network interface of this host has the address {address}")
+
+
+def check_name_resolves(address: str) -> None:
+    """Raises OSError where this host takes part at `address` and its own name leads to itself alone.
+
+    Horovod 0.28.1 forgets the interface that it was given when it connects a process set, and listens where the
+    host's name leads.
+    """
+    name = socket.gethostname()
+    try:
+        found = socket.gethostbyname(name)
+    except OSError as error:
+        raise OSError(f"this host's name, {name}, has no address ({error}); Horovod needs one: {address}") from None
+    if found.startswith("127.") and not address.startswith("127."):
+        raise OSError(f"this host's name, {name}, leads to {found}; Horovod needs it to lead to {address} (/etc/hosts)")
 
 
 def _free_port(host: str) -> int:

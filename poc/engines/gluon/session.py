@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
@@ -27,7 +26,7 @@ _MEAN = np.array([123.68, 116.779, 103.939], dtype=np.float32).reshape(1, 3, 1, 
 class GluonSession:
     """Trains the network of `run` on its contexts, or on one context that plays all of its devices in turn."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> None:
         self._virtual = run.devices if run.virtual else 1
         real = 1 if run.virtual else run.devices // run.workers
         self._contexts = [mx.gpu(i) if run.kind == "gpu" else mx.cpu(i) for i in range(real)]
@@ -58,7 +57,12 @@ class GluonSession:
                 parameter.grad_req = "add"
         self._replicas = run.devices
         self._two_bit = run.two_bit
-        self._exchange = exchanges.connect(run, self._trained, self._statistics)
+        if state is not None:
+            self._place(state)  # what servers are to start from
+        self._exchange = exchanges.connect(run, self._trained, self._statistics, first_step)
+        if state is not None:
+            self._place(state)  # each worker's own, where it has just been given the first one's
+            self._exchange.restore(state)
         self._slowed = run.slowed if self._exchange.rank == run.workers - 1 else 0.0
         self._losses: list[Any] = []
         self._samples = 0
@@ -179,14 +183,22 @@ class GluonSession:
         loss = sum(float(one.asscalar()) for one in losses) / samples
         return Evaluation(correct=correct, samples=samples, loss=loss)
 
-    def save(self, path: Path) -> None:
-        """Writes the network's parameters to `path`, in MXNet's format; batch statistics as `evaluate` left them."""
+    def state(self) -> dict[str, np.ndarray]:
+        """Every parameter, batch statistic and momentum of every device of this worker: "parameter/NAME/DEVICE"."""
         mx.nd.waitall()
-        self._net.save_parameters(str(path))
+        held = {
+            f"parameter/{name}/{device}": array.asnumpy()
+            for name, parameter in self._net._collect_params_with_prefix().items()
+            for device, array in enumerate(parameter.list_data())
+        }
+        return {**held, **self._exchange.state()}
 
-    def load(self, path: Path) -> None:
-        """Reads parameters that `save` wrote, onto every device."""
-        self._net.load_parameters(str(path), ctx=self._contexts)
+    def _place(self, state: Mapping[str, np.ndarray]) -> None:
+        for name, parameter in self._net._collect_params_with_prefix().items():
+            for device, array in enumerate(parameter.list_data()):
+                # Not array[:] = ..., which oneDNN's blocked layout does not allow.
+                mx.nd.array(state[f"parameter/{name}/{device}"], ctx=array.context).copyto(array)
+        mx.nd.waitall()
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Every parameter and batch statistic by its structural name, averaged over the devices, as float32 arrays."""

@@ -1,0 +1,117 @@
+"""What a worker needs to go on with a run that was cut off: on disk whole, or not at all.
+
+One file a worker and step, of NumPy's format, without anything pickled. Its name carries the SHA-256 of what it holds,
+and it gets that name only when it is complete, so that a torn or damaged one is known by its name. Of each worker the
+last two are kept: when one worker is lost, another may be one checkpoint further.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from poc.values import value
+
+_KEPT = 2
+_NAME = re.compile(r"worker(\d+)-(\d+)-([0-9a-f]{64})\.npz")
+_STORY = "story.json"
+
+
+@value
+class Checkpoint:
+    """One worker after so many optimizer steps."""
+
+    step: int
+    arrays: dict[str, np.ndarray]
+    """What the engine needs: parameters, optimizer's state, batch statistics."""
+    story: dict[str, Any]
+    """What the worker has told so far and where its time went, as plain values."""
+
+
+def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
+    """Writes `checkpoint` to `folder`, on the disk when this returns, and removes this worker's that are too old.
+
+    Raises OSError where it cannot be written, or does not read back as it was written; the older ones are there then.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"step": checkpoint.step, "story": checkpoint.story}
+    text = np.frombuffer(json.dumps(told, allow_nan=False).encode(), dtype=np.uint8)
+    buffer = io.BytesIO()
+    np.savez(buffer, **{_STORY: text, **checkpoint.arrays})
+    content = buffer.getvalue()
+    digest = hashlib.sha256(content).hexdigest()
+    unfinished = folder / f"worker{worker}.unfinished"
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if hashlib.sha256(unfinished.read_bytes()).hexdigest() != digest:
+            raise OSError(f"{unfinished} does not read back as it was written")
+        unfinished.replace(folder / f"worker{worker}-{checkpoint.step}-{digest}.npz")
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+    for _, path in _found(folder, worker)[:-_KEPT]:
+        path.unlink(missing_ok=True)
+
+
+def steps(folder: Path, workers: Sequence[int], conditions: Mapping[str, Any]) -> list[int]:
+    """The steps after which each of `workers` has a whole checkpoint in `folder`, made under these conditions."""
+    complete: set[int] | None = None
+    for worker in workers:
+        own = set()
+        for step, path in _found(folder, worker):
+            found = _read(path)
+            if found is not None and found.story["conditions"] == conditions:
+                own.add(step)
+        complete = own if complete is None else complete & own
+    return sorted(complete or ())
+
+
+def read(folder: Path, worker: int, step: int) -> Checkpoint:
+    """What `write` wrote; raises OSError where it is not there, or no longer whole."""
+    for found, path in _found(folder, worker):
+        if found == step:
+            checkpoint = _read(path)
+            if checkpoint is not None:
+                return checkpoint
+    raise OSError(f"{folder}: worker {worker} has no whole checkpoint of step {step}")
+
+
+def remove(folder: Path, *, but: int | None = None) -> None:
+    """Removes the checkpoints of a run that needs them no more, all but those of step `but`; harmless without any."""
+    for path in folder.glob("worker*"):
+        name = _NAME.fullmatch(path.name)
+        if name is None or int(name[2]) != but:
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is not there, or not empty
+        folder.rmdir()
+
+
+def _found(folder: Path, worker: int) -> list[tuple[int, Path]]:
+    """Step and file of each checkpoint of `worker`, the oldest first."""
+    names = [(_NAME.fullmatch(path.name), path) for path in folder.glob(f"worker{worker}-*.npz")]
+    return sorted((int(name[2]), path) for name, path in names if name and int(name[1]) == worker)
+
+
+def _read(path: Path) -> Checkpoint | None:
+    """The checkpoint in the file; None where it is not what its name says."""
+    name = _NAME.fullmatch(path.name)
+    content = path.read_bytes()
+    if name is None or hashlib.sha256(content).hexdigest() != name[3]:
+        return None
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        held = dict(arrays)
+    told = json.loads(held.pop(_STORY).tobytes())
+    return Checkpoint(arrays=held, **told) if told["step"] == int(name[2]) else None

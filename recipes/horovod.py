@@ -1,0 +1,28 @@
+"""Horovod beside MXNet's parameter server and no exchange at all, from one device to eight, one worker each.
+
+After the Hacksa study, which trained with Horovod on up to four GPUs. On a CPU: two workers with one core each.
+Horovod is an extra (./make_environment.sh --horovod); without it its rows are skipped.
+Cost: about 6 min on two CPU cores, less than a minute a row on GPUs.
+    ./run_all.sh horovod --detail
+"""
+
+from poc import CIFAR10, Linear, Recipe
+
+recipe = Recipe(
+    model="cifar_resnet20_v2",
+    data=CIFAR10(crop=28, jitter=True),
+    batch_per_device=128,
+    lr=Linear(base=0.05, per=128),
+    steps=100,
+    window=10,
+    evaluate=False,
+    only=[
+        dict(kind="cpu", cores_per_worker=1, devices=1),
+        dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, exchange=["horovod", "dist_sync", "independent"]),
+        dict(devices=1),
+        dict(devices=2, workers=2, exchange=["horovod", "dist_device_sync", "independent"]),
+        dict(devices=4, workers=4, exchange=["horovod", "dist_device_sync", "independent"]),
+        dict(devices=8, workers=8, exchange=["horovod", "dist_device_sync", "independent"]),
+    ],
+    quick=dict(steps=12, window=4, only=[dict(kind="cpu", devices=2, workers=2, exchange=["horovod", "independent"])]),
+)

@@ -1,0 +1,111 @@
+"""Checkpoints on a real disk: whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poc import checkpoint
+from poc.checkpoint import Checkpoint
+
+HERE = {"machine": "this"}
+
+
+def of(step: int, **conditions: str) -> Checkpoint:
+    arrays = {"parameter/first.weight/0": np.full((3, 2), step, dtype=np.float32), "count": np.array(step)}
+    return Checkpoint(step=step, arrays=arrays, story={"conditions": {**HERE, **conditions}, "events": [{"a": 1.5}]})
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "new", 3, of(20))
+    found = checkpoint.read(tmp_path / "new", 3, 20)
+    assert found.step == 20
+    assert found.story == of(20).story
+    assert found.arrays.keys() == of(20).arrays.keys()
+    for name, array in of(20).arrays.items():
+        assert found.arrays[name].dtype == array.dtype
+        assert np.array_equal(found.arrays[name], array)
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        checkpoint.write(tmp_path, 0, of(step))
+        checkpoint.write(tmp_path, 11, of(step))
+    assert checkpoint.steps(tmp_path, [0, 11], HERE) == [10, 100]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_run_goes_on_where_all_its_workers_were(tmp_path: Path) -> None:
+    for worker, steps in enumerate([(10, 20), (10, 20), (10,)]):
+        for step in steps:
+            checkpoint.write(tmp_path, worker, of(step))
+    assert checkpoint.steps(tmp_path, [0, 1], HERE) == [10, 20]
+    assert checkpoint.steps(tmp_path, [0, 1, 2], HERE) == [10]
+    assert checkpoint.steps(tmp_path, [0, 1, 2, 3], HERE) == []
+    assert checkpoint.steps(tmp_path / "nowhere", [0], HERE) == []
+
+
+def test_only_where_it_was_made_under_the_same_conditions(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, 0, of(10))
+    checkpoint.write(tmp_path, 0, of(20, machine="another"))
+    assert checkpoint.steps(tmp_path, [0], HERE) == [10]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "renamed"])
+def test_a_damaged_one_is_known_for_what_it_is(damage: str, tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, 0, of(10))
+    checkpoint.write(tmp_path, 0, of(20))
+    (last,) = tmp_path.glob("worker0-20-*")
+    content = last.read_bytes()
+    middle = len(content) // 2
+    if damage == "renamed":
+        last.rename(tmp_path / last.name.replace("-20-", "-21-"))
+    else:
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        last.write_bytes({"cut": content[:-1], "flipped": flipped, "empty": b""}[damage])
+    assert checkpoint.steps(tmp_path, [0], HERE) == [10]
+    with pytest.raises(OSError, match="no whole checkpoint of step 20"):
+        checkpoint.read(tmp_path, 0, 20)
+
+
+def test_a_finished_run_leaves_what_is_to_be_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for step in (10, 20):
+        checkpoint.write(folder, 0, of(step))
+    (folder / "worker0.unfinished").write_bytes(b"torn")
+    checkpoint.remove(folder, but=20)
+    assert checkpoint.steps(folder, [0], HERE) == [20]
+    assert len(list(folder.iterdir())) == 1
+    checkpoint.remove(folder)
+    assert not folder.exists()
+    checkpoint.remove(folder)
+
+
+def test_a_full_disk_leaves_the_older_ones(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, 0, of(10))
+    code = f"""
+import resource, signal
+import numpy as np
+from pathlib import Path
+from poc import checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+large = checkpoint.Checkpoint(step=20, arrays={{"a": np.zeros(100_000)}}, story={{}})
+try:
+    checkpoint.write(Path({json.dumps(str(tmp_path))}), 0, large)
+except OSError as error:
+    print(error.strerror)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "File too large", done.stderr
+    assert checkpoint.steps(tmp_path, [0], HERE) == [10]
+    assert len(list(tmp_path.iterdir())) == 1
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 4096
