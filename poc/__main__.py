@@ -11,14 +11,16 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from poc import data, engines, hardware, hosts, journal, networks, recipe, topology
+from poc import data, engines, hardware, hosts, journal, measuring, networks, recipe, topology
 from poc.errors import UserError
 from poc.plan import Planned, Run, exchange_label, plan, select
-from poc.recipe import CIFAR10, ImageNet, Synthetic
+from poc.recipe import CIFAR10, ImageNet, Synthetic, whole
 from poc.run import Place, execute, follow, skipped
 from poc.schedule import positive
 from poc.values import nearest
 
+# A run with such an outcome need not be repeated.
+_DONE = ("completed", "diverged")
 HOME = Path(__file__).resolve().parent.parent
 
 _HELP = """\
@@ -107,6 +109,13 @@ def _parser() -> argparse.ArgumentParser:
         "--price", type=float, metavar="DOLLARS", help="what this machine costs an hour: adds costs to rows"
     )
     run.add_argument("--detail", action="store_true", help="afterwards, take computation and communication apart")
+    run.add_argument(
+        "--rounds",
+        type=int,
+        metavar="N",
+        default=measuring.ROUNDS,
+        help=f"of --detail: pairs of windows, with the exchange and without (default: {measuring.ROUNDS})",
+    )
     run.set_defaults(command=_run)
 
     report = commands.add_parser("report", parents=[results], help="write results.md from the journal")
@@ -200,6 +209,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.price is not None:
         positive("--price", options.price)
     positive("--patience", options.patience)
+    whole("--rounds", options.rounds, least=3)
     place = Place(
         source=options.data,
         cache=_cache(),
@@ -228,7 +238,7 @@ def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link
     plans = _planned(options, machine)
     infrastructure = options.infrastructure or machine.describe()
     known = journal.read([path])
-    done = {(r["run_id"], r["infrastructure"]) for r in known if r["outcome"] in ("completed", "diverged")}
+    done = {(r["run_id"], r["infrastructure"]) for r in known if r["outcome"] in _DONE}
     noted = {(r["run_id"], r["infrastructure"]) for r in known}
     if options.again:
         done = set()
@@ -250,12 +260,15 @@ def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link
                 print(f"{title}: in the journal already (--again repeats it)", file=sys.stderr)
                 continue
             print(f"{title}: about {_duration(one.seconds)}", file=sys.stderr)
-            record = execute(one.run, place, machine, infrastructure, detail=options.detail, others=others)
+            rounds = options.rounds if options.detail else 0
+            record = execute(one.run, place, machine, infrastructure, detail=rounds, others=others)
             record["price_per_hour"] = options.price
             interrupted = record.pop("interrupted", False)
             journal.append(path, record)
             print(f"  {record['outcome']}" + (f": {record['reason']}" if record["reason"] else ""), file=sys.stderr)
             failed += record["outcome"] == "failed"
+            if record["outcome"] in _DONE:
+                done.add(key)  # another recipe may have it, too
             if interrupted:
                 raise KeyboardInterrupt
     _write_report(options, [path])

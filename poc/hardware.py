@@ -96,13 +96,16 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The git commit of this checkout, with "-dirty" where files differ from it; empty outside a checkout."""
-    here = Path(__file__).resolve().parent.parent
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """The git commit of this checkout, with "-dirty" where its code differs from that; empty outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).resolve().parent.parent)]
+    # Results change with every run, and say nothing of the code that made them.
+    code = [":/", ":(exclude,top)results", ":(exclude,top)results.md"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], capture_output=True).returncode
     except (OSError, subprocess.CalledProcessError):
         return ""
+    return found.stdout.strip() + "-dirty" * (changed != 0)
 
 
 def _cpu_flops() -> float:

@@ -14,22 +14,33 @@ from poc.data import Batch
 from poc.engines import Session
 from poc.plan import Run
 
-_ROUNDS = 7
+ROUNDS = 7
 _STEPS_A_WINDOW = 4
-# Each round has one window of whole steps and one of independent steps; the first round is warm-up.
-STEPS = _ROUNDS * 2 * _STEPS_A_WINDOW
+
+
+def steps_of(rounds: int) -> int:
+    """Batches that `measure` takes: each round has a window of whole steps and one of independent steps."""
+    return rounds * 2 * _STEPS_A_WINDOW
 
 
 def measure(
-    session: Session, batches: Iterator[Batch], run: Run, now: Callable[[], float] = time.monotonic
+    session: Session,
+    batches: Iterator[Batch],
+    run: Run,
+    rounds: int = ROUNDS,
+    now: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """Seconds a step, each a median over windows that take turns, after which the replicas no longer agree.
+
+    The first of the `rounds` is warm-up.
 
     `whole_step_seconds`: with the exchange. `independent_step_seconds`: computation and update alone.
     `exchange_seconds`: the exchange of the network's own gradients alone, and `bus_bytes_per_second` what that is as
     bus bandwidth (n bytes x 2 (devices - 1) / devices / t, as NCCL's tests define it). `sums_right`: whether it gave
     every replica the sum, None where there is nothing to exchange. `synchronisation_seconds`: what this worker waits a
     step for the others when nothing is exchanged, None with one worker. `data_seconds`: what it waits for data.
+    `efficiency`: what an independent step and the wait for the others after it are of a whole step, the median over
+    pairs of neighbouring windows, with its spread (1.4826 x median absolute deviation) and the number of `pairs`.
     """
     seconds: dict[str, list[float]] = {"whole": [], "independent": [], "exchange": [], "barrier": [], "data": []}
 
@@ -46,7 +57,8 @@ def measure(
 
     several = run.devices > 1 and run.exchange != "independent" and not run.virtual
     right = session.exchange_is_right() if several else None
-    for number in range(_ROUNDS):
+    ratios = []
+    for number in range(rounds):
         whole, waited = steps(True)
         alone, _ = steps(False)
         start = now()
@@ -58,12 +70,17 @@ def measure(
         session.drain()
         exchange = (now() - start) / _STEPS_A_WINDOW
         if number > 0:
+            ratios.append((alone + barrier) / whole)
             for name, value in zip(seconds, (whole, alone, exchange, barrier, waited)):
                 seconds[name].append(value)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     size = session.gradient_bytes
+    efficiency = statistics.median(ratios)
     return {
-        "steps": (_ROUNDS - 1) * _STEPS_A_WINDOW,
+        "steps": (rounds - 1) * _STEPS_A_WINDOW,
+        "efficiency": efficiency if several else None,
+        "efficiency_spread": 1.4826 * statistics.median(abs(one - efficiency) for one in ratios) if several else None,
+        "pairs": len(ratios),
         "whole_step_seconds": median["whole"],
         "independent_step_seconds": median["independent"],
         "exchange_seconds": median["exchange"] if several else 0.0,

@@ -60,13 +60,13 @@ def execute(
     machine: hardware.Hardware,
     infrastructure: str,
     *,
-    detail: bool = False,
+    detail: int = 0,
     others: Sequence[Link] = (),
 ) -> journal.Record:
     """Trains `run` in processes of its own, one a worker, and returns its record, whatever became of it.
 
     Where it was cut off before it goes on from its last checkpoint; where a process is lost it does so `run.restarts`
-    times. `detail` adds a pass after the training that takes computation and communication apart. Several workers are
+    times. `detail` adds a pass of so many rounds that takes computation and communication apart. Several workers are
     shared with the `others`, hosts that follow this one.
     """
     record, use = _blank(run, machine, infrastructure), _Use()
@@ -489,7 +489,7 @@ def _work(request: dict[str, Any]) -> int:
                 total_batch=run.total_batch,
                 seed=run.seed,
                 first_step=first_step,
-                steps=run.steps - first_step + (measuring.STEPS if request["detail"] else 0),
+                steps=run.steps - first_step + measuring.steps_of(request["detail"]),
                 worker=worker,
                 workers=run.workers,
             )
@@ -521,7 +521,7 @@ def _work(request: dict[str, Any]) -> int:
                 if exchanged:
                     end["exchanged"] = exchanged
                 if request["detail"] and outcome == "completed":
-                    end["detail"] = measuring.measure(session, batches, run)
+                    end["detail"] = measuring.measure(session, batches, run, request["detail"])
             end["device_peak_bytes"] = session.peak_device_bytes()
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's comes twice: from it, and from the parent

@@ -575,3 +575,26 @@ def test_a_precision_is_said_and_makes_another_series() -> None:
     assert "precision bfloat16" in short["note"]
     # Records made before there was a choice are of the same series as those made since.
     assert first([record(run={"dtype": "float32", "layout": "NCHW"})])["setting"] == plain["setting"]
+
+
+def test_the_largest_batch_that_fits_is_told() -> None:
+    fits = [record(run={"batch_per_device": size, "total_batch": size}, run_id=f"r{size}") for size in (64, 128)]
+    blank: dict[str, Any] = {"windows": [], "evaluations": [], "parts": {}, "wall": None, "outcome": "skipped"}
+    memory = {"memory": {"host_peak_bytes": None, "device_peak_bytes": None}}
+    large = [
+        {**one, **blank, **memory, "reason": f"needs about {one['run']['total_batch']} GiB of memory"}
+        for size in (512, 256)
+        for one in [record(run={"batch_per_device": size, "total_batch": size}, run_id=f"r{size}")]
+    ]
+    (sentence,) = tables.largest_batches([*large, *fits])
+    assert "fits is 128; 256: needs about 256 GiB of memory" in sentence
+    assert tables.largest_batches(fits) == []
+
+
+def test_a_run_that_several_series_start_from_is_shown_once() -> None:
+    made = [workers(1, [6.0, 4.0]), *(workers(2, [4.0, 3.0], run={"exchange": e}) for e in ("dist_sync", "horovod"))]
+    for number, one in enumerate(made):
+        one["run_id"] = f"w{number}"
+    text = tables.speedups(rows.collect(made))
+    assert text.count("| horovod |") == text.count("| dist_sync |") == 1
+    assert sum("| measured |" in line for line in text.splitlines()) == 3

@@ -20,6 +20,8 @@ from poc import Recipe, Synthetic, checkpoint, clock, hardware, journal
 from poc import run as running
 from poc.plan import plan
 from poc.run import Place, execute
+from tests.test_data import part, record
+from tests.test_imagenet import picture
 
 HOME = Path(__file__).parent.parent
 SMALL = Synthetic(train=2000, validation=400)
@@ -30,7 +32,7 @@ def machine() -> hardware.Hardware:
     return hardware.detect()
 
 
-def record_of(machine: hardware.Hardware, folder: Path, *, detail: bool = False, **fields: Any) -> journal.Record:
+def record_of(machine: hardware.Hardware, folder: Path, *, detail: int = 0, **fields: Any) -> journal.Record:
     base: dict[str, Any] = {"model": "cifar_resnet8_v2", "data": SMALL, "batch_per_device": 50, "lr": 0.05, "window": 5}
     (one,) = plan("test", Recipe(**{**base, **fields}), machine)
     assert not one.skip
@@ -82,7 +84,7 @@ def test_two_workers_train_as_one_and_take_themselves_apart(machine: hardware.Ha
         exchange="dist_sync",
         epochs=1,
         steps=10,
-        detail=True,
+        detail=4,
     )
     assert (record["outcome"], record["reason"]) == ("completed", "")
     assert [one["samples"] for one in record["windows"]] == [500, 500]
@@ -93,6 +95,8 @@ def test_two_workers_train_as_one_and_take_themselves_apart(machine: hardware.Ha
         assert sum(split.values()) == pytest.approx(worker["wall"])
     detail = record["detail"]
     assert detail["sums_right"] is True
+    assert detail["pairs"] == 3
+    assert 0.2 < detail["efficiency"] < 1.5
     assert detail["exchange_bytes"] == 4 * record["parameters"]
     assert detail["bus_bytes_per_second"] == pytest.approx(detail["exchange_bytes"] / detail["exchange_seconds"])
 
@@ -294,6 +298,8 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("plan", "bad.py"), "batch_per_device: 0 is not allowed"),
     (("run", "quick", "--data", "nowhere"), "--data: "),
     (("run", "quick", "--only", "zzz"), "no run 'zzz'"),
+    (("run", "quick", "--detail", "--rounds", "2"), "--rounds: 2 is not allowed; give a whole number of at least 3"),
+    (("run", "quick", "--rounds", "many"), "invalid int value"),
     (("report", "--journal", "nowhere"), "--journal: no file nowhere"),
     (("rum",), "invalid choice"),
     ((), "required"),
@@ -330,3 +336,79 @@ def test_each_worker_of_a_host_gets_its_own_cards(monkeypatch: pytest.MonkeyPatc
     assert [running._own_gpus(one.run, here)["CUDA_VISIBLE_DEVICES"] for here in range(2)] == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
     assert [running._own_gpus(one.run, here)["CUDA_VISIBLE_DEVICES"] for here in range(2)] == ["7,5", "3,1"]
+
+
+def test_results_do_not_make_a_commit_dirty_and_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        done = subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    for name in ("poc/hardware.py", "results/journal.jsonl", "results.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("one\n")
+    monkeypatch.setattr(hardware, "__file__", str(tmp_path / "poc" / "hardware.py"))
+    assert hardware.commit() == ""
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "all")
+    clean = git("rev-parse", "--short=12", "HEAD")
+    assert hardware.commit() == clean
+    for name in ("results/journal.jsonl", "results.md"):
+        (tmp_path / name).write_text("two\n")
+    assert hardware.commit() == clean
+    (tmp_path / "poc/hardware.py").write_text("two\n")
+    assert hardware.commit() == f"{clean}-dirty"
+
+
+def test_a_run_of_two_recipes_is_done_once(tmp_path: Path) -> None:
+    for name in ("one.py", "two.py"):
+        (tmp_path / name).write_text(SYNTHETIC_RECIPE.format(batch=50).replace("[0, 1000]", "0"))
+    done = poc("run", "one.py", "two.py", "--results", "out", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "two 1/1" in done.stderr
+    assert "in the journal already" in done.stderr
+    assert len(journal.read([tmp_path / "out" / "journal.jsonl"])) == 1
+
+
+IMAGENET_RECIPE = """
+from poc import ImageNet, Recipe
+
+recipe = Recipe(model="resnet50_v1", data=ImageNet(train=2, validation=1), devices=0, batch_per_device=1, steps=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "imagenet_train.rec is missing"), (b"junk" * 10, "imagenet_train.rec is not RecordIO at byte 0")],
+)
+def test_files_of_imagenet_are_looked_at_before_anything_is_spent(
+    content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(IMAGENET_RECIPE)
+    if content is not None:
+        for name in ("train", "val"):
+            (tmp_path / f"imagenet_{name}.rec").write_bytes(content)
+    done = poc("run", "mine.py", "--data", ".", "--results", "out", folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_imagenet_files_are_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(IMAGENET_RECIPE.replace("resnet50_v1", "alexnet"))
+    for name, count in (("train", 2), ("val", 1)):
+        whole = [part(0, record(picture(i, 256, 300), float(i), ".jpg")) for i in range(count)]
+        (tmp_path / f"imagenet_{name}.rec").write_bytes(b"".join(whole))
+    done = poc("run", "mine.py", "--data", ".", "--results", "out", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (found,) = journal.read([tmp_path / "out" / "journal.jsonl"])
+    assert (found["outcome"], found["dataset"]) == ("completed", "imagenet")
+    assert found["evaluations"][0]["samples"] == 1
+
+
+def test_networks_are_listed_with_what_they_cost(tmp_path: Path) -> None:
+    shown = poc("networks", folder=tmp_path)
+    assert shown.returncode == 0
+    (line,) = [line for line in shown.stdout.splitlines() if line.startswith("vgg16 ")]
+    assert line.split()[1:4] == ["3x224x224", "138,357,544", "15,470.3"]

@@ -56,7 +56,7 @@ def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Fig
     usual, usual_records = table[~table["fixed"]], [one for one in records if not one["run"]["data"].get("fixed")]
     sections = (
         ("Accuracy and throughput", _accuracy(table, figure("accuracy_throughput"))),
-        ("Throughput against batch size", _throughput(usual, figure("throughput_batch"))),
+        ("Throughput against batch size", _throughput(usual, usual_records, figure("throughput_batch"))),
         ("How near to the limit", _limits(table, figure("roofline"))),
         ("The same run with several seeds", _repeats(table)),
         (
@@ -114,11 +114,11 @@ def _accuracy(table: pd.DataFrame, figure: str) -> str:
     )
 
 
-def _throughput(table: pd.DataFrame, figure: str) -> str:
+def _throughput(table: pd.DataFrame, records: Sequence[Record], figure: str) -> str:
     return _after(
         "One device, and runs that measured nothing but throughput. A change between two measured rows comes with its "
         "95% margin (Welch's t interval over the windows of each run; what differs between runs is not in it).",
-        _blocks(figure, tables.throughput(table)) if tables.throughput(table) else "",
+        _blocks(figure, *tables.largest_batches(records), tables.throughput(table)) if tables.throughput(table) else "",
     )
 
 
@@ -171,8 +171,10 @@ def _exchanges(table: pd.DataFrame, records: Sequence[Record], figure: str) -> s
     return _blocks(
         _after(
             "Runs that differ only in how gradients travel, fastest first. `independent` exchanges none and is the "
-            "ceiling; a difference from it comes with its 95% margin (Welch's t interval over windows). Exposed: a "
-            "step with the exchange - one without, in a pass of its own. Bus bandwidth: n bytes x 2 (devices - 1) / "
+            "ceiling; a difference from it comes with its 95% margin (Welch's t interval over windows), which knows nothing "
+            "of how a shared machine's speed changes from one run to the next. In pairs: what a step without the "
+            "exchange, and the wait for the slower worker, are of a whole step, from windows of one run that took "
+            "turns. Exposed: a step with the exchange - one without, likewise. Bus bandwidth: n bytes x 2 (devices - 1) / "
             "devices / seconds of an exchange alone, n being those of the gradients in 32 bits.",
             compared,
         ),

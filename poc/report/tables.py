@@ -353,6 +353,29 @@ def _printed_network(row: Row) -> str | None:
     return None
 
 
+def largest_batches(records: Sequence[Record]) -> list[str]:
+    """A sentence for each network and device of which some batch did not fit into memory: the largest that did."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in ordered(records):
+        run = record["run"]
+        if run["devices"] == 1 and not run["quick"]:
+            key = (record["infrastructure"], _label(run["model"]), run.get("dtype", "float32"), run["kind"])
+            groups.setdefault(key, []).append(record)
+    sentences = []
+    for (infrastructure, label, dtype, kind), members in groups.items():
+        large = [one for one in members if "memory" in one["reason"] and one["outcome"] in ("skipped", "failed")]
+        fits = [one["run"]["batch_per_device"] for one in members if one["outcome"] == "completed"]
+        beyond = sorted((one["run"]["batch_per_device"], one["reason"]) for one in large)
+        beyond = [(batch, reason) for batch, reason in beyond if not fits or batch > max(fits)]
+        if fits and beyond:
+            batch, reason = beyond[0]
+            sentences.append(
+                f"The largest batch of {label} in {dtype} tried on one {kind.upper()} of {infrastructure} that fits is "
+                f"{max(fits)}; {batch}: {reason}."
+            )
+    return sentences
+
+
 def _change(row: Row, above: Row) -> str:
     """The difference in samples/s and whether it is more than noise; only the difference where spreads are unknown."""
     if row["virtual"] != above["virtual"]:
@@ -420,8 +443,12 @@ def speedups(rows: pd.DataFrame) -> str:
     chosen = [row for row in _plain(rows) if row["origin"] == "measured" or row["study"] == MAIN_STUDY]
     notes: list[str] = []
     cells = []
+    above: Row | None = None
     for series in _in_order(scaling.series(chosen)):
-        for row in (series.alone[0], *series.rows):
+        # Series that differ in their exchange alone start from the same run, which is shown once.
+        start = () if series.alone[0] is above else (series.alone[0],)
+        above = series.alone[0]
+        for row in (*start, *series.rows):
             alone = series.alone
             throughput, wall = scaling.by_throughput(alone, row), scaling.by_wall(alone, row)
             epoch = scaling.by_epoch_time(alone, row)
@@ -508,6 +535,7 @@ def exchanges(rows: pd.DataFrame, records: Sequence[Record]) -> str:
                     "windows": _figure(row, "windows", 0),
                     "of independent": _known(share, ".3f"),
                     "against independent (samples/s)": against,
+                    "in pairs": _in_pairs(found) if moves else "",
                     "exposed communication (ms a step)": _known(_scaled(exposed, 1e3), ".1f") if moves else "",
                     "exchange alone (ms)": f"{found['exchange_seconds'] * 1e3:.1f}" if moves else "",
                     "bus bandwidth (GB/s)": _known(_scaled(found.get("bus_bytes_per_second"), 1e-9), ".3f")
@@ -518,6 +546,14 @@ def exchanges(rows: pd.DataFrame, records: Sequence[Record]) -> str:
                 }
             )
     return _markdown(cells)
+
+
+def _in_pairs(found: Mapping[str, Any]) -> str:
+    """What a step without the exchange is of one with it, from windows that took turns, with spread and number."""
+    if "efficiency" not in found:  # of an earlier version, which kept the medians alone
+        waited = found["synchronisation_seconds"] or 0.0
+        return f"{(found['independent_step_seconds'] + waited) / found['whole_step_seconds']:.3f}"
+    return f"{found['efficiency']:.3f} (spread {found['efficiency_spread']:.3f}, n = {found['pairs']})"
 
 
 def staleness(rows: pd.DataFrame, records: Sequence[Record]) -> str:
