@@ -1,6 +1,19 @@
 """How fast data-parallel training goes on this machine, how it scales, how that compares with what was published."""
 
-from poc.recipe import CIFAR10, ImageNet, Recipe, Stale, Synthetic, TwoBit, synthetic
-from poc.schedule import Linear
+from poc.recipe import CIFAR10, ImageNet, Muon, Recipe, Stale, Synthetic, TwoBit, synthetic
+from poc.schedule import Fixed, Linear, SquareRoot, Steps
 
-__all__ = ["CIFAR10", "ImageNet", "Linear", "Recipe", "Stale", "Synthetic", "TwoBit", "synthetic"]
+__all__ = [
+    "CIFAR10",
+    "Fixed",
+    "ImageNet",
+    "Linear",
+    "Muon",
+    "Recipe",
+    "SquareRoot",
+    "Stale",
+    "Steps",
+    "Synthetic",
+    "TwoBit",
+    "synthetic",
+]

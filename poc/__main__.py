@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from poc import data, engines, hardware, hosts, journal, measuring, networks, recipe, topology
+from poc import advice, data, engines, hardware, hosts, journal, measuring, networks, noise, recipe, topology
 from poc.errors import UserError
 from poc.plan import Planned, Run, exchange_label, plan, select
 from poc.recipe import CIFAR10, ImageNet, Synthetic, whole
@@ -30,6 +30,7 @@ How fast does data-parallel training go on this machine, how does it scale, and 
   python -m poc plan cifar10_resnet50  every run of a recipe on this machine, with its numbers and estimated time
   python -m poc run cifar10_resnet50   do those runs, add them to the journal, write results.md
   python -m poc report                 write results.md again from the journal
+  python -m poc advise my_recipe       a short run, and from it up to which batch more devices pay, and the rate there
   python -m poc networks               the networks that a recipe may name, with what they cost
 """
 
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m poc", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="{doctor,plan,run,report,networks}")
+    commands = parser.add_subparsers(required=True, metavar="{doctor,plan,run,report,advise,networks}")
     doctor = commands.add_parser("doctor", help="what this machine has and can run")
     doctor.set_defaults(command=_doctor)
 
@@ -128,6 +129,13 @@ def _parser() -> argparse.ArgumentParser:
         help="another machine's journal, to be joined",
     )
     report.set_defaults(command=_report)
+    advising = commands.add_parser("advise", help="a short run, and from it a batch size and a learning rate")
+    advising.add_argument("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting")
+    advising.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get("POC_DATA") or None)
+    advising.add_argument(
+        "--steps", type=int, metavar="N", default=advice.STEPS, help=f"of the short run (default: {advice.STEPS})"
+    )
+    advising.set_defaults(command=_advise)
     listed = commands.add_parser("networks", help="the networks that a recipe may name, with what they cost")
     listed.set_defaults(command=_networks)
     return parser
@@ -153,6 +161,44 @@ def _doctor(_: argparse.Namespace) -> int:
     if machine.gpus and "mxnet-cu112" not in engines.load("gluon").versions():
         print("        mxnet without CUDA is installed: run ./run_all.sh, which installs requirements-gpu.txt")
     print("python  " + ", ".join(f"{k} {v}" for k, v in hardware.versions().items()))
+    return 0
+
+
+def _advise(options: argparse.Namespace) -> int:
+    whole("--steps", options.steps, least=20)
+    path = _recipe_path(options.recipe)
+    found = recipe.load(path)
+    machine = hardware.detect()
+    (planned,) = plan(path.stem, advice.probe(found, options.steps), machine)
+    if planned.skip:
+        raise UserError(f"{path.name}: {planned.skip}")
+    source = Path(options.data).absolute() if options.data else None
+    print(f"{_title(planned)}: about {_duration(planned.seconds)}", file=sys.stderr)
+    record = execute(planned.run, Place(source=source, cache=_cache()), machine, machine.describe())
+    if record["outcome"] != "completed":
+        print(f"poc: {record['outcome']}: {record['reason']}", file=sys.stderr)
+        return 1
+    noisy = noise.of_record(record, first=0.5)
+    if noisy is None or noisy.scale is None:
+        print("poc: no gradient could be told from the noise: give more --steps", file=sys.stderr)
+        return 1
+    advised = advice.advise(planned.run, found.settings()[0]["lr"], noisy.scale)
+    rows = [
+        [
+            f"{one.batch}" + (" <-" if one == advised.best else ""),
+            f"{one.steps:.2f}",
+            f"{one.samples:.2f}",
+            f"{one.learning_rate:.3g}",
+        ]
+        for one in advised.choices
+    ]
+    headers = ["total batch", "steps, of the fewest", "samples, of the fewest", "learning rate"]
+    print(f"Gradient noise scale: {noisy.scale:.0f} samples ({noisy.samples} looks in the second half of the run).")
+    print(tabulate(rows, headers=headers, disable_numparse=True))
+    print(
+        f"Beyond a total batch of {advised.best.batch} twice the devices save less than a quarter of the steps. The noise "
+        "scale grows while the loss falls: after a longer run (--steps) it is larger."
+    )
     return 0
 
 

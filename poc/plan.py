@@ -11,8 +11,8 @@ from typing import Any
 from poc import engines, networks
 from poc.errors import UserError
 from poc.hardware import Hardware
-from poc.recipe import DATA, NODE, Data, Recipe, Stale
-from poc.schedule import Linear, steps_per_epoch
+from poc.recipe import DATA, NODE, Data, Muon, Recipe, Stale
+from poc.schedule import BASE, RULES, Fixed, Schedule, Steps, steps_per_epoch
 from poc.values import value
 
 # For estimates only: the share of a matrix product's speed that training reaches on a CPU, and what a GPU reaches
@@ -73,8 +73,34 @@ class Run:
     layout: str = "NCHW"
     seconds: float | None = None
     """Training stops at the end of the first window after so many."""
+    decay: str = "constant"
+    """Of the learning rate after the warm-up; "steps": by `decay_factor` at each share of the training in `decay_at`."""
+    decay_at: tuple[float, ...] = ()
+    decay_factor: float = 0.1
+    optimizer: str = "sgd"
+    muon_rate: float | None = None
+    """Learning rate of the convolutions, with optimizer "muon"."""
+    momentum_correction: bool = False
+    decay_gammas: bool = True
+    label_smoothing: float = 0.0
+    zero_gamma: bool = False
+    gradient_noise: int | None = None
+    """Steps from one look at the gradients' norms to the next."""
     restarts: int = 0
     """How often the run goes on from its last checkpoint after a process of it was lost."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """Its learning rate over the steps."""
+        return Schedule(
+            target=self.learning_rate,
+            start=self.warmup_from,
+            warmup_steps=self.warmup_steps,
+            steps=self.steps,
+            decay=self.decay,
+            decay_at=self.decay_at,
+            decay_factor=self.decay_factor,
+        )
 
     @property
     def id(self) -> str:
@@ -102,7 +128,8 @@ class Run:
     def from_json(fields: dict[str, Any]) -> Run:
         """The run that `to_json` wrote."""
         kind = dict(fields["data"])
-        return Run(**{**fields, "data": DATA[kind.pop("name")](**kind)})
+        data = DATA[kind.pop("name")](**kind)
+        return Run(**{**fields, "data": data, "decay_at": tuple(fields.get("decay_at", ()))})
 
 
 @value
@@ -162,7 +189,8 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
     steps = per_epoch * setting["epochs"]
     if setting["steps"] is not None:
         steps = min(steps, setting["steps"])
-    lr = setting["lr"]
+    lr = setting["lr"] if isinstance(setting["lr"], RULES) else Fixed(base=setting["lr"])
+    muon = setting["optimizer"] if isinstance(setting["optimizer"], Muon) else None
     run = Run(
         recipe=name,
         model=setting["model"],
@@ -173,10 +201,10 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
         virtual=virtual,
         batch_per_device=setting["batch_per_device"],
         total_batch=total,
-        lr_rule=str(lr) if isinstance(lr, Linear) else "fixed",
-        learning_rate=lr.rate(total) if isinstance(lr, Linear) else float(lr),
-        warmup_from=float(setting["warmup_from"]),
-        warmup_steps=round(setting["warmup_epochs"] * per_epoch),
+        lr_rule=str(lr),
+        learning_rate=lr.rate(total),
+        warmup_from=float(lr.base if lr.warmup_from == BASE else lr.warmup_from),
+        warmup_steps=round(lr.warmup_epochs * per_epoch),
         momentum=float(setting["momentum"]),
         weight_decay=float(setting["weight_decay"]),
         epochs=-(-steps // per_epoch),
@@ -189,6 +217,16 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
         workers=workers,
         cores_per_worker=cores,
         restarts=setting["restarts"],
+        decay="steps" if isinstance(lr.decay, Steps) else lr.decay,
+        decay_at=tuple(lr.decay.at) if isinstance(lr.decay, Steps) else (),
+        decay_factor=lr.decay.factor if isinstance(lr.decay, Steps) else 0.1,
+        optimizer="muon" if muon else setting["optimizer"],
+        muon_rate=muon.rate if muon else None,
+        momentum_correction=setting["momentum_correction"],
+        decay_gammas=setting["decay_gammas"],
+        label_smoothing=float(setting["label_smoothing"]),
+        zero_gamma=setting["zero_gamma"],
+        gradient_noise=setting["gradient_noise"] if replicas > 1 else None,
         dtype=setting["dtype"],
         layout=setting["layout"],
         seconds=None if setting["seconds"] is None else float(setting["seconds"]),

@@ -12,7 +12,7 @@ from typing import Any, Union
 from poc import networks
 from poc.engines import ENGINES
 from poc.errors import UserError
-from poc.schedule import Linear, positive
+from poc.schedule import RULES, Linear, positive
 from poc.values import nearest, value
 
 # Inside one process, between processes, and none at all: the ceiling.
@@ -175,6 +175,17 @@ class Stale:
 
 
 @value
+class Muon:
+    """Orthogonalised momentum for convolutions, SGD with Nesterov momentum for the rest (Jordan et al. 2024)."""
+
+    rate: float
+    """Learning rate of the convolutions at the full rate, `lr`, of the rest; it has the same warm-up and decay."""
+
+    def __post_init__(self) -> None:
+        positive("optimizer: Muon.rate", self.rate)
+
+
+@value
 class TwoBit:
     """MXNet's gradient compression to two bits a value: minus `threshold`, zero or plus `threshold`.
 
@@ -190,6 +201,7 @@ class TwoBit:
 
 Data = Union[CIFAR10, ImageNet, Synthetic]
 DATA: dict[str, type[Data]] = {one.name: one for one in (CIFAR10, ImageNet, Synthetic)}
+OPTIMIZERS = ("sgd", "nesterov", "lars")
 DTYPES = ("float32", "bfloat16", "float16")
 LAYOUTS = ("NCHW", "NHWC")
 
@@ -207,7 +219,9 @@ class Recipe:
     batch_per_device: Any = 128
     """Samples each device takes a step; the total batch is that times the devices."""
     lr: Any = Linear(base=0.05, per=128)
-    """Learning rate: a number is used as it is, `Linear(base, per)` is scaled with the total batch."""
+    """Learning rate: a number is used as it is; `Linear(base, per)` and `SquareRoot(base, per)` are scaled with the total
+    batch, `Fixed(rate)` is not, and all three have a warm-up and a decay: `Linear(base=0.05, per=128, warmup_epochs=2,
+    decay="cosine")`."""
     epochs: Any = 12
     """Passes over the training set."""
     seconds: float | None = None
@@ -216,12 +230,22 @@ class Recipe:
     """Stop after so many optimizer steps, whatever the epochs: for runs that only measure throughput."""
     evaluate: bool = True
     """Measure the accuracy over the whole validation set after every epoch."""
-    warmup_epochs: Any = 0
-    """Epochs over which the learning rate rises, every step, from `warmup_from` to its full value."""
-    warmup_from: float = 0.0
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
+    optimizer: Any = "sgd"
+    """How parameters follow gradients, all with momentum: "sgd", "nesterov", "lars" (You et al. 2017) or `Muon(rate)`."""
+    momentum: Any = 0.9
+    momentum_correction: bool = False
+    """The velocity follows when the learning rate changes (Goyal et al. 2017); with "sgd" and "lars"."""
+    weight_decay: Any = 1e-4
     """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study."""
+    decay_gammas: bool = True
+    """False: the penalty is on weights only (Goyal et al. 2017)."""
+    label_smoothing: Any = 0.0
+    """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
+    gradient_noise: int | None = None
+    """Every so many steps the squared norms of one device's gradient and of all devices' are taken, which give the
+    gradient noise scale (`poc/noise.py`); with several devices, virtual ones too."""
+    zero_gamma: bool = False
+    """The last batch norm of each residual unit starts with gammas of zero (Goyal et al. 2017)."""
     dtype: Any = "float32"
     """Precision of the layers' arithmetic: "bfloat16" on a CPU with AVX-512 bf16, "float16" on a GPU (with a constant
     loss scale). Parameters, gradients and their sums stay in float32."""
@@ -342,6 +366,17 @@ def _check_exchange(setting: dict[str, Any]) -> None:
             raise UserError(f"{field}: {setting[field]!r} says nothing of one worker alone; give two workers or more")
 
 
+def _check_optimizer(setting: dict[str, Any]) -> None:
+    optimizer = setting["optimizer"]
+    if optimizer not in OPTIMIZERS and not isinstance(optimizer, Muon):
+        raise UserError(f"optimizer: {optimizer!r} is not allowed; {nearest(str(optimizer), (*OPTIMIZERS, 'Muon(rate)'))}")
+    if setting["momentum_correction"] and optimizer not in ("sgd", "lars"):
+        raise UserError(f"momentum_correction: not with optimizer {optimizer!r}, whose velocity holds no rate")
+    on_servers = setting["exchange"] == "dist_async" or isinstance(setting["exchange"], Stale)
+    if on_servers and (optimizer != "sgd" or setting["momentum_correction"]):
+        raise UserError(f"optimizer: with exchange {setting['exchange']!r} servers update, by 'sgd'; give that")
+
+
 def _check(setting: dict[str, Any]) -> None:
     """Raises UserError for the first field of one combination that holds what it may not."""
     if not isinstance(setting["data"], tuple(DATA.values())):
@@ -351,13 +386,15 @@ def _check(setting: dict[str, Any]) -> None:
     for field in ("batch_per_device", "epochs", "window", "seeds", "workers", "servers"):
         whole(field, setting[field])
     whole("restarts", setting["restarts"], least=0)
-    if setting["steps"] is not None:
-        whole("steps", setting["steps"])
+    for field in ("steps", "gradient_noise"):
+        if setting[field] is not None:
+            whole(field, setting[field])
     if setting["cores_per_worker"] not in (None, NODE):
         whole("cores_per_worker", setting["cores_per_worker"])
-    if not isinstance(setting["lr"], Linear):
+    if not isinstance(setting["lr"], RULES):
         positive("lr", setting["lr"])
-    for field in ("warmup_epochs", "warmup_from", "momentum", "weight_decay", "slowed"):
+    _check_optimizer(setting)
+    for field in ("momentum", "weight_decay", "slowed", "label_smoothing"):
         positive(field, setting[field], zero=True)
     if setting["momentum"] >= 1:
         raise UserError(f"momentum: {setting['momentum']!r} is not allowed; give a number from 0 to below 1")
@@ -375,7 +412,9 @@ def _check(setting: dict[str, Any]) -> None:
     for field, valid in choices.items():
         if setting[field] not in valid and not (field == "exchange" and isinstance(setting[field], Stale)):
             raise UserError(f"{field}: {setting[field]!r} is not allowed; {nearest(setting[field], valid)}")
-    for field in ("evaluate", "virtual"):
+    if setting["label_smoothing"] >= 1:
+        raise UserError(f"label_smoothing: {setting['label_smoothing']!r} is not allowed; give a share below 1")
+    for field in ("evaluate", "virtual", "momentum_correction", "decay_gammas", "zero_gamma"):
         if not isinstance(setting[field], bool):
             raise UserError(f"{field}: {setting[field]!r} is not allowed; give True or False")
     _check_exchange(setting)

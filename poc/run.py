@@ -24,7 +24,6 @@ from poc.hosts import Link, LinkError
 from poc.plan import Planned, Run, estimate
 from poc.progress import Progress
 from poc.recipe import CIFAR10
-from poc.schedule import learning_rate
 from poc.values import value
 
 EVALUATION_BATCH = 250
@@ -377,6 +376,7 @@ def train(
     The clock is read only where everything enqueued is drained, and nothing is fetched in between. `save` is given the
     steps done after every epoch, and within one after `save_every` steps.
     """
+    schedule = run.schedule
     step = saved = first_step
     out_of_time = False
     for epoch in range(1, run.epochs + 1):
@@ -386,14 +386,14 @@ def train(
         while step < last:
             steps = min(run.window, last - step)
             start, waited, samples = watch.elapsed(), 0.0, 0
+            at: list[int] = []
             for _ in range(steps):
                 asked = watch.elapsed()
                 batch = next(batches)
                 waited += watch.elapsed() - asked
-                rate = learning_rate(
-                    step, target=run.learning_rate, start=run.warmup_from, warmup_steps=run.warmup_steps
-                )
-                session.step(batch, rate)
+                looked = run.gradient_noise is not None and step % run.gradient_noise == 0
+                session.step(batch, schedule.rate(step), **({"norms": True} if looked else {}))
+                at += [step] if looked else []
                 step += 1
                 samples += len(batch)
             loss = session.drain()
@@ -410,6 +410,10 @@ def train(
                     "loss": loss if math.isfinite(loss) else None,
                 }
             )
+            if at:
+                for looked_at, (small, large) in zip(at, session.gradient_norms()):
+                    if math.isfinite(small + large):
+                        tell({"event": "norms", "step": looked_at, "small": small, "large": large})
             if not math.isfinite(loss):
                 return "diverged", f"the training loss was {loss} after step {step}"
             out_of_time = run.seconds is not None and trained >= run.seconds
@@ -560,7 +564,7 @@ def _told(events: Path, status: int) -> dict[str, Any]:
         kind = event.pop("event")
         if kind in ("window", "evaluation"):
             found[kind + "s"].append(event)
-        elif kind in ("resumed", "unsaved"):
+        elif kind in ("resumed", "unsaved", "norms"):
             found.setdefault(kind, []).append(event)
         else:
             found.update(event)

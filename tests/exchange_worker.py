@@ -16,7 +16,6 @@ import numpy as np
 
 from poc import data, engines
 from poc.plan import Run
-from poc.schedule import learning_rate
 
 EXCHANGES = 8
 SEEDS = (3, 4)
@@ -30,8 +29,7 @@ def trained(session: Any, run: Run, worker: int = 0) -> dict[str, np.ndarray]:
         dataset, run.data, total_batch=run.total_batch, seed=0, steps=run.steps, worker=worker, workers=run.workers
     )
     for step, batch in enumerate(batches):
-        rate = learning_rate(step, target=run.learning_rate, start=run.warmup_from, warmup_steps=run.warmup_steps)
-        session.step(batch, rate)
+        session.step(batch, run.schedule.rate(step))
     session.drain()
     found = session.evaluate(data.validation_batches(dataset, run.data, batch=70, worker=worker, workers=run.workers))
     return {**session.arrays(), "samples evaluated": np.array(found.samples)}

@@ -68,6 +68,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**TWO, "exchange": "horovod", "servers": 2}, r"servers: 'horovod' has none"),
     ({**TWO, "exchange": "horovod", "compression": TwoBit()}, r"compression: not with exchange 'horovod'"),
     ({"restarts": -1}, r"restarts: -1"),
+    ({"warmup_epochs": 1}, r"Recipe: no field 'warmup_epochs'"),
+    ({"optimizer": "adam"}, r"optimizer: 'adam' is not allowed"),
+    ({"optimizer": "nestorov"}, r"did you mean 'nesterov'"),
+    ({"optimizer": "nesterov", "momentum_correction": True}, r"momentum_correction: not with optimizer 'nesterov'"),
+    ({**TWO, "exchange": Stale(1), "optimizer": "lars"}, r"servers update, by 'sgd'"),
+    ({"label_smoothing": 1.0}, r"label_smoothing: 1.0 is not allowed"),
+    ({"zero_gamma": 1}, r"zero_gamma: 1 is not allowed; give True or False"),
     ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; give images of 224 pixels"),
     ({"data": [CIFAR10(), 3]}, r"data: 3 is not allowed; give CIFAR10"),
     ({"dtype": "bfloat"}, r"dtype: 'bfloat' is not allowed; did you mean 'bfloat16'"),
@@ -127,7 +134,7 @@ def test_every_list_is_a_dimension_of_the_grid() -> None:
 
 def test_a_run_has_every_number_worked_out() -> None:
     (one,) = planned(
-        gpus(8), devices=4, batch_per_device=128, lr=Linear(base=0.05, per=128), epochs=12, warmup_epochs=5
+        gpus(8), devices=4, batch_per_device=128, lr=Linear(base=0.05, per=128, warmup_epochs=5), epochs=12
     )
     run = one.run
     assert (run.total_batch, run.learning_rate, run.steps_per_epoch) == (512, 0.2, 97)

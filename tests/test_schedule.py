@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poc import Fixed, Linear, SquareRoot, Steps
 from poc.errors import UserError
-from poc.schedule import Linear, learning_rate, steps_per_epoch
+from poc.schedule import Schedule, steps_per_epoch
 
 # The study's own rates: 0.05 for every 128 samples of total batch.
 SCALED = [(64, 0.025), (128, 0.05), (256, 0.1), (512, 0.2), (1024, 0.4), (8192, 3.2)]
@@ -22,11 +23,12 @@ WARM = [(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4), (4, 0.5), (5, 0.5), (1000, 0.5)]
 
 @pytest.mark.parametrize(("step", "rate"), WARM)
 def test_warm_up_rises_every_step(step: int, rate: float) -> None:
-    assert learning_rate(step, target=0.5, start=0.1, warmup_steps=4) == pytest.approx(rate, rel=1e-12)
+    found = Schedule(target=0.5, start=0.1, warmup_steps=4, steps=2000).rate(step)
+    assert found == pytest.approx(rate, rel=1e-12)
 
 
 def test_without_warm_up_the_first_step_has_the_full_rate() -> None:
-    assert learning_rate(0, target=0.4, start=0.0, warmup_steps=0) == 0.4
+    assert Schedule(target=0.4, steps=10).rate(0) == 0.4
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
@@ -42,3 +44,61 @@ def test_an_epoch_is_its_whole_batches(samples: int, batch: int) -> None:
 def test_a_rule_that_gives_no_positive_rate_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(UserError, match="above zero"):
         Linear(**fields)  # type: ignore[arg-type]
+
+
+def test_the_square_root_rule_and_a_fixed_rate() -> None:
+    assert SquareRoot(base=0.05, per=128).rate(2048) == 0.2
+    assert str(SquareRoot(base=0.05, per=128)) == "square root: 0.05 per 128"
+    assert Fixed(base=0.4).rate(2048) == Fixed(base=0.4).rate(1) == 0.4
+
+
+# Over 20 steps after a warm-up of 10: its start, its middle, and what the step after the last would have.
+@pytest.mark.parametrize(
+    ("decay", "rates"),
+    [
+        ("constant", [(10, 2.0), (20, 2.0), (30, 2.0)]),
+        ("linear", [(10, 2.0), (15, 1.5), (20, 1.0), (30, 0.0)]),
+        ("cosine", [(10, 2.0), (20, 1.0), (25, 1 - 0.5**0.5), (30, 0.0)]),
+        ("one-cycle", [(10, 2.0), (19, 1.1), (28, 0.2), (29, 0.1), (30, 0.0)]),
+    ],
+)
+def test_the_rate_decays_after_the_warm_up(decay: str, rates: list[tuple[int, float]]) -> None:
+    schedule = Schedule(target=2.0, warmup_steps=10, steps=30, decay=decay)
+    assert schedule.rate(5) == 1.0
+    for step, rate in rates:
+        assert schedule.rate(step) == pytest.approx(rate, abs=1e-12)
+
+
+def test_a_rate_in_steps_falls_at_shares_of_the_training() -> None:
+    schedule = Schedule(target=1.0, steps=100, decay="steps", decay_at=(0.5, 0.75), decay_factor=0.1)
+    assert [schedule.rate(step) for step in (0, 49, 50, 74, 75, 99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+@given(
+    st.sampled_from(["constant", "cosine", "linear", "one-cycle"]),
+    st.integers(1, 1000),
+    st.integers(0, 999),
+    st.floats(1e-6, 1e3),
+)
+def test_a_rate_is_never_negative_nor_above_its_target(decay: str, steps: int, warmup: int, target: float) -> None:
+    schedule = Schedule(target=target, warmup_steps=min(warmup, steps - 1), steps=steps, decay=decay)
+    assert all(0 <= schedule.rate(step) <= target * (1 + 1e-12) for step in range(steps))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"decay": "cosin"}, "did you mean 'cosine'"),
+        ({"warmup_epochs": -1}, "warmup_epochs: -1"),
+        ({"warmup_from": "bases"}, "warmup_from: 'bases'"),
+    ],
+)
+def test_a_mistake_in_a_rule_is_named(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Linear(base=0.1, per=128, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at", [[], [1.5], [0], "0.5"])
+def test_steps_are_shares_of_the_training(at: object) -> None:
+    with pytest.raises(UserError, match=r"Steps\.at"):
+        Steps(at=at)  # type: ignore[arg-type]

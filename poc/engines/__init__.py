@@ -49,11 +49,15 @@ class Session(Protocol):
     gradient_bytes: int
     """Bytes of the gradients that one device sends in an exchange."""
 
-    def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True) -> None:
+    def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True, norms: bool = False) -> None:
         """Enqueues one optimizer step over the whole batch of this process and returns at once.
 
-        Without `exchange` every device updates its replica with its own gradients: the ceiling.
+        Without `exchange` every device updates its replica with its own gradients: the ceiling. With `norms` the
+        gradients' norms are taken, where the exchange makes sums.
         """
+
+    def gradient_norms(self) -> list[tuple[float, float]]:
+        """The norms taken up to the last `drain`, each once: squared, of a device's mean gradient and of all devices'."""
 
     def exchange(self) -> None:
         """Enqueues one exchange of gradients, without computing or updating anything."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import statistics
@@ -242,12 +243,13 @@ def _kind(row: dict[Any, Any]) -> str:
 
 def _setting(run: dict[str, Any]) -> str:
     """A name for all of a run that is neither a size of a series over devices nor a repetition."""
-    kept = {name: field for name, field in run.items() if name not in _VARIED}
+    # Fields that a later version added have their defaults in earlier records.
+    defaults = {field.name: field.default for field in dataclasses.fields(Run)}
+    plain = {name: tuple(field) if isinstance(field, list) else field for name, field in run.items()}
+    kept = {name: field for name, field in plain.items() if name not in _VARIED and field != defaults.get(name)}
     whole = run["steps"] == run["epochs"] * run["steps_per_epoch"]
     # Runs cut short by steps are for throughput; how short does not matter to it.
     kept["length"] = run["epochs"] if whole else "cut"
-    for name, default in (("cores_per_worker", None), ("dtype", "float32"), ("layout", "NCHW")):
-        kept.setdefault(name, default)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -262,6 +264,12 @@ def _note(record: Record, steps: int) -> str:
         words.append("synthetic data: its accuracy says nothing of CIFAR-10")
     if run.get("dtype", "float32") != "float32":
         words.append(f"precision {run['dtype']}")
+    if run.get("optimizer", "sgd") != "sgd":
+        words.append(f"optimizer {run['optimizer']}")
+    if run.get("decay", "constant") != "constant":
+        words.append(f"decay {run['decay']}")
+    if run.get("label_smoothing"):
+        words.append(f"label smoothing {run['label_smoothing']:g}")
     if run["virtual"]:
         words.append(f"virtual: one device played all {run['devices']}; its throughput is not that of {run['devices']}")
     if record["outcome"] == "completed" and steps % run["steps_per_epoch"]:

@@ -13,8 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from poc.engines.gluon import launch
-from poc.schedule import learning_rate
+from poc.engines.gluon import launch, optimizers
 
 if TYPE_CHECKING:
     from poc.plan import Run
@@ -50,8 +49,7 @@ class InProcess:
         self._trainer = gluon.Trainer(
             # Not the batch statistics: its first step would give all devices those of the first one.
             trained,
-            "sgd",
-            {"learning_rate": run.learning_rate, "momentum": run.momentum, "wd": run.weight_decay},
+            optimizers.make(run),
             kvstore=kvstore if kvstore in ("device", "local", "nccl") else None,
             compression_params=_compression(run) if kvstore == "device" else None,
             # Every device applies the same update to its own copy, so that the learning rate is set in one place.
@@ -66,6 +64,8 @@ class InProcess:
     def update(self, rate: float) -> None:
         """Enqueues the update of every device's parameters by its own gradients, as they are."""
         self._trainer.set_learning_rate(rate)
+        if isinstance(self._trainer.optimizer, optimizers.CorrectedSGD):
+            self._trainer.optimizer.follow(rate)
         self._trainer.update(self._divided_by)
 
     def exchange(self) -> None:
@@ -391,7 +391,7 @@ class ServerSGD(mx.optimizer.SGD):
         )
         self.wd_mult = dict.fromkeys(spared, 0.0)
         self._workers, self._first_step = run.workers, first_step
-        self._target, self._start, self._warmup_steps = run.learning_rate, run.warmup_from, run.warmup_steps
+        self._schedule = run.schedule
         self._kept, self._added = kept, added
 
     def create_state_multi_precision(self, index: int, weight: Any) -> Any:
@@ -409,8 +409,7 @@ class ServerSGD(mx.optimizer.SGD):
             held[:] = received
         else:
             step = self._first_step + self._index_update_count.get(key, 0) // self._workers
-            rate = learning_rate(step, target=self._target, start=self._start, warmup_steps=self._warmup_steps)
-            self.lr = rate / self._workers
+            self.lr = self._schedule.rate(step) / self._workers
             super().update_multi_precision(index, weight, grad, state)
 
 

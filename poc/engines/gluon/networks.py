@@ -388,6 +388,23 @@ def build(network: Network, classes: int, *, fused: bool) -> Any:
     return _BUILDERS[network.name](classes)
 
 
+def last_gammas(net: Any) -> list[Any]:
+    """The gammas of the last batch norm in each residual unit of `net`; none where it has no such units."""
+    found = []
+
+    def visit(block: Any) -> None:
+        for child in block._children.values():
+            visit(child)
+        body = getattr(block, "body", None)
+        norms = [block.bn3] if hasattr(block, "bn3") else [block.bn2] if hasattr(block, "bn2") else []
+        if body is not None:
+            norms = [layer for layer in body if isinstance(layer, nn.BatchNorm)][-1:]
+        found.extend(norm.gamma for norm in norms)
+
+    visit(net)
+    return found
+
+
 def count(network: Network) -> dict[str, int]:
     """What `network` costs at its own input and classes, worked out from its graph, without training it.
 

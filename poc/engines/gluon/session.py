@@ -14,7 +14,7 @@ from mxnet.contrib import amp
 from poc import networks
 from poc.engines import Evaluation
 from poc.engines.gluon import exchange as exchanges
-from poc.engines.gluon.networks import build, can_fuse
+from poc.engines.gluon.networks import build, can_fuse, last_gammas
 
 if TYPE_CHECKING:
     from poc.data import Batch
@@ -25,6 +25,19 @@ _DEVIATION = 58.0
 _PRODUCTS = 6
 # Subtracted per channel (RGB) from images in 0..255, which are not divided: as in MXNet 0.11's `train_cifar10.py`.
 _MEAN = np.array([123.68, 116.779, 103.939], dtype=np.float32).reshape(1, 3, 1, 1)
+
+
+class _Smoothed(gluon.loss.Loss):
+    """Cross-entropy against labels of which a share is spread over all classes (Szegedy et al. 2016, section 7)."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(weight=None, batch_axis=0)
+        self._share = share
+
+    def hybrid_forward(self, F: Any, scores: Any, labels: Any) -> Any:  # noqa: N803
+        logs = F.log_softmax(scores, axis=-1)
+        own = F.pick(logs, labels, axis=-1)
+        return -(1 - self._share) * own - self._share * F.mean(logs, axis=-1)
 
 
 class GluonSession:
@@ -50,6 +63,9 @@ class GluonSession:
         # He's normal initialisation, as the study had it: Gaussian with variance 2 / fan-in.
         he = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
         self._net.initialize(he, ctx=self._contexts)
+        if run.zero_gamma:
+            for gamma in last_gammas(self._net):
+                gamma.initialize(mx.init.Zero(), ctx=self._contexts, force_reinit=True)
         self._mean = [mx.nd.array(_MEAN, ctx=context) for context in self._contexts]
         # A first pass settles the shapes that GluonCV's blocks leave open.
         for context, mean in zip(self._contexts, self._mean):
@@ -57,9 +73,11 @@ class GluonSession:
         self._net.hybridize(static_alloc=True, static_shape=True)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
         self._loss.hybridize(static_alloc=True, static_shape=True)
+        self._trained_loss = _Smoothed(run.label_smoothing) if run.label_smoothing else self._loss
+        self._trained_loss.hybridize(static_alloc=True, static_shape=True)
         parameters = self._net.collect_params()
         for name, parameter in parameters.items():
-            if name.endswith(("beta", "bias")):
+            if name.endswith(("beta", "bias")) or (name.endswith("gamma") and not run.decay_gammas):
                 parameter.wd_mult = 0.0
         self._trained = [p for p in parameters.values() if p.grad_req != "null"]
         self._statistics = [p for p in parameters.values() if p.name.endswith(("running_mean", "running_var"))]
@@ -79,19 +97,23 @@ class GluonSession:
         self._slowed = run.slowed if self._exchange.rank == run.workers - 1 else 0.0
         self._held: Batch | None = None
         self._held_parts: list[tuple[Any, Any]] = []
+        self._batch_per_device, self._total_batch = run.batch_per_device, run.total_batch
+        self._norms: list[tuple[list[Any], Any]] = []
         self._losses: list[Any] = []
         self._samples = 0
 
-    def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True) -> None:
+    def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True, norms: bool = False) -> None:
         """Enqueues one optimizer step over `batch` (n, 3, h, w), split evenly over the devices of this process."""
         began = time.monotonic()
+        small: list[Any] = []
+        norms = norms and self._exchange.sums
         if self._virtual > 1:
-            self._accumulate(batch)
+            small = self._accumulate(batch, norms)
         else:
             losses = []
             with autograd.record():
                 for images, labels in self._parts(batch):
-                    losses.append(self._loss(self._net(images), labels))
+                    losses.append(self._trained_loss(self._net(images), labels))
                 scaled = losses if self._loss_scale == 1 else [loss * self._loss_scale for loss in losses]
             autograd.backward(scaled)
             self._losses += [loss.sum() for loss in losses]
@@ -99,7 +121,12 @@ class GluonSession:
         if self._slowed:
             mx.nd.waitall()
             time.sleep(self._slowed * (time.monotonic() - began))
-        if exchange:
+        if norms:
+            small = small or [self._squares(device) for device in range(len(self._contexts))]
+            self._exchange.exchange()
+            self._norms.append((small, self._squares(0)))
+            self._exchange.update(learning_rate)
+        elif exchange:
             self._exchange.step(learning_rate)
         else:
             self._exchange.update(learning_rate)
@@ -136,8 +163,24 @@ class GluonSession:
         """What there is to say of the exchanges so far, as plain values for the record."""
         return self._exchange.told()
 
-    def _accumulate(self, batch: Batch) -> None:
-        """Plays the virtual devices in turn, summing their gradients.
+    def gradient_norms(self) -> list[tuple[float, float]]:
+        """The norms taken up to the last `drain`: squared, of a device's mean gradient (mean over those here) and of
+        all devices'."""
+        found = []
+        for small, large in self._norms:
+            each = [float(one.asnumpy().sum()) for one in small]
+            share, whole = (batch * self._loss_scale for batch in (self._batch_per_device, self._total_batch))
+            found.append((sum(each) / len(each) / share**2, float(large.asnumpy().sum()) / whole**2))
+        self._norms = []
+        return found
+
+    def _squares(self, device: int) -> Any:
+        """The sum of squares of each gradient on one device, as one array."""
+        gradients = [parameter.list_grad()[device] for parameter in self._trained]
+        return mx.nd.multi_sum_sq(*gradients, num_arrays=len(gradients))
+
+    def _accumulate(self, batch: Batch, norms: bool) -> list[Any]:
+        """Plays the virtual devices in turn, summing their gradients; returns the first one's squares, if asked for.
 
         Real devices keep batch statistics of their own, which are averaged when they are read. An update of a running
         statistic is linear in it, so starting every virtual device from the same average and averaging what comes out
@@ -145,6 +188,7 @@ class GluonSession:
         """
         for parameter in self._trained:
             parameter.zero_grad()
+        squares: list[Any] = []
         before = [p.data().copy() for p in self._statistics]
         sums = [mx.nd.zeros_like(old) for old in before]
         each = len(batch) // self._virtual
@@ -154,10 +198,12 @@ class GluonSession:
             part = slice(device * each, (device + 1) * each)
             ((images, labels),) = self._split(batch.images[part], batch.labels[part])
             with autograd.record():
-                loss = self._loss(self._net(images), labels)
+                loss = self._trained_loss(self._net(images), labels)
                 scaled = loss if self._loss_scale == 1 else loss * self._loss_scale
             scaled.backward()
             self._losses.append(loss.sum())
+            if norms and device == 0:
+                squares = [self._squares(0)]
             # The backward pass updates the statistics behind the back of MXNet's engine, which does not order it before
             # those who read them.
             mx.nd.waitall()
@@ -165,6 +211,7 @@ class GluonSession:
                 total += parameter.data()
         for parameter, total in zip(self._statistics, sums):
             (total / self._virtual).copyto(parameter.data())
+        return squares
 
     def _parts(self, batch: Batch) -> list[tuple[Any, Any]]:
         """What `_split` gives of a batch; of one that comes again what is on the devices already."""

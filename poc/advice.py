@@ -1,0 +1,92 @@
+"""From a short run to a recommendation: up to which batch more devices pay, and the learning rate there.
+
+McCandlish et al. 2018 ("An Empirical Model of Large-Batch Training"): with noise scale N, training at batch B takes 1 + N/B
+times the fewest steps and 1 + B/N times the fewest samples. At B = N both are doubled; beyond, devices cost more than
+they save.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from poc import noise
+from poc.plan import Run
+from poc.recipe import Recipe
+from poc.schedule import Fixed, Linear
+from poc.values import value
+
+STEPS = 200
+"""Of the short run, unless its user says otherwise."""
+_DEVICES = 8
+_LARGEST_PART = 64
+_LOOK_EVERY = 2
+
+
+@value
+class Choice:
+    """One batch size and what it costs."""
+
+    batch: int
+    steps: float
+    """Times the fewest that any batch needs."""
+    samples: float
+    """Times the fewest that any batch needs."""
+    learning_rate: float
+
+
+@value
+class Advice:
+    """What a noise scale recommends."""
+
+    scale: float
+    choices: tuple[Choice, ...]
+    """Batch sizes, each twice the one before."""
+    best: Choice
+    """The largest at which twice the batch still saves a quarter of the steps."""
+
+
+def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:
+    """A short run of the first setting of `recipe`, on several devices, played in turn where there are fewer."""
+    setting = recipe.settings()[0]
+    fields = {field.name: setting[field.name] for field in dataclasses.fields(Recipe) if field.name in setting}
+    fields.update(
+        devices=_DEVICES,
+        kind="cpu" if setting["devices"] == 0 else setting["kind"],
+        virtual=True,
+        workers=1,
+        cores_per_worker=None,
+        servers=1,
+        slowed=0.0,
+        exchange="device",
+        compression=None,
+        gradient_bits=32,
+        batch_per_device=min(_LARGEST_PART, setting["batch_per_device"]),
+        gradient_noise=_LOOK_EVERY,
+        steps=steps,
+        seeds=1,
+        evaluate=False,
+    )
+    return Recipe(**fields)
+
+
+def advise(run: Run, lr: Linear | Fixed | float, scale: float) -> Advice:
+    """Batch sizes from a sixteenth of the noise scale to sixteen times it, for the rule `lr` of the recipe.
+
+    The rule's own rate is taken to be right for a small batch: `per` samples, or where it does not scale those of a
+    device of `run`.
+    """
+    at = lr.per if isinstance(lr, Linear) else run.batch_per_device
+    rate = lr.rate(at) if isinstance(lr, (Linear, Fixed)) else float(lr)
+    nearest = round(math.log2(max(1.0, scale)))
+    choices = tuple(
+        Choice(
+            batch=batch,
+            steps=noise.fewest_steps(batch, scale),
+            samples=1 + batch / scale,
+            learning_rate=noise.best_rate(rate, at, batch, scale),
+        )
+        for batch in (2**power for power in range(max(0, nearest - 4), nearest + 5))
+    )
+    paying = [one for one in choices if one.steps / noise.fewest_steps(2 * one.batch, scale) > 4 / 3 - 1e-12]
+    return Advice(scale=scale, choices=choices, best=paying[-1] if paying else choices[0])

@@ -1,0 +1,113 @@
+"""The gradient noise scale, on a quadratic whose answer is a formula and in real training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poc import Linear, Recipe, Synthetic, advice, data, engines, noise
+from poc.hardware import Hardware
+from poc.noise import Norms
+from poc.plan import plan
+
+CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
+
+
+@pytest.mark.parametrize(("small", "large"), [(8, 32), (64, 128), (1, 256)])
+def test_a_quadratic_with_known_noise_gives_the_formula_s_answer(small: int, large: int) -> None:
+    # The loss of sample i is |w - x_i|^2 / 2, so its gradient is w - x_i: noise of the x_i around their mean.
+    generator = np.random.default_rng(3)
+    dimensions, deviation = 50, 2.0
+    mean = generator.normal(size=dimensions)
+    weight = np.zeros(dimensions)
+    norms = []
+    for step in range(4000):
+        gradients = weight - generator.normal(mean, deviation, size=(large, dimensions))
+        norms.append(
+            Norms(
+                step=step,
+                small=float(np.square(gradients[:small].mean(axis=0)).sum()),
+                large=float(np.square(gradients.mean(axis=0)).sum()),
+            )
+        )
+    found = noise.estimate(norms, small_batch=small, large_batch=large)
+    assert found is not None
+    assert found.signal == pytest.approx(np.square(mean).sum(), rel=0.05)
+    assert found.variance == pytest.approx(dimensions * deviation**2, rel=0.05)
+    assert found.scale == pytest.approx(dimensions * deviation**2 / np.square(mean).sum(), rel=0.1)
+
+
+def test_without_signal_there_is_no_scale() -> None:
+    found = noise.estimate([Norms(step=0, small=4.0, large=0.5)], small_batch=1, large_batch=4)
+    assert found is not None
+    assert found.signal < 0
+    assert found.scale is None
+    assert noise.estimate([], small_batch=1, large_batch=4) is None
+    assert noise.estimate([Norms(step=0, small=1.0, large=1.0)], small_batch=4, large_batch=4) is None
+
+
+def test_steps_and_rates_at_the_noise_scale_are_half_way() -> None:
+    assert noise.fewest_steps(1000.0, 1000.0) == 2.0
+    # Far below the noise scale the linear rule holds, far beyond it the rate no longer grows.
+    assert noise.best_rate(0.1, 10, 20, 1e6) == pytest.approx(0.2, rel=1e-4)
+    assert noise.best_rate(0.1, 1e7, 2e7, 100) == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize("played", [{"virtual": True}, {"virtual": False}], ids=["virtual devices", "devices"])
+def test_a_session_tells_the_norms_of_one_device_and_of_all(played: dict[str, Any], tmp_path: Path) -> None:
+    shape = Synthetic(size=16, crop=16, train=640, validation=70)
+    recipe = Recipe(
+        model="cifar_resnet8_v2", data=shape, kind="cpu", devices=4, batch_per_device=8, lr=0.01, **played
+    )
+    run = plan("", recipe, CPU)[0].run
+    session: Any = engines.load("gluon").open_session(run)
+    dataset = data.load(run.data, source=None, cache=tmp_path)
+    batches = list(data.training_batches(dataset, run.data, total_batch=32, seed=0, steps=3))
+    session.step(batches[0], 0.01)
+    session.step(batches[1], 0.01, norms=True)
+    session.step(batches[2], 0.01)
+    session.drain()
+    ((small, large),) = session.gradient_norms()
+    assert session.gradient_norms() == []
+    # Beside a session of one device that was given the same weights and the first part of the batch.
+    other: Any = engines.load("gluon").open_session(run)
+    other.step(batches[0], 0.01)
+    other.drain()
+    alone: Any = engines.load("gluon").open_session(
+        plan("", Recipe(model="cifar_resnet8_v2", data=shape, devices=0, batch_per_device=8, lr=0.01), CPU)[0].run
+    )
+    weights = other.arrays()
+    for name, parameter in alone._net._collect_params_with_prefix().items():
+        parameter.set_data(weights[name])
+    part = data.Batch(images=batches[1].images[:8], labels=batches[1].labels[:8])
+    alone.step(part, 0.0)
+    alone.drain()
+    squared = sum(float(np.square(p.grad().asnumpy() / 8).sum()) for p in alone._trained)
+    first = small[0] if isinstance(small, list) else small
+    assert 0 < large < small * 1.5
+    assert first == pytest.approx(squared, rel=0.5 if not played["virtual"] else 1e-2)
+
+
+def test_advice_goes_up_to_the_noise_scale() -> None:
+    (one,) = plan("", Recipe(model="cifar_resnet8_v2", devices=0, batch_per_device=128), CPU)
+    found = advice.advise(one.run, Linear(base=0.05, per=128), 1024.0)
+    assert found.best.batch == 1024
+    assert (found.best.steps, found.best.samples) == (2.0, 2.0)
+    assert found.best.learning_rate == pytest.approx(0.05 * (1 + 1024 / 128) / 2)
+    assert [choice.batch for choice in found.choices] == [2**power for power in range(6, 15)]
+    # Never more than the linear rule, and never falling as the batch grows.
+    rates = [choice.learning_rate for choice in found.choices]
+    assert rates == sorted(rates)
+    assert all(choice.learning_rate <= 0.05 * choice.batch / 128 * 1.001 for choice in found.choices[1:])
+
+
+def test_a_recipe_s_probe_is_short_and_looks_at_the_noise() -> None:
+    recipe = Recipe(model="cifar_resnet8_v2", devices=[0, 8], batch_per_device=[128, 512], lr=Linear(base=0.1, per=64))
+    (one,) = plan("", advice.probe(recipe, steps=40), CPU)
+    run = one.run
+    assert (run.devices, run.virtual, run.batch_per_device, run.steps) == (8, True, 64, 40)
+    assert (run.gradient_noise, run.evaluate, one.skip) == (2, False, "")
+    assert run.learning_rate == pytest.approx(0.8)
