@@ -52,12 +52,14 @@ recipe = Recipe(
             steps=100,
             window=10,
         ),
+        # At 0.01 AlexNet, which has no batch norm, diverges on eight images a worker.
         dict(
             model=["alexnet", "googlenet"],
             kind="cpu",
             devices=1,
             cores_per_worker=1,
             batch_per_device=8,
+            lr=0.001,
             steps=14,
             window=1,
         ),
@@ -68,6 +70,7 @@ recipe = Recipe(
             workers=2,
             cores_per_worker=1,
             batch_per_device=8,
+            lr=0.001,
             exchange=[Stale(0), Stale(1)],
             steps=14,
             window=1,

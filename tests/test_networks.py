@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from poc.plan import plan
 
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
+from mxnet import autograd  # noqa: E402
 
 from poc.engines.gluon import networks as built  # noqa: E402
 
@@ -126,3 +128,25 @@ def test_multiply_adds_go_with_the_area() -> None:
 def test_a_network_names_the_images_that_it_takes(name: str, size: int, allowed: str) -> None:
     with pytest.raises(UserError, match=f"crop: {size} is not allowed with {name}; give images {allowed}"):
         networks.network(name).check_input(size)
+
+
+@pytest.mark.skipif(not built.can_fuse(), reason="oneDNN has no batch norm with ReLU for this CPU")
+@pytest.mark.parametrize("name", ["cifar_resnet20_v1", "cifar_inception", "densenet121"])
+def test_batch_norm_and_relu_as_one_operator_change_nothing(name: str) -> None:
+    network = NETWORKS[name]
+    image = mx.nd.random.normal(shape=(4, 3, network.input_size, network.input_size))
+    found = []
+    for fused in (False, True):
+        mx.random.seed(1)
+        net = built.build(network, network.classes, fused=fused)
+        net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
+        with autograd.record():
+            out = net(image)
+            loss = (out * out).mean()
+        loss.backward()
+        gradient = next(p for n, p in net.collect_params().items() if n.endswith("weight")).grad()
+        operators = {node["op"] for node in json.loads(net(mx.sym.var("data")).tojson())["nodes"]}
+        assert ("_contrib_BatchNormWithReLU" in operators) == fused
+        found.append((out.asnumpy(), gradient.asnumpy()))
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3 * float(np.abs(one).max()))

@@ -171,11 +171,11 @@ def _exchanges(table: pd.DataFrame, records: Sequence[Record], figure: str) -> s
     return _blocks(
         _after(
             "Runs that differ only in how gradients travel, fastest first. `independent` exchanges none and is the "
-            "ceiling; a difference from it comes with its 95% margin (Welch's t interval over windows), which knows nothing "
-            "of how a shared machine's speed changes from one run to the next. In pairs: what a step without the "
-            "exchange, and the wait for the slower worker, are of a whole step, from windows of one run that took "
-            "turns. Exposed: a step with the exchange - one without, likewise. Bus bandwidth: n bytes x 2 (devices - 1) / "
-            "devices / seconds of an exchange alone, n being those of the gradients in 32 bits.",
+            "ceiling; a difference from it comes with its 95% margin (Welch's t interval over windows), which knows "
+            "nothing of how a shared machine's speed changes from one run to the next. In pairs: what a step without "
+            "the exchange, and the wait for the slower worker, are of a whole step, from windows of one run that took "
+            "turns. Exposed: a step with the exchange - one without, likewise. Bus bandwidth: n bytes x 2 (devices - "
+            "1) / devices / seconds of an exchange alone, n being those of the gradients in 32 bits.",
             compared,
         ),
         _after(
