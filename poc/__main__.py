@@ -196,8 +196,8 @@ def _advise(options: argparse.Namespace) -> int:
     print(f"Gradient noise scale: {noisy.scale:.0f} samples ({noisy.samples} looks in the second half of the run).")
     print(tabulate(rows, headers=headers, disable_numparse=True))
     print(
-        f"Beyond a total batch of {advised.best.batch} twice the devices save less than a quarter of the steps. The noise "
-        "scale grows while the loss falls: after a longer run (--steps) it is larger."
+        f"Beyond a total batch of {advised.best.batch} twice the devices save less than a quarter of the steps. The "
+        "noise scale grows while the loss falls: after a longer run (--steps) it is larger."
     )
     return 0
 

@@ -1,8 +1,8 @@
 """From a short run to a recommendation: up to which batch more devices pay, and the learning rate there.
 
-McCandlish et al. 2018 ("An Empirical Model of Large-Batch Training"): with noise scale N, training at batch B takes 1 + N/B
-times the fewest steps and 1 + B/N times the fewest samples. At B = N both are doubled; beyond, devices cost more than
-they save.
+McCandlish et al. 2018 ("An Empirical Model of Large-Batch Training"): with noise scale N, training at batch B takes
+1 + N/B times the fewest steps and 1 + B/N times the fewest samples. At B = N both are doubled; beyond, devices cost
+more than they save.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Run:
     seconds: float | None = None
     """Training stops at the end of the first window after so many."""
     decay: str = "constant"
-    """Of the learning rate after the warm-up; "steps": by `decay_factor` at each share of the training in `decay_at`."""
+    """Of the learning rate after the warm-up; "steps": by `decay_factor` at each share of training in `decay_at`."""
     decay_at: tuple[float, ...] = ()
     decay_factor: float = 0.1
     optimizer: str = "sgd"

@@ -219,9 +219,8 @@ class Recipe:
     batch_per_device: Any = 128
     """Samples each device takes a step; the total batch is that times the devices."""
     lr: Any = Linear(base=0.05, per=128)
-    """Learning rate: a number is used as it is; `Linear(base, per)` and `SquareRoot(base, per)` are scaled with the total
-    batch, `Fixed(rate)` is not, and all three have a warm-up and a decay: `Linear(base=0.05, per=128, warmup_epochs=2,
-    decay="cosine")`."""
+    """Learning rate: a number is used as it is; `Linear(base=0.05, per=128)` and `SquareRoot(...)` are scaled with the
+    total batch, `Fixed(base=0.1)` is not; all may have a warm-up and a decay: `warmup_epochs=2, decay="cosine"`."""
     epochs: Any = 12
     """Passes over the training set."""
     seconds: float | None = None
@@ -231,7 +230,7 @@ class Recipe:
     evaluate: bool = True
     """Measure the accuracy over the whole validation set after every epoch."""
     optimizer: Any = "sgd"
-    """How parameters follow gradients, all with momentum: "sgd", "nesterov", "lars" (You et al. 2017) or `Muon(rate)`."""
+    """How parameters follow gradients, with momentum: "sgd", "nesterov", "lars" (You et al. 2017) or `Muon(rate)`."""
     momentum: Any = 0.9
     momentum_correction: bool = False
     """The velocity follows when the learning rate changes (Goyal et al. 2017); with "sgd" and "lars"."""
@@ -369,7 +368,9 @@ def _check_exchange(setting: dict[str, Any]) -> None:
 def _check_optimizer(setting: dict[str, Any]) -> None:
     optimizer = setting["optimizer"]
     if optimizer not in OPTIMIZERS and not isinstance(optimizer, Muon):
-        raise UserError(f"optimizer: {optimizer!r} is not allowed; {nearest(str(optimizer), (*OPTIMIZERS, 'Muon(rate)'))}")
+        raise UserError(
+            f"optimizer: {optimizer!r} is not allowed; {nearest(str(optimizer), (*OPTIMIZERS, 'Muon(rate)'))}"
+        )
     if setting["momentum_correction"] and optimizer not in ("sgd", "lars"):
         raise UserError(f"momentum_correction: not with optimizer {optimizer!r}, whose velocity holds no rate")
     on_servers = setting["exchange"] == "dist_async" or isinstance(setting["exchange"], Stale)

@@ -386,14 +386,14 @@ def train(
         while step < last:
             steps = min(run.window, last - step)
             start, waited, samples = watch.elapsed(), 0.0, 0
-            at: list[int] = []
+            looked_at: list[int] = []
             for _ in range(steps):
                 asked = watch.elapsed()
                 batch = next(batches)
                 waited += watch.elapsed() - asked
                 looked = run.gradient_noise is not None and step % run.gradient_noise == 0
                 session.step(batch, schedule.rate(step), **({"norms": True} if looked else {}))
-                at += [step] if looked else []
+                looked_at += [step] if looked else []
                 step += 1
                 samples += len(batch)
             loss = session.drain()
@@ -410,10 +410,10 @@ def train(
                     "loss": loss if math.isfinite(loss) else None,
                 }
             )
-            if at:
-                for looked_at, (small, large) in zip(at, session.gradient_norms()):
+            if looked_at:
+                for one, (small, large) in zip(looked_at, session.gradient_norms()):
                     if math.isfinite(small + large):
-                        tell({"event": "norms", "step": looked_at, "small": small, "large": large})
+                        tell({"event": "norms", "step": one, "small": small, "large": large})
             if not math.isfinite(loss):
                 return "diverged", f"the training loss was {loss} after step {step}"
             out_of_time = run.seconds is not None and trained >= run.seconds

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poc import Recipe, Synthetic, clock
+from poc import Fixed, Recipe, Synthetic, clock
 from poc.data import Batch
 from poc.engines import Evaluation
 from poc.hardware import Hardware
@@ -153,8 +153,10 @@ def test_a_run_by_time_ends_with_the_window_in_which_the_time_is_up() -> None:
 
 @pytest.mark.parametrize("first_step", [4, 10, 14])
 def test_a_run_that_goes_on_does_the_steps_that_are_left(first_step: int) -> None:
-    whole = drive(run_of(warmup_epochs=1.5), lambda step: 0.5, save=True, save_every=3)
-    rest = drive(run_of(warmup_epochs=1.5), lambda step: 0.5, save=True, save_every=3, first_step=first_step)
+    whole = drive(run_of(lr=Fixed(base=0.5, warmup_epochs=1.5)), lambda step: 0.5, save=True, save_every=3)
+    rest = drive(
+        run_of(lr=Fixed(base=0.5, warmup_epochs=1.5)), lambda step: 0.5, save=True, save_every=3, first_step=first_step
+    )
     assert rest.session.rates == whole.session.rates[first_step:]
     assert rest.saved == [step for step in whole.saved if step > first_step]
     epochs = [one["epoch"] for one in rest.told if one["event"] == "evaluation"]
@@ -196,7 +198,7 @@ def test_the_short_last_window_of_an_epoch_counts_its_own_samples() -> None:
 
 
 def test_the_learning_rate_of_every_step_reaches_the_engine() -> None:
-    done = drive(run_of(warmup_epochs=1, warmup_from=0.0), lambda step: 1.0)
+    done = drive(run_of(lr=Fixed(base=0.5, warmup_epochs=1)), lambda step: 1.0)
     assert done.session.rates == pytest.approx([0.05 * step for step in range(10)] + [0.5] * 10)
 
 

@@ -57,7 +57,10 @@ class Session(Protocol):
         """
 
     def gradient_norms(self) -> list[tuple[float, float]]:
-        """The norms taken up to the last `drain`, each once: squared, of a device's mean gradient and of all devices'."""
+        """The norms taken up to the last `drain`, each once.
+
+        Squared, of a device's mean gradient and of that of all devices.
+        """
 
     def exchange(self) -> None:
         """Enqueues one exchange of gradients, without computing or updating anything."""

@@ -414,7 +414,7 @@ def _is_global_mean(layer: Any) -> bool:
 
 def last_gammas(net: Any) -> list[Any]:
     """The gammas of the last batch norm in each residual unit of `net`; none where it has no such units."""
-    found = []
+    found: list[Any] = []
 
     def visit(block: Any) -> None:
         for child in block._children.values():

@@ -36,7 +36,7 @@ class CorrectedSGD(mx.optimizer.SGD):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._plain_momentum = self.momentum
+        self._plain_momentum: float = options["momentum"]
         self._previous: float | None = None
 
     def follow(self, rate: float) -> None:

@@ -175,9 +175,9 @@ class GluonSession:
         return found
 
     def _squares(self, device: int) -> Any:
-        """The sum of squares of each gradient on one device, as one array."""
-        gradients = [parameter.list_grad()[device] for parameter in self._trained]
-        return mx.nd.multi_sum_sq(*gradients, num_arrays=len(gradients))
+        """The sum of squares of all gradients on one device, as an array of one."""
+        # Not multi_sum_sq, which does not take oneDNN's blocked layout.
+        return mx.nd.add_n(*(parameter.list_grad()[device].square().sum() for parameter in self._trained))
 
     def _accumulate(self, batch: Batch, norms: bool) -> list[Any]:
         """Plays the virtual devices in turn, summing their gradients; returns the first one's squares, if asked for.
