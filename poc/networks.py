@@ -11,7 +11,6 @@ from typing import Any
 from poc.errors import UserError
 from poc.values import nearest, value
 
-
 _SHARED = 1.4
 
 
