@@ -322,3 +322,14 @@ def test_throughput_stands_against_arithmetic_below_what_the_device_can_do() -> 
         ("VGG-16", 5.0),
     }
     assert peaks == {f"{MACHINE}, float32": 2e11, f"{MACHINE}, bfloat16": 2e11}
+
+
+def test_names_that_would_run_into_one_another_are_left_out() -> None:
+    points = [
+        figures.Point(x=1e8, y=100.0, text="usual"),
+        figures.Point(x=1.1e8, y=95.0, text="beside it"),
+        figures.Point(x=1e8, y=10.0, text="slow"),
+        figures.Point(x=1e10, y=1.0, text="large"),
+    ]
+    # The slow for their arithmetic come first: 1e9, then 1e10 multiply-adds a second.
+    assert [point.text for point in figures._readable(points)] == ["slow", "large", "usual"]

@@ -7,6 +7,7 @@ colours do. The same rows and records give the same bytes.
 from __future__ import annotations
 
 import io
+import math
 import os
 import textwrap
 from collections import Counter
@@ -64,6 +65,7 @@ _STYLE: dict[str, Any] = {
 }
 _WIDTH = 8.0  # inches, which are 768 pixels in a browser
 _LABEL_CHARACTERS = 40
+_NAME_ROOM = (1.2, 0.28)  # decades of each axis that the name of a point takes
 _LABEL_LINE = 0.16  # inches
 
 
@@ -703,32 +705,37 @@ def _draw_roofline(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     figure, axes = _figure(height=5.4)
     styles = _styles(series)
     ends = [point.x for one in series for point in one.points]
-    reach = (min(ends) / 1.5, max(ends) * 1.5)
+    reach = (min(ends) / 20, max(ends) * 2)  # names stand on the left of their points
     for one in series:
         limit = [peaks[one.label] / (6 * x) for x in reach]
         axes.plot(reach, limit, **{**{k: styles[one.label][k] for k in ("color", "linestyle")}, "linewidth": 1.0})
         _scatter(axes, one, {**styles[one.label], "linestyle": "none"})
-    named: dict[str, Point] = {}
-    for point in (point for one in series for point in one.points):
-        # One name serves all machines: below the lowest.
-        if point.text not in named or point.y < named[point.text].y:
-            named[point.text] = point
-    for point in named.values():
+    for point in _readable([point for one in series for point in one.points]):
         axes.annotate(
-            point.text, (point.x, point.y), (0, -7), textcoords="offset points", fontsize=6, rotation=-40, va="top"
+            point.text, (point.x, point.y), (-5, -5), textcoords="offset points", fontsize=7, ha="right", va="top"
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_ylim(bottom=min(point.y for point in named.values()) / 8)
-    axes.set_xlim(reach[0], reach[1] * 2)
+    axes.set_xlim(*reach)
     axes.set_xlabel("multiply-adds of one image's forward pass (count)")
     axes.set_ylabel("training throughput (samples/s)")
     _legend(figure, series, styles, joined=False)
     caption = (
         "Training throughput of every network on one device against what an image costs. The line is as fast as the "
-        "device could be if all were large matrix products: their operations a second / (6 x multiply-adds)."
+        "device could be if all were large matrix products: their operations a second / (6 x multiply-adds). Where "
+        "points crowd, only some are named; the table has all."
     )
     return figure, caption + _marks(series)
+
+
+def _readable(points: Sequence[Point]) -> list[Point]:
+    """Points whose names do not run into one another on logarithmic axes: the slow for their arithmetic first."""
+    chosen: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.x * point.y, point.text)):
+        apart = [(math.log10(point.x / other.x), math.log10(point.y / other.y)) for other in chosen]
+        if all(abs(x) > _NAME_ROOM[0] or abs(y) > _NAME_ROOM[1] for x, y in apart):
+            chosen.append(point)
+    return chosen
 
 
 def _draw_speedup_workers(rows: pd.DataFrame, records: list[Record]) -> Drawn:
