@@ -65,6 +65,7 @@ _STYLE: dict[str, Any] = {
 }
 _WIDTH = 8.0  # inches, which are 768 pixels in a browser
 _LABEL_CHARACTERS = 40
+_MOST_TICKS = 8
 _NAME_ROOM = (1.2, 0.28)  # decades of each axis that the name of a point takes
 _LABEL_LINE = 0.16  # inches
 
@@ -992,9 +993,10 @@ def _one_two_five(axis: Axis) -> None:
 
 
 def _log2(axes: Axes, counts: Sequence[float]) -> None:
-    """A logarithmic x axis whose ticks are the counts that occur."""
+    """A logarithmic x axis whose ticks are counts that occur: every one, or so many that their names stay apart."""
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(sorted(set(counts))))
+    ticks = sorted(set(counts))
+    axes.xaxis.set_major_locator(FixedLocator(ticks[:: -(-len(ticks) // _MOST_TICKS)]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(_plain_number)
 
