@@ -65,7 +65,7 @@ _STYLE: dict[str, Any] = {
 }
 _WIDTH = 8.0  # inches, which are 768 pixels in a browser
 _LABEL_CHARACTERS = 40
-_MOST_TICKS = 8
+_MOST_TICKS = 6
 _NAME_ROOM = (1.2, 0.28)  # decades of each axis that the name of a point takes
 _LABEL_LINE = 0.16  # inches
 
