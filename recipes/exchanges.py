@@ -22,6 +22,8 @@ recipe = Recipe(
     only=[
         dict(devices=1),
         dict(devices=2, workers=2, exchange="independent"),
+        # Inside one process, whose two CPU devices share both cores.
+        dict(devices=2, cores_per_worker=2, exchange=["local", "device", "independent"]),
         dict(devices=2, workers=2, exchange=["dist_sync", "dist_device_sync", "dist_async", Stale(0), Stale(2)]),
         dict(devices=2, workers=2, exchange="dist_sync", servers=2),
         dict(devices=2, workers=2, exchange="dist_sync", gradient_bits=16),
