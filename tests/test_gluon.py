@@ -116,21 +116,25 @@ def test_evaluation_counts_every_image_once_on_any_number_of_devices(tmp_path: P
     assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("fields", [{}, {"devices": 2}, {"devices": 2, "virtual": True}], ids=["1", "2", "virtual"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"devices": 2}, {"devices": 2, "virtual": True}, {"momentum_correction": True}],
+    ids=["1", "2", "virtual", "momentum correction"],
+)
 def test_a_session_goes_on_from_the_state_of_another(fields: dict[str, Any], tmp_path: Path) -> None:
     run = run_of(**fields)
     dataset = data.load(run.data, source=None, cache=tmp_path)
     batches = list(data.training_batches(dataset, run.data, total_batch=run.total_batch, seed=0, steps=4))
     whole = engines.load("gluon").open_session(run)
-    for batch in batches[:2]:
-        whole.step(batch, 0.05)
+    for batch, rate in zip(batches[:2], (0.05, 0.02)):
+        whole.step(batch, rate)
     state = whole.state()
-    for batch in batches[2:]:
-        whole.step(batch, 0.05)
+    for batch, rate in zip(batches[2:], (0.04, 0.01)):
+        whole.step(batch, rate)
     resumed = engines.load("gluon").open_session(run, first_step=2, state=state)
     assert all(np.array_equal(resumed.state()[name], state[name]) for name in state)
-    for batch in batches[2:]:
-        resumed.step(batch, 0.05)
+    for batch, rate in zip(batches[2:], (0.04, 0.01)):
+        resumed.step(batch, rate)
     assert distance(resumed.arrays(), whole.arrays()) == 0
     assert distance(resumed.arrays(), engines.load("gluon").open_session(run).arrays()) > 1e-3
 

@@ -80,16 +80,22 @@ class InProcess:
                 parameter.set_data(parameter._reduce())
 
     def state(self) -> dict[str, np.ndarray]:
-        """The optimizer's state, as far as it is in this process: "momentum/INDEX/DEVICE"."""
-        return {
+        """The optimizer's state, as far as it is in this process: "momentum/INDEX/DEVICE", and the "rate" before."""
+        held = {
             f"momentum/{index}/{device}": momentum.asnumpy()
             for device, updater in enumerate(self._trainer._updaters)
             for index, momentum in updater.states.items()
             if momentum is not None
         }
+        optimizer = self._trainer.optimizer
+        if isinstance(optimizer, optimizers.CorrectedSGD) and optimizer.previous is not None:
+            held["rate"] = np.array(optimizer.previous)
+        return held
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes over what `state` gave."""
+        if "rate" in state:
+            self._trainer.optimizer.previous = float(state["rate"])
         for name, momentum in state.items():
             kind, *place = name.split("/")
             if kind == "momentum":

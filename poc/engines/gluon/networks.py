@@ -229,7 +229,7 @@ def _cifar_alexnet(classes: int) -> Any:
 
 class _LocalNorm(nn.HybridBlock):
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
-        return F.LRN(x, nsize=9, alpha=0.001 * 9 / 9, beta=0.75, knorm=1.0)
+        return F.LRN(x, nsize=9, alpha=0.001, beta=0.75, knorm=1.0)
 
 
 def _cifar_vgg(layers: int, classes: int) -> Any:

@@ -37,13 +37,14 @@ class CorrectedSGD(mx.optimizer.SGD):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._plain_momentum: float = options["momentum"]
-        self._previous: float | None = None
+        self.previous: float | None = None
+        """Learning rate of the last update."""
 
     def follow(self, rate: float) -> None:
         """Says that the next update is at learning rate `rate`."""
-        before = self._previous
+        before = self.previous
         self.momentum = self._plain_momentum * (rate / before if before else 1.0)
-        self._previous = rate
+        self.previous = rate
 
 
 class Muon(mx.optimizer.Optimizer):
