@@ -215,6 +215,35 @@ weights = [name for name in both["float32"] if name.endswith("weight")]
 print(max(map(distance, weights)), min(both["bfloat16"][name].dtype == np.float32 for name in weights))
 """
 
+# What one step from the same weights adds to each: the learning rate times its gradient.
+BFLOAT16_GRADIENTS = """
+from pathlib import Path
+import numpy as np
+from poc import engines
+from poc.data import load, training_batches
+from poc.recipe import Synthetic
+from tests.test_gluon import run_of
+DATA = load(Synthetic(size=28, crop=28, train=256), source=None, cache=Path("unused"))
+def gradients(dtype, fields):
+    run = run_of(data=Synthetic(size=28, crop=28, train=256), batch_per_device=64 // fields.get("devices", 1),
+                 weight_decay=0.0, momentum=0.0, dtype=dtype, **fields)
+    session = engines.load("gluon").open_session(run)
+    (batch,) = training_batches(DATA, run.data, total_batch=64, seed=0, steps=1)
+    before = session.arrays()
+    session.step(batch, 1.0)
+    return {name: (before[name] - after).ravel() for name, after in session.arrays().items() if "running" not in name}
+ways = ({}, {"devices": 2, "virtual": True})
+# All in float32 first: the casts stay.
+both = [[gradients(dtype, fields) for fields in ways] for dtype in ("float32", "bfloat16")]
+for wide, narrow in zip(*both):
+    trained = [name for name in wide if wide[name].any()]
+    norm = np.linalg.norm
+    print(
+        min(float(wide[name] @ narrow[name] / (norm(wide[name]) * norm(narrow[name]) + 1e-30)) for name in trained),
+        min(float(norm(narrow[name]) / norm(wide[name])) for name in trained),
+    )
+"""
+
 
 @pytest.mark.skipif(not detect().bfloat16, reason="this CPU has no AVX-512 bf16")
 def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> None:
@@ -224,3 +253,15 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
     furthest, whole = done.stdout.split()[-2:]
     assert 1e-5 < float(furthest) < 0.05
     assert whole == "True"
+
+
+@pytest.mark.skipif(not detect().bfloat16, reason="this CPU has no AVX-512 bf16")
+def test_bfloat16_gives_every_parameter_a_gradient_of_the_right_direction_and_size() -> None:
+    # With the fused norm of float32 the first weights got a wrong one, and with virtual devices all weights a zero.
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BFLOAT16_GRADIENTS], cwd=HOME, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    figures = [float(word) for word in done.stdout.split()]
+    assert len(figures) == 4
+    assert min(figures) > 0.8, figures
