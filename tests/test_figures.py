@@ -12,6 +12,7 @@ import pytest
 from poc import clock, published
 from poc.report import figures
 from poc.report.rows import COLUMNS, EXTRAS
+from tests.test_ways import TWELVE
 
 ALL = [*COLUMNS, *EXTRAS]
 MACHINE = "CPU: test, 2 cores"
@@ -48,13 +49,15 @@ def table(*rows: dict[str, Any], with_published: bool = False) -> pd.DataFrame:
 def record(**changes: Any) -> dict[str, Any]:
     """A record of three epochs of 50 s and 10 s of evaluation each."""
     run = dict(model="cifar_resnet50_v2", batch_per_device=128, total_batch=128, devices=1, virtual=False, quick=False)
-    run.update(learning_rate=0.05, exchange="device", seed=0, kind="cpu")
+    run.update(learning_rate=0.05, lr_rule="fixed", momentum=0.9, weight_decay=1e-4, exchange="device", seed=0)
+    run.update(kind="cpu", engine="gluon", epochs=3, steps_per_epoch=390, steps=1170, warmup_steps=0, evaluate=True)
+    run.update(data={"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True})
     evaluations = [
         {"epoch": epoch, "at": 60.0 * epoch - 10, "seconds": 10.0, "accuracy": accuracy, "samples": 10_000, "loss": 1.0}
         for epoch, accuracy in ((1, 0.4), (2, 0.5), (3, 0.6))
     ]
     whole = dict(run=run, dataset="cifar10", infrastructure=MACHINE, hardware={"description": MACHINE})
-    whole.update(outcome="completed", evaluations=evaluations)
+    whole.update(outcome="completed", evaluations=evaluations, run_id="0123456789", started="2026-01-01T00:00:00")
     for name, change in changes.items():
         (run if name in run else whole)[name] = change
     return copy.deepcopy(whole)
@@ -257,7 +260,7 @@ def everything() -> tuple[pd.DataFrame, list[dict[str, Any]]]:
         measured(network="vgg16", multiply_adds=1.5e10, peak_flops=2e11, peak_share=0.7, dtype="float32"),
         *starting_slowly(),
     ]
-    records = [record(), record(learning_rate=0.1), record(devices=4, virtual=True), stale(0), stale(None)]
+    records = [record(), record(learning_rate=0.1), record(devices=4, virtual=True), stale(0), stale(None), *TWELVE]
     return table(*rows, with_published=True), records
 
 

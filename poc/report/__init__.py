@@ -11,7 +11,7 @@ import pandas as pd
 
 from poc import clock, scaling
 from poc.journal import Record
-from poc.report import figures, rows, tables
+from poc.report import figures, rows, tables, ways
 
 Figures = dict[str, tuple[Path, str]]
 
@@ -56,6 +56,10 @@ def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Fig
     usual, usual_records = table[~table["fixed"]], [one for one in records if not one["run"]["data"].get("fixed")]
     sections = (
         ("Accuracy and throughput", _accuracy(table, figure("accuracy_throughput"))),
+        (
+            "Which learning rate keeps the accuracy",
+            _rates(records, *map(figure, ("accuracy_batch", "accuracy_worth", "noise_scale"))),
+        ),
         ("Throughput against batch size", _throughput(usual, usual_records, figure("throughput_batch"))),
         ("How near to the limit", _limits(table, figure("roofline"))),
         ("The same run with several seeds", _repeats(table)),
@@ -112,6 +116,43 @@ def _accuracy(table: pd.DataFrame, figure: str) -> str:
         figure,
         tables.accuracy(table),
     )
+
+
+def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
+    compared = ways.comparisons(records)
+    blocks = [
+        "A larger total batch takes fewer steps in as many epochs, so the same rule of scaling the rate loses accuracy. "
+        "Here ways to train are compared at each total batch, over as many epochs of the same images; batches of several "
+        "devices are played by virtual ones, whose accuracy is that of real ones. *The study's way* is that of "
+        "beeva-poc-mxnet: SGD at a constant rate, a random crop of the padded image, mirrored, its colours moved. "
+        "Accuracy is that after the last epoch, of one run each unless a seed says otherwise.",
+        kept,
+    ]
+    for number, one in enumerate(compared):
+        confirmed = number == 0
+        title = f"{tables.network_label(one.network)}, {one.epochs} epochs of {one.dataset}"
+        blocks += [
+            f"### {title}",
+            tables.kept(one) if confirmed else "A search on something cheaper; what it found was confirmed above.",
+            "What every run gave:" if confirmed else "",
+            tables.tried(one),
+        ]
+        if not confirmed:
+            continue
+        blocks += [
+            _after(
+                "Cost of accuracy: epochs until that validation accuracy, and the seconds that so many epochs take at the "
+                "published speed of the fastest setting with that total batch (a prediction: these devices did not run "
+                "this way).",
+                _blocks(tables.cost_of_accuracy(one), worth),
+            ),
+            _after(
+                "Gradient noise scale (McCandlish et al. 2018), in samples: the batch at which a gradient is half noise. "
+                "Below it twice the batch nearly halves the steps; beyond it more devices pay less and less.",
+                _blocks(tables.noise_scales(one), noise) if tables.noise_scales(one) else "",
+            ),
+        ]
+    return _blocks(*blocks) if compared else ""
 
 
 def _throughput(table: pd.DataFrame, records: Sequence[Record], figure: str) -> str:

@@ -6,6 +6,7 @@ colours do. The same rows and records give the same bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import os
@@ -28,6 +29,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 from poc import clock, networks, published, scaling
 from poc.journal import Record
 from poc.plan import exchange_label
+from poc.report import ways
 from poc.values import value
 
 MAIN_STUDY = "beeva_poc_mxnet"
@@ -460,6 +462,87 @@ def staleness(records: list[Record]) -> tuple[str, dict[str, list[Series]]]:
     }
 
 
+def accuracy_batch(records: list[Record]) -> tuple[str, list[Series]]:
+    """Of the first comparison of ways: what it is of, and the best accuracy at each total batch, published and here."""
+    compared = ways.comparisons(records)
+    if not compared:
+        return "", []
+    one = compared[0]
+    series = []
+    rows = ways.printed(one.network, one.epochs)
+    for machine in dict.fromkeys(row["hardware"] for row in rows if row["accuracy"] is not None):
+        points = [
+            Point(x=batch, y=max(row["accuracy"] for row in rows if _printed_at(row, machine, batch)))
+            for batch in sorted({row["total_batch"] for row in rows if _printed_at(row, machine, row["total_batch"])})
+        ]
+        series.append(Series(label=f"published, {machine}", machine=machine, points=tuple(points)))
+    for source, label in ((True, "the study's way, here"), (False, "the best way found")):
+        found = [one.best(batch, source=source) for batch in one.batches()]
+        points = [Point(x=best.total_batch, y=best.accuracy) for best in found if best and best.accuracy is not None]
+        if points:
+            series.append(Series(label=label, machine=label, points=tuple(points), measured=True))
+    return f"{_network(one.network)}, {one.epochs} epochs of {one.dataset}", series
+
+
+def _printed_at(row: Row, machine: str, batch: float) -> bool:
+    return row["hardware"] == machine and row["total_batch"] == batch and row["accuracy"] is not None
+
+
+def accuracy_worth(records: list[Record]) -> tuple[str, list[Series]]:
+    """Accuracy against the published throughput at each total batch: as it was printed, and by the best way found.
+
+    The throughput is that of the fastest printed setting with that total batch.
+    """
+    compared = ways.comparisons(records)
+    if not compared:
+        return "", []
+    one = compared[0]
+    rows = [row for row in ways.printed(one.network, one.epochs) if row["samples_per_second"] and row["devices"]]
+    series = []
+    for machine in dict.fromkeys(row["hardware"] for row in rows):
+        fastest: dict[int, Row] = {}
+        for row in rows:
+            batch = row["total_batch"]
+            if row["hardware"] == machine and row["accuracy"] is not None:
+                known = fastest.get(batch)
+                if known is None or row["samples_per_second"] > known["samples_per_second"]:
+                    fastest[batch] = row
+        found = {batch: one.best(batch, source=False) for batch in fastest}
+        lines = {
+            "as published": {batch: row["accuracy"] for batch, row in fastest.items()},
+            "by the best way found": {
+                batch: best.accuracy for batch, best in found.items() if best is not None and best.accuracy is not None
+            },
+        }
+        for name, accuracies in lines.items():
+            points = [
+                Point(x=fastest[batch]["samples_per_second"], y=accuracies[batch], text=f"{_batch(fastest[batch])}")
+                for batch in sorted(accuracies)
+            ]
+            if points:
+                label = f"{machine}, {name}"
+                series.append(
+                    Series(label=label, machine=machine, points=tuple(points), measured=name != "as published")
+                )
+    return f"{_network(one.network)}, {one.epochs} epochs", series if any(line.measured for line in series) else []
+
+
+def noise_scale(records: list[Record]) -> tuple[str, list[Series]]:
+    """Of the first comparison of ways: what it is of, and the gradient noise scale over the epochs of each run."""
+    compared = ways.comparisons(records)
+    if not compared:
+        return "", []
+    one = compared[0]
+    series = []
+    for training in one.trainings:
+        points = tuple(Point(x=epoch, y=scale) for epoch, scale in ways.noise_scales(training))
+        if points:
+            name = "the study's way" if training.source else f"{training.way.split(',')[0]}"
+            label = f"batch {training.total_batch}, {name}, lr {training.record['run']['learning_rate']:g}"
+            series.append(Series(label=label, machine=label, points=points, measured=True))
+    return f"{_network(one.network)}, {one.epochs} epochs of {one.dataset}", series
+
+
 def _is_stale(record: Record) -> bool:
     """Whether it is a run of the staleness figure, which the other curves leave to it."""
     usable = record["outcome"] in ("completed", "diverged") and not record["run"]["quick"]
@@ -467,6 +550,9 @@ def _is_stale(record: Record) -> bool:
 
 
 def _curves(records: list[Record], when: Callable[[dict[str, Any]], float]) -> tuple[str, list[Series]]:
+    # Other ways to train have figures of their own.
+    compared = ways.comparisons(records)
+    elsewhere = {id(one.record) for found in compared for one in found.trainings if not one.source}
     members = [
         record
         for record in records
@@ -474,6 +560,7 @@ def _curves(records: list[Record], when: Callable[[dict[str, Any]], float]) -> t
         and not record["run"]["quick"]
         and len(record["evaluations"]) > 1
         and not _is_stale(record)
+        and id(record) not in elsewhere
     ]
     common, labels = _distinguish([_description(_as_row(record)) for record in members])
     return common, [
@@ -793,6 +880,68 @@ def _draw_staleness(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     )
 
 
+def _draw_accuracy_batch(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    common, series = accuracy_batch(records)
+    if not series:
+        return None
+    figure, axes = _figure(height=3.8)
+    styles = _styles(series)
+    for one in series:
+        _scatter(axes, one, styles[one.label])
+    _log2(axes, [point.x for one in series for point in one.points])
+    axes.set_xlabel("total batch (samples)")
+    axes.set_ylabel("validation accuracy (fraction)")
+    _title(figure, common)
+    _legend(figure, series, styles)
+    return figure, (
+        f"Validation accuracy after the last epoch against the total batch: {common}. At each batch the best of what was "
+        "published, and of what was measured here by the study's way and by any other."
+    )
+
+
+def _draw_accuracy_worth(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    common, series = accuracy_worth(records)
+    if not series:
+        return None
+    figure, axes = _figure(height=4.0)
+    styles = _styles(series)
+    for one in series:
+        # Here they are predictions: the accuracy is measured, the speed is the published one.
+        _scatter(axes, dataclasses.replace(one, measured=False), styles[one.label])
+        for point in one.points:
+            axes.annotate(point.text, (point.x, point.y), (5, 4), textcoords="offset points", fontsize=7)
+    axes.set_xscale("log")
+    axes.margins(x=0.09, y=0.08)
+    _one_two_five(axes.xaxis)
+    axes.set_xlabel("published training throughput (samples/s)")
+    axes.set_ylabel("validation accuracy (fraction)")
+    _legend(figure, [dataclasses.replace(one, measured=False) for one in series], styles)
+    return figure, (
+        f"When several devices are worth it: {common}; at each total batch the fastest published setting (batch per device "
+        "x devices) with its accuracy as printed, and with that of the best way found here at the same total batch, "
+        "measured on virtual devices."
+    )
+
+
+def _draw_noise_scale(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    common, series = noise_scale(records)
+    if not series:
+        return None
+    figure, axes = _figure(height=3.8)
+    styles = _styles(series)
+    for one in series:
+        _scatter(axes, one, {**styles[one.label], "linewidth": 1.3})
+    axes.set_yscale("log")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("epochs trained (passes over the training images)")
+    axes.set_ylabel("gradient noise scale (samples)")
+    _title(figure, common)
+    _legend(figure, series, styles)
+    return figure, (
+        f"Gradient noise scale over the training, numerator and denominator averaged apart over each twelfth: {common}."
+    )
+
+
 def _draw_time_split(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     common, bars = time_split(rows)
     if not bars:
@@ -852,6 +1001,9 @@ FIGURES: dict[str, Callable[[pd.DataFrame, list[Record]], Drawn]] = {
     "learning_curves": _draw_learning_curves,
     "accuracy_time": _draw_accuracy_time,
     "throughput_devices": _draw_throughput_devices,
+    "accuracy_batch": _draw_accuracy_batch,
+    "accuracy_worth": _draw_accuracy_worth,
+    "noise_scale": _draw_noise_scale,
     "throughput_batch": _draw_throughput_batch,
     "roofline": _draw_roofline,
     "speedup_workers": _draw_speedup_workers,

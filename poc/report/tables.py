@@ -12,15 +12,18 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from poc import clock, networks, scaling
+from poc import clock, networks, noise, scaling
 from poc.journal import Record
 from poc.plan import exchange_label
+from poc.report import ways
 from poc.report.rows import ordered, workers
 
 MAIN_STUDY = "beeva_poc_mxnet"
 MAIN_NETWORKS = ("cifar_resnet50_v2", "cifar_resnet110_v2")
 THRESHOLDS = (0.5, 0.6, 0.7, 0.75, 0.8)
 """Accuracies for which the time to reach them is shown."""
+COSTED = (0.75, 0.8, 0.85)
+"""Accuracies for which the epochs, and the time on the published devices, are shown at each total batch."""
 
 Row = Mapping[Any, Any]
 Cells = dict[str, str]
@@ -369,7 +372,7 @@ def largest_batches(records: Sequence[Record]) -> list[str]:
     for record in ordered(records):
         run = record["run"]
         if run["devices"] == 1 and not run["quick"]:
-            key = (record["infrastructure"], _label(run["model"]), run.get("dtype", "float32"), run["kind"])
+            key = (record["infrastructure"], network_label(run["model"]), run.get("dtype", "float32"), run["kind"])
             groups.setdefault(key, []).append(record)
     sentences = []
     for (infrastructure, label, dtype, kind), members in groups.items():
@@ -701,7 +704,7 @@ def worker_split(records: Sequence[Record]) -> str:
         run = runs[one["run_id"]]
         cells.append(
             {
-                "run": f"{_label(run['model'])}, {run['batch_per_device']} x {run['devices']}",
+                "run": f"{network_label(run['model'])}, {run['batch_per_device']} x {run['devices']}",
                 "id": one["run_id"],
                 "infrastructure": one["infrastructure"],
                 "worker": str(one["worker"]),
@@ -737,6 +740,134 @@ def convergence(records: Sequence[Record]) -> str:
             }
         )
     return _markdown(_aligned(cells))
+
+
+# --- the accuracy as the batch grows ------------------------------------------------------------------------------
+
+
+def kept(comparison: ways.Comparison) -> str:
+    """For each total batch the main study's way and the best one found, and what was printed for that batch."""
+    printed = ways.printed(comparison.network, comparison.epochs)
+    cells = []
+    for batch in comparison.batches():
+        source, best = (comparison.best(batch, source=source) for source in (True, False))
+        gain = None
+        if source is not None and best is not None:
+            gain = (best.accuracy or 0.0) - (source.accuracy or 0.0)
+        cells.append(
+            {
+                "total batch": str(batch),
+                "steps": str((source or best or comparison.trainings[0]).record["run"]["steps"]),
+                "published, one line a setting": "; ".join(
+                    f"{row['hardware']}: {row['accuracy']:.3f} (lr={row['learning_rate']:g})"
+                    for row in printed
+                    if row["total_batch"] == batch and row["accuracy"] is not None
+                ),
+                "the study's way, here": _of_way(source),
+                "best way found": _of_way(best),
+                "gain": _known(gain, "+.4f"),
+                "the best way": best.way if best else "",
+            }
+        )
+    return _markdown(cells)
+
+
+def _of_way(training: ways.Training | None) -> str:
+    if training is None or training.accuracy is None:
+        return ""
+    return f"{training.accuracy:.4f} (lr={training.record['run']['learning_rate']:g})"
+
+
+def tried(comparison: ways.Comparison) -> str:
+    """Every run of a comparison, at each total batch the most accurate first."""
+    cells = []
+    for one in comparison.trainings:
+        record, run = one.record, one.record["run"]
+        evaluations = record["evaluations"]
+        last = [found["accuracy"] for found in evaluations[-4:]]
+        cells.append(
+            {
+                "total batch": str(one.total_batch),
+                "devices": f"{run['devices']} virtual" if run["virtual"] else str(run["devices"]),
+                "way": one.way,
+                "learning rate": f"{run['learning_rate']:g}",
+                "the study's": "yes" if one.source else "",
+                "precision": run.get("dtype", "float32"),
+                "accuracy": "diverged" if one.accuracy is None else f"{one.accuracy:.4f}",
+                "mean of last 4 epochs": f"{sum(last) / 4:.4f}" if len(last) == 4 else "",
+                "steps": str(run["steps"]),
+                "seed": str(run["seed"]),
+                "id": record["run_id"],
+            }
+        )
+    return _markdown(cells)
+
+
+def cost_of_accuracy(comparison: ways.Comparison) -> str:
+    """Epochs to round accuracies at each total batch, and the seconds that they take at the published speed there."""
+    printed = ways.printed(comparison.network, comparison.epochs)
+    machines = list(dict.fromkeys(row["hardware"] for row in printed if row["devices"]))
+    cells = []
+    for batch in comparison.batches():
+        for source, name in ((True, "the study's"), (False, "the best found")):
+            training = comparison.best(batch, source=source)
+            if training is None:
+                continue
+            took = {level: ways.epochs_to(training, level) for level in COSTED}
+            row = {
+                "total batch": str(batch),
+                "way": name,
+                "accuracy": _accuracy({"origin": "measured", "accuracy": training.accuracy}, "accuracy"),
+                **{f"epochs to {level:g}": "never" if took[level] is None else str(took[level]) for level in COSTED},
+            }
+            for machine in machines:
+                fastest = _fastest(printed, machine, batch)
+                for level in COSTED:
+                    epochs = took[level]
+                    known = fastest is not None and epochs is not None
+                    row[f"{machine}: s to {level:g}"] = (
+                        f"{epochs * fastest['seconds_per_epoch']:.0f} on {fastest['devices']}"
+                        if known and epochs is not None and fastest is not None
+                        else ""
+                    )
+            cells.append(row)
+    return _markdown(cells)
+
+
+def _fastest(printed: Sequence[Row], machine: str, batch: int) -> Row | None:
+    """The published row of a machine at a total batch with the shortest epoch."""
+    found = [
+        row
+        for row in printed
+        if row["hardware"] == machine and row["total_batch"] == batch and row["seconds_per_epoch"] is not None
+    ]
+    return min(found, key=lambda row: float(row["seconds_per_epoch"]), default=None)
+
+
+def noise_scales(comparison: ways.Comparison) -> str:
+    """The gradient noise scale in each quarter of every run that looked at it."""
+    cells = []
+    for one in comparison.trainings:
+        record = one.record
+        quarters = [noise.of_record(record, quarter / 4, (quarter + 1) / 4) for quarter in range(4)]
+        whole = noise.of_record(record)
+        if whole is None:
+            continue
+        cells.append(
+            {
+                "total batch": str(one.total_batch),
+                "way": one.way,
+                "learning rate": f"{record['run']['learning_rate']:g}",
+                **{
+                    f"quarter {number}": "no signal" if found is None or found.scale is None else f"{found.scale:.0f}"
+                    for number, found in enumerate(quarters, start=1)
+                },
+                "whole run": "no signal" if whole.scale is None else f"{whole.scale:.0f}",
+                "looks": str(whole.samples),
+                "id": record["run_id"],
+            }
+        )
+    return _markdown(cells)
 
 
 def hardware(records: Sequence[Record]) -> str:
@@ -992,7 +1123,7 @@ def not_run(records: Sequence[Record]) -> str:
                 "outcome": outcome,
                 "reason": reason,
                 "runs": str(len(members)),
-                "networks": ", ".join(dict.fromkeys(_label(run["model"]) for run in runs)),
+                "networks": ", ".join(dict.fromkeys(network_label(run["model"]) for run in runs)),
                 "batch per device": _listed(run["batch_per_device"] for run in runs),
                 "devices": _listed(run["devices"] for run in runs),
                 "learning rate": _listed(run["learning_rate"] for run in runs),
@@ -1074,10 +1205,10 @@ def _network_order(row: Row) -> tuple[int, str]:
 
 
 def _network(row: Row) -> str:
-    return _label(row["network"])
+    return network_label(row["network"])
 
 
-def _label(name: str) -> str:
+def network_label(name: str) -> str:
     return networks.NETWORKS[name].label if name in networks.NETWORKS else name
 
 
@@ -1126,7 +1257,7 @@ def _batch_size(row: Row) -> str:
 
 def _run_label(run: dict[str, Any]) -> str:
     size = str(run["batch_per_device"]) + (f"x{run['devices']}={run['total_batch']}" if run["devices"] > 1 else "")
-    words = [_label(run["model"]), f"{size} (lr={run['learning_rate']:g})"]
+    words = [network_label(run["model"]), f"{size} (lr={run['learning_rate']:g})"]
     words += [exchange_label(run)] * (run["devices"] > 1 and not run["virtual"])
     words += [run.get("dtype", "float32")] * (run.get("dtype", "float32") != "float32")
     words += ["virtual"] * run["virtual"] + ["quick"] * run["quick"] + [f"seed {run['seed']}"] * (run["seed"] > 0)

@@ -1,0 +1,149 @@
+"""Which runs are compared, what stands for each batch, and what the tables make of them: against figures made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from poc.journal import Record
+from poc.report import figures, tables, ways
+from tests.test_report import record
+
+MUON = {
+    "optimizer": "muon",
+    "muon_rate": 0.2,
+    "decay": "linear",
+    "label_smoothing": 0.1,
+    "data": {"name": "cifar10", "crop": 28, "pad": 0, "mirror": True, "jitter": False},
+}
+# Of a true gradient of squared norm 2 and a variance of 600: a noise scale of 300 samples.
+NORMS = [{"step": step, "small": 2 + 600 / 128, "large": 2 + 600 / 1024} for step in range(0, 60, 5)]
+
+
+def trained(total: int, accuracies: list[float], **run: Any) -> Record:
+    """Six epochs on CIFAR-10 with these validation accuracies; with 128 samples a device."""
+    devices = total // 128
+    fields = {"devices": devices, "virtual": devices > 1, "total_batch": total, "epochs": 6, **run}
+    one = record(run=fields, run_id=f"{total}{run.get('optimizer', 'sgd')}{run.get('learning_rate', '')}"[:10])
+    for evaluation, accuracy in zip(one["evaluations"], accuracies):
+        evaluation["accuracy"] = accuracy
+    one["norms"] = NORMS if devices == 8 else []
+    return one
+
+
+STUDY = [
+    trained(128, [0.5, 0.6, 0.7, 0.72, 0.74, 0.76]),
+    trained(128, [0.6, 0.7, 0.8, 0.85, 0.87, 0.89], **MUON),
+    trained(1024, [0.3, 0.4, 0.5, 0.55, 0.6, 0.62], learning_rate=0.4),
+    trained(1024, [0.5, 0.6, 0.7, 0.8, 0.84, 0.86], learning_rate=0.4, **MUON),
+    trained(1024, [0.5, 0.6, 0.7, 0.75, 0.78, 0.79], learning_rate=0.8, optimizer="nesterov"),
+]
+
+# Published are 12 epochs, not 6.
+TWELVE = [{**one, "run": {**one["run"], "epochs": 12, "steps": 120}} for one in STUDY]
+
+
+def test_runs_by_more_than_one_way_are_compared_and_others_are_not() -> None:
+    (one,) = ways.comparisons(STUDY)
+    assert (one.network, one.epochs, one.batches()) == ("cifar_resnet50_v2", 6, [128, 1024])
+    assert [(each.total_batch, each.accuracy) for each in one.trainings] == [
+        (128, 0.89),
+        (128, 0.76),
+        (1024, 0.86),
+        (1024, 0.79),
+        (1024, 0.62),
+    ]
+    assert ways.comparisons([STUDY[0], trained(128, [0.1] * 6)]) == []
+    for other in (
+        trained(128, [0.9] * 6, quick=True, **MUON),
+        trained(128, [0.9] * 6, steps=7, **MUON),
+        trained(128, [0.9] * 6, model="cifar_resnet20_v2", **MUON),
+        {**trained(128, [0.9] * 6, **MUON), "outcome": "failed"},
+        {**trained(128, [0.9] * 6, **MUON), "dataset": "synthetic"},
+        {**trained(128, [0.9] * 6, **MUON), "infrastructure": "another machine"},
+    ):
+        assert ways.comparisons([STUDY[0], other]) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "SGD, rate 0.05, constant rate, crop 28 of 40, mirror, colour jitter"),
+        (MUON, "Muon 0.2, rate 0.05, linear to zero, label smoothing 0.1, crop 28 of 32, mirror"),
+        ({"lr_rule": "linear: 0.05 per 128"}, "SGD, linear: 0.05 per 128, constant rate"),
+        ({"momentum": 0.6, "optimizer": "nesterov"}, "SGD with Nesterov momentum, rate 0.05, momentum 0.6"),
+        ({"warmup_steps": 12, "decay": "cosine"}, "SGD, rate 0.05, warm-up over 20% of the steps, cosine to zero"),
+        ({"zero_gamma": True, "optimizer": "lars"}, "LARS, rate 0.05, constant rate, zero gammas"),
+        ({"decay_gammas": False, "weight_decay": 0.001}, "SGD, rate 0.05, weight decay 0.001, gammas not decayed"),
+    ],
+)
+def test_a_way_says_all_that_tells_it_from_others(change: dict[str, Any], words: str) -> None:
+    run = trained(128, [], **change)["run"]
+    assert ways.way(run).startswith(words)
+    # Neither the batch nor the devices make another way.
+    assert ways.way(trained(1024, [], **change)["run"]) == ways.way(run)
+    assert ways.as_the_study(run) == (change == {} or "lr_rule" in change)
+
+
+def test_a_run_that_diverged_has_no_accuracy_and_is_never_the_best() -> None:
+    lost = {**trained(1024, [0.9] * 6, learning_rate=3.2), "outcome": "diverged"}
+    (one,) = ways.comparisons([*STUDY, lost])
+    assert [each.accuracy for each in one.trainings][-1] is None
+    best = one.best(1024, source=True)
+    assert best is not None and best.accuracy == 0.62
+    assert "diverged" in tables.tried(one)
+
+
+def cells(table: str) -> list[dict[str, str]]:
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return [dict(zip(lines[0], line)) for line in lines[2:]]
+
+
+def test_what_is_kept_at_each_batch_stands_beside_what_was_printed() -> None:
+    (one,) = ways.comparisons(TWELVE)
+    small, large = cells(tables.kept(one))
+    assert small["the study's way, here"] == "0.7600 (lr=0.05)"
+    assert (large["the study's way, here"], large["best way found"], large["gain"]) == (
+        "0.6200 (lr=0.4)",
+        "0.8600 (lr=0.4)",
+        "+0.2400",
+    )
+    assert large["the best way"].startswith("Muon 0.2")
+    assert "8x Tesla K80 (AWS p2.8x): 0.786 (lr=0.4)" in large["published, one line a setting"]
+    costs = {(row["total batch"], row["way"]): row for row in cells(tables.cost_of_accuracy(one))}
+    best = costs["1024", "the best found"]
+    assert (best["epochs to 0.75"], best["epochs to 0.8"], best["epochs to 0.85"]) == ("4", "4", "6")
+    # The fastest K80 setting at 1,024 took 7.1 s an epoch on eight, the fastest P100 one 3.4 s on four.
+    assert best["8x Tesla K80 (AWS p2.8x): s to 0.85"] == "43 on 8"
+    assert best["DGX-1, 8x P100: s to 0.85"] == "20 on 4"
+    assert costs["1024", "the study's"]["epochs to 0.75"] == "never"
+    assert costs["1024", "the study's"]["DGX-1, 8x P100: s to 0.75"] == ""
+
+
+def test_the_noise_scale_is_told_over_the_training() -> None:
+    (one,) = ways.comparisons(STUDY)
+    rows = cells(tables.noise_scales(one))
+    assert [row["total batch"] for row in rows] == ["1024"] * 3
+    assert [rows[0][name] for name in ("quarter 1", "quarter 4", "whole run", "looks")] == ["300", "300", "300", "12"]
+    _, series = figures.noise_scale(STUDY)
+    assert len(series) == 3
+    assert all(point.y == pytest.approx(300) for line in series for point in line.points)
+    assert series[0].points[0].x == pytest.approx(0.25)
+
+
+def test_the_figures_show_the_best_at_each_batch() -> None:
+    _, series = figures.accuracy_batch(STUDY)
+    lines = {line.label: [(point.x, point.y) for point in line.points] for line in series}
+    assert lines == {
+        "the study's way, here": [(128, 0.76), (1024, 0.62)],
+        "the best way found": [(128, 0.89), (1024, 0.86)],
+    }
+    _, series = figures.accuracy_batch(TWELVE)
+    lines = {line.label: dict((point.x, point.y) for point in line.points) for line in series}
+    assert lines["published, 8x Tesla K80 (AWS p2.8x)"][4096] == 0.611
+    worth = {line.label: [(p.x, p.y, p.text) for p in line.points] for line in figures.accuracy_worth(TWELVE)[1]}
+    assert worth["8x Tesla K80 (AWS p2.8x), by the best way found"] == [(1800, 0.89, "64x2"), (6800, 0.86, "128x8")]
+    assert (6800, 0.786, "128x8") in worth["8x Tesla K80 (AWS p2.8x), as published"]
+    # Without a way of ours there is nothing to be worth it.
+    assert figures.accuracy_worth([STUDY[0], STUDY[2]])[1] == []
