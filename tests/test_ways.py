@@ -1,4 +1,4 @@
-"""Which runs are compared, what stands for each batch, and what the tables make of them: against figures made by hand."""
+"""Which runs are compared, what stands for each batch, what tables make of them: against figures made by hand."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def test_a_run_that_diverged_has_no_accuracy_and_is_never_the_best() -> None:
     (one,) = ways.comparisons([*STUDY, lost])
     assert [each.accuracy for each in one.trainings][-1] is None
     best = one.best(1024, source=True)
-    assert best is not None and best.accuracy == 0.62
+    assert best is not None
+    assert best.accuracy == 0.62
     assert "diverged" in tables.tried(one)
 
 

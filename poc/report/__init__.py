@@ -121,9 +121,9 @@ def _accuracy(table: pd.DataFrame, figure: str) -> str:
 def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
     compared = ways.comparisons(records)
     blocks = [
-        "A larger total batch takes fewer steps in as many epochs, so the same rule of scaling the rate loses accuracy. "
-        "Here ways to train are compared at each total batch, over as many epochs of the same images; batches of several "
-        "devices are played by virtual ones, whose accuracy is that of real ones. *The study's way* is that of "
+        "A larger total batch takes fewer steps in as many epochs, and the usual rules of scaling the rate lose "
+        "accuracy. Here ways to train are compared at each total batch, over as many epochs of the same images; batches "
+        "of several devices are played by virtual ones, whose accuracy is that of real ones. *The study's way* is that of "
         "beeva-poc-mxnet: SGD at a constant rate, a random crop of the padded image, mirrored, its colours moved. "
         "Accuracy is that after the last epoch, of one run each unless a seed says otherwise.",
         kept,
@@ -141,14 +141,14 @@ def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
             continue
         blocks += [
             _after(
-                "Cost of accuracy: epochs until that validation accuracy, and the seconds that so many epochs take at the "
-                "published speed of the fastest setting with that total batch (a prediction: these devices did not run "
+                "Cost of accuracy: epochs until that validation accuracy, and the seconds that so many epochs take at "
+                "the published speed of the fastest setting with that total batch (a prediction: these devices did not run "
                 "this way).",
                 _blocks(tables.cost_of_accuracy(one), worth),
             ),
             _after(
-                "Gradient noise scale (McCandlish et al. 2018), in samples: the batch at which a gradient is half noise. "
-                "Below it twice the batch nearly halves the steps; beyond it more devices pay less and less.",
+                "Gradient noise scale (McCandlish et al. 2018), in samples: the batch at which a gradient is half "
+                "noise. Below it twice the batch nearly halves the steps; beyond it more devices pay less and less.",
                 _blocks(tables.noise_scales(one), noise) if tables.noise_scales(one) else "",
             ),
         ]

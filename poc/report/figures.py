@@ -894,8 +894,8 @@ def _draw_accuracy_batch(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     _title(figure, common)
     _legend(figure, series, styles)
     return figure, (
-        f"Validation accuracy after the last epoch against the total batch: {common}. At each batch the best of what was "
-        "published, and of what was measured here by the study's way and by any other."
+        f"Validation accuracy after the last epoch against the total batch: {common}. At each batch the best of what "
+        "was published, and of what was measured here by the study's way and by any other."
     )
 
 
@@ -917,8 +917,8 @@ def _draw_accuracy_worth(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     axes.set_ylabel("validation accuracy (fraction)")
     _legend(figure, [dataclasses.replace(one, measured=False) for one in series], styles)
     return figure, (
-        f"When several devices are worth it: {common}; at each total batch the fastest published setting (batch per device "
-        "x devices) with its accuracy as printed, and with that of the best way found here at the same total batch, "
+        f"When several devices are worth it: {common}; at each total batch the fastest published setting (batch per "
+        "device x devices) with its accuracy as printed, and with that of the best way found here at the same total batch, "
         "measured on virtual devices."
     )
 

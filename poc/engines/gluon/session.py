@@ -53,8 +53,8 @@ class GluonSession:
         mx.random.seed(run.seed)
         np.random.seed(run.seed)
         network = networks.network(run.model)
-        # MXNet has the fused operator for the CPU alone, and in bfloat16 its gradient is wrong where two layers use what
-        # it gives, as those after a projecting unit's first norm do.
+        # MXNet has the fused operator for the CPU alone, and in bfloat16 its gradient is wrong where two layers use its
+        # output, as those after a projecting unit's first norm do.
         fused = run.kind == "cpu" and run.dtype == "float32" and can_fuse()
         self._net = build(network, run.data.classes, fused=fused)
         # Those with a batch norm on the input get images as the study has them, 0 to 255 less the mean.
