@@ -11,7 +11,7 @@ from typing import Any
 from poc import engines, networks
 from poc.errors import UserError
 from poc.hardware import Hardware
-from poc.recipe import DATA, NODE, Data, Muon, Recipe, Stale
+from poc.recipe import AUTO, DATA, NODE, Data, Muon, Recipe, Stale
 from poc.schedule import BASE, RULES, Fixed, Schedule, Steps, steps_per_epoch
 from poc.values import value
 
@@ -227,12 +227,15 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
         label_smoothing=float(setting["label_smoothing"]),
         zero_gamma=setting["zero_gamma"],
         gradient_noise=setting["gradient_noise"] if replicas > 1 else None,
-        dtype=setting["dtype"],
+        dtype="bfloat16" if setting["dtype"] == AUTO else setting["dtype"],
         layout=setting["layout"],
         seconds=None if setting["seconds"] is None else float(setting["seconds"]),
         **_exchange(setting, replicas),
     )
-    return run, engines.load(run.engine).lacks(run, hardware) or _too_large(run, hardware) or skip
+    lacks = engines.load(run.engine).lacks
+    if setting["dtype"] == AUTO and lacks(run, hardware):
+        run = dataclasses.replace(run, dtype="float32")
+    return run, lacks(run, hardware) or _too_large(run, hardware) or skip
 
 
 def _too_large(run: Run, hardware: Hardware) -> str:

@@ -202,7 +202,9 @@ class TwoBit:
 Data = Union[CIFAR10, ImageNet, Synthetic]
 DATA: dict[str, type[Data]] = {one.name: one for one in (CIFAR10, ImageNet, Synthetic)}
 OPTIMIZERS = ("sgd", "nesterov", "lars")
-DTYPES = ("float32", "bfloat16", "float16")
+AUTO = "auto"
+"""Precision: bfloat16 where this machine has it."""
+DTYPES = ("float32", "bfloat16", "float16", AUTO)
 LAYOUTS = ("NCHW", "NHWC")
 
 
@@ -247,7 +249,8 @@ class Recipe:
     """The last batch norm of each residual unit starts with gammas of zero (Goyal et al. 2017)."""
     dtype: Any = "float32"
     """Precision of the layers' arithmetic: "bfloat16" on a CPU with AVX-512 bf16, "float16" on a GPU (with a constant
-    loss scale). Parameters, gradients and their sums stay in float32."""
+    loss scale), "auto" the first where it can be had and float32 elsewhere. Parameters, gradients and their sums stay
+    in float32."""
     layout: Any = "NCHW"
     """Order of the axes of images; "NHWC" on GPUs only."""
     exchange: Any = "device"

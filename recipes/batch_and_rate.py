@@ -1,23 +1,28 @@
-"""Which way to train keeps the accuracy as the total batch grows: ResNet-50, 12 epochs of CIFAR-10, batch 128 to 4096.
+"""Which way to train keeps the accuracy as the total batch grows: ResNet-50, 12 epochs of CIFAR-10, 128 to 4096.
 
-The study's own way (beeva-poc-mxnet: SGD at a constant rate, all of the augmentation) at each total batch, with the rates
-that it printed, beside the best one found, on virtual devices where there are no real ones. Several of the study's rows
-are those of other recipes, and run once.
-Cost: about 6 h on two CPU cores, 4.5 of them for the study's way.
+The way of the study beeva-poc-mxnet (SGD at a constant rate, all of the augmentation) at each total batch, at rates
+that it printed, beside the best way found; on virtual devices where there are no real ones. `rate_search` tells how it
+was found.
+Cost: about 6 h on two CPU cores, and an hour for those of the study's rows that other recipes have.
     ./run_all.sh batch_and_rate
 """
 
 from poc import CIFAR10, Fixed, Linear, Muon, Recipe
 
-GENTLE = CIFAR10(crop=28, pad=0, jitter=False)
+STUDY = dict(
+    data=CIFAR10(crop=28, jitter=True),
+    optimizer="sgd",
+    momentum=0.9,
+    label_smoothing=0.0,
+)
 
 recipe = Recipe(
     model="cifar_resnet50_v2",
-    data=GENTLE,
     epochs=12,
     virtual=True,
-    dtype="bfloat16",
+    dtype="auto",
     gradient_noise=10,
+    data=CIFAR10(crop=28, pad=0, jitter=False),
     optimizer=Muon(rate=0.2),
     momentum=0.85,
     label_smoothing=0.1,
@@ -26,9 +31,31 @@ recipe = Recipe(
         dict(devices=8, batch_per_device=512),
         dict(devices=8, batch_per_device=128),
         dict(devices=0, batch_per_device=128),
+        dict(devices=8, batch_per_device=512, **STUDY, lr=[3.2, 0.4]),
+        dict(devices=8, batch_per_device=128, **STUDY, lr=0.4),
+        dict(devices=[4, 2], batch_per_device=128),
+        dict(devices=8, batch_per_device=256),
+        dict(devices=8, batch_per_device=256, **STUDY, lr=0.4),
+        dict(devices=2, batch_per_device=128, **STUDY, lr=0.1),
+        # As virtual_devices and cifar10_resnet50 have them.
+        dict(
+            devices=4,
+            batch_per_device=128,
+            **STUDY,
+            lr=Linear(base=0.05, per=128),
+            dtype="float32",
+            gradient_noise=None,
+        ),
+        dict(devices=0, batch_per_device=128, **STUDY, lr=0.05, dtype="float32"),
     ],
     quick=dict(
         model="cifar_resnet20_v2",
-        epochs=1,
+        dtype="float32",
+        devices=8,
+        batch_per_device=128,
+        steps=24,
+        window=4,
+        gradient_noise=None,
+        only=[dict(**STUDY, lr=0.4), dict(lr=Fixed(base=0.4, decay="linear"))],
     ),
 )

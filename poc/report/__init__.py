@@ -122,10 +122,10 @@ def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
     compared = ways.comparisons(records)
     blocks = [
         "A larger total batch takes fewer steps in as many epochs, and the usual rules of scaling the rate lose "
-        "accuracy. Here ways to train are compared at each total batch, over as many epochs of the same images; batches "
-        "of several devices are played by virtual ones, whose accuracy is that of real ones. *The study's way* is that of "
-        "beeva-poc-mxnet: SGD at a constant rate, a random crop of the padded image, mirrored, its colours moved. "
-        "Accuracy is that after the last epoch, of one run each unless a seed says otherwise.",
+        "accuracy. Here ways to train are compared at each total batch, over as many epochs of the same images; "
+        "batches of several devices are played by virtual ones, whose accuracy is that of real ones. *The study's way* "
+        "is that of beeva-poc-mxnet: SGD at a constant rate, a random crop of the padded image, mirrored, its colours "
+        "moved. Accuracy is that after the last epoch, of one run each unless a seed says otherwise.",
         kept,
     ]
     for number, one in enumerate(compared):
@@ -142,8 +142,8 @@ def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
         blocks += [
             _after(
                 "Cost of accuracy: epochs until that validation accuracy, and the seconds that so many epochs take at "
-                "the published speed of the fastest setting with that total batch (a prediction: these devices did not run "
-                "this way).",
+                "the published speed of the fastest setting with that total batch (a prediction: these devices did not "
+                "run this way).",
                 _blocks(tables.cost_of_accuracy(one), worth),
             ),
             _after(

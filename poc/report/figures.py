@@ -918,8 +918,8 @@ def _draw_accuracy_worth(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     _legend(figure, [dataclasses.replace(one, measured=False) for one in series], styles)
     return figure, (
         f"When several devices are worth it: {common}; at each total batch the fastest published setting (batch per "
-        "device x devices) with its accuracy as printed, and with that of the best way found here at the same total batch, "
-        "measured on virtual devices."
+        "device x devices) with its accuracy as printed, and with that of the best way found here at the same total "
+        "batch, measured on virtual devices."
     )
 
 
