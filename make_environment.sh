@@ -77,7 +77,8 @@ hash_of() {
 
 # -I: with the user's PYTHONPATH, pip would take what lies there for installed.
 install() {
-    "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: -r "$1" || {
+    "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+        --require-hashes -r "$1" || {
         echo "Installing $1 failed (see above); start again to try once more." >&2
         exit 1
     }
@@ -102,7 +103,7 @@ PYTHON
     # PYTHONPATH is for the build's processes; -I keeps it from pip itself.
     PYTHONPATH=$shim HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
         HOROVOD_WITHOUT_PYTORCH=1 "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-deps \
-        --no-build-isolation -r "$1" || status=$?
+        --require-hashes --no-build-isolation -r "$1" || status=$?
     rm -rf "$shim"
     if [ "$status" != 0 ]; then
         echo "Building Horovod failed (see above); the rest works without it." >&2

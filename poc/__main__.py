@@ -15,12 +15,10 @@ from poc import advice, data, engines, hardware, hosts, journal, measuring, netw
 from poc.errors import UserError
 from poc.plan import Planned, Run, exchange_label, plan, select
 from poc.recipe import CIFAR10, ImageNet, Synthetic, whole
-from poc.run import Place, execute, follow, skipped
+from poc.run import DONE, Place, execute, follow, forget, skipped
 from poc.schedule import positive
 from poc.values import nearest
 
-# A run with such an outcome need not be repeated.
-_DONE = ("completed", "diverged")
 HOME = Path(__file__).resolve().parent.parent
 
 _HELP = """\
@@ -39,9 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0 done, 1 a run failed, 2 the user's mistake, 130 interrupted."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.command(options))
+        status = int(options.command(options))
+        sys.stdout.flush()
+        return status
     except UserError as error:
         print(f"poc: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever read has seen enough: plan | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains of it at its end
+        return 0
+    except OSError as error:
+        print(f"poc: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
     except hosts.LinkError as error:
         print(f"poc: the link to another host is lost: {error}", file=sys.stderr)
@@ -174,7 +180,10 @@ def _advise(options: argparse.Namespace) -> int:
         raise UserError(f"{path.name}: {planned.skip}")
     source = Path(options.data).absolute() if options.data else None
     print(f"{_title(planned)}: about {_duration(planned.seconds)}", file=sys.stderr)
-    record = execute(planned.run, Place(source=source, cache=_cache()), machine, machine.describe())
+    place = Place(source=source, cache=_cache())
+    record = execute(planned.run, place, machine, machine.describe())
+    if record["outcome"] in DONE:
+        forget(planned.run, place)
     if record["outcome"] != "completed":
         print(f"poc: {record['outcome']}: {record['reason']}", file=sys.stderr)
         return 1
@@ -280,11 +289,16 @@ def _run(options: argparse.Namespace) -> int:
 def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link]) -> int:
     """Does the runs, with what help the `others` give, and writes the results."""
     path = _results(options) / "journal.jsonl"
+    with journal.claimed(path):
+        return _lead_on(path, options, place, others)
+
+
+def _lead_on(path: Path, options: argparse.Namespace, place: Place, others: Sequence[hosts.Link]) -> int:
     machine = dataclasses.replace(hardware.detect(), hosts=1 + len(others))
     plans = _planned(options, machine)
     infrastructure = options.infrastructure or machine.describe()
     known = journal.read([path])
-    done = {(r["run_id"], r["infrastructure"]) for r in known if r["outcome"] in _DONE}
+    done = {(r["run_id"], r["infrastructure"]) for r in known if r["outcome"] in DONE}
     noted = {(r["run_id"], r["infrastructure"]) for r in known}
     if options.again:
         done = set()
@@ -310,10 +324,18 @@ def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link
             record = execute(one.run, place, machine, infrastructure, detail=rounds, others=others)
             record["price_per_hour"] = options.price
             interrupted = record.pop("interrupted", False)
-            journal.append(path, record)
+            try:
+                journal.append(path, record)
+            except OSError as error:
+                raise UserError(
+                    f"results: no room for the record of {one.run.id} in {path} ({error.strerror}); make some and "
+                    "start again: the run goes on from its last checkpoint"
+                ) from error
+            if record["outcome"] in DONE:
+                forget(one.run, place)
             print(f"  {record['outcome']}" + (f": {record['reason']}" if record["reason"] else ""), file=sys.stderr)
             failed += record["outcome"] == "failed"
-            if record["outcome"] in _DONE:
+            if record["outcome"] in DONE:
                 done.add(key)  # another recipe may have it, too
             if interrupted:
                 raise KeyboardInterrupt

@@ -246,6 +246,6 @@ NETWORKS: dict[str, Network] = {
 
 def network(name: str) -> Network:
     """Returns the registered network called `name`; raises UserError with the nearest valid name."""
-    if name not in NETWORKS:
+    if not isinstance(name, str) or name not in NETWORKS:
         raise UserError(f"model: unknown network {name!r}; {nearest(name, NETWORKS)}")
     return NETWORKS[name]

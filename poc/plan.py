@@ -126,10 +126,27 @@ class Run:
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> Run:
-        """The run that `to_json` wrote."""
+        """The run that `to_json` wrote; raises UserError where it did not write that."""
+        kinds = {field.name: str(field.type) for field in dataclasses.fields(Run)}
+        wrong = [name for name, held in fields.items() if not _fits(kinds.get(name, ""), held)]
+        if wrong:
+            raise UserError(f"its {wrong[0]} is {fields[wrong[0]]!r}")
         kind = dict(fields["data"])
         data = DATA[kind.pop("name")](**kind)
         return Run(**{**fields, "data": data, "decay_at": tuple(fields.get("decay_at", ()))})
+
+
+def _fits(kind: str, held: object) -> bool:
+    """Whether what JSON holds is of the kind that a field of `Run` is annotated with."""
+    if kind == "Data":
+        return isinstance(held, dict) and held.get("name") in tuple(DATA)
+    if kind.startswith("tuple"):
+        return isinstance(held, (list, tuple)) and all(_fits("float", one) for one in held)
+    if kind.endswith(" | None") and held is None:
+        return True
+    kinds = {"str": str, "bool": bool, "int": int, "float": (int, float)}
+    plain = kinds.get(kind.removesuffix(" | None"))
+    return plain is not None and isinstance(held, plain) and (isinstance(held, bool) == (plain is bool))
 
 
 @value

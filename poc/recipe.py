@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from poc.values import nearest, value
 INSIDE = ("device", "local", "nccl")
 EXCHANGES = (*INSIDE, "dist_sync", "dist_device_sync", "dist_async", "horovod", "independent")
 _IMAGENET_TRAIN = 1_281_167
+_MOST_RUNS = 10_000
+_LARGEST = 2**31 - 1
 NODE = "node"
 """Cores of a worker: a NUMA node's."""
 _SUMMING = ("dist_sync", "dist_device_sync")
@@ -26,9 +29,11 @@ _HALVING = (*_SUMMING, "horovod")
 
 
 def whole(name: str, number: object, *, least: int = 1) -> None:
-    """Raises UserError unless `number` is a whole number of at least `least`."""
+    """Raises UserError unless `number` is a whole number of at least `least`, and not absurdly large."""
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise UserError(f"{name}: {number!r} is not allowed; give a whole number of at least {least}")
+    if number > _LARGEST:
+        raise UserError(f"{name}: {number} is not allowed; give at most {_LARGEST}")
 
 
 def _crop(data: Any, size: int) -> None:
@@ -288,14 +293,17 @@ class Recipe:
     """Fields that `--quick` sets; by default a few steps of each run and no accuracy. {}: it is quick as it is."""
 
     def __post_init__(self) -> None:
-        for combination in self.only:
-            _known_fields("only", combination)
+        _known_combinations("only", self.only)
         if self.quick is not None:
-            _known_fields("quick", {name: field for name, field in self.quick.items() if name != "only"})
-            for combination in self.quick.get("only", ()):
-                _known_fields("quick: only", combination)
+            quick = dict(self.quick) if isinstance(self.quick, dict) else self.quick
+            _known_combinations("quick: only", quick.pop("only", ()) if isinstance(quick, dict) else ())
+            _known_fields("quick", quick)
+        runs = 0
         for setting in self.settings():
             _check(setting)
+            runs += setting["seeds"]
+        if runs > _MOST_RUNS:
+            raise UserError(f"seeds: with them this recipe has {runs:,} runs; give at most {_MOST_RUNS:,}")
 
     def settings(self) -> list[dict[str, Any]]:
         """Every combination of the grid, in the order written: a dict of all fields with single values."""
@@ -305,6 +313,9 @@ class Recipe:
         for combination in self.only or [{}]:
             fields = {**base, **combination}
             choices = [value if isinstance(value, (list, tuple)) else [value] for value in fields.values()]
+            runs = math.prod(map(len, choices))
+            if runs > _MOST_RUNS:
+                raise UserError(f"the grid of this recipe has {runs:,} runs; give at most {_MOST_RUNS:,}")
             grid += [dict(zip(fields, chosen)) for chosen in itertools.product(*choices)]
         if not grid:
             raise UserError("a list of this recipe is empty; give at least one value, or leave the field out")
@@ -328,11 +339,18 @@ def load(path: Path) -> Recipe:
         found = runpy.run_path(str(path)).get("recipe")
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from None
-    except Exception as error:  # a recipe is the user's own Python: whatever it raises is theirs to read
+    except (Exception, SystemExit) as error:  # a recipe is the user's own Python: what it raises is theirs to read
         raise UserError(f"{path.name}: {type(error).__name__}: {error}") from None
     if not isinstance(found, Recipe):
         raise UserError(f"{path.name}: it defines no `recipe = Recipe(...)`")
     return found
+
+
+def _known_combinations(field: str, given: object) -> None:
+    if not isinstance(given, (list, tuple)):
+        raise UserError(f"{field}: {given!r} is not allowed; give a list of dicts of fields")
+    for combination in given:
+        _known_fields(field, combination)
 
 
 def _known_fields(field: str, given: object) -> None:

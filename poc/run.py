@@ -27,6 +27,10 @@ from poc.recipe import CIFAR10
 from poc.values import value
 
 EVALUATION_BATCH = 250
+DONE = ("completed", "diverged")
+"""Outcomes after which a run need not be repeated."""
+EXPLODED = 1e4
+"""Mean training loss of a window, in nats, from which no run comes back."""
 _INTERRUPTED_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _CHECKPOINT_SECONDS = 180.0
@@ -109,6 +113,11 @@ def execute(
     return record
 
 
+def forget(run: Run, place: Place) -> None:
+    """Removes this host's checkpoints of a run whose record is safe, but for the last one where they have a folder."""
+    checkpoint.remove(place.checkpoints_of(run), but=run.steps if place.checkpoints else None)
+
+
 def _resumed_from(run: Run, place: Place, team: Sequence[Link], conditions: dict[str, Any]) -> int:
     """The last step after which every worker, on every host, has a checkpoint; 0 for none. Raises LinkError."""
     each = run.workers // (1 + len(team))
@@ -184,7 +193,10 @@ def follow(leader: Link, place: Place, machine: hardware.Hardware) -> None:
             folder = place.checkpoints_of(Run.from_json(asked["run"]))
             leader.send({"have": checkpoint.steps(folder, asked["workers"], asked["conditions"])})
         if "task" in message:
-            leader.send({"share": _train_here(message["task"], place, machine, {}, elsewhere)})
+            share = _train_here(message["task"], place, machine, {}, elsewhere)
+            leader.send({"share": share})
+            if all(one["outcome"] in DONE for one in share["told"]):
+                forget(Run.from_json(message["task"]["request"]["run"]), place)
 
 
 class Task(TypedDict):
@@ -274,8 +286,6 @@ def _train_here(
         finally:
             processes.stop(workers.values())
         told = [_told(path, process.returncode) for path, process in zip(events, workers.values())]
-    if all(one["outcome"] in ("completed", "diverged") for one in told):
-        checkpoint.remove(checkpoints, but=run.steps if place.checkpoints else None)
     return Share(
         told=told,
         lost=lost,
@@ -414,8 +424,8 @@ def train(
                 for one, (small, large) in zip(looked_at, session.gradient_norms()):
                     if math.isfinite(small + large):
                         tell({"event": "norms", "step": one, "small": small, "large": large})
-            if not math.isfinite(loss):
-                return "diverged", f"the training loss was {loss} after step {step}"
+            if not loss < EXPLODED:  # nan, too
+                return "diverged", f"the training loss was {loss:.6g} after step {step}"
             out_of_time = run.seconds is not None and trained >= run.seconds
             if out_of_time:
                 break

@@ -6,6 +6,7 @@ what the scripts ask of a Python (print its version, make an environment) and no
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -286,9 +287,9 @@ def test_an_option_that_there_is_not_is_one_line(checkout: Checkout) -> None:
 
 
 def requirements(name: str) -> list[str]:
-    """Every requirement of a list, those of the lists that it includes among them."""
+    """Every requirement of a list with its hashes, in one line each, those of the lists that it includes among them."""
     found = []
-    for line in (ROOT / name).read_text().splitlines():
+    for line in re.sub(r" \\\n +", " ", (ROOT / name).read_text()).splitlines():
         if line.startswith("-r "):
             found += requirements(line[3:])
         elif line and not line.startswith("#"):
@@ -300,7 +301,9 @@ def requirements(name: str) -> list[str]:
     "name", ["requirements.txt", "requirements-gpu.txt", "requirements-dev.txt", "requirements-horovod.txt"]
 )
 def test_every_requirement_is_pinned_and_named_once(name: str) -> None:
-    pinned = re.compile(r'([A-Za-z0-9_.-]+)==[0-9][0-9a-z.]*(; python_version < "3\.\d+")?')
+    pinned = re.compile(
+        r'([A-Za-z0-9_.-]+)==[0-9][0-9a-z.]*(; python_version < "3\.\d+")?( --hash=sha256:[0-9a-f]{64})+'
+    )
     matches = [pinned.fullmatch(line) for line in requirements(name)]
     assert all(matches), requirements(name)
     names = [match[1].lower().replace("_", "-") for match in matches if match]
@@ -309,6 +312,23 @@ def test_every_requirement_is_pinned_and_named_once(name: str) -> None:
 
 def test_cpu_and_gpu_differ_only_in_mxnet_and_cuda() -> None:
     cpu, gpu = set(requirements("requirements.txt")), set(requirements("requirements-gpu.txt"))
-    assert cpu - gpu == {"mxnet==1.9.1"}
+    assert [line.split()[0] for line in cpu - gpu] == ["mxnet==1.9.1"]
     assert {line.split("==")[0] for line in gpu - cpu if not line.startswith("nvidia-")} == {"mxnet-cu112"}
     assert sum(line.startswith("nvidia-") for line in gpu - cpu) == 10
+
+
+@pytest.mark.parametrize("name", ["requirements-common.txt", "requirements-dev.txt"])
+def test_what_is_installed_here_is_what_is_pinned(name: str) -> None:
+    for line in requirements(name):
+        pin, _, marker = line.partition(" --hash")[0].partition("; ")
+        if not marker or sys.version_info < tuple(map(int, re.findall(r"\d+", marker))):
+            package, version = pin.split("==")
+            assert importlib.metadata.version(package) == version, line
+
+
+def test_pip_is_told_to_refuse_a_file_with_another_hash(checkout: Checkout) -> None:
+    python = checkout.stand_in("3.11.9")
+    checkout.start("make_environment.sh", "--dev", "--horovod", PYTHON=python)
+    installs = [line for line in checkout.calls("-m pip install") if line]
+    assert installs
+    assert all("--require-hashes" in line for line in installs)

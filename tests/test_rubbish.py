@@ -1,0 +1,208 @@
+"""Whatever a user gives: a clear line or a result, never another exception, and never a wait."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from poc import (
+    CIFAR10,
+    Fixed,
+    ImageNet,
+    Linear,
+    Muon,
+    Recipe,
+    SquareRoot,
+    Stale,
+    Steps,
+    Synthetic,
+    TwoBit,
+    journal,
+    recipe,
+)
+from poc.__main__ import main
+from poc.errors import UserError
+from poc.hardware import Hardware
+from poc.plan import plan
+from poc.report import rows, tables
+from tests.test_report import record
+
+pytestmark = pytest.mark.faults
+CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
+THOROUGH = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+
+numbers = st.one_of(
+    st.integers(),
+    st.sampled_from([0, 1, 2, 128, -1, 10**30, 2**31]),
+    st.floats(),
+    st.sampled_from([0.05, math.nan, math.inf, -math.inf, 1e308, 1e-308]),
+)
+words = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(["gluon", "sgd", "device", "dist_sync", "float32", "auto", "cifar_resnet20_v2", "cosine", "node"]),
+)
+plain = st.one_of(st.none(), st.booleans(), numbers, words, st.binary(max_size=4), st.just(object))
+rubbish = st.recursive(
+    plain,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.tuples(inner, inner), st.dictionaries(words, inner, max_size=2), st.sets(words)
+    ),
+    max_leaves=4,
+)
+
+
+def _in_one_line(error: UserError) -> None:
+    assert str(error)
+    assert "\n" not in str(error)
+
+
+def fields_of(cls: Any) -> Any:
+    """Some fields of a value class, with values of any kind, and now and then a field that it has not."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    return st.dictionaries(st.one_of(st.sampled_from(names), st.sampled_from(names), words), rubbish, max_size=3)
+
+
+@st.composite
+def made(draw: Any) -> Any:
+    """A value of a recipe made of rubbish, where that is allowed."""
+    cls = draw(st.sampled_from([CIFAR10, ImageNet, Synthetic, Linear, SquareRoot, Fixed, Steps, Muon, Stale, TwoBit]))
+    try:
+        return cls(**draw(fields_of(cls)))
+    except UserError as error:
+        _in_one_line(error)
+        return draw(rubbish)
+
+
+@THOROUGH
+@given(
+    st.dictionaries(
+        st.sampled_from([field.name for field in dataclasses.fields(Recipe)]), st.one_of(rubbish, made()), max_size=4
+    )
+)
+@example({"batch_per_device": [1] * 1000, "lr": [0.1] * 1000})
+@example({"seeds": 10**6})
+@example({"devices": 10**9, "data": Synthetic(train=2**31 - 1)})
+@example({"lr": Linear(base=1e12, per=1e-12), "kind": "cpu"})
+def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(fields: dict[str, Any]) -> None:
+    try:
+        runs = plan("rubbish", Recipe(**{"model": "cifar_resnet20_v2", **fields}), CPU)
+    except UserError as error:
+        _in_one_line(error)
+        return
+    assert len(runs) <= 10_000
+    for one in runs:
+        # What a plan holds can be written down, and read again.
+        text = json.dumps(one.run.to_json(), allow_nan=False)
+        assert type(one.run).from_json(json.loads(text)).id == one.run.id
+        assert one.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("recipe = Recipe(", r"SyntaxError"),
+        ("from poc import Nothing", r"ImportError: cannot import name 'Nothing'"),
+        ("import a_module_that_nobody_has", r"ModuleNotFoundError: No module named 'a_module_that_nobody_has'"),
+        ("x = 1", r"it defines no `recipe = Recipe\(\.\.\.\)`"),
+        ("recipe = {'model': 'cifar_resnet20_v2'}", r"it defines no"),
+        ("raise SystemExit(0)", r"SystemExit"),
+        ("def f(): f()\nf()", r"RecursionError"),
+        ("1 / 0", r"ZeroDivisionError: division by zero"),
+        ("from poc import *\nrecipe = Recipe(model='cifar_resnet20_v2', devices=list(range(1, 200)), "
+         "batch_per_device=list(range(1, 200)), lr=[0.1] * 50)", r"1,980,050 runs; give at most 10,000"),
+        ("\x00", r"Error"),
+    ],
+)  # fmt: skip
+def test_a_recipe_file_of_rubbish_is_named_in_one_line(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(UserError, match=says) as caught:
+        recipe.load(path)
+    assert str(caught.value).startswith("mine.py: ")
+    _in_one_line(caught.value)
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**40), 2**40), st.floats(allow_nan=False), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=6), inner, max_size=2)),
+    max_leaves=3,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(places=st.lists(st.integers(0, 10**6), min_size=1, max_size=3), given_values=st.lists(json_values, min_size=3))
+def test_a_record_with_a_value_of_another_kind_is_left_out_or_shown(
+    places: list[int], given_values: list[Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    broken = json.loads(json.dumps(record()))
+    for place, changed in zip(places, given_values):
+        leaves = list(leaves_of(broken))
+        holder, key = leaves[place % len(leaves)]
+        holder[key] = changed
+    path = tmp_path_factory.getbasetemp() / "broken.jsonl"
+    path.write_text(json.dumps(broken) + "\n" + json.dumps(record(run_id="whole")) + "\n")
+    try:
+        records = journal.read([path])
+    except UserError as error:  # of another schema
+        _in_one_line(error)
+        return
+    shown = rows.collect(records)
+    assert "whole" in set(shown["run_id"])
+    tables.summary(shown)
+    tables.accuracy(shown)
+    tables.not_run(records)
+
+
+def leaves_of(held: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in nested lists and dicts: what holds it, and its key there."""
+    for key, inner in list(held.items() if isinstance(held, dict) else enumerate(held)):
+        yield held, key
+        if isinstance(inner, (dict, list)):
+            yield from leaves_of(inner)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(
+                ["run", "plan", "report", "advise", "doctor", "networks", "quick", "--quick", "--only", "--results"]
+            ),
+            st.sampled_from(
+                ["--rounds", "--price", "--patience", "--journal", "--data", "--steps", "-1", "nan", "1e999"]
+            ),
+            st.text(max_size=8).filter(lambda word: "\x00" not in word),
+        ),
+        max_size=5,
+    )
+)
+def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
+    arguments: list[str], tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Nothing is run: what would be is stopped before.
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        contextlib.chdir(tmp_path_factory.getbasetemp()) if sys.version_info >= (3, 11) else contextlib.nullcontext(),
+    ):
+        for name in ("_lead", "_doctor", "_write_report"):
+            patched.setattr(f"poc.__main__.{name}", lambda *_: 0)
+        patched.setattr("poc.__main__.execute", lambda *_, **__: pytest.skip("it would have run"))
+        try:
+            status = main(arguments)
+        except SystemExit as ended:  # argparse's way
+            status = int(ended.code or 0)
+    said = capsys.readouterr()
+    assert status in (0, 2)
+    assert "Traceback" not in said.err
+    if status == 2:
+        assert said.err.strip()
