@@ -16,6 +16,9 @@ STUDY = dict(
     label_smoothing=0.0,
 )
 
+MIDDLE = Fixed(base=1.0, warmup_epochs=0.5, decay="linear")
+SMALL = Fixed(base=0.5, warmup_epochs=0.5, decay="linear")
+
 recipe = Recipe(
     model="cifar_resnet50_v2",
     epochs=12,
@@ -26,15 +29,16 @@ recipe = Recipe(
     optimizer=Muon(rate=0.2),
     momentum=0.85,
     label_smoothing=0.1,
-    lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear"),
+    lr=Fixed(base=2.0, warmup_epochs=0.5, decay="linear"),
     only=[
         dict(devices=8, batch_per_device=512),
+        dict(devices=8, batch_per_device=512, lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear")),
         dict(devices=8, batch_per_device=128),
-        dict(devices=0, batch_per_device=128),
+        dict(devices=0, batch_per_device=128, optimizer=Muon(rate=0.05), lr=SMALL),
         dict(devices=8, batch_per_device=512, **STUDY, lr=[3.2, 0.4]),
         dict(devices=8, batch_per_device=128, **STUDY, lr=0.4),
-        dict(devices=[4, 2], batch_per_device=128),
         dict(devices=8, batch_per_device=256),
+        dict(devices=[4, 2], batch_per_device=128, optimizer=Muon(rate=0.1), lr=MIDDLE),
         dict(devices=8, batch_per_device=256, **STUDY, lr=0.4),
         dict(devices=2, batch_per_device=128, **STUDY, lr=0.1),
         # As virtual_devices and cifar10_resnet50 have them.
@@ -56,6 +60,6 @@ recipe = Recipe(
         steps=24,
         window=4,
         gradient_noise=None,
-        only=[dict(**STUDY, lr=0.4), dict(lr=Fixed(base=0.4, decay="linear"))],
+        only=[dict(**STUDY, lr=0.4), dict(lr=Fixed(base=2.0, decay="linear"))],
     ),
 )
