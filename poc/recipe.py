@@ -240,7 +240,7 @@ class Recipe:
     """How parameters follow gradients, with momentum: "sgd", "nesterov", "lars" (You et al. 2017) or `Muon(rate)`."""
     momentum: Any = 0.9
     momentum_correction: bool = False
-    """The velocity follows when the learning rate changes (Goyal et al. 2017); with "sgd" and "lars"."""
+    """The velocity follows when the learning rate changes (Goyal et al. 2017); with "sgd"."""
     weight_decay: Any = 1e-4
     """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study."""
     decay_gammas: bool = True
@@ -251,7 +251,8 @@ class Recipe:
     """Every so many steps the squared norms of one device's gradient and of all devices' are taken, which give the
     gradient noise scale (`poc/noise.py`); with several devices, virtual ones too."""
     zero_gamma: bool = False
-    """The last batch norm of each residual unit starts with gammas of zero (Goyal et al. 2017)."""
+    """Residual units start as identities: the last batch norm of each with gammas of zero (Goyal et al. 2017), and in
+    pre-activation networks ("_v2"), which have a convolution after it, that with weights of zero."""
     dtype: Any = "float32"
     """Precision of the layers' arithmetic: "bfloat16" on a CPU with AVX-512 bf16, "float16" on a GPU (with a constant
     loss scale), "auto" the first where it can be had and float32 elsewhere. Parameters, gradients and their sums stay
@@ -392,8 +393,8 @@ def _check_optimizer(setting: dict[str, Any]) -> None:
         raise UserError(
             f"optimizer: {optimizer!r} is not allowed; {nearest(str(optimizer), (*OPTIMIZERS, 'Muon(rate)'))}"
         )
-    if setting["momentum_correction"] and optimizer not in ("sgd", "lars"):
-        raise UserError(f"momentum_correction: not with optimizer {optimizer!r}, whose velocity holds no rate")
+    if setting["momentum_correction"] and optimizer != "sgd":
+        raise UserError(f"momentum_correction: not with optimizer {optimizer!r}; it works with 'sgd'")
     on_servers = setting["exchange"] == "dist_async" or isinstance(setting["exchange"], Stale)
     if on_servers and (optimizer != "sgd" or setting["momentum_correction"]):
         raise UserError(f"optimizer: with exchange {setting['exchange']!r} servers update, by 'sgd'; give that")

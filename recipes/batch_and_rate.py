@@ -14,6 +14,7 @@ STUDY = dict(
     optimizer="sgd",
     momentum=0.9,
     label_smoothing=0.0,
+    zero_gamma=False,
 )
 
 MIDDLE = Fixed(base=1.0, warmup_epochs=0.5, decay="linear")
@@ -29,10 +30,11 @@ recipe = Recipe(
     optimizer=Muon(rate=0.2),
     momentum=0.85,
     label_smoothing=0.1,
+    zero_gamma=True,
     lr=Fixed(base=2.0, warmup_epochs=0.5, decay="linear"),
     only=[
         dict(devices=8, batch_per_device=512),
-        dict(devices=8, batch_per_device=512, lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear")),
+        dict(devices=8, batch_per_device=512, lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear"), zero_gamma=False),
         dict(devices=8, batch_per_device=128),
         dict(devices=0, batch_per_device=128, optimizer=Muon(rate=0.05), lr=SMALL),
         dict(devices=8, batch_per_device=512, **STUDY, lr=[3.2, 0.4]),

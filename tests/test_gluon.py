@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Recipe, Synthetic, data, engines, synthetic
+from poc import Muon, Recipe, Synthetic, data, engines, synthetic
 from poc.engines import gluon
 from poc.hardware import GPU, Hardware, detect
 from poc.plan import Run, plan
@@ -118,8 +118,16 @@ def test_evaluation_counts_every_image_once_on_any_number_of_devices(tmp_path: P
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"devices": 2}, {"devices": 2, "virtual": True}, {"momentum_correction": True}],
-    ids=["1", "2", "virtual", "momentum correction"],
+    [
+        {},
+        {"devices": 2},
+        {"devices": 2, "virtual": True},
+        {"momentum_correction": True},
+        {"optimizer": "lars"},
+        {"optimizer": Muon(rate=0.02)},
+        {"model": "cifar_vgg16", "data": Synthetic(size=32, crop=32, train=640, validation=70), "lr": 0.01},
+    ],
+    ids=["1", "2", "virtual", "momentum correction", "lars", "muon", "dropout"],
 )
 def test_a_session_goes_on_from_the_state_of_another(fields: dict[str, Any], tmp_path: Path) -> None:
     run = run_of(**fields)

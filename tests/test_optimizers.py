@@ -105,14 +105,28 @@ def test_a_smoothed_label_is_spread_over_all_classes() -> None:
     np.testing.assert_allclose(found, -(spread * logs).sum(axis=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("model", "units"), [("cifar_resnet20_v2", 9), ("cifar_resnet20_v1", 9), ("cifar_lenet", 0)])
-def test_residual_units_may_start_from_nothing(model: str, units: int) -> None:
-    shape = Synthetic(size=32, crop=32, train=640, validation=70)
-    made: Any = engines.load("gluon").open_session(run_of(model=model, data=shape, zero_gamma=True))
-    gammas = [p.data().asnumpy() for name, p in made._net.collect_params().items() if name.endswith("gamma")]
-    assert sum(not gamma.any() for gamma in gammas) == units
-    plain: Any = engines.load("gluon").open_session(run_of(model=model, data=shape))
-    assert all(p.data().asnumpy().any() for name, p in plain._net.collect_params().items() if name.endswith("gamma"))
+@pytest.mark.parametrize(
+    ("model", "units", "ends"),
+    [("cifar_resnet20_v2", 9, "weight"), ("cifar_resnet20_v1", 9, "gamma"), ("cifar_lenet", 0, "")],
+)
+def test_residual_units_may_start_from_nothing_and_all_of_them_learn(
+    model: str, units: int, ends: str, tmp_path: Path
+) -> None:
+    run = run_of(model=model, data=Synthetic(size=32, crop=32, train=640, validation=70), zero_gamma=True)
+    made: Any = engines.load("gluon").open_session(run)
+
+    def nothing() -> list[str]:
+        held = {name: p.data().asnumpy() for name, p in made._net.collect_params().items()}
+        return [name for name, array in held.items() if name.endswith(("weight", "gamma")) and not array.any()]
+
+    assert len(nothing()) == units
+    assert all(name.endswith(ends) for name in nothing())
+    dataset = data.load(run.data, source=None, cache=tmp_path)
+    for batch in data.training_batches(dataset, run.data, total_batch=run.total_batch, seed=0, steps=2):
+        made.step(batch, 0.05)
+    assert nothing() == []
+    made = engines.load("gluon").open_session(run_of(model=model, data=run.data))
+    assert nothing() == []
 
 
 def test_the_penalty_may_spare_gammas() -> None:

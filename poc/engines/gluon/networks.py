@@ -412,18 +412,22 @@ def _is_global_mean(layer: Any) -> bool:
     return isinstance(layer, nn.GlobalAvgPool2D)
 
 
-def last_gammas(net: Any) -> list[Any]:
-    """The gammas of the last batch norm in each residual unit of `net`; none where it has no such units."""
+def branch_ends(net: Any) -> list[Any]:
+    """What scales the end of the branch of each residual unit of `net`; none where it has no such units.
+
+    The gammas of a last batch norm. A pre-activation unit has a ReLU and a convolution after its last norm, and with
+    gammas of zero that ReLU would never let a gradient through: there it is the weights of the last convolution.
+    """
     found: list[Any] = []
 
     def visit(block: Any) -> None:
         for child in block._children.values():
             visit(child)
-        body = getattr(block, "body", None)
-        norms = [block.bn3] if hasattr(block, "bn3") else [block.bn2] if hasattr(block, "bn2") else []
-        if body is not None:
-            norms = [layer for layer in body if isinstance(layer, nn.BatchNorm)][-1:]
-        found.extend(norm.gamma for norm in norms)
+        last = getattr(block, "conv3", getattr(block, "conv2", None)) if hasattr(block, "bn2") else None
+        if last is not None:
+            found.append(last.weight)
+        elif getattr(block, "body", None) is not None:
+            found.extend([layer.gamma for layer in block.body if isinstance(layer, nn.BatchNorm)][-1:])
 
     visit(net)
     return found

@@ -21,7 +21,7 @@ def make(run: Run) -> mx.optimizer.Optimizer:
         return mx.optimizer.NAG(**common)
     if run.optimizer == "lars":
         # It scales the rate of each weight by |weight| / |gradient| (You et al. 2017), not those of betas and gammas.
-        return mx.optimizer.LARS(**common, momentum_correction=run.momentum_correction)
+        return mx.optimizer.LARS(**common, momentum_correction=False)
     if run.optimizer == "muon":
         assert run.muon_rate is not None
         return Muon(share=run.muon_rate / run.learning_rate, **common)

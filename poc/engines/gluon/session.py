@@ -14,7 +14,7 @@ from mxnet.contrib import amp
 from poc import networks
 from poc.engines import Evaluation
 from poc.engines.gluon import exchange as exchanges
-from poc.engines.gluon.networks import build, can_fuse, last_gammas
+from poc.engines.gluon.networks import branch_ends, build, can_fuse
 
 if TYPE_CHECKING:
     from poc.data import Batch
@@ -38,6 +38,12 @@ class _Smoothed(gluon.loss.Loss):
         logs = F.log_softmax(scores, axis=-1)
         own = F.pick(logs, labels, axis=-1)
         return -(1 - self._share) * own - self._share * F.mean(logs, axis=-1)
+
+
+def _drops_out(net: Any) -> bool:
+    found: list[bool] = []
+    net.apply(lambda block: found.append(isinstance(block, gluon.nn.Dropout)))
+    return any(found)
 
 
 class GluonSession:
@@ -65,8 +71,8 @@ class GluonSession:
         he = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
         self._net.initialize(he, ctx=self._contexts)
         if run.zero_gamma:
-            for gamma in last_gammas(self._net):
-                gamma.initialize(mx.init.Zero(), ctx=self._contexts, force_reinit=True)
+            for end in branch_ends(self._net):
+                end.initialize(mx.init.Zero(), ctx=self._contexts, force_reinit=True)
         self._mean = [mx.nd.array(_MEAN, ctx=context) for context in self._contexts]
         # A first pass settles the shapes that GluonCV's blocks leave open.
         for context, mean in zip(self._contexts, self._mean):
@@ -93,6 +99,9 @@ class GluonSession:
             self._place(state)  # each worker's own, where it has just been given the first one's
             self._exchange.restore(state)
         self._slowed = run.slowed if self._exchange.rank == run.workers - 1 else 0.0
+        # Each step draws its own masks, so that a run which goes on from a checkpoint draws those that it would have.
+        self._masks = [run.seed, self._exchange.rank] if _drops_out(self._net) else None
+        self._step = first_step
         self._held: Batch | None = None
         self._held_parts: list[tuple[Any, Any]] = []
         self._batch_per_device, self._total_batch = run.batch_per_device, run.total_batch
@@ -103,6 +112,10 @@ class GluonSession:
     def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True, norms: bool = False) -> None:
         """Enqueues one optimizer step over `batch` (n, 3, h, w), split evenly over the devices of this process."""
         began = time.monotonic()
+        if self._masks is not None:
+            (drawn,) = np.random.SeedSequence([*self._masks, self._step]).generate_state(1)
+            mx.random.seed(int(drawn) >> 1)
+        self._step += 1
         small: list[Any] = []
         norms = norms and self._exchange.sums
         if self._virtual > 1:
