@@ -17,8 +17,11 @@ STUDY = dict(
     zero_gamma=False,
 )
 
-MIDDLE = Fixed(base=1.0, warmup_epochs=0.5, decay="linear")
-SMALL = Fixed(base=0.5, warmup_epochs=0.5, decay="linear")
+# Of a total batch of 256 and 512, and of 128.
+MIDDLE = dict(optimizer=Muon(rate=0.03), lr=Fixed(base=0.3, warmup_epochs=0.5, decay="linear"))
+SMALL = dict(optimizer=Muon(rate=0.02), lr=Fixed(base=0.2, warmup_epochs=0.5, decay="linear"))
+# What ResNet-20 liked best in `rate_search` is too fast for a network of fifty layers.
+FAST = dict(optimizer=Muon(rate=0.2), lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear"), zero_gamma=False)
 
 recipe = Recipe(
     model="cifar_resnet50_v2",
@@ -27,20 +30,20 @@ recipe = Recipe(
     dtype="auto",
     gradient_noise=10,
     data=CIFAR10(crop=28, pad=0, jitter=False),
-    optimizer=Muon(rate=0.2),
+    optimizer=Muon(rate=0.05),
     momentum=0.85,
     label_smoothing=0.1,
     zero_gamma=True,
-    lr=Fixed(base=2.0, warmup_epochs=0.5, decay="linear"),
+    lr=Fixed(base=0.5, warmup_epochs=0.5, decay="linear"),
     only=[
         dict(devices=8, batch_per_device=512),
-        dict(devices=8, batch_per_device=512, lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear"), zero_gamma=False),
+        dict(devices=8, batch_per_device=512, **FAST),
         dict(devices=8, batch_per_device=128),
-        dict(devices=0, batch_per_device=128, optimizer=Muon(rate=0.05), lr=SMALL),
+        dict(devices=0, batch_per_device=128, **SMALL),
         dict(devices=8, batch_per_device=512, **STUDY, lr=[3.2, 0.4]),
         dict(devices=8, batch_per_device=128, **STUDY, lr=0.4),
         dict(devices=8, batch_per_device=256),
-        dict(devices=[4, 2], batch_per_device=128, optimizer=Muon(rate=0.1), lr=MIDDLE),
+        dict(devices=[4, 2], batch_per_device=128, **MIDDLE),
         dict(devices=8, batch_per_device=256, **STUDY, lr=0.4),
         dict(devices=2, batch_per_device=128, **STUDY, lr=0.1),
         # As virtual_devices and cifar10_resnet50 have them.
@@ -62,6 +65,6 @@ recipe = Recipe(
         steps=24,
         window=4,
         gradient_noise=None,
-        only=[dict(**STUDY, lr=0.4), dict(lr=Fixed(base=2.0, decay="linear"))],
+        only=[dict(**STUDY, lr=0.4), dict(lr=Fixed(base=0.5, decay="linear"))],
     ),
 )
