@@ -34,8 +34,8 @@ class Noise:
 
     @property
     def scale(self) -> float | None:
-        """The noise scale, in samples; None where no signal was found."""
-        return self.variance / self.signal if self.signal > 0 else None
+        """The noise scale, in samples; None where no signal was found, or no noise."""
+        return self.variance / self.signal if self.signal > 0 and self.variance > 0 else None
 
 
 def estimate(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> Noise | None:

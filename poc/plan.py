@@ -144,7 +144,7 @@ def _fits(kind: str, held: object) -> bool:
         return isinstance(held, (list, tuple)) and all(_fits("float", one) for one in held)
     if kind.endswith(" | None") and held is None:
         return True
-    kinds = {"str": str, "bool": bool, "int": int, "float": (int, float)}
+    kinds: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": (int, float)}
     plain = kinds.get(kind.removesuffix(" | None"))
     return plain is not None and isinstance(held, plain) and (isinstance(held, bool) == (plain is bool))
 

@@ -133,7 +133,7 @@ def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
         title = f"{tables.network_label(one.network)}, {one.epochs} epochs of {one.dataset}"
         blocks += [
             f"### {title}",
-            tables.kept(one) if confirmed else "A search on something cheaper; what it found was confirmed above.",
+            tables.kept(one) if confirmed else "Something cheaper, on which ways were sought before the runs above.",
             "What every run gave:" if confirmed else "",
             tables.tried(one),
         ]

@@ -859,10 +859,10 @@ def noise_scales(comparison: ways.Comparison) -> str:
                 "way": one.way,
                 "learning rate": f"{record['run']['learning_rate']:g}",
                 **{
-                    f"quarter {number}": "no signal" if found is None or found.scale is None else f"{found.scale:.0f}"
+                    f"quarter {number}": "not found" if found is None or found.scale is None else f"{found.scale:.0f}"
                     for number, found in enumerate(quarters, start=1)
                 },
-                "whole run": "no signal" if whole.scale is None else f"{whole.scale:.0f}",
+                "whole run": "not found" if whole.scale is None else f"{whole.scale:.0f}",
                 "looks": str(whole.samples),
                 "id": record["run_id"],
             }
