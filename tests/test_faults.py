@@ -33,16 +33,22 @@ recipe = Recipe(
     epochs=24,
     window=5,
     lr=0.01,
-    optimizer="nesterov",
 )
 """
 SHORT = TRAINING.replace("epochs=24", "epochs=1")
+
+
+def heed_signals() -> None:
+    """For Popen: what is started in the background ignores some, and so would all that it starts."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def start(recipe: Path, folder: Path, *options: str, **how: Any) -> subprocess.Popen[str]:
     """The command line on `recipe`, with its cache, results and last checkpoint in `folder`."""
     command = [sys.executable, "-W", "ignore", "-m", "poc", "run", str(recipe), "--results", str(folder / "results")]
     command += ["--infrastructure", "here", "--checkpoints", str(folder / "checkpoints"), *options]
+    how.setdefault("preexec_fn", heed_signals)
     environment = {**os.environ, "POC_CACHE": str(folder / "cache"), "PYTHONPATH": str(HOME)}
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **how
@@ -149,76 +155,3 @@ def test_a_second_start_beside_the_first_says_so_and_harms_nothing(written: Path
     assert status == 0, said
     assert [one["outcome"] for one in records(written)] == ["completed"] * 2
     tell_fault("two starts at once", 1)
-
-
-def limited(resource_name: str, limit: int) -> Any:
-    """For Popen: what holds the process, and all that it starts, to a limit."""
-
-    def limit_it() -> None:
-        import resource
-
-        resource.setrlimit(getattr(resource, resource_name), (limit, limit))
-
-    return limit_it
-
-
-def test_a_disk_without_room_for_the_record_costs_minutes_at_most(written: Path, tell_fault: TellFault) -> None:
-    status, said = finish(written / "short.py", written)
-    assert status == 0, said
-    path = written / "results" / "journal.jsonl"
-    before = path.read_bytes()
-    # Files larger than the journal is cannot be written, so its next line cannot, nor can checkpoints.
-    status, said = finish(written / "training.py", written, preexec_fn=limited("RLIMIT_FSIZE", len(before) + 100))
-    assert status == 2, said
-    assert "no room for the record" in said.splitlines()[-1]
-    assert "Traceback" not in said
-    assert path.read_bytes() == before
-    status, said = finish(written / "training.py", written)
-    assert status == 0, said
-    assert [one["outcome"] for one in records(written)] == ["completed"] * 2
-    tell_fault("no room on the disk, for a checkpoint and for the record", 1)
-
-
-def test_out_of_memory_is_the_outcome_of_one_run_and_not_the_end(written: Path, tell_fault: TellFault) -> None:
-    large = SHORT.replace("batch_per_device=32", "batch_per_device=[1600, 32]").replace("resnet8", "resnet56")
-    (written / "large.py").write_text(large)
-    status, said = finish(written / "large.py", written, preexec_fn=limited("RLIMIT_AS", 5 * 2**29))
-    assert status == 1, said
-    assert "Traceback" not in said
-    first, second = records(written)
-    assert (first["outcome"], second["outcome"]) == ("failed", "completed")
-    assert first["reason"]
-    tell_fault("out of memory", 1)
-
-
-def test_a_loss_that_explodes_ends_its_run_and_no_other(written: Path, tell_fault: TellFault) -> None:
-    (written / "hot.py").write_text(SHORT.replace("lr=0.01", "lr=[1e6, 0.01]").replace("epochs=1", "epochs=3"))
-    status, said = finish(written / "hot.py", written)
-    assert status == 0, said
-    first, second = records(written)
-    assert (first["outcome"], second["outcome"]) == ("diverged", "completed")
-    assert "after step" in first["reason"]
-    assert len(first["windows"]) < len(second["windows"])
-    tell_fault("a loss that explodes or is no number", 1)
-
-
-def test_a_run_in_which_nothing_goes_on_is_ended(written: Path, tell_fault: TellFault) -> None:
-    process = start(written / "training.py", written, "--patience", "3")
-    while process.poll() is None and not any((written / "checkpoints").glob("*/worker0-*.npz")):
-        time.sleep(0.02)
-    (child,) = [one for one in psutil.Process(process.pid).children() if "poc.run" in one.cmdline()]
-    child.suspend()
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 1, said
-    assert "nothing has gone on" in records(written)[0]["reason"]
-    status, said = finish(written / "training.py", written)
-    assert status == 0, said
-    assert [one["outcome"] for one in records(written)] == ["failed", "completed"]
-    tell_fault("a run that hangs", 1)
-
-
-def test_a_reader_who_has_seen_enough_is_no_fault() -> None:
-    command = f"{sys.executable} -W ignore -m poc networks | head -n 1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=HOME, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""

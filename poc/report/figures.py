@@ -491,7 +491,7 @@ def _printed_at(row: Row, machine: str, batch: float) -> bool:
 def accuracy_worth(records: list[Record]) -> tuple[str, list[Series]]:
     """Accuracy against the published throughput at each total batch: as it was printed, and by the best way found.
 
-    The throughput is that of the fastest printed setting with that total batch.
+    The throughput is that of the most accurate printed setting with that total batch.
     """
     compared = ways.comparisons(records)
     if not compared:
@@ -500,23 +500,23 @@ def accuracy_worth(records: list[Record]) -> tuple[str, list[Series]]:
     rows = [row for row in ways.printed(one.network, one.epochs) if row["samples_per_second"] and row["devices"]]
     series = []
     for machine in dict.fromkeys(row["hardware"] for row in rows):
-        fastest: dict[int, Row] = {}
+        settings: dict[int, Row] = {}
         for row in rows:
             batch = row["total_batch"]
             if row["hardware"] == machine and row["accuracy"] is not None:
-                known = fastest.get(batch)
-                if known is None or row["samples_per_second"] > known["samples_per_second"]:
-                    fastest[batch] = row
-        found = {batch: one.best(batch, source=False) for batch in fastest}
+                known = settings.get(batch)
+                if known is None or row["accuracy"] > known["accuracy"]:
+                    settings[batch] = row
+        found = {batch: one.best(batch, source=False) for batch in settings}
         lines = {
-            "as published": {batch: row["accuracy"] for batch, row in fastest.items()},
+            "as published": {batch: row["accuracy"] for batch, row in settings.items()},
             "by the best way found": {
                 batch: best.accuracy for batch, best in found.items() if best is not None and best.accuracy is not None
             },
         }
         for name, accuracies in lines.items():
             points = [
-                Point(x=fastest[batch]["samples_per_second"], y=accuracies[batch], text=f"{_batch(fastest[batch])}")
+                Point(x=settings[batch]["samples_per_second"], y=accuracies[batch], text=f"{_batch(settings[batch])}")
                 for batch in sorted(accuracies)
             ]
             if points:
@@ -917,9 +917,9 @@ def _draw_accuracy_worth(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     axes.set_ylabel("validation accuracy (fraction)")
     _legend(figure, [dataclasses.replace(one, measured=False) for one in series], styles)
     return figure, (
-        f"When several devices are worth it: {common}; at each total batch the fastest published setting (batch per "
-        "device x devices) with its accuracy as printed, and with that of the best way found here at the same total "
-        "batch, measured on virtual devices."
+        f"When several devices are worth it: {common}; at each total batch the most accurate published setting (batch "
+        "per device x devices) with its accuracy as printed, and with that of the best way found here at the same "
+        "total batch, measured on virtual devices."
     )
 
 
