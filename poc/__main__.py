@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import sys
@@ -289,11 +290,17 @@ def _run(options: argparse.Namespace) -> int:
 def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link]) -> int:
     """Does the runs, with what help the `others` give, and writes the results."""
     path = _results(options) / "journal.jsonl"
-    with journal.claimed(path):
-        return _lead_on(path, options, place, others)
+    with contextlib.ExitStack() as held:
+        return _lead_on(path, options, place, others, held)
 
 
-def _lead_on(path: Path, options: argparse.Namespace, place: Place, others: Sequence[hosts.Link]) -> int:
+def _lead_on(
+    path: Path,
+    options: argparse.Namespace,
+    place: Place,
+    others: Sequence[hosts.Link],
+    held: contextlib.ExitStack,
+) -> int:
     machine = dataclasses.replace(hardware.detect(), hosts=1 + len(others))
     plans = _planned(options, machine)
     infrastructure = options.infrastructure or machine.describe()
@@ -306,6 +313,8 @@ def _lead_on(path: Path, options: argparse.Namespace, place: Place, others: Sequ
         one.run for _, planned in plans for one in planned if not one.skip and (one.run.id, infrastructure) not in done
     ]
     place = dataclasses.replace(place, stand_in=_needs_stand_in(place, waiting))
+    # Only now: a mistake leaves nothing behind.
+    held.enter_context(journal.claimed(path))
     failed = 0
     for name, planned in plans:
         for number, one in enumerate(planned, start=1):

@@ -37,7 +37,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"batch_per_device": 50_001}, r"more than the 50000 training images"),
     ({"lr": -0.1}, r"lr: -0.1 is not allowed; give a number above zero"),
     ({"lr": float("nan")}, r"lr: nan"),
-    ({"lr": float("inf")}, r"lr: inf is not allowed; give at most 1e+12"),
+    ({"lr": float("inf")}, r"lr: inf is not allowed; give at most 1e\+12"),
     ({"lr": "0.1"}, r"lr: '0.1'"),
     ({"devices": -1}, r"devices: -1"),
     ({"devices": []}, r"a list of this recipe is empty"),

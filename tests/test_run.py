@@ -19,7 +19,7 @@ import pytest
 from poc import Recipe, Synthetic, checkpoint, clock, hardware, journal
 from poc import run as running
 from poc.plan import plan
-from poc.run import Place, execute
+from poc.run import Place, execute, forget
 from tests.test_data import part, record
 from tests.test_imagenet import picture
 
@@ -37,7 +37,10 @@ def record_of(machine: hardware.Hardware, folder: Path, *, detail: int = 0, **fi
     (one,) = plan("test", Recipe(**{**base, **fields}), machine)
     assert not one.skip
     place = Place(source=None, cache=folder, checkpoints=folder / "checkpoints")
-    return execute(one.run, place, machine, "here", detail=detail)
+    record = execute(one.run, place, machine, "here", detail=detail)
+    if record["outcome"] == "completed":
+        forget(one.run, place)
+    return record
 
 
 def conditions_of(record: journal.Record) -> dict[str, Any]:
