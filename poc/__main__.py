@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import sys
@@ -290,17 +289,6 @@ def _run(options: argparse.Namespace) -> int:
 def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link]) -> int:
     """Does the runs, with what help the `others` give, and writes the results."""
     path = _results(options) / "journal.jsonl"
-    with contextlib.ExitStack() as held:
-        return _lead_on(path, options, place, others, held)
-
-
-def _lead_on(
-    path: Path,
-    options: argparse.Namespace,
-    place: Place,
-    others: Sequence[hosts.Link],
-    held: contextlib.ExitStack,
-) -> int:
     machine = dataclasses.replace(hardware.detect(), hosts=1 + len(others))
     plans = _planned(options, machine)
     infrastructure = options.infrastructure or machine.describe()
@@ -313,8 +301,24 @@ def _lead_on(
         one.run for _, planned in plans for one in planned if not one.skip and (one.run.id, infrastructure) not in done
     ]
     place = dataclasses.replace(place, stand_in=_needs_stand_in(place, waiting))
-    # Only now: a mistake leaves nothing behind.
-    held.enter_context(journal.claimed(path))
+    # Claimed only now: a mistake leaves nothing behind.
+    with journal.claimed(path):
+        return _take(plans, options, place, machine, infrastructure, others, done=done, noted=noted)
+
+
+def _take(
+    plans: Sequence[tuple[str, list[Planned]]],
+    options: argparse.Namespace,
+    place: Place,
+    machine: hardware.Hardware,
+    infrastructure: str,
+    others: Sequence[hosts.Link],
+    *,
+    done: set[tuple[str, str]],
+    noted: set[tuple[str, str]],
+) -> int:
+    """Does every run that is not in `done`, by id and infrastructure, and notes the skipped ones not in `noted`."""
+    path = _results(options) / "journal.jsonl"
     failed = 0
     for name, planned in plans:
         for number, one in enumerate(planned, start=1):

@@ -20,7 +20,7 @@ STUDY = dict(
 # Of a total batch of 256 and 512, and of 128.
 MIDDLE = dict(optimizer=Muon(rate=0.03), lr=Fixed(base=0.3, warmup_epochs=0.5, decay="linear"))
 SMALL = dict(optimizer=Muon(rate=0.02), lr=Fixed(base=0.2, warmup_epochs=0.5, decay="linear"))
-# What ResNet-20 liked best in `rate_search` is too fast for a network of fifty layers.
+# The first trial: fast enough for ResNet-20, too fast for a network of fifty layers.
 FAST = dict(optimizer=Muon(rate=0.2), lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear"), zero_gamma=False)
 
 recipe = Recipe(

@@ -1,6 +1,6 @@
 """The search behind `batch_and_rate`, on something cheap: ResNet-20, three epochs at a total batch of 1,024.
 
-147 steps, as 12 epochs at 4,096 take: what learns much in few steps here is worth a trial there.
+144 steps, as 12 epochs at 4,096 take: what learns much in few steps here is worth a trial there.
 Cost: about 45 min on two CPU cores.
     ./run_all.sh rate_search
 """

@@ -880,19 +880,25 @@ def _draw_staleness(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     )
 
 
-def _draw_accuracy_batch(rows: pd.DataFrame, records: list[Record]) -> Drawn:
-    common, series = accuracy_batch(records)
-    if not series:
-        return None
+def _lines(common: str, series: list[Series]) -> tuple[Figure, Axes]:
+    """One pair of axes with every series as a line, its legend, and what all have in common above it."""
     figure, axes = _figure(height=3.8)
     styles = _styles(series)
     for one in series:
         _scatter(axes, one, styles[one.label])
+    _title(figure, common)
+    _legend(figure, series, styles)
+    return figure, axes
+
+
+def _draw_accuracy_batch(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+    common, series = accuracy_batch(records)
+    if not series:
+        return None
+    figure, axes = _lines(common, series)
     _log2(axes, [point.x for one in series for point in one.points])
     axes.set_xlabel("total batch (samples)")
     axes.set_ylabel("validation accuracy (fraction)")
-    _title(figure, common)
-    _legend(figure, series, styles)
     return figure, (
         f"Validation accuracy after the last epoch against the total batch: {common}. At each batch the best of what "
         "was published, and of what was measured here by the study's way and by any other."
@@ -927,16 +933,11 @@ def _draw_noise_scale(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     common, series = noise_scale(records)
     if not series:
         return None
-    figure, axes = _figure(height=3.8)
-    styles = _styles(series)
-    for one in series:
-        _scatter(axes, one, {**styles[one.label], "linewidth": 1.3})
+    figure, axes = _lines(common, series)
     axes.set_yscale("log")
     axes.set_xlim(left=0)
     axes.set_xlabel("epochs trained (passes over the training images)")
     axes.set_ylabel("gradient noise scale (samples)")
-    _title(figure, common)
-    _legend(figure, series, styles)
     return figure, (
         f"Gradient noise scale over the training, numerator and denominator averaged apart over each twelfth: {common}."
     )

@@ -757,7 +757,9 @@ def kept(comparison: ways.Comparison) -> str:
         cells.append(
             {
                 "total batch": str(batch),
-                "steps": str((source or best or comparison.trainings[0]).record["run"]["steps"]),
+                "steps": str(
+                    next(one for one in comparison.trainings if one.total_batch == batch).record["run"]["steps"]
+                ),
                 "published, one line a setting": "; ".join(
                     f"{row['hardware']}: {row['accuracy']:.3f} (lr={row['learning_rate']:g})"
                     for row in printed
