@@ -68,10 +68,21 @@ def test_nesterov_looks_ahead(drawn: tuple[Any, Any]) -> None:
     np.testing.assert_allclose(followed(run_of(optimizer="nesterov"), weight, gradients), expected, rtol=1e-4)
 
 
+def test_matrices_of_several_shapes_at_once_are_what_each_is_alone() -> None:
+    generator = np.random.default_rng(2)
+    shapes = [(16, 16, 3, 3), (32, 16, 1, 1), (16, 16, 3, 3), (64, 32, 3, 3), (32, 16, 1, 1)]
+    directions = [mx.nd.array(generator.normal(size=shape)) for shape in shapes]
+    together = optimizers.orthogonalised(directions)
+    for direction, found in zip(directions, together):
+        assert found.shape == direction.shape
+        (alone,) = optimizers.orthogonalised([direction])
+        np.testing.assert_allclose(found.asnumpy(), alone.asnumpy(), atol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(16, 16, 3, 3), (64, 16, 3, 3), (256, 64, 1, 1), (10, 90, 1, 1)])
 def test_singular_values_come_near_to_one(shape: tuple[int, ...]) -> None:
     direction = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-    matrix = optimizers.orthogonalised(mx.nd.array(direction)).asnumpy().reshape(shape[0], -1)
+    matrix = optimizers.orthogonalised([mx.nd.array(direction)])[0].asnumpy().reshape(shape[0], -1)
     scale = max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
     values = np.linalg.svd(matrix / scale, compute_uv=False)
     # What the five steps are made for: between about 0.7 and 1.2, not exactly one.
@@ -90,7 +101,7 @@ def test_muon_moves_convolutions_by_its_own_rate_and_the_rest_as_nesterov_does(d
     np.testing.assert_allclose(followed(run_of(optimizer=Muon(0.5)), weight, gradients[:1]), plain, rtol=1e-5)
     convolution = np.random.default_rng(2).normal(size=(8, 4, 3, 3)).astype(np.float32)
     moved = followed(run_of(optimizer=Muon(0.5), weight_decay=0.0), convolution, convolution[None])
-    step = optimizers.orthogonalised(mx.nd.array(1.9 * convolution)).asnumpy()
+    step = optimizers.orthogonalised([mx.nd.array(1.9 * convolution)])[0].asnumpy()
     # The first rate is 0.1, twice the full one of the rest, 0.05; so is that of the convolutions.
     np.testing.assert_allclose(convolution - moved, 2 * 0.5 * step, rtol=1e-3, atol=1e-5)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
+import numpy as np
 
 if TYPE_CHECKING:
     from poc.plan import Run
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 # Coefficients of the quintic iteration of Jordan et al. 2024, "Muon", which brings singular values near to one.
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
+_ALL = 1_000_000
 
 
 def make(run: Run) -> mx.optimizer.Optimizer:
@@ -58,46 +61,56 @@ class Muon(mx.optimizer.Optimizer):
     def __init__(self, *, share: float, momentum: float, **options: Any) -> None:
         super().__init__(**options)
         self._share, self._momentum = share, momentum
+        self.aggregate_num = _ALL  # parameters that `update` is given at once
 
     def create_state(self, index: int, weight: Any) -> Any:
         """The momentum, in the weight's shape."""
         return mx.nd.zeros(weight.shape, weight.context, dtype=weight.dtype)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """One step of one parameter (or of each of several, in lists)."""
-        if isinstance(index, (list, tuple)):
-            for each in zip(index, weight, grad, state):
-                self.update(*each)
-            return
-        self._update_count(index)
-        rate, decay = self._get_lr(index), self._get_wd(index)
-        gradient = grad * self.rescale_grad
-        matrix = len(weight.shape) == 4
-        if not matrix:
-            gradient = gradient + decay * weight
-        state[:] = self._momentum * state + gradient
-        direction = gradient + self._momentum * state
-        if matrix:
-            rate *= self._share
-            direction = orthogonalised(direction) + decay * weight
-        weight[:] = weight - rate * direction
+        """One step of one parameter, or of each of several, in lists."""
+        if not isinstance(index, (list, tuple)):
+            index, weight, grad, state = [index], [weight], [grad], [state]
+        self._update_count(list(index))
+        matrices, directions = [], []
+        for number, parameter, raw, momentum in zip(index, weight, grad, state):
+            rate, decay = self._get_lr(number), self._get_wd(number)
+            matrix = len(parameter.shape) == 4
+            gradient = raw * self.rescale_grad
+            if decay and not matrix:
+                gradient = gradient + decay * parameter
+            momentum[:] = self._momentum * momentum + gradient
+            direction = gradient + self._momentum * momentum
+            if matrix:
+                matrices.append((parameter, rate * self._share, decay))
+                directions.append(direction)
+            else:
+                parameter[:] = parameter - rate * direction
+        for (parameter, rate, decay), direction in zip(matrices, orthogonalised(directions)):
+            parameter[:] = (1 - rate * decay) * parameter - rate * direction
 
 
-def orthogonalised(direction: Any) -> Any:
-    """The matrix (out, the rest) of a convolution with its singular values brought near to one, in its shape.
+def orthogonalised(directions: Sequence[Any]) -> list[Any]:
+    """The matrices (out, the rest) of convolutions with their singular values brought near to one, in their shapes.
 
     Scaled by the root of rows / columns where there are more rows, so that the step of an output does not depend on
-    how many there are.
+    how many there are. Those of one shape are done together: an operator for each costs more than its arithmetic.
     """
-    rows = direction.shape[0]
-    matrix = direction.reshape((rows, -1))
-    columns = matrix.shape[1]
-    tall = rows > columns
-    x = matrix.T if tall else matrix
-    x = x / (x.norm() + 1e-7)
+    alike: dict[tuple[int, int], list[int]] = {}
+    for number, direction in enumerate(directions):
+        alike.setdefault((direction.shape[0], int(np.prod(direction.shape[1:]))), []).append(number)
+    found: dict[int, Any] = {}
     a, b, c = _NEWTON_SCHULZ
-    for _ in range(_ITERATIONS):
-        square = mx.nd.dot(x, x, transpose_b=True)
-        x = a * x + mx.nd.dot(b * square + c * mx.nd.dot(square, square), x)
-    x = x.T if tall else x
-    return (x * max(1.0, rows / columns) ** 0.5).reshape(direction.shape)
+    for (rows, columns), members in alike.items():
+        x = mx.nd.concat(*(directions[number].reshape((1, rows, columns)) for number in members), dim=0)
+        size = x.reshape((len(members), -1)).norm(axis=1).reshape((-1, 1, 1))
+        x = mx.nd.broadcast_div(x, size + 1e-7)
+        tall = rows > columns
+        x = x.transpose((0, 2, 1)) if tall else x
+        for _ in range(_ITERATIONS):
+            square = mx.nd.linalg.gemm2(x, x, transpose_b=True)
+            x = mx.nd.linalg.gemm(mx.nd.linalg.gemm(square, square, square, alpha=c, beta=b), x, x, beta=a)
+        x = (x.transpose((0, 2, 1)) if tall else x) * max(1.0, rows / columns) ** 0.5
+        separated = x.split(len(members), axis=0) if len(members) > 1 else [x]
+        found.update(zip(members, separated))
+    return [found[number].reshape(direction.shape) for number, direction in enumerate(directions)]
