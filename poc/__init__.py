@@ -1,5 +1,10 @@
 """How fast data-parallel training goes on this machine, how it scales, how that compares with what was published."""
 
+import os
+
+# An image file may claim any size, and decoding it takes the memory. OpenCV reads this when it is first imported.
+os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))
+
 from poc.recipe import CIFAR10, ImageNet, Muon, Recipe, Stale, Synthetic, TwoBit, synthetic
 from poc.schedule import Fixed, Linear, SquareRoot, Steps
 

@@ -249,8 +249,9 @@ class _Archive:
         found: dict[str, Images] = {}
         with tarfile.open(self.path, "r:gz") as archive:
             for member in archive:
+                # By its last part: wherever an archive says that a file belongs, nothing is written.
                 name = os.path.basename(member.name)
-                file = archive.extractfile(member)
+                file = archive.extractfile(member) if member.isfile() else None
                 if file is not None and name in _TRAIN_FILES + _VALIDATION_FILES:
                     found[name] = _read_binary(file.read(), f"{self.path}:{name}")
         train, validation = (_joined([found[name] for name in names]) for names in (_TRAIN_FILES, _VALIDATION_FILES))
@@ -363,7 +364,7 @@ def _read_records(path: Path) -> tuple[Images, bool]:
     content = path.read_bytes()
     for number, record in enumerate(recordio.records(content, path)):
         label, encoded = recordio.image(recordio.payload(content, record), f"{path}, record {number}")
-        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
+        image = recordio.decoded(encoded)
         if image is None or image.shape != (_SIZE, _SIZE, 3):
             found = "nothing that decodes" if image is None else f"{image.shape[1]} x {image.shape[0]} pixels"
             raise UserError(

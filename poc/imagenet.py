@@ -26,7 +26,10 @@ Indices = npt.NDArray[np.int64]
 
 
 class Records:
-    """The images of one RecordIO file, each decoded when it is asked for, by several threads at once."""
+    """The images of one RecordIO file, each decoded when it is asked for, by several threads at once.
+
+    Raises UserError where the file is missing, damaged, or holds another number of images than `expected`.
+    """
 
     def __init__(self, path: Path, expected: int, classes: int) -> None:
         self._path, self._classes = path, classes
@@ -75,7 +78,7 @@ class Records:
         """Image number `index`, (height, width, 3), blue first, its shorter side `shorter` pixels, and its label."""
         where = f"{self._path}, record {index}"
         label, encoded = recordio.image(recordio.payload(self._content, self._records[index]), where)
-        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
+        image = recordio.decoded(encoded)
         if image is None:
             raise UserError(f"data: {where}: nothing that decodes; get the file again")
         if not 0 <= label < self._classes:

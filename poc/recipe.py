@@ -307,7 +307,10 @@ class Recipe:
             raise UserError(f"seeds: with them this recipe has {runs:,} runs; give at most {_MOST_RUNS:,}")
 
     def settings(self) -> list[dict[str, Any]]:
-        """Every combination of the grid, in the order written: a dict of all fields with single values."""
+        """Every combination of the grid, in the order written: a dict of all fields with single values.
+
+        Raises UserError where they are too many.
+        """
         base = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         base.pop("only"), base.pop("quick")
         grid = []

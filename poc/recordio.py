@@ -6,6 +6,10 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+import cv2
+import numpy as np
+import numpy.typing as npt
+
 from poc.errors import UserError
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
@@ -80,6 +84,14 @@ def image(held: bytes, where: object) -> Image:
     if more and encoded:
         (label,) = struct.unpack_from("<f", held, _IMAGE_HEADER)
     return Image(label, encoded)
+
+
+def decoded(encoded: bytes) -> npt.NDArray[np.uint8] | None:
+    """The pixels (height, width, 3), blue first, of an image file; None where it is none, or larger than any photo."""
+    try:
+        return cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
+    except cv2.error:  # of its limits (see poc/__init__.py)
+        return None
 
 
 def _kind_and_length(header: bytes) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import http.server
 import io
@@ -15,6 +16,7 @@ import sys
 import tarfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,17 @@ def record_files(suffix: str = ".png") -> dict[str, bytes]:
     """`cifar10_train.rec` and `cifar10_val.rec`."""
     whole = [part(0, record(image, label, suffix)) for image, label in zip(ALL.images, ALL.labels)]
     return {"cifar10_train.rec": b"".join(whole[:TRAIN]), "cifar10_val.rec": b"".join(whole[TRAIN:])}
+
+
+def image_bomb(side: int) -> bytes:
+    """A PNG of a few kilobytes with `side` x `side` pixels, all black."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    rows = zlib.compress(bytes((1 + -(-side // 8)) * side), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
@@ -235,6 +248,8 @@ def test_damaged_cache_is_made_again(tmp_path: Path, damage: str) -> None:
         ({**record_files(), "cifar10_train.rec": part(0, record(ALL.images[0, :9], 0))}, "32 x 9 pixels"),
         ({"cifar-10-binary.tar.gz": ARCHIVE[:-10]}, "cifar-10-binary.tar.gz has sha256"),
         ({"cifar-10-binary.tar.gz": ARCHIVE[:-1] + b"!"}, "cifar-10-binary.tar.gz has sha256"),
+        ({"cifar-10-binary.tar.gz": gzip.compress(bytes(2**28), 1)}, "cifar-10-binary.tar.gz has sha256"),
+        ({**record_files(), "cifar10_val.rec": part(0, bytes(24) + image_bomb(20_000))}, "nothing that decodes"),
     ],
 )
 def test_source_that_is_damaged(tmp_path: Path, files: dict[str, bytes], named: str) -> None:
@@ -247,6 +262,26 @@ def test_source_that_is_damaged(tmp_path: Path, files: dict[str, bytes], named: 
     assert left_in(cache) == []
 
 
+def test_an_archive_whose_paths_climb_writes_nothing_there(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for number, (name, content) in enumerate({**binary_files(), "passwd": b"x"}.items()):
+            member = tarfile.TarInfo(("../../../" if number % 2 else str(tmp_path / "abroad") + "/") + name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        for name, kind in (("test_batch.bin", tarfile.SYMTYPE), ("data_batch_1.bin", tarfile.FIFOTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/passwd"
+            tar.addfile(member)
+    content = buffer.getvalue()
+    source = write(tmp_path / "data", {"cifar-10-binary.tar.gz": content})
+    before = sorted(tmp_path.rglob("*"))
+    release = data.Release(NOT_SERVED, hashlib.sha256(content).hexdigest(), TRAIN, VALIDATION)
+    check_pixels(load(source, tmp_path / "cache", release))
+    added = set(tmp_path.rglob("*")) - set(before)
+    assert added == {tmp_path / "cache", *(tmp_path / "cache").rglob("*")}
+
+
 def test_source_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere does not exist; give a folder with data_batch_1\.bin"):
         load(tmp_path / "nowhere", tmp_path / "cache")
@@ -256,6 +291,13 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^cache: cannot write in"):
         load(write(tmp_path / "data", binary_files()), tmp_path / "file" / "cache")
+
+
+def test_an_image_that_would_fill_the_memory_is_not_decoded_and_a_large_one_is() -> None:
+    assert recordio.decoded(image_bomb(12_000)) is None
+    large = recordio.decoded(image_bomb(8_000))
+    assert large is not None
+    assert large.shape == (8_000, 8_000, 3)
 
 
 def test_real_files(tmp_path: Path) -> None:

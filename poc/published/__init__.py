@@ -14,12 +14,15 @@ together, so they fall as devices are added.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from poc.errors import UserError
 
 STUDIES = ("beeva_poc_mxnet", "theano_mpi", "keras_multi_gpu", "hacksa_horovod", "pmls_caffe")
 
@@ -38,6 +41,39 @@ TEXT_COLUMNS = (
     "printed",
 )
 COUNT_COLUMNS = ("parameters", "batch_per_device", "total_batch", "devices", "epochs")
+COLUMNS = (
+    "study",
+    "infrastructure",
+    "hardware",
+    "framework",
+    "network",
+    "parameters",
+    "dataset",
+    "input_shape",
+    "batch_per_device",
+    "total_batch",
+    "learning_rate",
+    "devices",
+    "exchange",
+    "layout",
+    "epochs",
+    "accuracy",
+    "seconds_per_epoch",
+    "samples_per_second",
+    "utilisation",
+    "train_seconds_per_5120",
+    "communication_seconds_per_5120",
+    "sync_seconds_per_5120",
+    "speedup_throughput",
+    "speedup_wall",
+    "efficiency_throughput",
+    "efficiency_wall",
+    "scaling",
+    "note",
+    "printed",
+)
+_COUNT = re.compile(r"[0-9]{1,12}")
+_MEASURE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 CIFAR10_TRAINING_IMAGES = 50_000
 EPOCH_TOLERANCE = 0.05
@@ -45,19 +81,40 @@ EPOCH_TOLERANCE = 0.05
 SERIES = ("study", "infrastructure", "framework", "network", "dataset", "input_shape", "layout", "scaling")
 
 
-def load() -> pd.DataFrame:
-    """Every row of every study, the main study first, each in the order of its source.
+def load(folder: Path = Path(__file__).parent) -> pd.DataFrame:
+    """Every row of every study in `folder`, the main study first, each in the order of its source.
 
     Text columns are strings, empty where unknown; counts are `Int64` and measures `float64`, missing where
     unknown. Units: seconds, samples per second, fractions of one. Added to the columns of the files:
     `origin`, always "published", and `flag`, what `contradictions` finds in the row.
+
+    Raises UserError where a file is missing, is no such CSV, or has something else where a number belongs.
     """
-    folder = Path(__file__).parent
-    printed = pd.concat(
-        [pd.read_csv(folder / f"{study}.csv", dtype=str, keep_default_na=False) for study in STUDIES],
-        ignore_index=True,
-    )
+    printed = pd.concat([_read(folder / f"{study}.csv") for study in STUDIES], ignore_index=True)
     return _as_numbers(printed).assign(origin="published", flag=contradictions(printed))
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """The cells of one file, as text. Raises UserError."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *lines = csv.reader(file, strict=True)
+    except (OSError, ValueError, csv.Error) as error:  # of ValueError: no header, or bytes that are no text
+        reason = " ".join(str(error).split())
+        raise UserError(f"published: {path} cannot be read ({reason}); put back the one that came with this") from None
+    if header != list(COLUMNS):
+        raise UserError(f"published: {path} has other columns than {', '.join(COLUMNS)}; put them back")
+    for number, cells in enumerate(lines, start=2):
+        if len(cells) != len(header):
+            raise UserError(f"published: {path}, row {number} has {len(cells)} cells, the header {len(header)}")
+        for name, cell in zip(header, cells):
+            kind = None if name in TEXT_COLUMNS else _COUNT if name in COUNT_COLUMNS else _MEASURE
+            if cell and kind and not kind.fullmatch(cell):
+                raise UserError(
+                    f"published: {path}, row {number}: {name} is {cell[:40]!r}; give a number as the source prints it, "
+                    "or nothing"
+                )
+    return pd.DataFrame(lines, columns=header, dtype=str)
 
 
 def contradictions(printed: pd.DataFrame) -> pd.Series:
