@@ -319,7 +319,7 @@ def _take(
 ) -> int:
     """Does every run that is not in `done`, by id and infrastructure, and notes the skipped ones not in `noted`."""
     path = _results(options) / "journal.jsonl"
-    failed = 0
+    failed: list[str] = []
     for name, planned in plans:
         for number, one in enumerate(planned, start=1):
             key = (one.run.id, infrastructure)
@@ -347,12 +347,16 @@ def _take(
             if record["outcome"] in DONE:
                 forget(one.run, place)
             print(f"  {record['outcome']}" + (f": {record['reason']}" if record["reason"] else ""), file=sys.stderr)
-            failed += record["outcome"] == "failed"
+            if record["outcome"] == "failed":
+                failed.append(one.run.id)
             if record["outcome"] in DONE:
                 done.add(key)  # another recipe may have it, too
             if interrupted:
                 raise KeyboardInterrupt
     _write_report(options, [path])
+    if failed:
+        how = "start again without --again" if options.again else "start again"
+        print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -373,9 +377,10 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _write_report(options: argparse.Namespace, journals: list[Path]) -> None:
-    from poc import (
-        report,  # pandas and matplotlib take a second to import, which plan and doctor need not wait for
-    )
+    # matplotlib keeps its list of fonts in the user's own folders, if not told where.
+    os.environ.setdefault("MPLCONFIGDIR", str(_cache() / "matplotlib"))
+    # pandas and matplotlib take a second to import, which plan and doctor need not wait for.
+    from poc import report
 
     folder = _results(options)
     page = folder / "results.md" if options.results else HOME / "results.md"

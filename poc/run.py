@@ -279,9 +279,8 @@ def _train_here(
             # Each is given the time to finish its window and to tell what it has.
             for process in workers.values():
                 process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-                for process in workers.values():
-                    process.wait(timeout=_INTERRUPTED_SECONDS)
+            with contextlib.suppress(KeyboardInterrupt):
+                processes.settle(workers.values(), _INTERRUPTED_SECONDS)
             interrupted = True
         finally:
             processes.stop(workers.values())
@@ -456,8 +455,8 @@ def train(
     return "completed", ""
 
 
-def _work(request: dict[str, Any]) -> int:
-    """What the process of one worker does; appends events to the file that the request names; returns its exit code."""
+def _work(request: dict[str, Any]) -> None:
+    """What the process of one worker does; appends events to the file that the request names; exit code 1: failed."""
     run = Run.from_json(request["run"])
     worker = request["worker"]
     os.sched_setaffinity(0, request["cores"])
@@ -544,7 +543,10 @@ def _work(request: dict[str, Any]) -> int:
             end.update(outcome="failed", reason=f"{type(error).__name__}: {_first_line(error)}", **_used(watch))
         tell(end)
         progress.close()
-    return 1 if end["outcome"] == "failed" else 0
+    if end["outcome"] == "failed":
+        # At once: as it is taken down, a distributed kvstore waits for the other workers, which may wait for this one.
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _dataset(run: Run, request: dict[str, Any]) -> data.Dataset:
@@ -663,4 +665,4 @@ def _first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(_work(json.load(sys.stdin)))
+    _work(json.load(sys.stdin))

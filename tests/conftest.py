@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,22 +11,40 @@ from tabulate import tabulate
 # Read once, when a test imports mxnet in this process.
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
-TellFault = Callable[[str, int], None]
-_survived: dict[str, int] = {}
+
+def heed_signals() -> None:
+    """For Popen: what is started in the background ignores some, and so would all that it starts."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+class Faults:
+    """Counts for the table at the end: each kind of fault, how often it was made, and how often nothing was lost."""
+
+    def __init__(self) -> None:
+        self._made: Counter[str] = Counter()
+        self._survived: Counter[str] = Counter()
+
+    def made(self, fault: str, times: int = 1) -> None:
+        self._made[fault] += times
+
+    def survived(self, fault: str, times: int = 1) -> None:
+        """Called when all was looked at."""
+        self._survived[fault] += times
+
+    def table(self) -> str:
+        """Empty where no fault was made."""
+        rows = [(fault, n, self._survived[fault], n - self._survived[fault]) for fault, n in self._made.items()]
+        return tabulate(rows, headers=["fault", "times tried", "survived", "lost"]) if rows else ""
+
+
+_faults = Faults()
 
 
 @pytest.fixture
-def tell_fault() -> TellFault:
-    """Notes for the table at the end that a fault, made so many times, cost nothing; called when all was looked at."""
-
-    def tell(fault: str, times: int) -> None:
-        _survived[fault] = _survived.get(fault, 0) + times
-
-    return tell
+def faults() -> Faults:
+    return _faults
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The table of tests/faults.sh: a fault whose test failed is not in it, but among the failures above."""
-    if _survived:
-        table = [(fault, times, times, 0) for fault, times in _survived.items()]
-        terminalreporter.write_line(tabulate(table, headers=["fault", "times tried", "survived", "lost"]))
+    terminalreporter.write_line(_faults.table())

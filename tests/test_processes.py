@@ -18,6 +18,9 @@ import pytest
 from poc import Recipe, Synthetic, hardware, processes
 from poc.plan import plan
 from poc.run import Place, execute
+from tests.conftest import heed_signals
+
+pytestmark = pytest.mark.slow
 
 HOME = Path(__file__).parent.parent
 MACHINE = hardware.Hardware(cpu="Test CPU", cores=len(os.sched_getaffinity(0)), memory_bytes=2**34, cpu_flops=2e11)
@@ -96,9 +99,13 @@ def test_a_lost_worker_of_horovod_ends_the_run_and_is_named(number: signal.Signa
     assert psutil.Process().children(recursive=True) == []
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return two_workers(tmp_path_factory.mktemp("undisturbed"), 4)
+
+
 @pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
-def test_a_restart_reaches_what_an_undisturbed_run_does(victim: str, tmp_path: Path) -> None:
-    undisturbed = two_workers(tmp_path / "undisturbed", 4)
+def test_a_restart_reaches_what_an_undisturbed_run_does(victim: str, undisturbed: Any, tmp_path: Path) -> None:
     # After its second evaluation: the checkpoint of the first epoch, at least, is there.
     striker = threading.Thread(target=lambda: family(after='"epoch": 3').get(victim).send_signal(signal.SIGKILL))
     striker.start()
@@ -120,7 +127,8 @@ def test_nothing_is_left_running_whatever_ends_the_launcher(number: signal.Signa
     recipe.write_text(RECIPE)
     command = [sys.executable, "-m", "poc", "run", str(recipe), "--results", str(tmp_path / "results")]
     environment = {**os.environ, "POC_CACHE": str(tmp_path / "cache")}
-    with subprocess.Popen(command, cwd=HOME, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
+    piped: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": heed_signals}
+    with subprocess.Popen(command, cwd=HOME, env=environment, **piped) as launcher:
         members = list(family(launcher.pid).values())
         assert len(members) == 4
         launcher.send_signal(number)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from poc import (
     Synthetic,
     TwoBit,
     journal,
+    published,
     recipe,
 )
 from poc.__main__ import main
@@ -35,6 +37,8 @@ from poc.errors import UserError
 from poc.hardware import Hardware
 from poc.plan import plan
 from poc.report import rows, tables
+from tests import test_data
+from tests.conftest import Faults
 from tests.test_report import record
 
 pytestmark = pytest.mark.faults
@@ -61,9 +65,10 @@ rubbish = st.recursive(
 )
 
 
-def _in_one_line(error: UserError) -> None:
+def _in_one_line(error: UserError, *, names: str = "") -> None:
     assert str(error)
     assert "\n" not in str(error)
+    assert names in str(error)
 
 
 def fields_of(cls: Any) -> Any:
@@ -93,11 +98,13 @@ def made(draw: Any) -> Any:
 @example({"seeds": 10**6})
 @example({"devices": 10**9, "data": Synthetic(train=2**31 - 1)})
 @example({"lr": Linear(base=1e12, per=1e-12), "kind": "cpu"})
-def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(fields: dict[str, Any]) -> None:
+def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(faults: Faults, fields: dict[str, Any]) -> None:
+    faults.made("rubbish in a recipe")
     try:
         runs = plan("rubbish", Recipe(**{"model": "cifar_resnet20_v2", **fields}), CPU)
     except UserError as error:
         _in_one_line(error)
+        faults.survived("rubbish in a recipe")
         return
     assert len(runs) <= 10_000
     for one in runs:
@@ -105,6 +112,7 @@ def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(fields: dict[str,
         text = json.dumps(one.run.to_json(), allow_nan=False)
         assert type(one.run).from_json(json.loads(text)).id == one.run.id
         assert one.seconds > 0
+    faults.survived("rubbish in a recipe")
 
 
 @pytest.mark.parametrize(
@@ -123,13 +131,15 @@ def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(fields: dict[str,
         ("\x00", r"Error"),
     ],
 )  # fmt: skip
-def test_a_recipe_file_of_rubbish_is_named_in_one_line(text: str, says: str, tmp_path: Path) -> None:
+def test_a_recipe_file_of_rubbish_is_named_in_one_line(text: str, says: str, tmp_path: Path, faults: Faults) -> None:
+    faults.made("a recipe file of rubbish")
     path = tmp_path / "mine.py"
     path.write_text(text)
     with pytest.raises(UserError, match=says) as caught:
         recipe.load(path)
     assert str(caught.value).startswith("mine.py: ")
     _in_one_line(caught.value)
+    faults.survived("a recipe file of rubbish")
 
 
 json_values = st.recursive(
@@ -142,8 +152,9 @@ json_values = st.recursive(
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(places=st.lists(st.integers(0, 10**6), min_size=1, max_size=3), given_values=st.lists(json_values, min_size=3))
 def test_a_record_with_a_value_of_another_kind_is_left_out_or_shown(
-    places: list[int], given_values: list[Any], tmp_path_factory: pytest.TempPathFactory
+    places: list[int], given_values: list[Any], tmp_path_factory: pytest.TempPathFactory, faults: Faults
 ) -> None:
+    faults.made("rubbish in a journal line")
     broken = json.loads(json.dumps(record()))
     for place, changed in zip(places, given_values):
         leaves = list(leaves_of(broken))
@@ -155,12 +166,14 @@ def test_a_record_with_a_value_of_another_kind_is_left_out_or_shown(
         records = journal.read([path])
     except UserError as error:  # of another schema
         _in_one_line(error)
+        faults.survived("rubbish in a journal line")
         return
     shown = rows.collect(records)
     assert "whole" in set(shown["run_id"])
     tables.summary(shown)
     tables.accuracy(shown)
     tables.not_run(records)
+    faults.survived("rubbish in a journal line")
 
 
 def leaves_of(held: Any) -> Iterator[tuple[Any, Any]]:
@@ -173,7 +186,7 @@ def leaves_of(held: Any) -> Iterator[tuple[Any, Any]]:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    st.lists(
+    arguments=st.lists(
         st.one_of(
             st.sampled_from(
                 ["run", "plan", "report", "advise", "doctor", "networks", "quick", "--quick", "--only", "--results"]
@@ -187,8 +200,12 @@ def leaves_of(held: Any) -> Iterator[tuple[Any, Any]]:
     )
 )
 def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
-    arguments: list[str], tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+    faults: Faults,
 ) -> None:
+    faults.made("options of rubbish")
     # Nothing is run: what would be is stopped before.
     with (
         pytest.MonkeyPatch.context() as patched,
@@ -206,3 +223,63 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
     assert "Traceback" not in said.err
     if status == 2:
         assert said.err.strip()
+    faults.survived("options of rubbish")
+
+
+@THOROUGH
+@given(
+    study=st.sampled_from(published.STUDIES),
+    place=st.floats(0, 1),
+    put=st.one_of(
+        st.binary(max_size=6), st.sampled_from([b",", b'"', b"\n", b"nan", b"1e999", b"-1", b"\xff", b"\x00"])
+    ),
+    cut=st.integers(0, 40),
+)
+def test_a_published_study_of_rubbish_is_refused_in_one_line_or_read(
+    study: str, place: float, put: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory, faults: Faults
+) -> None:
+    faults.made("rubbish in a published study")
+    folder = tmp_path_factory.getbasetemp() / "published"
+    if not folder.exists():
+        shutil.copytree(Path(published.__file__).parent, folder)
+    path = folder / f"{study}.csv"
+    whole = path.read_bytes()
+    position = int(place * len(whole))
+    path.write_bytes(whole[:position] + put + whole[position + cut :])
+    try:
+        assert len(published.load(folder)) > 0
+    except UserError as error:
+        _in_one_line(error, names=f"{study}.csv")
+    finally:
+        path.write_bytes(whole)
+    faults.survived("rubbish in a published study")
+
+
+@THOROUGH
+@given(
+    kind=st.sampled_from(["records", "binaries", "archive"]),
+    place=st.floats(0, 1),
+    put=st.binary(max_size=30),
+    cut=st.one_of(st.integers(0, 30), st.just(10**6)),
+)
+def test_images_of_rubbish_are_refused_in_one_line_or_read(
+    kind: str, place: float, put: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory, faults: Faults
+) -> None:
+    faults.made("rubbish in files of images")
+    files = {
+        "records": test_data.record_files,
+        "binaries": test_data.binary_files,
+        "archive": lambda: {"cifar-10-binary.tar.gz": test_data.ARCHIVE},
+    }[kind]()
+    name = sorted(files)[0]
+    position = int(place * len(files[name]))
+    files[name] = files[name][:position] + put + files[name][position + cut :]
+    folder = test_data.write(tmp_path_factory.mktemp("images"), files)
+    try:
+        read = test_data.load(folder, folder / "cache", test_data.released())
+        assert len(read.train) == test_data.TRAIN
+    except UserError as error:
+        _in_one_line(error, names=str(folder))
+    finally:
+        shutil.rmtree(folder)
+    faults.survived("rubbish in files of images")
