@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # Linter, formatter, type checker and tests, in an environment that it makes where it is missing.
-# Arguments go to pytest: tests/run.sh -k schedule
+# With --quick only the tests that need no training and no processes of their own: under two minutes on two cores.
+# Other arguments go to pytest: tests/run.sh -k schedule
 set -euo pipefail
 
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
+if [ "${1:-}" = --quick ]; then
+    shift
+    set -- -m "not slow and not faults" "$@"
+fi
 ./make_environment.sh --dev
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .

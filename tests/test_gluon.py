@@ -16,6 +16,8 @@ from poc.engines import gluon
 from poc.hardware import GPU, Hardware, detect
 from poc.plan import Run, plan
 
+pytestmark = pytest.mark.slow
+
 HOME = Path(__file__).parent.parent
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
 DATA = Synthetic(size=16, crop=16, train=640, validation=70)

@@ -22,6 +22,8 @@ from poc import hosts
 from poc.errors import UserError
 from poc.hosts import Hosts
 
+pytestmark = pytest.mark.slow
+
 HOME = Path(__file__).parent.parent
 RECIPE = """
 from poc import Recipe, Synthetic

@@ -16,6 +16,8 @@ from poc.hardware import Hardware
 from poc.networks import NETWORKS
 from poc.plan import plan
 
+pytestmark = pytest.mark.slow
+
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
 from mxnet import autograd  # noqa: E402

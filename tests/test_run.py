@@ -23,6 +23,8 @@ from poc.run import Place, execute, forget
 from tests.test_data import part, record
 from tests.test_imagenet import picture
 
+pytestmark = pytest.mark.slow
+
 HOME = Path(__file__).parent.parent
 SMALL = Synthetic(train=2000, validation=400)
 
