@@ -86,7 +86,9 @@ def watch(
         if failed:
             # The others may fail for the same reason, and have something to tell of it.
             _wait(workers.values(), _GRACE_SECONDS)
-            return failed[0], ended_early(workers[failed[0]].returncode)
+            # One that was killed before one that ended by itself, perhaps because the other was gone.
+            blamed = min(failed, key=lambda name: workers[name].returncode > 0)
+            return blamed, ended_early(workers[blamed].returncode)
         if all(process.poll() is not None for process in workers.values()):
             return None
         for name, process in helpers.items():

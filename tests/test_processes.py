@@ -139,6 +139,15 @@ def test_nothing_is_left_running_whatever_ends_the_launcher(number: signal.Signa
         assert '"reason": "interrupted"' in (tmp_path / "results" / "journal.jsonl").read_text()
 
 
+def test_one_that_was_killed_is_blamed_before_one_that_gave_up(tmp_path: Path) -> None:
+    commands = {"worker 0": "exit 1", "worker 1": "kill -KILL $$"}
+    workers = {name: subprocess.Popen(["sh", "-c", command], text=True) for name, command in commands.items()}
+    for process in workers.values():  # until it has ended, without taking note of it
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    found = processes.watch(workers, {}, [tmp_path / "none"], patience=9.0)
+    assert found == ("worker 1", processes.ended_early(-signal.SIGKILL))
+
+
 def test_a_worker_that_computes_is_not_taken_for_stalled(tmp_path: Path) -> None:
     code = "import time; end = time.time() + 4\nwhile time.time() < end: pass"
     with subprocess.Popen([sys.executable, "-c", code], text=True) as busy:
