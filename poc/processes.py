@@ -59,12 +59,9 @@ def settle(processes: Iterable[subprocess.Popen[str]], seconds: float) -> None:
     """Returns when all have ended, at the latest after `seconds`, and soon after one has, for which the others may wait
     for ever."""
     waiting, end = list(processes), time.monotonic() + seconds
-    while any(process.poll() is None for process in waiting) and time.monotonic() < end:
-        if any(process.poll() is not None for process in waiting):
-            end = min(end, time.monotonic() + _GRACE_SECONDS)
-            _wait(waiting, max(0.0, end - time.monotonic()))
-        else:
-            time.sleep(_LOOK_SECONDS)
+    while time.monotonic() < end and all(process.poll() is None for process in waiting):
+        time.sleep(_LOOK_SECONDS)
+    _wait(waiting, _GRACE_SECONDS)
 
 
 def watch(

@@ -47,4 +47,5 @@ def faults() -> Faults:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    terminalreporter.write_line(_faults.table())
+    if table := _faults.table():
+        terminalreporter.write_line(table)
