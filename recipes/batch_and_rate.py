@@ -41,6 +41,7 @@ recipe = Recipe(
         dict(devices=8, batch_per_device=512, **FAST),
         dict(devices=8, batch_per_device=128, data=[CIFAR10(crop=28, pad=0, jitter=False), WHOLE]),
         dict(devices=0, batch_per_device=128, **SMALL),
+        dict(devices=0, batch_per_device=128, data=CIFAR10(crop=32, pad=4, jitter=False)),
         dict(devices=8, batch_per_device=512, **STUDY, lr=[3.2, 0.4]),
         dict(devices=8, batch_per_device=128, **STUDY, lr=0.4),
         dict(devices=8, batch_per_device=256),
