@@ -191,7 +191,9 @@ def _advise(options: argparse.Namespace) -> int:
     if noisy is None or noisy.scale is None:
         print("poc: no gradient could be told from the noise: give more --steps", file=sys.stderr)
         return 1
-    advised = advice.advise(planned.run, found.settings()[0]["lr"], noisy.scale)
+    setting = found.settings()[0]
+    advised = advice.advise(planned.run, setting["lr"], noisy.scale)
+    least = setting["epochs"] / advised.best.samples
     rows = [
         [
             f"{one.batch}" + (" <-" if one == advised.best else ""),
@@ -205,8 +207,9 @@ def _advise(options: argparse.Namespace) -> int:
     print(f"Gradient noise scale: {noisy.scale:.0f} samples ({noisy.samples} looks in the second half of the run).")
     print(tabulate(rows, headers=headers, disable_numparse=True))
     print(
-        f"Beyond a total batch of {advised.best.batch} twice the devices save less than a quarter of the steps. The "
-        "noise scale grows while the loss falls: after a longer run (--steps) it is larger."
+        f"Beyond a total batch of {advised.best.batch} twice the devices save less than a quarter of the steps, and "
+        f"from about there accuracy suffers: {setting['epochs']} epochs get as far as {least:.1f} with a small batch. "
+        "The noise scale grows while the loss falls: after a longer run (--steps) it is larger."
     )
     return 0
 

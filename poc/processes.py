@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -19,11 +22,30 @@ Lost = tuple[str, str]
 """Which process is to blame, and why."""
 
 _HOME = Path(__file__).resolve().parent.parent
+_SCRATCH = "poc-"
+_IN_USE = "in-use"
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 2.0
 # Cores that a worker keeps busy while it computes; one that waits for another keeps none.
 _COMPUTES = 0.5
 _SET_PARENT_DEATH_SIGNAL = 1
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder in the system's temporary one, which goes with the block; sweeps up after processes that were killed.
+
+    Whose folder is in use shows in a lock that dies with its holder.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{_IN_USE}"):
+        with contextlib.suppress(OSError), open(left) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder, open(Path(folder) / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Locked before it has its name, so that nobody finds it without.
+        os.rename(lock.name, Path(folder) / _IN_USE)
+        yield Path(folder)
 
 
 def start(module: str, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:

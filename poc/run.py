@@ -12,7 +12,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -254,8 +253,8 @@ def _train_here(
     watcher: monitor.Monitor | None = None
     lost: processes.Lost | None = None
     interrupted = False
-    with tempfile.TemporaryDirectory(prefix="poc-") as folder:
-        events = [Path(folder) / f"worker{task['first'] + here}.jsonl" for here in range(len(task["environments"]))]
+    with processes.scratch() as folder:
+        events = [folder / f"worker{task['first'] + here}.jsonl" for here in range(len(task["environments"]))]
         try:
             for here, environment in enumerate(task["environments"]):
                 request = {

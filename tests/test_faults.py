@@ -82,7 +82,11 @@ def kill(process: subprocess.Popen[str]) -> bool:
     return running
 
 
-def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(written: Path, faults: Faults) -> None:
+def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(
+    written: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (written / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(written / "temporary"))
     recipe = written / "long.py"
     recipe.write_text(TRAINING.replace("epochs=10", "epochs=40"))
     folders = [written / "whole"]
@@ -125,6 +129,8 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(written:
         assert arrays.keys() == expected.keys()
         assert all(np.array_equal(arrays[name], expected[name]) for name in expected)
     assert any("resumed" in found for (found,) in disturbed)
+    # What the killed ones were telling went with the next run, but for the last one, whose record was complete.
+    assert len(list(written.glob("temporary/*/in-use"))) <= 1
     faults.survived(KILLED, kills)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from poc.hardware import Hardware
 from poc.noise import Norms
 from poc.plan import plan
 
+HOME = Path(__file__).parent.parent
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
 
 
@@ -106,3 +111,24 @@ def test_a_recipe_s_probe_is_short_and_looks_at_the_noise() -> None:
     assert (run.devices, run.virtual, run.batch_per_device, run.steps) == (8, True, 64, 40)
     assert (run.gradient_noise, run.evaluate, one.skip) == (2, False, "")
     assert run.learning_rate == pytest.approx(0.8)
+
+
+@pytest.mark.slow
+def test_the_command_turns_a_short_run_into_advice(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from poc import Recipe, Synthetic\nrecipe = Recipe(model='cifar_resnet8_v2', devices=0, batch_per_device=16,"
+        " lr=0.02, epochs=6, data=Synthetic(size=16, crop=16, train=2560, validation=70))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "poc", "advise", str(tmp_path / "mine.py"), "--steps", "20"],
+        cwd=HOME,
+        env={**os.environ, "POC_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    scale = int(re.findall(r"Gradient noise scale: (\d+) samples", done.stdout)[0])
+    best = int(re.findall(r"^(\d+) <-", done.stdout, re.MULTILINE)[0])
+    assert best <= scale + 0.5 < 2 * best + 1
+    least = float(re.findall(r"6 epochs get as far as ([\d.]+) with a small batch", done.stdout)[0])
+    assert least == pytest.approx(6 / (1 + best / scale), abs=0.1)

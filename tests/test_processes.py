@@ -33,6 +33,30 @@ recipe = Recipe(
 """
 
 
+def test_a_scratch_folder_goes_with_its_owner_or_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    owner = "from poc import processes\nwith processes.scratch() as own:\n    print(own, flush=True)\n    input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", owner],
+        cwd=HOME,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        others = Path(other.stdout.readline().strip())
+        with processes.scratch() as own:
+            assert set(tmp_path.iterdir()) == {own, others}
+        other.kill()
+    assert list(tmp_path.iterdir()) == [others]
+    with processes.scratch() as own:
+        assert list(tmp_path.iterdir()) == [own]
+    assert list(tmp_path.iterdir()) == []
+
+
 def two_workers(folder: Path, epochs: int, *, exchange: str = "dist_sync", restarts: int = 0) -> Any:
     recipe = Recipe(
         model="cifar_resnet8_v2",
