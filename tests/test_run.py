@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -109,17 +110,7 @@ def test_two_workers_train_as_one_and_take_themselves_apart(machine: hardware.Ha
 def test_a_process_that_is_killed_leaves_a_failed_record_with_what_it_had_measured(
     machine: hardware.Hardware, tmp_path: Path
 ) -> None:
-    def kill_once_it_trains() -> None:
-        for _ in range(600):
-            for child in psutil.Process().children():
-                events = [Path(file.path) for file in child.open_files() if file.path.endswith("worker0.jsonl")]
-                if events and '"window"' in events[0].read_text():
-                    child.send_signal(signal.SIGKILL)
-                    return
-            time.sleep(0.05)
-
-    killer = threading.Thread(target=kill_once_it_trains)
-    killer.start()
+    killer = strike('"ready"')
     record = record_of(machine, tmp_path, epochs=1000)
     killer.join()
     assert record["outcome"] == "failed"
@@ -127,17 +118,25 @@ def test_a_process_that_is_killed_leaves_a_failed_record_with_what_it_had_measur
     assert record["windows"]
 
 
-def strike(events: str, process: psutil.Process | None = None) -> threading.Thread:
+def strike(events: str) -> threading.Thread:
     """Kills the worker of the run that this process starts once it has told of a window after the first `events`."""
 
+    def struck(child: psutil.Process) -> bool:
+        files = [Path(file.path) for file in child.open_files() if file.path.endswith("worker0.jsonl")]
+        text = files[0].read_text() if files else ""
+        if events not in text or '"window"' not in text[text.index(events) :]:
+            return False
+        child.send_signal(signal.SIGKILL)
+        return True
+
     def kill() -> None:
-        for _ in range(1200):
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
             for child in psutil.Process().children():
-                files = [Path(file.path) for file in child.open_files() if file.path.endswith("worker0.jsonl")]
-                text = files[0].read_text() if files else ""
-                if events in text and '"window"' in text[text.index(events) :]:
-                    child.send_signal(signal.SIGKILL)
-                    return
+                # Children that only say which commit this is are gone as soon as they are seen.
+                with contextlib.suppress(psutil.Error, FileNotFoundError):
+                    if struck(child):
+                        return
             time.sleep(0.02)
 
     killer = threading.Thread(target=kill)
