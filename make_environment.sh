@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv beside this script, for run_all.sh and tests/run.sh: a Python 3.9 to 3.12 with the pinned requirements
-# for this machine (with --dev those of the tests too, with --horovod Horovod). Does nothing where that is already so.
+# for this machine (with --dev those of the tests too, with --horovod Horovod, with --torch PyTorch). Does nothing where
+# that is already so.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -9,6 +10,7 @@ venv=$here/.venv
 stamp=$venv/installed
 dev_stamp=$venv/installed-dev
 horovod_stamp=$venv/installed-horovod
+torch_stamp=$venv/installed-torch
 
 stop() {
     printf '%s\n' "$1" >&2
@@ -84,6 +86,20 @@ install() {
     }
 }
 
+# The build for CUDA does not start without CUDA's libraries, not even where there is no GPU. It names their exact
+# versions itself; pip takes them as they come.
+install_cuda_of_torch() {
+    local pin
+    "$venv/bin/python" -I -c 'import torch' 2>/dev/null && return
+    pin=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$here/requirements-torch.txt")
+    echo "Adding CUDA's libraries for it: 3 GB." >&2
+    "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --only-binary :all: "$pin" &&
+        "$venv/bin/python" -I -c 'import torch' || {
+        echo "PyTorch does not start here (see above); the rest works without it." >&2
+        exit 1
+    }
+}
+
 # Horovod's build asks MXNet where its headers are, and MXNet cannot be imported with today's NumPy as it comes (see
 # poc/engines/gluon/compatibility.py): a sitecustomize.py, which every Python process of the build runs first, mends that.
 install_horovod() {
@@ -112,12 +128,13 @@ PYTHON
 }
 
 main() {
-    local python version requirements wanted installed dev='' horovod='' option
+    local python version requirements wanted installed dev='' horovod='' with_torch='' option
     for option in "$@"; do
         case $option in
             --dev) dev=yes ;;
             --horovod) horovod=yes ;;
-            *) stop "make_environment.sh: unknown option $option; there are --dev and --horovod" ;;
+            --torch) with_torch=yes ;;
+            *) stop "make_environment.sh: unknown option $option; there are --dev, --horovod and --torch" ;;
         esac
     done
 
@@ -154,6 +171,19 @@ main() {
             echo "Adding requirements-dev.txt to $venv." >&2
             install "$here/requirements-dev.txt"
             printf '%s\n' "$wanted" >"$dev_stamp"
+        fi
+    fi
+
+    if [ -n "$with_torch" ]; then
+        wanted=$(hash_of "$here/requirements-torch.txt")
+        if [ ! -f "$torch_stamp" ] || [ "$(cat "$torch_stamp")" != "$wanted" ]; then
+            case $version in
+                "Python 3.9."*) stop "PyTorch needs Python 3.10 to 3.12, .venv has $version: rm -r .venv, then PYTHON=python3.11 $0 --torch" ;;
+            esac
+            echo "Adding requirements-torch.txt to $venv: some minutes." >&2
+            install "$here/requirements-torch.txt"
+            install_cuda_of_torch
+            printf '%s\n' "$wanted" >"$torch_stamp"
         fi
     fi
 

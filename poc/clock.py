@@ -100,8 +100,13 @@ def throughput(windows: Sequence[Window]) -> Throughput | None:
     dropped = warmup(windows)
     rates = [window.rate for window in windows[dropped:]]
     median = statistics.median(rates)
-    spread = 1.4826 * statistics.median(abs(rate - median) for rate in rates)
-    return Throughput(median=median, spread=spread, windows=len(rates), dropped=dropped)
+    return Throughput(median=median, spread=spread(rates), windows=len(rates), dropped=dropped)
+
+
+def spread(values: Sequence[float]) -> float:
+    """1.4826 x the median absolute deviation: the standard deviation, if the values are normally distributed."""
+    middle = statistics.median(values)
+    return 1.4826 * statistics.median(abs(value - middle) for value in values)
 
 
 def split(wall: float, parts: dict[str, float], windows: Sequence[Window]) -> dict[str, float]:

@@ -104,16 +104,39 @@ class Dataset:
 
 
 @dataclass(frozen=True, eq=False)
+class Views:
+    """Which parts of which training images a batch shows; each (samples,), int32."""
+
+    images: npt.NDArray[np.int32]
+    tops: npt.NDArray[np.int32]
+    """Of the crop, in pixels from the upper edge of the image with what was put around it."""
+    lefts: npt.NDArray[np.int32]
+    mirrored: npt.NDArray[np.int32]
+    """0 or 1."""
+
+    def part(self, first: int, last: int) -> Views:
+        """Those of samples `first` to `last`."""
+        return Views(*(each[first:last] for each in (self.images, self.tops, self.lefts, self.mirrored)))
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """What one worker feeds to one step."""
 
-    images: Pixels
-    """(samples, 3, height, width), RGB, contiguous."""
+    images: Pixels | Views
+    """(samples, 3, height, width), RGB, contiguous; or which views of the images that the devices hold."""
     labels: npt.NDArray[np.float32]
     """(samples,), class numbers from 0."""
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def part(self, first: int, last: int) -> Batch:
+        """Samples `first` to `last`; the batch itself where these are all."""
+        if (first, last) == (0, len(self)):
+            return self
+        images = self.images.part(first, last) if isinstance(self.images, Views) else self.images[first:last]
+        return Batch(images, self.labels[first:last])
 
 
 @dataclass(frozen=True)
@@ -565,15 +588,11 @@ def augment(images: Pixels, indices: npt.ArrayLike, spec: InMemory, *, seed: int
     """
     indices = np.asarray(indices, np.int64)
     count, height, width = len(indices), images.shape[1], images.shape[2]
-    pad, crop = spec.pad, spec.crop
-
-    padded = np.full((count, height + 2 * pad, width + 2 * pad, 3), _PAD_VALUE, np.uint8)
-    padded[:, pad : pad + height, pad : pad + width] = images[indices]
-    tops = (uniform(seed, epoch, indices, CROP_Y) * (padded.shape[1] - crop + 1)).astype(int).tolist()
-    lefts = (uniform(seed, epoch, indices, CROP_X) * (padded.shape[2] - crop + 1)).astype(int).tolist()
-    mirrored = ((uniform(seed, epoch, indices, MIRROR) < 0.5) & spec.mirror).tolist()
+    crop = spec.crop
+    shown = views(indices, spec, height, width, seed=seed, epoch=epoch)
+    places = (shown.tops.tolist(), shown.lefts.tolist(), shown.mirrored.tolist())
     pixels = np.empty((count, crop, crop, 3), np.uint8)
-    for target, source, top, left, mirror in zip(pixels, padded, tops, lefts, mirrored):
+    for target, source, top, left, mirror in zip(pixels, surrounded(images[indices], spec.pad), *places):
         view = source[top : top + crop, left : left + crop]
         if mirror:
             cv2.flip(view, 1, dst=target)
@@ -581,6 +600,32 @@ def augment(images: Pixels, indices: npt.ArrayLike, spec: InMemory, *, seed: int
             target[:] = view
 
     return _planar(_shift_hls(pixels, _hls_offsets(indices, seed, epoch)) if spec.jitter else pixels)
+
+
+def held(dataset: Dataset, spec: Any) -> Pixels | None:
+    """What the devices keep of `dataset`: all training images as `surrounded` gives them; None where they keep none."""
+    if not spec.on_device:
+        return None
+    assert isinstance(dataset.train, Images)
+    return surrounded(dataset.train.images, spec.pad)
+
+
+def surrounded(images: Pixels, pad: int) -> Pixels:
+    """The images (n, height, width, 3) with `pad` pixels of grey on each side."""
+    count, height, width, _ = images.shape
+    padded = np.full((count, height + 2 * pad, width + 2 * pad, 3), _PAD_VALUE, np.uint8)
+    padded[:, pad : pad + height, pad : pad + width] = images
+    return padded
+
+
+def views(indices: Indices, spec: InMemory, height: int, width: int, *, seed: int, epoch: int) -> Views:
+    """Which crops of the samples `indices`, of images of `height` x `width`, an epoch shows, and which mirrored."""
+    tops, lefts = (
+        uniform(seed, epoch, indices, purpose) * (side + 2 * spec.pad - spec.crop + 1)
+        for purpose, side in ((CROP_Y, height), (CROP_X, width))
+    )
+    mirrored = (uniform(seed, epoch, indices, MIRROR) < 0.5) & spec.mirror
+    return Views(*(each.astype(np.int32) for each in (indices, tops, lefts, mirrored)))
 
 
 def _hls_offsets(indices: Indices, seed: int, epoch: int) -> Indices:
@@ -662,7 +707,17 @@ def training_batches(
         if visited is None or epoch != visited_epoch:
             visited, visited_epoch = order(samples, seed=seed, epoch=epoch), epoch
         indices = shard(visited, step=step % in_epoch, total_batch=total_batch, worker=worker, workers=workers)
-        yield Batch(*dataset.train.augmented(indices, spec, seed=seed, epoch=epoch))
+        if spec.on_device:
+            yield _viewed(dataset.train, indices, spec, seed=seed, epoch=epoch)
+        else:
+            yield Batch(*dataset.train.augmented(indices, spec, seed=seed, epoch=epoch))
+
+
+def _viewed(train: Split, indices: Indices, spec: Any, *, seed: int, epoch: int) -> Batch:
+    assert isinstance(train, Images)
+    _, height, width, _ = train.images.shape
+    shown = views(indices, spec, height, width, seed=seed, epoch=epoch)
+    return Batch(shown, train.labels[indices].astype(np.float32))
 
 
 def validation_batches(

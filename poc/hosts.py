@@ -2,7 +2,7 @@
 
 The same command runs on every host, one process each. The first host plans, keeps the journal and starts what serves
 all workers; the others start their share of each run's workers when it tells them to, and tell it what became of them.
-Messages are lines of JSON. Gradients do not pass here: they go between the workers and MXNet's servers.
+Messages are lines of JSON. Gradients do not pass here: they go between the workers, or them and MXNet's servers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import psutil
 
 from poc.errors import UserError
 from poc.values import value
@@ -50,8 +52,8 @@ def find(environment: Mapping[str, str]) -> Hosts | None:
     """This host's place, from what a cluster's launcher left in `environment`; None where there is only one host.
 
     By hand: POC_HOSTS (how many), POC_HOST (0 is the first), POC_ADDRESS (the first one's). Else Slurm's `srun`, Open
-    MPI's and MPICH's `mpirun`, `horovodrun`; POC_ADDRESS names the first host where the launcher does not. Raises
-    UserError where that is contradictory or not enough.
+    MPI's and MPICH's `mpirun`, `horovodrun`, `torchrun`; POC_ADDRESS names the first host where the launcher does not.
+    Raises UserError where that is contradictory or not enough.
     """
     launchers = (
         ("POC_HOSTS", "POC_HOST", None, None),
@@ -59,6 +61,7 @@ def find(environment: Mapping[str, str]) -> Hosts | None:
         ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None),
         ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", None),
         ("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", _horovod_first),
+        ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", lambda found: found.get("MASTER_ADDR")),
     )
     for size, rank, local, first in launchers:
         # An interactive shell inside a Slurm job has the job's size, but no rank of its own.
@@ -76,6 +79,14 @@ def find(environment: Mapping[str, str]) -> Hosts | None:
             raise UserError("POC_ADDRESS: it is missing; give the first host's name or IP address, e.g. node1:9199")
         return Hosts(number=number, count=count, address=address if ":" in address else f"{address}:{PORT}")
     return None
+
+
+def interface(address: str) -> str:
+    """The network interface of this host that has the IP `address`, such as "eth0"; raises OSError for none."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return str(name)
+    raise OSError(f"no network interface of this host has the address {address}")
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

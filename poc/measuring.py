@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable
 
+from poc.clock import spread
 from poc.data import Batch
 from poc.engines import Session
 from poc.plan import Run
@@ -79,7 +80,7 @@ def measure(
     return {
         "steps": (rounds - 1) * _STEPS_A_WINDOW,
         "efficiency": efficiency if several else None,
-        "efficiency_spread": 1.4826 * statistics.median(abs(one - efficiency) for one in ratios) if several else None,
+        "efficiency_spread": spread(ratios) if several else None,
         "pairs": len(ratios),
         "whole_step_seconds": median["whole"],
         "independent_step_seconds": median["independent"],

@@ -70,6 +70,7 @@ class Run:
     """Share by which the last worker's steps are made longer on purpose."""
     dtype: str = "float32"
     """Of the layers' arithmetic."""
+    compile: bool = False
     layout: str = "NCHW"
     seconds: float | None = None
     """Training stops at the end of the first window after so many."""
@@ -114,9 +115,10 @@ class Run:
             for name, field in self.to_json().items()
             if name not in ("recipe", "restarts") and field != defaults[name]
         }
-        # The same rule for a field of the data.
-        if not computed["data"].get("fixed", True):
-            computed["data"].pop("fixed")
+        # The same rule for fields of the data.
+        for later in ("fixed", "on_device"):
+            if not computed["data"].get(later, True):
+                computed["data"].pop(later)
         return hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()[:10]
 
     def to_json(self) -> dict[str, Any]:
@@ -163,10 +165,13 @@ class Planned:
 def plan(name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False) -> list[Planned]:
     """Every run of `recipe` in the order of its grid, once each; `quick` plans its cut-down version."""
     planned: dict[str, Planned] = {}
-    for setting in (recipe.quickened() if quick else recipe).settings():
-        for seed in range(setting["seeds"]):
-            run, skip = _resolve(name, setting, seed, hardware, quick)
-            planned.setdefault(run.id, Planned(run=run, skip=skip, seconds=estimate(run, hardware)))
+    settings = (recipe.quickened() if quick else recipe).settings()
+    # Repetitions are rounds over the whole grid, so that what is compared runs at about the same time.
+    for seed in range(max(setting["seeds"] for setting in settings)):
+        for setting in settings:
+            if seed < setting["seeds"]:
+                run, skip = _resolve(name, setting, seed, hardware, quick)
+                planned.setdefault(run.id, Planned(run=run, skip=skip, seconds=estimate(run, hardware)))
     return list(planned.values())
 
 
@@ -178,7 +183,9 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
     if kind == "gpu":
         engine = engines.load(setting["engine"])
         reasons = [reason for reason in map(engine.unsupported, hardware.gpus) if reason]
-        usable = (len(hardware.gpus) - len(reasons)) * (hardware.hosts if setting["workers"] > 1 else 1)
+        usable = (len(hardware.gpus) - len(reasons)) * (
+            hardware.hosts if engine.workers(setting["workers"], replicas, False) > 1 else 1
+        )
         if usable < replicas and setting["virtual"]:
             virtual = replicas > 1
             kind = "gpu" if usable else "cpu"
@@ -188,7 +195,7 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
                 skip += f" that {setting['engine']} can use: {reasons[0]}"
     elif setting["virtual"]:
         virtual = replicas > 1
-    workers = setting["workers"]
+    workers = engines.load(setting["engine"]).workers(setting["workers"], replicas, virtual)
     cores = setting["cores_per_worker"]
     hosts = hardware.hosts if workers > 1 else 1
     if workers % hosts:
@@ -245,7 +252,8 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
         zero_gamma=setting["zero_gamma"],
         gradient_noise=setting["gradient_noise"] if replicas > 1 else None,
         dtype="bfloat16" if setting["dtype"] == AUTO else setting["dtype"],
-        layout=setting["layout"],
+        layout=engines.load(setting["engine"]).LAYOUT if setting["layout"] == AUTO else setting["layout"],
+        compile=setting["compile"],
         seconds=None if setting["seconds"] is None else float(setting["seconds"]),
         **_exchange(setting, replicas),
     )

@@ -55,12 +55,18 @@ class CIFAR10:
     """Mirror with probability 1/2."""
     jitter: bool = True
     """Move hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
+    on_device: bool = False
+    """The training images stay in the device's memory, where they are cropped and mirrored; without `jitter`."""
 
     name = "cifar10"
     classes = 10
 
     def __post_init__(self) -> None:
         _crop(self, 32)
+        if not isinstance(self.on_device, bool):
+            raise UserError(f"data: on_device: {self.on_device!r} is not allowed; give True or False")
+        if self.on_device and self.jitter:
+            raise UserError("data: on_device: colours are moved on the host only; give jitter=False")
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -93,6 +99,7 @@ class Synthetic:
     jitter: bool = False
 
     name = "synthetic"
+    on_device = False
 
     def __post_init__(self) -> None:
         for field in ("size", "classes", "train", "validation"):
@@ -149,6 +156,7 @@ class ImageNet:
 
     name = "imagenet"
     classes = 1000
+    on_device = False
 
     def __post_init__(self) -> None:
         for field in ("crop", "resize", "train", "validation"):
@@ -208,9 +216,9 @@ Data = Union[CIFAR10, ImageNet, Synthetic]
 DATA: dict[str, type[Data]] = {one.name: one for one in (CIFAR10, ImageNet, Synthetic)}
 OPTIMIZERS = ("sgd", "nesterov", "lars")
 AUTO = "auto"
-"""Precision: bfloat16 where this machine has it."""
-DTYPES = ("float32", "bfloat16", "float16", AUTO)
-LAYOUTS = ("NCHW", "NHWC")
+"""Precision: bfloat16 where this machine has it. Layout: what the engine is usually fastest with."""
+DTYPES = ("float32", "tf32", "bfloat16", "float16", AUTO)
+LAYOUTS = ("NCHW", "NHWC", AUTO)
 
 
 @value
@@ -254,11 +262,14 @@ class Recipe:
     """Residual units start as identities: the last batch norm of each with gammas of zero (Goyal et al. 2017), and in
     pre-activation networks ("_v2"), which have a convolution after it, that with weights of zero."""
     dtype: Any = "float32"
-    """Precision of the layers' arithmetic: "bfloat16" on a CPU with AVX-512 bf16, "float16" on a GPU (with a constant
-    loss scale), "auto" the first where it can be had and float32 elsewhere. Parameters, gradients and their sums stay
-    in float32."""
+    """Precision of the layers' arithmetic: "bfloat16" (with MXNet on a CPU with AVX-512 bf16 only), "float16" on a GPU
+    (with a constant loss scale), "tf32", which is float32 on the tensor cores of a GPU, with engine="pytorch"; "auto"
+    is bfloat16 where it can be had and float32 elsewhere. Parameters, gradients and their sums stay in float32."""
     layout: Any = "NCHW"
-    """Order of the axes of images; "NHWC" on GPUs only."""
+    """Order of the axes of images in memory; "NHWC" with engine="pytorch" only, which calls it channels-last; "auto"
+    is "NHWC" there and "NCHW" with MXNet."""
+    compile: bool = False
+    """Of PyTorch: `torch.compile`. MXNet compiles always."""
     exchange: Any = "device"
     """How gradients travel. Inside one process MXNet's kvstore `device` (sum on the devices), `local` (on the CPU) or
     `nccl`; between workers `dist_sync`, `dist_device_sync`, `dist_async` (servers update with each worker's gradients
@@ -287,7 +298,9 @@ class Recipe:
     """Repeat every run with so many seeds, 0 upwards."""
     window: int = 20
     """Steps between two readings of the clock; nothing is waited for in between."""
-    engine: str = "gluon"
+    engine: Any = "gluon"
+    """ "gluon" (MXNet) or "pytorch", which has networks of its own for `cifar_resnet*_v2`, torchvision's where that is
+    installed, and the exchanges `device`, `nccl` and `independent`, with one process for each device."""
     only: Sequence[dict[str, Any]] = ()
     """Single combinations in place of the grid: each a dict of the fields it sets."""
     quick: dict[str, Any] | None = None
@@ -431,7 +444,7 @@ def _check(setting: dict[str, Any]) -> None:
     choices = {
         "exchange": EXCHANGES,
         "kind": ("gpu", "cpu"),
-        "engine": tuple(ENGINES),
+        "engine": ENGINES,
         "dtype": DTYPES,
         "layout": LAYOUTS,
     }
@@ -440,7 +453,7 @@ def _check(setting: dict[str, Any]) -> None:
             raise UserError(f"{field}: {setting[field]!r} is not allowed; {nearest(setting[field], valid)}")
     if setting["label_smoothing"] >= 1:
         raise UserError(f"label_smoothing: {setting['label_smoothing']!r} is not allowed; give a share below 1")
-    for field in ("evaluate", "virtual", "momentum_correction", "decay_gammas", "zero_gamma"):
+    for field in ("evaluate", "virtual", "momentum_correction", "decay_gammas", "zero_gamma", "compile"):
         if not isinstance(setting[field], bool):
             raise UserError(f"{field}: {setting[field]!r} is not allowed; give True or False")
     _check_exchange(setting)

@@ -493,6 +493,9 @@ def _work(request: dict[str, Any]) -> None:
                     watch.resume(*before.story["clock"])
                     tell({"event": "resumed", "step": first_step, "why": request["why"]})
                 session = engines.load(run.engine).open_session(run, first_step=first_step, state=state)
+                images = data.held(dataset, run.data)
+                if images is not None:
+                    session.hold(images)
                 session.barrier()
             tell({"event": "ready", "dataset": dataset.name, "parameters": session.parameters})
             stream = data.training_batches(

@@ -54,6 +54,7 @@ recipe = Recipe(
             {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.1.1.1"},
             (1, 2, "10.1.1.1:9199"),
         ),
+        ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "node1"}, (1, 2, "node1:9199")),
     ],
 )
 def test_a_launcher_s_environment_is_recognised(

@@ -402,6 +402,31 @@ def test_exchanges_are_compared_with_none() -> None:
     assert tables.exchanges(rows.collect(RECORDS), RECORDS) == ""  # nothing to compare
 
 
+def test_engines_are_compared_pair_by_pair() -> None:
+    seconds = {"gluon": (4.0, 5.0, 4.0), "pytorch": (2.0, 2.0, 4.0)}
+    versions = {"gluon": {"mxnet": "1.9.1"}, "pytorch": {"torch": "2.13.0"}}
+    made = [
+        record(
+            run={"engine": engine, "seed": seed, "layout": "NHWC" if engine == "pytorch" else "NCHW"},
+            versions=versions[engine],
+            epoch_seconds=[taken] * 6,
+            run_id=f"{engine}{seed}",
+        )
+        for engine, found in seconds.items()
+        for seed, taken in enumerate(found)
+    ]
+    heading, _, line = tables.engines(rows.collect(made)).splitlines()
+    cells = dict(zip(*([cell.strip() for cell in one.strip("|").split("|")] for one in (heading, line))))
+    assert (cells["reference"], cells["its samples/s"]) == ("MXNet 1.9.1", "320.0")
+    assert (cells["against it"], cells["samples/s"]) == ("PyTorch 2.13.0, channels-last", "640.0")
+    assert (cells["ratio"], cells["each pair"], cells["pairs"]) == ("2.000", "2.000, 2.500, 1.000", "3")
+    assert cells["spread"] == f"{1.4826 * 0.5:.3f}"
+    # What another recipe measured was not taken beside it, and one engine alone is compared with nothing.
+    made[0]["run"]["recipe"] = "another"
+    assert "| 2 |" in tables.engines(rows.collect(made))
+    assert tables.engines(rows.collect(made[:3])) == ""
+
+
 def test_staleness_is_counted_over_all_workers() -> None:
     stale = workers(2, [4.0] * 6, run={"exchange": "stale", "staleness": 2, "slowed": 0.3})
     told = [

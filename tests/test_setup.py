@@ -266,6 +266,20 @@ def test_horovod_is_built_once_against_mxnet(checkout: Checkout) -> None:
     assert not shim.exists()
 
 
+def test_pytorch_is_installed_once_and_not_for_a_python_that_it_is_too_new_for(checkout: Checkout) -> None:
+    python = checkout.stand_in("3.11.7")
+    checkout.start("make_environment.sh", "--torch", PYTHON=python)
+    _, added = checkout.calls("-m pip install")
+    assert added.endswith("requirements-torch.txt")
+    assert "--require-hashes" in added
+    assert checkout.start("make_environment.sh", "--torch").stderr == ""
+    assert checkout.calls("-m pip install") == []
+    shutil.rmtree(checkout.venv)
+    done = checkout.start("make_environment.sh", "--torch", PYTHON=checkout.stand_in("3.9.2"))
+    assert done.returncode == 2
+    assert "PyTorch needs Python 3.10 to 3.12" in done.stderr.splitlines()[-1]
+
+
 def test_a_build_without_a_compiler_is_one_line(checkout: Checkout, tmp_path: Path) -> None:
     python = checkout.stand_in("3.11.7")
     checkout.start("make_environment.sh", PYTHON=python)
@@ -297,9 +311,7 @@ def requirements(name: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "name", ["requirements.txt", "requirements-gpu.txt", "requirements-dev.txt", "requirements-horovod.txt"]
-)
+@pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("requirements*.txt")))
 def test_every_requirement_is_pinned_and_named_once(name: str) -> None:
     pinned = re.compile(
         r'([A-Za-z0-9_.-]+)==[0-9][0-9a-z.]*(; python_version < "3\.\d+")?( --hash=sha256:[0-9a-f]{64})+'

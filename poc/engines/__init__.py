@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from poc.hardware import GPU, Hardware
     from poc.plan import Run
 
-ENGINES = {"gluon": "poc.engines.gluon"}
+ENGINES = tuple(found.name for found in pkgutil.iter_modules(__path__) if found.ispkg)
+"""By name: the folders beside this file."""
 
 
 @value
@@ -62,6 +64,12 @@ class Session(Protocol):
         Squared, of a device's mean gradient and of that of all devices.
         """
 
+    def hold(self, images: np.ndarray) -> None:
+        """Takes all training images, (n, height, width, 3), with the grey around them, onto the devices.
+
+        Batches of views are cut out of them there.
+        """
+
     def exchange(self) -> None:
         """Enqueues one exchange of gradients, without computing or updating anything."""
 
@@ -96,6 +104,12 @@ class Session(Protocol):
 class Engine(Protocol):
     """What the module of an engine offers. Importing it must not import its framework."""
 
+    LAYOUT: str
+    """Of images in memory: what it is usually fastest with."""
+
+    def workers(self, given: int, devices: int, virtual: bool) -> int:
+        """Processes that the `devices` of a run are divided over, where the recipe gives so many."""
+
     def cluster(self, run: Run, cores: int, hosts: Sequence[str] = ...) -> AbstractContextManager[Cluster]:
         """Starts what the exchange of `run` needs beside its workers, and ends it when the block is left.
 
@@ -121,4 +135,4 @@ class Engine(Protocol):
 
 def load(name: str) -> Any:
     """Returns the module of engine `name`, which offers what `Engine` lists."""
-    return importlib.import_module(ENGINES[name])
+    return importlib.import_module(f"{__name__}.{name}")

@@ -62,6 +62,7 @@ def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Fig
         ),
         ("Throughput against batch size", _throughput(usual, usual_records, figure("throughput_batch"))),
         ("How near to the limit", _limits(table, figure("roofline"))),
+        ("One engine against the other", _engines(table)),
         ("The same run with several seeds", _repeats(table)),
         (
             "Speed-up and efficiency",
@@ -171,6 +172,14 @@ def _limits(table: pd.DataFrame, figure: str) -> str:
         "stays in the device's memory, so no input pipeline is in the figure. `python -m poc networks` lists the "
         "networks with their sources.",
         _blocks(figure, tables.measured_networks(table)) if tables.measured_networks(table) else "",
+    )
+
+
+def _engines(table: pd.DataFrame) -> str:
+    return _after(
+        "The same recipe with MXNet and with PyTorch on the same machine: samples/s are medians over the runs of a "
+        "column, a ratio is of two runs one right after the other, the middle of all such pairs with its spread.",
+        tables.engines(table),
     )
 
 

@@ -162,7 +162,7 @@ def _row(record: Record) -> dict[str, Any]:
         "run_id": record["run_id"],
         "infrastructure": record["infrastructure"],
         "hardware": hardware["description"],
-        "framework": _framework(record["versions"]),
+        "framework": _framework(record),
         "network": run["model"],
         "parameters": record["parameters"],
         "dataset": record["dataset"],
@@ -232,9 +232,10 @@ def _arithmetic(record: Record, samples_per_second: float) -> dict[str, float | 
     return {"multiply_adds": multiply_adds, "flops": flops, "peak_flops": peak, "peak_share": share}
 
 
-def _framework(versions: dict[str, str]) -> str:
-    found = versions.get("mxnet") or versions.get("mxnet-cu112") or ""
-    return f"MXNet {found}".strip()
+def _framework(record: Record) -> str:
+    names = {"mxnet": "MXNet", "mxnet-cu112": "MXNet", "torch": "PyTorch"}
+    found = (f"{names[package]} {version}" for package, version in record["versions"].items() if package in names)
+    return next(found, "MXNet")
 
 
 def _kind(row: dict[Any, Any]) -> str:
@@ -262,6 +263,11 @@ def _note(record: Record, steps: int) -> str:
         words.append("quick: a first look, not a result")
     if record["dataset"] == "synthetic" and record["evaluations"]:
         words.append("synthetic data: its accuracy says nothing of CIFAR-10")
+    framework = _framework(record)
+    if not framework.startswith("MXNet"):
+        words.append(framework + (", channels-last" if run.get("layout") == "NHWC" else ""))
+    if run.get("compile"):
+        words.append("compiled")
     if run.get("dtype", "float32") != "float32":
         words.append(f"precision {run['dtype']}")
     if run.get("optimizer", "sgd") != "sgd":

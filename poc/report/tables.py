@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -171,6 +172,8 @@ def _reached(row: Row) -> str:
 def _conditions(row: Row) -> str:
     length = f"{row['epochs']} epochs" if row["epochs"] and row["epochs"] > 1 else f"{row['steps']} steps"
     batch = f"batch {row['batch_per_device']}"
+    if not row["framework"].startswith("MXNet"):
+        batch = f"{row['framework']}, {batch}"
     if row["devices"] > 1:
         batch += f" a device ({row['total_batch']} in all)"
     return f"{batch}, learning rate {row['learning_rate']:g}, {length} on {row['dataset']}"
@@ -267,7 +270,7 @@ def throughput(rows: pd.DataFrame) -> str:
         return ""
 
     def machine(row: Row) -> tuple[Any, ...]:
-        words = (_infrastructure(row), _cores(row), row["dtype"], row["quick"])
+        words = (_infrastructure(row), _cores(row), row["framework"], row["layout"], row["dtype"], row["quick"])
         return (*_network_order(row), row["origin"] == "published", *words)
 
     def place(row: Row) -> tuple[Any, ...]:
@@ -521,6 +524,7 @@ def exchanges(rows: pd.DataFrame, records: Sequence[Record]) -> str:
                 "devices",
                 "workers",
                 "quick",
+                "framework",
             )
             groups.setdefault(tuple(str(row[name]) for name in (*names, "cores_per_worker")), []).append(row)
     cells = []
@@ -559,6 +563,55 @@ def exchanges(rows: pd.DataFrame, records: Sequence[Record]) -> str:
                 }
             )
     return _markdown(cells)
+
+
+def engines(rows: pd.DataFrame) -> str:
+    """MXNet's and PyTorch's throughput in runs that differ in nothing else, and the ratio of each pair of them."""
+    same = (
+        *("infrastructure", "hardware", "network", "dataset", "dtype", "batch_per_device", "devices", "virtual"),
+        *("exchange", "quick", "fixed", "recipe", "learning_rate"),
+    )
+    groups: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}
+    for row in _plain(rows):
+        if row["origin"] == "measured" and row["outcome"] == "completed" and row["samples_per_second"] is not None:
+            variant = row["framework"] + (", channels-last" if row["layout"] == "NHWC" else "")
+            of_seed = groups.setdefault(tuple(str(row[name]) for name in same), {}).setdefault(variant, {})
+            of_seed.setdefault(row["seed"], row)
+    cells = []
+    for variants in groups.values():
+        reference = next((name for name in sorted(variants) if name.startswith("MXNet")), None)
+        for name, found in sorted(variants.items()):
+            if reference is None or name.startswith("MXNet"):
+                continue
+            seeds = sorted(found.keys() & variants[reference].keys())
+            if not seeds:
+                continue
+            ones, others = ([one[seed] for seed in seeds] for one in (variants[reference], found))
+            ratios = [b["samples_per_second"] / a["samples_per_second"] for a, b in zip(ones, others)]
+            first = others[0]
+            cells.append(
+                {
+                    "infrastructure": _infrastructure(first),
+                    "model": _network(first),
+                    "precision": first["dtype"],
+                    "batch per device": _figure(first, "batch_per_device", 0),
+                    "devices": _gpus(first),
+                    "reference": reference,
+                    "its samples/s": f"{_median_rate(ones):.1f}",
+                    "against it": name,
+                    "samples/s": f"{_median_rate(others):.1f}",
+                    "ratio": f"{statistics.median(ratios):.3f}",
+                    "each pair": ", ".join(f"{ratio:.3f}" for ratio in ratios),
+                    "spread": f"{clock.spread(ratios):.3f}" if len(ratios) > 1 else "",
+                    "pairs": str(len(ratios)),
+                    "note": first["note"],
+                }
+            )
+    return _markdown(cells)
+
+
+def _median_rate(rows: Sequence[Row]) -> float:
+    return statistics.median(row["samples_per_second"] for row in rows)
 
 
 def _in_pairs(found: Mapping[str, Any]) -> str:

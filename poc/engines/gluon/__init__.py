@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from poc.hardware import GPU, Hardware
     from poc.plan import Run
 
+LAYOUT = "NCHW"
 # The machine code in the wheel, without PTX: a card runs it if its major version is here and its minor is not older.
 _COMPILED_FOR = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
+
+
+def workers(given: int, devices: int, virtual: bool) -> int:
+    """Processes of a run: as many as the recipe gives; each drives several devices."""
+    return given
 
 
 @contextlib.contextmanager
@@ -53,6 +59,8 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         "Horovod is not installed: ./make_environment.sh --horovod": (
             several and run.exchange == "horovod" and importlib.util.find_spec("horovod") is None
         ),
+        "tf32 is PyTorch's name for float32 on tensor cores; MXNet has float32": run.dtype == "tf32",
+        "compile is PyTorch's; MXNet compiles always": run.compile,
         "float16 is for GPUs: MXNet's layers have none on a CPU": run.dtype == "float16" and on_cpu,
         "bfloat16 is for CPUs: MXNet 1.9.1 has none on a GPU": run.dtype == "bfloat16" and not on_cpu,
         "bfloat16 needs a CPU with AVX-512 bf16, which this one lacks": (

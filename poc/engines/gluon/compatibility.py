@@ -35,6 +35,8 @@ def prepare() -> None:
         # distutils left the standard library; importing setuptools puts its own copy in place.
         import setuptools  # noqa: F401
     _load_cuda_libraries()
+    if importlib.util.find_spec("torch") is not None:
+        _import_gluoncv()
 
 
 def _load_cuda_libraries() -> None:
@@ -46,3 +48,16 @@ def _load_cuda_libraries() -> None:
             path = root / package / "lib" / library
             if path.exists():
                 ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def _import_gluoncv() -> None:
+    """Imports GluonCV as if there were no PyTorch: it refuses to start beside one of version 2."""
+    absent = object()
+    torch = sys.modules.get("torch", absent)
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import gluoncv  # noqa: F401
+    finally:
+        del sys.modules["torch"]
+        if torch is not absent:
+            sys.modules["torch"] = torch  # type: ignore[assignment]

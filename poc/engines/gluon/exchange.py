@@ -13,6 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
+from poc import hosts
 from poc.engines.gluon import launch, optimizers
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class Horovod(BetweenWorkers):
 
     def _connect(self, run: Run) -> None:
         address = os.environ["HOROVOD_HOSTNAME"]
-        os.environ["HOROVOD_GLOO_IFACE"] = launch.interface(address)
+        os.environ["HOROVOD_GLOO_IFACE"] = hosts.interface(address)
         launch.check_name_resolves(address)
         import horovod.mxnet  # optional: only where a run asks for it
 

@@ -8,8 +8,6 @@ import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 
-import psutil
-
 from poc import processes
 
 LOOPBACK = "127.0.0.1"
@@ -78,14 +76,6 @@ def rendezvous(workers: int, hosts: Sequence[str]) -> Iterator[tuple[list[Enviro
     finally:
         processes.stop([server])
         server.stdout.close()
-
-
-def interface(address: str) -> str:
-    """The network interface of this host that has the IP `address`, such as "eth0"; raises OSError for none."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
-            return str(name)
-    raise OSError(f"no network interface of this host has the address {address}")
 
 
 def check_name_resolves(address: str) -> None:

@@ -12,6 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
 from poc import networks
+from poc.data import Views
 from poc.engines import Evaluation
 from poc.engines.gluon import exchange as exchanges
 from poc.engines.gluon.networks import branch_ends, build, can_fuse
@@ -102,6 +103,9 @@ class GluonSession:
         # Each step draws its own masks, so that a run which goes on from a checkpoint draws those that it would have.
         self._masks = [run.seed, self._exchange.rank] if _drops_out(self._net) else None
         self._step = first_step
+        self._crop = run.data.crop
+        self._images: list[Any] = []
+        self._height = self._width = 0
         self._held: Batch | None = None
         self._held_parts: list[tuple[Any, Any]] = []
         self._batch_per_device, self._total_batch = run.batch_per_device, run.total_batch
@@ -141,6 +145,11 @@ class GluonSession:
             self._exchange.step(learning_rate)
         else:
             self._exchange.update(learning_rate)
+
+    def hold(self, images: np.ndarray) -> None:
+        """Takes all training images, (n, height, width, 3) with the grey around them, onto every context."""
+        _, self._height, self._width, _ = images.shape
+        self._images = [mx.nd.array(images.reshape(-1, 3), ctx=ctx, dtype=np.uint8) for ctx in self._contexts]
 
     def exchange(self) -> None:
         """Enqueues one exchange of the gradients as they are, without computing or updating anything."""
@@ -206,8 +215,7 @@ class GluonSession:
         for device in range(self._virtual):
             for parameter, old in zip(self._statistics, before):
                 old.copyto(parameter.data())
-            part = slice(device * each, (device + 1) * each)
-            ((images, labels),) = self._split(batch.images[part], batch.labels[part])
+            ((images, labels),) = self._split(batch.part(device * each, (device + 1) * each))
             with autograd.record():
                 loss = self._trained_loss(self._net(images), labels)
                 scaled = loss if self._loss_scale == 1 else loss * self._loss_scale
@@ -234,21 +242,39 @@ class GluonSession:
     def _parts(self, batch: Batch) -> list[tuple[Any, Any]]:
         """What `_split` gives of a batch; of one that comes again what is on the devices already."""
         if batch is not self._held:
-            self._held, self._held_parts = batch, self._split(batch.images, batch.labels)
+            self._held, self._held_parts = batch, self._split(batch)
         return self._held_parts
 
-    def _split(self, images: np.ndarray, labels: np.ndarray) -> list[tuple[Any, Any]]:
+    def _split(self, batch: Batch) -> list[tuple[Any, Any]]:
         """A batch in equal contiguous parts, one on each context, as centred float32 images and labels."""
-        edges = np.linspace(0, len(labels), len(self._contexts) + 1).astype(int)
+        edges = np.linspace(0, len(batch), len(self._contexts) + 1).astype(int).tolist()
         parts = []
-        for context, mean, first, last in zip(self._contexts, self._mean, edges, edges[1:]):
+        for number, (context, mean, first, last) in enumerate(zip(self._contexts, self._mean, edges, edges[1:])):
             if first == last:
                 continue
-            pixels = mx.nd.array(images[first:last], ctx=context, dtype=np.uint8)
+            own = batch.part(first, last)
+            if isinstance(own.images, Views):
+                pixels = self._cut(own.images, number)
+            else:
+                pixels = mx.nd.array(own.images, ctx=context, dtype=np.uint8)
             centred = pixels.astype(np.float32) - mean
             centred = centred if self._scale == 1 else centred * self._scale
-            parts.append((centred, mx.nd.array(labels[first:last], ctx=context)))
+            parts.append((centred, mx.nd.array(own.labels, ctx=context)))
         return parts
+
+    def _cut(self, views: Views, number: int) -> Any:
+        """The views, (n, 3, crop, crop), of the images that context `number` holds."""
+        context = self._contexts[number]
+        images, tops, lefts, mirrored = (
+            mx.nd.array(each.reshape(-1, 1, 1), ctx=context, dtype=np.int32)
+            for each in (views.images, views.tops, views.lefts, views.mirrored)
+        )
+        along = mx.nd.arange(self._crop, ctx=context, dtype=np.int32)
+        rows = mx.nd.broadcast_add(images * self._height + tops, along.reshape((1, -1, 1)))
+        turned = mx.nd.broadcast_mul(mirrored, (self._crop - 1 - 2 * along).reshape((1, 1, -1)))
+        columns = mx.nd.broadcast_add(mx.nd.broadcast_add(lefts, along.reshape((1, 1, -1))), turned)
+        places = mx.nd.broadcast_add(rows * self._width, columns)
+        return self._images[number].take(places).transpose((0, 3, 1, 2))
 
     def drain(self) -> float:
         """Blocks until everything enqueued is done; returns the mean loss, in nats, of the steps since the last one."""
@@ -264,7 +290,7 @@ class GluonSession:
         self._exchange.agree()
         right, losses, samples = [], [], 0
         for batch in batches:
-            for images, labels in self._split(batch.images, batch.labels):
+            for images, labels in self._split(batch):
                 scores = self._net(images)
                 right.append((scores.argmax(axis=1) == labels).sum())
                 losses.append(self._loss(scores, labels).sum())

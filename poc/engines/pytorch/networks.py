@@ -1,0 +1,121 @@
+"""The CIFAR ResNets of the registry as PyTorch modules, layer for layer those of the Gluon engine; torchvision's for
+ImageNet."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from poc.engines.pytorch import TORCHVISION
+from poc.networks import Network
+
+# As in MXNet 0.11's resnet symbol; PyTorch's momentum is what is taken of the new value.
+_NORM = {"eps": 2e-5, "momentum": 0.1}
+
+
+def _norm(channels: int, exists: bool) -> nn.Module:
+    return nn.BatchNorm2d(channels, **_NORM) if exists else nn.Identity()
+
+
+class _Unit(nn.Module):
+    """A pre-activation unit (He et al. 2016) of convolutions with these kernels and widths.
+
+    The projection, in the first unit of every stage, is behind the first batch norm and ReLU.
+    """
+
+    def __init__(
+        self, entering: int, layers: list[tuple[int, int, int]], *, stride: int, projects: bool, norm: bool
+    ) -> None:
+        super().__init__()
+        self.depth = len(layers)
+        width = entering
+        for number, (channels, kernel, step) in enumerate(layers, start=1):
+            self.add_module(f"bn{number}", _norm(width, norm))
+            self.add_module(f"conv{number}", nn.Conv2d(width, channels, kernel, step, kernel // 2, bias=False))
+            width = channels
+        self.downsample = nn.Conv2d(entering, width, 1, stride, bias=False) if projects else None
+
+    def forward(self, x: Any) -> Any:
+        """The images (n, channels, height, width) behind this unit."""
+        y = functional.relu(self.bn1(x))
+        residual = x if self.downsample is None else self.downsample(y)
+        y = self.conv1(y)
+        for number in range(2, self.depth + 1):
+            y = getattr(self, f"conv{number}")(functional.relu(getattr(self, f"bn{number}")(y)))
+        return y + residual
+
+    @property
+    def end(self) -> nn.Conv2d:
+        """Its last convolution."""
+        return getattr(self, f"conv{self.depth}")
+
+
+class _PreactivationResNet(nn.Module):
+    """The pre-activation ResNets for CIFAR as MXNet 0.11 has them: a batch norm on the input, which has a learnt shift
+    and no scale, and a projection in the first unit of every stage."""
+
+    def __init__(self, layers: int, classes: int, *, norm: bool) -> None:
+        super().__init__()
+        deep = layers >= 164
+        widths = [64, 128, 256] if deep else [16, 32, 64]
+        self.input_norm = _norm(3, norm)
+        if norm:
+            self.input_norm.weight.requires_grad_(False)
+        self.stem = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        units = []
+        entering = 16
+        for stage, width in enumerate(widths):
+            for number in range((layers - 2) // (9 if deep else 6)):
+                stride = 2 if stage and number == 0 else 1
+                inner = width // 4
+                plan = (
+                    [(inner, 1, 1), (inner, 3, stride), (width, 1, 1)] if deep else [(width, 3, stride), (width, 3, 1)]
+                )
+                units.append(_Unit(entering, plan, stride=stride, projects=number == 0, norm=norm))
+                entering = width
+        self.units = nn.Sequential(*units)
+        self.output_norm = _norm(entering, norm)
+        self.output = nn.Linear(entering, classes)
+
+    def forward(self, x: Any) -> Any:
+        """Scores (n, classes) of images (n, 3, height, width)."""
+        x = functional.relu(self.output_norm(self.units(self.stem(self.input_norm(x)))))
+        return self.output(x.mean(dim=(2, 3)))
+
+
+def build(network: Network, classes: int, *, zero_branches: bool, seed: int) -> nn.Module:
+    """Returns the module of `network` for inputs (n, 3, h, w), with weights drawn from `seed` as the study had them.
+
+    He's normal distribution, of variance 2 / fan-in; biases are zero. With `zero_branches` residual units start as
+    identities.
+    """
+    net = _built(network, classes, zero_branches)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in net.modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                layer.weight.normal_(0.0, math.sqrt(2.0 / layer.weight[0].numel()), generator=generator)
+                if layer.bias is not None:
+                    layer.bias.zero_()
+        for layer in net.modules():
+            if zero_branches and isinstance(layer, _Unit):
+                # Gammas of zero before its last ReLU would let no gradient through.
+                layer.end.weight.zero_()
+    return net
+
+
+def _built(network: Network, classes: int, zero_branches: bool) -> nn.Module:
+    if network.preactivation_layers:
+        return _PreactivationResNet(network.preactivation_layers, classes, norm=network.batch_norm)
+    models = importlib.import_module("torchvision.models")  # optional
+    options: dict[str, Any] = {"num_classes": classes, "weights": None}
+    if network.name in ("googlenet", "inception_v3"):
+        options.update(aux_logits=False, init_weights=False)
+    if network.name.startswith("resnet"):
+        options.update(zero_init_residual=zero_branches)
+    return getattr(models, TORCHVISION[network.name])(**options)

@@ -1,0 +1,145 @@
+"""How parameters follow gradients: by MXNet's formulas, so that both engines take the same steps.
+
+PyTorch's own SGD keeps a velocity without the learning rate in it, MXNet's one with it: they part where the rate
+changes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from poc.plan import Run
+
+# Coefficients of the quintic iteration of Jordan et al. 2024, "Muon", which brings singular values near to one.
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
+
+Tensors = Sequence[torch.Tensor]
+
+
+class SGD:
+    """SGD with momentum, plain, with Nesterov's (as MXNet's NAG has it), or with Goyal et al. 2017's correction.
+
+    `decays` says of each parameter whether it has weight decay, which is added to its gradient.
+    """
+
+    def __init__(self, run: Run, parameters: Tensors, decays: Sequence[bool]) -> None:
+        self.parameters = list(parameters)
+        self.momenta = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.previous: float | None = None
+        """Learning rate of the last update."""
+        self._decayed = [number for number, decay in enumerate(decays) if decay]
+        self._decay, self._momentum = run.weight_decay, run.momentum
+        self._nesterov, self._corrected = run.optimizer == "nesterov", run.momentum_correction
+
+    @torch.no_grad()
+    def update(self, rate: float) -> None:
+        """One step at learning rate `rate` by the gradients that the parameters have."""
+        gradients = self._gradients()
+        momentum = self._momentum
+        if self._corrected and self.previous:
+            momentum *= rate / self.previous
+        self.previous = rate
+        torch._foreach_mul_(self.momenta, momentum)
+        torch._foreach_add_(self.momenta, gradients, alpha=-rate)
+        if self._nesterov:
+            torch._foreach_add_(self.parameters, self.momenta, alpha=self._momentum)
+            torch._foreach_add_(self.parameters, gradients, alpha=-rate)
+        else:
+            torch._foreach_add_(self.parameters, self.momenta)
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """Those of all parameters, with the weight decay in them."""
+        found = [_gradient(parameter) for parameter in self.parameters]
+        if self._decay and self._decayed:
+            chosen = [found[number] for number in self._decayed]
+            weights = [self.parameters[number] for number in self._decayed]
+            for number, one in zip(self._decayed, torch._foreach_add(chosen, weights, alpha=self._decay)):
+                found[number] = one
+        return found
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What `restore` takes: "momentum/INDEX", and the "rate" before."""
+        held = {f"momentum/{number}": one.cpu().numpy() for number, one in enumerate(self.momenta)}
+        return held if self.previous is None else {**held, "rate": np.array(self.previous)}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes over what `state` gave."""
+        self.previous = float(state["rate"]) if "rate" in state else None
+        for number, momentum in enumerate(self.momenta):
+            momentum.copy_(torch.from_numpy(state[f"momentum/{number}"]))
+
+
+class Muon(SGD):
+    """SGD with Nesterov momentum whose direction for convolutions is orthogonalised (Jordan et al. 2024, "Muon").
+
+    As in the Gluon engine: a convolution is a matrix (out, the rest), its rate a share of the others', and its weight
+    decay decoupled.
+    """
+
+    def __init__(self, run: Run, parameters: Tensors, decays: Sequence[bool]) -> None:
+        super().__init__(run, parameters, decays)
+        assert run.muon_rate is not None
+        self._share = run.muon_rate / run.learning_rate
+        matrices = [number for number, parameter in enumerate(self.parameters) if parameter.dim() == 4]
+        self._decayed = [number for number in self._decayed if number not in matrices]
+        self._decoupled = [self._decay if decays[number] else 0.0 for number in matrices]
+        self._matrices, self._others = matrices, [n for n in range(len(self.parameters)) if n not in set(matrices)]
+
+    @torch.no_grad()
+    def update(self, rate: float) -> None:
+        """One step: that of SGD at `rate` for all but convolutions, which have their share of it."""
+        self.previous = rate
+        gradients = self._gradients()
+        torch._foreach_mul_(self.momenta, self._momentum)
+        torch._foreach_add_(self.momenta, gradients)
+        directions = torch._foreach_add(gradients, self.momenta, alpha=self._momentum)
+        torch._foreach_add_(
+            [self.parameters[number] for number in self._others],
+            [directions[number] for number in self._others],
+            alpha=-rate,
+        )
+        orthogonal = orthogonalised([directions[number] for number in self._matrices])
+        for number, direction, decay in zip(self._matrices, orthogonal, self._decoupled):
+            weight = self.parameters[number]
+            weight.mul_(1 - rate * self._share * decay).add_(direction, alpha=-rate * self._share)
+
+
+def make(run: Run, parameters: Tensors, decays: Sequence[bool]) -> SGD:
+    """The optimizer of `run` for these parameters, of which those that `decays` says have weight decay."""
+    return (Muon if run.optimizer == "muon" else SGD)(run, parameters, decays)
+
+
+def orthogonalised(directions: Tensors) -> list[torch.Tensor]:
+    """The matrices (out, the rest) of convolutions with their singular values brought near to one, in their shapes.
+
+    Scaled by the root of rows / columns where there are more rows. Those of the same shape are done at once.
+    """
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, direction in enumerate(directions):
+        groups[(direction.shape[0], direction[0].numel())].append(number)
+    found: dict[int, torch.Tensor] = {}
+    a, b, c = _NEWTON_SCHULZ
+    for (rows, columns), members in groups.items():
+        x = torch.stack([directions[number].reshape(rows, columns) for number in members])
+        tall = rows > columns
+        x = x.mT if tall else x
+        x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+        for _ in range(_ITERATIONS):
+            square = x @ x.mT
+            x = a * x + (b * square + c * (square @ square)) @ x
+        x = (x.mT if tall else x) * max(1.0, rows / columns) ** 0.5
+        found.update(zip(members, x))
+    return [found[number].reshape(direction.shape) for number, direction in enumerate(directions)]
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad

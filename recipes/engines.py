@@ -1,0 +1,24 @@
+"""MXNet and PyTorch side by side on this machine's CPU: throughput over the batch, in float32 and in bfloat16.
+
+Each combination runs once with each engine, one right after the other, and that three times over, so that a ratio is of
+neighbours. PyTorch is an extra: ./make_environment.sh --torch
+Cost: about 60 min on two CPU cores.
+    ./run_all.sh engines
+"""
+
+from poc import CIFAR10, Recipe
+
+recipe = Recipe(
+    model=["cifar_resnet50_v2", "cifar_resnet110_v2"],
+    data=CIFAR10(crop=28, jitter=True),
+    batch_per_device=[64, 128, 256, 512],
+    dtype=["float32", "bfloat16"],
+    lr=0.05,
+    steps=14,
+    window=2,
+    evaluate=False,
+    seeds=3,
+    layout="auto",
+    engine=["gluon", "pytorch"],
+    quick=dict(model="cifar_resnet20_v2", batch_per_device=128, dtype="float32", seeds=1, steps=12, window=2),
+)
