@@ -1,7 +1,8 @@
-"""Writes beside every pin of requirements*.txt the SHA-256 of each file that pip may install for it.
+"""Writes beside every pin of requirements*.txt that has none the SHA-256 of each file that pip may install for it.
 
-To be run after a version was changed: `.venv/bin/python tests/pin_requirements.py`. pip is asked for the wheel of every
-supported Python and processor, without installing any, and for the source where a file is compiled here.
+To be run after a version was changed and its hashes were taken out: `.venv/bin/python tests/pin_requirements.py`. pip
+is asked for the wheel of every supported Python and processor, without installing any, and for the source where a file
+is compiled here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ def hashes(pin: str, *, source: bool) -> list[str]:
             ways.append([*platforms, f"--python-version={python}", "--only-binary", ":all:", "--target", "unused"])
     found = set()
     for way in ways:
-        command = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps"]
+        command = [
+            sys.executable,
+            "-I",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--dry-run",
+            "--no-deps",
+            "--use-feature=fast-deps",
+        ]
         command += ["--ignore-installed", "--report", "-", *way, pin]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0:
@@ -40,21 +51,19 @@ def hashes(pin: str, *, source: bool) -> list[str]:
 
 
 def pinned(path: Path) -> str:
-    """The content of a requirements file with the hashes renewed; raises SystemExit where a pin has none."""
+    """The content of a requirements file with the missing hashes; raises SystemExit where pip finds none for a pin."""
     lines: list[str] = []
     for line in path.read_text().splitlines():
         match = PIN.match(line)
-        if match is None:
-            if not line.lstrip().startswith("--hash="):
-                lines.append(line)
+        if match is None or line.endswith("\\"):
+            lines.append(line)
             continue
         pin = f"{match['name']}=={match['version']}"
         found = hashes(pin, source=path.name in FROM_SOURCE)
         if not found:
             raise SystemExit(f"{path.name}: pip finds no file for {pin}")
         print(f"{pin}: {len(found)} files", file=sys.stderr)
-        stem = pin + (match["marker"] or "").rstrip()
-        lines.append(" \\\n".join([stem, *(f"    --hash=sha256:{one}" for one in found)]))
+        lines.append(" \\\n".join([line.rstrip(), *(f"    --hash=sha256:{one}" for one in found)]))
     return "\n".join(lines) + "\n"
 
 
