@@ -20,5 +20,5 @@ recipe = Recipe(
     seeds=3,
     layout="auto",
     engine=["gluon", "pytorch"],
-    quick=dict(model="cifar_resnet20_v2", batch_per_device=128, dtype="float32", seeds=1, steps=12, window=2),
+    quick=dict(model="cifar_resnet20_v2", batch_per_device=32, dtype="float32", seeds=1, steps=8, window=2),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -71,6 +72,15 @@ def written(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def files(folder: Path, pattern: str) -> set[tuple[str, int]]:
+    """Those that match, each with when it was last written."""
+    found = set()
+    for path in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):
+            found.add((path.name, path.stat().st_mtime_ns))
+    return found
+
+
 def kill(process: subprocess.Popen[str]) -> bool:
     """Kills the process where it still runs, and says whether; nothing that it started goes on."""
     running = process.poll() is None
@@ -94,23 +104,27 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(
     began = time.monotonic()
     status, said = finish(recipe, folders[0])
     assert status == 0, said
-    # Any moment of a start and of some epochs after it; now and then while a checkpoint is being written.
-    longest = 0.35 * (time.monotonic() - began)
+    whole = time.monotonic() - began
     seed = int.from_bytes(os.urandom(4), "big")
-    print(f"moments from seed {seed}, up to {longest:.1f} s")
+    print(f"moments from seed {seed}, up to {whole:.1f} s")
     moments = random.Random(seed)
     kills = 0
     while kills < KILLS:
         if len(folders) == 1 or records(folders[-1]):  # it was faster than that many moments: once more
             folders.append(written / f"killed{len(folders)}")
             folders[-1].mkdir()
-        # The last one while the record is being written.
-        until = time.monotonic() + (moments.uniform(0.0, longest) if kills < KILLS - 1 else 300.0)
-        pattern = "results/journal.jsonl" if kills == KILLS - 1 else "checkpoints/*/*.unfinished"
-        awaited = kills == KILLS - 1 or moments.random() < 0.3
-        process = start(recipe, folders[-1])
+        place = folders[-1]
+        last = kills == KILLS - 1
+        kind = "record" if last else moments.choice(("any", "checkpoint", "after a checkpoint"))
+        until = time.monotonic() + (moments.uniform(0.0, whole / 2) if kind == "any" else 300.0)
+        pattern = {"record": "results/journal.jsonl", "checkpoint": "checkpoints/*/*.unfinished"}.get(
+            kind, "checkpoints/*/*.npz"
+        )
+        there = files(place, pattern)
+        process = start(recipe, place)
         while process.poll() is None and time.monotonic() < until:
-            if awaited and any(folders[-1].glob(pattern)):
+            if kind != "any" and files(place, pattern) - there:
+                time.sleep(moments.uniform(0.0, 0.5) if kind == "after a checkpoint" else 0.0)
                 break
             time.sleep(0.001)
         if kill(process):

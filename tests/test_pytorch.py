@@ -43,27 +43,6 @@ def run_of(engine: str = "pytorch", **fields: Any) -> Run:
     return plan("", Recipe(**{**base, **fields}), CPU)[0].run
 
 
-def trained(run: Run, folder: Path, weights: Path | None = None) -> dict[str, np.ndarray]:
-    """What the worker of `run` left, in a process of its own."""
-    file = folder / f"{run.engine}-{run.id}.npz"
-    subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "tests.engine_worker",
-            json.dumps(run.to_json()),
-            str(weights or "-"),
-            file,
-        ],
-        cwd=HOME,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-        check=True,
-    )
-    return dict(np.load(file))
-
-
 def arrays(found: dict[str, np.ndarray], when: str = "after") -> list[np.ndarray]:
     return [found[name] for name in sorted(found) if name.startswith(when)]
 
@@ -92,12 +71,25 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, np.ndarray], ...]]:
+    """What each way gave with MXNet, and then from the same weights with PyTorch, each in a process of its own."""
+    folder = tmp_path_factory.mktemp("engines")
+    (folder / "runs.json").write_text(json.dumps([run_of(**fields).to_json() for fields in WAYS.values()]))
+    for engine in ("gluon", "pytorch"):
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "tests.engine_worker", engine, str(folder)], cwd=HOME, check=True
+        )
+    return {
+        name: tuple(dict(np.load(folder / f"{engine}-{number}.npz")) for engine in ("gluon", "pytorch"))
+        for number, name in enumerate(WAYS)
+    }
+
+
 @needs_torch
-@pytest.mark.parametrize("fields", WAYS.values(), ids=WAYS)
-def test_both_engines_take_the_same_steps(fields: dict[str, Any], tmp_path: Path) -> None:
-    gluon = trained(run_of("gluon", **fields), tmp_path)
-    (file,) = tmp_path.glob("gluon-*.npz")
-    torch = trained(run_of("pytorch", **fields), tmp_path, weights=file)
+@pytest.mark.parametrize("name", WAYS)
+def test_both_engines_take_the_same_steps(name: str, trained: dict[str, tuple[dict[str, np.ndarray], ...]]) -> None:
+    gluon, torch = trained[name]
     assert [one.shape for one in arrays(gluon, "before")] == [one.shape for one in arrays(torch, "before")]
     assert all(np.array_equal(a, b) for a, b in zip(arrays(gluon, "before"), arrays(torch, "before")))
     # Without batch norm losses begin at hundreds of nats.
