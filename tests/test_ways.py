@@ -122,6 +122,13 @@ def test_what_is_kept_at_each_batch_stands_beside_what_was_printed() -> None:
     assert costs["1024", "the study's"]["DGX-1, 8x P100: s to 0.75"] == ""
 
 
+def test_the_first_paragraph_says_what_each_batch_keeps() -> None:
+    said = tables.kept_in_words(TWELVE)
+    assert "0.8900 by the best way found and 0.7600 by the main study's at a total batch of 128" in said
+    assert "0.8600 by the best way found and 0.6200 by the main study's at a total batch of 1,024" in said
+    assert tables.kept_in_words(STUDY[:2]) == ""  # one batch says nothing of others
+
+
 def test_the_noise_scale_is_told_over_the_training() -> None:
     (one,) = ways.comparisons(STUDY)
     rows = cells(tables.noise_scales(one))

@@ -61,13 +61,13 @@ def summary(rows: pd.DataFrame) -> str:
         )
     printed = [row for row in table if row["study"] == MAIN_STUDY and not row["flag"]]
     sentences = []
-    for machine, found in itertools.groupby(full, key=_machine):
-        of_machine = list(found)
+    for machine in dict.fromkeys(map(_machine, full)):
+        of_machine = [row for row in full if _machine(row) == machine]
         real = [row for row in of_machine if not row["virtual"] and row["samples_per_second"] is not None]
         if real:
             sentences.append(_headline(max(real, key=lambda row: _telling(row, printed)), printed, machine))
         played = [row for row in of_machine if row["virtual"] and row["accuracy"] is not None]
-        sentences += [_played(row, printed) for row in played[:2]]
+        sentences += [_played(row, printed) for row in played if _like(row, printed)][:1]
     return " ".join([*sentences, *_scaling_sentences(full)])
 
 
@@ -121,6 +121,24 @@ def _played(row: Row, printed: Sequence[Row]) -> str:
     )
     compared = [f"{one['accuracy']:.3f} on {_on(one)}" for one in _like(row, printed) if _same_training(one, row)]
     return text + (f" Published for that setting: {' and '.join(compared)}." if compared else "")
+
+
+def kept_in_words(records: Sequence[Record]) -> str:
+    """The first paragraph's sentence on accuracy at each total batch, by the main study's way and by the best found."""
+    for comparison in ways.comparisons(records):
+        said = []
+        for batch in comparison.batches():
+            best, source = (comparison.best(batch, source=source) for source in (False, True))
+            found = [f"{best.accuracy:.4f} by the best way found" if best else ""]
+            found.append(f"{source.accuracy:.4f} by the main study's" if source else "")
+            if any(found):
+                said.append(f"{' and '.join(filter(None, found))} at a total batch of {batch:,}")
+        if comparison.network == MAIN_NETWORKS[0] and len(said) > 1:
+            return (
+                f"What {network_label(comparison.network)} reaches in {comparison.epochs} epochs of "
+                f"{comparison.dataset}, larger batches played by virtual devices (n = 1 run each): {'; '.join(said)}."
+            )
+    return ""
 
 
 def _scaling_sentences(full: Sequence[Row]) -> list[str]:
