@@ -11,6 +11,10 @@ from typing import Any
 from poc.errors import UserError
 from poc.values import nearest, value
 
+MEAN = (123.68, 116.779, 103.939)
+"""Subtracted per channel (RGB) from images in 0..255: as in MXNet 0.11's `train_cifar10.py`."""
+# ImageNet's, over all channels.
+_DEVIATION = 58.0
 _SHARED = 1.4
 
 
@@ -40,6 +44,11 @@ class Network:
     preactivation_layers: int = 0
     """Of He et al. 2016's pre-activation ResNets for CIFAR, which have a batch norm on the input; 0: it is none."""
     batch_norm: bool = True
+
+    @property
+    def input_scale(self) -> float:
+        """What images less `MEAN` are multiplied by; those with a batch norm on the input get them as they are."""
+        return 1.0 if self.preactivation_layers else 1 / _DEVIATION
 
     def multiply_adds(self, size: int) -> float:
         """Multiply-adds of one forward pass over one `size` x `size` image; a training step costs three times that."""

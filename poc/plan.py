@@ -19,6 +19,7 @@ from poc.values import value
 # when nothing is known of it (a K80's published 1,100 samples/s of ResNet-50 are 0.6e12).
 _CPU_EFFICIENCY = 0.8
 _GPU_FLOPS = 0.6e12
+_LOSS_SCALE = 1024.0
 _START_SECONDS = 6.0
 # A process with MXNet before it trains, and what of a machine's memory a run may take.
 _PROCESS_BYTES = 0.6e9
@@ -102,6 +103,14 @@ class Run:
             decay_at=self.decay_at,
             decay_factor=self.decay_factor,
         )
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before the backward pass, and gradients are divided by.
+
+        float16 has no values below 6e-8, which gradients have (Micikevicius et al. 2018, Mixed Precision Training).
+        """
+        return _LOSS_SCALE if self.dtype == "float16" else 1.0
 
     @property
     def id(self) -> str:

@@ -8,7 +8,7 @@ import math
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
 from poc import networks
 from poc.engines import ENGINES
@@ -193,6 +193,10 @@ class Muon:
 
     rate: float
     """Learning rate of the convolutions at the full rate, `lr`, of the rest; it has the same warm-up and decay."""
+
+    COEFFICIENTS: ClassVar[tuple[float, float, float]] = (3.4445, -4.7750, 2.0315)
+    """Of the quintic Newton-Schulz iteration that brings singular values near to one, as in Jordan et al. 2024."""
+    ITERATIONS: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
         positive("optimizer: Muon.rate", self.rate)

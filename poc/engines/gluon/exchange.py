@@ -23,16 +23,7 @@ if TYPE_CHECKING:
 # that the first are on their way while the others are computed. The size is that of PyTorch's DistributedDataParallel
 # (Li et al. 2020, "PyTorch Distributed").
 _BUCKET_BYTES = 25 * 2**20
-_LOSS_SCALE = 1024.0
 _ASK_AGAIN_SECONDS = 0.002
-
-
-def loss_scale(run: Run) -> float:
-    """What the loss is multiplied by before the backward pass, and gradients are divided by where they are applied.
-
-    float16 has no values below 6e-8, which gradients have (Micikevicius et al. 2018, Mixed Precision Training).
-    """
-    return _LOSS_SCALE if run.dtype == "float16" else 1.0
 
 
 class InProcess:
@@ -44,7 +35,7 @@ class InProcess:
     """Whether `exchange` leaves the sum of all gradients on every device."""
 
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
-        self._divided_by = run.total_batch * loss_scale(run)
+        self._divided_by = run.total_batch * run.loss_scale
         self._statistics = statistics
         kvstore = run.exchange if run.devices > 1 and not run.virtual else "independent"
         self._trainer = gluon.Trainer(
@@ -394,7 +385,7 @@ class ServerSGD(mx.optimizer.SGD):
             momentum=run.momentum,
             wd=run.weight_decay,
             learning_rate=run.learning_rate,
-            rescale_grad=run.workers / (run.total_batch * loss_scale(run)),
+            rescale_grad=run.workers / (run.total_batch * run.loss_scale),
         )
         self.wd_mult = dict.fromkeys(spared, 0.0)
         self._workers, self._first_step = run.workers, first_step

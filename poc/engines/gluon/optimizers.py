@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import mxnet as mx
 import numpy as np
 
+from poc import recipe
+
 if TYPE_CHECKING:
     from poc.plan import Run
 
-# Coefficients of the quintic iteration of Jordan et al. 2024, "Muon", which brings singular values near to one.
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-_ITERATIONS = 5
 _ALL = 1_000_000
 
 
@@ -100,14 +99,14 @@ def orthogonalised(directions: Sequence[Any]) -> list[Any]:
     for number, direction in enumerate(directions):
         alike.setdefault((direction.shape[0], int(np.prod(direction.shape[1:]))), []).append(number)
     found: dict[int, Any] = {}
-    a, b, c = _NEWTON_SCHULZ
+    a, b, c = recipe.Muon.COEFFICIENTS
     for (rows, columns), members in alike.items():
         x = mx.nd.concat(*(directions[number].reshape((1, rows, columns)) for number in members), dim=0)
         size = x.reshape((len(members), -1)).norm(axis=1).reshape((-1, 1, 1))
         x = mx.nd.broadcast_div(x, size + 1e-7)
         tall = rows > columns
         x = x.transpose((0, 2, 1)) if tall else x
-        for _ in range(_ITERATIONS):
+        for _ in range(recipe.Muon.ITERATIONS):
             square = mx.nd.linalg.gemm2(x, x, transpose_b=True)
             x = mx.nd.linalg.gemm(mx.nd.linalg.gemm(square, square, square, alpha=c, beta=b), x, x, beta=a)
         x = (x.transpose((0, 2, 1)) if tall else x) * max(1.0, rows / columns) ** 0.5

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from poc.data import Batch
     from poc.plan import Run
 
-# What is left is divided by this, for networks without a batch norm on the input: ImageNet's standard deviation.
-_DEVIATION = 58.0
 _PRODUCTS = 6
-# Subtracted per channel (RGB) from images in 0..255, which are not divided: as in MXNet 0.11's `train_cifar10.py`.
-_MEAN = np.array([123.68, 116.779, 103.939], dtype=np.float32).reshape(1, 3, 1, 1)
 
 
 class _Smoothed(gluon.loss.Loss):
@@ -65,8 +61,8 @@ class GluonSession:
         fused = run.kind == "cpu" and run.dtype == "float32" and can_fuse()
         self._net = build(network, run.data.classes, fused=fused)
         # Those with a batch norm on the input get images as the study has them, 0 to 255 less the mean.
-        self._scale = 1.0 if network.preactivation_layers else 1 / _DEVIATION
-        self._loss_scale = exchanges.loss_scale(run)
+        self._scale = network.input_scale
+        self._loss_scale = run.loss_scale
         self._dtype = run.dtype
         # He's normal initialisation, as the study had it: Gaussian with variance 2 / fan-in.
         he = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
@@ -74,7 +70,8 @@ class GluonSession:
         if run.zero_gamma:
             for end in branch_ends(self._net):
                 end.initialize(mx.init.Zero(), ctx=self._contexts, force_reinit=True)
-        self._mean = [mx.nd.array(_MEAN, ctx=context) for context in self._contexts]
+        mean = np.array(networks.MEAN, dtype=np.float32).reshape(1, 3, 1, 1)
+        self._mean = [mx.nd.array(mean, ctx=context) for context in self._contexts]
         # A first pass settles the shapes that GluonCV's blocks leave open.
         for context, mean in zip(self._contexts, self._mean):
             self._net((mx.nd.zeros((1, *run.data.input_shape), ctx=context) - mean) * self._scale)

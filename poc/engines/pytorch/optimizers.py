@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from poc import recipe
+
 if TYPE_CHECKING:
     from poc.plan import Run
 
-# Coefficients of the quintic iteration of Jordan et al. 2024, "Muon", which brings singular values near to one.
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-_ITERATIONS = 5
 
 Tensors = Sequence[torch.Tensor]
 
@@ -126,13 +125,13 @@ def orthogonalised(directions: Tensors) -> list[torch.Tensor]:
     for number, direction in enumerate(directions):
         groups[(direction.shape[0], direction[0].numel())].append(number)
     found: dict[int, torch.Tensor] = {}
-    a, b, c = _NEWTON_SCHULZ
+    a, b, c = recipe.Muon.COEFFICIENTS
     for (rows, columns), members in groups.items():
         x = torch.stack([directions[number].reshape(rows, columns) for number in members])
         tall = rows > columns
         x = x.mT if tall else x
         x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-        for _ in range(_ITERATIONS):
+        for _ in range(recipe.Muon.ITERATIONS):
             square = x @ x.mT
             x = a * x + (b * square + c * (square @ square)) @ x
         x = (x.mT if tall else x) * max(1.0, rows / columns) ** 0.5

@@ -26,13 +26,7 @@ if TYPE_CHECKING:
     from poc.data import Batch
     from poc.plan import Run
 
-# What is left is divided by this, for networks without a batch norm on the input: ImageNet's standard deviation.
-_DEVIATION = 58.0
-_MEAN = (123.68, 116.779, 103.939)
-"""Subtracted per channel (RGB) from images in 0..255, as in MXNet 0.11's `train_cifar10.py`."""
 _SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-# float16 has no values below 6e-8, which gradients have (Micikevicius et al. 2018, Mixed Precision Training).
-_LOSS_SCALE = 1024.0
 _PRODUCTS = 6
 
 
@@ -56,9 +50,8 @@ class TorchSession:
         net = build(network, run.data.classes, zero_branches=run.zero_gamma, seed=run.seed)
         self._layout = torch.channels_last if run.layout == "NHWC" else torch.contiguous_format
         self._net = net.to(device=self._device, memory_format=self._layout)
-        # Those with a batch norm on the input get images as the study has them, 0 to 255 less the mean.
-        self._scale = 1.0 if network.preactivation_layers else 1 / _DEVIATION
-        self._mean = torch.tensor(_MEAN, device=self._device).reshape(1, 3, 1, 1)
+        self._scale = network.input_scale
+        self._mean = torch.tensor(networks.MEAN, device=self._device).reshape(1, 3, 1, 1)
         self._trained = [parameter for parameter in self._net.parameters() if parameter.requires_grad]
         self._statistics = [
             one for name, one in self._net.named_buffers() if name.endswith(("running_mean", "running_var"))
@@ -76,7 +69,7 @@ class TorchSession:
         self._forward: Any = self._replicated or self._net
         if run.compile:
             self._forward = torch.compile(self._forward)
-        self._loss_scale = _LOSS_SCALE if run.dtype == "float16" else 1.0
+        self._loss_scale = run.loss_scale
         self._slowed = run.slowed if self._rank == run.workers - 1 else 0.0
         self._step = first_step
         self._drops_out = any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
