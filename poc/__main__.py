@@ -193,7 +193,10 @@ def _advise(options: argparse.Namespace) -> int:
         return 1
     setting = found.settings()[0]
     advised = advice.advise(planned.run, setting["lr"], noisy.scale)
-    least = setting["epochs"] / advised.best.samples
+    shorter = 1 / advised.best.samples
+    kept = f"as many samples get as far as {shorter:.2f} of them"
+    if setting["steps"] is None and setting["seconds"] is None:
+        kept = f"{setting['epochs']} epochs get as far as {shorter * setting['epochs']:.1f}"
     rows = [
         [
             f"{one.batch}" + (" <-" if one == advised.best else ""),
@@ -208,7 +211,7 @@ def _advise(options: argparse.Namespace) -> int:
     print(tabulate(rows, headers=headers, disable_numparse=True))
     print(
         f"Beyond a total batch of {advised.best.batch} twice the devices save less than a quarter of the steps, and "
-        f"from about there accuracy suffers: {setting['epochs']} epochs get as far as {least:.1f} with a small batch. "
+        f"from about there accuracy suffers: {kept} with a small batch. "
         "The noise scale grows while the loss falls: after a longer run (--steps) it is larger."
     )
     return 0
