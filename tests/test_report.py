@@ -450,8 +450,9 @@ def test_staleness_is_counted_over_all_workers() -> None:
     assert cells[9:13] == ["0.83", "2", "120", "3.0"]
 
 
-def test_first_paragraph_is_worked_out(page: str) -> None:
+def test_the_summary_is_worked_out(page: str) -> None:
     found = page.split("\n\n")[1]
+    assert all(line.startswith("- ") for line in found.splitlines())
     assert "On test machine (CPU: Test, 2 cores), ResNet-50 (CIFAR) with 1 CPU device, batch 128" in found
     assert "trains at 320.0 samples/s (median of n = 5 windows, spread 0.0)" in found
     assert "reaches a validation accuracy of 0.7500 (n = 1 run; mean of the last four epochs 0.6750)" in found

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from poc.journal import Record
-from poc.report import figures, tables, ways
+from poc.report import figures, rows, tables, ways
 from tests.test_report import record
 
 MUON = {
@@ -122,18 +122,19 @@ def test_what_is_kept_at_each_batch_stands_beside_what_was_printed() -> None:
     assert costs["1024", "the study's"]["DGX-1, 8x P100: s to 0.75"] == ""
 
 
-def test_the_first_paragraph_says_what_each_batch_keeps() -> None:
+def test_the_summary_says_what_each_batch_keeps() -> None:
     said = tables.kept_in_words(TWELVE)
-    assert "0.8900 by the best way found and 0.7600 by the main study's at a total batch of 128" in said
-    assert "0.8600 by the best way found and 0.6200 by the main study's at a total batch of 1,024" in said
+    assert "0.8900 (0.7600) at 128" in said
+    assert "0.8600 (0.6200) at 1,024" in said
+    assert f"\n- {said}" in "\n" + tables.summary(rows.collect(TWELVE), TWELVE)
     assert tables.kept_in_words(STUDY[:2]) == ""  # one batch says nothing of others
 
 
 def test_the_noise_scale_is_told_over_the_training() -> None:
     (one,) = ways.comparisons(STUDY)
-    rows = cells(tables.noise_scales(one))
-    assert [row["total batch"] for row in rows] == ["1024"] * 3
-    assert [rows[0][name] for name in ("quarter 1", "quarter 4", "whole run", "looks")] == ["300", "300", "300", "12"]
+    listed = cells(tables.noise_scales(one))
+    assert [row["total batch"] for row in listed] == ["1024"] * 3
+    assert [listed[0][name] for name in ("quarter 1", "quarter 4", "whole run", "looks")] == ["300", "300", "300", "12"]
     _, series = figures.noise_scale(STUDY)
     assert len(series) == 3
     assert all(point.y == pytest.approx(300) for line in series for point in line.points)

@@ -79,7 +79,7 @@ def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Fig
     )
     blocks = [
         "# How fast data-parallel training goes: results",
-        " ".join(filter(None, [tables.summary(table), tables.kept_in_words(usual_records)])),
+        tables.summary(table, usual_records),
         _reading(link(folder / "rows.csv")),
     ]
     for title, body in sections:

@@ -40,11 +40,11 @@ _PART_LABELS = {
 }
 
 
-# --- the first paragraph ------------------------------------------------------------------------------------------
+# --- what was found, in words --------------------------------------------------------------------------------------
 
 
-def summary(rows: pd.DataFrame) -> str:
-    """What was found, in words: speed, accuracy, how that compares with the published setting, how it scales."""
+def summary(rows: pd.DataFrame, records: Sequence[Record] = ()) -> str:
+    """A list, in words: speed, accuracy, both beside the published setting, what large batches keep, how it scales."""
     table = _plain(rows)
     measured = [row for row in table if row["origin"] == "measured" and row["outcome"] == "completed"]
     full = [row for row in measured if not row["quick"]]
@@ -60,15 +60,16 @@ def summary(rows: pd.DataFrame) -> str:
             "Run without `--quick` for figures that can be compared."
         )
     printed = [row for row in table if row["study"] == MAIN_STUDY and not row["flag"]]
-    sentences = []
+    found, kept = [], kept_in_words(records)
     for machine in dict.fromkeys(map(_machine, full)):
         of_machine = [row for row in full if _machine(row) == machine]
         real = [row for row in of_machine if not row["virtual"] and row["samples_per_second"] is not None]
         if real:
-            sentences.append(_headline(max(real, key=lambda row: _telling(row, printed)), printed, machine))
+            found.append(_headline(max(real, key=lambda row: _telling(row, printed)), printed, machine))
         played = [row for row in of_machine if row["virtual"] and row["accuracy"] is not None]
-        sentences += [_played(row, printed) for row in played if _like(row, printed)][:1]
-    return " ".join([*sentences, *_scaling_sentences(full)])
+        if not kept:
+            found += [_played(row, printed) for row in played if _like(row, printed)][:1]
+    return "\n".join(f"- {one}" for one in [*found, kept, *_scaling_sentences(full)] if one)
 
 
 def _telling(row: Row, printed: Sequence[Row]) -> tuple[Any, ...]:
@@ -124,19 +125,19 @@ def _played(row: Row, printed: Sequence[Row]) -> str:
 
 
 def kept_in_words(records: Sequence[Record]) -> str:
-    """The first paragraph's sentence on accuracy at each total batch, by the main study's way and by the best found."""
+    """A sentence on the accuracy at each total batch, by the best way found and by the main study's."""
     for comparison in ways.comparisons(records):
         said = []
         for batch in comparison.batches():
             best, source = (comparison.best(batch, source=source) for source in (False, True))
-            found = [f"{best.accuracy:.4f} by the best way found" if best else ""]
-            found.append(f"{source.accuracy:.4f} by the main study's" if source else "")
-            if any(found):
-                said.append(f"{' and '.join(filter(None, found))} at a total batch of {batch:,}")
+            if best or source:
+                known = [f"{one.accuracy:.4f}" if one else "not run" for one in (best, source)]
+                said.append(f"{known[0]} ({known[1]}) at {batch:,}")
         if comparison.network == MAIN_NETWORKS[0] and len(said) > 1:
             return (
                 f"What {network_label(comparison.network)} reaches in {comparison.epochs} epochs of "
-                f"{comparison.dataset}, larger batches played by virtual devices (n = 1 run each): {'; '.join(said)}."
+                f"{comparison.dataset} at each total batch by the best way found here (and by the main study's way), "
+                f"larger batches played by virtual devices, n = 1 run each: {', '.join(said)}."
             )
     return ""
 
