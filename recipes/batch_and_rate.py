@@ -45,7 +45,8 @@ recipe = Recipe(
         dict(devices=8, batch_per_device=512, **STUDY, lr=[3.2, 0.4]),
         dict(devices=8, batch_per_device=128, **STUDY, lr=0.4),
         dict(devices=8, batch_per_device=256),
-        dict(devices=[4, 2], batch_per_device=128),
+        dict(devices=4, batch_per_device=128, data=WHOLE),
+        dict(devices=2, batch_per_device=128),
         dict(devices=8, batch_per_device=256, **STUDY, lr=0.4),
         dict(devices=2, batch_per_device=128, **STUDY, lr=0.1),
         # As virtual_devices and cifar10_resnet50 have them.
