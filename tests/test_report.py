@@ -402,6 +402,28 @@ def test_exchanges_are_compared_with_none() -> None:
     assert tables.exchanges(rows.collect(RECORDS), RECORDS) == ""  # nothing to compare
 
 
+def test_throughput_stands_against_the_row_above_only_where_the_batch_alone_differs() -> None:
+    def batch(samples: int, seconds: float, **run: Any) -> journal.Record:
+        fields = {"batch_per_device": samples, "total_batch": samples, "steps": 59, **run}
+        return record(run=fields, epoch_seconds=[seconds] * 6, run_id=f"{samples}{run.get('optimizer', '')}")
+
+    slower = workers(2, [5.0] * 6, run={"exchange": "dist_async"}, started="2026-11-22T10:00:00+00:00")
+    made = [batch(128, 4.0), batch(256, 5.0), batch(128, 8.0, optimizer="nesterov"), TWO, slower]
+    made[1] = {**made[1], "windows": [{**one, "samples": 2560} for one in made[1]["windows"]]}
+    heading, _, *lines = tables.throughput(rows.collect(made)).splitlines()
+    names = [name.strip() for name in heading.strip("|").split("|")]
+    measured = [line for line in lines if "| measured |" in line]
+    found = [dict(zip(names, [cell.strip() for cell in line.strip("|").split("|")])) for line in measured]
+    shown = {(one["samples/s"], one["exchange"], one["against the row above"]) for one in found}
+    assert shown == {
+        ("320.0", "", ""),
+        ("512.0", "", "+192.0 ± 0.0: more than noise"),
+        ("160.0", "", ""),
+        ("320.0", "dist_sync", ""),
+        ("256.0", "dist_async", ""),
+    }
+
+
 def test_engines_are_compared_pair_by_pair() -> None:
     seconds = {"gluon": (4.0, 5.0, 4.0), "pytorch": (2.0, 2.0, 4.0)}
     versions = {"gluon": {"mxnet": "1.9.1"}, "pytorch": {"torch": "2.13.0"}}

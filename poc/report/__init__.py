@@ -158,8 +158,9 @@ def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
 
 def _throughput(table: pd.DataFrame, records: Sequence[Record], figure: str) -> str:
     return _after(
-        "One device, and runs that measured nothing but throughput. A change between two measured rows comes with its "
-        "95% margin (Welch's t interval over the windows of each run; what differs between runs is not in it).",
+        "One device, and runs that measured nothing but throughput. A row stands against the one above where they "
+        "differ in batch and learning rate only, or in nothing; a measured change comes with its 95% margin (Welch's "
+        "t interval over the windows of each run; what differs between runs is not in it).",
         _blocks(figure, *tables.largest_batches(records), tables.throughput(table)) if tables.throughput(table) else "",
     )
 

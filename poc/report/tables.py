@@ -288,18 +288,20 @@ def throughput(rows: pd.DataFrame) -> str:
     if not any(row["origin"] == "measured" for row in chosen):
         return ""
 
-    def machine(row: Row) -> tuple[Any, ...]:
+    def series(row: Row) -> tuple[Any, ...]:
         words = (_infrastructure(row), _cores(row), row["framework"], row["layout"], row["dtype"], row["quick"])
-        return (*_network_order(row), row["origin"] == "published", *words)
+        how = (row["devices"], row["exchange"], row["dataset"], row["setting"] or "")
+        return (*_network_order(row), row["origin"] == "published", *words, *how)
 
     def place(row: Row) -> tuple[Any, ...]:
-        return (*machine(row), row["devices"], row["batch_per_device"], row["learning_rate"], *_tie(row))
+        return (*series(row), row["batch_per_device"], row["learning_rate"], *_tie(row))
 
+    several = any((row["devices"] or 0) > 1 for row in chosen)
     notes: list[str] = []
     cells: list[Cells] = []
     above: Row | None = None
     for row in sorted(chosen, key=place):
-        same = above is not None and machine(above) == machine(row) and above["devices"] == row["devices"]
+        same = above is not None and series(above) == series(row)
         figure = _figure(row, "samples_per_second", 1)
         cells.append(
             {
@@ -308,6 +310,7 @@ def throughput(rows: pd.DataFrame) -> str:
                 "gpus": _gpus(row),
                 "batch per device": _figure(row, "batch_per_device", 0),
                 "total batch": _figure(row, "total_batch", 0),
+                **({"exchange": row["exchange"] if (row["devices"] or 0) > 1 else ""} if several else {}),
                 "samples/s": f"({figure}) not comparable" if row["virtual"] else figure,
                 "spread": _figure(row, "spread", 1),
                 "windows": _figure(row, "windows", 0),
