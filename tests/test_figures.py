@@ -260,6 +260,9 @@ def everything() -> tuple[pd.DataFrame, list[dict[str, Any]]]:
         measured(batch_per_device=256, samples_per_second=320.0),
         measured(devices=4, virtual=True),
         measured(network="vgg16", multiply_adds=1.5e10, peak_flops=2e11, peak_share=0.7, dtype="float32"),
+        # Series over devices that have nothing in common.
+        measured(network="vgg19", dataset="synthetic"),
+        measured(network="vgg19", dataset="synthetic", devices=2, exchange="horovod", samples_per_second=400.0),
         *starting_slowly(),
     ]
     records = [record(), record(learning_rate=0.1), record(devices=4, virtual=True), stale(0), stale(None), *TWELVE]
@@ -275,6 +278,7 @@ def test_every_figure_is_drawn_the_same_twice_with_a_caption_and_small(tmp_path:
         assert path.read_bytes() == second[name][0].read_bytes()
         assert path.stat().st_size < 150_000
         assert caption.endswith(".")
+        assert ": ." not in caption
     assert sorted(path.name for path in (tmp_path / "first").iterdir()) == sorted(f"{name}.svg" for name in first)
 
 

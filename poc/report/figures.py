@@ -410,6 +410,11 @@ def _description(row: Row) -> list[str]:
     ]
 
 
+def _of(common: str) -> str:
+    """What all lines of a figure share, at the end of a caption's sentence; nothing where that is nothing."""
+    return f": {common}" if common else ""
+
+
 def _distinguish(descriptions: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
     """What all descriptions have in common, and for each what it has not; those that are alike are numbered."""
     shared = [len(set(words)) == 1 for words in zip(*descriptions)]
@@ -686,7 +691,7 @@ def _draw_learning_curves(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     if not series:
         return None
     figure = _curve_figure(common, series, xlabel="epoch (passes over the training images)", per=1.0)
-    return figure, f"Validation accuracy after each epoch, one line a measured run: {common}."
+    return figure, f"Validation accuracy after each epoch, one line a measured run{_of(common)}."
 
 
 def _draw_accuracy_time(rows: pd.DataFrame, records: list[Record]) -> Drawn:
@@ -696,7 +701,7 @@ def _draw_accuracy_time(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     per, unit = _time_unit(max(one.points[-1].x for one in series))
     figure = _curve_figure(common, series, xlabel=f"wall time since the run began ({unit})", per=per)
     virtual = any("(virtual)" in one.label for one in series) or "(virtual)" in common
-    caption = f"The same validation accuracies against wall time, start and earlier evaluations included: {common}."
+    caption = f"The same validation accuracies against wall time, start and earlier evaluations included{_of(common)}."
     return figure, caption + " A run on virtual devices takes the time of the one that plays them." * virtual
 
 
@@ -768,7 +773,7 @@ def _draw_throughput_devices(rows: pd.DataFrame, records: list[Record]) -> Drawn
         _log2(axes, [point.x for one in series for point in one.points])
         axes.set_xlabel("devices (count)")
     _legend(figure, series, styles)
-    caption = f"Training throughput against real devices, batch per device held fixed (weak scaling): {common}."
+    caption = f"Training throughput against real devices, batch per device held fixed (weak scaling){_of(common)}."
     if any(one.measured for one in series):
         caption += " Of several measured ways to exchange gradients the fastest."
     if efficiencies:
@@ -968,8 +973,8 @@ def _draw_time_split(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     figure = _bar_figure(bars, xlabel=f"wall time ({unit})", per=per)
     _title(figure, common)
     return figure, (
-        f"Where the wall time of each measured run went: {common}. At the end of each bar: its wall time ({unit}), to "
-        "which the parts add up. Data: training stood still for the next batch."
+        f"Where the wall time of each measured run went{_of(common)}. At the end of each bar: its wall time ({unit}), "
+        "to which the parts add up. Data: training stood still for the next batch."
     )
 
 
@@ -981,7 +986,7 @@ def _draw_speedup_reconciled(rows: pd.DataFrame, records: list[Record]) -> Drawn
     figure.axes[0].axvline(0, color="black", linewidth=0.8)
     _title(figure, common)
     return figure, (
-        f"Why the two measured speed-ups differ: {common}. Each part of the wall time takes from the speed-up by "
+        f"Why the two measured speed-ups differ{_of(common)}. Each part of the wall time takes from the speed-up by "
         "throughput (right of 0) or adds to it (left of 0); at the end of each bar their sum, the whole difference. "
         "Beside it, the speed-up by throughput less the one by wall time."
     )
