@@ -125,11 +125,12 @@ def test_evaluation_counts_every_image_once_on_any_number_of_devices(tmp_path: P
         {"devices": 2},
         {"devices": 2, "virtual": True},
         {"momentum_correction": True},
+        {"optimizer": "nesterov"},
         {"optimizer": "lars"},
         {"optimizer": Muon(rate=0.02)},
         {"model": "cifar_vgg16", "data": Synthetic(size=32, crop=32, train=640, validation=70), "lr": 0.01},
     ],
-    ids=["1", "2", "virtual", "momentum correction", "lars", "muon", "dropout"],
+    ids=["1", "2", "virtual", "momentum correction", "nesterov", "lars", "muon", "dropout"],
 )
 def test_a_session_goes_on_from_the_state_of_another(fields: dict[str, Any], tmp_path: Path) -> None:
     run = run_of(**fields)
@@ -145,6 +146,8 @@ def test_a_session_goes_on_from_the_state_of_another(fields: dict[str, Any], tmp
     assert all(np.array_equal(resumed.state()[name], state[name]) for name in state)
     for batch, rate in zip(batches[2:], (0.04, 0.01)):
         resumed.step(batch, rate)
+    ended = whole.state()
+    assert all(np.array_equal(resumed.state()[name], ended[name]) for name in ended)
     assert distance(resumed.arrays(), whole.arrays()) == 0
     assert distance(resumed.arrays(), engines.load("gluon").open_session(run).arrays()) > 1e-3
 

@@ -20,7 +20,7 @@ def make(run: Run) -> mx.optimizer.Optimizer:
     """The optimizer of `run`, at its full learning rate."""
     common = {"learning_rate": run.learning_rate, "momentum": run.momentum, "wd": run.weight_decay}
     if run.optimizer == "nesterov":
-        return mx.optimizer.NAG(**common)
+        return Nesterov(**common)
     if run.optimizer == "lars":
         # It scales the rate of each weight by |weight| / |gradient| (You et al. 2017), not those of betas and gammas.
         return mx.optimizer.LARS(**common, momentum_correction=False)
@@ -28,6 +28,27 @@ def make(run: Run) -> mx.optimizer.Optimizer:
         assert run.muon_rate is not None
         return Muon(share=run.muon_rate / run.learning_rate, **common)
     return CorrectedSGD(**common) if run.momentum_correction else mx.optimizer.SGD(**common)
+
+
+class Nesterov(mx.optimizer.NAG):
+    """MXNet's SGD with Nesterov momentum, to the same bits in every process.
+
+    Its operator decays the momentum by the weight that it has just written, but only where it writes in place, which
+    hangs on how the weight lies in memory. So the decay is in the gradient here, and the operator adds none.
+    """
+
+    def update_multi_precision(self, index: int, weight: Any, grad: Any, state: Any) -> None:
+        """One step of one parameter; the name by which a trainer calls it."""
+        decay, gradient = self._get_wd(index), grad * self.rescale_grad
+        self._update_count(index)
+        gradient = gradient + decay * weight if decay else gradient
+        rate = self._get_lr(index)
+        if state is None:
+            mx.nd.sgd_update(weight, gradient, out=weight, lr=rate, wd=0.0)
+        else:
+            mx.nd.nag_mom_update(weight, gradient, state, out=weight, lr=rate, momentum=self.momentum, wd=0.0)
+
+    update = update_multi_precision
 
 
 class CorrectedSGD(mx.optimizer.SGD):
