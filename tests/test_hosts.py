@@ -29,8 +29,8 @@ RECIPE = """
 from poc import Recipe, Synthetic
 recipe = Recipe(
     model="cifar_resnet8_v2", data=Synthetic(size=16, crop=16, train=640, validation=70), kind="cpu", devices=2,
-    workers=2, cores_per_worker=1, batch_per_device=8, lr=0.01, epochs={epochs}, exchange="{exchange}", quick={{}},
-    restarts={restarts},
+    {workers} batch_per_device=8, lr=0.01, epochs={epochs}, exchange="{exchange}", quick={{}},
+    restarts={restarts}, engine="{engine}",
 )
 """
 
@@ -82,14 +82,21 @@ def test_a_mistake_in_it_is_one_line(environment: dict[str, str], message: str) 
         hosts.find(environment)
 
 
+def written(folder: Path, *, epochs: int, exchange: str, restarts: int = 0, engine: str = "gluon") -> Path:
+    """The recipe that all these hosts run."""
+    path = folder / "recipe.py"
+    # With PyTorch each device has a process of its own anyway.
+    workers = "workers=2, cores_per_worker=1," if engine == "gluon" else ""
+    fields = {"epochs": epochs, "exchange": exchange, "restarts": restarts, "engine": engine, "workers": workers}
+    path.write_text(RECIPE.format(**fields))
+    return path
+
+
 def host(number: int, address: str, recipe: Path, folder: Path, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """`poc run` on one of two hosts."""
-    environment = {
-        "POC_HOSTS": "2",
-        "POC_HOST": str(number),
-        "POC_ADDRESS": address,
-        "POC_CACHE": str(folder / "cache"),
-    }
+    """`poc run` on one of two hosts; without an address, `prefix` has the launcher that tells it."""
+    environment = {"POC_CACHE": str(folder / "cache")}
+    if address:
+        environment.update(POC_HOSTS="2", POC_HOST=str(number), POC_ADDRESS=address)
     command = [sys.executable, "-m", "poc", "run", str(recipe), "--results", str(folder / f"results{number}")]
     return subprocess.Popen(
         [*prefix, *command],
@@ -149,13 +156,12 @@ needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod
 
 @pytest.mark.parametrize("exchange", ["dist_sync", pytest.param("horovod", marks=needs_horovod)])
 def test_two_hosts_train_together(exchange: str, two_hosts: list[list[str]], tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.py"
-    recipe.write_text(RECIPE.format(epochs=2, exchange=exchange, restarts=0))
+    recipe = written(tmp_path, epochs=2, exchange=exchange)
     named = [[*prefix, *_called(f"10.77.0.{number}")] for number, prefix in enumerate(two_hosts, start=1)]
     members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(named)]
     with ended(members):
         told = [member.communicate(timeout=120)[1] for member in members]
-        assert [member.returncode for member in members] == [0, 0], told
+        assert [member.returncode for member in members] == [0, 0], "\n".join(told)
     record = record_of(tmp_path)
     assert (record["outcome"], record["reason"]) == ("completed", "")
     assert [worker["worker"] for worker in record["workers"]] == [0, 1]
@@ -165,6 +171,27 @@ def test_two_hosts_train_together(exchange: str, two_hosts: list[list[str]], tmp
     assert not (tmp_path / "results1").exists()  # the first host keeps the journal
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+def test_torchrun_starts_both_hosts(two_hosts: list[list[str]], tmp_path: Path) -> None:
+    recipe = written(tmp_path, epochs=2, exchange="device", engine="pytorch")
+    launched = [
+        [
+            *(*prefix, *_called(f"10.77.0.{number + 1}"), sys.executable, "-m", "torch.distributed.run", "--no-python"),
+            *("--nnodes=2", "--nproc-per-node=1", f"--node-rank={number}", "--master-addr=10.77.0.1"),
+        ]
+        for number, prefix in enumerate(two_hosts)
+    ]
+    members = [host(number, "", recipe, tmp_path, prefix) for number, prefix in enumerate(launched)]
+    with ended(members):
+        told = [member.communicate(timeout=120)[1] for member in members]
+        assert [member.returncode for member in members] == [0, 0], "\n".join(told)
+    record = record_of(tmp_path)
+    assert (record["outcome"], record["reason"]) == ("completed", "")
+    assert [worker["worker"] for worker in record["workers"]] == [0, 1]
+    assert record["evaluations"][-1]["samples"] == 70
+    assert record["hardware"]["description"].startswith("2 hosts, each CPU")
+
+
 def _called(name: str) -> list[str]:
     """The command that starts another on a host of this name."""
     return ["unshare", "--uts", "sh", "-c", f'hostname {name} && exec "$@"', "-"]
@@ -172,8 +199,7 @@ def _called(name: str) -> list[str]:
 
 @needs_horovod
 def test_horovod_on_a_host_whose_name_leads_nowhere_says_so(two_hosts: list[list[str]], tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.py"
-    recipe.write_text(RECIPE.format(epochs=2, exchange="horovod", restarts=0))
+    recipe = written(tmp_path, epochs=2, exchange="horovod")
     named = [[*prefix, *_called("localhost")] for prefix in two_hosts]
     members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(named)]
     with ended(members):
@@ -183,13 +209,12 @@ def test_horovod_on_a_host_whose_name_leads_nowhere_says_so(two_hosts: list[list
 
 
 def test_a_worker_lost_on_the_other_host_is_started_again(two_hosts: list[list[str]], tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.py"
-    recipe.write_text(RECIPE.format(epochs=12, exchange="dist_sync", restarts=1))
+    recipe = written(tmp_path, epochs=12, exchange="dist_sync", restarts=1)
     members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(two_hosts)]
     with ended(members):
         _kill_worker_once(members[1].pid, '"epoch": 2')
         told = [member.communicate(timeout=120)[1] for member in members]
-        assert [member.returncode for member in members] == [0, 0], told
+        assert [member.returncode for member in members] == [0, 0], "\n".join(told)
     record = record_of(tmp_path)
     assert (record["outcome"], record["reason"]) == ("completed", "")
     assert record["resumed"][0]["step"] >= 40
@@ -211,8 +236,7 @@ def _kill_worker_once(pid: int, told: str) -> None:
 
 
 def test_a_cut_link_ends_the_run_on_both_hosts(two_hosts: list[list[str]], tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.py"
-    recipe.write_text(RECIPE.format(epochs=5000, exchange="dist_sync", restarts=0))
+    recipe = written(tmp_path, epochs=5000, exchange="dist_sync")
     members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(two_hosts)]
     with ended(members):
         time.sleep(12)  # until they train; wherever the cut falls, the same has to follow

@@ -17,6 +17,8 @@ def environments(workers: int, hosts: Sequence[str]) -> list[dict[str, str]]:
         "MASTER_PORT": str(_free_port(hosts[0])),
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(each),
+        # Where torchrun started this, its own processes meet at a store that is not the workers'.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     return [
         {
