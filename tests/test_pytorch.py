@@ -116,6 +116,24 @@ def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name
 
 
 @needs_torch
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
+def test_torchvision_s_networks_cost_what_the_registry_says() -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from poc.engines.pytorch import TORCHVISION
+    from poc.engines.pytorch.networks import build
+
+    for name in TORCHVISION:
+        known = networks.NETWORKS[name]
+        net = build(known, known.classes, zero_branches=False, seed=0).eval()
+        assert sum(parameter.numel() for parameter in net.parameters()) == known.parameters, name
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            net(torch.zeros(1, 3, known.input_size, known.input_size))
+        assert counter.get_total_flops() == 2 * known.forward_multiply_adds, name
+
+
+@needs_torch
 @pytest.mark.parametrize("exchange", ["device", "independent"])
 def test_a_process_for_each_device_trains_as_one_that_plays_them(exchange: str, tmp_path: Path) -> None:
     fields: dict[str, Any] = {"devices": 2, "exchange": exchange, "evaluate": True, "steps": 5}

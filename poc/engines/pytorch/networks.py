@@ -118,4 +118,19 @@ def _built(network: Network, classes: int, zero_branches: bool) -> nn.Module:
         options.update(aux_logits=False, init_weights=False)
     if network.name.startswith("resnet"):
         options.update(zero_init_residual=zero_branches)
-    return getattr(models, TORCHVISION[network.name])(**options)
+    net: nn.Module = getattr(models, TORCHVISION[network.name])(**options)
+    for unit in net.modules():
+        if isinstance(unit, models.resnet.Bottleneck):
+            _as_first_published(unit)
+    return net
+
+
+def _as_first_published(unit: Any) -> None:
+    """Gives torchvision's bottleneck its stride in the first convolution, as He et al. 2016 and Gluon have it.
+
+    Its convolutions of 1 x 1 get biases, which are Gluon's too, though the batch norm after each takes them out.
+    """
+    first, middle, last = unit.conv1, unit.conv2, unit.conv3
+    unit.conv1 = nn.Conv2d(first.in_channels, first.out_channels, 1, middle.stride)
+    middle.stride = (1, 1)
+    unit.conv3 = nn.Conv2d(last.in_channels, last.out_channels, 1)
