@@ -192,7 +192,7 @@ def _advise(options: argparse.Namespace) -> int:
         print("poc: no gradient could be told from the noise: give more --steps", file=sys.stderr)
         return 1
     setting = found.settings()[0]
-    advised = advice.advise(planned.run, setting["lr"], noisy.scale)
+    advised = advice.advise(found, noisy.scale)
     shorter = 1 / advised.best.samples
     kept = f"as many samples get as far as {shorter:.2f} of them"
     if setting["steps"] is None and setting["seconds"] is None:

@@ -11,9 +11,8 @@ import dataclasses
 import math
 
 from poc import noise
-from poc.plan import Run
-from poc.recipe import Recipe
-from poc.schedule import Fixed, Linear
+from poc.recipe import Muon, Recipe
+from poc.schedule import RULES, Linear
 from poc.values import value
 
 STEPS = 200
@@ -70,21 +69,24 @@ def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:
     return Recipe(**fields)
 
 
-def advise(run: Run, lr: Linear | Fixed | float, scale: float) -> Advice:
-    """Batch sizes from a sixteenth of the noise scale to sixteen times it, for the rule `lr` of the recipe.
+def advise(recipe: Recipe, scale: float) -> Advice:
+    """Batch sizes from a sixteenth of the noise scale to sixteen times it, for the first setting of `recipe`.
 
-    The rule's own rate is taken to be right for a small batch: `per` samples, or where it does not scale those of a
-    device of `run`.
+    Its learning rate is taken to be right where it was given: for `per` samples, or where it does not scale for that
+    setting's total batch. Updates of Muon and LARS have one size whatever the gradient's: their rate follows the root.
     """
-    at = lr.per if isinstance(lr, Linear) else run.batch_per_device
-    rate = lr.rate(at) if isinstance(lr, (Linear, Fixed)) else float(lr)
+    setting = recipe.settings()[0]
+    lr, total = setting["lr"], max(1, setting["devices"]) * setting["batch_per_device"]
+    at = lr.per if isinstance(lr, Linear) else total
+    rate = lr.rate(at) if isinstance(lr, RULES) else float(lr)
+    power = 0.5 if isinstance(setting["optimizer"], Muon) or setting["optimizer"] == "lars" else 1.0
     nearest = round(math.log2(max(1.0, scale)))
     choices = tuple(
         Choice(
             batch=batch,
             steps=noise.fewest_steps(batch, scale),
             samples=1 + batch / scale,
-            learning_rate=noise.best_rate(rate, at, batch, scale),
+            learning_rate=noise.best_rate(rate, at, batch, scale, power),
         )
         for batch in (2**power for power in range(max(0, nearest - 4), nearest + 5))
     )

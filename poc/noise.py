@@ -64,9 +64,10 @@ def fewest_steps(batch: float, scale: float) -> float:
     return 1 + scale / batch
 
 
-def best_rate(rate: float, at: float, batch: float, scale: float) -> float:
+def best_rate(rate: float, at: float, batch: float, scale: float, power: float = 1.0) -> float:
     """The learning rate for `batch` samples that corresponds to `rate` at `at` samples (their equation 2.6).
 
-    It grows with the batch below the noise scale and hardly any more beyond it.
+    It grows with the batch below the noise scale and hardly any more beyond it. A `power` of 1 is SGD's; where the size
+    of an update does not depend on that of the gradient, they found powers from 0.5 to 1 (for Adam and RMSProp).
     """
-    return rate * fewest_steps(at, scale) / fewest_steps(batch, scale)
+    return rate * (fewest_steps(at, scale) / fewest_steps(batch, scale)) ** power

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Linear, Recipe, Synthetic, advice, data, engines, noise
+from poc import Fixed, Linear, Muon, Recipe, Synthetic, advice, data, engines, noise
 from poc.hardware import Hardware
 from poc.noise import Norms
 from poc.plan import plan
@@ -92,8 +92,8 @@ def test_a_session_tells_the_norms_of_one_device_and_of_all(played: dict[str, An
 
 
 def test_advice_goes_up_to_the_noise_scale() -> None:
-    (one,) = plan("", Recipe(model="cifar_resnet8_v2", devices=0, batch_per_device=128), CPU)
-    found = advice.advise(one.run, Linear(base=0.05, per=128), 1024.0)
+    recipe = Recipe(model="cifar_resnet8_v2", devices=0, batch_per_device=128, lr=Linear(base=0.05, per=128))
+    found = advice.advise(recipe, 1024.0)
     assert found.best.batch == 1024
     assert (found.best.steps, found.best.samples) == (2.0, 2.0)
     assert found.best.learning_rate == pytest.approx(0.05 * (1 + 1024 / 128) / 2)
@@ -102,6 +102,15 @@ def test_advice_goes_up_to_the_noise_scale() -> None:
     rates = [choice.learning_rate for choice in found.choices]
     assert rates == sorted(rates)
     assert all(choice.learning_rate <= 0.05 * choice.batch / 128 * 1.001 for choice in found.choices[1:])
+
+
+@pytest.mark.parametrize(("optimizer", "least"), [("sgd", 0.5 * 2 / 9), (Muon(rate=0.05), 0.5 * (2 / 9) ** 0.5)])
+def test_a_rate_that_does_not_scale_is_right_for_its_own_total_batch(optimizer: Any, least: float) -> None:
+    lr = Fixed(base=0.5, decay="linear")
+    recipe = Recipe(model="cifar_resnet8_v2", devices=8, batch_per_device=128, lr=lr, optimizer=optimizer)
+    rates = {choice.batch: choice.learning_rate for choice in advice.advise(recipe, 1024.0).choices}
+    assert rates[1024] == pytest.approx(0.5)
+    assert rates[128] == pytest.approx(least)
 
 
 def test_a_recipe_s_probe_is_short_and_looks_at_the_noise() -> None:

@@ -122,6 +122,19 @@ def test_what_is_kept_at_each_batch_stands_beside_what_was_printed() -> None:
     assert costs["1024", "the study's"]["DGX-1, 8x P100: s to 0.75"] == ""
 
 
+def test_accuracy_suffers_from_the_first_batch_that_loses_more_than_runs_differ_by() -> None:
+    middle = trained(256, [0.7] * 5 + [0.88], **MUON)
+    (one,) = ways.comparisons([*STUDY, middle])
+    assert one.suffers_from(source=True) == (1024, pytest.approx(0.14))
+    assert one.suffers_from(source=False) == (1024, pytest.approx(0.03))
+    said = tables.suffering(one)
+    assert "by the study's way from a total batch of 1,024 on (0.1400 there)" in said
+    assert "by the best way found from a total batch of 1,024 on (0.0300 there)" in said
+    (kept,) = ways.comparisons([STUDY[0], STUDY[1], trained(256, [0.7] * 5 + [0.875], **MUON)])
+    assert kept.suffers_from(source=False) is None
+    assert tables.suffering(kept) == ""
+
+
 def test_the_summary_says_what_each_batch_keeps() -> None:
     said = tables.kept_in_words(TWELVE)
     assert "0.8900 (0.7600) at 128" in said

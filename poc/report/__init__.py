@@ -135,6 +135,7 @@ def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
         blocks += [
             f"### {title}",
             tables.kept(one) if confirmed else "Something cheaper, on which ways were sought before the runs above.",
+            tables.suffering(one) if confirmed else "",
             "What every run gave:" if confirmed else "",
             tables.tried(one),
         ]

@@ -855,6 +855,21 @@ def _of_way(training: ways.Training | None) -> str:
     return f"{training.accuracy:.4f} (lr={training.record['run']['learning_rate']:g})"
 
 
+def suffering(comparison: ways.Comparison) -> str:
+    """From which total batch on accuracy suffers, by the main study's way and by the best found."""
+    said = []
+    for source, name in ((True, "the study's way"), (False, "the best way found")):
+        found = comparison.suffers_from(source=source)
+        if found is not None:
+            said.append(f"by {name} from a total batch of {found[0]:,} on ({found[1]:.4f} there)")
+    if not said:
+        return ""
+    return (
+        f"Accuracy suffers, which is to lose more than {ways.SUFFERS:g} to a smaller batch, {', '.join(said)}. "
+        "`python -m poc advise` foretells it from the gradient noise of a short run."
+    )
+
+
 def tried(comparison: ways.Comparison) -> str:
     """Every run of a comparison, at each total batch the most accurate first."""
     cells = []

@@ -26,6 +26,8 @@ _SOURCE = {
 }
 _SOURCE_DATA = {"crop": 28, "pad": 4, "mirror": True, "jitter": True}
 _STRETCHES = 12
+SUFFERS = 0.02
+"""Accuracy lost to the best of the smaller batches that counts as suffering."""
 
 
 @value
@@ -70,6 +72,18 @@ class Comparison:
             ),
             None,
         )
+
+    def suffers_from(self, *, source: bool) -> tuple[int, float] | None:
+        """The first total batch whose best run loses more than `SUFFERS` to the best of a smaller one, and how much."""
+        highest = 0.0
+        for batch in self.batches():
+            one = self.best(batch, source=source)
+            accuracy = one.accuracy if one is not None else None
+            if accuracy is not None:
+                if highest - accuracy > SUFFERS:
+                    return batch, highest - accuracy
+                highest = max(highest, accuracy)
+        return None
 
 
 def way(run: Mapping[str, Any]) -> str:
