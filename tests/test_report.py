@@ -564,6 +564,12 @@ def test_accuracies_are_compared_after_as_many_epochs() -> None:
     assert "(1,100 samples/s)" in tables.summary(rows.collect([{**twelve, "dataset": "synthetic"}]))
 
 
+def test_a_disturbed_speed_leads_only_where_there_is_no_other() -> None:
+    calm, disturbed = record(), record(run_id="d" * 10, infrastructure="a busy one", others_busy_cores=1.0)
+    assert "a busy one" not in tables.summary(rows.collect([calm, disturbed]))
+    assert "On a busy one" in tables.summary(rows.collect([disturbed]))
+
+
 def test_quick_runs_alone_are_said_to_be_no_results() -> None:
     text = tables.summary(rows.collect([record(run={"quick": True, "steps": 12})]))
     assert text.startswith("Only quick runs so far")

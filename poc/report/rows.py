@@ -31,13 +31,13 @@ EXTRAS = (
     *("usual_wait_per_sample", "host_peak_bytes", "device_peak_bytes", "others_busy_cores", "joules_per_sample"),
     *("train_seconds_per_5120", "communication_seconds_per_5120", "sync_seconds_per_5120"),
     *("data_seconds_per_5120", "computes", "superseded", "multiply_adds", "flops", "peak_flops", "peak_share"),
-    "fixed",
+    *("fixed", "disturbed"),
 )
 """Columns after those: `setting` is what rows of a series share; `repeats` counts runs alike but for their seed;
-`fixed` is true where one fixed batch was trained on; `computes` is the run's id as it would be today; `superseded` is
-true for a take of a run that was taken again later. `multiply_adds` are of one image's forward pass; `flops` is the
-arithmetic of training, `FLOPS_RULE`, at the throughput; `peak_flops` that of a large matrix product on the same devices
-right after, `peak_share` the one over the other."""
+`fixed` is true where one fixed batch was trained on, `disturbed` where the note says so; `computes` is the run's id as
+it would be today; `superseded` is true for a take of a run that was taken again later. `multiply_adds` are of one
+image's forward pass; `flops` is the arithmetic of training, `FLOPS_RULE`, at the throughput; `peak_flops` that of a
+large matrix product on the same devices right after, `peak_share` the one over the other."""
 FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward and twice backward"
 
 _TEXT = (
@@ -50,7 +50,7 @@ _COUNTS = (
     *("cores_per_worker", "repeats", "dropped_windows", "samples_trained", "warmup_samples", "host_peak_bytes"),
     *("device_peak_bytes",),
 )
-_FLAGS = ("virtual", "quick", "superseded", "fixed")
+_FLAGS = ("virtual", "quick", "superseded", "fixed", "disturbed")
 
 # Fields of a run that may differ within a series over devices, or that only say how it was cut or asked for.
 _VARIED = (
@@ -194,6 +194,7 @@ def _row(record: Record) -> dict[str, Any]:
         "started": record["started"],
         "quick": run["quick"],
         "fixed": bool(run["data"].get("fixed")),
+        "disturbed": _disturbed(record),
         "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
         "samples_trained": sum(window.samples for window in windows) if windows else None,
         "host_peak_bytes": memory["host_peak_bytes"],
@@ -283,11 +284,15 @@ def _note(record: Record, steps: int) -> str:
     resumed = len(record.get("resumed") or [])
     if resumed:
         words.append("resumed from a checkpoint" + (f" {resumed} times" if resumed > 1 else ""))
-    busy = record["others_busy_cores"]
-    cores = record["hardware"]["cores"]
-    if busy is not None and busy > BUSY * cores:
+    if _disturbed(record):
+        busy, cores = record["others_busy_cores"], record["hardware"]["cores"]
         words.append(f"disturbed: other processes kept {busy:.2g} of {cores} cores busy meanwhile")
     return "; ".join(words)
+
+
+def _disturbed(record: Record) -> bool:
+    busy = record["others_busy_cores"]
+    return busy is not None and bool(busy > BUSY * record["hardware"]["cores"])
 
 
 def _epoch_seconds(windows: Sequence[clock.Window], steps_per_epoch: int) -> float | None:

@@ -60,10 +60,13 @@ def summary(rows: pd.DataFrame, records: Sequence[Record] = ()) -> str:
             "Run without `--quick` for figures that can be compared."
         )
     printed = [row for row in table if row["study"] == MAIN_STUDY and not row["flag"]]
+    all_disturbed = all(row["disturbed"] for row in full)
     found, kept = [], kept_in_words(records)
     for machine in dict.fromkeys(map(_machine, full)):
         of_machine = [row for row in full if _machine(row) == machine]
         real = [row for row in of_machine if not row["virtual"] and row["samples_per_second"] is not None]
+        # A disturbed speed leads only where there is no other.
+        real = [row for row in real if all_disturbed or not row["disturbed"]]
         if real:
             found.append(_headline(max(real, key=lambda row: _telling(row, printed)), printed, machine))
         played = [row for row in of_machine if row["virtual"] and row["accuracy"] is not None]
