@@ -389,7 +389,9 @@ def _check_exchange(setting: dict[str, Any]) -> None:
     if devices % workers:
         raise UserError(f"workers: {workers} do not share {devices} devices equally; give a divisor of {devices}")
     if workers > 1 and exchange in INSIDE:
-        raise UserError(f"exchange: {exchange!r} stays inside one process; with {workers} workers give 'dist_sync'")
+        raise UserError(
+            f"exchange: {exchange!r} knows no workers; leave workers out, or give an exchange between them: 'dist_sync'"
+        )
     if workers == 1 and devices > 1 and exchange not in (*INSIDE, "independent"):
         raise UserError(f"exchange: {exchange!r} is between processes; with one worker give 'device'")
     if compression is not None and not isinstance(compression, TwoBit):

@@ -151,6 +151,19 @@ def two_hosts() -> Iterator[list[list[str]]]:
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
+def trained_together(members: list[subprocess.Popen[str]], folder: Path) -> dict[str, Any]:
+    """Their record, once both have ended well: a worker on each, and all of the validation images counted once."""
+    with ended(members):
+        told = [member.communicate(timeout=120)[1] for member in members]
+        assert [member.returncode for member in members] == [0, 0], "\n".join(told)
+    record = record_of(folder)
+    assert (record["outcome"], record["reason"]) == ("completed", "")
+    assert [worker["worker"] for worker in record["workers"]] == [0, 1]
+    assert record["evaluations"][-1]["samples"] == 70
+    assert record["hardware"]["description"].startswith("2 hosts, each CPU")
+    return record
+
+
 needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 
 
@@ -159,14 +172,7 @@ def test_two_hosts_train_together(exchange: str, two_hosts: list[list[str]], tmp
     recipe = written(tmp_path, epochs=2, exchange=exchange)
     named = [[*prefix, *_called(f"10.77.0.{number}")] for number, prefix in enumerate(two_hosts, start=1)]
     members = [host(number, "10.77.0.1:9199", recipe, tmp_path, prefix) for number, prefix in enumerate(named)]
-    with ended(members):
-        told = [member.communicate(timeout=120)[1] for member in members]
-        assert [member.returncode for member in members] == [0, 0], "\n".join(told)
-    record = record_of(tmp_path)
-    assert (record["outcome"], record["reason"]) == ("completed", "")
-    assert [worker["worker"] for worker in record["workers"]] == [0, 1]
-    assert record["evaluations"][-1]["samples"] == 70
-    assert record["hardware"]["description"].startswith("2 hosts, each CPU")
+    record = trained_together(members, tmp_path)
     assert [device["device"] for device in record["monitor"]["devices"]] == ["cpu", "host 1 cpu"]
     assert not (tmp_path / "results1").exists()  # the first host keeps the journal
 
@@ -182,14 +188,7 @@ def test_torchrun_starts_both_hosts(two_hosts: list[list[str]], tmp_path: Path) 
         for number, prefix in enumerate(two_hosts)
     ]
     members = [host(number, "", recipe, tmp_path, prefix) for number, prefix in enumerate(launched)]
-    with ended(members):
-        told = [member.communicate(timeout=120)[1] for member in members]
-        assert [member.returncode for member in members] == [0, 0], "\n".join(told)
-    record = record_of(tmp_path)
-    assert (record["outcome"], record["reason"]) == ("completed", "")
-    assert [worker["worker"] for worker in record["workers"]] == [0, 1]
-    assert record["evaluations"][-1]["samples"] == 70
-    assert record["hardware"]["description"].startswith("2 hosts, each CPU")
+    trained_together(members, tmp_path)
 
 
 def _called(name: str) -> list[str]:

@@ -122,7 +122,7 @@ def test_what_is_kept_at_each_batch_stands_beside_what_was_printed() -> None:
     assert costs["1024", "the study's"]["DGX-1, 8x P100: s to 0.75"] == ""
 
 
-def test_accuracy_suffers_from_the_first_batch_that_loses_more_than_runs_differ_by() -> None:
+def test_accuracy_suffers_from_the_first_batch_that_loses_two_hundredths() -> None:
     middle = trained(256, [0.7] * 5 + [0.88], **MUON)
     (one,) = ways.comparisons([*STUDY, middle])
     assert one.suffers_from(source=True) == (1024, pytest.approx(0.14))
