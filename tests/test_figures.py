@@ -22,6 +22,7 @@ def measured(**fields: Any) -> dict[str, Any]:
     """A measured row of the main study's setting, of a run of 100 s."""
     row: dict[str, Any] = dict.fromkeys(ALL)
     row.update(origin="measured", infrastructure=MACHINE, hardware=MACHINE, network="cifar_resnet50_v2")
+    row.update(framework="MXNet 1.9.1", disturbed=False)
     row.update(dataset="cifar10 (jpeg)", input_shape="3x28x28", batch_per_device=128, learning_rate=0.05, devices=1)
     row.update(kind="cpu", virtual=False, workers=1, epochs=12, seed=0, outcome="completed", accuracy=0.75, quick=False)
     row.update(samples_per_second=300.0, spread=4.0, windows=40, seconds_per_epoch=166.0, wall_seconds=100.0)
@@ -57,6 +58,7 @@ def record(**changes: Any) -> dict[str, Any]:
         for epoch, accuracy in ((1, 0.4), (2, 0.5), (3, 0.6))
     ]
     whole = dict(run=run, dataset="cifar10", infrastructure=MACHINE, hardware={"description": MACHINE})
+    whole.update(versions={"mxnet": "1.9.1"})
     whole.update(outcome="completed", evaluations=evaluations, run_id="0123456789", started="2026-01-01T00:00:00")
     for name, change in changes.items():
         (run if name in run else whole)[name] = change
@@ -191,6 +193,29 @@ def test_throughput_against_batch_has_a_panel_for_each_network_with_two_batches(
     assert xy(fifty["Intel Core i5-6300U, 4 processors (laptop)"]) == [(256, 33)]
 
 
+def test_throughput_against_batch_never_joins_or_averages_what_trains_in_another_way() -> None:
+    torch, both = "PyTorch 2.13.0+cpu", (128, 256)
+    rows = [
+        *(measured(batch_per_device=batch, samples_per_second=300.0, setting="plain") for batch in both),
+        *(measured(batch_per_device=batch, samples_per_second=200.0, framework=torch) for batch in both),
+        *(measured(batch_per_device=batch, samples_per_second=100.0, setting="larger images") for batch in both),
+        measured(samples_per_second=50.0, setting="alone"),
+        measured(samples_per_second=50.0, infrastructure="alone"),
+    ]
+    drawn = by_label(figures.throughput_batch(table(*rows))["ResNet-50 (CIFAR)"])
+    assert {label: xy(one) for label, one in drawn.items()} == {
+        MACHINE: [(128, 300.0), (256, 300.0)],
+        f"{MACHINE}, {torch}": [(128, 200.0), (256, 200.0)],
+        f"{MACHINE} (2)": [(128, 100.0), (256, 100.0)],
+    }
+
+
+def test_curves_of_two_engines_are_told_apart() -> None:
+    common, curves = figures.learning_curves([record(), record(versions={"torch": "2.13.0"})])
+    assert MACHINE in common
+    assert [curve.label for curve in curves] == ["", "PyTorch 2.13.0"]
+
+
 def test_speedups_of_the_theano_study_with_and_without_synchronisation() -> None:
     panels = figures.speedup_workers(table(with_published=True))
     without, with_sync = (by_label(panels[f"{word} synchronisation"]) for word in ("without", "with"))
@@ -225,6 +250,12 @@ def test_the_difference_between_the_speedups_is_the_sum_of_a_bar() -> None:
     assert tuple(bar.parts) == clock.PARTS
     assert bar.parts["initialise"] == pytest.approx(2 - 20 / 15)
     assert sum(abs(part) for part in bar.parts.values()) == pytest.approx(2 - 20 / 15)
+
+
+def test_a_disturbed_run_is_in_the_split_of_time_only_where_all_are() -> None:
+    disturbed = measured(learning_rate=0.1, disturbed=True)
+    assert len(figures.time_split(table(measured(), disturbed))[1]) == 1
+    assert len(figures.time_split(table(disturbed, disturbed))[1]) == 2
 
 
 def test_the_parts_of_a_bar_add_up_to_the_wall_time() -> None:

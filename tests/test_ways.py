@@ -73,6 +73,10 @@ def test_runs_by_more_than_one_way_are_compared_and_others_are_not() -> None:
         (MUON, "Muon 0.2, rate 0.05, linear to zero, label smoothing 0.1, crop 28 of 32, mirror"),
         ({"lr_rule": "linear: 0.05 per 128"}, "SGD, linear: 0.05 per 128, constant rate"),
         ({"momentum": 0.6, "optimizer": "nesterov"}, "SGD with Nesterov momentum, rate 0.05, momentum 0.6"),
+        (
+            {"decay": "steps", "decay_factor": 0.1, "decay_at": [0.6, 0.85]},
+            "SGD, rate 0.05, times 0.1 at 60% and 85% of the steps",
+        ),
         ({"warmup_steps": 12, "decay": "cosine"}, "SGD, rate 0.05, warm-up over 20% of the steps, cosine to zero"),
         ({"zero_gamma": True, "optimizer": "lars"}, "LARS, rate 0.05, constant rate, zero gammas"),
         ({"decay_gammas": False, "weight_decay": 0.001}, "SGD, rate 0.05, weight decay 0.001, gammas not decayed"),

@@ -30,6 +30,7 @@ from poc import clock, networks, published, scaling
 from poc.journal import Record
 from poc.plan import exchange_label
 from poc.report import ways
+from poc.report.rows import framework
 from poc.values import value
 
 MAIN_STUDY = "beeva_poc_mxnet"
@@ -133,7 +134,7 @@ def build(rows: pd.DataFrame, records: list[Record]) -> dict[str, tuple[Figure, 
 
 
 def accuracy_throughput(rows: pd.DataFrame) -> list[Series]:
-    """Accuracy against samples/s of the main study's network after its number of epochs: one series a machine.
+    """Accuracy against samples/s of the main study's network after its epochs: one series a machine and engine.
 
     Quick runs and those on synthetic data are left out. Text marks the best and the worst accuracy of a published
     series, and every measured point.
@@ -147,9 +148,9 @@ def accuracy_throughput(rows: pd.DataFrame) -> list[Series]:
             and row["accuracy"] is not None
             and row["samples_per_second"] is not None
         ):
-            found.setdefault(_machine(row), []).append(row)
+            found.setdefault(", ".join(filter(None, [_machine(row), _engine(row)])), []).append(row)
     series = []
-    for machine, members in found.items():
+    for label, members in found.items():
         accuracies = [row["accuracy"] for row in members]
         ends = (min(accuracies), max(accuracies))
         points = [
@@ -162,7 +163,8 @@ def accuracy_throughput(rows: pd.DataFrame) -> list[Series]:
             )
             for row in members
         ]
-        series.append(Series(label=machine, machine=machine, points=tuple(points), measured=_is_measured(members[0])))
+        looks: dict[str, Any] = {"machine": _machine(members[0]), "measured": _is_measured(members[0])}
+        series.append(Series(label=label, points=tuple(points), **looks))
     return series
 
 
@@ -189,6 +191,7 @@ def throughput_devices(rows: pd.DataFrame) -> tuple[str, dict[str, list[Series]]
                 _network(last["network"]),
                 _machine(last),
                 f"{last['batch_per_device']:g} a device",
+                _engine(last),
                 _exchange(last),
                 _cores(last),
                 _made_up(last),
@@ -214,7 +217,10 @@ def throughput_devices(rows: pd.DataFrame) -> tuple[str, dict[str, list[Series]]
 
 
 def throughput_batch(rows: pd.DataFrame) -> dict[str, list[Series]]:
-    """Samples/s against batch size on one device, by network: those that some machine ran at two batch sizes."""
+    """Samples/s against batch size on one device, by network: those that some machine ran at two batch sizes.
+
+    A measured line is of runs that differ in batch and rate only; a run alone is left out beside measured lines.
+    """
     panels: dict[str, dict[tuple[Any, ...], list[Row]]] = {}
     for row in _comparable(rows):
         if (
@@ -224,35 +230,44 @@ def throughput_batch(rows: pd.DataFrame) -> dict[str, list[Series]]:
             and row["batch_per_device"] is not None
             and row["samples_per_second"] is not None
         ):
-            key = (_machine(row), _cores(row), _precision(row), _made_up(row))
-            panels.setdefault(row["network"], {}).setdefault(key, []).append(row)
+            words = (_machine(row), _engine(row), _cores(row), _precision(row), _made_up(row))
+            panels.setdefault(row["network"], {}).setdefault((*words, row.get("setting")), []).append(row)
     known = list(networks.NETWORKS)
     ranked = sorted(panels.items(), key=lambda panel: known.index(panel[0]) if panel[0] in known else len(known))
-    return {
-        _network(network): [
+    drawn: dict[str, list[Series]] = {}
+    for network, found in ranked:
+        lines = {key for key, members in found.items() if len({row["batch_per_device"] for row in members}) > 1}
+        if not lines:
+            continue
+        measured = any(_is_measured(found[key][0]) for key in lines)
+        shown = {
+            key: members
+            for key, members in found.items()
+            if key in lines or not (measured and _is_measured(members[0]))
+        }
+        labels = _numbered(", ".join(filter(None, key[:-1])) for key in shown)
+        drawn[_network(network)] = [
             Series(
-                label=", ".join(filter(None, key)),
+                label=label,
                 machine=key[0],
                 points=_line(members, "samples_per_second", across="batch_per_device"),
                 measured=_is_measured(members[0]),
             )
-            for key, members in found.items()
+            for label, (key, members) in zip(labels, shown.items())
         ]
-        for network, found in ranked
-        if any(len({row["batch_per_device"] for row in members}) > 1 for members in found.values())
-    }
+    return drawn
 
 
 def roofline(rows: pd.DataFrame) -> tuple[list[Series], dict[str, float]]:
     """Samples/s of every network on one device against multiply-adds of one image's forward pass, by machine.
 
     And for each of them the operations a second of a large matrix product there: the median over its runs, which
-    limits samples/s to that over six times the multiply-adds.
+    limits samples/s to that over six times the multiply-adds. Disturbed runs only where all are.
     """
     found: dict[tuple[str, str], list[Row]] = {}
-    for row in _measured(rows):
+    for row in _calm(_measured(rows)):
         if row["devices"] == 1 and row["peak_share"] is not None:
-            words = [_machine(row), _cores(row), _precision(row) or "float32"]
+            words = [_machine(row), _engine(row), _cores(row), _precision(row) or "float32"]
             found.setdefault((", ".join(filter(None, words)), _machine(row)), []).append(row)
     series, peaks = [], {}
     for (label, machine), members in found.items():
@@ -318,11 +333,11 @@ def speedup_reconciled(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
 def time_split(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
     """What all bars have in common, and the seconds of each part of `clock.PARTS` for every measured run.
 
-    Runs that completed at least one whole epoch.
+    Runs that completed at least one whole epoch; disturbed ones, whose time was partly others', only where all are.
     """
-    members = [
+    members = _calm(
         row for row in _measured(rows) if row["seconds_per_epoch"] is not None and row["wall_seconds"] is not None
-    ]
+    )
     common, labels = _distinguish([_description(row) for row in members])
     return common, [
         Bar(label=label, parts={part: row[f"{part}_seconds"] or 0.0 for part in clock.PARTS})
@@ -348,6 +363,18 @@ def _comparable(rows: pd.DataFrame) -> list[Row]:
 def _measured(rows: pd.DataFrame) -> list[Row]:
     """Rows of measured runs that were completed and are no quick look."""
     return [row for row in _plain(rows) if _is_measured(row) and row["outcome"] == "completed" and not row["quick"]]
+
+
+def _calm(rows: Iterable[Row]) -> list[Row]:
+    """Those of which other processes took no time; all where there are none."""
+    found = list(rows)
+    return [row for row in found if not row["disturbed"]] or found
+
+
+def _without_disturbed(rows: pd.DataFrame) -> str:
+    """What a caption says of a figure of `_calm` rows."""
+    kinds = {bool(row["disturbed"]) for row in _measured(rows)}
+    return " Runs disturbed by other processes are left out." if len(kinds) == 2 else ""
 
 
 def _is_measured(row: Row) -> bool:
@@ -389,6 +416,11 @@ def _precision(row: Row) -> str:
     return "" if row.get("dtype") in ("float32", "", None) else str(row["dtype"])
 
 
+def _engine(row: Row) -> str:
+    """Empty for MXNet, with which the main study and most runs are."""
+    return "" if str(row["framework"]).startswith("MXNet") else str(row["framework"])
+
+
 def _exchange(row: Row) -> str:
     """Empty where nothing is exchanged: on one device, and on one that plays several."""
     exchanged = row["exchange"] and (row["devices"] or 1) > 1 and not row["virtual"]
@@ -402,6 +434,7 @@ def _description(row: Row) -> list[str]:
         "batch " + _batch(row) + (" (virtual)" if row["virtual"] else ""),
         f"lr {row['learning_rate']:g}",
         str(row["dataset"]),
+        _engine(row),
         _precision(row),
         _exchange(row),
         _cores(row),
@@ -420,12 +453,17 @@ def _distinguish(descriptions: Sequence[Sequence[str]]) -> tuple[str, list[str]]
     shared = [len(set(words)) == 1 for words in zip(*descriptions)]
     common = ", ".join(word for word, same in zip(descriptions[0], shared) if same and word) if descriptions else ""
     labels = [", ".join(word for word, same in zip(words, shared) if word and not same) for words in descriptions]
+    return common, _numbered(labels)
+
+
+def _numbered(labels: Iterable[str]) -> list[str]:
+    """Labels of which those that are alike end in (2), (3) and so on."""
     seen: Counter[str] = Counter()
-    for index, label in enumerate(labels):
+    numbered = []
+    for label in labels:
         seen[label] += 1
-        if seen[label] > 1:
-            labels[index] = f"{label} ({seen[label]})".strip()
-    return common, labels
+        numbered.append(f"{label} ({seen[label]})".strip() if seen[label] > 1 else label)
+    return numbered
 
 
 def _line(members: Iterable[Row], up: str, *, across: str = "devices") -> tuple[Point, ...]:
@@ -585,6 +623,7 @@ def _as_row(record: Record) -> Row:
     return {
         **run,
         "exchange": exchange_label(run),
+        "framework": framework(record),
         "origin": "measured",
         "network": run["model"],
         "dataset": record["dataset"],
@@ -620,7 +659,8 @@ def _fastest(found: list[tuple[list[Row], list[Row]]]) -> list[tuple[list[Row], 
     for number, one in enumerate(found):
         row = one[1][-1]
         alone = number if not _is_measured(row) or row["exchange"] == "independent" else None
-        key = (row["network"], _machine(row), row["batch_per_device"], _precision(row), _made_up(row), alone)
+        how = (_engine(row), _precision(row), _made_up(row))
+        key = (row["network"], _machine(row), row["batch_per_device"], *how, alone)
         groups.setdefault(key, []).append(one)
 
     def speed(one: tuple[list[Row], list[Row]]) -> tuple[Any, ...]:
@@ -650,8 +690,8 @@ def _measured_speedups(
         points = _line([{**row, "speedup": speedup(series.alone, row)} for row in series.rows], "speedup")
         if points:
             row = series.rows[0]
-            words = (f"{row['batch_per_device']:g} a device", _exchange(row), _cores(row), _made_up(row), _machine(row))
-            label = ", ".join(filter(None, (_network(row["network"]), *words)))
+            words = (f"{row['batch_per_device']:g} a device", _engine(row), _exchange(row), _cores(row))
+            label = ", ".join(filter(None, (_network(row["network"]), *words, _made_up(row), _machine(row))))
             lines.append(Series(label=label, machine=label, points=(Point(x=1.0, y=1.0), *points), measured=True))
     return lines
 
@@ -835,7 +875,7 @@ def _draw_roofline(rows: pd.DataFrame, records: list[Record]) -> Drawn:
         "device could be if all were large matrix products: their operations a second / (6 x multiply-adds). Where "
         "points crowd, only some are named; the table has all."
     )
-    return figure, caption + _marks(series)
+    return figure, caption + _without_disturbed(rows) + _marks(series)
 
 
 def _readable(points: Sequence[Point]) -> list[Point]:
@@ -974,7 +1014,7 @@ def _draw_time_split(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     _title(figure, common)
     return figure, (
         f"Where the wall time of each measured run went{_of(common)}. At the end of each bar: its wall time ({unit}), "
-        "to which the parts add up. Data: training stood still for the next batch."
+        f"to which the parts add up. Data: training stood still for the next batch.{_without_disturbed(rows)}"
     )
 
 

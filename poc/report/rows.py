@@ -162,7 +162,7 @@ def _row(record: Record) -> dict[str, Any]:
         "run_id": record["run_id"],
         "infrastructure": record["infrastructure"],
         "hardware": hardware["description"],
-        "framework": _framework(record),
+        "framework": framework(record),
         "network": run["model"],
         "parameters": record["parameters"],
         "dataset": record["dataset"],
@@ -233,7 +233,8 @@ def _arithmetic(record: Record, samples_per_second: float) -> dict[str, float | 
     return {"multiply_adds": multiply_adds, "flops": flops, "peak_flops": peak, "peak_share": share}
 
 
-def _framework(record: Record) -> str:
+def framework(record: Record) -> str:
+    """Name and version of what trained it."""
     names = {"mxnet": "MXNet", "mxnet-cu112": "MXNet", "torch": "PyTorch"}
     found = (f"{names[package]} {version}" for package, version in record["versions"].items() if package in names)
     return next(found, "MXNet")
@@ -249,6 +250,7 @@ def _setting(run: dict[str, Any]) -> str:
     defaults = {field.name: field.default for field in dataclasses.fields(Run)}
     plain = {name: tuple(field) if isinstance(field, list) else field for name, field in run.items()}
     kept = {name: field for name, field in plain.items() if name not in _VARIED and field != defaults.get(name)}
+    kept["data"] = {name: field for name, field in run["data"].items() if field}
     whole = run["steps"] == run["epochs"] * run["steps_per_epoch"]
     # Runs cut short by steps are for throughput; how short does not matter to it.
     kept["length"] = run["epochs"] if whole else "cut"
@@ -264,9 +266,9 @@ def _note(record: Record, steps: int) -> str:
         words.append("quick: a first look, not a result")
     if record["dataset"] == "synthetic" and record["evaluations"]:
         words.append("synthetic data: its accuracy says nothing of CIFAR-10")
-    framework = _framework(record)
-    if not framework.startswith("MXNet"):
-        words.append(framework + (", channels-last" if run.get("layout") == "NHWC" else ""))
+    trained_by = framework(record)
+    if not trained_by.startswith("MXNet"):
+        words.append(trained_by + (", channels-last" if run.get("layout") == "NHWC" else ""))
     if run.get("compile"):
         words.append("compiled")
     if run.get("dtype", "float32") != "float32":

@@ -91,7 +91,7 @@ def way(run: Mapping[str, Any]) -> str:
     optimizer = run.get("optimizer", "sgd")
     data = run["data"]
     rule = f"rate {run['learning_rate']:g}" if run["lr_rule"] == "fixed" else run["lr_rule"]
-    warmup, decay = run.get("warmup_steps") or 0, run.get("decay", "constant")
+    warmup = run.get("warmup_steps") or 0
     words = [
         f"Muon {run['muon_rate']:g}" if optimizer == "muon" else _OPTIMIZERS[optimizer],
         rule,
@@ -100,7 +100,7 @@ def way(run: Mapping[str, Any]) -> str:
         f"weight decay {run['weight_decay']:g}" if run["weight_decay"] != _SOURCE["weight_decay"] else "",
         "" if run.get("decay_gammas", True) else "gammas not decayed",
         f"warm-up over {warmup / run['steps']:.0%} of the steps" if warmup else "",
-        {"constant": "constant rate", "linear": "linear to zero", "cosine": "cosine to zero"}.get(decay, decay),
+        _decay(run),
         f"label smoothing {run['label_smoothing']:g}" if run.get("label_smoothing") else "",
         "zero gammas" if run.get("zero_gamma") else "",
         f"crop {data['crop']} of {32 + 2 * data['pad']}" if data["name"] == "cifar10" else "",
@@ -108,6 +108,14 @@ def way(run: Mapping[str, Any]) -> str:
         "colour jitter" if data["jitter"] else "",
     ]
     return ", ".join(filter(None, words))
+
+
+def _decay(run: Mapping[str, Any]) -> str:
+    named = run.get("decay", "constant")
+    if named == "steps":
+        places = " and ".join(f"{place:.0%}" for place in run["decay_at"])
+        return f"times {run['decay_factor']:g} at {places} of the steps"
+    return {"constant": "constant rate", "linear": "linear to zero", "cosine": "cosine to zero"}.get(named, named)
 
 
 def as_the_study(run: Mapping[str, Any]) -> bool:
