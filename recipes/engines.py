@@ -2,7 +2,7 @@
 
 Each combination runs once with each engine, one right after the other, and that three times over, so that a ratio is of
 neighbours. PyTorch is an extra: ./make_environment.sh --torch
-Cost: about 60 min on two CPU cores.
+Cost: about 35 min on two CPU cores.
     ./run_all.sh engines
 """
 
