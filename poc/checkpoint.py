@@ -1,8 +1,8 @@
 """What a worker needs to go on with a run that was cut off: on disk whole, or not at all.
 
 One file a worker and step, of NumPy's format, without anything pickled. Its name carries the SHA-256 of what it holds,
-and it gets that name only when it is complete, so that a torn or damaged one is known by its name. Of each worker the
-last two are kept: when one worker is lost, another may be one checkpoint further.
+and it gets that name only when it is complete, so that a torn or damaged one is known by its name. Of each worker those
+of the last two steps are kept: when one worker is lost, another may be one checkpoint further.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
     content = buffer.getvalue()
     digest = hashlib.sha256(content).hexdigest()
     unfinished = folder / f"worker{worker}.unfinished"
+    finished = folder / f"worker{worker}-{checkpoint.step}-{digest}.npz"
     try:
         with unfinished.open("wb") as file:
             file.write(content)
@@ -57,13 +58,18 @@ def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
             os.fsync(file.fileno())
         if hashlib.sha256(unfinished.read_bytes()).hexdigest() != digest:
             raise OSError(f"{unfinished} does not read back as it was written")
-        unfinished.replace(folder / f"worker{worker}-{checkpoint.step}-{digest}.npz")
+        unfinished.replace(finished)
     except OSError:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
-    for _, path in _found(folder, worker)[:-_KEPT]:
-        path.unlink(missing_ok=True)
+    found = _found(folder, worker)
+    # One further on was of no use when the run went on, or it would have gone on from there. One of the same step is of
+    # a run that was cut off after it: it must not push out the step before.
+    before = sorted({step for step, _ in found if step < checkpoint.step})[1 - _KEPT :]
+    for step, path in found:
+        if step not in before and path != finished:
+            path.unlink(missing_ok=True)
 
 
 def steps(folder: Path, workers: Sequence[int], conditions: Mapping[str, Any]) -> list[int]:

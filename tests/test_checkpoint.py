@@ -41,6 +41,24 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
 
 
+def test_one_of_the_same_step_takes_the_place_of_the_former(tmp_path: Path) -> None:
+    for step in (9, 10):
+        checkpoint.write(tmp_path, 0, of(step))
+    later = Checkpoint(step=10, arrays=of(10).arrays, story={"conditions": HERE, "events": []})
+    checkpoint.write(tmp_path, 0, later)
+    assert checkpoint.steps(tmp_path, [0], HERE) == [9, 10]
+    assert len(list(tmp_path.iterdir())) == 2
+    assert checkpoint.read(tmp_path, 0, 10).story == later.story
+
+
+def test_those_of_another_machine_further_on_push_none_out(tmp_path: Path) -> None:
+    for step in (90, 100):
+        checkpoint.write(tmp_path, 0, of(step, machine="another"))
+    for step in (10, 20, 30):
+        checkpoint.write(tmp_path, 0, of(step))
+    assert checkpoint.steps(tmp_path, [0], HERE) == [20, 30]
+
+
 def test_a_run_goes_on_where_all_its_workers_were(tmp_path: Path) -> None:
     for worker, steps in enumerate([(10, 20), (10, 20), (10,)]):
         for step in steps:
