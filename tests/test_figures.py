@@ -254,8 +254,10 @@ def test_the_difference_between_the_speedups_is_the_sum_of_a_bar() -> None:
 
 def test_a_disturbed_run_is_in_the_split_of_time_only_where_all_are() -> None:
     disturbed = measured(learning_rate=0.1, disturbed=True)
-    assert len(figures.time_split(table(measured(), disturbed))[1]) == 1
-    assert len(figures.time_split(table(disturbed, disturbed))[1]) == 2
+    for rows, bars in ((table(measured(), disturbed), 1), (table(disturbed, disturbed), 2)):
+        assert len(figures.time_split(rows)[1]) == bars
+        _, caption = figures.build(rows, [])["time_split"]
+        assert ("left out" in caption) == (bars == 1)
 
 
 def test_the_parts_of_a_bar_add_up_to_the_wall_time() -> None:

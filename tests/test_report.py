@@ -630,6 +630,9 @@ def test_a_precision_is_said_and_makes_another_series() -> None:
     assert "precision bfloat16" in short["note"]
     # Records made before there was a choice are of the same series as those made since.
     assert first([record(run={"dtype": "float32", "layout": "NCHW"})])["setting"] == plain["setting"]
+    images = record()["run"]["data"]
+    assert first([record(run={"data": {**images, "on_device": False}})])["setting"] == plain["setting"]
+    assert first([record(run={"data": {**images, "on_device": True}})])["setting"] != plain["setting"]
 
 
 def test_the_largest_batch_that_fits_is_told() -> None:

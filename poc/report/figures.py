@@ -335,9 +335,7 @@ def time_split(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
 
     Runs that completed at least one whole epoch; disturbed ones, whose time was partly others', only where all are.
     """
-    members = _calm(
-        row for row in _measured(rows) if row["seconds_per_epoch"] is not None and row["wall_seconds"] is not None
-    )
+    members = _calm(_over_epochs(rows))
     common, labels = _distinguish([_description(row) for row in members])
     return common, [
         Bar(label=label, parts={part: row[f"{part}_seconds"] or 0.0 for part in clock.PARTS})
@@ -365,16 +363,19 @@ def _measured(rows: pd.DataFrame) -> list[Row]:
     return [row for row in _plain(rows) if _is_measured(row) and row["outcome"] == "completed" and not row["quick"]]
 
 
-def _calm(rows: Iterable[Row]) -> list[Row]:
+def _over_epochs(rows: pd.DataFrame) -> list[Row]:
+    """Measured rows of runs that completed a whole epoch."""
+    return [row for row in _measured(rows) if row["seconds_per_epoch"] is not None and row["wall_seconds"] is not None]
+
+
+def _calm(rows: Sequence[Row]) -> list[Row]:
     """Those of which other processes took no time; all where there are none."""
-    found = list(rows)
-    return [row for row in found if not row["disturbed"]] or found
+    return [row for row in rows if not row["disturbed"]] or list(rows)
 
 
-def _without_disturbed(rows: pd.DataFrame) -> str:
-    """What a caption says of a figure of `_calm` rows."""
-    kinds = {bool(row["disturbed"]) for row in _measured(rows)}
-    return " Runs disturbed by other processes are left out." if len(kinds) == 2 else ""
+def _without_disturbed(rows: Sequence[Row]) -> str:
+    """What the caption says of a figure of `_calm(rows)`."""
+    return " Runs disturbed by other processes are left out." if len(_calm(rows)) < len(rows) else ""
 
 
 def _is_measured(row: Row) -> bool:
@@ -875,7 +876,7 @@ def _draw_roofline(rows: pd.DataFrame, records: list[Record]) -> Drawn:
         "device could be if all were large matrix products: their operations a second / (6 x multiply-adds). Where "
         "points crowd, only some are named; the table has all."
     )
-    return figure, caption + _without_disturbed(rows) + _marks(series)
+    return figure, caption + _without_disturbed(_measured(rows)) + _marks(series)
 
 
 def _readable(points: Sequence[Point]) -> list[Point]:
@@ -1012,9 +1013,10 @@ def _draw_time_split(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     per, unit = _time_unit(max(sum(bar.parts.values()) for bar in bars))
     figure = _bar_figure(bars, xlabel=f"wall time ({unit})", per=per)
     _title(figure, common)
+    left_out = _without_disturbed(_over_epochs(rows))
     return figure, (
         f"Where the wall time of each measured run went{_of(common)}. At the end of each bar: its wall time ({unit}), "
-        f"to which the parts add up. Data: training stood still for the next batch.{_without_disturbed(rows)}"
+        f"to which the parts add up. Data: training stood still for the next batch.{left_out}"
     )
 
 
