@@ -6,7 +6,7 @@ import os
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))
 
 from poc.recipe import CIFAR10, ImageNet, Muon, Recipe, Stale, Synthetic, TwoBit, synthetic
-from poc.schedule import Fixed, Linear, SquareRoot, Steps
+from poc.recipe.rates import Fixed, Linear, SquareRoot, Steps
 
 __all__ = [
     "CIFAR10",

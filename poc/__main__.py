@@ -11,13 +11,15 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from poc import advice, data, engines, hardware, hosts, journal, measuring, networks, noise, recipe, topology
-from poc.errors import UserError
-from poc.plan import Planned, Run, exchange_label, plan, select
-from poc.recipe import CIFAR10, ImageNet, Synthetic, whole
-from poc.run import DONE, Place, execute, follow, forget, skipped
-from poc.schedule import positive
-from poc.values import nearest
+from poc import advice, data, engines, recipe
+from poc.machine import hardware, topology
+from poc.plan import Planned, plan, select
+from poc.recipe import CIFAR10, ImageNet, Synthetic, networks
+from poc.records import journal, noise
+from poc.run import Run, exchange_label
+from poc.train import hosts, measuring
+from poc.train.run import DONE, Place, execute, follow, forget, skipped
+from poc.values import UserError, nearest, positive, whole
 
 HOME = Path(__file__).resolve().parent.parent
 

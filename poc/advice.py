@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from poc import noise
 from poc.recipe import Muon, Recipe
-from poc.schedule import RULES, Linear
+from poc.recipe.rates import RULES, Linear
+from poc.records import noise
 from poc.values import value
 
 STEPS = 200

@@ -1,7 +1,4 @@
-"""Frozen values of named fields, whose constructors answer a misspelt field with the nearest valid name.
-
-The only field of a value may go without its name.
-"""
+"""Frozen values of named fields, checks of what a user gave, and the error that is the user's to mend."""
 
 from __future__ import annotations
 
@@ -10,9 +7,15 @@ import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from poc.errors import UserError
-
 T = TypeVar("T")
+
+_LARGEST_WHOLE = 2**31 - 1
+# Beyond it products of what is allowed would no longer be finite.
+_LARGEST_NUMBER = 1e12
+
+
+class UserError(Exception):
+    """A mistake in a recipe, an option or a file: one line that names it, what is allowed and how to mend it."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
@@ -22,7 +25,25 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "valid: " + ", ".join(options)
 
 
+def whole(name: str, number: object, *, least: int = 1) -> None:
+    """Raises UserError unless `number` is a whole number of at least `least`, and not absurdly large."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise UserError(f"{name}: {number!r} is not allowed; give a whole number of at least {least}")
+    if number > _LARGEST_WHOLE:
+        raise UserError(f"{name}: {number} is not allowed; give at most {_LARGEST_WHOLE}")
+
+
+def positive(name: str, number: object, *, zero: bool = False) -> None:
+    """Raises UserError unless `number` is a number above zero (or zero, where `zero` allows it)."""
+    allowed = "zero or more" if zero else "above zero"
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not (number > 0 or (zero and number == 0)):
+        raise UserError(f"{name}: {number!r} is not allowed; give a number {allowed}")
+    if number > _LARGEST_NUMBER:
+        raise UserError(f"{name}: {number!r} is not allowed; give at most {_LARGEST_NUMBER:g}")
+
+
 def _value(cls: type[T]) -> type[T]:
+    # The only field of a value may go without its name.
     cls = dataclasses.dataclass(frozen=True)(cls)
     generated: Callable[..., None] = cls.__init__
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]

@@ -22,11 +22,13 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from poc import Recipe, engines, networks, synthetic
-from poc.clock import spread
+from poc import Recipe, engines, synthetic
 from poc.data import Batch
-from poc.hardware import detect
-from poc.plan import Run, plan
+from poc.machine.hardware import detect
+from poc.plan import plan
+from poc.recipe import networks
+from poc.records.timing import spread
+from poc.run import Run
 
 HOME = Path(__file__).parent.parent
 STEPS = 4

@@ -22,9 +22,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from poc import Recipe, Synthetic, clock, data, engines, hardware, monitor
-from poc import run as running
-from poc.plan import Run, plan
+from poc import Recipe, Synthetic, data, engines
+from poc.machine import hardware, monitor
+from poc.plan import plan
+from poc.records import timing
+from poc.run import Run
+from poc.train import run as running
 
 PAIRS = 60
 STEPS = 20
@@ -58,7 +61,7 @@ def main() -> None:
                 watched = run is measured
                 sensors = monitor.processes([os.getpid()], machine.cores)
                 with monitor.Monitor(sensors) if watched else contextlib.nullcontext():
-                    watch = clock.Clock()
+                    watch = timing.Clock()
                     running.train(run, session, batches, lambda: [], watch, tell if watched else lambda event: None)
                     return STEPS * run.total_batch / watch.elapsed()
 

@@ -16,8 +16,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from poc import Recipe, data, engines, hardware, networks, synthetic
+from poc import Recipe, data, engines, synthetic
+from poc.machine import hardware
 from poc.plan import plan
+from poc.recipe import networks
 
 STEPS = 6
 

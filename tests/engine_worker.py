@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from poc import data, engines
-from poc.plan import Run
+from poc.run import Run
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from poc import data, engines
-from poc.plan import Run
+from poc.run import Run
 
 EXCHANGES = 8
 SEEDS = (3, 4)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Linter, formatter, type checker and tests, in an environment that it makes where it is missing.
+# Linter, formatter, type checker, the contract of the rooms, and tests, in an environment that it makes where it is missing.
 # With --quick only the tests that need no training and no processes of their own: under two minutes on two cores.
 # Other arguments go to pytest: tests/run.sh -k schedule
 set -euo pipefail
@@ -13,4 +13,5 @@ fi
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .
 .venv/bin/python -m mypy poc
+.venv/bin/lint-imports
 exec .venv/bin/python -m pytest -q "$@"

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poc import checkpoint
-from poc.checkpoint import Checkpoint
+from poc.train import checkpoint
+from poc.train.checkpoint import Checkpoint
 
 HERE = {"machine": "this"}
 
@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_the_older_ones(tmp_path: Path) -> None:
 import resource, signal
 import numpy as np
 from pathlib import Path
-from poc import checkpoint
+from poc.train import checkpoint
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 large = checkpoint.Checkpoint(step=20, arrays={{"a": np.zeros(100_000)}}, story={{}})

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poc import Fixed, Recipe, Synthetic, clock
+from poc import Fixed, Recipe, Synthetic
 from poc.data import Batch
 from poc.engines import Evaluation
-from poc.hardware import Hardware
-from poc.plan import Run, plan
-from poc.run import train
+from poc.machine.hardware import Hardware
+from poc.plan import plan
+from poc.records import timing
+from poc.run import Run
+from poc.train.run import train
 
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
 
@@ -73,7 +75,7 @@ def drive(
     run: Run, seconds_of_step: Any, *, wait: float = 0.0, loss: Any = lambda step: 1.0, **options: Any
 ) -> SimpleNamespace:
     time = ScriptedTime()
-    watch = clock.Clock(now=time)
+    watch = timing.Clock(now=time)
     session = SlowWhereRealOnesAre(time, seconds_of_step, loss)
     batch = Batch(images=np.zeros((run.total_batch, 3, 1, 1), np.uint8), labels=np.zeros(run.total_batch, np.float32))
 
@@ -95,9 +97,9 @@ def drive(
         time.now += 11.0
     outcome, reason = train(run, session, batches(), list, watch, told.append, **options)  # type: ignore[arg-type]
     windows = [
-        clock.Window(**{k: v for k, v in one.items() if k != "event"}) for one in told if one["event"] == "window"
+        timing.Window(**{k: v for k, v in one.items() if k != "event"}) for one in told if one["event"] == "window"
     ]
-    split = clock.split(watch.elapsed(), watch.parts, windows)
+    split = timing.split(watch.elapsed(), watch.parts, windows)
     return SimpleNamespace(
         outcome=outcome,
         reason=reason,
@@ -122,8 +124,8 @@ def test_an_asynchronous_engine_does_not_fool_the_clock() -> None:
         (2, 20, 1.0),
     ]
     # The window of 5 s a sample is warm-up, and the next one goes too: five steps have to be over.
-    found = clock.throughput(done.windows)
-    assert found == clock.Throughput(median=20.0, spread=0.0, windows=4, dropped=2)
+    found = timing.throughput(done.windows)
+    assert found == timing.Throughput(median=20.0, spread=0.0, windows=4, dropped=2)
     assert done.split == {
         "initialise": 11.0,
         "warmup": 10.0,
@@ -165,13 +167,13 @@ def test_a_run_that_goes_on_does_the_steps_that_are_left(first_step: int) -> Non
 
 def test_the_clock_of_a_run_that_goes_on_leaves_out_the_time_that_was_lost() -> None:
     time = ScriptedTime()
-    before = clock.Clock(now=time)
+    before = timing.Clock(now=time)
     with before.part("initialise"):
         time.now += 5.0
     time.now += 20.0
     kept = before.elapsed(), dict(before.parts)
     time.now += 1000.0
-    after = clock.Clock(now=time)
+    after = timing.Clock(now=time)
     with after.part("initialise"):
         after.resume(*kept)
         time.now += 3.0
@@ -186,7 +188,7 @@ def test_pauses_and_waits_are_booked_where_they_belong() -> None:
     assert done.split["evaluate"] == 14.0
     assert sum(done.split.values()) == pytest.approx(done.wall)
     # 10 samples in 0.5 s of work and 0.25 s of waiting.
-    found = clock.throughput(done.windows)
+    found = timing.throughput(done.windows)
     assert found is not None
     assert found.median == pytest.approx(10 / 0.75)
 
@@ -215,8 +217,8 @@ def test_a_run_without_evaluation_has_none() -> None:
     assert done.split["evaluate"] == 0.0
 
 
-def window(rate: float, steps: int = 5, waited: float = 0.0) -> clock.Window:
-    return clock.Window(epoch=1, start=0.0, steps=steps, samples=1000, seconds=1000 / rate, waited=waited, loss=1.0)
+def window(rate: float, steps: int = 5, waited: float = 0.0) -> timing.Window:
+    return timing.Window(epoch=1, start=0.0, steps=steps, samples=1000, seconds=1000 / rate, waited=waited, loss=1.0)
 
 
 # Rates of the windows, of five steps each, and how many of them are warm-up.
@@ -233,16 +235,16 @@ WARMUPS = [
 
 @pytest.mark.parametrize(("rates", "dropped"), WARMUPS)
 def test_warm_up_ends_where_the_rate_is_stable(rates: list[float], dropped: int) -> None:
-    assert clock.warmup([window(rate) for rate in rates]) == dropped
+    assert timing.warmup([window(rate) for rate in rates]) == dropped
 
 
 def test_spread_is_the_scaled_median_deviation() -> None:
-    found = clock.throughput([window(100)] + [window(rate) for rate in (98, 99, 100, 101, 104)])
+    found = timing.throughput([window(100)] + [window(rate) for rate in (98, 99, 100, 101, 104)])
     assert found is not None
     assert found.median == pytest.approx(100)
     assert found.spread == pytest.approx(1.4826)
     assert (found.windows, found.dropped) == (5, 1)
-    assert clock.throughput([]) is None
+    assert timing.throughput([]) is None
 
 
 @given(
@@ -256,7 +258,7 @@ def test_the_parts_always_add_up_to_the_wall_time(
 ) -> None:
     measured = [window(*one) for one in windows]
     wall = initialise + evaluate + rest + sum(one.seconds for one in measured)
-    split = clock.split(wall, {"initialise": initialise, "evaluate": evaluate}, measured)
+    split = timing.split(wall, {"initialise": initialise, "evaluate": evaluate}, measured)
     assert sum(split.values()) == pytest.approx(wall)
     assert split["rest"] == pytest.approx(rest, abs=1e-6 * max(1.0, wall))
-    assert tuple(split) == clock.PARTS
+    assert tuple(split) == timing.PARTS

@@ -27,9 +27,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poc import data, recordio
-from poc.errors import UserError
+from poc import data
+from poc.data import recordio
 from poc.recipe import CIFAR10, Synthetic, synthetic
+from poc.values import UserError
 
 TRAIN, VALIDATION = 15, 4
 PLAIN = CIFAR10(crop=32, pad=0, mirror=False, jitter=False)

@@ -16,8 +16,9 @@ import pytest
 
 from poc import Recipe, Stale, Synthetic, TwoBit, engines
 from poc.engines import gluon
-from poc.hardware import Hardware
-from poc.plan import Run, plan
+from poc.machine.hardware import Hardware
+from poc.plan import plan
+from poc.run import Run
 from tests import exchange_worker
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,8 @@ import numpy as np
 import psutil
 import pytest
 
-from poc import checkpoint, journal
+from poc.records import journal
+from poc.train import checkpoint
 from tests.conftest import Faults, heed_signals
 
 pytestmark = pytest.mark.faults
@@ -248,7 +249,7 @@ def test_a_run_in_which_nothing_goes_on_is_ended(written: Path, faults: Faults) 
     process = start(written / "training.py", written, "--patience", "3")
     while process.poll() is None and not any((written / "checkpoints").glob("*/worker0-*.npz")):
         time.sleep(0.02)
-    (child,) = [one for one in psutil.Process(process.pid).children() if "poc.run" in one.cmdline()]
+    (child,) = [one for one in psutil.Process(process.pid).children() if "poc.train.run" in one.cmdline()]
     child.suspend()
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 1, said

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from poc import clock, published
+from poc import studies
+from poc.records import timing
 from poc.report import figures
 from poc.report.rows import COLUMNS, EXTRAS
 from tests.test_ways import TWELVE
@@ -26,7 +27,7 @@ def measured(**fields: Any) -> dict[str, Any]:
     row.update(dataset="cifar10 (jpeg)", input_shape="3x28x28", batch_per_device=128, learning_rate=0.05, devices=1)
     row.update(kind="cpu", virtual=False, workers=1, epochs=12, seed=0, outcome="completed", accuracy=0.75, quick=False)
     row.update(samples_per_second=300.0, spread=4.0, windows=40, seconds_per_epoch=166.0, wall_seconds=100.0)
-    row.update(zip((f"{part}_seconds" for part in clock.PARTS), (2.0, 3.0, 80.0, 1.0, 10.0, 0.5, 3.5)))
+    row.update(zip((f"{part}_seconds" for part in timing.PARTS), (2.0, 3.0, 80.0, 1.0, 10.0, 0.5, 3.5)))
     row.update(fields)
     row["total_batch"] = row["batch_per_device"] * max(1, row["devices"])
     return row
@@ -34,7 +35,7 @@ def measured(**fields: Any) -> dict[str, Any]:
 
 def starting_slowly() -> tuple[dict[str, Any], dict[str, Any]]:
     """1,000 samples at 100 samples/s on one device, 200 on two, after 10 s of start each."""
-    work: dict[str, Any] = {f"{part}_seconds": 0.0 for part in clock.PARTS}
+    work: dict[str, Any] = {f"{part}_seconds": 0.0 for part in timing.PARTS}
     work.update(samples_trained=1000, warmup_samples=0, usual_wait_per_sample=0.0, initialise_seconds=10.0)
     one = measured(**{**work, "samples_per_second": 100.0, "wall_seconds": 20.0, "train_seconds": 10.0})
     two = {"devices": 2, "samples_per_second": 200.0, "wall_seconds": 15.0, "train_seconds": 5.0}
@@ -42,7 +43,7 @@ def starting_slowly() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def table(*rows: dict[str, Any], with_published: bool = False) -> pd.DataFrame:
-    published_rows = published.load().astype(object)
+    published_rows = studies.load().astype(object)
     plain = published_rows.where(published_rows.notna(), None).to_dict("records") if with_published else []
     return pd.DataFrame([*plain, *rows], columns=ALL)
 
@@ -247,7 +248,7 @@ def test_the_difference_between_the_speedups_is_the_sum_of_a_bar() -> None:
     common, [bar] = figures.speedup_reconciled(table(one, two))
     assert "weak scaling" in common
     assert bar.label == "2.000 less 1.333"
-    assert tuple(bar.parts) == clock.PARTS
+    assert tuple(bar.parts) == timing.PARTS
     assert bar.parts["initialise"] == pytest.approx(2 - 20 / 15)
     assert sum(abs(part) for part in bar.parts.values()) == pytest.approx(2 - 20 / 15)
 
@@ -266,7 +267,7 @@ def test_the_parts_of_a_bar_add_up_to_the_wall_time() -> None:
     assert [bar.label for bar in bars] == ["lr 0.05", "lr 0.1"]
     assert "batch 128" in common
     for bar in bars:
-        assert tuple(bar.parts) == clock.PARTS
+        assert tuple(bar.parts) == timing.PARTS
         assert sum(bar.parts.values()) == pytest.approx(100.0)
 
 

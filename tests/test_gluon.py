@@ -13,8 +13,9 @@ import pytest
 
 from poc import Muon, Recipe, Synthetic, data, engines, synthetic
 from poc.engines import gluon
-from poc.hardware import GPU, Hardware, detect
-from poc.plan import Run, plan
+from poc.machine.hardware import GPU, Hardware, detect
+from poc.plan import plan
+from poc.run import Run
 
 pytestmark = pytest.mark.slow
 
@@ -186,7 +187,9 @@ def test_which_cards_this_mxnet_runs_on(name: str, capability: tuple[int, int], 
         assert name in reason
 
 
-@pytest.mark.parametrize("module", ["poc", "poc.__main__", "poc.data", "poc.run", "poc.report", "poc.engines.gluon"])
+@pytest.mark.parametrize(
+    "module", ["poc", "poc.__main__", "poc.data", "poc.train.run", "poc.report", "poc.engines.gluon"]
+)
 def test_only_a_session_imports_mxnet(module: str) -> None:
     code = f"import sys, {module}; sys.exit('mxnet' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=HOME).returncode == 0

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from poc import hosts
-from poc.errors import UserError
-from poc.hosts import Hosts
+from poc.train import hosts
+from poc.train.hosts import Hosts
+from poc.values import UserError
 
 pytestmark = pytest.mark.slow
 

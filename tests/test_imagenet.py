@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from poc import ImageNet, data
-from poc.errors import UserError
+from poc.values import UserError
 from tests.test_data import part, record
 
 SIZES = [(300, 400), (256, 256), (500, 333), (100, 120), (257, 600)]

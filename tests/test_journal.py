@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from poc import journal
-from poc.errors import UserError
+from poc.records import journal
+from poc.values import UserError
 
 HOME = Path(__file__).parent.parent
 

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poc import monitor, nvml, topology
-from poc.monitor import Monitor, Reading, Sensor
-from poc.topology import Card, Link, Topology
+from poc.machine import monitor, nvml, topology
+from poc.machine.monitor import Monitor, Reading, Sensor
+from poc.machine.topology import Card, Link, Topology
 
 SECONDS = 10
 GIB = 2**30

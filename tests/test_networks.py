@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Recipe, engines, networks, synthetic
+from poc import Recipe, engines, synthetic
 from poc.data import Batch
 from poc.engines.gluon import compatibility
-from poc.errors import UserError
-from poc.hardware import Hardware
-from poc.networks import NETWORKS
+from poc.machine.hardware import Hardware
 from poc.plan import plan
+from poc.recipe import networks
+from poc.recipe.networks import NETWORKS
+from poc.values import UserError
 
 pytestmark = pytest.mark.slow
 

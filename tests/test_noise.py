@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Fixed, Linear, Muon, Recipe, Synthetic, advice, data, engines, noise
-from poc.hardware import Hardware
-from poc.noise import Norms
+from poc import Fixed, Linear, Muon, Recipe, Synthetic, advice, data, engines
+from poc.machine.hardware import Hardware
 from poc.plan import plan
+from poc.records import noise
+from poc.records.noise import Norms
 
 HOME = Path(__file__).parent.parent
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)

@@ -10,8 +10,9 @@ import pytest
 
 from poc import Fixed, Muon, Recipe, Synthetic, data, engines
 from poc.engines.gluon import compatibility
-from poc.hardware import Hardware
-from poc.plan import Run, plan
+from poc.machine.hardware import Hardware
+from poc.plan import plan
+from poc.run import Run
 
 compatibility.prepare()
 import mxnet as mx  # noqa: E402

@@ -15,9 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from poc import Recipe, Synthetic, hardware, processes
+from poc import Recipe, Synthetic
+from poc.machine import hardware, processes
 from poc.plan import plan
-from poc.run import Place, execute
+from poc.train.run import Place, execute
 from tests.conftest import heed_signals
 
 pytestmark = pytest.mark.slow

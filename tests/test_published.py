@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from poc import published
+from poc import studies as published
 
 COLUMNS = [
     *("study", "infrastructure", "hardware", "framework", "network", "parameters", "dataset", "input_shape"),

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import CIFAR10, Fixed, Muon, Recipe, Synthetic, data, engines, networks
-from poc.hardware import GPU, Hardware, detect
-from poc.plan import Run, plan
+from poc import CIFAR10, Fixed, Muon, Recipe, Synthetic, data, engines
+from poc.machine.hardware import GPU, Hardware, detect
+from poc.plan import plan
+from poc.recipe import networks
 from poc.report import rows
-from poc.run import Place, execute
+from poc.run import Run
+from poc.train.run import Place, execute
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from poc import CIFAR10, Linear, Recipe, Stale, Synthetic, TwoBit, recipe
-from poc.errors import UserError
-from poc.hardware import GPU, Hardware
-from poc.plan import Planned, Run, exchange_label, plan, select
+from poc.machine.hardware import GPU, Hardware
+from poc.plan import Planned, plan, select
+from poc.run import Run, exchange_label
+from poc.values import UserError
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.py"))
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)

@@ -11,7 +11,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from poc import clock, journal, published, report
+from poc import report, studies
+from poc.records import journal, timing
 from poc.report import rows, tables
 
 HOME = Path(__file__).resolve().parent.parent
@@ -242,7 +243,7 @@ def test_known_answers_of_one_record() -> None:
     assert found == {
         name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()
     }
-    assert sum(row[f"{part}_seconds"] for part in clock.PARTS) == pytest.approx(row["wall_seconds"])
+    assert sum(row[f"{part}_seconds"] for part in timing.PARTS) == pytest.approx(row["wall_seconds"])
     assert pd.isna(row["utilisation"])
     assert pd.isna(row["speedup_throughput"])
     assert pd.isna(row["repeats"])
@@ -317,7 +318,7 @@ def test_seeds_are_summed_up() -> None:
 
 
 def test_published_rows_stand_as_they_were_printed() -> None:
-    source = published.load()
+    source = studies.load()
     table = rows.collect(RECORDS)
     table = table[table["origin"] == "published"].reset_index(drop=True)
     assert len(table) == len(source) == 186

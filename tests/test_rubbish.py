@@ -28,15 +28,15 @@ from poc import (
     Steps,
     Synthetic,
     TwoBit,
-    journal,
-    published,
     recipe,
+    studies,
 )
 from poc.__main__ import main
-from poc.errors import UserError
-from poc.hardware import Hardware
+from poc.machine.hardware import Hardware
 from poc.plan import plan
+from poc.records import journal
 from poc.report import rows, tables
+from poc.values import UserError
 from tests import test_data
 from tests.conftest import Faults
 from tests.test_report import record
@@ -233,7 +233,7 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
 
 @THOROUGH
 @given(
-    study=st.sampled_from(published.STUDIES),
+    study=st.sampled_from(studies.STUDIES),
     place=st.floats(0, 1),
     put=st.one_of(
         st.binary(max_size=6), st.sampled_from([b",", b'"', b"\n", b"nan", b"1e999", b"-1", b"\xff", b"\x00"])
@@ -246,13 +246,13 @@ def test_a_published_study_of_rubbish_is_refused_in_one_line_or_read(
     faults.made("rubbish in a published study")
     folder = tmp_path_factory.getbasetemp() / "published"
     if not folder.exists():
-        shutil.copytree(Path(published.__file__).parent, folder)
+        shutil.copytree(Path(studies.__file__).parent, folder)
     path = folder / f"{study}.csv"
     whole = path.read_bytes()
     position = int(place * len(whole))
     path.write_bytes(whole[:position] + put + whole[position + cut :])
     try:
-        assert len(published.load(folder)) > 0
+        assert len(studies.load(folder)) > 0
     except UserError as error:
         _in_one_line(error, names=f"{study}.csv")
     finally:

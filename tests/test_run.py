@@ -17,10 +17,13 @@ import numpy as np
 import psutil
 import pytest
 
-from poc import Recipe, Synthetic, checkpoint, clock, hardware, journal
-from poc import run as running
+from poc import Recipe, Synthetic
+from poc.machine import hardware
 from poc.plan import plan
-from poc.run import Place, execute, forget
+from poc.records import journal, timing
+from poc.train import checkpoint
+from poc.train import run as running
+from poc.train.run import Place, execute, forget
 from tests.test_data import part, record
 from tests.test_imagenet import picture
 
@@ -59,8 +62,8 @@ def test_synthetic_images_are_learnt(machine: hardware.Hardware, tmp_path: Path)
     assert record["dataset"] == "synthetic"
     assert [one["samples"] for one in record["evaluations"]] == [1000] * 4
     assert sum(one["steps"] for one in record["windows"]) == 4 * 80
-    windows = clock.windows_from(record)
-    split = clock.split(record["wall"], record["parts"], windows)
+    windows = timing.windows_from(record)
+    split = timing.split(record["wall"], record["parts"], windows)
     assert sum(split.values()) == pytest.approx(record["wall"], rel=0.01)
     assert all(seconds >= 0 for seconds in split.values())
     assert record["parameters"] > 70_000
@@ -97,7 +100,7 @@ def test_two_workers_train_as_one_and_take_themselves_apart(machine: hardware.Ha
     assert [one["worker"] for one in record["workers"]] == [0, 1]
     assert record["evaluations"][0]["samples"] == 400
     for worker in record["workers"]:
-        split = clock.split(worker["wall"], worker["parts"], clock.windows_from(worker))
+        split = timing.split(worker["wall"], worker["parts"], timing.windows_from(worker))
         assert sum(split.values()) == pytest.approx(worker["wall"])
     detail = record["detail"]
     assert detail["sums_right"] is True
@@ -193,7 +196,7 @@ def test_a_run_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(
     assert any(name.startswith("momentum/") for name in ends[0])
     assert ends[0].keys() == ends[1].keys()
     assert all(np.array_equal(ends[0][name], ends[1][name]) for name in ends[0])
-    split = clock.split(cut["wall"], cut["parts"], clock.windows_from(cut))
+    split = timing.split(cut["wall"], cut["parts"], timing.windows_from(cut))
     assert sum(split.values()) == pytest.approx(cut["wall"])
     assert all(seconds >= 0 for seconds in split.values())
 
@@ -348,10 +351,10 @@ def test_results_do_not_make_a_commit_dirty_and_code_does(tmp_path: Path, monkey
         done = subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    for name in ("poc/hardware.py", "results/journal.jsonl", "results.md"):
+    for name in ("poc/machine/hardware.py", "results/journal.jsonl", "results.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("one\n")
-    monkeypatch.setattr(hardware, "__file__", str(tmp_path / "poc" / "hardware.py"))
+    monkeypatch.setattr(hardware, "__file__", str(tmp_path / "poc" / "machine" / "hardware.py"))
     assert hardware.commit() == ""
     git("init", "--quiet")
     git("add", ".")
@@ -361,7 +364,7 @@ def test_results_do_not_make_a_commit_dirty_and_code_does(tmp_path: Path, monkey
     for name in ("results/journal.jsonl", "results.md"):
         (tmp_path / name).write_text("two\n")
     assert hardware.commit() == clean
-    (tmp_path / "poc/hardware.py").write_text("two\n")
+    (tmp_path / "poc/machine/hardware.py").write_text("two\n")
     assert hardware.commit() == f"{clean}-dirty"
 
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poc import published, scaling
-from poc.clock import PARTS
-from poc.scaling import Estimate
+from poc import studies
+from poc.records.timing import PARTS
+from poc.report import scaling
+from poc.report.scaling import Estimate
 
 
 def row(**fields: Any) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def two(**fields: Any) -> dict[str, Any]:
 
 
 def printed(study: str) -> list[dict[Any, Any]]:
-    table = published.load()
+    table = studies.load()
     found: list[dict[Any, Any]] = table[table["study"] == study].to_dict("records")
     return found
 
@@ -76,8 +77,8 @@ def test_theano_alexnet_on_eight_without_and_with_synchronisation() -> None:
 
 
 def test_all_of_theano_agrees_with_the_study_s_own_way() -> None:
-    table = published.load()
-    apart = published.speedups(table).set_index("printed")
+    table = studies.load()
+    apart = studies.speedups(table).set_index("printed")
     found = {one["printed"]: (series, one) for series in scaling.series(printed("theano_mpi")) for one in series.rows}
     assert len(found) == 16
     for text, (series, one) in found.items():

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poc import Fixed, Linear, SquareRoot, Steps
-from poc.errors import UserError
-from poc.schedule import Schedule, steps_per_epoch
+from poc.recipe.rates import Schedule, steps_per_epoch
+from poc.values import UserError
 
 # The study's own rates: 0.05 for every 128 samples of total batch.
 SCALED = [(64, 0.025), (128, 0.05), (256, 0.1), (512, 0.2), (1024, 0.4), (8192, 3.2)]

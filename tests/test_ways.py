@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from poc.journal import Record
+from poc.records.journal import Record
 from poc.report import figures, rows, tables, ways
 from tests.test_report import record
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from poc.values import value
+from poc.values import UserError, nearest, value
 
 if TYPE_CHECKING:
     from poc.data import Batch
-    from poc.hardware import GPU, Hardware
-    from poc.plan import Run
+    from poc.machine.hardware import GPU, Hardware
+    from poc.run import Run
 
 ENGINES = tuple(found.name for found in pkgutil.iter_modules(__path__) if found.ispkg)
 """By name: the folders beside this file."""
@@ -134,5 +134,7 @@ class Engine(Protocol):
 
 
 def load(name: str) -> Any:
-    """Returns the module of engine `name`, which offers what `Engine` lists."""
+    """Returns the module of engine `name`, which offers what `Engine` lists; raises UserError for another name."""
+    if name not in ENGINES:
+        raise UserError(f"engine: {name!r} is not allowed; {nearest(name, ENGINES)}")
     return importlib.import_module(f"{__name__}.{name}")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from poc import clock, scaling
-from poc.journal import Record
-from poc.report import figures, rows, tables, ways
+from poc.records import timing
+from poc.records.journal import Record
+from poc.report import figures, rows, scaling, tables, ways
 
 Figures = dict[str, tuple[Path, str]]
 
@@ -306,7 +306,7 @@ def _method(records: Sequence[Record]) -> str:
         "- A window is a stretch of steps between two points where all work of the devices is drained; only there is "
         "the clock read. Nothing is waited for in between.",
         "- Throughput is the median over windows after warm-up of samples / seconds, waiting for data included. "
-        f"Warm-up: {clock.WARMUP_RULE}.",
+        f"Warm-up: {timing.WARMUP_RULE}.",
         "- Spread is 1.4826 x the median absolute deviation over these windows, which is the standard deviation if "
         "they are normally distributed. n is their number.",
         "- With several workers a window has the samples of all and the seconds of the slowest.",

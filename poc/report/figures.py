@@ -26,11 +26,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
-from poc import clock, networks, published, scaling
-from poc.journal import Record
-from poc.plan import exchange_label
-from poc.report import ways
+from poc import studies
+from poc.recipe import networks
+from poc.records import timing
+from poc.records.journal import Record
+from poc.report import scaling, ways
 from poc.report.rows import framework
+from poc.run import exchange_label
 from poc.values import value
 
 MAIN_STUDY = "beeva_poc_mxnet"
@@ -293,7 +295,7 @@ def speedup_workers(rows: pd.DataFrame) -> dict[str, list[Series]]:
     without synchronisation they take runs whose steps were measured in parts.
     """
     printed = rows[(rows["origin"] == "published") & rows["train_seconds_per_5120"].notna()]
-    ratios = _plain(published.speedups(printed)) if len(printed) else []
+    ratios = _plain(studies.speedups(printed)) if len(printed) else []
     measured = [series for series in scaling.series(_measured(rows)) if series.kind == scaling.WEAK]
     return {
         "without synchronisation": [
@@ -308,7 +310,7 @@ def speedup_workers(rows: pd.DataFrame) -> dict[str, list[Series]]:
 
 
 def speedup_reconciled(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
-    """What all bars have in common, and what each part of `clock.PARTS` takes from a measured speed-up by throughput.
+    """What all bars have in common, and what each part of `timing.PARTS` takes from a measured speed-up by throughput.
 
     One bar a row of several devices. Its parts add up to the speed-up by throughput less the one by wall time; one that
     adds to the speed-up is negative.
@@ -331,14 +333,14 @@ def speedup_reconciled(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
 
 
 def time_split(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
-    """What all bars have in common, and the seconds of each part of `clock.PARTS` for every measured run.
+    """What all bars have in common, and the seconds of each part of `timing.PARTS` for every measured run.
 
     Runs that completed at least one whole epoch; disturbed ones, whose time was partly others', only where all are.
     """
     members = _calm(_over_epochs(rows))
     common, labels = _distinguish([_description(row) for row in members])
     return common, [
-        Bar(label=label, parts={part: row[f"{part}_seconds"] or 0.0 for part in clock.PARTS})
+        Bar(label=label, parts={part: row[f"{part}_seconds"] or 0.0 for part in timing.PARTS})
         for label, row in zip(labels, members)
     ]
 
@@ -636,7 +638,7 @@ def _as_row(record: Record) -> Row:
 def _over_devices(members: list[Row]) -> list[tuple[list[Row], list[Row]]]:
     """Rows that differ in the number of devices only, batch per device held fixed: those on one device, and the others.
 
-    Beside the series of `poc.scaling`, those of at least two numbers of devices that have no row on one.
+    Beside the series of `poc.report.scaling`, those of at least two numbers of devices that have no row on one.
     """
     found = [
         (list(series.alone), list(series.rows)) for series in scaling.series(members) if series.kind == scaling.WEAK

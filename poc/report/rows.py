@@ -11,9 +11,12 @@ from typing import Any
 
 import pandas as pd
 
-from poc import clock, networks, published, scaling
-from poc.journal import Record
-from poc.plan import Run, exchange_label
+from poc import studies
+from poc.recipe import networks
+from poc.records import timing
+from poc.records.journal import Record
+from poc.report import scaling
+from poc.run import Run, exchange_label
 
 COLUMNS = (
     *("origin", "study", "run_id", "infrastructure", "hardware", "framework", "network", "parameters", "dataset"),
@@ -71,12 +74,12 @@ def collect(records: Sequence[Record]) -> pd.DataFrame:
 
     The columns are `COLUMNS` and `EXTRAS`: text empty where unknown, counts `Int64` and measures `float64`, missing
     where unknown. Units: seconds, samples per second, bytes, fractions of one. Speed-ups are worked out
-    (`poc.scaling`) where the source prints none; a row that is in a weak and in a strong series shows the weak one's.
+    (`poc.report.scaling`) where the source prints none; a row in a weak and in a strong series shows the weak one's.
     A superseded row, which no table but that of the takes shows, has none.
     """
     standing = {id(record) for record in last_takes(records)}
     measured = [{**_row(record), "superseded": id(record) not in standing} for record in ordered(records)]
-    printed = [{**row, "kind": _kind(row)} for row in published.load().to_dict("records")]
+    printed = [{**row, "kind": _kind(row)} for row in studies.load().to_dict("records")]
     shown = [row for row in measured if not row["superseded"]]
     _add_repeats(shown)
     _add_speedups([*shown, *printed])
@@ -141,7 +144,7 @@ def workers(records: Sequence[Record]) -> list[dict[str, Any]]:
             "infrastructure": record["infrastructure"],
             "worker": worker["worker"],
             "wall_seconds": worker["wall"],
-            **_split(worker["wall"], worker["parts"], clock.windows_from(worker)),
+            **_split(worker["wall"], worker["parts"], timing.windows_from(worker)),
         }
         for record in ordered(records)
         for worker in record.get("workers") or []
@@ -151,8 +154,8 @@ def workers(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def _row(record: Record) -> dict[str, Any]:
     run, hardware = record["run"], record["hardware"]
-    windows = clock.windows_from(record)
-    rate = clock.throughput(windows)
+    windows = timing.windows_from(record)
+    rate = timing.throughput(windows)
     steps = sum(window.steps for window in windows)
     accuracies = [one["accuracy"] for one in record["evaluations"]]
     monitored = (record.get("monitor") or {}).get("devices", [])
@@ -297,9 +300,9 @@ def _disturbed(record: Record) -> bool:
     return busy is not None and bool(busy > BUSY * record["hardware"]["cores"])
 
 
-def _epoch_seconds(windows: Sequence[clock.Window], steps_per_epoch: int) -> float | None:
+def _epoch_seconds(windows: Sequence[timing.Window], steps_per_epoch: int) -> float | None:
     """Median over whole epochs of the seconds of their windows: training and waiting for data, no evaluation."""
-    epochs: dict[int, list[clock.Window]] = {}
+    epochs: dict[int, list[timing.Window]] = {}
     for window in windows:
         epochs.setdefault(window.epoch, []).append(window)
     whole = [
@@ -310,8 +313,8 @@ def _epoch_seconds(windows: Sequence[clock.Window], steps_per_epoch: int) -> flo
     return statistics.median(whole) if whole else None
 
 
-def _split(wall: float, parts: dict[str, float], windows: Sequence[clock.Window]) -> dict[str, float]:
-    return {f"{part}_seconds": seconds for part, seconds in clock.split(wall, parts, windows).items()}
+def _split(wall: float, parts: dict[str, float], windows: Sequence[timing.Window]) -> dict[str, float]:
+    return {f"{part}_seconds": seconds for part, seconds in timing.split(wall, parts, windows).items()}
 
 
 def _detail(record: Record) -> dict[str, float | None]:

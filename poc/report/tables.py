@@ -13,11 +13,12 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from poc import clock, networks, noise, scaling
-from poc.journal import Record
-from poc.plan import exchange_label
-from poc.report import ways
+from poc.recipe import networks
+from poc.records import noise, timing
+from poc.records.journal import Record
+from poc.report import scaling, ways
 from poc.report.rows import ordered, workers
+from poc.run import exchange_label
 
 MAIN_STUDY = "beeva_poc_mxnet"
 MAIN_NETWORKS = ("cifar_resnet50_v2", "cifar_resnet110_v2")
@@ -627,7 +628,7 @@ def engines(rows: pd.DataFrame) -> str:
                     "samples/s": f"{_median_rate(others):.1f}",
                     "ratio": f"{statistics.median(ratios):.3f}",
                     "each pair": ", ".join(f"{ratio:.3f}" for ratio in ratios),
-                    "spread": f"{clock.spread(ratios):.3f}" if len(ratios) > 1 else "",
+                    "spread": f"{timing.spread(ratios):.3f}" if len(ratios) > 1 else "",
                     "pairs": str(len(ratios)),
                     "note": first["note"],
                 }
@@ -759,7 +760,7 @@ def split(rows: pd.DataFrame) -> str:
     for row in sorted(_plain(rows), key=_likeness):
         if row["origin"] != "measured" or row["wall_seconds"] is None or row["rest_seconds"] is None:
             continue
-        parts = {part: row[f"{part}_seconds"] for part in clock.PARTS}
+        parts = {part: row[f"{part}_seconds"] for part in timing.PARTS}
         cells.append(
             {
                 **_run_cells(row),
@@ -786,7 +787,7 @@ def worker_split(records: Sequence[Record]) -> str:
                 "id": one["run_id"],
                 "infrastructure": one["infrastructure"],
                 "worker": str(one["worker"]),
-                **{f"{_PART_LABELS[part]} (s)": f"{one[f'{part}_seconds']:.1f}" for part in clock.PARTS},
+                **{f"{_PART_LABELS[part]} (s)": f"{one[f'{part}_seconds']:.1f}" for part in timing.PARTS},
                 "wall (s)": f"{one['wall_seconds']:.1f}",
             }
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from poc import noise, published
-from poc.journal import Record
+from poc import studies
+from poc.records import noise
+from poc.records.journal import Record
 from poc.report.rows import ordered
 from poc.values import value
 
@@ -162,8 +163,8 @@ def comparisons(records: Sequence[Record]) -> list[Comparison]:
 
 def printed(network: str, epochs: int) -> list[dict[Any, Any]]:
     """The published rows of the main study for a network and a number of epochs, missing figures as None."""
-    rows = published.load()
-    chosen = rows[(rows["study"] == published.STUDIES[0]) & (rows["network"] == network) & (rows["epochs"] == epochs)]
+    rows = studies.load()
+    chosen = rows[(rows["study"] == studies.STUDIES[0]) & (rows["network"] == network) & (rows["epochs"] == epochs)]
     plain: list[dict[Any, Any]] = chosen.astype(object).where(chosen.notna(), None).to_dict("records")
     return [row for row in plain if not row["flag"]]
 

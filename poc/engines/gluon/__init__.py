@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from poc.engines import Session
-    from poc.hardware import GPU, Hardware
-    from poc.plan import Run
+    from poc.machine.hardware import GPU, Hardware
+    from poc.run import Run
 
 LAYOUT = "NCHW"
 # The machine code in the wheel, without PTX: a card runs it if its major version is here and its minor is not older.

@@ -13,11 +13,11 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from poc import hosts
 from poc.engines.gluon import launch, optimizers
+from poc.machine import network
 
 if TYPE_CHECKING:
-    from poc.plan import Run
+    from poc.run import Run
 
 # Gradients travel in arrays of about this size: few enough to cost little each, several where a network is large, so
 # that the first are on their way while the others are computed. The size is that of PyTorch's DistributedDataParallel
@@ -209,7 +209,7 @@ class Horovod(BetweenWorkers):
 
     def _connect(self, run: Run) -> None:
         address = os.environ["HOROVOD_HOSTNAME"]
-        os.environ["HOROVOD_GLOO_IFACE"] = hosts.interface(address)
+        os.environ["HOROVOD_GLOO_IFACE"] = network.interface(address)
         launch.check_name_resolves(address)
         import horovod.mxnet  # optional: only where a run asks for it
 

@@ -8,7 +8,8 @@ import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from poc import processes
+from poc.machine import processes
+from poc.machine.network import free_port
 
 LOOPBACK = "127.0.0.1"
 Environment = dict[str, str]
@@ -23,7 +24,7 @@ def parameter_servers(workers: int, servers: int, hosts: Sequence[str]) -> Itera
     """
     common = {
         "DMLC_PS_ROOT_URI": hosts[0],
-        "DMLC_PS_ROOT_PORT": str(_free_port(hosts[0])),
+        "DMLC_PS_ROOT_PORT": str(free_port(hosts[0])),
         "DMLC_NODE_HOST": hosts[0],
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": str(servers),
@@ -49,7 +50,7 @@ def rendezvous(workers: int, hosts: Sequence[str]) -> Iterator[tuple[list[Enviro
     each = workers // len(hosts)
     common = {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0],
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(_free_port(hosts[0])),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(free_port(hosts[0])),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_SIZE": str(workers),
@@ -91,9 +92,3 @@ def check_name_resolves(address: str) -> None:
         raise OSError(f"this host's name, {name}, has no address ({error}); Horovod needs one: {address}") from None
     if found.startswith("127.") and not address.startswith("127."):
         raise OSError(f"this host's name, {name}, leads to {found}; Horovod needs it to lead to {address} (/etc/hosts)")
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

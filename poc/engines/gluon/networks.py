@@ -18,7 +18,7 @@ from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 from mxnet.gluon.model_zoo.vision import resnet as zoo_resnet
 
-from poc.networks import Network
+from poc.recipe.networks import Network
 
 # As in MXNet 0.11's resnet symbol; Gluon's own default epsilon is 1e-5.
 _NORM = {"epsilon": 2e-5, "momentum": 0.9}

@@ -11,7 +11,7 @@ import numpy as np
 from poc import recipe
 
 if TYPE_CHECKING:
-    from poc.plan import Run
+    from poc.run import Run
 
 _ALL = 1_000_000
 

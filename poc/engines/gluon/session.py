@@ -11,15 +11,15 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
-from poc import networks
 from poc.data import Views
 from poc.engines import Evaluation
 from poc.engines.gluon import exchange as exchanges
 from poc.engines.gluon.networks import branch_ends, build, can_fuse
+from poc.recipe import networks
 
 if TYPE_CHECKING:
     from poc.data import Batch
-    from poc.plan import Run
+    from poc.run import Run
 
 _PRODUCTS = 6
 

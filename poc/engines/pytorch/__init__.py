@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from poc.engines import Cluster
 from poc.engines.pytorch import launch
-from poc.networks import network
+from poc.recipe.networks import network
 
 if TYPE_CHECKING:
     import numpy as np
 
     from poc.engines import Session
-    from poc.hardware import GPU, Hardware
-    from poc.plan import Run
+    from poc.machine.hardware import GPU, Hardware
+    from poc.run import Run
 
 LAYOUT = "NHWC"
 _MISSING = "PyTorch is not installed: ./make_environment.sh --torch"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
+
+from poc.machine.network import free_port
 
 LOOPBACK = "127.0.0.1"
 
@@ -14,7 +15,7 @@ def environments(workers: int, hosts: Sequence[str]) -> list[dict[str, str]]:
     each = workers // len(hosts)
     common = {
         "MASTER_ADDR": hosts[0],
-        "MASTER_PORT": str(_free_port(hosts[0])),
+        "MASTER_PORT": str(free_port(hosts[0])),
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(each),
         # Where torchrun started this, its own processes meet at a store that is not the workers'.
@@ -31,9 +32,3 @@ def environments(workers: int, hosts: Sequence[str]) -> list[dict[str, str]]:
         }
         for worker in range(workers)
     ]
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

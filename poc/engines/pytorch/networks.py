@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from poc.engines.pytorch import TORCHVISION
-from poc.networks import Network
+from poc.recipe.networks import Network
 
 # As in MXNet 0.11's resnet symbol; PyTorch's momentum is what is taken of the new value.
 _NORM = {"eps": 2e-5, "momentum": 0.1}

@@ -16,7 +16,7 @@ import torch
 from poc import recipe
 
 if TYPE_CHECKING:
-    from poc.plan import Run
+    from poc.run import Run
 
 
 Tensors = Sequence[torch.Tensor]

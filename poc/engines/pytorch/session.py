@@ -16,15 +16,16 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from poc import hosts, networks
 from poc.data import Views
 from poc.engines import Evaluation
 from poc.engines.pytorch import optimizers
 from poc.engines.pytorch.networks import build
+from poc.machine.network import interface
+from poc.recipe import networks
 
 if TYPE_CHECKING:
     from poc.data import Batch
-    from poc.plan import Run
+    from poc.run import Run
 
 _SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _PRODUCTS = 6
@@ -83,7 +84,7 @@ class TorchSession:
     def _meet(self) -> tuple[int, int]:
         """Joins the other workers, by torchrun's variables; returns this one's number and how many there are."""
         if "POC_OWN_ADDRESS" in os.environ:
-            os.environ["GLOO_SOCKET_IFNAME"] = hosts.interface(os.environ["POC_OWN_ADDRESS"])
+            os.environ["GLOO_SOCKET_IFNAME"] = interface(os.environ["POC_OWN_ADDRESS"])
         dist.init_process_group("nccl" if self._run.kind == "gpu" else "gloo")
         return dist.get_rank(), dist.get_world_size()
 

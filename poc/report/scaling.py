@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from poc.clock import PARTS
+from poc.records.timing import PARTS
 from poc.values import value
 
 Row = Mapping[str, Any]
@@ -70,7 +70,7 @@ class Reconciliation:
     by_throughput: float
     by_wall: float
     parts: dict[str, float]
-    """What each of `poc.clock.PARTS` takes from the speed-up by throughput; negative where it adds to it."""
+    """What each of `poc.records.timing.PARTS` takes from the speed-up by throughput; negative where it adds to it."""
 
 
 @value

@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from poc.clock import spread
 from poc.data import Batch
 from poc.engines import Session
-from poc.plan import Run
+from poc.records.timing import spread
+from poc.run import Run
 
 ROUNDS = 7
 _STEPS_A_WINDOW = 4

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from poc.errors import UserError
-from poc.values import nearest, value
+from poc.values import UserError, nearest, value
 
 MEAN = (123.68, 116.779, 103.939)
 """Subtracted per channel (RGB) from images in 0..255: as in MXNet 0.11's `train_cifar10.py`."""

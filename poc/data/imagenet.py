@@ -12,10 +12,10 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from poc import recordio
-from poc.errors import UserError
-from poc.randomness import CROP_X, CROP_Y, MIRROR, uniform
+from poc.data import recordio
+from poc.data.randomness import CROP_X, CROP_Y, MIRROR, uniform
 from poc.recipe import ImageNet
+from poc.values import UserError
 
 FILES = ("imagenet_train.rec", "imagenet_val.rec")
 _MOST_THREADS = 16

@@ -21,7 +21,7 @@ import psutil
 Lost = tuple[str, str]
 """Which process is to blame, and why."""
 
-_HOME = Path(__file__).resolve().parent.parent
+_HOME = Path(__file__).resolve().parents[2]
 _SCRATCH = "poc-"
 _IN_USE = "in-use"
 _LOOK_SECONDS = 0.1

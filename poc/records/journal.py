@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from poc.errors import UserError
-from poc.plan import Run
+from poc.run import Run
+from poc.values import UserError
 
 SCHEMA = 2
 """Of the records that are written; those of 1 have no checksum."""

@@ -22,7 +22,7 @@ from typing import Any, Callable, NamedTuple
 
 import psutil
 
-from poc import nvml
+from poc.machine import nvml
 from poc.values import value
 
 # A driver in trouble can keep a caller waiting; the run does not wait longer than this for the last reading.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from poc import nvml
+from poc.machine import nvml
 from poc.values import value
 
 # Levels of nvmlDeviceGetTopologyCommonAncestor. Two GPUs on one board (0) meet in the switch of that board.

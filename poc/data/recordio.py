@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from poc.errors import UserError
+from poc.values import UserError
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
 _IMAGE_HEADER = 24

@@ -19,10 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import psutil
-
-from poc.errors import UserError
-from poc.values import value
+from poc.values import UserError, value
 
 PORT = 9199
 """Where the first host listens, unless POC_ADDRESS says otherwise."""
@@ -79,14 +76,6 @@ def find(environment: Mapping[str, str]) -> Hosts | None:
             raise UserError("POC_ADDRESS: it is missing; give the first host's name or IP address, e.g. node1:9199")
         return Hosts(number=number, count=count, address=address if ":" in address else f"{address}:{PORT}")
     return None
-
-
-def interface(address: str) -> str:
-    """The network interface of this host that has the IP `address`, such as "eth0"; raises OSError for none."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
-            return str(name)
-    raise OSError(f"no network interface of this host has the address {address}")
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from poc.errors import UserError
+from poc.values import UserError
 
 STUDIES = ("beeva_poc_mxnet", "theano_mpi", "keras_multi_gpu", "hacksa_horovod", "pmls_caffe")
 

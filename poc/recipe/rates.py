@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Union
 
-from poc.errors import UserError
-from poc.values import nearest, value
+from poc.values import UserError, nearest, positive, value
 
 DECAYS = ("constant", "cosine", "linear", "one-cycle")
 BASE = "base"
@@ -15,17 +14,6 @@ BASE = "base"
 # The last part of a one-cycle, in which the rate falls to zero (Smith 2018 has "a bit of the end" for it).
 _ANNIHILATION = 0.1
 _CYCLE_DEPTH = 0.1
-# Beyond it products of what is allowed would no longer be finite.
-_LARGEST = 1e12
-
-
-def positive(name: str, number: object, *, zero: bool = False) -> None:
-    """Raises UserError unless `number` is a number above zero (or zero, where `zero` allows it)."""
-    allowed = "zero or more" if zero else "above zero"
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not (number > 0 or (zero and number == 0)):
-        raise UserError(f"{name}: {number!r} is not allowed; give a number {allowed}")
-    if number > _LARGEST:
-        raise UserError(f"{name}: {number!r} is not allowed; give at most {_LARGEST:g}")
 
 
 @value

@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from poc.plan import Run
+from poc.run import Run
 
 
 class Progress:

@@ -10,30 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Union
 
-from poc import networks
-from poc.engines import ENGINES
-from poc.errors import UserError
-from poc.schedule import RULES, Linear, positive
-from poc.values import nearest, value
+from poc.recipe import networks
+from poc.recipe.rates import RULES, Linear
+from poc.values import UserError, nearest, positive, value, whole
 
 # Inside one process, between processes, and none at all: the ceiling.
 INSIDE = ("device", "local", "nccl")
 EXCHANGES = (*INSIDE, "dist_sync", "dist_device_sync", "dist_async", "horovod", "independent")
 _IMAGENET_TRAIN = 1_281_167
 _MOST_RUNS = 10_000
-_LARGEST = 2**31 - 1
 NODE = "node"
 """Cores of a worker: a NUMA node's."""
 _SUMMING = ("dist_sync", "dist_device_sync")
 _HALVING = (*_SUMMING, "horovod")
-
-
-def whole(name: str, number: object, *, least: int = 1) -> None:
-    """Raises UserError unless `number` is a whole number of at least `least`, and not absurdly large."""
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise UserError(f"{name}: {number!r} is not allowed; give a whole number of at least {least}")
-    if number > _LARGEST:
-        raise UserError(f"{name}: {number} is not allowed; give at most {_LARGEST}")
 
 
 def _crop(data: Any, size: int) -> None:
@@ -230,7 +219,7 @@ class Recipe:
     """One experiment. Every field that holds a list is a dimension of the grid of runs."""
 
     model: Any
-    """Name of a network (`poc/networks.py`), or a list of names."""
+    """Name of a network (`poc/recipe/networks.py`), or a list of names."""
     data: Any = CIFAR10()
     """What is trained on: `CIFAR10()`, `Synthetic()`, `synthetic("imagenet")` or `ImageNet()`."""
     devices: Any = 0
@@ -261,7 +250,7 @@ class Recipe:
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
     gradient_noise: int | None = None
     """Every so many steps the squared norms of one device's gradient and of all devices' are taken, which give the
-    gradient noise scale (`poc/noise.py`); with several devices, virtual ones too."""
+    gradient noise scale (`poc/records/noise.py`); with several devices, virtual ones too."""
     zero_gamma: bool = False
     """Residual units start as identities: the last batch norm of each with gammas of zero (Goyal et al. 2017), and in
     pre-activation networks ("_v2"), which have a convolution after it, that with weights of zero."""
@@ -450,7 +439,6 @@ def _check(setting: dict[str, Any]) -> None:
     choices = {
         "exchange": EXCHANGES,
         "kind": ("gpu", "cpu"),
-        "engine": ENGINES,
         "dtype": DTYPES,
         "layout": LAYOUTS,
     }

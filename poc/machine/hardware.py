@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from poc import nvml, topology
+from poc.machine import nvml, topology
 from poc.values import value
 
 
@@ -97,7 +97,7 @@ def versions() -> dict[str, str]:
 
 def commit() -> str:
     """The git commit of this checkout, with "-dirty" where its code differs from that; empty outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).resolve().parent.parent)]
+    git = ["git", "-C", str(Path(__file__).resolve().parents[2])]
     # Results change with every run, and say nothing of the code that made them.
     code = [":/", ":(exclude,top)results", ":(exclude,top)results.md"]
     try:

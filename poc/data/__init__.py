@@ -27,9 +27,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from poc import imagenet, recordio
-from poc.errors import UserError
-from poc.randomness import (
+from poc.data import imagenet, recordio
+from poc.data.randomness import (
     CONTRAST,
     CROP_X,
     CROP_Y,
@@ -46,7 +45,8 @@ from poc.randomness import (
     uniform,
 )
 from poc.recipe import CIFAR10, Data, ImageNet, Synthetic
-from poc.schedule import steps_per_epoch
+from poc.recipe.rates import steps_per_epoch
+from poc.values import UserError
 
 # The other cores belong to the training.
 cv2.setNumThreads(1)

@@ -1,0 +1,1 @@
+"""What this machine has, what it does during a run, and the processes on it."""

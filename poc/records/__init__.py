@@ -1,0 +1,1 @@
+"""What came out of runs: on disk, and what it says."""
