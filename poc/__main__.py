@@ -14,11 +14,13 @@ from tabulate import tabulate
 from poc import advice, data, engines, recipe
 from poc.machine import hardware, topology
 from poc.plan import Planned, plan, select
-from poc.recipe import CIFAR10, ImageNet, Synthetic, networks
-from poc.records import journal, noise
-from poc.run import Run, exchange_label
-from poc.train import hosts, measuring
-from poc.train.run import DONE, Place, execute, follow, forget, skipped
+from poc.recipe import CIFAR10, EPOCHS, ImageNet, Synthetic, networks
+from poc.records import journal
+from poc.records.record import COMPLETED, DONE, FAILED
+from poc.run import Run
+from poc.train import breakdown, hosts
+from poc.train.local import Place
+from poc.train.parent import execute, follow, forget, skipped
 from poc.values import UserError, nearest, positive, whole
 
 HOME = Path(__file__).resolve().parent.parent
@@ -122,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds",
         type=int,
         metavar="N",
-        default=measuring.ROUNDS,
-        help=f"of --detail: pairs of windows, with the exchange and without (default: {measuring.ROUNDS})",
+        default=breakdown.ROUNDS,
+        help=f"of --detail: pairs of windows, with the exchange and without (default: {breakdown.ROUNDS})",
     )
     run.set_defaults(command=_run)
 
@@ -183,13 +185,13 @@ def _advise(options: argparse.Namespace) -> int:
     source = Path(options.data).absolute() if options.data else None
     print(f"{_title(planned)}: about {_duration(planned.seconds)}", file=sys.stderr)
     place = Place(source=source, cache=_cache())
-    record = execute(planned.run, place, machine, machine.describe())
-    if record["outcome"] in DONE:
+    record, _ = execute(planned.run, place, machine, machine.describe())
+    if record.outcome in DONE:
         forget(planned.run, place)
-    if record["outcome"] != "completed":
-        print(f"poc: {record['outcome']}: {record['reason']}", file=sys.stderr)
+    if record.outcome != COMPLETED:
+        print(f"poc: {record.outcome}: {record.reason}", file=sys.stderr)
         return 1
-    noisy = noise.of_record(record, first=0.5)
+    noisy = record.noise(first=0.5)
     if noisy is None or noisy.scale is None:
         print("poc: no gradient could be told from the noise: give more --steps", file=sys.stderr)
         return 1
@@ -197,8 +199,9 @@ def _advise(options: argparse.Namespace) -> int:
     advised = advice.advise(found, noisy.scale)
     shorter = 1 / advised.best.samples
     kept = f"as many samples get as far as {shorter:.2f} of them"
-    if setting["steps"] is None and setting["seconds"] is None:
-        kept = f"{setting['epochs']} epochs get as far as {shorter * setting['epochs']:.1f}"
+    if setting.steps is None and setting.seconds is None:
+        epochs = setting.epochs or EPOCHS
+        kept = f"{epochs} epochs get as far as {shorter * epochs:.1f}"
     rows = [
         [
             f"{one.batch}" + (" <-" if one == advised.best else ""),
@@ -301,8 +304,8 @@ def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link
     plans = _planned(options, machine)
     infrastructure = options.infrastructure or machine.describe()
     known = journal.read([path])
-    done = {(r["run_id"], r["infrastructure"]) for r in known if r["outcome"] in DONE}
-    noted = {(r["run_id"], r["infrastructure"]) for r in known}
+    done = {(record.run_id, record.infrastructure) for record in known if record.outcome in DONE}
+    noted = {(record.run_id, record.infrastructure) for record in known}
     if options.again:
         done = set()
     waiting = [
@@ -342,22 +345,19 @@ def _take(
                 continue
             print(f"{title}: about {_duration(one.seconds)}", file=sys.stderr)
             rounds = options.rounds if options.detail else 0
-            record = execute(one.run, place, machine, infrastructure, detail=rounds, others=others)
-            record["price_per_hour"] = options.price
-            interrupted = record.pop("interrupted", False)
+            record, interrupted = execute(one.run, place, machine, infrastructure, detail=rounds, others=others)
             try:
-                journal.append(path, record)
+                journal.append(path, dataclasses.replace(record, price_per_hour=options.price))
             except OSError as error:
                 raise UserError(
                     f"results: no room for the record of {one.run.id} in {path} ({error.strerror}); make some and "
                     "start again: the run goes on from its last checkpoint"
                 ) from error
-            if record["outcome"] in DONE:
-                forget(one.run, place)
-            print(f"  {record['outcome']}" + (f": {record['reason']}" if record["reason"] else ""), file=sys.stderr)
-            if record["outcome"] == "failed":
+            print(f"  {record.outcome}" + (f": {record.reason}" if record.reason else ""), file=sys.stderr)
+            if record.outcome == FAILED:
                 failed.append(one.run.id)
-            if record["outcome"] in DONE:
+            if record.outcome in DONE:
+                forget(one.run, place)
                 done.add(key)  # another recipe may have it, too
             if interrupted:
                 raise KeyboardInterrupt
@@ -392,7 +392,7 @@ def _write_report(options: argparse.Namespace, journals: list[Path]) -> None:
 
     folder = _results(options)
     page = folder / "results.md" if options.results else HOME / "results.md"
-    report.write(journal.read(journals), page=page, folder=folder)
+    report.write([record.to_json() for record in journal.read(journals)], page=page, folder=folder)
     print(f"Written: {page}", file=sys.stderr)
 
 
@@ -432,7 +432,7 @@ def _title(planned: Planned) -> str:
 
 def _exchange(run: Run) -> str:
     """How the gradients travel, where they do."""
-    return exchange_label(run.to_json()) if run.devices > 1 and not run.virtual else ""
+    return run.exchange_label if run.exchanges else ""
 
 
 def _duration(seconds: float) -> str:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from poc.recipe import Muon, Recipe
-from poc.recipe.rates import RULES, Linear
+from poc.recipe import Linear, Recipe
 from poc.records import noise
 from poc.values import value
 
@@ -48,20 +47,17 @@ class Advice:
 def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:
     """A short run of the first setting of `recipe`, on several devices, played in turn where there are fewer."""
     setting = recipe.settings()[0]
-    fields = {field.name: setting[field.name] for field in dataclasses.fields(Recipe) if field.name in setting}
+    fields = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(setting)}
     fields.update(
         devices=_DEVICES,
-        kind="cpu" if setting["devices"] == 0 else setting["kind"],
         virtual=True,
         workers=1,
         cores_per_worker=None,
-        servers=1,
-        slowed=0.0,
+        straggler=0.0,
         exchange="device",
-        compression=None,
-        gradient_bits=32,
-        batch_per_device=min(_LARGEST_PART, setting["batch_per_device"]),
+        batch_per_device=min(_LARGEST_PART, setting.batch_per_device),
         gradient_noise=_LOOK_EVERY,
+        epochs=None,
         steps=steps,
         seeds=1,
         evaluate=False,
@@ -73,13 +69,12 @@ def advise(recipe: Recipe, scale: float) -> Advice:
     """Batch sizes from a sixteenth of the noise scale to sixteen times it, for the first setting of `recipe`.
 
     Its learning rate is taken to be right where it was given: for `per` samples, or where it does not scale for that
-    setting's total batch. Updates of Muon and LARS have one size whatever the gradient's: their rate follows the root.
+    setting's total batch. Where a larger gradient makes no larger update, the best rate follows the root.
     """
     setting = recipe.settings()[0]
-    lr, total = setting["lr"], max(1, setting["devices"]) * setting["batch_per_device"]
-    at = lr.per if isinstance(lr, Linear) else total
-    rate = lr.rate(at) if isinstance(lr, RULES) else float(lr)
-    power = 0.5 if isinstance(setting["optimizer"], Muon) or setting["optimizer"] == "lars" else 1.0
+    at = setting.rate.per if isinstance(setting.rate, Linear) else setting.total_batch
+    rate = setting.rate.at(at)
+    power = 1.0 if setting.optimizer.sized_by_gradient else 0.5
     nearest = round(math.log2(max(1.0, scale)))
     choices = tuple(
         Choice(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from poc import engines
+from poc.engines import Engine
 from poc.machine.hardware import Hardware
-from poc.recipe import AUTO, NODE, Muon, Recipe, Stale, networks
-from poc.recipe.rates import BASE, RULES, Fixed, Steps, steps_per_epoch
+from poc.recipe import AUTO, EPOCHS, NODE, Device, Recipe, Setting, Steps, Training, networks
+from poc.recipe.rates import BASE, steps_per_epoch
 from poc.run import Run
 from poc.values import UserError, value
 
@@ -17,7 +18,7 @@ from poc.values import UserError, value
 _CPU_EFFICIENCY = 0.8
 _GPU_FLOPS = 0.6e12
 _START_SECONDS = 6.0
-# A process with MXNet before it trains, and what of a machine's memory a run may take.
+# A process with an engine before it trains, and what of a machine's memory a run may take.
 _PROCESS_BYTES = 0.6e9
 _MEMORY_SHARE = 0.8
 
@@ -38,39 +39,82 @@ def plan(name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False) 
     planned: dict[str, Planned] = {}
     settings = (recipe.quickened() if quick else recipe).settings()
     # Repetitions are rounds over the whole grid, so that what is compared runs at about the same time.
-    for seed in range(max(setting["seeds"] for setting in settings)):
+    for seed in range(max(setting.seeds for setting in settings)):
         for setting in settings:
-            if seed < setting["seeds"]:
+            if seed < setting.seeds:
                 run, skip = _resolve(name, setting, seed, hardware, quick)
                 planned.setdefault(run.id, Planned(run=run, skip=skip, seconds=estimate(run, hardware)))
     return list(planned.values())
 
 
-def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, quick: bool) -> tuple[Run, str]:
-    replicas = max(1, setting["devices"])
-    kind = "cpu" if setting["devices"] == 0 else setting["kind"]
-    virtual = False
-    skip = ""
-    if kind == "gpu":
-        engine = engines.load(setting["engine"])
-        reasons = [reason for reason in map(engine.unsupported, hardware.gpus) if reason]
-        usable = (len(hardware.gpus) - len(reasons)) * (
-            hardware.hosts if engine.workers(setting["workers"], replicas, False) > 1 else 1
-        )
-        if usable < replicas and setting["virtual"]:
-            virtual = replicas > 1
-            kind = "gpu" if usable else "cpu"
-        elif usable < replicas:
-            skip = f"needs {replicas} GPU{'s' * (replicas > 1)}, this machine has {usable or 'none'}"
-            if reasons:
-                skip += f" that {setting['engine']} can use: {reasons[0]}"
-    elif setting["virtual"]:
-        virtual = replicas > 1
-    workers = engines.load(setting["engine"]).workers(setting["workers"], replicas, virtual)
-    cores = setting["cores_per_worker"]
-    hosts = hardware.hosts if workers > 1 else 1
-    if workers % hosts:
-        skip = f"{workers} workers do not share {hosts} hosts equally"
+class _Devices(NamedTuple):
+    """What plays the devices of a setting here."""
+
+    kind: str
+    virtual: bool
+    skip: str
+
+
+def _resolve(name: str, setting: Setting, seed: int, hardware: Hardware, quick: bool) -> tuple[Run, str]:
+    """The run of one setting, and why it does not run on this machine; empty where it does."""
+    engine = engines.load(setting.engine)
+    devices = _devices(setting, engine, hardware)
+    workers = engine.workers(setting.workers, setting.devices, devices.virtual)
+    cores, too_few_cores = _cores(setting, devices.kind, workers, hardware)
+    passed_on = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
+    resolved = {
+        "kind": devices.kind,
+        "virtual": devices.virtual,
+        "workers": workers,
+        "cores_per_worker": cores,
+        # One replica exchanges nothing.
+        "exchange": setting.exchange if setting.devices > 1 else Device(),
+        "gradient_noise": setting.gradient_noise if setting.devices > 1 else None,
+        "layout": engine.LAYOUT if setting.layout == AUTO else setting.layout,
+    }
+    first = Run(
+        **{**passed_on, **resolved, **_length(setting)},
+        **_schedule(setting),
+        recipe=name,
+        total_batch=setting.total_batch,
+        seed=seed,
+        quick=quick,
+    )
+    precisions = ("bfloat16", "float32") if setting.dtype == AUTO else (setting.dtype,)
+    runs = [dataclasses.replace(first, dtype=dtype) for dtype in precisions]
+    run = next((run for run in runs if not engine.lacks(run, hardware)), runs[-1])
+    uneven = (
+        f"{workers} workers do not share {hardware.hosts} hosts equally" if workers % _hosts(workers, hardware) else ""
+    )
+    reasons = (engine.lacks(run, hardware), _too_large(run, hardware), too_few_cores, uneven, devices.skip)
+    return run, next(filter(None, reasons), "")
+
+
+def _devices(setting: Setting, engine: Engine, hardware: Hardware) -> _Devices:
+    if setting.kind == "cpu":
+        return _Devices("cpu", setting.virtual and setting.devices > 1, "")
+    reasons = [reason for reason in map(engine.unsupported, hardware.gpus) if reason]
+    over_hosts = engine.workers(setting.workers, setting.devices, False) > 1
+    usable = (len(hardware.gpus) - len(reasons)) * (hardware.hosts if over_hosts else 1)
+    if usable >= setting.devices:
+        return _Devices("gpu", False, "")
+    if setting.virtual:
+        return _Devices("gpu" if usable else "cpu", setting.devices > 1, "")
+    skip = f"needs {setting.devices} GPU{'s' * (setting.devices > 1)}, this machine has {usable or 'none'}"
+    if reasons:
+        skip += f" that {setting.engine} can use: {reasons[0]}"
+    return _Devices("gpu", False, skip)
+
+
+def _hosts(workers: int, hardware: Hardware) -> int:
+    """Hosts that take part in a run of so many workers."""
+    return hardware.hosts if workers > 1 else 1
+
+
+def _cores(setting: Setting, kind: str, workers: int, hardware: Hardware) -> tuple[int | None, str]:
+    """Cores that each worker is bound to, and why there are too few of them; empty where there are enough."""
+    hosts = _hosts(workers, hardware)
+    cores: Any = setting.cores_per_worker
     available = hardware.cores * hosts
     if cores == NODE:
         nodes = hardware.numa_nodes or (hardware.cores,)
@@ -78,60 +122,36 @@ def _resolve(name: str, setting: dict[str, Any], seed: int, hardware: Hardware, 
     elif workers > 1 and cores is None and kind == "cpu":
         cores = max(1, available // workers)
     if cores is not None and cores * workers > available:
-        skip = f"needs {cores * workers} cores, this machine has {available}"
-    total = setting["batch_per_device"] * replicas
-    per_epoch = steps_per_epoch(setting["data"].train_samples, total)
-    steps = per_epoch * setting["epochs"]
-    if setting["steps"] is not None:
-        steps = min(steps, setting["steps"])
-    lr = setting["lr"] if isinstance(setting["lr"], RULES) else Fixed(base=setting["lr"])
-    muon = setting["optimizer"] if isinstance(setting["optimizer"], Muon) else None
-    run = Run(
-        recipe=name,
-        model=setting["model"],
-        data=setting["data"],
-        engine=setting["engine"],
-        kind=kind,
-        devices=replicas,
-        virtual=virtual,
-        batch_per_device=setting["batch_per_device"],
-        total_batch=total,
-        lr_rule=str(lr),
-        learning_rate=lr.rate(total),
-        warmup_from=float(lr.base if lr.warmup_from == BASE else lr.warmup_from),
-        warmup_steps=round(lr.warmup_epochs * per_epoch),
-        momentum=float(setting["momentum"]),
-        weight_decay=float(setting["weight_decay"]),
-        epochs=-(-steps // per_epoch),
-        steps_per_epoch=per_epoch,
-        steps=steps,
-        window=min(setting["window"], per_epoch),
-        evaluate=setting["evaluate"],
-        seed=seed,
-        quick=quick,
-        workers=workers,
-        cores_per_worker=cores,
-        restarts=setting["restarts"],
-        decay="steps" if isinstance(lr.decay, Steps) else lr.decay,
-        decay_at=tuple(lr.decay.at) if isinstance(lr.decay, Steps) else (),
-        decay_factor=lr.decay.factor if isinstance(lr.decay, Steps) else 0.1,
-        optimizer="muon" if muon else setting["optimizer"],
-        muon_rate=muon.rate if muon else None,
-        momentum_correction=setting["momentum_correction"],
-        decay_gammas=setting["decay_gammas"],
-        label_smoothing=float(setting["label_smoothing"]),
-        zero_gamma=setting["zero_gamma"],
-        gradient_noise=setting["gradient_noise"] if replicas > 1 else None,
-        dtype="bfloat16" if setting["dtype"] == AUTO else setting["dtype"],
-        layout=engines.load(setting["engine"]).LAYOUT if setting["layout"] == AUTO else setting["layout"],
-        compile=setting["compile"],
-        seconds=None if setting["seconds"] is None else float(setting["seconds"]),
-        **_exchange(setting, replicas),
-    )
-    lacks = engines.load(run.engine).lacks
-    if setting["dtype"] == AUTO and lacks(run, hardware):
-        run = dataclasses.replace(run, dtype="float32")
-    return run, lacks(run, hardware) or _too_large(run, hardware) or skip
+        return cores, f"needs {cores * workers} cores, this machine has {available}"
+    return cores, ""
+
+
+def _length(setting: Setting) -> dict[str, Any]:
+    """The fields of a run that say how long it trains."""
+    per_epoch = steps_per_epoch(setting.data.train, setting.total_batch)
+    steps = setting.steps or per_epoch * (setting.epochs or EPOCHS)
+    return {
+        "epochs": -(-steps // per_epoch),
+        "steps_per_epoch": per_epoch,
+        "steps": steps,
+        "window": min(setting.window, per_epoch),
+        "seconds": None if setting.seconds is None else float(setting.seconds),
+    }
+
+
+def _schedule(setting: Setting) -> dict[str, Any]:
+    """The fields of a run that say which learning rate each step has."""
+    rate, per_epoch = setting.rate, steps_per_epoch(setting.data.train, setting.total_batch)
+    start = rate.base if rate.warmup_from == BASE else rate.warmup_from
+    found: dict[str, Any] = {
+        "lr_rule": str(rate),
+        "learning_rate": rate.at(setting.total_batch),
+        "warmup_from": float(start),
+        "warmup_steps": round(rate.warmup_epochs * per_epoch),
+    }
+    if isinstance(rate.decay, Steps):
+        return {**found, "decay": "steps", "decay_at": tuple(rate.decay.at), "decay_factor": rate.decay.factor}
+    return {**found, "decay": rate.decay}
 
 
 def _too_large(run: Run, hardware: Hardware) -> str:
@@ -147,21 +167,6 @@ def _too_large(run: Run, hardware: Hardware) -> str:
         f"needs about {needed / 2**30:.0f} GiB of memory, this machine has {hardware.memory_bytes / 2**30:.0f}: "
         "take a smaller batch"
     )
-
-
-def _exchange(setting: dict[str, Any], replicas: int) -> dict[str, Any]:
-    """The fields of a run that say how gradients travel: those of any exchange where there is only one replica."""
-    exchange, compression = setting["exchange"], setting["compression"]
-    if replicas == 1:
-        return {"exchange": "device"}
-    return {
-        "exchange": "stale" if isinstance(exchange, Stale) else exchange,
-        "staleness": exchange.bound if isinstance(exchange, Stale) else None,
-        "two_bit": compression.threshold if compression else None,
-        "gradient_bits": setting["gradient_bits"],
-        "servers": setting["servers"],
-        "slowed": float(setting["slowed"]),
-    }
 
 
 def estimate(run: Run, hardware: Hardware) -> float:

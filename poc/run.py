@@ -5,80 +5,52 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from poc.recipe import DATA, Data
+from poc.recipe import DATA, EXCHANGES, OPTIMIZERS, Device, Training
 from poc.recipe.rates import Schedule
-from poc.values import UserError, value
+from poc.values import UserError, field, from_plain, value, words
 
 _LOSS_SCALE = 1024.0
+# In every id, whatever they hold. Any other field counts only where it is not at its default, so that a field which is
+# added later renames no run.
+_FIRST = (
+    *("model", "data", "engine", "kind", "devices", "virtual", "batch_per_device", "total_batch", "window", "evaluate"),
+    *("exchange", "momentum", "weight_decay"),
+)
+_NOT_COMPUTED = ("recipe", "restarts")
+_VARIANTS: dict[str, Mapping[str, type[Any]]] = {"optimizer": OPTIMIZERS, "exchange": EXCHANGES}
+
+
+class _Entry(NamedTuple):
+    """One name of a run's plain form."""
+
+    name: str
+    held: Any
+    default: Any
 
 
 @value
-class Run:
+class Run(Training):
     """One training, fully resolved: nothing after the plan works out a hyper-parameter."""
 
     recipe: str
-    model: str
-    data: Data
-    engine: str
-    kind: str
-    """What plays the devices: "gpu" or "cpu"."""
-    devices: int
-    """Replicas of the network; at least 1."""
-    virtual: bool
-    """The replicas are played in turn by one device."""
-    batch_per_device: int
     total_batch: int
     lr_rule: str
-    learning_rate: float
+    learning_rate: float = field(label="lr {:g}")
     warmup_from: float
     warmup_steps: int
-    momentum: float
-    weight_decay: float
+    decay: str = field(default="constant", label="decay {}")
+    """Of the learning rate after the warm-up; "steps": by `decay_factor` at each share of training in `decay_at`."""
+    decay_at: tuple[float, ...] = ()
+    decay_factor: float = 0.1
     epochs: int
     steps_per_epoch: int
     steps: int
     """Optimizer steps in all."""
-    window: int
-    evaluate: bool
-    exchange: str
     seed: int
     quick: bool
-    workers: int = 1
-    """Processes that the replicas are divided over, equally."""
-    cores_per_worker: int | None = None
-    """CPU cores each worker is bound to; None: all that this machine has."""
-    staleness: int | None = None
-    """Of exchange `stale`: steps that a worker may be ahead of the slowest; None: any number."""
-    two_bit: float | None = None
-    """Threshold of the gradients' compression to two bits; None: no compression."""
-    gradient_bits: int = 32
-    servers: int = 1
-    slowed: float = 0.0
-    """Share by which the last worker's steps are made longer on purpose."""
-    dtype: str = "float32"
-    """Of the layers' arithmetic."""
-    compile: bool = False
-    layout: str = "NCHW"
-    seconds: float | None = None
-    """Training stops at the end of the first window after so many."""
-    decay: str = "constant"
-    """Of the learning rate after the warm-up; "steps": by `decay_factor` at each share of training in `decay_at`."""
-    decay_at: tuple[float, ...] = ()
-    decay_factor: float = 0.1
-    optimizer: str = "sgd"
-    muon_rate: float | None = None
-    """Learning rate of the convolutions, with optimizer "muon"."""
-    momentum_correction: bool = False
-    decay_gammas: bool = True
-    label_smoothing: float = 0.0
-    zero_gamma: bool = False
-    gradient_noise: int | None = None
-    """Steps from one look at the gradients' norms to the next."""
-    restarts: int = 0
-    """How often the run goes on from its last checkpoint after a process of it was lost."""
 
     @property
     def schedule(self) -> Schedule:
@@ -102,65 +74,103 @@ class Run:
         return _LOSS_SCALE if self.dtype == "float16" else 1.0
 
     @property
-    def id(self) -> str:
-        """Stable name of this run: a hash of what it computes, so not of the recipe's name.
+    def exchanges(self) -> bool:
+        """Whether there are gradients that travel, or could: those of several real devices."""
+        return self.devices > 1 and not self.virtual
 
-        A field that has a default counts only where it differs from it, so that one added later renames no run.
+    @property
+    def exchange_label(self) -> str:
+        """How its gradients travel, with all options that are not at their default."""
+        return ", ".join([str(self.exchange), *(label for name, label in words(self).items() if name == "straggler")])
+
+    @property
+    def whole_epochs(self) -> bool:
+        """Whether it trains to the end of an epoch, and is not cut short by steps or seconds."""
+        return self.steps == self.epochs * self.steps_per_epoch and self.seconds is None
+
+    @property
+    def id(self) -> str:
+        """Stable name of this run: a hash of what it computes, so not of the recipe's name."""
+        return hashlib.sha256(self.key().encode()).hexdigest()[:10]
+
+    def key(self, *besides: str) -> str:
+        """What is the same for runs that compute the same but for the fields `besides`, named as in `to_json`.
+
+        The one definition of "the same run but for ...". An option of an optimizer or exchange goes with it.
         """
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        computed = {
-            name: field
-            for name, field in self.to_json().items()
-            if name not in ("recipe", "restarts") and field != defaults[name]
-        }
-        # The same rule for fields of the data.
-        for later in ("fixed", "on_device"):
-            if not computed["data"].get(later, True):
-                computed["data"].pop(later)
-        return hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()[:10]
+        left_out = {*besides, *_NOT_COMPUTED}
+        for name, kinds in _VARIANTS.items():
+            if name in besides:
+                left_out |= {entry for kind in kinds.values() for entry in _options(kind)}
+        return json.dumps(
+            {
+                entry.name: entry.held
+                for entry in self._entries()
+                if entry.name not in left_out and (entry.name in _FIRST or entry.held != entry.default)
+            },
+            sort_keys=True,
+        )
+
+    def differs(self, other: Run) -> list[str]:
+        """The names, as in `to_json`, of what this run does in another way than `other`."""
+        left, right = self.to_json(), other.to_json()
+        names = [name for name in {**left, **right} if name not in _NOT_COMPUTED]
+        return [name for name in names if left.get(name) != right.get(name)]
+
+    def _entries(self) -> Iterator[_Entry]:
+        """Its plain form: the options of optimizer and exchange stand beside their names."""
+        for declared in dataclasses.fields(self):
+            held = getattr(self, declared.name)
+            if declared.name in _VARIANTS:
+                yield _Entry(declared.name, held.name, declared.default.name)
+                for option in dataclasses.fields(held):
+                    unset = None if option.default is dataclasses.MISSING else option.default
+                    yield _Entry(_json_name(option), getattr(held, option.name), unset)
+            elif declared.name == "data":
+                # The same rule as for fields of a run: these came later.
+                later = {"fixed", "on_device"}
+                fields = {k: v for k, v in dataclasses.asdict(held).items() if v or k not in later}
+                yield _Entry("data", {"name": held.name, **fields}, None)
+            else:
+                yield _Entry(_json_name(declared), held, declared.default)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes the same run."""
-        fields = dataclasses.asdict(self)
-        return {**fields, "data": {"name": self.data.name, **fields["data"]}}
+        return {entry.name: entry.held for entry in self._entries()}
 
     @staticmethod
-    def from_json(fields: dict[str, Any]) -> Run:
-        """The run that `to_json` wrote; raises UserError where it did not write that."""
-        kinds = {field.name: str(field.type) for field in dataclasses.fields(Run)}
-        wrong = [name for name, held in fields.items() if not _fits(kinds.get(name, ""), held)]
-        if wrong:
-            raise UserError(f"its {wrong[0]} is {fields[wrong[0]]!r}")
-        kind = dict(fields["data"])
-        data = DATA[kind.pop("name")](**kind)
-        return Run(**{**fields, "data": data, "decay_at": tuple(fields.get("decay_at", ()))})
+    def from_json(fields: Mapping[str, Any]) -> Run:
+        """The run that `to_json` wrote, in this version or an earlier one; raises UserError for anything else."""
+        left = dict(fields)
+        held: dict[str, Any] = {}
+        for name, kinds in _VARIANTS.items():
+            kind = kinds.get(left.pop(name, next(iter(kinds))))
+            if kind is None:
+                raise UserError(f"its {name} is {fields[name]!r}")
+            given = {option: left[entry] for entry, option in _options(kind).items() if entry in left}
+            held[name] = from_plain(kind, given)
+            # Earlier versions wrote the options of all kinds, those of others at their default.
+            for other in kinds.values():
+                for entry in _options(other):
+                    left.pop(entry, None)
+        if left.get("devices") == 1:  # earlier plans named what it would have exchanged
+            held["exchange"] = Device()
+        data = dict(left.pop("data"))
+        held["data"] = from_plain(DATA[data.pop("name")], data)
+        names = {_json_name(declared): declared.name for declared in dataclasses.fields(Run)}
+        held.update({names.get(name, name): given for name, given in left.items()})
+        return from_plain(Run, held)
 
 
-def _fits(kind: str, held: object) -> bool:
-    """Whether what JSON holds is of the kind that a field of `Run` is annotated with."""
-    if kind == "Data":
-        return isinstance(held, dict) and held.get("name") in tuple(DATA)
-    if kind.startswith("tuple"):
-        return isinstance(held, (list, tuple)) and all(_fits("float", one) for one in held)
-    if kind.endswith(" | None") and held is None:
-        return True
-    kinds: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": (int, float)}
-    plain = kinds.get(kind.removesuffix(" | None"))
-    return plain is not None and isinstance(held, plain) and (isinstance(held, bool) == (plain is bool))
+def _json_name(declared: dataclasses.Field[Any]) -> str:
+    return str(declared.metadata.get("json", declared.name))
+
+
+def _options(kind: type[Any]) -> dict[str, str]:
+    """The fields of an optimizer or exchange: its name in a run's plain form, and its own."""
+    return {_json_name(declared): declared.name for declared in dataclasses.fields(kind)}
 
 
 def exchange_label(run: Mapping[str, Any]) -> str:
-    """How the gradients of `run`, in the form of `Run.to_json`, travel: with all options not left at their default."""
-    words = [run["exchange"]]
-    if run["exchange"] == "stale":
-        bound = run.get("staleness")
-        words = ["stale, " + ("no bound" if bound is None else f"bound {bound}")]
-    if run.get("two_bit") is not None:
-        words.append(f"2-bit (threshold {run['two_bit']:g})")
-    if run.get("gradient_bits", 32) != 32:
-        words.append(f"{run['gradient_bits']}-bit")
-    if run.get("servers", 1) > 1:
-        words.append(f"{run['servers']} servers")
-    if run.get("slowed"):
-        words.append(f"last worker slowed by {run['slowed']:.0%}")
-    return ", ".join(words)
+    """How the gradients of a run in its plain form travel."""
+    return Run.from_json(run).exchange_label if "steps_per_epoch" in run else str(run["exchange"])

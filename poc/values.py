@@ -4,69 +4,200 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 T = TypeVar("T")
+Check = Callable[[str, Any], None]
+"""Takes the name of a field and what it holds; raises UserError where it may not hold that."""
 
 _LARGEST_WHOLE = 2**31 - 1
 # Beyond it products of what is allowed would no longer be finite.
 _LARGEST_NUMBER = 1e12
+_LARGEST_READ = 1e100
+_SCALARS: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": (int, float)}
 
 
 class UserError(Exception):
     """A mistake in a recipe, an option or a file: one line that names it, what is allowed and how to mend it."""
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """Returns a hint such as "did you mean 'epochs'?", or the list of what is valid where nothing is near."""
+def nearest(name: object, valid: Iterable[str]) -> str:
+    """A hint such as "did you mean 'epochs'?", or the list of what is valid where nothing is near."""
     options = sorted(valid)
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else "valid: " + ", ".join(options)
 
 
+def refuse(name: str, given: object, allowed: str) -> UserError:
+    """The error for a field that holds what it may not."""
+    return UserError(f"{name}: {given!r} is not allowed; {allowed}")
+
+
 def whole(name: str, number: object, *, least: int = 1) -> None:
     """Raises UserError unless `number` is a whole number of at least `least`, and not absurdly large."""
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise UserError(f"{name}: {number!r} is not allowed; give a whole number of at least {least}")
+        raise refuse(name, number, f"give a whole number of at least {least}")
     if number > _LARGEST_WHOLE:
-        raise UserError(f"{name}: {number} is not allowed; give at most {_LARGEST_WHOLE}")
+        raise refuse(name, number, f"give at most {_LARGEST_WHOLE}")
+
+
+def whole_or_zero(name: str, number: object) -> None:
+    """Raises UserError unless `number` is zero or a whole number above it."""
+    whole(name, number, least=0)
 
 
 def positive(name: str, number: object, *, zero: bool = False) -> None:
     """Raises UserError unless `number` is a number above zero (or zero, where `zero` allows it)."""
     allowed = "zero or more" if zero else "above zero"
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not (number > 0 or (zero and number == 0)):
-        raise UserError(f"{name}: {number!r} is not allowed; give a number {allowed}")
+        raise refuse(name, number, f"give a number {allowed}")
     if number > _LARGEST_NUMBER:
-        raise UserError(f"{name}: {number!r} is not allowed; give at most {_LARGEST_NUMBER:g}")
+        raise refuse(name, number, f"give at most {_LARGEST_NUMBER:g}")
+
+
+def positive_or_zero(name: str, number: object) -> None:
+    """Raises UserError unless `number` is zero or above it."""
+    positive(name, number, zero=True)
+
+
+def share(name: str, number: Any) -> None:
+    """Raises UserError unless `number` is from 0 to below 1."""
+    positive(name, number, zero=True)
+    if number >= 1:
+        raise refuse(name, number, "give a number from 0 to below 1")
+
+
+def flag(name: str, given: object) -> None:
+    """Raises UserError unless `given` is True or False."""
+    if not isinstance(given, bool):
+        raise refuse(name, given, "give True or False")
+
+
+def choice(valid: Sequence[Any]) -> Check:
+    """A check that allows what is in `valid` alone."""
+
+    def check(name: str, given: object) -> None:
+        if given not in valid:
+            raise refuse(name, given, nearest(given, map(str, valid)))
+
+    return check
+
+
+def optional(check: Check) -> Check:
+    """A check that allows None, too."""
+    return lambda name, given: None if given is None else check(name, given)
+
+
+def field(*, default: Any = dataclasses.MISSING, check: Check | None = None, **metadata: Any) -> Any:
+    """A field of a `value` with its default, the check of what it may hold, and what else is to be known of it."""
+    return dataclasses.field(default=default, metadata={"check": check, **metadata})
+
+
+def checked(held: Any, prefix: str = "") -> None:
+    """Raises UserError for the first field of the value `held` that holds what it may not, named after `prefix`."""
+    for declared in dataclasses.fields(held):
+        check = declared.metadata.get("check")
+        if check is not None:
+            check(f"{prefix}{declared.name}", getattr(held, declared.name))
+
+
+def words(held: Any) -> dict[str, str]:
+    """Every field of the value `held` that has a label and is not at its default, by name: what it holds, in words.
+
+    A label is a format ("lr {:g}") or a function of what the field holds.
+    """
+    said = {}
+    for declared in dataclasses.fields(held):
+        label, given = declared.metadata.get("label"), getattr(held, declared.name)
+        if label is not None and given != declared.default:
+            said[declared.name] = label(given) if callable(label) else label.format(given)
+    return said
+
+
+def to_plain(held: Any) -> Any:
+    """What JSON can hold of a value, from which `from_plain` makes it again; it may have a `to_json` of its own."""
+    if isinstance(held, (tuple, list)):
+        return [to_plain(item) for item in held]
+    if not dataclasses.is_dataclass(held) or isinstance(held, type):
+        return held
+    if hasattr(held, "to_json"):
+        return held.to_json()
+    return {declared.name: to_plain(getattr(held, declared.name)) for declared in dataclasses.fields(held)}
+
+
+def from_plain(cls: type[T], plain: Mapping[str, Any]) -> T:
+    """The value of type `cls` whose fields JSON held as `plain`; raises UserError where one does not fit its type.
+
+    A missing field has its default. Types: str, bool, int, float, Any, other values, tuples and dicts of these, and
+    None where the annotation says so. Numbers have to be finite.
+    """
+    names: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        names.update(vars(sys.modules[base.__module__]))
+    if not isinstance(plain, Mapping):
+        raise UserError(f"{cls.__name__}: {plain!r} holds no fields")
+    kinds = {declared.name: str(declared.type) for declared in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    held = {name: _from_plain(name, kinds.get(name, "Any"), given, names) for name, given in plain.items()}
+    return cls(**held)
+
+
+def _from_plain(name: str, kind: str, given: Any, names: Mapping[str, Any]) -> Any:
+    if kind.endswith(" | None"):
+        return None if given is None else _from_plain(name, kind[: -len(" | None")], given, names)
+    container, _, inner = kind.partition("[")
+    inner = inner[:-1]
+    if container == "tuple" and isinstance(given, (list, tuple)):
+        each = [inner[: -len(", ...")]] * len(given) if inner.endswith(", ...") else inner.split(", ")
+        if len(each) == len(given):
+            return tuple(_from_plain(name, *pair, names) for pair in zip(each, given))
+    elif container == "dict" and isinstance(given, dict):
+        of = inner.partition(", ")[2]
+        return {key: _from_plain(f"{name}.{key}", of, one, names) for key, one in given.items()}
+    elif container in _SCALARS:
+        number = not isinstance(given, (int, float)) or abs(given) < _LARGEST_READ
+        if isinstance(given, _SCALARS[container]) and isinstance(given, bool) == (container == "bool") and number:
+            return given
+    elif container == "Any" or isinstance(given, names[container]):
+        return given
+    elif dataclasses.is_dataclass(names[container]) and isinstance(given, dict):
+        return from_plain(names[container], given)
+    raise UserError(f"its {name} is {str(given)[:40]!r}")
 
 
 def _value(cls: type[T]) -> type[T]:
-    # The only field of a value may go without its name.
-    cls = dataclasses.dataclass(frozen=True)(cls)
-    generated: Callable[..., None] = cls.__init__
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    names = {field.name for field in fields}
-    required = {
-        field.name
-        for field in fields
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
+    # A constructor of our own: dataclass(kw_only=True) needs Python 3.10, and does not say which field was meant.
+    cls = dataclasses.dataclass(frozen=True, init=False)(cls)
+    fields = {declared.name: declared for declared in dataclasses.fields(cls)}  # type: ignore[arg-type]
 
-    # dataclass(kw_only=True) needs Python 3.10, and its TypeError does not say which field was meant.
+    required = [
+        name for name, declared in fields.items() if declared.default is declared.default_factory is dataclasses.MISSING
+    ]
+    nameless = required or list(fields)
+
     def construct(self: Any, *positional: Any, **given: Any) -> None:
-        if len(positional) == len(fields) == 1 and not given:
-            given = {fields[0].name: positional[0]}
+        # The only field that has to be given may go without its name.
+        if len(positional) == len(nameless) == 1 and nameless[0] not in given:
+            given = {nameless[0]: positional[0], **given}
         elif positional:
-            raise UserError(f"{cls.__name__}: fields are named, e.g. {sorted(names)[0]}=...; got {positional[0]!r}")
+            raise UserError(f"{cls.__name__}: fields are named, e.g. {sorted(fields)[0]}=...; got {positional[0]!r}")
         for name in given:
-            if name not in names:
-                raise UserError(f"{cls.__name__}: no field {name!r}; {nearest(name, names)}")
-        missing = [field.name for field in fields if field.name in required - given.keys()]
-        if missing:
-            raise UserError(f"{cls.__name__}: field {missing[0]!r} is missing")
-        generated(self, **given)
+            if name not in fields:
+                raise UserError(f"{cls.__name__}: no field {name!r}; {nearest(name, fields)}")
+        for name, declared in fields.items():
+            if name in given:
+                held = given[name]
+            elif name in required:
+                raise UserError(f"{cls.__name__}: field {name!r} is missing")
+            elif declared.default is dataclasses.MISSING:
+                held = declared.default_factory()  # type: ignore[misc]
+            else:
+                held = declared.default
+            object.__setattr__(self, name, held)
+        finish = getattr(self, "__post_init__", None)
+        if finish is not None:
+            finish()
 
     cls.__init__ = construct  # type: ignore[method-assign]
     return cls
@@ -75,7 +206,7 @@ def _value(cls: type[T]) -> type[T]:
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 
-    @dataclass_transform(frozen_default=True, kw_only_default=True)
+    @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, dataclasses.field))
     def value(cls: type[T]) -> type[T]: ...
 else:
     value = _value

@@ -7,12 +7,11 @@ Cost: about 7 h on two CPU cores, and an hour for those of the study's rows that
     ./run_all.sh batch_and_rate
 """
 
-from poc import CIFAR10, Fixed, Linear, Muon, Recipe
+from poc import CIFAR10, SGD, Fixed, Linear, Muon, Recipe
 
 STUDY = dict(
     data=CIFAR10(crop=28, jitter=True),
-    optimizer="sgd",
-    momentum=0.9,
+    optimizer=SGD(),
     label_smoothing=0.0,
     zero_gamma=False,
 )
@@ -20,9 +19,13 @@ STUDY = dict(
 # All of each image, moved by up to two pixels: more of it is seen than in a crop of 28, for 1.3 times the arithmetic.
 WHOLE = CIFAR10(crop=32, pad=2, jitter=False)
 # Of a total batch of 128.
-SMALL = dict(data=WHOLE, optimizer=Muon(rate=0.03), lr=Fixed(base=0.3, warmup_epochs=0.5, decay="linear"))
+SMALL = dict(
+    data=WHOLE, optimizer=Muon(rate=0.03, momentum=0.85), lr=Fixed(base=0.3, warmup_epochs=0.5, decay="linear")
+)
 # The first trial: fast enough for ResNet-20, too fast for a network of fifty layers.
-FAST = dict(optimizer=Muon(rate=0.2), lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear"), zero_gamma=False)
+FAST = dict(
+    optimizer=Muon(rate=0.2, momentum=0.85), lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear"), zero_gamma=False
+)
 
 recipe = Recipe(
     model="cifar_resnet50_v2",
@@ -31,17 +34,16 @@ recipe = Recipe(
     dtype="auto",
     gradient_noise=10,
     data=CIFAR10(crop=28, pad=0, jitter=False),
-    optimizer=Muon(rate=0.05),
-    momentum=0.85,
+    optimizer=Muon(rate=0.05, momentum=0.85),
     label_smoothing=0.1,
     zero_gamma=True,
     lr=Fixed(base=0.5, warmup_epochs=0.5, decay="linear"),
-    only=[
+    cases=[
         dict(devices=8, batch_per_device=512),
         dict(devices=8, batch_per_device=512, **FAST),
         dict(devices=8, batch_per_device=128, data=[CIFAR10(crop=28, pad=0, jitter=False), WHOLE]),
-        dict(devices=0, batch_per_device=128, **SMALL),
-        dict(devices=0, batch_per_device=128, data=CIFAR10(crop=32, pad=4, jitter=False)),
+        dict(kind="cpu", batch_per_device=128, **SMALL),
+        dict(kind="cpu", batch_per_device=128, data=CIFAR10(crop=32, pad=4, jitter=False)),
         dict(devices=8, batch_per_device=512, **STUDY, lr=[3.2, 0.4]),
         dict(devices=8, batch_per_device=128, **STUDY, lr=0.4),
         dict(devices=8, batch_per_device=256),
@@ -58,7 +60,7 @@ recipe = Recipe(
             dtype="float32",
             gradient_noise=None,
         ),
-        dict(devices=0, batch_per_device=128, **STUDY, lr=0.05, dtype="float32"),
+        dict(kind="cpu", batch_per_device=128, **STUDY, lr=0.05, dtype="float32"),
     ],
     quick=dict(
         model="cifar_resnet20_v2",
@@ -68,6 +70,6 @@ recipe = Recipe(
         steps=22,
         window=2,
         gradient_noise=None,
-        only=[dict(**STUDY, lr=0.4), dict(lr=Fixed(base=0.5, decay="linear"))],
+        cases=[dict(**STUDY, lr=0.4), dict(lr=Fixed(base=0.5, decay="linear"))],
     ),
 )

@@ -11,11 +11,11 @@ from poc import Recipe, synthetic
 recipe = Recipe(
     model="cifar_resnet20_v2",
     data=synthetic("cifar", fixed=False),
-    devices=[0, 1],
+    kind=["cpu", "gpu"],
     batch_per_device=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384],
     lr=0.01,
     seconds=15,
     window=3,
     evaluate=False,
-    quick=dict(devices=0, batch_per_device=[16, 16384], seconds=2),
+    quick=dict(kind="cpu", batch_per_device=[16, 16384], seconds=2),
 )

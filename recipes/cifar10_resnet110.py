@@ -11,8 +11,8 @@ recipe = Recipe(
     model="cifar_resnet110_v2",
     data=CIFAR10(crop=28, jitter=True),
     epochs=12,
-    only=[
-        dict(devices=[0, 1], batch_per_device=128, lr=0.05),
+    cases=[
+        dict(kind=["cpu", "gpu"], batch_per_device=128, lr=0.05),
         dict(devices=8, batch_per_device=512, lr=0.4),
     ],
 )

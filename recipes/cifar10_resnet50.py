@@ -12,11 +12,11 @@ recipe = Recipe(
     data=CIFAR10(crop=28, jitter=True),
     epochs=12,
     exchange="device",
-    only=[
+    cases=[
         # The study's CPU rows, and its reference setting for comparison with the GPUs.
-        dict(devices=0, batch_per_device=128, lr=0.05),
-        dict(devices=0, batch_per_device=256, lr=0.05),
-        dict(devices=0, batch_per_device=512, lr=[0.05, 0.4]),
+        dict(kind="cpu", batch_per_device=128, lr=0.05),
+        dict(kind="cpu", batch_per_device=256, lr=0.05),
+        dict(kind="cpu", batch_per_device=512, lr=[0.05, 0.4]),
         # The learning rate as it came, whatever the total batch.
         dict(devices=[1, 2, 4, 8], batch_per_device=64, lr=0.05),
         dict(devices=4, batch_per_device=64, lr=0.2),

@@ -11,6 +11,7 @@ from poc import CIFAR10, Recipe
 recipe = Recipe(
     model=["cifar_resnet50_v2", "cifar_resnet110_v2"],
     data=CIFAR10(crop=28, jitter=True),
+    kind="cpu",
     batch_per_device=[64, 128, 256, 512],
     dtype=["float32", "bfloat16"],
     lr=0.05,

@@ -7,7 +7,7 @@ Cost: about 20 min on two CPU cores.
     ./run_all.sh exchanges --detail
 """
 
-from poc import CIFAR10, Recipe, Stale, TwoBit
+from poc import CIFAR10, DistSync, Horovod, Recipe, Stale
 
 recipe = Recipe(
     model="cifar_resnet50_v2",
@@ -19,22 +19,20 @@ recipe = Recipe(
     steps=60,
     window=5,
     evaluate=False,
-    only=[
+    cases=[
         dict(devices=1),
         dict(devices=2, workers=2, exchange="independent"),
         # Inside one process, whose two CPU devices share both cores.
         dict(devices=2, cores_per_worker=2, exchange=["local", "device", "independent"]),
         dict(devices=2, workers=2, exchange=["dist_sync", "dist_device_sync", "dist_async", Stale(0), Stale(2)]),
-        dict(devices=2, workers=2, exchange="dist_sync", servers=2),
-        dict(devices=2, workers=2, exchange="dist_sync", gradient_bits=16),
-        dict(devices=2, workers=2, exchange="dist_sync", compression=TwoBit(threshold=0.5)),
-        dict(devices=2, workers=2, exchange="horovod", gradient_bits=[32, 16]),
+        dict(devices=2, workers=2, exchange=[DistSync(servers=2), DistSync(gradient_bits=16), DistSync(two_bit=0.5)]),
+        dict(devices=2, workers=2, exchange=["horovod", Horovod(gradient_bits=16)]),
     ],
     quick=dict(
         model="cifar_resnet20_v2",
         steps=12,
         window=4,
-        only=[
+        cases=[
             dict(devices=2, workers=2, exchange="independent"),
             dict(devices=2, workers=2, exchange=["dist_sync", "dist_async"]),
         ],

@@ -9,83 +9,24 @@ Cost: about 5 min on two CPU cores, about a minute a row on GPUs.
 
 from poc import Recipe, synthetic
 
+CIFAR = ["cifar_vgg19", "cifar_resnet50_v2"]
+INCEPTION = dict(model="inception_v4", data=synthetic("imagenet", size=299))
+
 recipe = Recipe(
     model="cifar_vgg19",
     data=synthetic("cifar"),
+    workers="per-device",
+    exchange="horovod",
     lr=0.01,
     evaluate=False,
-    only=[
-        dict(model=["cifar_vgg19", "cifar_resnet50_v2"], devices=1, batch_per_device=128, steps=200, window=20),
-        dict(
-            model=["cifar_vgg19", "cifar_resnet50_v2"],
-            devices=2,
-            workers=2,
-            exchange="horovod",
-            batch_per_device=128,
-            steps=200,
-            window=20,
-        ),
-        dict(
-            model=["cifar_vgg19", "cifar_resnet50_v2"],
-            devices=4,
-            workers=4,
-            exchange="horovod",
-            batch_per_device=128,
-            steps=200,
-            window=20,
-        ),
-        dict(
-            model="inception_v4",
-            data=synthetic("imagenet", size=299),
-            devices=[1],
-            batch_per_device=32,
-            steps=100,
-            window=10,
-        ),
-        dict(
-            model="inception_v4",
-            data=synthetic("imagenet", size=299),
-            devices=4,
-            workers=4,
-            exchange="horovod",
-            batch_per_device=32,
-            steps=100,
-            window=10,
-        ),
-        dict(
-            model=["cifar_vgg19", "cifar_resnet50_v2"],
-            kind="cpu",
-            devices=1,
-            cores_per_worker=1,
-            batch_per_device=32,
-            steps=20,
-            window=2,
-        ),
-        dict(
-            model=["cifar_vgg19", "cifar_resnet50_v2"],
-            kind="cpu",
-            devices=2,
-            workers=2,
-            cores_per_worker=1,
-            exchange="horovod",
-            batch_per_device=32,
-            steps=20,
-            window=2,
-        ),
-        dict(
-            model="inception_v4",
-            data=synthetic("imagenet", size=299),
-            devices=0,
-            batch_per_device=4,
-            steps=14,
-            window=1,
-        ),
+    cases=[
+        dict(model=CIFAR, devices=[1, 2, 4], batch_per_device=128, steps=200, window=20),
+        dict(**INCEPTION, devices=[1, 4], batch_per_device=32, steps=100, window=10),
+        dict(model=CIFAR, kind="cpu", devices=[1, 2], cores_per_worker=1, batch_per_device=32, steps=20, window=2),
+        dict(**INCEPTION, kind="cpu", batch_per_device=4, steps=14, window=1),
     ],
     quick=dict(
-        only=[
-            dict(kind="cpu", devices=1, cores_per_worker=1, batch_per_device=8),
-            dict(kind="cpu", devices=2, workers=2, cores_per_worker=1, exchange="horovod", batch_per_device=8),
-        ],
+        cases=[dict(kind="cpu", devices=[1, 2], cores_per_worker=1, batch_per_device=8)],
         steps=6,
         window=1,
     ),

@@ -16,13 +16,11 @@ recipe = Recipe(
     steps=100,
     window=10,
     evaluate=False,
-    only=[
+    cases=[
         dict(kind="cpu", cores_per_worker=1, devices=1),
         dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, exchange=["horovod", "dist_sync", "independent"]),
         dict(devices=1),
-        dict(devices=2, workers=2, exchange=["horovod", "dist_device_sync", "independent"]),
-        dict(devices=4, workers=4, exchange=["horovod", "dist_device_sync", "independent"]),
-        dict(devices=8, workers=8, exchange=["horovod", "dist_device_sync", "independent"]),
+        dict(devices=[2, 4, 8], workers="per-device", exchange=["horovod", "dist_device_sync", "independent"]),
     ],
-    quick=dict(steps=12, window=4, only=[dict(kind="cpu", devices=2, workers=2, exchange=["horovod", "independent"])]),
+    quick=dict(steps=12, window=4, cases=[dict(kind="cpu", devices=2, workers=2, exchange=["horovod", "independent"])]),
 )

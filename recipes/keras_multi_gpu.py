@@ -8,12 +8,15 @@ once. Cost: about 6 min on two CPU cores, about a minute a row on GPUs.
 
 from poc import Recipe, synthetic
 
+INCEPTION = dict(model="inception_v3", data=synthetic("imagenet", size=299))
+RESNET = dict(model="resnet50_v1", data=synthetic("imagenet"))
+
 recipe = Recipe(
     model="cifar_resnet20_v1",
     data=synthetic("cifar"),
     lr=0.01,
     evaluate=False,
-    only=[
+    cases=[
         dict(
             model=[
                 *("cifar_alexnet", "cifar_resnet20_v1", "cifar_resnet32_v1", "cifar_resnet44_v1", "cifar_resnet56_v1"),
@@ -25,53 +28,34 @@ recipe = Recipe(
             steps=200,
             window=20,
         ),
-        dict(
-            model="inception_v3",
-            data=synthetic("imagenet", size=299),
-            devices=[1, 2, 4, 6],
-            batch_per_device=32,
-            exchange=["local", "device", "independent"],
-            steps=100,
-            window=10,
+        *(
+            dict(
+                **network,
+                devices=[1, 2, 4, 6],
+                batch_per_device=32,
+                exchange=["local", "device", "independent"],
+                steps=100,
+                window=10,
+            )
+            for network in (INCEPTION, RESNET)
         ),
-        dict(
-            model="resnet50_v1",
-            data=synthetic("imagenet"),
-            devices=[1, 2, 4, 6],
-            batch_per_device=32,
-            exchange=["local", "device", "independent"],
-            steps=100,
-            window=10,
-        ),
-        dict(
-            model="resnet50_v1",
-            data=synthetic("imagenet"),
-            devices=1,
-            batch_per_device=32,
-            layout=["NCHW", "NHWC"],
-            steps=100,
-            window=10,
-        ),
-        dict(model="cifar_resnet20_v1", devices=[1, 2, 4, 6], batch_per_device=[32, 512, 4096], steps=100, window=10),
+        dict(**RESNET, devices=1, batch_per_device=32, layout=["NCHW", "NHWC"], steps=100, window=10),
+        dict(model="cifar_resnet20_v1", devices=[1, 2, 4, 6], batch_per_device=[32, 512], steps=100, window=10),
+        dict(model="cifar_resnet20_v1", devices=1, batch_per_device=4096, steps=100, window=10),
+        # Of so large a batch twelve epochs have fewer steps.
+        dict(model="cifar_resnet20_v1", devices=[2, 4, 6], batch_per_device=4096, epochs=12, window=10),
         dict(
             model=["cifar_alexnet", "cifar_resnet20_v1", "cifar_resnet32_v1", "cifar_resnet44_v1"],
-            devices=0,
+            kind="cpu",
             batch_per_device=128,
             steps=24,
             window=2,
         ),
-        dict(model="cifar_resnet56_v1", devices=0, batch_per_device=128, steps=20, window=1),
-        dict(model=["cifar_resnet110_v1", "cifar_densenet40_k12"], devices=0, batch_per_device=64, steps=16, window=1),
-        dict(model="cifar_densenet100_k12", devices=0, batch_per_device=16, steps=16, window=1),
-        dict(
-            model="inception_v3",
-            data=synthetic("imagenet", size=299),
-            devices=0,
-            batch_per_device=4,
-            steps=14,
-            window=1,
-        ),
-        dict(model="resnet50_v1", data=synthetic("imagenet"), devices=0, batch_per_device=8, steps=16, window=1),
+        dict(model="cifar_resnet56_v1", kind="cpu", batch_per_device=128, steps=20, window=1),
+        dict(model=["cifar_resnet110_v1", "cifar_densenet40_k12"], kind="cpu", batch_per_device=64, steps=16, window=1),
+        dict(model="cifar_densenet100_k12", kind="cpu", batch_per_device=16, steps=16, window=1),
+        dict(**INCEPTION, kind="cpu", batch_per_device=4, steps=14, window=1),
+        dict(**RESNET, kind="cpu", batch_per_device=8, steps=16, window=1),
     ],
-    quick=dict(only=[dict(model="cifar_alexnet", devices=[0, 1])], batch_per_device=32, steps=12, window=2),
+    quick=dict(cases=[dict(model="cifar_alexnet", kind=["cpu", "gpu"])], batch_per_device=32, steps=12, window=2),
 )

@@ -10,10 +10,10 @@ from poc import Recipe, synthetic
 
 recipe = Recipe(
     model="cifar_resnet20_v2",
-    devices=0,
+    kind="cpu",
     lr=0.01,
     evaluate=False,
-    only=[
+    cases=[
         dict(
             model=[
                 "cifar_mlp",
@@ -80,5 +80,5 @@ recipe = Recipe(
             window=1,
         ),
     ],
-    quick=dict(only=[dict(model="cifar_lenet", data=synthetic("cifar"))], batch_per_device=64, steps=12, window=2),
+    quick=dict(cases=[dict(model="cifar_lenet", data=synthetic("cifar"))], batch_per_device=64, steps=12, window=2),
 )

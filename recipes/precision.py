@@ -10,11 +10,11 @@ from poc import CIFAR10, Recipe, synthetic
 recipe = Recipe(
     model="cifar_resnet50_v2",
     data=CIFAR10(crop=28, jitter=True),
-    devices=0,
+    kind="cpu",
     batch_per_device=128,
     dtype=["float32", "bfloat16"],
     lr=0.05,
-    only=[
+    cases=[
         dict(epochs=3),
         dict(
             model=["cifar_resnet110_v2", "cifar_vgg16"],
@@ -35,5 +35,5 @@ recipe = Recipe(
             evaluate=False,
         ),
     ],
-    quick=dict(only=[dict(model="cifar_resnet20_v2", data=synthetic("cifar"))], steps=6, window=1, evaluate=False),
+    quick=dict(cases=[dict(model="cifar_resnet20_v2", data=synthetic("cifar"))], steps=6, window=1, evaluate=False),
 )

@@ -9,7 +9,7 @@ from poc import CIFAR10, Recipe
 recipe = Recipe(
     model="cifar_resnet20_v2",
     data=CIFAR10(crop=28, jitter=True),
-    devices=[0, 1],
+    kind=["cpu", "gpu"],
     batch_per_device=128,
     lr=0.05,
     epochs=2,

@@ -11,10 +11,11 @@ recipe = Recipe(
     model="cifar_resnet50_v2",
     data=CIFAR10(crop=28, jitter=True),
     kind="cpu",
+    devices=[1, 2],
+    workers="per-device",
     cores_per_worker=1,
     batch_per_device=64,
     lr=Linear(base=0.05, per=128),
     epochs=1,
     exchange="dist_sync",
-    only=[dict(devices=1, workers=1), dict(devices=2, workers=2)],
 )

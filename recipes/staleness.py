@@ -19,6 +19,6 @@ recipe = Recipe(
     lr=0.05,
     epochs=4,
     exchange=[Stale(0), Stale(1), Stale(2), Stale(4), Stale(None)],
-    slowed=[0.0, 0.3],
-    quick=dict(exchange=[Stale(0), Stale(2)], epochs=1, steps=12, window=4, evaluate=False),
+    straggler=[0.0, 0.3],
+    quick=dict(exchange=[Stale(0), Stale(2)], steps=12, window=4, evaluate=False),
 )

@@ -13,14 +13,14 @@ recipe = Recipe(
     data=synthetic("imagenet"),
     lr=0.01,
     evaluate=False,
-    only=[
+    cases=[
         dict(model="googlenet", devices=[1, 2, 4, 8], batch_per_device=32, steps=200, window=20),
         dict(model="alexnet", devices=[1, 2, 4, 8], batch_per_device=128, steps=200, window=20),
         dict(model="vgg16", devices=[1, 2, 4, 8], batch_per_device=[16, 32], steps=200, window=20),
         dict(model="resnet50_v1", devices=[1, 2, 4, 8], batch_per_device=64, steps=200, window=20),
-        dict(model=["googlenet", "resnet50_v1"], devices=0, batch_per_device=8, steps=16, window=1),
-        dict(model="alexnet", devices=0, batch_per_device=32, steps=16, window=1),
-        dict(model="vgg16", devices=0, batch_per_device=4, steps=14, window=1),
+        dict(model=["googlenet", "resnet50_v1"], kind="cpu", batch_per_device=8, steps=16, window=1),
+        dict(model="alexnet", kind="cpu", batch_per_device=32, steps=16, window=1),
+        dict(model="vgg16", kind="cpu", batch_per_device=4, steps=14, window=1),
     ],
-    quick=dict(only=[dict(model="googlenet", devices=[0, 1], batch_per_device=4)], steps=6, window=1),
+    quick=dict(cases=[dict(model="googlenet", kind=["cpu", "gpu"], batch_per_device=4)], steps=6, window=1),
 )

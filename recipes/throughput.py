@@ -10,7 +10,7 @@ from poc import CIFAR10, Linear, Recipe
 recipe = Recipe(
     model=["cifar_resnet50_v2", "cifar_resnet110_v2"],
     data=CIFAR10(crop=28, jitter=True),
-    devices=[0, 1],
+    kind=["cpu", "gpu"],
     batch_per_device=[64, 128, 256, 512],
     lr=Linear(base=0.05, per=128),
     steps=40,

@@ -34,7 +34,7 @@ def main() -> None:
     recipe = Recipe(
         model=name,
         data=synthetic("cifar" if small else "imagenet", size=network.input_size),
-        devices=0,
+        kind="cpu",
         batch_per_device=128 if small else 8,
         lr=0.01,
     )

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Recipe, Stale, Synthetic, TwoBit, engines
+from poc import DistAsync, DistSync, Horovod, Recipe, Stale, Synthetic, engines
 from poc.engines import gluon
 from poc.machine.hardware import Hardware
 from poc.plan import plan
+from poc.recipe import Exchange
 from poc.run import Run
 from tests import exchange_worker
 
@@ -86,7 +87,7 @@ needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod
     "fields",
     [
         {"exchange": "dist_sync"},
-        {"exchange": "dist_sync", "servers": 2},
+        {"exchange": DistSync(servers=2)},
         {"exchange": "dist_device_sync"},
         # One step: four gradients are added in another order than by one process, which more steps would amplify.
         {"exchange": "dist_sync", "devices": 4, "steps": 1},
@@ -109,7 +110,7 @@ def test_two_workers_end_with_the_parameters_of_one_process(fields: dict[str, An
 
 
 def test_dist_async_with_one_worker_equals_local(tmp_path: Path) -> None:
-    run = dataclasses.replace(run_of(), exchange="dist_async")
+    run = dataclasses.replace(run_of(), exchange=DistAsync())
     (found,) = workers(run, tmp_path, "trained")
     assert distance(found, alone(run_of(), exchange_worker.SEEDS[0])) < 1e-5
 
@@ -121,7 +122,7 @@ def test_workers_of_dist_async_agree_when_they_are_evaluated(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("bound", [0, 2, None])
 def test_no_worker_is_further_ahead_than_the_bound(bound: int | None, tmp_path: Path) -> None:
-    run = run_of(devices=2, workers=2, exchange=Stale(bound), slowed=5.0, steps=8)
+    run = run_of(devices=2, workers=2, exchange=Stale(bound), straggler=5.0, steps=8)
     ahead = []
     for found in workers(run, tmp_path, "clocks"):
         own = found["seen"][:, found["rank"]]
@@ -133,16 +134,18 @@ def test_no_worker_is_further_ahead_than_the_bound(bound: int | None, tmp_path: 
 
 
 def test_two_bits_lose_no_more_than_the_threshold_of_each_worker(tmp_path: Path) -> None:
-    run = run_of(devices=2, workers=2, exchange="dist_sync", compression=TwoBit(1.0))
+    run = run_of(devices=2, workers=2, exchange=DistSync(two_bit=1.0))
     one, other = workers(run, tmp_path, "sums")
     assert np.array_equal(one["received"], other["received"])
     error = np.abs(one["received"] - exchange_worker.EXCHANGES * (one["sent"] + other["sent"]))
     assert 0.5 < error.max() <= 2 * 1.0 + 1e-4
 
 
-@pytest.mark.parametrize("exchange", ["dist_sync", pytest.param("horovod", marks=needs_horovod)])
-def test_sixteen_bits_keep_eleven_of_them(exchange: str, tmp_path: Path) -> None:
-    one, other = workers(run_of(devices=2, workers=2, exchange=exchange, gradient_bits=16), tmp_path, "sums")
+@pytest.mark.parametrize(
+    "exchange", [DistSync(gradient_bits=16), pytest.param(Horovod(gradient_bits=16), marks=needs_horovod)], ids=str
+)
+def test_sixteen_bits_keep_eleven_of_them(exchange: Exchange, tmp_path: Path) -> None:
+    one, other = workers(run_of(devices=2, workers=2, exchange=exchange), tmp_path, "sums")
     assert np.array_equal(one["received"], other["received"])
     error = np.abs(one["received"] / exchange_worker.EXCHANGES - (one["sent"] + other["sent"]))
     # Each of two values of up to 1 and a sum of up to 2 is rounded to 11 binary digits.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Muon, Recipe, Synthetic, data, engines, synthetic
+from poc import SGD, Muon, Recipe, Synthetic, data, engines, synthetic
 from poc.engines import gluon
 from poc.machine.hardware import GPU, Hardware, detect
 from poc.plan import plan
@@ -125,7 +125,7 @@ def test_evaluation_counts_every_image_once_on_any_number_of_devices(tmp_path: P
         {},
         {"devices": 2},
         {"devices": 2, "virtual": True},
-        {"momentum_correction": True},
+        {"optimizer": SGD(momentum_correction=True)},
         {"optimizer": "nesterov"},
         {"optimizer": "lars"},
         {"optimizer": Muon(rate=0.02)},
@@ -235,14 +235,14 @@ print(max(map(distance, weights)), min(both["bfloat16"][name].dtype == np.float3
 BFLOAT16_GRADIENTS = """
 from pathlib import Path
 import numpy as np
-from poc import engines
+from poc import SGD, engines
 from poc.data import load, training_batches
 from poc.recipe import Synthetic
 from tests.test_gluon import run_of
 DATA = load(Synthetic(size=28, crop=28, train=256), source=None, cache=Path("unused"))
 def gradients(dtype, fields):
     run = run_of(data=Synthetic(size=28, crop=28, train=256), batch_per_device=64 // fields.get("devices", 1),
-                 weight_decay=0.0, momentum=0.0, dtype=dtype, **fields)
+                 optimizer=SGD(weight_decay=0.0, momentum=0.0), dtype=dtype, **fields)
     session = engines.load("gluon").open_session(run)
     (batch,) = training_batches(DATA, run.data, total_batch=64, seed=0, steps=1)
     before = session.arrays()

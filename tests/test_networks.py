@@ -84,7 +84,7 @@ def test_multiply_adds_are_those_of_the_literature(name: str) -> None:
 def test_it_trains_for_two_steps(name: str) -> None:
     network = NETWORKS[name]
     data = synthetic("cifar" if network.classes == 10 else "imagenet", size=network.input_size)
-    recipe = Recipe(model=name, data=data, devices=0, batch_per_device=2, lr=0.001)
+    recipe = Recipe(model=name, data=data, kind="cpu", batch_per_device=2, lr=0.001)
     session: Any = engines.load("gluon").open_session(plan("", recipe, CPU)[0].run)
     assert session.parameters == network.parameters
     pixels = np.random.default_rng(0).integers(0, 256, (2, *data.input_shape), np.uint8)

@@ -81,7 +81,7 @@ def test_a_session_tells_the_norms_of_one_device_and_of_all(played: dict[str, An
     other.step(batches[0], 0.01)
     other.drain()
     state = {name: array for name, array in other.state().items() if name.endswith("/0")}
-    (one,) = plan("", Recipe(model="cifar_resnet8_v2", data=shape, devices=0, batch_per_device=8, lr=0.01), CPU)
+    (one,) = plan("", Recipe(model="cifar_resnet8_v2", data=shape, kind="cpu", batch_per_device=8, lr=0.01), CPU)
     alone: Any = engines.load("gluon").open_session(one.run, first_step=1, state=state)
     part = data.Batch(images=batches[1].images[:8], labels=batches[1].labels[:8])
     alone.step(part, 0.0)
@@ -93,7 +93,7 @@ def test_a_session_tells_the_norms_of_one_device_and_of_all(played: dict[str, An
 
 
 def test_advice_goes_up_to_the_noise_scale() -> None:
-    recipe = Recipe(model="cifar_resnet8_v2", devices=0, batch_per_device=128, lr=Linear(base=0.05, per=128))
+    recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", batch_per_device=128, lr=Linear(base=0.05, per=128))
     found = advice.advise(recipe, 1024.0)
     assert found.best.batch == 1024
     assert (found.best.steps, found.best.samples) == (2.0, 2.0)
@@ -115,7 +115,7 @@ def test_a_rate_that_does_not_scale_is_right_for_its_own_total_batch(optimizer: 
 
 
 def test_a_recipe_s_probe_is_short_and_looks_at_the_noise() -> None:
-    recipe = Recipe(model="cifar_resnet8_v2", devices=[0, 8], batch_per_device=[128, 512], lr=Linear(base=0.1, per=64))
+    recipe = Recipe(model="cifar_resnet8_v2", devices=[1, 8], batch_per_device=[128, 512], lr=Linear(base=0.1, per=64))
     (one,) = plan("", advice.probe(recipe, steps=40), CPU)
     run = one.run
     assert (run.devices, run.virtual, run.batch_per_device, run.steps) == (8, True, 64, 40)
@@ -126,7 +126,7 @@ def test_a_recipe_s_probe_is_short_and_looks_at_the_noise() -> None:
 @pytest.mark.slow
 def test_the_command_turns_a_short_run_into_advice(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from poc import Recipe, Synthetic\nrecipe = Recipe(model='cifar_resnet8_v2', devices=0, batch_per_device=16,"
+        "from poc import Recipe, Synthetic\nrecipe = Recipe(model='cifar_resnet8_v2', kind='cpu', batch_per_device=16,"
         " lr=0.02, epochs=6, data=Synthetic(size=16, crop=16, train=2560, validation=70))\n"
     )
     done = subprocess.run(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Fixed, Muon, Recipe, Synthetic, data, engines
+from poc import SGD, Fixed, Muon, Recipe, Synthetic, data, engines
 from poc.engines.gluon import compatibility
 from poc.machine.hardware import Hardware
 from poc.plan import plan
@@ -25,13 +25,13 @@ RATES = [0.1, 0.3, 0.2, 0.02]
 
 
 def run_of(**fields: Any) -> Run:
-    base: dict[str, Any] = {"model": "cifar_resnet8_v2", "data": DATA, "devices": 0, "lr": 0.05, "batch_per_device": 8}
+    base: dict[str, Any] = {"model": "cifar_resnet8_v2", "data": DATA, "kind": "cpu", "lr": 0.05, "batch_per_device": 8}
     return plan("", Recipe(**{**base, **fields}), CPU)[0].run
 
 
 def followed(run: Run, weight: Any, gradients: Any) -> Any:
     """The weight after one update by each of the gradients, at the rates above."""
-    optimizer = optimizers.make(run)
+    optimizer = optimizers.make(run, [])
     updater = mx.optimizer.get_updater(optimizer)
     held = mx.nd.array(weight)
     for rate, gradient in zip(RATES, gradients):
@@ -54,7 +54,7 @@ def test_a_corrected_velocity_has_no_rate_in_it(drawn: tuple[Any, Any]) -> None:
     for rate, gradient in zip(RATES, gradients):
         velocity = 0.9 * velocity + gradient + 1e-4 * expected
         expected = expected - rate * velocity
-    corrected = followed(run_of(momentum_correction=True), weight, gradients)
+    corrected = followed(run_of(optimizer=SGD(momentum_correction=True)), weight, gradients)
     np.testing.assert_allclose(corrected, expected, rtol=1e-5)
     assert np.abs(followed(run_of(), weight, gradients) - expected).max() > 0.01
 
@@ -101,7 +101,7 @@ def test_muon_moves_convolutions_by_its_own_rate_and_the_rest_as_nesterov_does(d
     plain = followed(run_of(optimizer="nesterov"), weight, gradients[:1])
     np.testing.assert_allclose(followed(run_of(optimizer=Muon(0.5)), weight, gradients[:1]), plain, rtol=1e-5)
     convolution = np.random.default_rng(2).normal(size=(8, 4, 3, 3)).astype(np.float32)
-    moved = followed(run_of(optimizer=Muon(0.5), weight_decay=0.0), convolution, convolution[None])
+    moved = followed(run_of(optimizer=Muon(rate=0.5, weight_decay=0.0)), convolution, convolution[None])
     step = optimizers.orthogonalised([mx.nd.array(1.9 * convolution)])[0].asnumpy()
     # The first rate is 0.1, twice the full one of the rest, 0.05; so is that of the convolutions.
     np.testing.assert_allclose(convolution - moved, 2 * 0.5 * step, rtol=1e-3, atol=1e-5)
@@ -142,7 +142,7 @@ def test_residual_units_may_start_from_nothing_and_all_of_them_learn(
 
 
 def test_the_penalty_may_spare_gammas() -> None:
-    made: Any = engines.load("gluon").open_session(run_of(decay_gammas=False))
+    made: Any = engines.load("gluon").open_session(run_of(optimizer=SGD(decay_gammas=False)))
     assert {p.name.rsplit("_", 1)[-1] for p in made._trained if p.wd_mult > 0} == {"weight"}
 
 
@@ -152,8 +152,8 @@ def test_the_penalty_may_spare_gammas() -> None:
         {"optimizer": "nesterov"},
         {"optimizer": "lars", "lr": 1.0},
         {"optimizer": Muon(0.05)},
-        {"momentum_correction": True, "lr": Fixed(base=0.05, warmup_epochs=0.1, decay="linear")},
-        {"label_smoothing": 0.1, "zero_gamma": True, "decay_gammas": False},
+        {"optimizer": SGD(momentum_correction=True), "lr": Fixed(base=0.05, warmup_epochs=0.1, decay="linear")},
+        {"label_smoothing": 0.1, "zero_gamma": True, "optimizer": SGD(decay_gammas=False)},
     ],
     ids=["nesterov", "lars", "muon", "momentum correction", "smoothed"],
 )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import CIFAR10, Fixed, Muon, Recipe, Synthetic, data, engines
+from poc import CIFAR10, SGD, Fixed, Muon, Recipe, Synthetic, data, engines
 from poc.machine.hardware import GPU, Hardware, detect
 from poc.plan import plan
 from poc.recipe import networks
@@ -62,11 +62,14 @@ def check_close(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> No
 WAYS: dict[str, dict[str, Any]] = {
     "sgd": {},
     "a rate that changes": {"lr": Fixed(base=0.02, warmup_epochs=0.1, warmup_from=0.002, decay="linear")},
-    "momentum correction": {"lr": Fixed(base=0.02, warmup_epochs=0.1, warmup_from=0.002), "momentum_correction": True},
+    "momentum correction": {
+        "lr": Fixed(base=0.02, warmup_epochs=0.1, warmup_from=0.002),
+        "optimizer": SGD(momentum_correction=True),
+    },
     "nesterov": {"optimizer": "nesterov", "lr": Fixed(base=0.01, decay="cosine")},
     # Orthogonalising makes as much of a direction that is nearly rounding as of any other: small steps.
     "muon": {"optimizer": Muon(rate=0.001), "lr": 0.001},
-    "smoothed labels, gammas spared": {"label_smoothing": 0.1, "decay_gammas": False, "weight_decay": 0.01},
+    "smoothed labels, gammas spared": {"label_smoothing": 0.1, "optimizer": SGD(decay_gammas=False, weight_decay=0.01)},
     "units that start as identities": {"zero_gamma": True},
     "virtual devices": {"devices": 4, "virtual": True, "gradient_noise": 1},
     "without batch norm": {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-4},
@@ -161,7 +164,9 @@ def test_a_process_for_each_device_trains_as_one_that_plays_them(exchange: str, 
 
 
 @needs_torch
-@pytest.mark.parametrize("fields", [{}, {"optimizer": Muon(rate=0.02)}, {"momentum_correction": True}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, {"optimizer": Muon(rate=0.02)}, {"optimizer": SGD(momentum_correction=True)}], ids=str
+)
 def test_a_session_goes_on_from_the_state_of_another(fields: dict[str, Any]) -> None:
     run = run_of(lr=Fixed(base=0.02, decay="linear"), **fields)
     dataset = data.load(run.data, source=None, cache=Path("unused"))

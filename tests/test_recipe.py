@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 
-from poc import CIFAR10, Linear, Recipe, Stale, Synthetic, TwoBit, recipe
+from poc import CIFAR10, SGD, DistSync, Fixed, Horovod, Linear, Muon, Nesterov, Recipe, Stale, Synthetic, recipe
 from poc.machine.hardware import GPU, Hardware
 from poc.plan import Planned, plan, select
-from poc.run import Run, exchange_label
+from poc.run import Run
 from poc.values import UserError
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.py"))
@@ -40,40 +40,32 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"lr": float("nan")}, r"lr: nan"),
     ({"lr": float("inf")}, r"lr: inf is not allowed; give at most 1e\+12"),
     ({"lr": "0.1"}, r"lr: '0.1'"),
-    ({"devices": -1}, r"devices: -1"),
+    ({"devices": 0}, r"devices: 0 is not allowed; give a whole number of at least 1"),
     ({"devices": []}, r"a list of this recipe is empty"),
     ({"epochs": 0}, r"epochs: 0"),
     ({"steps": 0}, r"steps: 0"),
-    ({"momentum": 1.0}, r"momentum: 1.0"),
     ({"exchange": "devise"}, r"exchange: 'devise' is not allowed; did you mean 'device'\?"),
-    ({"engine": "glueon"}, r"did you mean 'gluon'"),
     ({"virtual": 1}, r"virtual: 1 is not allowed; give True or False"),
     ({"data": "cifar10"}, r"data: 'cifar10' is not allowed; give CIFAR10"),
-    ({"only": [{"device": 3}]}, r"only: no field 'device'; did you mean 'devices'"),
-    ({"only": [3]}, r"only: 3 is not allowed; give a dict"),
-    ({"quick": {"only": [{"device": 3}]}}, r"quick: only: no field 'device'; did you mean 'devices'"),
+    ({"cases": [{"device": 3}]}, r"cases: no field 'device'; did you mean 'devices'"),
+    ({"cases": [3]}, r"cases: 3 is not allowed; give a dict"),
+    ({"quick": {"cases": [{"device": 3}]}}, r"quick: cases: no field 'device'; did you mean 'devices'"),
     ({"quick": {"quick": {}}}, r"quick: no field 'quick'"),
     ({"devices": 3, "workers": 2, "exchange": "dist_sync"}, r"workers: 2 do not share 3 devices"),
     ({"devices": 2, "workers": 2}, r"exchange: 'device' knows no workers; leave workers out"),
     ({"devices": 2, "exchange": "dist_sync"}, r"exchange: 'dist_sync' is between processes"),
     ({"devices": 2, "workers": 2, "exchange": "nccl"}, r"exchange: 'nccl' knows no workers"),
-    ({**TWO, "exchange": "local", "workers": 1, "compression": TwoBit()}, r"compression: not with exchange 'local'"),
-    ({**TWO, "exchange": Stale(2), "compression": TwoBit()}, r"compression: not with exchange Stale"),
-    ({**TWO, "compression": 0.5}, r"compression: 0.5 is not allowed; give TwoBit"),
-    ({**TWO, "gradient_bits": 8}, r"gradient_bits: 8 is not allowed; give 16 or 32"),
-    ({**TWO, "exchange": "dist_async", "gradient_bits": 16}, r"gradient_bits: 16 works with"),
-    ({**TWO, "servers": 0}, r"servers: 0"),
-    ({"servers": 2}, r"servers: 2 says nothing of one worker"),
-    ({"slowed": 0.3}, r"slowed: 0.3 says nothing of one worker"),
-    ({**TWO, "slowed": -1}, r"slowed: -1"),
-    ({**TWO, "exchange": "horovod", "servers": 2}, r"servers: 'horovod' has none"),
-    ({**TWO, "exchange": "horovod", "compression": TwoBit()}, r"compression: not with exchange 'horovod'"),
+    ({**TWO, "exchange": "stale"}, r"exchange: 'stale' is not allowed"),
+    ({"straggler": 0.3}, r"straggler: 0.3 says nothing of one worker"),
+    ({**TWO, "straggler": -1}, r"straggler: -1"),
+    ({"epochs": 3, "steps": 10}, r"epochs and steps: both say how long it trains"),
+    ({"cases": [{"epochs": 3}], "steps": 10}, r"epochs and steps"),
+    ({"kind": "tpu"}, r"kind: 'tpu' is not allowed"),
+    ({"workers": "per_device"}, r"workers: 'per_device' is not allowed"),
     ({"restarts": -1}, r"restarts: -1"),
     ({"warmup_epochs": 1}, r"Recipe: no field 'warmup_epochs'"),
     ({"optimizer": "adam"}, r"optimizer: 'adam' is not allowed"),
     ({"optimizer": "nestorov"}, r"did you mean 'nesterov'"),
-    ({"optimizer": "nesterov", "momentum_correction": True}, r"momentum_correction: not with optimizer 'nesterov'"),
-    ({**TWO, "exchange": Stale(1), "optimizer": "lars"}, r"servers update, by 'sgd'"),
     ({"label_smoothing": 1.0}, r"label_smoothing: 1.0 is not allowed"),
     ({"zero_gamma": 1}, r"zero_gamma: 1 is not allowed; give True or False"),
     ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; give images of 224 pixels"),
@@ -96,18 +88,44 @@ def test_a_mistake_is_one_line_that_names_field_and_value(fields: dict[str, Any]
 
 def test_fields_have_to_be_named_and_there() -> None:
     with pytest.raises(UserError, match="fields are named"):
-        Recipe("cifar_resnet8_v2")  # type: ignore[call-arg,misc]
+        Linear(0.1, 128)  # type: ignore[misc]
     with pytest.raises(UserError, match="'model' is missing"):
         Recipe()  # type: ignore[call-arg]
     with pytest.raises(UserError, match=r"crop: 33 is larger than the images"):
         CIFAR10(crop=33)
-    assert Stale(2) == Stale(bound=2)  # the only field of a value may go without its name
+    assert Stale(2) == Stale(bound=2)  # the only field that has to be given may go without its name
     with pytest.raises(UserError, match="fields are named"):
         Stale(2, bound=3)  # type: ignore[misc]
-    with pytest.raises(UserError, match=r"Stale.bound: -1"):
-        Stale(-1)
-    with pytest.raises(UserError, match=r"TwoBit.threshold: 0 "):
-        TwoBit(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Stale(-1), r"exchange: Stale.bound: -1"),
+        (lambda: Stale(2, servers=0), r"exchange: Stale.servers: 0"),
+        (lambda: DistSync(two_bit=0), r"exchange: DistSync.two_bit: 0 "),
+        (lambda: DistSync(gradient_bits=8), r"exchange: DistSync.gradient_bits: 8 is not allowed; valid: 16, 32"),
+        (lambda: DistSync(two_bit=0.5, gradient_bits=16), r"with two_bit leave it out"),
+        (lambda: Horovod(servers=2), r"Horovod: no field 'servers'"),
+        (lambda: SGD(momentum=1.0), r"optimizer: SGD.momentum: 1.0 is not allowed"),
+        (lambda: Nesterov(momentum_correction=True), r"Nesterov: no field 'momentum_correction'"),
+        (lambda: Muon(), r"Muon: field 'rate' is missing"),
+        (lambda: Linear(base=0.1, per=128, warmup_from=0.1), r"warmup_from: 0.1 is not allowed; give warmup_epochs"),
+        (lambda: Fixed(base=0.1, decay="cosin"), r"did you mean 'cosine'"),
+        (lambda: Synthetic(fixed=True, mirror=True), r"Synthetic.fixed: one batch is never augmented"),
+    ],
+)
+def test_what_a_value_may_not_hold_is_refused_where_it_is_made(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("fields", [{"exchange": "local"}, {"virtual": True}, {"gradient_noise": 5}], ids=str)
+def test_a_field_that_says_nothing_of_any_run_is_refused(fields: dict[str, Any]) -> None:
+    recipe = Recipe(model="cifar_resnet8_v2", **fields)
+    with pytest.raises(UserError, match=f"{next(iter(fields))}: it says nothing of one device alone"):
+        recipe.check_effects()
+    Recipe(model="cifar_resnet8_v2", **{**fields, "devices": [1, 2]}).check_effects()
 
 
 @pytest.mark.parametrize(
@@ -143,13 +161,30 @@ def test_a_run_has_every_number_worked_out() -> None:
 
 
 def test_steps_cut_a_run_short() -> None:
-    (one,) = planned(epochs=12, steps=500, devices=0, batch_per_device=128)
+    (one,) = planned(steps=500, kind="cpu", batch_per_device=128)
     assert (one.run.steps, one.run.epochs) == (500, 2)
 
 
-def test_single_combinations_take_the_place_of_the_grid() -> None:
-    runs = [one.run for one in planned(epochs=3, only=[{"devices": 0, "lr": [0.1, 0.2]}, {"devices": 0, "epochs": 5}])]
+def test_cases_are_grids_over_what_they_have_in_common() -> None:
+    runs = [
+        one.run for one in planned(epochs=3, cases=[{"kind": "cpu", "lr": [0.1, 0.2]}, {"kind": "cpu", "epochs": 5}])
+    ]
     assert [(run.learning_rate, run.epochs) for run in runs] == [(0.1, 3), (0.2, 3), (0.05, 5)]
+
+
+def test_a_worker_for_each_device() -> None:
+    runs = [one.run for one in planned(gpus(4), devices=[1, 2, 4], workers="per-device", exchange="dist_sync")]
+    assert [(run.workers, run.exchange.name) for run in runs] == [(1, "device"), (2, "dist_sync"), (4, "dist_sync")]
+
+
+def test_runs_that_differ_in_a_field_alone_share_the_key_without_it() -> None:
+    sgd, muon = (one.run for one in planned(optimizer=[SGD(), Muon(rate=0.1, momentum=0.5)]))
+    assert sgd.key() != muon.key()
+    assert sgd.key("optimizer") == muon.key("optimizer")
+    assert sgd.differs(muon) == ["optimizer", "momentum", "momentum_correction", "muon_rate"]
+    slow, fast = (one.run for one in planned(lr=[0.1, 0.2], optimizer=SGD()))
+    assert slow.key("learning_rate") == fast.key("learning_rate") != slow.key("optimizer")
+    assert slow.differs(fast) == ["learning_rate"]
 
 
 def test_seeds_repeat_a_run_under_other_ids() -> None:
@@ -161,7 +196,7 @@ def test_seeds_repeat_a_run_under_other_ids() -> None:
 @pytest.mark.parametrize(
     ("machine", "fields", "skip"),
     [
-        (CPU, {"devices": 0}, ""),
+        (CPU, {"kind": "cpu"}, ""),
         (CPU, {"devices": 1}, "needs 1 GPU, this machine has none"),
         (CPU, {"devices": 4}, "needs 4 GPUs, this machine has none"),
         (gpus(2), {"devices": 4}, "needs 4 GPUs, this machine has 2"),
@@ -193,16 +228,16 @@ WITH_BFLOAT16 = dataclasses.replace(CPU, bfloat16=True)
 @pytest.mark.parametrize(
     ("machine", "fields", "skip"),
     [
-        (WITH_BFLOAT16, {"devices": 0, "dtype": "bfloat16"}, ""),
-        (CPU, {"devices": 0, "dtype": "auto"}, ""),
+        (WITH_BFLOAT16, {"kind": "cpu", "dtype": "bfloat16"}, ""),
+        (CPU, {"kind": "cpu", "dtype": "auto"}, ""),
         (gpus(1), {"devices": 1, "dtype": "auto"}, ""),
-        (CPU, {"devices": 0, "dtype": "bfloat16"}, "needs a CPU with AVX-512 bf16"),
+        (CPU, {"kind": "cpu", "dtype": "bfloat16"}, "needs a CPU with AVX-512 bf16"),
         (gpus(1), {"devices": 1, "dtype": "bfloat16"}, "MXNet 1.9.1 has none on a GPU"),
-        (CPU, {"devices": 0, "dtype": "float16"}, "float16 is for GPUs"),
+        (CPU, {"kind": "cpu", "dtype": "float16"}, "float16 is for GPUs"),
         (gpus(1), {"devices": 1, "dtype": "float16"}, ""),
-        (CPU, {"devices": 0, "layout": "NHWC"}, "layout NHWC is for GPUs"),
+        (CPU, {"kind": "cpu", "layout": "NHWC"}, "layout NHWC is for GPUs"),
         (gpus(1), {"devices": 1, "layout": "NHWC"}, "NCHW"),
-        (CPU, {"devices": 0, "batch_per_device": 32768}, "GiB of memory, this machine has 16: take a smaller batch"),
+        (CPU, {"kind": "cpu", "batch_per_device": 32768}, "GiB of memory, this machine has 16: take a smaller batch"),
         (gpus(1), {"devices": 1, "batch_per_device": 32768}, ""),
     ],
 )
@@ -215,9 +250,13 @@ def test_precisions_layouts_and_sizes_that_a_machine_lacks(
 
 
 def test_an_automatic_precision_is_the_short_one_where_it_can_be_had_and_makes_the_same_run() -> None:
-    for machine, devices, dtype in ((WITH_BFLOAT16, 0, "bfloat16"), (CPU, 0, "float32"), (gpus(1), 1, "float32")):
-        (one,) = planned(machine, devices=devices, dtype="auto")
-        (named,) = planned(machine, devices=devices, dtype=dtype)
+    for machine, kind, dtype in (
+        (WITH_BFLOAT16, "cpu", "bfloat16"),
+        (CPU, "cpu", "float32"),
+        (gpus(1), "gpu", "float32"),
+    ):
+        (one,) = planned(machine, kind=kind, dtype="auto")
+        (named,) = planned(machine, kind=kind, dtype=dtype)
         assert (one.run, one.skip) == (named.run, "")
 
 
@@ -252,21 +291,21 @@ def test_virtual_devices_stand_in_only_for_missing_ones(machine: Hardware, kind:
     [
         ({}, "dist_sync"),
         ({"exchange": Stale(2)}, "stale, bound 2"),
-        ({"exchange": Stale(None), "slowed": 0.3}, "stale, no bound, last worker slowed by 30%"),
-        ({"compression": TwoBit(0.25), "servers": 2}, "dist_sync, 2-bit (threshold 0.25), 2 servers"),
-        ({"gradient_bits": 16}, "dist_sync, 16-bit"),
+        ({"exchange": Stale(None), "straggler": 0.3}, "stale, no bound, last worker slowed by 30%"),
+        ({"exchange": DistSync(two_bit=0.25, servers=2)}, "dist_sync, 2-bit (threshold 0.25), 2 servers"),
+        ({"exchange": DistSync(gradient_bits=16)}, "dist_sync, 16-bit"),
     ],
 )
 def test_an_exchange_is_told_with_its_options(fields: dict[str, Any], label: str) -> None:
     (one,) = planned(**{**TWO, "kind": "cpu", **fields})
-    assert exchange_label(one.run.to_json()) == label
+    assert one.run.exchange_label == label
     assert Run.from_json(json.loads(json.dumps(one.run.to_json()))) == one.run
 
 
 def test_one_replica_exchanges_nothing_whatever_the_recipe_says() -> None:
-    (reference,) = planned(devices=0)
+    (reference,) = planned(kind="cpu")
     for exchange in ("dist_sync", Stale(2), "independent"):
-        assert planned(devices=0, exchange=exchange)[0].run.id == reference.run.id
+        assert planned(kind="cpu", exchange=exchange)[0].run.id == reference.run.id
 
 
 def test_an_id_names_what_is_computed_and_nothing_else() -> None:
@@ -276,7 +315,9 @@ def test_an_id_names_what_is_computed_and_nothing_else() -> None:
     assert planned(restarts=2)[0].run.id == planned()[0].run.id
     assert Run.from_json(json.loads(json.dumps(first.run.to_json()))) == first.run
     # Published in results/journal.jsonl: a change here would make every recorded run look new.
-    (reference,) = plan("", Recipe(model="cifar_resnet50_v2", devices=0, batch_per_device=128, lr=0.05, epochs=12), CPU)
+    (reference,) = plan(
+        "", Recipe(model="cifar_resnet50_v2", kind="cpu", batch_per_device=128, lr=0.05, epochs=12), CPU
+    )
     assert reference.run.id == "ee46ec34d6"
 
 

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from poc import (
     CIFAR10,
+    SGD,
+    DistSync,
     Fixed,
     ImageNet,
     Linear,
@@ -27,7 +29,6 @@ from poc import (
     Stale,
     Steps,
     Synthetic,
-    TwoBit,
     recipe,
     studies,
 )
@@ -80,7 +81,9 @@ def fields_of(cls: Any) -> Any:
 @st.composite
 def made(draw: Any) -> Any:
     """A value of a recipe made of rubbish, where that is allowed."""
-    cls = draw(st.sampled_from([CIFAR10, ImageNet, Synthetic, Linear, SquareRoot, Fixed, Steps, Muon, Stale, TwoBit]))
+    cls = draw(
+        st.sampled_from([CIFAR10, ImageNet, Synthetic, Linear, SquareRoot, Fixed, Steps, Muon, Stale, DistSync, SGD])
+    )
     try:
         return cls(**draw(fields_of(cls)))
     except UserError as error:

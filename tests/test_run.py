@@ -209,7 +209,7 @@ def test_a_run_without_room_for_checkpoints_goes_on_without_them(machine: hardwa
 
 
 def test_an_error_in_the_process_of_a_run_is_its_reason(machine: hardware.Hardware, tmp_path: Path) -> None:
-    (one,) = plan("test", Recipe(model="cifar_resnet8_v2", devices=0), machine)
+    (one,) = plan("test", Recipe(model="cifar_resnet8_v2", kind="cpu"), machine)
     place = Place(source=tmp_path / "gone", cache=tmp_path)
     record = execute(one.run, place, machine, "here")
     assert record["outcome"] == "failed"
@@ -271,7 +271,7 @@ from poc import Recipe, Synthetic
 recipe = Recipe(
     model="cifar_resnet8_v2",
     data=Synthetic(train=500, validation=100),
-    devices=[0, 1000],
+    kind=["cpu", "gpu"],
     batch_per_device={batch},
     epochs=2,
     window=4,
@@ -381,7 +381,7 @@ def test_a_run_of_two_recipes_is_done_once(tmp_path: Path) -> None:
 IMAGENET_RECIPE = """
 from poc import ImageNet, Recipe
 
-recipe = Recipe(model="resnet50_v1", data=ImageNet(train=2, validation=1), devices=0, batch_per_device=1, steps=1)
+recipe = Recipe(model="resnet50_v1", data=ImageNet(train=2, validation=1), kind="cpu", batch_per_device=1, steps=1)
 """
 
 

@@ -14,7 +14,7 @@ SCALED = [(64, 0.025), (128, 0.05), (256, 0.1), (512, 0.2), (1024, 0.4), (8192, 
 
 @pytest.mark.parametrize(("total_batch", "rate"), SCALED)
 def test_the_linear_rule_gives_the_studys_rates(total_batch: int, rate: float) -> None:
-    assert Linear(base=0.05, per=128).rate(total_batch) == rate
+    assert Linear(base=0.05, per=128).at(total_batch) == rate
 
 
 # Warm-up of 4 steps from 0.1 to 0.5, then constant.
@@ -47,9 +47,9 @@ def test_a_rule_that_gives_no_positive_rate_is_refused(fields: dict[str, float])
 
 
 def test_the_square_root_rule_and_a_fixed_rate() -> None:
-    assert SquareRoot(base=0.05, per=128).rate(2048) == 0.2
+    assert SquareRoot(base=0.05, per=128).at(2048) == 0.2
     assert str(SquareRoot(base=0.05, per=128)) == "square root: 0.05 per 128"
-    assert Fixed(base=0.4).rate(2048) == Fixed(base=0.4).rate(1) == 0.4
+    assert Fixed(base=0.4).at(2048) == Fixed(base=0.4).at(1) == 0.4
 
 
 # Over 20 steps after a warm-up of 10: its start, its middle, and what the step after the last would have.

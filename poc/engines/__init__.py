@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -131,6 +131,15 @@ class Engine(Protocol):
 
         With a `state` it goes on from that, and the next step is number `first_step`.
         """
+
+
+def unknown(run: Run, label: str, optimizers: Collection[type[Any]], exchanges: Collection[type[Any]]) -> str | None:
+    """Why an engine called `label` that knows these optimizers and exchanges cannot do `run`; None where it can."""
+    for what, held, known in (("optimizer", run.optimizer, optimizers), ("exchange", run.exchange, exchanges)):
+        if type(held) not in known and (what == "optimizer" or run.exchanges):
+            names = ", ".join(kind.name for kind in known)
+            return f"{what} {type(held).__name__} is not {label}'s; it has {names}"
+    return None
 
 
 def load(name: str) -> Any:

@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import psutil
 
 from poc.machine import nvml, topology
-from poc.values import value
+from poc.values import from_plain, value
 
 
 @value
@@ -53,6 +54,11 @@ class Hardware:
     def to_json(self) -> dict[str, Any]:
         """Plain values for the record, with the line that tables show."""
         return {**dataclasses.asdict(self), "description": self.describe()}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Hardware:
+        """The machine that `to_json` wrote, in this version or an earlier one."""
+        return from_plain(Hardware, {name: held for name, held in fields.items() if name != "description"})
 
     def describe(self) -> str:
         """One line for tables: "8x Tesla P100-SXM2-16GB" or "CPU: AMD EPYC, 2 cores"."""

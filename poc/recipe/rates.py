@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any, Callable
 
-from poc.values import UserError, nearest, positive, value
+from poc.values import UserError, checked, choice, field, positive, positive_or_zero, refuse, share, value
 
-DECAYS = ("constant", "cosine", "linear", "one-cycle")
 BASE = "base"
 """Where a warm-up may start: from the rate that is not scaled."""
 # The last part of a one-cycle, in which the rate falls to zero (Smith 2018 has "a bit of the end" for it).
 _ANNIHILATION = 0.1
 _CYCLE_DEPTH = 0.1
+
+
+def _one_cycle(progress: float) -> float:
+    down = 1 - _ANNIHILATION
+    if progress < down:
+        return 1 - (1 - _CYCLE_DEPTH) * progress / down
+    return _CYCLE_DEPTH * (1 - progress) / _ANNIHILATION
+
+
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "linear": lambda progress: 1 - progress,
+    "one-cycle": _one_cycle,
+}
+"""What is left of the full rate after a share of the training, from 0 at the end of the warm-up to 1."""
 
 
 @value
@@ -26,38 +41,73 @@ class Steps:
 
     def __post_init__(self) -> None:
         if isinstance(self.at, str) or not isinstance(self.at, Sequence) or not self.at:
-            raise UserError(f"lr: Steps.at: {self.at!r} is not allowed; give fractions, e.g. [0.5, 0.75]")
+            raise refuse("lr: Steps.at", self.at, "give fractions, e.g. [0.5, 0.75]")
         for point in self.at:
             positive("lr: Steps.at", point)
-            if point >= 1:
-                raise UserError(f"lr: Steps.at: {point!r} is not allowed; give fractions below 1")
+            share("lr: Steps.at", point)
         positive("lr: Steps.factor", self.factor)
 
 
-@value
-class Linear:
-    """The linear scaling rule (Goyal et al. 2017): `base` for every `per` samples of total batch."""
+def _decay(name: str, given: object) -> None:
+    if not isinstance(given, Steps):
+        choice(tuple(DECAYS))(name, given)
 
-    base: float
-    per: int
-    warmup_epochs: float = 0
+
+def _start(name: str, given: object) -> None:
+    if given != BASE:
+        positive_or_zero(name, given)
+
+
+@value
+class Rate:
+    """How the learning rate follows the total batch, and its warm-up and decay."""
+
+    base: float = field(check=positive)
+    warmup_epochs: float = field(default=0, check=positive_or_zero)
     """Epochs over which the rate rises, by the same amount every step, from `warmup_from` to its full value."""
-    warmup_from: float | str = 0.0
+    warmup_from: float | str = field(default=0.0, check=_start)
     """A rate, or "base": the one that is not scaled, as in Goyal et al. 2017."""
-    decay: str | Steps = "constant"
+    decay: str | Steps = field(default="constant", check=_decay)
     """After the warm-up: "constant", "cosine" (Loshchilov and Hutter 2017) or "linear" down to zero, "one-cycle" (Smith
     2018: over its first nine tenths back to a tenth, then to zero; the warm-up is the way up), or `Steps(...)`."""
 
+    def __post_init__(self) -> None:
+        checked(self, f"lr: {type(self).__name__}.")
+        if self.warmup_from != 0.0 and not self.warmup_epochs:
+            raise refuse(f"lr: {type(self).__name__}.warmup_from", self.warmup_from, "give warmup_epochs, too")
+
+    def at(self, total_batch: int) -> float:
+        """Full learning rate for a total batch of `total_batch` samples."""
+        raise NotImplementedError
+
+
+@value
+class Fixed(Rate):
+    """A rate that does not depend on the batch; a plain number is the same, without warm-up and decay."""
+
+    def at(self, total_batch: int) -> float:
+        """The rate, whatever the batch."""
+        return float(self.base)
+
+    def __str__(self) -> str:
+        return "fixed"
+
+
+@value
+class Linear(Rate):
+    """The linear scaling rule (Goyal et al. 2017): `base` for every `per` samples of total batch."""
+
+    per: int = field(check=positive)
+
     scaling = "linear"
 
-    def __post_init__(self) -> None:
-        _check(self)
-        positive(f"lr: {type(self).__name__}.per", self.per)
-
-    def rate(self, total_batch: int) -> float:
-        """Learning rate for a total batch of `total_batch` samples."""
+    def at(self, total_batch: int) -> float:
+        """Full learning rate for a total batch of `total_batch` samples."""
         # 12 significant digits: 0.05 * 512 / 128 is 0.2, in the run's id as on paper.
-        return float(f"{self.base * total_batch / self.per:.12g}")
+        return float(f"{self.base * self._growth(total_batch / self.per):.12g}")
+
+    def _growth(self, batches: float) -> float:
+        return batches
 
     def __str__(self) -> str:
         return f"{self.scaling}: {self.base:g} per {self.per}"
@@ -69,43 +119,16 @@ class SquareRoot(Linear):
 
     scaling = "square root"
 
-    def rate(self, total_batch: int) -> float:
-        """Learning rate for a total batch of `total_batch` samples."""
-        return float(f"{self.base * math.sqrt(total_batch / self.per):.12g}")
+    def _growth(self, batches: float) -> float:
+        return math.sqrt(batches)
 
 
-@value
-class Fixed:
-    """A rate that does not depend on the batch; a plain number is the same, without warm-up and decay."""
-
-    base: float
-    warmup_epochs: float = 0
-    warmup_from: float | str = 0.0
-    decay: str | Steps = "constant"
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def rate(self, total_batch: int) -> float:
-        """The rate, whatever the batch."""
-        return float(self.base)
-
-    def __str__(self) -> str:
-        return "fixed"
-
-
-Rule = Union[Fixed, Linear, SquareRoot]
-RULES = (Fixed, Linear, SquareRoot)
-
-
-def _check(rule: Any) -> None:
-    name = type(rule).__name__
-    positive(f"lr: {name}.base", rule.base)
-    positive(f"lr: {name}.warmup_epochs", rule.warmup_epochs, zero=True)
-    if rule.warmup_from != BASE:
-        positive(f"lr: {name}.warmup_from", rule.warmup_from, zero=True)
-    if not isinstance(rule.decay, Steps) and rule.decay not in DECAYS:
-        raise UserError(f"lr: {name}.decay: {rule.decay!r} is not allowed; {nearest(str(rule.decay), DECAYS)}")
+def rate(given: Any) -> Rate:
+    """The rate that is given, or that a plain number means; raises UserError."""
+    if isinstance(given, Rate):
+        return given
+    positive("lr", given)
+    return Fixed(base=given)
 
 
 @value
@@ -134,21 +157,7 @@ class Schedule:
             return self.start + (self.target - self.start) * step / self.warmup_steps
         if self.decay == "steps":
             return self.target * self.decay_factor ** sum(step >= point * self.steps for point in self.decay_at)
-        return self.target * _decayed(self.decay, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
-
-
-def _decayed(decay: str, progress: float) -> float:
-    """What is left of the full rate after a share of the training, from 0 at the end of the warm-up to 1."""
-    if decay == "cosine":
-        return (1 + math.cos(math.pi * progress)) / 2
-    if decay == "linear":
-        return 1 - progress
-    if decay == "one-cycle":
-        down = 1 - _ANNIHILATION
-        if progress < down:
-            return 1 - (1 - _CYCLE_DEPTH) * progress / down
-        return _CYCLE_DEPTH * (1 - progress) / _ANNIHILATION
-    return 1.0
+        return self.target * DECAYS[self.decay]((step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
 
 
 def steps_per_epoch(samples: int, total_batch: int) -> int:

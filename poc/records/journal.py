@@ -12,33 +12,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from poc.run import Run
+from poc.records.record import SCHEMA, Record
 from poc.values import UserError
 
-SCHEMA = 2
-"""Of the records that are written; those of 1 have no checksum."""
 _CHECKSUM = "checksum"
-_SHAPE: dict[str, Any] = {
-    **dict.fromkeys(("run_id", "started", "infrastructure", "outcome", "reason", "dataset"), str),
-    **dict.fromkeys(("run", "hardware", "versions", "parts", "memory"), dict),
-    **dict.fromkeys(("windows", "evaluations"), list),
-}
-# And whether it has to be above zero.
-_FIGURES = {
-    "windows": (
-        ("epoch", True),
-        ("start", False),
-        ("steps", True),
-        ("samples", True),
-        ("seconds", True),
-        ("waited", False),
-    ),
-    "evaluations": (("epoch", True), ("at", False), ("seconds", False), ("accuracy", False), ("samples", True)),
-}
-_MEMORY = ("host_peak_bytes", "device_peak_bytes")
-_MAYBE = ("parameters", "cpu_seconds", "others_busy_cores", "price_per_hour", "peak_flops")
-_LARGEST = 1e18
-Record = dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -78,7 +55,8 @@ def append(path: Path, record: Record) -> None:
     Raises OSError where there is no room for it, with the journal as it was before.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({**record, _CHECKSUM: _digest(record)}, sort_keys=True, allow_nan=False) + "\n"
+    fields = record.to_json()
+    line = json.dumps({**fields, _CHECKSUM: _digest(fields)}, sort_keys=True, allow_nan=False) + "\n"
     with path.open("a+b", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
@@ -113,68 +91,46 @@ def read(paths: Iterable[Path]) -> list[Record]:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line, parse_constant=_refuse)
-                damage = _damage(record)
-            except (ValueError, RecursionError):
-                damage = "it is not a whole record (a crash while writing?)"
-            if damage:
+                fields = _intact(line)
+                if not 1 <= fields["schema"] <= SCHEMA:
+                    raise NewerSchemaError(
+                        f"{path}: line {number} is of schema {fields['schema']}, this version knows 1 to {SCHEMA}; use "
+                        "the one that wrote it"
+                    )
+                found.setdefault(json.dumps(fields, sort_keys=True), Record.from_json(fields))
+            except NewerSchemaError:
+                raise
+            except _DamagedError as damage:
                 print(f"{path}: line {number} is left out: {damage}", file=sys.stderr)
-                continue
-            if not 1 <= record["schema"] <= SCHEMA:
-                raise UserError(
-                    f"{path}: line {number} is of schema {record['schema']}, this version knows 1 to {SCHEMA}; use the "
-                    "one that wrote it"
-                )
-            found.setdefault(json.dumps(record, sort_keys=True), record)
+            except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                print(f"{path}: line {number} is left out: it cannot be understood ({error})", file=sys.stderr)
     return list(found.values())
 
 
-def _damage(record: Any) -> str:
-    """What is wrong with what a line holds; empty where nothing is. Takes the line's own checksum out of it."""
-    if not isinstance(record, dict) or not isinstance(record.get("schema"), int):
-        return "it is no record"
-    checksum = record.pop(_CHECKSUM, None)
-    if checksum is None and record["schema"] < SCHEMA:
-        return _misshapen(record)
-    return "" if checksum == _digest(record) else "it was changed after it was written"
+class NewerSchemaError(UserError):
+    """A record of a version that this one does not know."""
 
 
-def _misshapen(record: Record) -> str:
-    """Which part of a record without a checksum is not what it has to be; empty where all are."""
-    for name, kind in _SHAPE.items():
-        if not isinstance(record.get(name), kind):
-            return f"{name} is missing, or not what it should be"
-    for name, figures in _FIGURES.items():
-        for one in record[name]:
-            if not isinstance(one, dict) or not all(
-                _counts(one.get(figure), above_zero) for figure, above_zero in figures
-            ):
-                return f"one of its {name} is not whole"
-    hardware, memory = record["hardware"], record["memory"]
-    known = (
-        isinstance(hardware.get("description"), str)
-        and _counts(hardware.get("cores"), True)
-        and all(_counts(held, False) for held in record["parts"].values())
-        and all(memory.get(name, 0) is None or _counts(memory.get(name), False) for name in _MEMORY)
-        and all(record.get(name) is None or _counts(record[name], False) for name in ("wall", *_MAYBE))
-    )
-    if not known:
-        return "one of its figures is none"
+class _DamagedError(Exception):
+    """A line that is not as it was written."""
+
+
+def _intact(line: bytes) -> dict[str, Any]:
+    """What a line holds, without its checksum; raises _DamagedError where that is not right."""
     try:
-        Run.from_json(record["run"])
-    except (UserError, TypeError, KeyError, ValueError) as error:
-        return f"its run cannot be understood ({error})"
-    return ""
+        fields = json.loads(line, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise _DamagedError("it is not a whole record (a crash while writing?)") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("schema"), int):
+        raise _DamagedError("it is no record")
+    checksum = fields.pop(_CHECKSUM, None)
+    if checksum != _digest(fields) and (checksum is not None or fields["schema"] > 1):  # the first had none
+        raise _DamagedError("it was changed after it was written")
+    return fields
 
 
-def _counts(held: object, above_zero: bool) -> bool:
-    """Whether it is a finite number that counts or measures something."""
-    number = isinstance(held, (int, float)) and not isinstance(held, bool)
-    return number and (held > 0 if above_zero else held >= 0) and held < _LARGEST  # type: ignore[operator]
-
-
-def _digest(record: Record) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
+def _digest(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
 
 
 def _refuse(constant: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
 
-from poc.values import value
+from poc.values import UserError, value
 
 PARTS = ("initialise", "warmup", "train", "data", "evaluate", "checkpoint", "rest")
 
@@ -32,8 +32,12 @@ class Window:
     seconds: float
     waited: float
     """Seconds of these in which the loop stood still for data."""
-    loss: float | None
+    loss: float | None = None
     """Mean training loss, in nats; None where it was not finite."""
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0 or self.samples <= 0 or self.steps <= 0:
+            raise UserError(f"a window has {self.steps} steps, {self.samples} samples and {self.seconds:g} s")
 
     @property
     def rate(self) -> float:

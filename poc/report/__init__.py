@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from poc.records import timing
-from poc.records.journal import Record
 from poc.report import figures, rows, scaling, tables, ways
+from poc.report.rows import Record
 
 Figures = dict[str, tuple[Path, str]]
 

@@ -29,9 +29,8 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 from poc import studies
 from poc.recipe import networks
 from poc.records import timing
-from poc.records.journal import Record
 from poc.report import scaling, ways
-from poc.report.rows import framework
+from poc.report.rows import Record, framework
 from poc.run import exchange_label
 from poc.values import value
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import statistics
@@ -14,7 +13,6 @@ import pandas as pd
 from poc import studies
 from poc.recipe import networks
 from poc.records import timing
-from poc.records.journal import Record
 from poc.report import scaling
 from poc.run import Run, exchange_label
 
@@ -41,6 +39,8 @@ EXTRAS = (
 it would be today; `superseded` is true for a take of a run that was taken again later. `multiply_adds` are of one
 image's forward pass; `flops` is the arithmetic of training, `FLOPS_RULE`, at the throughput; `peak_flops` that of a
 large matrix product on the same devices right after, `peak_share` the one over the other."""
+Record = dict[str, Any]
+"""In the form of `poc.records.record.Record.to_json`."""
 FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward and twice backward"
 
 _TEXT = (
@@ -109,10 +109,7 @@ def _key(record: Record) -> tuple[str, ...]:
 
 def _computes(record: Record) -> str:
     """The id of what was computed: one replica exchanges nothing, though earlier plans named what it would have."""
-    run = record["run"]
-    if run["devices"] > 1 or run["exchange"] == "device":
-        return str(record["run_id"])
-    return Run.from_json({**run, "exchange": "device"}).id
+    return Run.from_json(record["run"]).id
 
 
 def ordered(records: Sequence[Record]) -> list[Record]:
@@ -249,11 +246,8 @@ def _kind(row: dict[Any, Any]) -> str:
 
 def _setting(run: dict[str, Any]) -> str:
     """A name for all of a run that is neither a size of a series over devices nor a repetition."""
-    # Fields that a later version added have their defaults in earlier records.
-    defaults = {field.name: field.default for field in dataclasses.fields(Run)}
-    plain = {name: tuple(field) if isinstance(field, list) else field for name, field in run.items()}
-    kept = {name: field for name, field in plain.items() if name not in _VARIED and field != defaults.get(name)}
-    kept["data"] = {name: field for name, field in run["data"].items() if field}
+    kept = json.loads(Run.from_json(run).key(*_VARIED))
+    kept["data"] = {name: field for name, field in kept["data"].items() if field}
     whole = run["steps"] == run["epochs"] * run["steps_per_epoch"]
     # Runs cut short by steps are for throughput; how short does not matter to it.
     kept["length"] = run["epochs"] if whole else "cut"

@@ -15,9 +15,8 @@ from tabulate import tabulate
 
 from poc.recipe import networks
 from poc.records import noise, timing
-from poc.records.journal import Record
 from poc.report import scaling, ways
-from poc.report.rows import ordered, workers
+from poc.report.rows import Record, ordered, workers
 from poc.run import exchange_label
 
 MAIN_STUDY = "beeva_poc_mxnet"
@@ -642,7 +641,7 @@ def _median_rate(rows: Sequence[Row]) -> float:
 
 def _in_pairs(found: Mapping[str, Any]) -> str:
     """What a step without the exchange is of one with it, from windows that took turns, with spread and number."""
-    if "efficiency" not in found:  # of an earlier version, which kept the medians alone
+    if found.get("efficiency") is None:  # of an earlier version, which kept the medians alone
         waited = found["synchronisation_seconds"] or 0.0
         return f"{(found['independent_step_seconds'] + waited) / found['whole_step_seconds']:.3f}"
     return f"{found['efficiency']:.3f} (spread {found['efficiency_spread']:.3f}, n = {found['pairs']})"
@@ -653,7 +652,9 @@ def staleness(rows: pd.DataFrame, records: Sequence[Record]) -> str:
     by_run = {(row["infrastructure"], row["run_id"]): row for row in _plain(rows) if row["origin"] == "measured"}
     cells = []
     for record in ordered(records):
-        told = [one["exchanged"] for one in record.get("workers") or [] if one.get("exchanged", {}).get("staleness")]
+        told = [
+            one["exchanged"] for one in record.get("workers") or [] if (one.get("exchanged") or {}).get("staleness")
+        ]
         found = by_run.get((record["infrastructure"], record["run_id"]))
         if not told or found is None:
             continue

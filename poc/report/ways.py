@@ -7,8 +7,7 @@ from typing import Any
 
 from poc import studies
 from poc.records import noise
-from poc.records.journal import Record
-from poc.report.rows import ordered
+from poc.report.rows import Record, ordered
 from poc.values import value
 
 SHOWN = ("completed", "diverged")

@@ -8,8 +8,23 @@ import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from poc.engines import Cluster
+from poc.engines import Cluster, unknown
 from poc.engines.gluon import launch
+from poc.recipe import (
+    LARS,
+    NCCL,
+    SGD,
+    Device,
+    DistAsync,
+    DistDeviceSync,
+    DistSync,
+    Horovod,
+    Independent,
+    Local,
+    Muon,
+    Nesterov,
+    Stale,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +34,21 @@ if TYPE_CHECKING:
     from poc.run import Run
 
 LAYOUT = "NCHW"
+OPTIMIZERS = {SGD: "sgd", Nesterov: "nesterov", LARS: "lars", Muon: "muon"}
+"""Which function of `optimizers.py` makes each."""
+EXCHANGES = {
+    Device: "InProcess",
+    Local: "InProcess",
+    NCCL: "InProcess",
+    DistSync: "BetweenWorkers",
+    DistDeviceSync: "BetweenWorkers",
+    DistAsync: "OnServers",
+    Stale: "BoundedStaleness",
+    Horovod: "Ring",
+    Independent: "Apart",
+}
+"""Which class of `exchange.py` does each."""
+ON_SERVERS = (DistAsync, Stale)
 # The machine code in the wheel, without PTX: a card runs it if its major version is here and its minor is not older.
 _COMPILED_FOR = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
@@ -39,13 +69,13 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that card 0 is the driver's card 0, whose counters are read
         "DMLC_LOG_STACK_TRACE_DEPTH": "0",
     }
-    if run.workers == 1 and run.exchange not in ("dist_async", "stale"):
+    if run.workers == 1 and not isinstance(run.exchange, ON_SERVERS):
         yield Cluster(environments=[common], helpers={})
         return
-    if run.exchange == "horovod":
+    if isinstance(run.exchange, Horovod):
         meeting = launch.rendezvous(run.workers, hosts)
     else:
-        meeting = launch.parameter_servers(run.workers, run.servers, hosts)
+        meeting = launch.parameter_servers(run.workers, getattr(run.exchange, "servers", 1), hosts)
     with meeting as (found, helpers):
         yield Cluster(environments=[{**common, **own} for own in found], helpers=helpers)
 
@@ -53,11 +83,15 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
 def lacks(run: Run, machine: Hardware) -> str | None:
     """Why MXNet 1.9.1, as it is installed, cannot do `run` on `machine`, in one line; None where it can."""
     on_cpu = run.kind == "cpu"
-    several = run.devices > 1 and not run.virtual
+    exchange = run.exchange if run.exchanges else None
+    plain = isinstance(run.optimizer, SGD) and not run.optimizer.momentum_correction
     reasons = {
-        "exchange nccl is NVIDIA's, between GPUs": several and run.exchange == "nccl" and on_cpu,
+        "exchange nccl is NVIDIA's, between GPUs": isinstance(exchange, NCCL) and on_cpu,
         "Horovod is not installed: ./make_environment.sh --horovod": (
-            several and run.exchange == "horovod" and importlib.util.find_spec("horovod") is None
+            isinstance(exchange, Horovod) and importlib.util.find_spec("horovod") is None
+        ),
+        f"with exchange {run.exchange.name} servers update, by SGD without momentum correction": (
+            isinstance(exchange, ON_SERVERS) and not plain
         ),
         "tf32 is PyTorch's name for float32 on tensor cores; MXNet has float32": run.dtype == "tf32",
         "compile is PyTorch's; MXNet compiles always": run.compile,
@@ -69,7 +103,8 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         "layout NHWC is for GPUs: oneDNN's convolutions have none": run.layout == "NHWC" and on_cpu,
         "layout NHWC: the networks of Gluon and GluonCV are NCHW": run.layout == "NHWC" and not on_cpu,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    refused = next((reason for reason, holds in reasons.items() if holds), None)
+    return refused or unknown(run, "MXNet", OPTIMIZERS, EXCHANGES)
 
 
 def unsupported(gpu: GPU) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections import Counter
@@ -13,6 +12,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
+from poc import recipe
+from poc.engines import gluon as engine
 from poc.engines.gluon import launch, optimizers
 from poc.machine import network
 
@@ -37,13 +38,13 @@ class InProcess:
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
         self._divided_by = run.total_batch * run.loss_scale
         self._statistics = statistics
-        kvstore = run.exchange if run.devices > 1 and not run.virtual else "independent"
+        inside = run.exchanges and isinstance(run.exchange, (recipe.Device, recipe.Local, recipe.NCCL))
         self._trainer = gluon.Trainer(
             # Not the batch statistics: its first step would give all devices those of the first one.
             trained,
-            optimizers.make(run),
-            kvstore=kvstore if kvstore in ("device", "local", "nccl") else None,
-            compression_params=_compression(run) if kvstore == "device" else None,
+            optimizers.make(run, trained),
+            kvstore=run.exchange.name if inside else None,
+            compression_params=_compression(run) if inside else None,
             # Every device applies the same update to its own copy, so that the learning rate is set in one place.
             update_on_kvstore=False,
         )
@@ -113,11 +114,14 @@ class BetweenWorkers(InProcess):
     them: nothing is packed or copied.
     """
 
+    _kvstore = ""
+    """Of MXNet; empty: that of the exchange's name."""
+
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
         super().__init__(run, trained, statistics)
         self._workers = run.workers
-        self._compressed = run.two_bit is not None
-        self._half = run.gradient_bits == 16
+        self._compressed = _compression(run) is not None
+        self._half = getattr(run.exchange, "gradient_bits", 32) == 16
         self._keys = 0
         self._connect(run)
         self._share_start([*trained, *statistics])
@@ -126,7 +130,7 @@ class BetweenWorkers(InProcess):
 
     def _connect(self, run: Run) -> None:
         """Finds the other workers, and this one's number among them."""
-        self._store = mx.kv.create(run.exchange)
+        self._store = mx.kv.create(self._kvstore or run.exchange.name)
         self.rank = self._store.rank
         if self._compressed:
             self._store.set_gradient_compression(_compression(run))
@@ -201,7 +205,7 @@ class BetweenWorkers(InProcess):
         self._store._barrier()
 
 
-class Horovod(BetweenWorkers):
+class Ring(BetweenWorkers):
     """Horovod's ring all-reduce (Sergeev and Del Balso 2018): the workers send to one another, without servers.
 
     Its own trainer fails on a CPU, where it is given gradients in oneDNN's blocked layout; the long arrays are plain.
@@ -243,9 +247,7 @@ class Apart(BetweenWorkers):
     """Several processes that start together, from the same state, and exchange nothing after that: the ceiling."""
 
     sums = False
-
-    def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
-        super().__init__(dataclasses.replace(run, exchange="dist_sync"), trained, statistics)
+    _kvstore = "dist_sync"
 
     def exchange(self) -> None:
         """Does nothing."""
@@ -265,11 +267,12 @@ class OnServers(BetweenWorkers):
     """
 
     sums = False
+    _kvstore = "dist_async"
 
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
         self._run = run
         self._first_step = first_step
-        super().__init__(dataclasses.replace(run, exchange="dist_async"), trained, statistics)
+        super().__init__(run, trained, statistics)
 
     def _share(self, trained: list[Any]) -> None:
         self._held: dict[int, tuple[list[Any], list[Any]]] = {}
@@ -331,7 +334,7 @@ class OnServers(BetweenWorkers):
         self.barrier()
 
 
-class Stale(OnServers):
+class BoundedStaleness(OnServers):
     """Stale synchronous parallel (Ho et al. 2013) on top of `dist_async`.
 
     A worker goes on only where the slowest is at most `bound` steps behind it. The workers' clocks, the steps that
@@ -339,7 +342,8 @@ class Stale(OnServers):
     """
 
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
-        self._bound = run.staleness
+        assert isinstance(run.exchange, recipe.Stale)
+        self._bound = run.exchange.bound
         self.seen: list[list[int]] = []
         """Every worker's clock, as this one found them when it was allowed to go on, step by step."""
         self._waited = 0.0
@@ -382,8 +386,8 @@ class ServerSGD(mx.optimizer.SGD):
 
     def __init__(self, run: Run, first_step: int, spared: list[int], kept: list[int], added: int) -> None:
         super().__init__(
-            momentum=run.momentum,
-            wd=run.weight_decay,
+            momentum=run.optimizer.momentum,
+            wd=run.optimizer.weight_decay,
             learning_rate=run.learning_rate,
             rescale_grad=run.workers / (run.total_batch * run.loss_scale),
         )
@@ -416,15 +420,15 @@ def connect(run: Run, trained: list[Any], statistics: list[Any], first_step: int
 
     The next step of it is number `first_step`.
     """
-    if run.exchange in ("dist_async", "stale"):
-        return {"dist_async": OnServers, "stale": Stale}[run.exchange](run, trained, statistics, first_step)
-    if run.workers == 1:
-        return InProcess(run, trained, statistics)
-    return {"horovod": Horovod, "independent": Apart}.get(run.exchange, BetweenWorkers)(run, trained, statistics)
+    kind = globals()[engine.EXCHANGES[type(run.exchange)]]
+    if issubclass(kind, OnServers):
+        return kind(run, trained, statistics, first_step)
+    return (InProcess if run.workers == 1 else kind)(run, trained, statistics)
 
 
 def _compression(run: Run) -> dict[str, Any] | None:
-    return None if run.two_bit is None else {"type": "2bit", "threshold": run.two_bit}
+    threshold = getattr(run.exchange, "two_bit", None)
+    return None if threshold is None else {"type": "2bit", "threshold": threshold}
 
 
 def _buckets(parameters: list[Any]) -> list[tuple[list[Any], list[Any]]]:

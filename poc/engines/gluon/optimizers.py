@@ -9,6 +9,8 @@ import mxnet as mx
 import numpy as np
 
 from poc import recipe
+from poc.engines import gluon
+from poc.engines.muon import COEFFICIENTS, ITERATIONS
 
 if TYPE_CHECKING:
     from poc.run import Run
@@ -16,18 +18,38 @@ if TYPE_CHECKING:
 _ALL = 1_000_000
 
 
-def make(run: Run) -> mx.optimizer.Optimizer:
-    """The optimizer of `run`, at its full learning rate."""
-    common = {"learning_rate": run.learning_rate, "momentum": run.momentum, "wd": run.weight_decay}
-    if run.optimizer == "nesterov":
-        return Nesterov(**common)
-    if run.optimizer == "lars":
-        # It scales the rate of each weight by |weight| / |gradient| (You et al. 2017), not those of betas and gammas.
-        return mx.optimizer.LARS(**common, momentum_correction=False)
-    if run.optimizer == "muon":
-        assert run.muon_rate is not None
-        return Muon(share=run.muon_rate / run.learning_rate, **common)
-    return CorrectedSGD(**common) if run.momentum_correction else mx.optimizer.SGD(**common)
+def make(run: Run, trained: Sequence[Any]) -> mx.optimizer.Optimizer:
+    """The optimizer of `run` for the parameters `trained`, at its full learning rate."""
+    maker = globals()[gluon.OPTIMIZERS[type(run.optimizer)]]
+    options = {
+        "learning_rate": run.learning_rate,
+        "momentum": run.optimizer.momentum,
+        "wd": run.optimizer.weight_decay,
+        # A trainer gives an optimizer no names, by which LARS spares betas and gammas.
+        "param_idx2name": {index: parameter.name for index, parameter in enumerate(trained)},
+    }
+    made: mx.optimizer.Optimizer = maker(run.optimizer, options)
+    return made
+
+
+def sgd(chosen: recipe.SGD, options: dict[str, Any]) -> mx.optimizer.Optimizer:
+    """SGD with momentum, which may follow the rate."""
+    return CorrectedSGD(**options) if chosen.momentum_correction else mx.optimizer.SGD(**options)
+
+
+def nesterov(chosen: recipe.Nesterov, options: dict[str, Any]) -> mx.optimizer.Optimizer:
+    """SGD with Nesterov momentum."""
+    return Nesterov(**options)
+
+
+def lars(chosen: recipe.LARS, options: dict[str, Any]) -> mx.optimizer.Optimizer:
+    """It scales the rate of each weight by |weight| / |gradient| (You et al. 2017), not those of betas and gammas."""
+    return mx.optimizer.LARS(**options, momentum_correction=False)
+
+
+def muon(chosen: recipe.Muon, options: dict[str, Any]) -> mx.optimizer.Optimizer:
+    """Orthogonalised momentum for convolutions, whose rate is a share of the others'."""
+    return Muon(share=chosen.rate / options["learning_rate"], **options)
 
 
 class Nesterov(mx.optimizer.NAG):
@@ -120,14 +142,14 @@ def orthogonalised(directions: Sequence[Any]) -> list[Any]:
     for number, direction in enumerate(directions):
         alike.setdefault((direction.shape[0], int(np.prod(direction.shape[1:]))), []).append(number)
     found: dict[int, Any] = {}
-    a, b, c = recipe.Muon.COEFFICIENTS
+    a, b, c = COEFFICIENTS
     for (rows, columns), members in alike.items():
         x = mx.nd.concat(*(directions[number].reshape((1, rows, columns)) for number in members), dim=0)
         size = x.reshape((len(members), -1)).norm(axis=1).reshape((-1, 1, 1))
         x = mx.nd.broadcast_div(x, size + 1e-7)
         tall = rows > columns
         x = x.transpose((0, 2, 1)) if tall else x
-        for _ in range(recipe.Muon.ITERATIONS):
+        for _ in range(ITERATIONS):
             square = mx.nd.linalg.gemm2(x, x, transpose_b=True)
             x = mx.nd.linalg.gemm(mx.nd.linalg.gemm(square, square, square, alpha=c, beta=b), x, x, beta=a)
         x = (x.transpose((0, 2, 1)) if tall else x) * max(1.0, rows / columns) ** 0.5

@@ -82,21 +82,21 @@ class GluonSession:
         self._trained_loss.hybridize(static_alloc=True, static_shape=True)
         parameters = self._net.collect_params()
         for name, parameter in parameters.items():
-            if name.endswith(("beta", "bias")) or (name.endswith("gamma") and not run.decay_gammas):
+            if name.endswith(("beta", "bias")) or (name.endswith("gamma") and not run.optimizer.decay_gammas):
                 parameter.wd_mult = 0.0
         self._trained = [p for p in parameters.values() if p.grad_req != "null"]
         self._statistics = [p for p in parameters.values() if p.name.endswith(("running_mean", "running_var"))]
         self.parameters = int(sum(np.prod(p.shape) for p in self._trained))
         self.gradient_bytes = 4 * self.parameters
         self._replicas = run.devices
-        self._two_bit = run.two_bit
+        self._two_bit = getattr(run.exchange, "two_bit", None)
         if state is not None:
             self._place(state)  # what servers are to start from
         self._exchange = exchanges.connect(run, self._trained, self._statistics, first_step)
         if state is not None:
             self._place(state)  # each worker's own, where it has just been given the first one's
             self._exchange.restore(state)
-        self._slowed = run.slowed if self._exchange.rank == run.workers - 1 else 0.0
+        self._slowed = run.straggler if self._exchange.rank == run.workers - 1 else 0.0
         # Each step draws its own masks, so that a run which goes on from a checkpoint draws those that it would have.
         self._masks = [run.seed, self._exchange.rank] if _drops_out(self._net) else None
         self._step = first_step

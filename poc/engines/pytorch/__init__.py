@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from poc.engines import Cluster
+from poc.engines import Cluster, unknown
 from poc.engines.pytorch import launch
+from poc.recipe import NCCL, SGD, Device, Independent, Muon, Nesterov
 from poc.recipe.networks import network
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 LAYOUT = "NHWC"
 _MISSING = "PyTorch is not installed: ./make_environment.sh --torch"
-_EXCHANGES = ("device", "nccl", "independent")
+OPTIMIZERS = {SGD: "SGD", Nesterov: "Nesterov", Muon: "Muon"}
+"""Which class of `optimizers.py` does each."""
+EXCHANGES = (Device, NCCL, Independent)
 # Of torchvision, by the names of the registry; the others it has not, or not as they are there.
 TORCHVISION = {
     "alexnet": "alexnet",
@@ -53,16 +56,11 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
 def lacks(run: Run, machine: Hardware) -> str | None:
     """Why PyTorch, as it is installed, cannot do `run` on `machine`, in one line; None where it can."""
     on_cpu = run.kind == "cpu"
-    several = run.devices > 1 and not run.virtual
     ours = bool(network(run.model).preactivation_layers)
     reasons = {
         _MISSING: importlib.util.find_spec("torch") is None,
-        f"exchange {run.exchange} is not PyTorch's; it has {', '.join(_EXCHANGES)}": (
-            several and run.exchange not in _EXCHANGES
-        ),
-        "exchange nccl is NVIDIA's, between GPUs": several and run.exchange == "nccl" and on_cpu,
-        "compression is MXNet's": run.two_bit is not None or run.gradient_bits != 32,
-        "optimizer lars is MXNet's": run.optimizer == "lars",
+        "exchange nccl is NVIDIA's, between GPUs": run.exchanges and isinstance(run.exchange, NCCL) and on_cpu,
+        "compression to two bits is MXNet's": getattr(run.exchange, "two_bit", None) is not None,
         "float16 is for GPUs": run.dtype == "float16" and on_cpu,
         "tf32 is for GPUs": run.dtype == "tf32" and on_cpu,
         "bfloat16 needs a CPU with AVX-512 bf16, which this one lacks": (
@@ -73,7 +71,8 @@ def lacks(run: Run, machine: Hardware) -> str | None:
             not ours and run.model in TORCHVISION and importlib.util.find_spec("torchvision") is None
         ),
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    refused = next((reason for reason, holds in reasons.items() if holds), None)
+    return refused or unknown(run, "PyTorch", OPTIMIZERS, EXCHANGES)
 
 
 def unsupported(gpu: GPU) -> str | None:

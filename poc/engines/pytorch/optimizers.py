@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from poc import recipe
+from poc.engines import pytorch
+from poc.engines.muon import COEFFICIENTS, ITERATIONS
 
 if TYPE_CHECKING:
     from poc.run import Run
@@ -23,7 +25,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class SGD:
-    """SGD with momentum, plain, with Nesterov's (as MXNet's NAG has it), or with Goyal et al. 2017's correction.
+    """SGD with momentum, which may follow the rate (Goyal et al. 2017).
 
     `decays` says of each parameter whether it has weight decay, which is added to its gradient.
     """
@@ -34,8 +36,8 @@ class SGD:
         self.previous: float | None = None
         """Learning rate of the last update."""
         self._decayed = [number for number, decay in enumerate(decays) if decay]
-        self._decay, self._momentum = run.weight_decay, run.momentum
-        self._nesterov, self._corrected = run.optimizer == "nesterov", run.momentum_correction
+        self._decay, self._momentum = run.optimizer.weight_decay, run.optimizer.momentum
+        self._corrected = getattr(run.optimizer, "momentum_correction", False)
 
     @torch.no_grad()
     def update(self, rate: float) -> None:
@@ -47,11 +49,10 @@ class SGD:
         self.previous = rate
         torch._foreach_mul_(self.momenta, momentum)
         torch._foreach_add_(self.momenta, gradients, alpha=-rate)
-        if self._nesterov:
-            torch._foreach_add_(self.parameters, self.momenta, alpha=self._momentum)
-            torch._foreach_add_(self.parameters, gradients, alpha=-rate)
-        else:
-            torch._foreach_add_(self.parameters, self.momenta)
+        self._move(gradients, rate)
+
+    def _move(self, gradients: Tensors, rate: float) -> None:
+        torch._foreach_add_(self.parameters, self.momenta)
 
     def _gradients(self) -> list[torch.Tensor]:
         """Those of all parameters, with the weight decay in them."""
@@ -76,6 +77,14 @@ class SGD:
             momentum.copy_(torch.from_numpy(state[f"momentum/{number}"]))
 
 
+class Nesterov(SGD):
+    """SGD with Nesterov momentum, as MXNet's NAG has it."""
+
+    def _move(self, gradients: Tensors, rate: float) -> None:
+        torch._foreach_add_(self.parameters, self.momenta, alpha=self._momentum)
+        torch._foreach_add_(self.parameters, gradients, alpha=-rate)
+
+
 class Muon(SGD):
     """SGD with Nesterov momentum whose direction for convolutions is orthogonalised (Jordan et al. 2024, "Muon").
 
@@ -85,8 +94,8 @@ class Muon(SGD):
 
     def __init__(self, run: Run, parameters: Tensors, decays: Sequence[bool]) -> None:
         super().__init__(run, parameters, decays)
-        assert run.muon_rate is not None
-        self._share = run.muon_rate / run.learning_rate
+        assert isinstance(run.optimizer, recipe.Muon)
+        self._share = run.optimizer.rate / run.learning_rate
         matrices = [number for number, parameter in enumerate(self.parameters) if parameter.dim() == 4]
         self._decayed = [number for number in self._decayed if number not in matrices]
         self._decoupled = [self._decay if decays[number] else 0.0 for number in matrices]
@@ -113,7 +122,8 @@ class Muon(SGD):
 
 def make(run: Run, parameters: Tensors, decays: Sequence[bool]) -> SGD:
     """The optimizer of `run` for these parameters, of which those that `decays` says have weight decay."""
-    return (Muon if run.optimizer == "muon" else SGD)(run, parameters, decays)
+    made: SGD = globals()[pytorch.OPTIMIZERS[type(run.optimizer)]](run, parameters, decays)
+    return made
 
 
 def orthogonalised(directions: Tensors) -> list[torch.Tensor]:
@@ -125,13 +135,13 @@ def orthogonalised(directions: Tensors) -> list[torch.Tensor]:
     for number, direction in enumerate(directions):
         groups[(direction.shape[0], direction[0].numel())].append(number)
     found: dict[int, torch.Tensor] = {}
-    a, b, c = recipe.Muon.COEFFICIENTS
+    a, b, c = COEFFICIENTS
     for (rows, columns), members in groups.items():
         x = torch.stack([directions[number].reshape(rows, columns) for number in members])
         tall = rows > columns
         x = x.mT if tall else x
         x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-        for _ in range(recipe.Muon.ITERATIONS):
+        for _ in range(ITERATIONS):
             square = x @ x.mT
             x = a * x + (b * square + c * (square @ square)) @ x
         x = (x.mT if tall else x) * max(1.0, rows / columns) ** 0.5

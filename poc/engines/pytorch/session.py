@@ -21,7 +21,7 @@ from poc.engines import Evaluation
 from poc.engines.pytorch import optimizers
 from poc.engines.pytorch.networks import build
 from poc.machine.network import interface
-from poc.recipe import networks
+from poc.recipe import Independent, networks
 
 if TYPE_CHECKING:
     from poc.data import Batch
@@ -71,7 +71,7 @@ class TorchSession:
         if run.compile:
             self._forward = torch.compile(self._forward)
         self._loss_scale = run.loss_scale
-        self._slowed = run.slowed if self._rank == run.workers - 1 else 0.0
+        self._slowed = run.straggler if self._rank == run.workers - 1 else 0.0
         self._step = first_step
         self._drops_out = any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
         self._held: Batch | None = None
@@ -92,7 +92,8 @@ class TorchSession:
         """Of each trained parameter, whether it has weight decay: weights, and gammas unless the run spares them."""
         gammas = {id(one.weight) for one in self._net.modules() if isinstance(one, nn.BatchNorm2d)}
         return [
-            self._run.decay_gammas if id(parameter) in gammas else parameter.dim() > 1 for parameter in self._trained
+            self._run.optimizer.decay_gammas if id(parameter) in gammas else parameter.dim() > 1
+            for parameter in self._trained
         ]
 
     def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True, norms: bool = False) -> None:
@@ -119,7 +120,7 @@ class TorchSession:
     @property
     def _sums(self) -> bool:
         """Whether an exchange makes sums."""
-        return self._run.exchange != "independent"
+        return not isinstance(self._run.exchange, Independent)
 
     def _backward(self, batch: Batch, *, together: bool, norms: bool) -> torch.Tensor:
         """Leaves this process's share of the gradients, or with `together` that of all; returns a device's squares.

@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 from poc.data import Batch
 from poc.engines import Session
+from poc.recipe import Independent
 from poc.records.timing import spread
 from poc.run import Run
 
@@ -56,7 +57,7 @@ def measure(
         session.drain()
         return (now() - start) / _STEPS_A_WINDOW, waited / _STEPS_A_WINDOW
 
-    several = run.devices > 1 and run.exchange != "independent" and not run.virtual
+    several = run.devices > 1 and not isinstance(run.exchange, Independent) and not run.virtual
     right = session.exchange_is_right() if several else None
     ratios = []
     for number in range(rounds):

@@ -1,0 +1,133 @@
+"""The data sets that a recipe may name."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+from poc.values import UserError, checked, field, flag, nearest, value, whole, whole_or_zero
+
+_IMAGENET_TRAIN = 1_281_167
+
+
+class _Images:
+    """What all sets of colour images have; a fixed batch stays in the device's memory."""
+
+    crop: int
+    train: int = 50_000
+    """Images in the training set."""
+    fixed = False
+    on_device = False
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of what the network sees."""
+        return (3, self.crop, self.crop)
+
+
+def _check(data: Any, size: int) -> None:
+    checked(data, "data: ")
+    if data.crop > size:
+        raise UserError(f"data: crop: {data.crop!r} is larger than the images; give at most {size}")
+
+
+@value
+class CIFAR10(_Images):
+    """The 60,000 images of CIFAR-10; the defaults are the augmentation of MXNet 0.11's `train_cifar10.py`."""
+
+    crop: int = field(default=28, check=whole)
+    """Height and width that the network sees, in pixels: a random crop in training, the centre in validation."""
+    pad: int = field(default=4, check=whole_or_zero)
+    """Pixels of border (value 127) put around the image before the random crop."""
+    mirror: bool = field(default=True, check=flag)
+    """Mirror with probability 1/2."""
+    jitter: bool = field(default=True, check=flag)
+    """Move hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
+    on_device: bool = field(default=False, check=flag)
+    """The training images stay in the device's memory, where they are cropped and mirrored; without `jitter`."""
+
+    name = "cifar10"
+    classes = 10
+
+    def __post_init__(self) -> None:
+        _check(self, 32)
+        if self.on_device and self.jitter:
+            raise UserError("data: on_device: colours are moved on the host only; give jitter=False")
+
+
+@value
+class Synthetic(_Images):
+    """Made-up images that a network can learn, the same on every machine."""
+
+    size: int = field(default=32, check=whole)
+    """Height and width of the images, in pixels."""
+    classes: int = field(default=10, check=whole)
+    train: int = field(default=50_000, check=whole)
+    """Images in the training set."""
+    validation: int = field(default=10_000, check=whole)
+    """Images in the validation set."""
+    fixed: bool = field(default=False, check=flag)
+    """Train on one and the same batch, which stays in the device's memory: the speed of training without any input
+    pipeline, as `tf_cnn_benchmarks` and MXNet's `--benchmark 1` measure it."""
+    crop: int = field(default=32, check=whole)
+    pad: int = field(default=0, check=whole_or_zero)
+    mirror: bool = field(default=False, check=flag)
+    jitter: bool = field(default=False, check=flag)
+
+    name = "synthetic"
+
+    def __post_init__(self) -> None:
+        _check(self, self.size)
+        if self.fixed and (self.pad or self.mirror or self.jitter):
+            raise UserError("data: Synthetic.fixed: one batch is never augmented; leave pad, mirror and jitter out")
+
+
+def synthetic(like: str, *, size: int | None = None, fixed: bool = True) -> Synthetic:
+    """Made-up images in the shape of a data set, "cifar" (32 pixels) or "imagenet" (224): `size` pixels, if given.
+
+    One fixed batch in the device's memory; without `fixed` they pass through the whole input pipeline. Raises UserError
+    for another name.
+    """
+    if like == "cifar":
+        size = 32 if size is None else size
+        return Synthetic(size=size, crop=size, fixed=fixed)
+    if like == "imagenet":
+        size = 224 if size is None else size
+        # As many as there are in ImageNet make an epoch; through the pipeline come a thousand of them, over and over.
+        train = _IMAGENET_TRAIN if fixed else 1000
+        return Synthetic(size=size, crop=size, classes=1000, train=train, validation=1000, fixed=fixed)
+    raise UserError(f"synthetic: {like!r} is not allowed; {nearest(like, ('cifar', 'imagenet'))}")
+
+
+@value
+class ImageNet(_Images):
+    """ImageNet (ILSVRC 2012) from RecordIO files that the user has, `imagenet_train.rec` and `imagenet_val.rec`.
+
+    As MXNet's im2rec writes them. A random crop of the image, mirrored with probability 1/2, its shorter side first
+    brought to `resize` pixels; the centre in validation. Decoded as the training goes, in threads.
+    """
+
+    crop: int = field(default=224, check=whole)
+    """Height and width that the network sees, in pixels."""
+    resize: int = field(default=256, check=whole)
+    """Pixels of the shorter side before the crop."""
+    mirror: bool = field(default=True, check=flag)
+    train: int = field(default=_IMAGENET_TRAIN, check=whole)
+    """Images in the training file, for those who have a part of it."""
+    validation: int = field(default=50_000, check=whole)
+    """Images in the validation file."""
+
+    name = "imagenet"
+    classes = 1000
+
+    def __post_init__(self) -> None:
+        _check(self, self.resize)
+
+
+Data = Union[CIFAR10, ImageNet, Synthetic]
+DATA: dict[str, type[Data]] = {kind.name: kind for kind in (CIFAR10, ImageNet, Synthetic)}
+
+
+def a_data_set(name: str, given: object) -> None:
+    """Raises UserError unless `given` is one of `DATA`."""
+    if not isinstance(given, tuple(DATA.values())):
+        raise UserError(f"{name}: {given!r} is not allowed; give CIFAR10(...), ImageNet(...) or Synthetic(...)")

@@ -1,0 +1,136 @@
+"""The ways for gradients to travel that a recipe may name. An engine has a table of those it knows, by their type."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from poc.values import checked, choice, field, nearest, optional, positive, refuse, value, whole, whole_or_zero, words
+
+
+@value
+class Exchange:
+    """How the gradients of several devices come together."""
+
+    name: ClassVar[str]
+    inside: ClassVar[bool] = False
+    """Between the devices of one process."""
+    between: ClassVar[bool] = True
+    """Between the processes of several workers."""
+
+    def __post_init__(self) -> None:
+        checked(self, f"exchange: {type(self).__name__}.")
+
+    def __str__(self) -> str:
+        """Its name, with all options that are not left at their default."""
+        return ", ".join([self.name, *words(self).values()])
+
+
+@value
+class _Compressing(Exchange):
+    two_bit: float | None = field(default=None, check=optional(positive), label="2-bit (threshold {:g})")
+    """Gradients are compressed to two bits: minus this threshold, zero or plus it, in the units of a gradient summed
+    over the samples of a device. What a value was more or less than that is kept and added to the next one."""
+
+
+@value
+class Device(_Compressing):
+    """Summed on the devices of one process."""
+
+    name = "device"
+    inside, between = True, False
+
+
+@value
+class Local(Exchange):
+    """Summed on the CPU, from the devices of one process."""
+
+    name = "local"
+    inside, between = True, False
+
+
+@value
+class NCCL(Exchange):
+    """NVIDIA's rings between the GPUs of one process."""
+
+    name = "nccl"
+    inside, between = True, False
+
+
+@value
+class DistSync(_Compressing):
+    """Summed on servers, for all workers; every worker applies the same update."""
+
+    gradient_bits: int = field(default=32, check=choice((16, 32)), label="{}-bit")
+    """16: gradients travel as float16."""
+    servers: int = field(default=1, check=whole, label="{} servers")
+    """Processes that the sums are divided over."""
+
+    name = "dist_sync"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.two_bit is not None and self.gradient_bits != 32:
+            raise refuse("exchange: gradient_bits", self.gradient_bits, "with two_bit leave it out")
+
+
+@value
+class DistDeviceSync(DistSync):
+    """As `DistSync`, summed on the devices of each worker first."""
+
+    name = "dist_device_sync"
+
+
+@value
+class DistAsync(Exchange):
+    """Servers update the parameters by each worker's gradients as they come."""
+
+    servers: int = field(default=1, check=whole, label="{} servers")
+
+    name = "dist_async"
+
+
+@value
+class Stale(Exchange):
+    """Bounded staleness on top of `DistAsync`: stale synchronous parallel (Ho et al. 2013)."""
+
+    bound: int | None = field(
+        check=optional(whole_or_zero),
+        json="staleness",
+        label=lambda bound: "no bound" if bound is None else f"bound {bound}",
+    )
+    """Steps that a worker may be ahead of the slowest one: 0 is synchronous, None sets no bound."""
+    servers: int = field(default=1, check=whole, label="{} servers")
+
+    name = "stale"
+
+
+@value
+class Horovod(Exchange):
+    """Horovod's ring between the workers, without servers (Sergeev and Del Balso 2018)."""
+
+    gradient_bits: int = field(default=32, check=choice((16, 32)), label="{}-bit")
+    """16: gradients travel as float16."""
+
+    name = "horovod"
+
+
+@value
+class Independent(Exchange):
+    """None at all: the ceiling."""
+
+    name = "independent"
+    inside = True
+
+
+EXCHANGES: dict[str, type[Exchange]] = {
+    kind.name: kind for kind in (Device, Local, NCCL, DistSync, DistDeviceSync, DistAsync, Stale, Horovod, Independent)
+}
+
+
+def exchange(given: Any) -> Exchange:
+    """The exchange that is given, or that a name means; raises UserError."""
+    if isinstance(given, Exchange):
+        return given
+    if isinstance(given, str) and given in EXCHANGES and given != Stale.name:
+        return EXCHANGES[given]()
+    raise refuse("exchange", given, nearest(given, [*(EXCHANGES.keys() - {Stale.name}), "Stale(bound=2)"]))

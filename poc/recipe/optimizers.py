@@ -1,0 +1,83 @@
+"""The optimizers that a recipe may name. An engine has a table of those that it knows, by their type."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from poc.values import checked, field, flag, nearest, positive, positive_or_zero, refuse, share, value
+
+
+@value
+class Optimizer:
+    """How parameters follow gradients, with momentum. The learning rate is the run's."""
+
+    momentum: float = field(default=0.9, check=share)
+    weight_decay: float = field(default=1e-4, check=positive_or_zero)
+    """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study."""
+    decay_gammas: bool = field(default=True, check=flag)
+    """False: the penalty is on weights only (Goyal et al. 2017)."""
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    sized_by_gradient: ClassVar[bool] = True
+    """Whether a larger gradient makes a larger update."""
+
+    def __post_init__(self) -> None:
+        checked(self, f"optimizer: {type(self).__name__}.")
+
+    def __str__(self) -> str:
+        return self.label
+
+
+@value
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum."""
+
+    momentum_correction: bool = field(default=False, check=flag)
+    """The velocity follows when the learning rate changes (Goyal et al. 2017)."""
+
+    name = "sgd"
+    label = "SGD"
+
+
+@value
+class Nesterov(Optimizer):
+    """SGD with Nesterov momentum."""
+
+    name = "nesterov"
+    label = "SGD with Nesterov momentum"
+
+
+@value
+class LARS(Optimizer):
+    """Layer-wise adaptive rates (You et al. 2017): each weight's rate is scaled by |weight| / |gradient|."""
+
+    name = "lars"
+    label = "LARS"
+    sized_by_gradient = False
+
+
+@value
+class Muon(Optimizer):
+    """Orthogonalised momentum for convolutions, SGD with Nesterov momentum for the rest (Jordan et al. 2024)."""
+
+    rate: float = field(check=positive, json="muon_rate")
+    """Learning rate of the convolutions at the full rate, `lr`, of the rest; it has the same warm-up and decay."""
+
+    name = "muon"
+    sized_by_gradient = False
+
+    def __str__(self) -> str:
+        return f"Muon {self.rate:g}"
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Nesterov, LARS, Muon)}
+
+
+def optimizer(given: Any) -> Optimizer:
+    """The optimizer that is given, or that the name of a class without a field of its own means; raises UserError."""
+    if isinstance(given, Optimizer):
+        return given
+    if given in ("sgd", "nesterov", "lars"):
+        return OPTIMIZERS[given]()
+    raise refuse("optimizer", given, nearest(given, ("sgd", "nesterov", "lars", "Muon(rate=0.02)")))

@@ -1,0 +1,203 @@
+"""What came out of a run, whatever became of it: its configuration, machine, timings, accuracy and outcome."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from poc.machine.hardware import Hardware
+from poc.records.noise import Noise, Norms, estimate
+from poc.records.timing import Window
+from poc.run import Run
+from poc.values import from_plain, to_plain, value
+
+SCHEMA = 2
+"""Of the records that are written; those of 1 have no checksum."""
+COMPLETED, DIVERGED, FAILED, SKIPPED = "completed", "diverged", "failed", "skipped"
+DONE = (COMPLETED, DIVERGED)
+"""Outcomes after which a run need not be repeated."""
+
+
+@value
+class Evaluation:
+    """One pass over the whole validation set."""
+
+    epoch: int
+    at: float
+    """Seconds since the run began."""
+    seconds: float
+    accuracy: float
+    samples: int
+    loss: float | None = None
+    """Mean cross-entropy of a sample, in nats; None where it was not finite."""
+
+
+@value
+class Memory:
+    """Memory at its peak, in bytes."""
+
+    host_peak_bytes: int | None = None
+    """Of all processes of the run."""
+    device_peak_bytes: int | None = None
+    """Of the device that took most; None where the engine cannot tell."""
+
+
+@value
+class Exchanged:
+    """What bounded staleness told of its exchanges."""
+
+    staleness: dict[str, int]
+    """How often this worker was so many steps ahead of the slowest."""
+    stale_wait_seconds: float
+
+
+@value
+class Worker:
+    """What one worker of several told; one that was lost has no wall time."""
+
+    worker: int
+    windows: tuple[Window, ...]
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)
+    wall: float | None = None
+    exchanged: Exchanged | None = None
+
+
+@value
+class Breakdown:
+    """A step taken apart, in a pass after the training: medians, in seconds a step (`poc/train/breakdown.py`)."""
+
+    steps: int
+    whole_step_seconds: float
+    """With the exchange."""
+    independent_step_seconds: float
+    """Computation and update alone."""
+    exchange_seconds: float
+    """The exchange of the network's own gradients alone."""
+    exchange_bytes: int
+    bus_bytes_per_second: float | None
+    sums_right: bool | None
+    """Whether the exchange gave every replica the sum; None where there was nothing to exchange."""
+    synchronisation_seconds: float | None
+    """What a worker waits for the others when nothing is exchanged; None with one worker."""
+    data_seconds: float
+    """What it waits for data."""
+    efficiency: float | None = None
+    """What an independent step and the wait for the others are of a whole step: the median over `pairs`."""
+    efficiency_spread: float | None = None
+    pairs: int | None = None
+
+
+@value
+class DeviceUse:
+    """What one device did during a run: means over the time sampled, and peaks; None where it has no such counter."""
+
+    device: str
+    seconds: float | None = None
+    """Between the first and the last sample."""
+    utilisation: float | None = None
+    """A fraction of one."""
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    core_clock_mhz: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    memory_peak_bytes: float | None = None
+    power_peak_watts: float | None = None
+    temperature_peak_celsius: float | None = None
+    joules: float | None = None
+    lost: str = ""
+    """Why, and when, it went away."""
+
+
+@value
+class Monitored:
+    """What the hardware did during a run."""
+
+    samples: int
+    devices: tuple[DeviceUse, ...]
+    lost: str = ""
+    """Why nothing more could be sampled."""
+
+
+@value
+class Resumed:
+    """The run went on from a checkpoint."""
+
+    step: int
+    why: str
+
+
+@value
+class Unsaved:
+    """A checkpoint could not be written."""
+
+    step: int
+    why: str
+
+
+@value
+class Record:
+    """What came out of one run."""
+
+    run_id: str
+    """Of the version that wrote it; `run.id` is what it would be today."""
+    run: Run
+    started: str
+    """UTC, in ISO 8601."""
+    infrastructure: str
+    """What its user calls the machine."""
+    hardware: Hardware
+    versions: dict[str, str]
+    commit: str
+    outcome: str = ""
+    """`COMPLETED`, `DIVERGED`, `FAILED` or `SKIPPED`."""
+    reason: str = ""
+    dataset: str = ""
+    parameters: int | None = None
+    windows: tuple[Window, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds of wall time by what they went to (`poc.records.timing.PARTS`)."""
+    wall: float | None = None
+    """Seconds from the start of its process to its end."""
+    memory: Memory = Memory()
+    cpu_seconds: float | None = None
+    others_busy_cores: float | None = None
+    """Cores that other processes kept busy meanwhile."""
+    monitor: Monitored | None = None
+    price_per_hour: float | None = None
+    """Dollars."""
+    peak_flops: float | None = None
+    """Operations a second of a large matrix product on the same devices, right after."""
+    workers: tuple[Worker, ...] = ()
+    """Where there were several."""
+    exchanged: Exchanged | None = None
+    detail: Breakdown | None = None
+    norms: tuple[Norms, ...] = ()
+    resumed: tuple[Resumed, ...] = ()
+    unsaved: tuple[Unsaved, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, from which `from_json` makes the same record."""
+        fields = {declared.name: to_plain(getattr(self, declared.name)) for declared in dataclasses.fields(self)}
+        return {"schema": SCHEMA, **fields}
+
+    def noise(self, first: float = 0.0, last: float = 1.0) -> Noise | None:
+        """The gradient's noise in the part of the training from share `first` to share `last` of its steps."""
+        run = self.run
+        chosen = [norms for norms in self.norms if first * run.steps <= norms.step <= last * run.steps]
+        return estimate(chosen, small_batch=run.batch_per_device, large_batch=run.total_batch)
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Record:
+        """The record that a line of a journal holds, of this or an earlier schema.
+
+        What an earlier version did not know has its default. Raises UserError, KeyError, TypeError or ValueError for
+        anything else.
+        """
+        held = {name: given for name, given in fields.items() if name != "schema" and given is not None}
+        return from_plain(
+            Record,
+            {**held, "run": Run.from_json(held["run"]), "hardware": Hardware.from_json(held["hardware"])},
+        )

@@ -1,0 +1,200 @@
+"""This host's share of a run: its workers started, watched until they have ended, and heard."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Callable
+
+from poc.machine import hardware, monitor, processes, topology
+from poc.records.record import Monitored
+from poc.run import Run
+from poc.train import told
+from poc.train.told import Told
+from poc.values import from_plain, value
+
+_INTERRUPTED_SECONDS = 60.0
+Elsewhere = Callable[[], "processes.Lost | None"]
+"""Says what of the run is lost on another host."""
+
+
+@value
+class Place:
+    """Where runs find their data and leave what they make."""
+
+    source: Path | None
+    """Folder or file with the data set, where the user named one."""
+    cache: Path
+    checkpoints: Path | None = None
+    """Folder for checkpoints, where a completed run leaves its last one; None: in the cache, until it has completed."""
+    stand_in: bool = False
+    """No CIFAR-10 is to be had: the synthetic set takes its place."""
+    patience: float = 300.0
+    """Seconds after which a run in which nothing goes on is ended."""
+
+    def checkpoints_of(self, run: Run) -> Path:
+        """Folder for the checkpoints of `run`."""
+        return (self.checkpoints or self.cache / "checkpoints") / run.id
+
+
+@value
+class Task:
+    """What one host is to do of a run."""
+
+    request: dict[str, Any]
+    """What every worker of the run is told."""
+    first: int
+    """Number of the first worker here."""
+    environments: tuple[dict[str, str], ...]
+    """Each worker's."""
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return Run.from_json(self.request["run"])
+
+
+@value
+class Use:
+    """Who used a host's cores."""
+
+    cpu_seconds: float
+    """Of this run's processes."""
+    others_busy_cores: float
+    """Kept busy by other processes, on average."""
+
+
+@value
+class Share:
+    """What one host did of a run."""
+
+    told: tuple[Told, ...]
+    """By each of its workers."""
+    lost: tuple[str, str] | None
+    """Which process is to blame, and why."""
+    interrupted: bool
+    monitor: Monitored | None
+    use: Use
+
+
+class CoreUse:
+    """Who uses this host's cores, from the making of this object on."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.monotonic(), hardware.busy_seconds(), _children_seconds()
+
+    def so_far(self) -> Use:
+        """The use up to now."""
+        own = _children_seconds() - self._own
+        others = hardware.busy_seconds() - self._busy - own
+        busy = max(0.0, others) / (time.monotonic() - self._began)
+        return Use(cpu_seconds=own, others_busy_cores=round(busy, 3))
+
+
+def _children_seconds() -> float:
+    """CPU seconds of all processes that this one has started and waited for: workers and what served them."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def train_here(
+    task: Task,
+    place: Place,
+    machine: hardware.Hardware,
+    helpers: Mapping[str, subprocess.Popen[str]],
+    elsewhere: Elsewhere,
+) -> Share:
+    """Starts this host's workers of a run, waits for their end, and gathers what they told."""
+    run, use = task.run, CoreUse()
+    workers: dict[str, subprocess.Popen[str]] = {}
+    watcher: monitor.Monitor | None = None
+    lost: processes.Lost | None = None
+    interrupted = False
+    with processes.scratch() as folder:
+        requests = _requests(task, place, machine, folder)
+        events = [Path(request["events"]) for request in requests]
+        try:
+            for here, (request, environment) in enumerate(zip(requests, task.environments)):
+                workers[f"worker {request['worker']}"] = _start(request, {**environment, **own_gpus(run, here)})
+            with monitor.Monitor(_sensors(run, machine, workers)) as watcher:
+                lost = processes.watch(workers, helpers, events, place.patience, elsewhere)
+        except KeyboardInterrupt:
+            # Each is given the time to finish its window and to tell what it has.
+            for process in workers.values():
+                process.send_signal(signal.SIGINT)
+            with contextlib.suppress(KeyboardInterrupt):
+                processes.settle(workers.values(), _INTERRUPTED_SECONDS)
+            interrupted = True
+        finally:
+            processes.stop(workers.values())
+        heard = tuple(told.read(path, process.returncode) for path, process in zip(events, workers.values()))
+    return Share(
+        told=heard,
+        lost=lost,
+        interrupted=interrupted,
+        monitor=from_plain(Monitored, watcher.summary()) if watcher else None,
+        use=use.so_far(),
+    )
+
+
+def _requests(task: Task, place: Place, machine: hardware.Hardware, folder: Path) -> list[dict[str, Any]]:
+    """What each worker of this host is asked to do; its events go to a file in `folder`."""
+    began = time.monotonic()
+    return [
+        {
+            **task.request,
+            "worker": task.first + here,
+            "cores": cores,
+            "source": str(place.source) if place.source else None,
+            "cache": str(place.cache),
+            "checkpoints": str(place.checkpoints_of(task.run)),
+            "keep": place.checkpoints is not None,
+            "events": str(folder / f"worker{task.first + here}.jsonl"),
+            "began": began,
+        }
+        for here, cores in enumerate(_cores(task.run, machine, len(task.environments)))
+    ]
+
+
+def _sensors(run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]]) -> monitor.Source:
+    if run.kind == "gpu":
+        return monitor.gpus(1 if run.virtual else run.devices // run.workers * len(workers))
+    cores = (run.cores_per_worker or machine.cores) * len(workers)
+    return monitor.processes([process.pid for process in workers.values()], cores)
+
+
+def _cores(run: Run, machine: hardware.Hardware, workers: int) -> list[list[int]]:
+    """The cores that each of this host's workers is bound to."""
+    if not run.cores_per_worker:
+        return [sorted(os.sched_getaffinity(0))] * workers
+    near = None
+    if run.kind == "gpu":
+        each = run.devices // run.workers
+        near = [machine.gpus[here * each].numa_node for here in range(workers)]
+    return topology.core_groups(topology.numa_nodes(), workers, run.cores_per_worker, near)
+
+
+def own_gpus(run: Run, here: int) -> dict[str, str]:
+    """The cards of worker number `here` of this host, where several workers share them."""
+    if run.kind != "gpu" or run.workers == 1:
+        return {}
+    each = run.devices // run.workers
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = visible.split(",") if visible else [str(card) for card in range(run.devices)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(cards[here * each : (here + 1) * each])}
+
+
+def _start(request: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
+    process = processes.start("poc.train.worker", environment, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died at once: what it told says so
+        process.stdin.write(json.dumps(request))
+        process.stdin.close()
+    return process

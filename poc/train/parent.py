@@ -1,0 +1,238 @@
+"""One run from start to record: its workers on this host and others, started again where one is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import math
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from poc import engines
+from poc.machine import hardware, processes
+from poc.plan import Planned, estimate
+from poc.records.record import DONE, FAILED, SKIPPED, Monitored, Record
+from poc.run import Run
+from poc.train import checkpoint
+from poc.train.hosts import Link, LinkError
+from poc.train.local import CoreUse, Place, Share, Task, train_here
+from poc.train.told import merged
+from poc.values import from_plain, to_plain
+
+_LOOK_SECONDS = 0.1
+_CHECKPOINT_SECONDS = 180.0
+
+
+def execute(
+    run: Run,
+    place: Place,
+    machine: hardware.Hardware,
+    infrastructure: str,
+    *,
+    detail: int = 0,
+    others: Sequence[Link] = (),
+) -> tuple[Record, bool]:
+    """Trains `run` in processes of its own, one a worker; returns its record, and whether the user interrupted it.
+
+    Where it was cut off before it goes on from its last checkpoint; where a process is lost it does so `run.restarts`
+    times. `detail` adds a pass of so many rounds that takes computation and communication apart. Several workers are
+    shared with the `others`, hosts that follow this one.
+    """
+    blank, use = _blank(run, machine, infrastructure), CoreUse()
+    team = list(others) if run.workers > 1 else []
+    conditions = {
+        "versions": blank.versions,
+        "commit": blank.commit,
+        "cpu": machine.cpu,
+        "stand_in": place.stand_in,
+        "workers_here": run.workers // (1 + len(team)),
+    }
+    left, why = run.restarts, "the run was cut off"
+    while True:
+        try:
+            first_step = _resumed_from(run, place, team, conditions)
+        except LinkError as error:  # a host is gone: the attempt says which
+            first_step, why = 0, str(error)
+        request = {
+            "run": run.to_json(),
+            "first_step": first_step,
+            "why": why,
+            "conditions": conditions,
+            "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / estimate(run, machine)),
+            "detail": detail,
+            "stand_in": place.stand_in,
+        }
+        shares, lost = _attempt(run, request, place, machine, team)
+        reason = _blame(lost, shares, whole=len(shares) > len(team))
+        interrupted = shares[0].interrupted
+        if lost is None or interrupted or left == 0:
+            break
+        left, why = left - 1, reason
+        print(f"  {reason}; starting again ({left} of {run.restarts} restarts left)", file=sys.stderr)
+    # The first host's use is that of all attempts, and of what served the workers too.
+    uses = [use.so_far(), *(share.use for share in shares[1:])]
+    record = dataclasses.replace(
+        merged(blank, [told for share in shares for told in share.told]),
+        monitor=_monitored(shares),
+        cpu_seconds=sum(each.cpu_seconds for each in uses),
+        others_busy_cores=max(each.others_busy_cores for each in uses),
+    )
+    if interrupted:
+        return dataclasses.replace(record, outcome=FAILED, reason="interrupted"), True
+    trained_on = sorted({told.dataset for share in shares for told in share.told if told.dataset is not None})
+    if lost is None and len(trained_on) > 1:
+        reason = f"the hosts trained on different data: {', '.join(trained_on)}"
+    return (dataclasses.replace(record, outcome=FAILED, reason=reason) if reason else record), False
+
+
+def skipped(planned: Planned, machine: hardware.Hardware, infrastructure: str) -> Record:
+    """The record of a run that this machine cannot do."""
+    blank = _blank(planned.run, machine, infrastructure)
+    return dataclasses.replace(blank, outcome=SKIPPED, reason=planned.skip)
+
+
+def forget(run: Run, place: Place) -> None:
+    """Removes this host's checkpoints of a run whose record is safe, but for the last one where they have a folder."""
+    checkpoint.remove(place.checkpoints_of(run), but=run.steps if place.checkpoints else None)
+
+
+def _blank(run: Run, machine: hardware.Hardware, infrastructure: str) -> Record:
+    return Record(
+        run_id=run.id,
+        run=run,
+        started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        infrastructure=infrastructure,
+        hardware=machine,
+        versions={**hardware.versions(), **engines.load(run.engine).versions()},
+        commit=hardware.commit(),
+        dataset=run.data.name,
+    )
+
+
+def _resumed_from(run: Run, place: Place, team: Sequence[Link], conditions: dict[str, Any]) -> int:
+    """The last step after which every worker, on every host, has a checkpoint; 0 for none. Raises LinkError."""
+    each = run.workers // (1 + len(team))
+    common = set(checkpoint.steps(place.checkpoints_of(run), range(each), conditions))
+    for number, link in enumerate(team, start=1):
+        asked = {"run": run.to_json(), "workers": list(range(number * each, (number + 1) * each))}
+        link.send({"steps": {**asked, "conditions": conditions}})
+        message: dict[str, Any] = {}
+        while "have" not in message:
+            message = link.receive()
+        common &= set(message["have"])
+    return max((step for step in common if step < run.steps), default=0)
+
+
+def _attempt(
+    run: Run, request: dict[str, Any], place: Place, machine: hardware.Hardware, team: Sequence[Link]
+) -> tuple[list[Share], processes.Lost | None]:
+    """Trains `run` once, on this host and the `team`; returns what each host did, this one first, and what was lost."""
+    addresses = [team[0].here, *(link.there for link in team)] if team else ["127.0.0.1"]
+    each = run.workers // len(addresses)
+    shares: dict[str, Share] = {}
+
+    def elsewhere() -> processes.Lost | None:
+        for link in team:
+            if link.name not in shares:
+                lost = _hear(link, shares)
+                if lost is not None:
+                    return lost
+        return None
+
+    cluster = engines.load(run.engine).cluster(run, run.cores_per_worker or machine.cores, addresses)
+    with cluster as around:
+        tasks = [
+            Task(request=request, first=first, environments=tuple(around.environments[first : first + each]))
+            for first in range(0, run.workers, each)
+        ]
+        for link, task in zip(team, tasks[1:]):
+            with contextlib.suppress(LinkError):  # `elsewhere` finds out
+                link.send({"task": to_plain(task)})
+        own = train_here(tasks[0], place, machine, around.helpers, elsewhere)
+        lost = own.lost
+        while lost is None and not own.interrupted and len(shares) < len(team):
+            lost = elsewhere()
+            time.sleep(_LOOK_SECONDS)
+        for link in team:
+            if link.name not in shares:
+                with contextlib.suppress(LinkError):
+                    link.send({"stop": True})
+                    while _hear(link, shares) is None and link.name not in shares:
+                        time.sleep(_LOOK_SECONDS)
+    return [own, *(shares[link.name] for link in team if link.name in shares)], lost
+
+
+def follow(leader: Link, place: Place, machine: hardware.Hardware) -> None:
+    """Does this host's share of each run that the first host names, until it says that there are no more.
+
+    Raises LinkError where that host is lost.
+    """
+
+    def elsewhere() -> processes.Lost | None:
+        try:
+            stopped = any("stop" in message for message in leader.poll())
+        except LinkError as error:
+            return leader.name, str(error)
+        return (leader.name, "it ended the run") if stopped else None
+
+    while True:
+        message = leader.receive()
+        if "end" in message:
+            return
+        if "steps" in message:
+            asked = message["steps"]
+            folder = place.checkpoints_of(Run.from_json(asked["run"]))
+            leader.send({"have": checkpoint.steps(folder, asked["workers"], asked["conditions"])})
+        if "task" in message:
+            task = from_plain(Task, message["task"])
+            share = train_here(task, place, machine, {}, elsewhere)
+            leader.send({"share": to_plain(share)})
+            if all(told.outcome in DONE for told in share.told):
+                forget(task.run, place)
+
+
+def _hear(link: Link, shares: dict[str, Share]) -> processes.Lost | None:
+    """Puts the share of a run that has come over `link` into `shares`; returns what was lost there, or the link."""
+    try:
+        found = [from_plain(Share, message["share"]) for message in link.poll() if "share" in message]
+    except LinkError as error:
+        return link.name, str(error)
+    for share in found:
+        shares[link.name] = share
+        if share.lost is not None:
+            return share.lost
+        if share.interrupted:
+            return link.name, "interrupted"
+    return None
+
+
+def _blame(lost: processes.Lost | None, shares: Sequence[Share], *, whole: bool) -> str:
+    """The reason of a failed run: which process was lost, and why, in its own words where it had the time for some.
+
+    `whole`: every host told what it did, so that workers are known by their numbers.
+    """
+    if lost is None:
+        return ""
+    who, why = lost
+    told = [told for share in shares for told in share.told]
+    if whole:
+        ended = {f"worker {number}": each for number, each in enumerate(told) if each.wall is not None}
+        why = ended[who].reason if who in ended else why
+    return why if len(told) == 1 and whole else f"{who}: {why}"
+
+
+def _monitored(shares: Sequence[Share]) -> Monitored | None:
+    """What the hardware of all hosts did, as one summary; devices of the first host keep their names."""
+    first = shares[0].monitor
+    if first is None:
+        return None
+    devices = [
+        dataclasses.replace(device, device=f"host {host} {device.device}") if host else device
+        for host, share in enumerate(shares)
+        if share.monitor is not None
+        for device in share.monitor.devices
+    ]
+    return dataclasses.replace(first, devices=tuple(devices))
