@@ -58,6 +58,20 @@ def test_a_scratch_folder_goes_with_its_owner_or_with_the_next_one(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_killed_helper_is_blamed_and_not_the_worker_that_failed_without_it(tmp_path: Path) -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"], text=True) as worker,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) as helper,
+    ):
+        helper.kill()
+        for process in (worker, helper):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        lost = processes.watch({"worker 0": worker}, {"hub": helper}, [tmp_path / "none"], patience=300.0)
+    assert lost is not None
+    assert lost[0] == "hub"
+    assert "signal 9" in lost[1]
+
+
 def two_workers(folder: Path, epochs: int, *, exchange: str = "dist_sync", restarts: int = 0) -> Any:
     recipe = Recipe(
         model="cifar_resnet8_v2",
