@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from poc.engines import Cluster
+from poc.engines import Cluster, installed
 from poc.engines.gluon import launch
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from poc.machine.hardware import GPU, Hardware
     from poc.run import Run
 
+LABEL = "MXNet"
+PACKAGES: tuple[str, ...] = ("mxnet", "mxnet-cu112")
 LAYOUT = "NCHW"
 # The machine code in the wheel, without PTX: a card runs it if its major version is here and its minor is not older.
 _COMPILED_FOR = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
@@ -83,15 +84,16 @@ def unsupported(gpu: GPU) -> str | None:
     )
 
 
+def missing(machine: Hardware) -> str | None:
+    """What has to be installed so that the GPUs of `machine` are made use of, in one line; None where all is."""
+    if machine.gpus and "mxnet-cu112" not in versions():
+        return "mxnet without CUDA is installed: run ./run_all.sh, which installs requirements-gpu.txt"
+    return None
+
+
 def versions() -> dict[str, str]:
     """Names and versions of what the engine is made of."""
-    found = {}
-    for name in ("mxnet", "mxnet-cu112", "gluoncv", "horovod"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return installed(*PACKAGES, "gluoncv", "horovod")
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:

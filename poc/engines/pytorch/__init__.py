@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from poc.engines import Cluster
+from poc.engines import Cluster, installed
 from poc.engines.pytorch import launch
 from poc.recipe.networks import network
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from poc.machine.hardware import GPU, Hardware
     from poc.run import Run
 
+LABEL = "PyTorch"
+PACKAGES: tuple[str, ...] = ("torch",)
 LAYOUT = "NHWC"
 _MISSING = "PyTorch is not installed: ./make_environment.sh --torch"
 _EXCHANGES = ("device", "nccl", "independent")
@@ -95,13 +96,14 @@ def unsupported(gpu: GPU) -> str | None:
     )
 
 
+def missing(machine: Hardware) -> str | None:
+    """None: one build of PyTorch is for all devices."""
+    return None
+
+
 def versions() -> dict[str, str]:
     """Names and versions of what the engine is made of."""
-    found = {}
-    for name in ("torch", "torchvision"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return installed(*PACKAGES, "torchvision")
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
