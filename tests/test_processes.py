@@ -38,7 +38,7 @@ def test_a_scratch_folder_goes_with_its_owner_or_with_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    owner = "from poc import processes\nwith processes.scratch() as own:\n    print(own, flush=True)\n    input()"
+    owner = "from poc.machine.processes import scratch\nwith scratch() as own:\n    print(own, flush=True)\n    input()"
     with subprocess.Popen(
         [sys.executable, "-c", owner],
         cwd=HOME,
