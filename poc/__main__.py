@@ -166,10 +166,11 @@ def _doctor(_: argparse.Namespace) -> int:
     for line in topology.lines(topology.detect()):
         print(line)
     for name in engines.ENGINES:
-        versions = engines.load(name).versions()
-        print(f"engine  {name}: " + (", ".join(f"{k} {v}" for k, v in versions.items()) or "not installed"))
-    if machine.gpus and "mxnet-cu112" not in engines.load("gluon").versions():
-        print("        mxnet without CUDA is installed: run ./run_all.sh, which installs requirements-gpu.txt")
+        engine = engines.load(name)
+        versions = ", ".join(f"{package} {version}" for package, version in engine.versions().items())
+        print(f"engine  {name}: {versions or 'not installed'}")
+        if hint := engine.missing(machine):
+            print(f"        {hint}")
     print("python  " + ", ".join(f"{k} {v}" for k, v in hardware.versions().items()))
     return 0
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from tabulate import tabulate
 
 # Read once, when a test imports mxnet in this process.
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+# Before poc.engines is imported, here and in every process that a test starts: there is an engine for tests, too.
+os.environ["POC_ENGINES"] = str(Path(__file__).parent / "engines")
 
 
 def heed_signals() -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
+from poc.train.run import Place, execute
 
 from poc import Recipe, Synthetic
 from poc.machine import hardware, processes
 from poc.plan import plan
-from poc.train.run import Place, execute
 from tests.conftest import heed_signals
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def test_a_scratch_folder_goes_with_its_owner_or_with_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    owner = "from poc import processes\nwith processes.scratch() as own:\n    print(own, flush=True)\n    input()"
+    owner = "from poc.machine.processes import scratch\nwith scratch() as own:\n    print(own, flush=True)\n    input()"
     with subprocess.Popen(
         [sys.executable, "-c", owner],
         cwd=HOME,
@@ -56,6 +56,20 @@ def test_a_scratch_folder_goes_with_its_owner_or_with_the_next_one(
     with processes.scratch() as own:
         assert list(tmp_path.iterdir()) == [own]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_helper_is_blamed_and_not_the_worker_that_failed_without_it(tmp_path: Path) -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"], text=True) as worker,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) as helper,
+    ):
+        helper.kill()
+        for process in (worker, helper):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        lost = processes.watch({"worker 0": worker}, {"hub": helper}, [tmp_path / "none"], patience=300.0)
+    assert lost is not None
+    assert lost[0] == "hub"
+    assert "signal 9" in lost[1]
 
 
 def two_workers(folder: Path, epochs: int, *, exchange: str = "dist_sync", restarts: int = 0) -> Any:

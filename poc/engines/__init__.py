@@ -1,13 +1,21 @@
-"""The only seam that knows a framework: what an engine must offer, and engines by name, imported only when used."""
+"""The only seam that knows a framework: what an engine must offer, and engines by name, imported only when used.
+
+An engine is a package that offers what `Engine` lists. It lies in this folder, or in one of those that the environment
+variable POC_ENGINES names (absolute paths, separated as in PATH): with POC_ENGINES=/home/me/engines a recipe's
+engine="mine" is the package /home/me/engines/mine, imported as `poc.engines.mine`. tests/engines/reference is a small
+one to start from.
+"""
 
 from __future__ import annotations
 
-import importlib
+import contextlib
+import importlib.metadata
+import os
 import pkgutil
 import subprocess
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -18,8 +26,9 @@ if TYPE_CHECKING:
     from poc.machine.hardware import GPU, Hardware
     from poc.run import Run
 
-ENGINES = tuple(found.name for found in pkgutil.iter_modules(__path__) if found.ispkg)
-"""By name: the folders beside this file."""
+__path__ += [folder for folder in os.environ.get("POC_ENGINES", "").split(os.pathsep) if folder]
+ENGINES = tuple(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+"""By name: the packages beside this file, then those of POC_ENGINES."""
 
 
 @value
@@ -104,6 +113,12 @@ class Session(Protocol):
 class Engine(Protocol):
     """What the module of an engine offers. Importing it must not import its framework."""
 
+    LABEL: str
+    """The framework's name, as tables show it."""
+
+    PACKAGES: tuple[str, ...]
+    """Under which of these names the framework is installed, and its version stands in `versions`."""
+
     LAYOUT: str
     """Of images in memory: what it is usually fastest with."""
 
@@ -122,6 +137,9 @@ class Engine(Protocol):
 
     def lacks(self, run: Run, machine: Hardware) -> str | None:
         """Why this build cannot do `run` on the devices of `machine`, in one line; None where it can."""
+
+    def missing(self, machine: Hardware) -> str | None:
+        """What has to be installed so that `machine` is made use of, in one line; None where all is."""
 
     def versions(self) -> dict[str, str]:
         """Names and versions of what the engine is made of."""
@@ -142,8 +160,17 @@ def unknown(run: Run, label: str, optimizers: Collection[type[Any]], exchanges: 
     return None
 
 
-def load(name: str) -> Any:
-    """Returns the module of engine `name`, which offers what `Engine` lists; raises UserError for another name."""
+def installed(*packages: str) -> dict[str, str]:
+    """The versions of those of the `packages` that are installed, by name."""
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def load(name: str) -> Engine:
+    """Returns the module of engine `name`; raises UserError for another name."""
     if name not in ENGINES:
         raise UserError(f"engine: {name!r} is not allowed; {nearest(name, ENGINES)}")
-    return importlib.import_module(f"{__name__}.{name}")
+    return cast(Engine, importlib.import_module(f"{__name__}.{name}"))

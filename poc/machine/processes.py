@@ -100,19 +100,18 @@ def watch(
     something is lost.
     """
     activity = _Activity(workers, signs)
+    everyone = {**workers, **helpers}
     while True:
-        failed = [name for name, process in workers.items() if process.poll()]
+        if all(process.poll() == 0 for process in workers.values()):
+            return None
+        # A helper that ends well was told to by the workers, which are about to end, too.
+        failed = [name for name, process in everyone.items() if process.poll()]
         if failed:
             # The others may fail for the same reason, and have something to tell of it.
             _wait(workers.values(), _GRACE_SECONDS)
             # One that was killed before one that ended by itself, perhaps because the other was gone.
-            blamed = min(failed, key=lambda name: workers[name].returncode > 0)
-            return blamed, ended_early(workers[blamed].returncode)
-        if all(process.poll() is not None for process in workers.values()):
-            return None
-        for name, process in helpers.items():
-            if process.poll():  # one that ends well was told to by the workers, which are about to end, too
-                return name, ended_early(process.returncode)
+            blamed = min(failed, key=lambda name: everyone[name].returncode > 0)
+            return blamed, ended_early(everyone[blamed].returncode)
         lost = elsewhere()
         if lost is not None:
             return lost

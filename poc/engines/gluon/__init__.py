@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from poc.engines import Cluster, unknown
+from poc.engines import Cluster, installed, unknown
 from poc.engines.gluon import launch
 from poc.recipe import (
     LARS,
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from poc.machine.hardware import GPU, Hardware
     from poc.run import Run
 
+LABEL = "MXNet"
+PACKAGES: tuple[str, ...] = ("mxnet", "mxnet-cu112")
 LAYOUT = "NCHW"
 OPTIMIZERS = {SGD: "sgd", Nesterov: "nesterov", LARS: "lars", Muon: "muon"}
 """Which function of `optimizers.py` makes each."""
@@ -104,7 +105,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         "layout NHWC: the networks of Gluon and GluonCV are NCHW": run.layout == "NHWC" and not on_cpu,
     }
     refused = next((reason for reason, holds in reasons.items() if holds), None)
-    return refused or unknown(run, "MXNet", OPTIMIZERS, EXCHANGES)
+    return refused or unknown(run, LABEL, OPTIMIZERS, EXCHANGES)
 
 
 def unsupported(gpu: GPU) -> str | None:
@@ -118,15 +119,16 @@ def unsupported(gpu: GPU) -> str | None:
     )
 
 
+def missing(machine: Hardware) -> str | None:
+    """What has to be installed so that the GPUs of `machine` are made use of, in one line; None where all is."""
+    if machine.gpus and "mxnet-cu112" not in versions():
+        return "mxnet without CUDA is installed: run ./run_all.sh, which installs requirements-gpu.txt"
+    return None
+
+
 def versions() -> dict[str, str]:
     """Names and versions of what the engine is made of."""
-    found = {}
-    for name in ("mxnet", "mxnet-cu112", "gluoncv", "horovod"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return installed(*PACKAGES, "gluoncv", "horovod")
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:

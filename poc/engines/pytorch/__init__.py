@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from poc.engines import Cluster, unknown
+from poc.engines import Cluster, installed, unknown
 from poc.engines.pytorch import launch
 from poc.recipe import NCCL, SGD, Device, Independent, Muon, Nesterov
 from poc.recipe.networks import network
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from poc.machine.hardware import GPU, Hardware
     from poc.run import Run
 
+LABEL = "PyTorch"
+PACKAGES: tuple[str, ...] = ("torch",)
 LAYOUT = "NHWC"
 _MISSING = "PyTorch is not installed: ./make_environment.sh --torch"
 OPTIMIZERS = {SGD: "SGD", Nesterov: "Nesterov", Muon: "Muon"}
@@ -72,7 +73,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         ),
     }
     refused = next((reason for reason, holds in reasons.items() if holds), None)
-    return refused or unknown(run, "PyTorch", OPTIMIZERS, EXCHANGES)
+    return refused or unknown(run, LABEL, OPTIMIZERS, EXCHANGES)
 
 
 def unsupported(gpu: GPU) -> str | None:
@@ -94,13 +95,14 @@ def unsupported(gpu: GPU) -> str | None:
     )
 
 
+def missing(machine: Hardware) -> str | None:
+    """None: one build of PyTorch is for all devices."""
+    return None
+
+
 def versions() -> dict[str, str]:
     """Names and versions of what the engine is made of."""
-    found = {}
-    for name in ("torch", "torchvision"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return installed(*PACKAGES, "torchvision")
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:

@@ -1,0 +1,83 @@
+"""The smallest engine, to learn from: a perceptron trained in NumPy, with the seam of poc/engines/__init__.py alone.
+
+This file says what the engine can do and starts what its workers need; session.py trains, and it alone would import a
+framework; hub.py adds up the workers' gradients. Imports within the folder are relative, since it may lie anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from poc.engines import Cluster, Session, unknown
+from poc.machine import processes
+from poc.machine.hardware import GPU, Hardware
+from poc.recipe import SGD, Device, DistSync, Independent
+from poc.run import Run
+
+LABEL = "NumPy"
+PACKAGES: tuple[str, ...] = ("numpy",)
+LAYOUT = "NCHW"
+_SUPPORTED = {"model": ("cifar_mlp",), "kind": ("cpu",)}
+# Of what has a default in `Run`, the fields that may differ from it: this engine heeds them, or who calls it does.
+_HEEDED = (
+    *("data", "engine", "devices", "virtual", "batch_per_device", "evaluate", "optimizer", "exchange", "workers"),
+    *("cores_per_worker", "window", "seconds", "decay", "decay_at", "decay_factor", "gradient_noise", "restarts"),
+)
+
+
+def workers(given: int, devices: int, virtual: bool) -> int:
+    return given
+
+
+@contextlib.contextmanager
+def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iterator[Cluster]:
+    common = {"OPENBLAS_NUM_THREADS": str(cores)}
+    if run.workers == 1:
+        yield Cluster(environments=[common], helpers={})
+        return
+    # The hub is given a socket that listens already, so that no worker comes too early and nobody else takes the port.
+    with socket.create_server((hosts[0], 0)) as listener:
+        common.update(POC_HUB=hosts[0], POC_HUB_PORT=str(listener.getsockname()[1]))
+        hub = processes.start(f"{__name__}.hub", {"POC_WORKERS": str(run.workers)}, stdin=listener)
+    try:
+        environments = [{**common, "POC_WORKER": str(worker)} for worker in range(run.workers)]
+        yield Cluster(environments=environments, helpers={"hub": hub})
+    finally:
+        processes.stop([hub])
+
+
+def unsupported(gpu: GPU) -> str | None:
+    return "NumPy computes on CPUs"
+
+
+def lacks(run: Run, machine: Hardware) -> str | None:
+    for field in dataclasses.fields(run):
+        wanted = getattr(run, field.name)
+        fixed = field.default is not dataclasses.MISSING and field.name not in _HEEDED
+        supported = _SUPPORTED.get(field.name, (field.default if fixed else wanted,))
+        if wanted not in supported:
+            return f"{field.name} {wanted} is not {LABEL}'s; it has {', '.join(map(str, supported))}"
+    if getattr(run.optimizer, "momentum_correction", False):
+        return f"momentum correction is not {LABEL}'s"
+    if getattr(run.exchange, "two_bit", None) or getattr(run.exchange, "gradient_bits", 32) != 32:
+        return f"compressed gradients are not {LABEL}'s"
+    return unknown(run, LABEL, (SGD,), (Device, DistSync, Independent))
+
+
+def missing(machine: Hardware) -> str | None:
+    return None
+
+
+def versions() -> dict[str, str]:
+    return {"numpy": np.__version__}
+
+
+def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
+    from .session import NumpySession
+
+    return NumpySession(run, state)
