@@ -16,7 +16,8 @@ from poc.recipe.exchanges import (
 )
 from poc.recipe.optimizers import LARS, OPTIMIZERS, SGD, Muon, Nesterov, Optimizer
 from poc.recipe.rates import Fixed, Linear, Rate, SquareRoot, Steps
-from poc.recipe.recipe import AUTO, EPOCHS, NODE, PER_DEVICE, Recipe, Setting, Training, load
+from poc.recipe.recipe import AUTO, EPOCHS, NODE, PER_DEVICE, Recipe, Setting, Training
+from poc.recipe.recipe import load as load
 
 __all__ = [
     "AUTO",
@@ -53,6 +54,5 @@ __all__ = [
     "Steps",
     "Synthetic",
     "Training",
-    "load",
     "synthetic",
 ]

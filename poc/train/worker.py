@@ -25,6 +25,7 @@ from poc.run import Run
 from poc.train import breakdown, checkpoint, told
 from poc.train.loop import Loop
 from poc.train.progress import Progress
+from poc.values import to_plain
 
 EVALUATION_BATCH = 250
 
@@ -92,7 +93,8 @@ class Worker:
             if outcome == COMPLETED:
                 end["peak_flops"] = self.session.peak_flops()
                 if request["detail"]:
-                    end["detail"] = breakdown.measure(self.session, batches, run, request["detail"])
+                    measured = breakdown.measure(self.session, batches, run, request["detail"])
+                    end["detail"] = to_plain(measured)
         end["device_peak_bytes"] = self.session.peak_device_bytes()
         return end
 
