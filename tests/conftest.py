@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tabulate import tabulate
 
+import poc  # noqa: F401  # before a test's own import of cv2, which reads poc's limit on the size of images only then
+
 # Read once, when a test imports mxnet in this process.
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 # Before poc.engines is imported, here and in every process that a test starts: there is an engine for tests, too.
