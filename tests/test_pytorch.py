@@ -193,7 +193,7 @@ def test_a_session_goes_on_from_the_state_of_another(fields: dict[str, Any]) -> 
 def test_views_cut_on_the_device_are_those_cut_on_the_host(engine: str) -> None:
     generator = np.random.default_rng(0)
     split = data.Images(generator.integers(0, 256, (64, 32, 32, 3), np.uint8), (np.arange(64) % 10).astype(np.int32))
-    dataset = data.Dataset("cifar10", split, split, 10)
+    dataset = data.Dataset("cifar10", split, split)
     losses = []
     for on_device in (False, True):
         spec = CIFAR10(crop=28, pad=4, jitter=False, on_device=on_device)

@@ -1,0 +1,118 @@
+"""Batches for one worker, in the order of each epoch, and made ahead by a thread.
+
+Every random number is a hash of the seed, the epoch and the sample's index, so a sample looks the same whatever the
+batch, the number of devices or workers. Pixels stay uint8 all the way to the device, which subtracts the mean.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from poc.data.datasets import Dataset, Indices, Labels, Pixels, Views
+from poc.data.randomness import ORDER, bits
+from poc.recipe import Data, Synthetic
+from poc.recipe.rates import steps_per_epoch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What one worker feeds to one step."""
+
+    images: Pixels | Views
+    """(samples, 3, height, width), RGB, contiguous; or which views of the images that the devices hold."""
+    labels: Labels
+    """(samples,), class numbers from 0."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, first: int, last: int) -> Batch:
+        """Samples `first` to `last`; the batch itself where these are all."""
+        if (first, last) == (0, len(self)):
+            return self
+        images = self.images.part(first, last) if isinstance(self.images, Views) else self.images[first:last]
+        return Batch(images, self.labels[first:last])
+
+
+def order(samples: int, *, seed: int, epoch: int) -> Indices:
+    """Returns the permutation of the `samples` indices in which an epoch visits them."""
+    return np.argsort(bits(seed, epoch, np.arange(samples), ORDER), kind="stable")
+
+
+def training_batches(
+    dataset: Dataset,
+    spec: Data,
+    *,
+    total_batch: int,
+    seed: int,
+    steps: int,
+    first_step: int = 0,
+    worker: int = 0,
+    workers: int = 1,
+) -> Iterator[Batch]:
+    """Yields one worker's part of `steps` total batches, from `first_step` (counted over all epochs) on.
+
+    Over all workers and steps of an epoch the parts are a partition of its whole batches; `workers` divides
+    `total_batch`. A fixed batch is the same object every time.
+    """
+    samples, share = len(dataset.train), total_batch // workers
+    if isinstance(spec, Synthetic) and spec.fixed:
+        yield from itertools.repeat(Batch(*dataset.train.centred(np.arange(share) % samples, spec)), steps)
+        return
+    in_epoch = steps_per_epoch(samples, total_batch)
+    for step in range(first_step, first_step + steps):
+        epoch, step_of_epoch = divmod(step, in_epoch)
+        if step == first_step or step_of_epoch == 0:
+            visited = order(samples, seed=seed, epoch=epoch)
+        start = step_of_epoch * total_batch + worker * share
+        yield Batch(*dataset.train.augmented(visited[start : start + share], spec, seed=seed, epoch=epoch))
+
+
+def validation_batches(
+    dataset: Dataset, spec: Data, *, batch: int, worker: int = 0, workers: int = 1
+) -> Iterator[Batch]:
+    """Yields one worker's part of the validation set in batches of `batch`; the last may be shorter.
+
+    Over all workers each image is there once.
+    """
+    validation = dataset.validation
+    first, end = (len(validation) * number // workers for number in (worker, worker + 1))
+    for start in range(first, end, batch):
+        yield Batch(*validation.centred(np.arange(start, min(start + batch, end)), spec))
+
+
+class Prefetch(Iterator[T]):
+    """Runs an iterator ahead in a thread: `with Prefetch(batches) as ahead: for batch in ahead: ...`.
+
+    At most `depth` items wait. An exception of the iterator is raised where its item would have come. Leaving
+    the block stops the thread once the item that it is making is done.
+    """
+
+    def __init__(self, iterator: Iterator[T], depth: int = 20) -> None:
+        self._iterator, self._depth = iterator, depth
+        self._thread = ThreadPoolExecutor(1, "prefetch")
+        self._ahead: deque[Future[T]] = deque()
+
+    def __enter__(self) -> Iterator[T]:
+        for _ in range(self._depth):
+            self._make_another()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def __next__(self) -> T:
+        self._make_another()
+        return self._ahead.popleft().result()
+
+    def _make_another(self) -> None:
+        self._ahead.append(self._thread.submit(next, self._iterator))

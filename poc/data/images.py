@@ -1,0 +1,129 @@
+"""Images in memory: training shows a random crop, mirrored, in moved colours; validation the centre."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Union
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from poc.data.datasets import Dataset, Indices, Labels, Pixels, Split, Views
+from poc.data.randomness import CROP_X, CROP_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
+from poc.recipe import CIFAR10, Synthetic
+
+# The other cores belong to the training.
+cv2.setNumThreads(1)
+
+InMemory = Union[CIFAR10, Synthetic]
+
+_PAD_VALUE = 127
+# OpenCV's 8-bit HLS: hue in steps of two degrees, lightness and saturation, each with its limit.
+_HLS_REACH = (36, 50, 50)
+_HLS_LIMIT = (180, 255, 255)
+
+
+@dataclass(frozen=True, eq=False)
+class Images(Split):
+    """A split that is in memory, or mapped into it.
+
+    It is augmented as MXNet's `image_aug_default.cc` does where its CIFAR-10 example sets it: pad with grey, crop at
+    random, mirror, then one random offset for each of hue, lightness and saturation, clipped at its limit (so the hue
+    does not go round).
+    """
+
+    images: Pixels
+    """(samples, height, width, 3), RGB; memory-mapped where it comes from the cache."""
+    labels: npt.NDArray[np.int32]
+    """(samples,), class numbers from 0."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def augmented(self, indices: Indices, spec: InMemory, *, seed: int, epoch: int) -> tuple[Pixels | Views, Labels]:
+        views = self._views(indices, spec, seed, epoch)
+        labels = self.labels[indices].astype(np.float32)
+        if spec.on_device:
+            return views, labels
+        pixels = _cut(surrounded(self.images[indices], spec.pad), views, spec.crop)
+        return _planar(_shift_hls(pixels, _hls_offsets(indices, seed, epoch)) if spec.jitter else pixels), labels
+
+    def centred(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
+        top, left = ((side - spec.crop) // 2 for side in self.images.shape[1:3])
+        pixels = self.images[indices, top : top + spec.crop, left : left + spec.crop]
+        return _planar(pixels), self.labels[indices].astype(np.float32)
+
+    def _views(self, indices: Indices, spec: InMemory, seed: int, epoch: int) -> Views:
+        tops, lefts = (
+            uniform(seed, epoch, indices, purpose) * (side + 2 * spec.pad - spec.crop + 1)
+            for purpose, side in zip((CROP_Y, CROP_X), self.images.shape[1:])
+        )
+        mirrored = (uniform(seed, epoch, indices, MIRROR) < 0.5) & spec.mirror
+        return Views(*(values.astype(np.int32) for values in (indices, tops, lefts, mirrored)))
+
+
+def held(dataset: Dataset, spec: Any) -> Pixels | None:
+    """What the devices keep of `dataset`: all training images as `surrounded` gives them; None where they keep none."""
+    if not spec.on_device:
+        return None
+    assert isinstance(dataset.train, Images)
+    return surrounded(dataset.train.images, spec.pad)
+
+
+def surrounded(images: Pixels, pad: int) -> Pixels:
+    """The images (n, height, width, 3) with `pad` pixels of grey on each side."""
+    count, height, width, _ = images.shape
+    padded = np.full((count, height + 2 * pad, width + 2 * pad, 3), _PAD_VALUE, np.uint8)
+    padded[:, pad : pad + height, pad : pad + width] = images
+    return padded
+
+
+def _cut(images: Pixels, views: Views, crop: int) -> Pixels:
+    pixels = np.empty((len(images), crop, crop, 3), np.uint8)
+    places = zip(views.tops.tolist(), views.lefts.tolist(), views.mirrored.tolist())
+    for target, image, (top, left, mirrored) in zip(pixels, images, places):
+        view = image[top : top + crop, left : left + crop]
+        if mirrored:
+            cv2.flip(view, 1, dst=target)
+        else:
+            target[:] = view
+    return pixels
+
+
+def _hls_offsets(indices: Indices, seed: int, epoch: int) -> Indices:
+    """Draws the offsets of hue, lightness and saturation of each sample: (samples, 3)."""
+    drawn = np.stack([uniform(seed, epoch, indices, purpose) for purpose in (HUE, LIGHTNESS, SATURATION)], axis=1)
+    # Truncated towards zero, as the C++ original does.
+    return (drawn * 2 * _HLS_REACH - _HLS_REACH).astype(np.int64)
+
+
+def _shift_hls(pixels: Pixels, offsets: Indices) -> Pixels:
+    """Adds offsets (samples, 3) of hue, lightness, saturation to RGB pixels (samples, height, width, 3)."""
+    count, height, width, _ = pixels.shape
+    hls = cv2.cvtColor(_tall(pixels), cv2.COLOR_RGB2HLS)
+    # Clipping before the addition gives what clipping after it would, and never leaves uint8. One row of each
+    # image is spelt out, because numpy is slow where the innermost axis that it broadcasts over is short.
+    low, high, offset = (
+        np.tile(bound.astype(np.uint8), (1, width))[:, None, :]
+        for bound in (np.maximum(-offsets, 0), np.array(_HLS_LIMIT) - np.maximum(offsets, 0), offsets)
+    )
+    rows = hls.reshape(count, height, width * 3)
+    np.maximum(rows, low, out=rows)
+    np.minimum(rows, high, out=rows)
+    np.add(rows, offset, out=rows)
+    return np.asarray(cv2.cvtColor(hls, cv2.COLOR_HLS2RGB), np.uint8).reshape(pixels.shape)
+
+
+def _tall(pixels: Pixels) -> Pixels:
+    """Returns (samples, height, width, 3) as one tall image: one call of OpenCV does a whole batch."""
+    return np.ascontiguousarray(pixels).reshape(-1, pixels.shape[2], 3)
+
+
+def _planar(pixels: Pixels) -> Pixels:
+    """Returns (samples, height, width, 3) as (samples, 3, height, width), contiguous."""
+    count, height, width, _ = pixels.shape
+    planes = np.empty((count, 3, height, width), np.uint8)
+    for channel, plane in enumerate(cv2.split(_tall(pixels))):
+        planes[:, channel] = plane.reshape(count, height, width)
+    return planes

@@ -1,0 +1,293 @@
+"""Synthetic images, augmentation, each worker's batches and prefetching."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from poc import data
+from poc.data.batches import order
+from poc.data.images import _hls_offsets, _shift_hls
+from poc.recipe import CIFAR10, Synthetic, synthetic
+from poc.values import UserError
+
+NOISE = np.random.default_rng(0).integers(0, 256, (70, 32, 32, 3), np.uint8)
+DATASET = data.Dataset("noise", *(data.Images(NOISE[:count], np.arange(count, dtype=np.int32)) for count in (70, 23)))
+
+
+def load(spec: Synthetic) -> Any:
+    return data.load(spec, source=None, cache=Path("unused"))
+
+
+def augmented(spec: CIFAR10, *, seed: int, epoch: int) -> Any:
+    return DATASET.train.augmented(np.arange(32)[::-1], spec, seed=seed, epoch=epoch)[0]
+
+
+# Synthetic images
+
+
+def test_synthetic_is_the_same_everywhere() -> None:
+    dataset = load(Synthetic(train=300, validation=100))
+    # A digest of the pixels: they may not change with the machine or the version of anything.
+    assert hashlib.sha256(dataset.train.images.tobytes()).hexdigest()[:16] == "6f506aaff0a978d0"
+    assert not np.array_equal(dataset.train.images[:100], dataset.validation.images)
+    assert np.bincount(dataset.train.labels).tolist() == [30] * 10
+    few, many = (load(Synthetic(train=count, validation=1, size=20, crop=20)) for count in (7, 900))
+    np.testing.assert_array_equal(few.train.images, many.train.images[:7])
+
+
+def test_synthetic_can_be_learned_by_shift_invariant_features_only() -> None:
+    dataset = load(Synthetic(train=3000, validation=500))
+
+    def accuracy(features: Any) -> float:
+        train, validation = (features(split.images / 255.0) for split in (dataset.train, dataset.validation))
+        means = np.stack([train[dataset.train.labels == label].mean(axis=0) for label in range(10)])
+        distances = ((validation[:, None] - means[None]) ** 2).sum(axis=2)
+        return float((distances.argmin(axis=1) == dataset.validation.labels).mean())
+
+    def spectrum(images: Any) -> Any:
+        low = np.abs(np.fft.fft2(images, axes=(1, 2)))[:, [-2, -1, 0, 1, 2], :3]
+        shapes = low.reshape(len(images), -1, 3)[:, np.arange(15) != 6].reshape(len(images), -1)
+        return shapes / np.linalg.norm(shapes, axis=1, keepdims=True)
+
+    assert accuracy(lambda images: images.reshape(len(images), -1)) < 0.5
+    assert accuracy(spectrum) > 0.95
+
+
+@pytest.mark.parametrize(("like", "size"), [("cifar", 32), ("imagenet", 224)])
+def test_synthetic_shapes(like: str, size: int) -> None:
+    assert synthetic(like).input_shape == (3, size, size)
+    assert synthetic(like, size=64, fixed=False).input_shape == (3, 64, 64)
+    with pytest.raises(UserError, match="did you mean 'imagenet'"):
+        synthetic("imagnet")
+
+
+def test_a_fixed_batch_is_the_same_object_every_time() -> None:
+    spec = synthetic("cifar")
+    first, *others = data.training_batches(load(spec), spec, total_batch=200, seed=0, steps=3, worker=1, workers=2)
+    assert len(others) == 2
+    assert all(batch is first for batch in others)
+    assert first.images.shape == (100, 3, 32, 32)
+    # Fewer images than the batch: they come again.
+    np.testing.assert_array_equal(first.images[64:], first.images[:36])
+    assert len(np.unique(first.images[:64].reshape(64, -1), axis=0)) == 64
+
+
+# Augmentation
+
+
+def test_epochs_and_seeds_differ() -> None:
+    shown = [augmented(CIFAR10(), seed=seed, epoch=epoch) for seed in (0, 1) for epoch in (0, 1)]
+    for a, b in itertools.combinations(shown, 2):
+        assert (a == b).all(axis=(1, 2, 3)).mean() < 0.1
+
+
+def test_crop_and_mirror_are_uniform() -> None:
+    count = 13 * 13 * 60
+    split = data.Images(np.broadcast_to(NOISE[:1], (count, 32, 32, 3)), np.zeros(count, np.int32))
+    views: Any = split.augmented(np.arange(count), CIFAR10(jitter=False, on_device=True), seed=0, epoch=0)[0]
+    assert views.mirrored.mean() == pytest.approx(0.5, abs=0.025)  # five standard deviations
+    places = np.zeros((13, 13), int)
+    np.add.at(places, (views.tops, views.lefts), 1)
+    # Chi-squared over 169 places: mean 168, standard deviation 18.3.
+    assert ((places - 60) ** 2 / 60).sum() == pytest.approx(168, abs=5 * 18.3)
+
+
+def test_views_on_the_device_are_what_the_host_shows_in_a_border_of_127() -> None:
+    spec = CIFAR10(jitter=False, on_device=True)
+    host, device = (
+        next(data.training_batches(DATASET, chosen, total_batch=70, seed=4, steps=1))
+        for chosen in (CIFAR10(jitter=False), spec)
+    )
+    np.testing.assert_array_equal(host.labels, device.labels)
+    np.testing.assert_array_equal(device.images.images, device.labels)
+    padded = np.pad(NOISE, ((0, 0), (4, 4), (4, 4), (0, 0)), constant_values=127)
+    np.testing.assert_array_equal(data.held(DATASET, spec), padded)
+    assert data.held(DATASET, CIFAR10()) is None
+    for pixels, index, top, left, mirrored in zip(host.images, *device.images):
+        view = padded[index, top : top + 28, left : left + 28]
+        np.testing.assert_array_equal(pixels, (view[:, ::-1] if mirrored else view).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("pixel", "offset", "expected"),
+    [
+        ((40, 90, 200), (0, 0, 0), (40, 90, 200)),
+        ((0, 0, 0), (0, 50, 0), (50, 50, 50)),
+        ((255, 255, 255), (0, -50, 0), (205, 205, 205)),
+        ((230, 230, 230), (0, 50, 0), (255, 255, 255)),
+        ((30, 30, 30), (20, -50, -50), (0, 0, 0)),
+        ((255, 0, 0), (30, 0, 0), (255, 255, 0)),
+        # Hue 350 degrees up by 72 stops at 360, which is red, and does not go on to orange.
+        ((255, 0, 43), (36, 0, 0), (255, 0, 0)),
+        # Hue 12 degrees down by 72 stops at 0.
+        ((255, 51, 0), (-36, 0, 0), (255, 0, 0)),
+        # Half saturated, to grey at the same lightness.
+        ((120, 100, 100), (0, 0, -50), (110, 110, 110)),
+    ],
+)
+def test_known_colours(pixel: Any, offset: Any, expected: Any) -> None:
+    image = np.full((1, 5, 7, 3), pixel, np.uint8)
+    shifted = _shift_hls(image, np.array([offset])).astype(int)
+    assert abs(shifted - expected).max() <= 3
+
+
+def test_jitter_equals_a_slow_reference() -> None:
+    offsets = np.array([[36, 50, 50], [-36, -50, -50], [0, 0, 0], [17, -3, 44], [-8, 31, -29], [36, -50, 50]])
+    for image, offset, shifted in zip(NOISE, offsets, _shift_hls(NOISE[:6], offsets)):
+        hls = cv2.cvtColor(image, cv2.COLOR_RGB2HLS)
+        expected = np.clip(hls.astype(int) + offset, 0, (180, 255, 255)).astype(np.uint8)
+        np.testing.assert_array_equal(shifted, cv2.cvtColor(expected, cv2.COLOR_HLS2RGB))
+
+
+def test_offsets_are_uniform_independent_and_truncated_towards_zero() -> None:
+    offsets = _hls_offsets(np.arange(40_000), 0, 0)
+    for values, reach in zip(offsets.T, (36, 50, 50)):
+        counts = np.bincount(values + reach - 1)
+        assert len(counts) == 2 * reach - 1
+        expected = np.full(2 * reach - 1, 40_000 / (2 * reach))
+        expected[reach - 1] *= 2  # everything between -1 and 1 becomes 0
+        assert abs((counts - expected) / np.sqrt(expected)).max() < 5
+    assert abs(np.corrcoef(offsets.T) - np.eye(3)).max() < 0.025
+
+
+def test_jitter_comes_after_crop_and_mirror() -> None:
+    plain, jittered = (augmented(CIFAR10(jitter=jitter), seed=4, epoch=1) for jitter in (False, True))
+    offsets = _hls_offsets(np.arange(32)[::-1], 4, 1)
+    expected = _shift_hls(plain.transpose(0, 2, 3, 1), offsets)
+    np.testing.assert_array_equal(jittered, expected.transpose(0, 3, 1, 2))
+
+
+# Batches
+
+
+def test_order_depends_on_seed_and_epoch_and_is_well_mixed() -> None:
+    orders = [order(10_000, seed=seed, epoch=epoch) for seed in (0, 1) for epoch in (0, 1)]
+    for a, b in itertools.combinations(orders, 2):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 0.05
+        assert (a == b).mean() < 0.01
+    for visited in orders:
+        assert abs(np.corrcoef(visited[:-1], visited[1:])[0, 1]) < 0.05
+
+
+@settings(max_examples=50, deadline=None)
+@given(samples=st.integers(1, 400), share=st.integers(1, 40), workers=st.integers(1, 5), epoch=st.integers(0, 3))
+def test_workers_share_the_whole_batches_of_an_epoch(samples: int, share: int, workers: int, epoch: int) -> None:
+    spec, total_batch = Synthetic(size=1, crop=1), share * workers
+    # The pixel of an image says which it is.
+    pixels = np.stack([np.arange(samples) % 256, np.arange(samples) // 256, np.zeros(samples)], axis=1)
+    split = data.Images(pixels.astype(np.uint8).reshape(-1, 1, 1, 3), np.arange(samples, dtype=np.int32))
+    steps = samples // total_batch
+
+    def batches(worker: int) -> Iterator[data.Batch]:
+        return data.training_batches(
+            data.Dataset("x", split, split), spec, total_batch=total_batch, seed=1,
+            first_step=epoch * steps, steps=max(steps, 1), worker=worker, workers=workers,
+        )  # fmt: skip
+
+    if not steps:
+        with pytest.raises(UserError, match=f"total batch {total_batch} is larger than the {samples}"):
+            next(batches(0))
+        return
+    visited = order(samples, seed=1, epoch=epoch)
+    assert sorted(visited) == list(range(samples))
+    shares: list[Any] = list(itertools.chain(*zip(*map(batches, range(workers)))))
+    assert {len(batch) for batch in shares} == {share}
+    trained = visited[: steps * total_batch]
+    np.testing.assert_array_equal(np.concatenate([batch.labels for batch in shares]), trained)
+    np.testing.assert_array_equal(np.concatenate([batch.images for batch in shares])[..., 0, 0], pixels[trained])
+
+
+@pytest.mark.parametrize("workers", [3, 24])
+def test_workers_together_train_on_what_one_would(workers: int) -> None:
+    def batches(first_step: int = 0, **share: int) -> list[Any]:
+        steps = 9 - first_step
+        stream = data.training_batches(
+            DATASET, CIFAR10(), total_batch=24, seed=5, first_step=first_step, steps=steps, **share
+        )
+        return list(stream)
+
+    alone = batches()
+    assert len(alone) == 9
+    for whole, *shares in zip(alone, *(batches(worker=worker, workers=workers) for worker in range(workers))):
+        assert whole.images.shape == (24, 3, 28, 28)
+        assert whole.images.flags.c_contiguous
+        assert whole.labels.dtype == np.float32
+        np.testing.assert_array_equal(whole.images, np.concatenate([share.images for share in shares]))
+        np.testing.assert_array_equal(whole.labels, np.concatenate([share.labels for share in shares]))
+    # Two steps an epoch: a start in the middle of the third epoch goes on where the run would have been.
+    for expected, resumed in zip(alone[5:], batches(first_step=5)):
+        np.testing.assert_array_equal(expected.images, resumed.images)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_validation_covers_each_image_once_from_its_centre(workers: int) -> None:
+    batches: list[Any] = [
+        batch
+        for worker in range(workers)
+        for batch in data.validation_batches(DATASET, CIFAR10(), batch=4, worker=worker, workers=workers)
+    ]
+    assert max(len(batch) for batch in batches) == 4
+    np.testing.assert_array_equal(np.concatenate([batch.labels for batch in batches]), np.arange(23))
+    pixels = np.concatenate([batch.images for batch in batches])
+    np.testing.assert_array_equal(pixels, NOISE[:23, 2:30, 2:30].transpose(0, 3, 1, 2))
+
+
+# Prefetching
+
+
+def test_prefetch_works_ahead_in_order_as_far_as_its_depth() -> None:
+    made: list[int] = []
+    third = threading.Event()
+
+    def source() -> Iterator[int]:
+        for number in range(50):
+            made.append(number)
+            if number == 2:
+                third.set()
+            yield number
+
+    with data.Prefetch(source(), depth=3) as ahead:
+        assert third.wait(600)
+        for number, item in enumerate(ahead):
+            assert item == number
+            assert len(made) <= number + 1 + 3
+        assert number == 49
+        assert next(ahead, None) is None
+
+
+def test_prefetch_hands_over_an_exception_in_its_place() -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        raise UserError("data: broken")
+
+    with data.Prefetch(source()) as ahead:
+        assert next(ahead) == 1
+        with pytest.raises(UserError, match="broken"):
+            next(ahead)
+        assert list(ahead) == []
+
+
+def test_prefetch_stops_when_its_block_is_left() -> None:
+    before = threading.active_count()
+    with data.Prefetch(itertools.count(), depth=2) as ahead:
+        assert next(ahead) == 0
+    assert threading.active_count() == before
+
+
+def test_prefetch_does_not_keep_the_interpreter() -> None:
+    code = "import itertools; from poc.data import Prefetch; p = Prefetch(itertools.count()); p.__enter__()"
+    root = Path(__file__).resolve().parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=600).returncode == 0
