@@ -40,8 +40,10 @@ def augmented(spec: CIFAR10, *, seed: int, epoch: int) -> Any:
 
 def test_synthetic_is_the_same_everywhere() -> None:
     dataset = load(Synthetic(train=300, validation=100))
-    # A digest of the pixels: they may not change with the machine or the version of anything.
+    (batch,) = data.training_batches(dataset, CIFAR10(jitter=False), total_batch=100, seed=1, first_step=4, steps=1)
+    # Digests of the pixels: they may not change with the machine or the version of anything.
     assert hashlib.sha256(dataset.train.images.tobytes()).hexdigest()[:16] == "6f506aaff0a978d0"
+    assert hashlib.sha256(batch.images.tobytes()).hexdigest()[:16] == "4df8140202044397"
     assert not np.array_equal(dataset.train.images[:100], dataset.validation.images)
     assert np.bincount(dataset.train.labels).tolist() == [30] * 10
     few, many = (load(Synthetic(train=count, validation=1, size=20, crop=20)) for count in (7, 900))

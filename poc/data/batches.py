@@ -39,8 +39,10 @@ class Batch:
         """Samples `first` to `last`; the batch itself where these are all."""
         if (first, last) == (0, len(self)):
             return self
-        images = self.images.part(first, last) if isinstance(self.images, Views) else self.images[first:last]
-        return Batch(images, self.labels[first:last])
+        labels = self.labels[first:last]
+        if isinstance(self.images, Views):
+            return Batch(Views(*(values[first:last] for values in self.images)), labels)
+        return Batch(self.images[first:last], labels)
 
 
 def order(samples: int, *, seed: int, epoch: int) -> Indices:

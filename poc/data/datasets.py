@@ -23,10 +23,6 @@ class Views(NamedTuple):
     mirrored: npt.NDArray[np.int32]
     """0 or 1."""
 
-    def part(self, first: int, last: int) -> Views:
-        """Those of samples `first` to `last`."""
-        return Views(*(values[first:last] for values in self))
-
 
 class Split(Protocol):
     """Training or validation images, wherever they are."""
