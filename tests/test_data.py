@@ -138,7 +138,8 @@ UNPACKED = {f"cifar-10-batches-bin/{name}": content for name, content in BINARIE
         (RECORDS, "cifar10_val.rec"),
         # Of several formats the first that is whole.
         ({**record_files(".jpg"), "data_batch_1.bin": b"", ARCHIVE_NAME: ARCHIVE}, ""),
-        ({**BINARIES, **RECORDS}, "cifar10_val.rec"),
+        # A file stands for its own format only.
+        ({**dict.fromkeys(BINARIES, b""), **RECORDS}, "cifar10_val.rec"),
     ],
 )
 def test_sources(tmp_path: Path, files: dict[str, bytes], source: str) -> None:
