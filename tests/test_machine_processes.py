@@ -65,9 +65,7 @@ def test_a_scratch_folder_goes_with_its_owner_or_with_the_next_one(
 
 
 @pytest.mark.parametrize("victim", ["worker 1", "hub"])
-def test_a_process_that_was_killed_is_blamed_before_a_worker_that_failed_without_it(
-    victim: str, tmp_path: Path
-) -> None:
+def test_a_killed_process_is_blamed_before_a_worker_that_failed_without_it(victim: str, tmp_path: Path) -> None:
     commands = {"worker 0": "exit 1", victim: "kill -KILL $$"}
     started = {name: subprocess.Popen(["sh", "-c", command], text=True) for name, command in commands.items()}
     for process in started.values():  # until it has ended, without taking note of it
