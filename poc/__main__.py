@@ -163,8 +163,13 @@ def _doctor(_: argparse.Namespace) -> int:
         print(f"GPU {gpu.index}   {gpu.name}, compute capability {major}.{minor}, {gpu.memory_bytes / 2**30:.0f} GiB")
         for name in engines.ENGINES:
             print(f"        {name}: {engines.load(name).unsupported(gpu) or 'can train on it'}")
-    for line in topology.lines(topology.detect()):
-        print(line)
+    if len(machine.gpus) > 1:
+        layout = topology.detect(machine.gpus)
+        for line in topology.recommendations(layout):
+            print(f"choice  {line}")
+        for line in topology.warnings(layout):
+            print(f"warning {line}")
+        print("links   nvidia-smi topo -m shows them")
     for name in engines.ENGINES:
         engine = engines.load(name)
         versions = ", ".join(f"{package} {version}" for package, version in engine.versions().items())

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from poc import Recipe, Synthetic, data, engines
-from poc.machine import hardware, monitor
+from poc.machine import hardware, monitor, sensors
 from poc.plan import plan
 from poc.records import timing
 from poc.run import Run
@@ -59,8 +59,8 @@ def main() -> None:
 
             def rate(run: Run) -> float:
                 watched = run is measured
-                sensors = monitor.processes([os.getpid()], machine.cores)
-                with monitor.Monitor(sensors) if watched else contextlib.nullcontext():
+                source = sensors.processes([os.getpid()], machine.cores)
+                with monitor.Monitor(source) if watched else contextlib.nullcontext():
                     watch = timing.Clock()
                     running.train(run, session, batches, lambda: [], watch, tell if watched else lambda event: None)
                     return STEPS * run.total_batch / watch.elapsed()

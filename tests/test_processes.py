@@ -17,7 +17,7 @@ import pytest
 from poc.train.run import Place, execute
 
 from poc import Recipe, Synthetic
-from poc.machine import hardware, processes
+from poc.machine import hardware
 from poc.plan import plan
 from tests.conftest import heed_signals
 
@@ -32,44 +32,6 @@ recipe = Recipe(
     workers=2, cores_per_worker=1, batch_per_device=8, lr=0.01, epochs=1000, exchange="dist_sync", quick={},
 )
 """
-
-
-def test_a_scratch_folder_goes_with_its_owner_or_with_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    owner = "from poc.machine.processes import scratch\nwith scratch() as own:\n    print(own, flush=True)\n    input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", owner],
-        cwd=HOME,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stdout is not None
-        others = Path(other.stdout.readline().strip())
-        with processes.scratch() as own:
-            assert set(tmp_path.iterdir()) == {own, others}
-        other.kill()
-    assert list(tmp_path.iterdir()) == [others]
-    with processes.scratch() as own:
-        assert list(tmp_path.iterdir()) == [own]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_killed_helper_is_blamed_and_not_the_worker_that_failed_without_it(tmp_path: Path) -> None:
-    with (
-        subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"], text=True) as worker,
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) as helper,
-    ):
-        helper.kill()
-        for process in (worker, helper):
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        lost = processes.watch({"worker 0": worker}, {"hub": helper}, [tmp_path / "none"], patience=300.0)
-    assert lost is not None
-    assert lost[0] == "hub"
-    assert "signal 9" in lost[1]
 
 
 def two_workers(folder: Path, epochs: int, *, exchange: str = "dist_sync", restarts: int = 0) -> Any:
@@ -176,27 +138,3 @@ def test_nothing_is_left_running_whatever_ends_the_launcher(number: signal.Signa
     assert not alive
     if number == signal.SIGINT:
         assert '"reason": "interrupted"' in (tmp_path / "results" / "journal.jsonl").read_text()
-
-
-def test_one_that_was_killed_is_blamed_before_one_that_gave_up(tmp_path: Path) -> None:
-    commands = {"worker 0": "exit 1", "worker 1": "kill -KILL $$"}
-    workers = {name: subprocess.Popen(["sh", "-c", command], text=True) for name, command in commands.items()}
-    for process in workers.values():  # until it has ended, without taking note of it
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    found = processes.watch(workers, {}, [tmp_path / "none"], patience=9.0)
-    assert found == ("worker 1", processes.ended_early(-signal.SIGKILL))
-
-
-def test_a_worker_that_computes_is_not_taken_for_stalled(tmp_path: Path) -> None:
-    code = "import time; end = time.time() + 4\nwhile time.time() < end: pass"
-    with subprocess.Popen([sys.executable, "-c", code], text=True) as busy:
-        assert processes.watch({"worker 0": busy}, {}, [tmp_path / "none"], patience=2.0) is None
-
-
-def test_workers_that_do_nothing_are(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "60"], text=True) as idle:
-        found = processes.watch({"worker 0": idle}, {}, [tmp_path / "none"], patience=2.0)
-        processes.stop([idle])
-    assert found is not None
-    assert found[0] == "worker 0"
-    assert "nothing has gone on" in found[1]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from poc.machine import nvml, topology
+from poc.machine import kernel, numa, nvml
 from poc.values import from_plain, value
 
 
@@ -73,27 +73,22 @@ def detect() -> Hardware:
     """Reads what this machine has from the operating system and the NVIDIA driver, if there is one."""
     gpus, driver = _nvidia()
     return Hardware(
-        cpu=_cpu_name(),
+        cpu=_cpuinfo("model name") or platform.processor() or platform.machine(),
         cores=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         cpu_flops=_cpu_flops(),
-        bfloat16="avx512_bf16" in _cpu_flags(),
+        bfloat16="avx512_bf16" in _cpuinfo("flags").split(),
         gpus=gpus,
         driver=driver,
-        numa_nodes=tuple(map(len, topology.numa_nodes().values())),
+        numa_nodes=tuple(map(len, numa.nodes().values())),
     )
 
 
 def usable_cores() -> int:
     """Cores this process may use: its affinity, and the quota of its control group where that is lower."""
     cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return cores
+    quota, _, period = kernel.text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    return min(cores, max(1, int(quota) // int(period))) if quota.isdigit() else cores
 
 
 def versions() -> dict[str, str]:
@@ -107,62 +102,52 @@ def commit() -> str:
     # Results change with every run, and say nothing of the code that made them.
     code = [":/", ":(exclude,top)results", ":(exclude,top)results.md"]
     try:
-        found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], capture_output=True).returncode
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return found.stdout.strip() + "-dirty" * (changed != 0)
+    return head.stdout.strip() + "-dirty" * (changed != 0)
 
 
 def _cpu_flops() -> float:
     size = 1024
-    left = np.ones((size, size), dtype=np.float32)
-    best = float("inf")
-    for _ in range(3):  # the first one also starts the library's threads
+    matrix = np.ones((size, size), dtype=np.float32)
+    seconds = []
+    for _ in range(3):  # the first product also starts the library's threads
         start = time.perf_counter()
-        left @ left
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
+        matrix @ matrix
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)
 
 
 def busy_seconds() -> float:
     """Core-seconds that all processes of this machine together have been busy since it started."""
     times = psutil.cpu_times()
-    return float(times.user + times.system + times.nice + getattr(times, "irq", 0) + getattr(times, "softirq", 0))
+    return float(times.user + times.system + times.nice + times.irq + times.softirq)
 
 
-def _cpu_flags() -> list[str]:
-    try:
-        found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        return []
-    return found[1].split() if found else []
-
-
-def _cpu_name() -> str:
-    try:
-        names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        names = []
-    return names[0].strip() if names else platform.processor() or platform.machine()
+def _cpuinfo(field: str) -> str:
+    """What the kernel says of the first core; empty where it does not say."""
+    line = re.search(rf"^{field}\s*:(.*)$", kernel.text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return line[1].strip() if line else ""
 
 
 def _nvidia() -> tuple[tuple[GPU, ...], str]:
     """The cards that CUDA would use, and the driver's version; none without a driver."""
     try:
-        with nvml.Driver() as driver:
+        with nvml.session():
             gpus = []
-            for index in driver.visible(os.environ.get("CUDA_VISIBLE_DEVICES")):
-                memory = driver.ask("nvmlDeviceGetMemoryInfo", index)
+            for index in nvml.visible():
+                memory = nvml.ask("nvmlDeviceGetMemoryInfo", index)
                 gpus.append(
                     GPU(
                         index=index,
-                        name=driver.ask("nvmlDeviceGetName", index) or "unknown GPU",
-                        capability=tuple(driver.ask("nvmlDeviceGetCudaComputeCapability", index) or (0, 0)),
+                        name=nvml.ask("nvmlDeviceGetName", index) or "unknown GPU",
+                        capability=tuple(nvml.ask("nvmlDeviceGetCudaComputeCapability", index) or (0, 0)),
                         memory_bytes=int(memory.total) if memory else 0,
-                        numa_node=topology.numa_node_of(driver, index),
+                        numa_node=numa.node_of(index),
                     )
                 )
-            return tuple(gpus), str(driver.ask("nvmlSystemGetDriverVersion", ()) or "")
+            return tuple(gpus), str(nvml.ask("nvmlSystemGetDriverVersion", ()) or "")
     except nvml.NoAnswer:
         return (), ""

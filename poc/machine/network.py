@@ -10,7 +10,7 @@ import psutil
 def interface(address: str) -> str:
     """The network interface of this host that has the IP `address`, such as "eth0"; raises OSError for none."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(entry.address == address for entry in addresses):
             return str(name)
     raise OSError(f"no network interface of this host has the address {address}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import shutil
@@ -18,6 +17,8 @@ from typing import Any, Callable
 
 import psutil
 
+from poc.machine import child
+
 Lost = tuple[str, str]
 """Which process is to blame, and why."""
 
@@ -28,7 +29,6 @@ _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 2.0
 # Cores that a worker keeps busy while it computes; one that waits for another keeps none.
 _COMPUTES = 0.5
-_SET_PARENT_DEATH_SIGNAL = 1
 
 
 @contextlib.contextmanager
@@ -54,20 +54,9 @@ def start(module: str, environment: Mapping[str, str], **options: Any) -> subpro
     The kernel kills it when this process dies, however that happens; Ctrl-C in the terminal does not reach it, so that
     this process decides in which order the others end. `options` are those of subprocess.Popen.
     """
-    return subprocess.Popen(
-        [sys.executable, "-m", module],
-        env={**os.environ, **environment},
-        cwd=_HOME,
-        text=True,
-        start_new_session=True,
-        preexec_fn=_die_with_parent,
-        **options,
-    )
-
-
-def _die_with_parent() -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    command = [sys.executable, "-IS", child.__file__, str(os.getpid()), sys.executable, "-m", module]
+    environment = {**os.environ, **environment}
+    return subprocess.Popen(command, env=environment, cwd=_HOME, text=True, start_new_session=True, **options)
 
 
 def stop(processes: Iterable[subprocess.Popen[str]]) -> None:
@@ -117,7 +106,8 @@ def watch(
             return lost
         silent = activity.silent_seconds()
         if silent > patience:
-            stopped = [name for name, process in {**workers, **helpers}.items() if _is_stopped(process)]
+            alive = {name: process.pid for name, process in {**workers, **helpers}.items() if process.poll() is None}
+            stopped = [name for name, pid in alive.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
             why = "it was stopped (SIGSTOP), and" if stopped else "none of them has ended, but"
             return ", ".join(stopped or workers), f"{why} nothing has gone on for {silent:.0f} s"
         _wait(workers.values(), _LOOK_SECONDS)
@@ -130,41 +120,37 @@ def ended_early(status: int) -> str:
     return f"its process ended early with {how}{hint}"
 
 
+def usage(process: psutil.Process) -> tuple[float, int] | None:
+    """CPU seconds, with those of children that it has waited for, and resident bytes; None where it has ended."""
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        seconds = times.user + times.system + times.children_user + times.children_system
+        return seconds, process.memory_info().rss
+    return None
+
+
 class _Activity:
     """Since when none of the workers has done anything."""
 
     def __init__(self, workers: Mapping[str, subprocess.Popen[str]], signs: Sequence[Path]) -> None:
         self._processes = [psutil.Process(process.pid) for process in workers.values()]
         self._signs = signs
-        self._told = self._size()
         self._looked = self._last = time.monotonic()
-        self._used = self._cpu_seconds()
+        self._told, self._used = self._progress()
 
     def silent_seconds(self) -> float:
         now = time.monotonic()
         if now - self._looked >= 1.0:
-            told, used = self._size(), self._cpu_seconds()
+            told, used = self._progress()
             if told != self._told or used - self._used > _COMPUTES * (now - self._looked):
                 self._last = now
             self._looked, self._told, self._used = now, told, used
         return now - self._last
 
-    def _size(self) -> int:
-        return sum(path.stat().st_size for path in self._signs if path.exists())
-
-    def _cpu_seconds(self) -> float:
-        used = 0.0
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                used += times.user + times.system
-        return used
-
-
-def _is_stopped(process: subprocess.Popen[str]) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
-    return False
+    def _progress(self) -> tuple[int, float]:
+        """Bytes that the workers have told, and CPU seconds that they have used."""
+        told = sum(path.stat().st_size for path in self._signs if path.exists())
+        return told, sum(seconds for seconds, _ in filter(None, map(usage, self._processes)))
 
 
 def _wait(processes: Iterable[subprocess.Popen[str]], seconds: float) -> None:

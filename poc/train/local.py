@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from poc.machine import hardware, monitor, processes, topology
+from poc.machine import hardware, monitor, numa, processes, sensors
 from poc.records.record import Monitored
 from poc.run import Run
 from poc.train import told
@@ -163,11 +163,11 @@ def _requests(task: Task, place: Place, machine: hardware.Hardware, folder: Path
     ]
 
 
-def _sensors(run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]]) -> monitor.Source:
+def _sensors(run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]]) -> sensors.Source:
     if run.kind == "gpu":
-        return monitor.gpus(1 if run.virtual else run.devices // run.workers * len(workers))
+        return sensors.gpus(1 if run.virtual else run.devices // run.workers * len(workers))
     cores = (run.cores_per_worker or machine.cores) * len(workers)
-    return monitor.processes([process.pid for process in workers.values()], cores)
+    return sensors.processes([process.pid for process in workers.values()], cores)
 
 
 def _cores(run: Run, machine: hardware.Hardware, workers: int) -> list[list[int]]:
@@ -178,7 +178,7 @@ def _cores(run: Run, machine: hardware.Hardware, workers: int) -> list[list[int]
     if run.kind == "gpu":
         each = run.devices // run.workers
         near = [machine.gpus[here * each].numa_node for here in range(workers)]
-    return topology.core_groups(topology.numa_nodes(), workers, run.cores_per_worker, near)
+    return numa.core_groups(numa.nodes(), workers, run.cores_per_worker, near)
 
 
 def own_gpus(run: Run, here: int) -> dict[str, str]:
