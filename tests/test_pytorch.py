@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from poc.train.run import Place, execute
 
 from poc import CIFAR10, SGD, Fixed, Muon, Recipe, Synthetic, data, engines
 from poc.machine.hardware import GPU, Hardware, detect
@@ -21,7 +22,6 @@ from poc.plan import plan
 from poc.recipe import networks
 from poc.report import rows
 from poc.run import Run
-from poc.train.run import Place, execute
 
 pytestmark = pytest.mark.slow
 
