@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ def _costs() -> dict[str, Cost]:
         return {row.pop("network"): Cost(**{name: int(row[name]) for name in row}) for row in csv.DictReader(file)}
 
 
-def write_costs(costs: Mapping[str, Cost]) -> None:
+def write_costs(costs: dict[str, Cost]) -> None:
     """Writes the file of costs anew, of networks by name."""
     with _COSTS.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -102,6 +101,11 @@ _RESNET = "He et al. 2016, Deep Residual Learning for Image Recognition"
 _IDENTITY = "He et al. 2016, Identity Mappings in Deep Residual Networks"
 _VGG = "Simonyan and Zisserman 2015, Very Deep Convolutional Networks"
 _DENSENET = "Huang et al. 2017, Densely Connected Convolutional Networks"
+_INCEPTION = "MXNet's Inception with batch norm for 28x28 images, after Ioffe and Szegedy 2015"
+_GOOGLENET = "Szegedy et al. 2015, Going Deeper with Convolutions; batch norm, without the auxiliary classifiers"
+_INCEPTION_V3 = "Szegedy et al. 2016, Rethinking the Inception Architecture; without the auxiliary classifier"
+_INCEPTION_V4 = "Szegedy et al. 2016, Inception-v4, Inception-ResNet"
+_ABLATION = "an ablation of ours: cifar_resnet20_v2 without its batch norms, for exact comparisons between devices"
 _ELEVEN = "(tf_cnn_benchmarks, with an eleventh class)"
 
 
@@ -134,12 +138,7 @@ def _cifar_densenet(layers: int, millions: float, printed: str) -> Network:
 
 _NETWORKS = [
     *map(_cifar_resnet_v2, CIFAR_RESNET_V2),
-    _cifar(
-        "resnet20_v2_no_norm",
-        "ResNet-20, no batch norm",
-        "an ablation of ours: cifar_resnet20_v2 without its batch norms, for exact comparisons between devices",
-        input_scale=1.0,
-    ),
+    _cifar("resnet20_v2_no_norm", "ResNet-20, no batch norm", _ABLATION, input_scale=1.0),
     *map(_cifar_resnet_v1, CIFAR_RESNET_V1),
     _cifar_densenet(40, 1.0, "364,772"),
     _cifar_densenet(100, 7.0, "2,259,652"),
@@ -153,30 +152,15 @@ _NETWORKS = [
     ),
     _cifar("vgg16", "VGG-16", f"{_VGG}; batch norm, and dense layers of 512", "vgg_16", sizes=(32, 63)),
     _cifar("vgg19", "VGG-19", f"{_VGG}; batch norm, and dense layers of 512", "vgg_19", sizes=(32, 63)),
-    _cifar(
-        "inception", "Inception", "MXNet's Inception with batch norm for 28x28 images, after Ioffe and Szegedy 2015"
-    ),
+    _cifar("inception", "Inception", _INCEPTION),
     _cifar("lenet", "LeNet-5", "LeCun et al. 1998, for three colours", sizes=(32, 32)),
     _cifar("mlp", "MLP 128-64", "the perceptron of MXNet's examples", "mlp", sizes=(32, 32)),
     _imagenet("alexnet", "AlexNet", "Krizhevsky 2014, One weird trick for parallelizing CNNs", "alexnet"),
     _imagenet("vgg16", "VGG-16", _VGG, "vgg16"),
     _imagenet("vgg19", "VGG-19", _VGG),
-    _imagenet(
-        "googlenet",
-        "GoogLeNet",
-        "Szegedy et al. 2015, Going Deeper with Convolutions; batch norm, without the auxiliary classifiers",
-        "googlenet",
-    ),
-    _imagenet(
-        "inception_v3",
-        "Inception-v3",
-        "Szegedy et al. 2016, Rethinking the Inception Architecture; without the auxiliary classifier",
-        "inceptionv3",
-        size=299,
-    ),
-    _imagenet(
-        "inception_v4", "Inception-v4", "Szegedy et al. 2016, Inception-v4, Inception-ResNet", "inception_v4", 299
-    ),
+    _imagenet("googlenet", "GoogLeNet", _GOOGLENET, "googlenet"),
+    _imagenet("inception_v3", "Inception-v3", _INCEPTION_V3, "inceptionv3", 299),
+    _imagenet("inception_v4", "Inception-v4", _INCEPTION_V4, "inception_v4", 299),
     _imagenet("resnet50_v1", "ResNet-50 v1", _RESNET, "resnet50"),
     _imagenet("resnet50_v2", "ResNet-50 v2", _IDENTITY),
     _imagenet("resnet101_v1", "ResNet-101 v1", _RESNET, "resnet101"),
