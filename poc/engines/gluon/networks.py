@@ -4,11 +4,11 @@ both lack."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 from gluoncv.model_zoo import cifarresnet
 from gluoncv.model_zoo.googlenet import GoogLeNet
 from mxnet import autograd
@@ -335,42 +335,38 @@ def branch_ends(net: Any) -> list[Any]:
     The gammas of a last batch norm. A pre-activation unit has a ReLU and a convolution after its last norm, and with
     gammas of zero that ReLU would never let a gradient through: there it is the weights of the last convolution.
     """
-    found: list[Any] = []
+    ends: list[Any] = []
 
-    def visit(block: Any) -> None:
-        for child in block._children.values():
-            visit(child)
-        last = getattr(block, "conv3", getattr(block, "conv2", None)) if hasattr(block, "bn2") else None
-        if last is not None:
-            found.append(last.weight)
-        elif getattr(block, "body", None) is not None:
-            found.extend([layer.gamma for layer in block.body if isinstance(layer, nn.BatchNorm)][-1:])
+    def collect(block: Any) -> None:
+        if hasattr(block, "bn2"):
+            ends.append(getattr(block, "conv3", block.conv2).weight)
+        elif hasattr(block, "body"):
+            ends.extend([layer.gamma for layer in block.body if isinstance(layer, nn.BatchNorm)][-1:])
 
-    visit(net)
-    return found
+    net.apply(collect)
+    return ends
 
 
 def count(network: Network) -> Cost:
     """What `network` costs, worked out from its graph: nothing is computed."""
     net = build(network, network.classes, fused=False)
     graph = net(mx.sym.var("data"))
-    size = network.input_size
     internals = graph.get_internals()
-    shapes, outputs, _ = internals.infer_shape(data=(1, 3, size, size))
-    by_name = dict(zip(internals.list_outputs(), outputs))
-    arguments = dict(zip(internals.list_arguments(), shapes))
+    argument_shapes, output_shapes, _ = internals.infer_shape(data=(1, 3, network.input_size, network.input_size))
+    arguments = dict(zip(internals.list_arguments(), argument_shapes))
+    outputs = dict(zip(internals.list_outputs(), output_shapes))
+    nodes = json.loads(graph.tojson())["nodes"]
     multiply_adds = activations = 0
-    for node in json.loads(graph.tojson())["nodes"]:
+    for node in nodes:
         if node["op"] in ("null", "expand_dims", "squeeze", "Flatten"):  # nothing is computed or copied
             continue
-        shape = by_name.get(f"{node['name']}_output") or by_name[f"{node['name']}_output0"]
-        activations += int(np.prod(shape))
+        output = outputs[f"{node['name']}_output"]
+        activations += math.prod(output)
         if node["op"] in ("Convolution", "FullyConnected"):
-            weight = arguments[f"{node['name'].removesuffix('_fwd')}_weight"]
-            positions = int(np.prod(shape[2:]))
-            multiply_adds += positions * int(np.prod(weight))
-    trained = {name for name, parameter in net.collect_params().items() if parameter.grad_req != "null"}
-    parameters = sum(int(np.prod(shape)) for name, shape in arguments.items() if name in trained)
+            _, (weight, *_), *_ = node["inputs"]
+            multiply_adds += math.prod(output[2:]) * math.prod(arguments[nodes[weight]["name"]])
+    trained = [name for name, parameter in net.collect_params().items() if parameter.grad_req != "null"]
+    parameters = sum(math.prod(arguments[name]) for name in trained)
     return Cost(parameters=parameters, forward_multiply_adds=multiply_adds, activations=activations)
 
 
