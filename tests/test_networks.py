@@ -93,7 +93,7 @@ def test_a_network_that_nobody_counted_or_builds_is_refused() -> None:
         unknown.multiply_adds(32)
     with pytest.raises(UserError, match="no engine that is installed builds unknown"):
         engines.count(unknown)
-    run = plan("", Recipe(model="cifar_mlp", data=synthetic("cifar", size=32), devices=0), CPU)[0].run
+    run = plan("", Recipe(model="cifar_mlp", data=synthetic("cifar", size=32), kind="cpu"), CPU)[0].run
     reason = engines.load(run.engine).lacks(dataclasses.replace(run, model="unknown"), CPU)
     assert reason == "unknown is none of this engine's networks"
 
