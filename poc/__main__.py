@@ -147,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     advising.set_defaults(command=_advise)
     listed = commands.add_parser("networks", help="the networks that a recipe may name, with what they cost")
+    listed.add_argument("--count", action="store_true", help="first count what they cost anew, as engines build them")
     listed.set_defaults(command=_networks)
     return parser
 
@@ -228,16 +229,18 @@ def _advise(options: argparse.Namespace) -> int:
     return 0
 
 
-def _networks(_: argparse.Namespace) -> int:
+def _networks(options: argparse.Namespace) -> int:
+    if options.count:
+        networks.write_costs({name: engines.count(network) for name, network in networks.NETWORKS.items()})
     rows = [
         [
-            one.name,
-            f"3x{one.input_size}x{one.input_size}",
-            f"{one.parameters:,}",
-            f"{one.forward_multiply_adds / 1e6:,.1f}",
-            one.source + (f" ({one.note})" if one.note else ""),
+            network.name,
+            f"3x{network.input_size}x{network.input_size}",
+            f"{network.cost.parameters:,}",
+            f"{network.cost.forward_multiply_adds / 1e6:,.1f}",
+            network.source + (f" ({network.note})" if network.note else ""),
         ]
-        for one in networks.NETWORKS.values()
+        for network in networks.NETWORKS.values()
     ]
     headers = ["network", "input", "parameters", "multiply-adds of a forward pass (M)", "source"]
     print(tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", "right", "right", "left")))

@@ -17,6 +17,7 @@ import pytest
 from poc.train.run import Place, execute
 
 from poc import CIFAR10, SGD, Fixed, Muon, Recipe, Synthetic, data, engines
+from poc.engines.pytorch import BUILDERS
 from poc.machine.hardware import GPU, Hardware, detect
 from poc.plan import plan
 from poc.recipe import networks
@@ -107,10 +108,10 @@ def test_both_engines_take_the_same_steps(name: str, trained: dict[str, tuple[di
 
 
 @needs_torch
-@pytest.mark.parametrize("name", [n for n, one in networks.NETWORKS.items() if one.preactivation_layers])
+@pytest.mark.parametrize("name", [name for name in BUILDERS if name.startswith("cifar_")])
 def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name: str) -> None:
     session = engines.load("pytorch").open_session(run_of(model=name, data=Synthetic(size=32, crop=32, train=640)))
-    assert session.parameters == networks.NETWORKS[name].parameters
+    assert session.parameters == networks.network(name).cost.parameters
     for key, weight in session.arrays().items():
         if weight.ndim > 1 and weight.size > 2000:
             fan_in = weight[0].size
@@ -118,24 +119,6 @@ def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name
             assert abs(weight.mean()) < 0.1 * np.sqrt(2 / fan_in), key
         if weight.ndim == 1:
             assert set(np.unique(weight)) <= {0.0, 1.0}, key
-
-
-@needs_torch
-@pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
-def test_torchvision_s_networks_cost_what_the_registry_says() -> None:
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from poc.engines.pytorch import TORCHVISION
-    from poc.engines.pytorch.networks import build
-
-    for name in TORCHVISION:
-        known = networks.NETWORKS[name]
-        net = build(known, known.classes, zero_branches=False, seed=0).eval()
-        assert sum(parameter.numel() for parameter in net.parameters()) == known.parameters, name
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            net(torch.zeros(1, 3, known.input_size, known.input_size))
-        assert counter.get_total_flops() == 2 * known.forward_multiply_adds, name
 
 
 @needs_torch

@@ -24,6 +24,7 @@ from poc.values import UserError, nearest, value
 if TYPE_CHECKING:
     from poc.data import Batch
     from poc.machine.hardware import GPU, Hardware
+    from poc.recipe.networks import Cost, Network
     from poc.run import Run
 
 __path__ += [folder for folder in os.environ.get("POC_ENGINES", "").split(os.pathsep) if folder]
@@ -141,6 +142,9 @@ class Engine(Protocol):
     def missing(self, machine: Hardware) -> str | None:
         """What has to be installed so that `machine` is made use of, in one line; None where all is."""
 
+    def count(self, network: Network) -> Cost | None:
+        """What `network` costs, counted in it as it is built; None where this engine does not build or count it."""
+
     def versions(self) -> dict[str, str]:
         """Names and versions of what the engine is made of."""
 
@@ -174,3 +178,11 @@ def load(name: str) -> Engine:
     if name not in ENGINES:
         raise UserError(f"engine: {name!r} is not allowed; {nearest(name, ENGINES)}")
     return cast(Engine, importlib.import_module(f"{__name__}.{name}"))
+
+
+def count(network: Network) -> Cost:
+    """What `network` costs, as an engine that builds it counts; raises UserError where none does."""
+    cost = next(filter(None, (load(name).count(network) for name in ENGINES)), None)
+    if cost is None:
+        raise UserError(f"model: no engine that is installed builds {network.name}; give it a builder in poc/engines/")
+    return cost

@@ -362,7 +362,7 @@ def measured_networks(rows: pd.DataFrame) -> str:
             cells.append(
                 {
                     "network": network.label,
-                    "parameters": f"{network.parameters:,}" if row["origin"] == "measured" else "",
+                    "parameters": f"{network.cost.parameters:,}" if row["origin"] == "measured" else "",
                     "multiply-adds (M)": f"{network.multiply_adds(size) / 1e6:,.1f}",
                     "input": row["input_shape"],
                     "infrastructure": ", ".join(filter(None, [_infrastructure(row), _cores(row)])),
@@ -389,7 +389,7 @@ def _printed_network(row: Row) -> str | None:
         return str(row["network"])
     small = str(row["dataset"]).startswith("cifar")
     for network in networks.NETWORKS.values():
-        if row["network"] in network.printed_as and (network.classes == 10) == small:
+        if row["network"] and row["network"] == network.study_name and (network.classes == 10) == small:
             return network.name
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poc.engines import Cluster, installed, unknown
 from poc.engines.gluon import launch
@@ -24,6 +24,7 @@ from poc.recipe import (
     Nesterov,
     Stale,
 )
+from poc.recipe.networks import CIFAR_RESNET_V1, CIFAR_RESNET_V2, Cost, Network
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +53,32 @@ EXCHANGES = {
 ON_SERVERS = (DistAsync, Stale)
 # The machine code in the wheel, without PTX: a card runs it if its major version is here and its minor is not older.
 _COMPILED_FOR = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
+
+BUILDERS: dict[str, tuple[Any, ...]] = {
+    **{f"cifar_resnet{layers}_v2": ("PreactivationResNet", layers) for layers in CIFAR_RESNET_V2},
+    "cifar_resnet20_v2_no_norm": ("PreactivationResNet", 20, False),
+    **{f"cifar_resnet{layers}_v1": ("cifar_resnet_v1", layers) for layers in CIFAR_RESNET_V1},
+    "cifar_densenet40_k12": ("cifar_densenet", 40, 12),
+    "cifar_densenet100_k12": ("cifar_densenet", 100, 12),
+    "cifar_alexnet": ("cifar_alexnet",),
+    "cifar_vgg16": ("cifar_vgg", 16),
+    "cifar_vgg19": ("cifar_vgg", 19),
+    "cifar_inception": ("cifar_inception",),
+    "cifar_lenet": ("cifar_lenet",),
+    "cifar_mlp": ("cifar_mlp",),
+    "alexnet": ("zoo", "alexnet"),
+    "vgg16": ("zoo", "vgg16"),
+    "vgg19": ("zoo", "vgg19"),
+    "googlenet": ("googlenet",),
+    "inception_v3": ("zoo", "inceptionv3"),
+    "inception_v4": ("inception_v4",),
+    **{name: ("zoo", name) for name in (f"resnet{n}_v{version}" for n in (50, 101, 152) for version in (1, 2))},
+    "densenet121": ("zoo", "densenet121"),
+}
+"""What builds each network: its name in `networks.py`, and arguments behind the number of classes.
+
+By name, since planning asks what there is, and must not import mxnet.
+"""
 
 
 def workers(given: int, devices: int, virtual: bool) -> int:
@@ -87,6 +114,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     exchange = run.exchange if run.exchanges else None
     plain = isinstance(run.optimizer, SGD) and not run.optimizer.momentum_correction
     reasons = {
+        f"{run.model} is none of this engine's networks": run.model not in BUILDERS,
         "exchange nccl is NVIDIA's, between GPUs": isinstance(exchange, NCCL) and on_cpu,
         "Horovod is not installed: ./make_environment.sh --horovod": (
             isinstance(exchange, Horovod) and importlib.util.find_spec("horovod") is None
@@ -124,6 +152,18 @@ def missing(machine: Hardware) -> str | None:
     if machine.gpus and "mxnet-cu112" not in versions():
         return "mxnet without CUDA is installed: run ./run_all.sh, which installs requirements-gpu.txt"
     return None
+
+
+def count(network: Network) -> Cost | None:
+    """What `network` costs, counted in it as it is built; None where this engine does not build it."""
+    if network.name not in BUILDERS:
+        return None
+    from poc.engines.gluon import compatibility
+
+    compatibility.prepare()
+    from poc.engines.gluon import networks
+
+    return networks.count(network)
 
 
 def versions() -> dict[str, str]:

@@ -6,12 +6,12 @@ import contextlib
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poc.engines import Cluster, installed, unknown
 from poc.engines.pytorch import launch
 from poc.recipe import NCCL, SGD, Device, Independent, Muon, Nesterov
-from poc.recipe.networks import network
+from poc.recipe.networks import CIFAR_RESNET_V2, Cost, Network
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,18 +27,23 @@ _MISSING = "PyTorch is not installed: ./make_environment.sh --torch"
 OPTIMIZERS = {SGD: "SGD", Nesterov: "Nesterov", Muon: "Muon"}
 """Which class of `optimizers.py` does each."""
 EXCHANGES = (Device, NCCL, Independent)
-# Of torchvision, by the names of the registry; the others it has not, or not as they are there.
-TORCHVISION = {
-    "alexnet": "alexnet",
-    "vgg16": "vgg16",
-    "vgg19": "vgg19",
-    "googlenet": "googlenet",
-    "inception_v3": "inception_v3",
-    "resnet50_v1": "resnet50",
-    "resnet101_v1": "resnet101",
-    "resnet152_v1": "resnet152",
-    "densenet121": "densenet121",
+BUILDERS: dict[str, tuple[Any, ...]] = {
+    **{f"cifar_resnet{layers}_v2": ("PreactivationResNet", layers) for layers in CIFAR_RESNET_V2},
+    "cifar_resnet20_v2_no_norm": ("PreactivationResNet", 20, False),
+    "alexnet": ("torchvision", "alexnet"),
+    "vgg16": ("torchvision", "vgg16"),
+    "vgg19": ("torchvision", "vgg19"),
+    "googlenet": ("torchvision_inception", "googlenet"),
+    "inception_v3": ("torchvision_inception", "inception_v3"),
+    "resnet50_v1": ("torchvision_resnet", "resnet50"),
+    "resnet101_v1": ("torchvision_resnet", "resnet101"),
+    "resnet152_v1": ("torchvision_resnet", "resnet152"),
+    "densenet121": ("torchvision", "densenet121"),
 }
+"""What builds each network: its name in `networks.py`, and arguments behind the number of classes.
+
+By name, since planning asks what there is, and must not import torch.
+"""
 
 
 def workers(given: int, devices: int, virtual: bool) -> int:
@@ -57,7 +62,6 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
 def lacks(run: Run, machine: Hardware) -> str | None:
     """Why PyTorch, as it is installed, cannot do `run` on `machine`, in one line; None where it can."""
     on_cpu = run.kind == "cpu"
-    ours = bool(network(run.model).preactivation_layers)
     reasons = {
         _MISSING: importlib.util.find_spec("torch") is None,
         "exchange nccl is NVIDIA's, between GPUs": run.exchanges and isinstance(run.exchange, NCCL) and on_cpu,
@@ -67,13 +71,26 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         "bfloat16 needs a CPU with AVX-512 bf16, which this one lacks": (
             run.dtype == "bfloat16" and on_cpu and not machine.bfloat16
         ),
-        f"{run.model} is none of this engine's networks": not ours and run.model not in TORCHVISION,
-        f"{run.model} is torchvision's, which is not installed": (
-            not ours and run.model in TORCHVISION and importlib.util.find_spec("torchvision") is None
-        ),
+        f"{run.model} is none of this engine's networks": run.model not in BUILDERS,
+        f"{run.model} is torchvision's, which is not installed": _needs_torchvision(run.model),
     }
     refused = next((reason for reason, holds in reasons.items() if holds), None)
     return refused or unknown(run, LABEL, OPTIMIZERS, EXCHANGES)
+
+
+def _needs_torchvision(name: str) -> bool:
+    """Whether torchvision, which is optional, has to be installed for the network of that name."""
+    builder, *_ = BUILDERS.get(name, ("",))
+    return builder.startswith("torchvision") and importlib.util.find_spec("torchvision") is None
+
+
+def count(network: Network) -> Cost | None:
+    """What `network` costs, counted in it as it is built; None where this engine does not build it."""
+    if network.name not in BUILDERS or importlib.util.find_spec("torch") is None or _needs_torchvision(network.name):
+        return None
+    from poc.engines.pytorch import networks
+
+    return networks.count(network)
 
 
 def unsupported(gpu: GPU) -> str | None:

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
-from poc.engines.pytorch import TORCHVISION
-from poc.recipe.networks import Network
+from poc.engines.pytorch import BUILDERS
+from poc.recipe.networks import Cost, Network
 
 # As in MXNet 0.11's resnet symbol; PyTorch's momentum is what is taken of the new value.
 _NORM = {"eps": 2e-5, "momentum": 0.1}
@@ -55,11 +57,11 @@ class _Unit(nn.Module):
         return getattr(self, f"conv{self.depth}")
 
 
-class _PreactivationResNet(nn.Module):
+class PreactivationResNet(nn.Module):
     """The pre-activation ResNets for CIFAR as MXNet 0.11 has them: a batch norm on the input, which has a learnt shift
     and no scale, and a projection in the first unit of every stage."""
 
-    def __init__(self, layers: int, classes: int, *, norm: bool) -> None:
+    def __init__(self, classes: int, layers: int, norm: bool = True) -> None:
         super().__init__()
         deep = layers >= 164
         widths = [64, 128, 256] if deep else [16, 32, 64]
@@ -94,7 +96,7 @@ def build(network: Network, classes: int, *, zero_branches: bool, seed: int) -> 
     He's normal distribution, of variance 2 / fan-in; biases are zero. With `zero_branches` residual units start as
     identities.
     """
-    net = _built(network, classes, zero_branches)
+    net = _built(network, classes)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in net.modules():
@@ -102,35 +104,70 @@ def build(network: Network, classes: int, *, zero_branches: bool, seed: int) -> 
                 layer.weight.normal_(0.0, math.sqrt(2.0 / layer.weight[0].numel()), generator=generator)
                 if layer.bias is not None:
                     layer.bias.zero_()
-        for layer in net.modules():
-            if zero_branches and isinstance(layer, _Unit):
-                # Gammas of zero before its last ReLU would let no gradient through.
-                layer.end.weight.zero_()
+        if zero_branches:
+            # Gammas of zero before the last ReLU of a pre-activation unit would let no gradient through.
+            ends = [unit.end for unit in net.modules() if isinstance(unit, _Unit)]
+            for end in ends + [unit.bn3 for unit in _bottlenecks(net)]:
+                end.weight.zero_()
     return net
 
 
-def _built(network: Network, classes: int, zero_branches: bool) -> nn.Module:
-    if network.preactivation_layers:
-        return _PreactivationResNet(network.preactivation_layers, classes, norm=network.batch_norm)
-    models = importlib.import_module("torchvision.models")  # optional
-    options: dict[str, Any] = {"num_classes": classes, "weights": None}
-    if network.name in ("googlenet", "inception_v3"):
-        options.update(aux_logits=False, init_weights=False)
-    if network.name.startswith("resnet"):
-        options.update(zero_init_residual=zero_branches)
-    net: nn.Module = getattr(models, TORCHVISION[network.name])(**options)
-    for unit in net.modules():
-        if isinstance(unit, models.resnet.Bottleneck):
-            _as_first_published(unit)
+def _built(network: Network, classes: int) -> Any:
+    builder, *arguments = BUILDERS[network.name]
+    return globals()[builder](classes, *arguments)
+
+
+def torchvision(classes: int, name: str, **options: Any) -> nn.Module:
+    """A network of torchvision, which is optional."""
+    models = importlib.import_module("torchvision.models")
+    net: nn.Module = getattr(models, name)(num_classes=classes, weights=None, **options)
     return net
 
 
-def _as_first_published(unit: Any) -> None:
-    """Gives torchvision's bottleneck its stride in the first convolution, as He et al. 2016 and Gluon have it.
+def torchvision_inception(classes: int, name: str) -> nn.Module:
+    """GoogLeNet and Inception-v3 without the auxiliary classifiers; their own initialisation is slow."""
+    return torchvision(classes, name, aux_logits=False, init_weights=False)
 
-    Its convolutions of 1 x 1 get biases, which are Gluon's too, though the batch norm after each takes them out.
+
+def torchvision_resnet(classes: int, name: str) -> nn.Module:
+    """A ResNet of bottlenecks with the stride in the first convolution, as He et al. 2016 and Gluon have it.
+
+    Convolutions of 1 x 1 get biases, which are Gluon's too, though the batch norm after each takes them out.
     """
-    first, middle, last = unit.conv1, unit.conv2, unit.conv3
-    unit.conv1 = nn.Conv2d(first.in_channels, first.out_channels, 1, middle.stride)
-    middle.stride = (1, 1)
-    unit.conv3 = nn.Conv2d(last.in_channels, last.out_channels, 1)
+    net = torchvision(classes, name)
+    for unit in _bottlenecks(net):
+        first, middle, last = unit.conv1, unit.conv2, unit.conv3
+        unit.conv1 = nn.Conv2d(first.in_channels, first.out_channels, 1, middle.stride)
+        middle.stride = (1, 1)
+        unit.conv3 = nn.Conv2d(last.in_channels, last.out_channels, 1)
+    return net
+
+
+def _bottlenecks(net: nn.Module) -> list[Any]:
+    return [unit for unit in net.modules() if type(unit).__name__ == "Bottleneck"]
+
+
+class _Values(TorchDispatchMode):
+    """Counts the values that operators put out, but for those that only look at others: flatten, transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        outputs = operator(*arguments, **(named or {}))
+        first = outputs[0] if isinstance(outputs, tuple) else outputs
+        if not operator.is_view:
+            self.count += first.numel()
+        return outputs
+
+
+def count(network: Network) -> Cost:
+    """What `network` costs, counted without computing anything."""
+    with torch.device("meta"), torch.no_grad():
+        net = _built(network, network.classes).eval()
+        image = torch.zeros(1, 3, network.input_size, network.input_size)
+        with FlopCounterMode(display=False) as flops, _Values() as values:
+            net(image)
+    trained = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
+    return Cost(parameters=trained, forward_multiply_adds=flops.get_total_flops() // 2, activations=values.count)

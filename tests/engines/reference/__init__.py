@@ -17,6 +17,7 @@ from poc.engines import Cluster, Session, unknown
 from poc.machine import processes
 from poc.machine.hardware import GPU, Hardware
 from poc.recipe import SGD, Device, DistSync, Independent
+from poc.recipe.networks import Cost, Network
 from poc.run import Run
 
 LABEL = "NumPy"
@@ -70,6 +71,10 @@ def lacks(run: Run, machine: Hardware) -> str | None:
 
 
 def missing(machine: Hardware) -> str | None:
+    return None
+
+
+def count(network: Network) -> Cost | None:
     return None
 
 
