@@ -57,12 +57,25 @@ class _Devices(NamedTuple):
 
 def _resolve(name: str, setting: Setting, seed: int, hardware: Hardware, quick: bool) -> tuple[Run, str]:
     """The run of one setting, and why it does not run on this machine; empty where it does."""
-    engine = engines.load(setting.engine)
+    attempts = []
+    for engine in engines.ENGINES if setting.engine == AUTO else (setting.engine,):
+        run, skip = _with_engine(engine, name, setting, seed, hardware, quick)
+        if not skip:
+            return run, skip
+        attempts.append((run, skip))
+    return attempts[0]
+
+
+def _with_engine(
+    engine_name: str, name: str, setting: Setting, seed: int, hardware: Hardware, quick: bool
+) -> tuple[Run, str]:
+    engine = engines.load(engine_name)
     devices = _devices(setting, engine, hardware)
     workers = engine.workers(setting.workers, setting.devices, devices.virtual)
     cores, too_few_cores = _cores(setting, devices.kind, workers, hardware)
     passed_on = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
     resolved = {
+        "engine": engine_name,
         "kind": devices.kind,
         "virtual": devices.virtual,
         "workers": workers,
@@ -102,7 +115,7 @@ def _devices(setting: Setting, engine: Engine, hardware: Hardware) -> _Devices:
         return _Devices("gpu" if usable else "cpu", setting.devices > 1, "")
     skip = f"needs {setting.devices} GPU{'s' * (setting.devices > 1)}, this machine has {usable or 'none'}"
     if reasons:
-        skip += f" that {setting.engine} can use: {reasons[0]}"
+        skip += f" that {engine.LABEL} can use: {reasons[0]}"
     return _Devices("gpu", False, skip)
 
 

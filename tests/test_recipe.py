@@ -217,7 +217,7 @@ def test_seeds_repeat_a_run_under_other_ids() -> None:
 def test_what_this_machine_cannot_do_is_skipped_with_the_reason(
     machine: Hardware, fields: dict[str, Any], skip: str
 ) -> None:
-    (one,) = planned(machine, **fields)
+    (one,) = planned(machine, **{"engine": "gluon", **fields})
     assert skip in one.skip
     assert bool(skip) == bool(one.skip)
 
@@ -244,7 +244,7 @@ WITH_BFLOAT16 = dataclasses.replace(CPU, bfloat16=True)
 def test_precisions_layouts_and_sizes_that_a_machine_lacks(
     machine: Hardware, fields: dict[str, Any], skip: str
 ) -> None:
-    (one,) = planned(machine, model="cifar_resnet50_v2", **fields)
+    (one,) = planned(machine, model="cifar_resnet50_v2", engine="gluon", **fields)
     assert skip in one.skip
     assert bool(skip) == bool(one.skip)
 

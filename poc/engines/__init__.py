@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __path__ += [folder for folder in os.environ.get("POC_ENGINES", "").split(os.pathsep) if folder]
 ENGINES = tuple(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
-"""By name: the packages beside this file, then those of POC_ENGINES."""
+"""By name: the packages beside this file, then those of POC_ENGINES. Of those that can do a run the first is taken."""
 
 
 @value

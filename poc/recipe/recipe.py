@@ -37,7 +37,8 @@ NODE = "node"
 PER_DEVICE = "per-device"
 """Workers: one for each device."""
 AUTO = "auto"
-"""Precision: bfloat16 where this machine has it. Layout: what the engine is usually fastest with."""
+"""Engine: the first that can do the run. Precision: bfloat16 where this machine has it. Layout: what the engine is
+usually fastest with."""
 EPOCHS = 12
 """Of a recipe that says nothing of its length: as many as the main study's."""
 _MOST_RUNS = 10_000
@@ -93,14 +94,13 @@ class Training:
     dtype: str = field(
         default="float32", check=choice(("float32", "tf32", "bfloat16", "float16", AUTO)), label="precision {}"
     )
-    """Precision of the layers' arithmetic: "bfloat16" (with MXNet on a CPU with AVX-512 bf16 only), "float16" on a GPU
-    (with a constant loss scale), "tf32", which is float32 on the tensor cores of a GPU, with engine="pytorch"; "auto"
-    is bfloat16 where it can be had and float32 elsewhere. Parameters, gradients and their sums stay in float32."""
+    """Precision of the layers' arithmetic: "bfloat16", "float16" (with a constant loss scale), "tf32", which is float32
+    on the tensor cores of a GPU; "auto" is bfloat16 where it can be had and float32 elsewhere. Parameters, gradients
+    and their sums stay in float32."""
     layout: str = field(default="NCHW", check=choice(("NCHW", "NHWC", AUTO)), label="{}")
-    """Order of the axes of images in memory; "NHWC" with engine="pytorch" only, which calls it channels-last; "auto"
-    is "NHWC" there and "NCHW" with MXNet."""
+    """Order of the axes of images in memory: "NHWC" is channels-last; "auto" what the engine is fastest with."""
     compile: bool = field(default=False, check=flag, label="compiled")
-    """Of PyTorch: `torch.compile`. MXNet compiles always."""
+    """The engine compiles the network, where it does not do so anyway."""
     exchange: Exchange = field(default=Device(), label="{}")
     """How gradients travel (`poc/recipe/exchanges.py`). Inside one process "device" (sum on the devices), "local" (on
     the CPU) or "nccl"; between workers "dist_sync", "dist_device_sync", "dist_async" (servers update with each worker's
@@ -120,9 +120,8 @@ class Training:
     seconds: float | None = field(default=None, check=optional(positive))
     """Stop at the end of the first window after so many seconds of training; with one worker. The epochs or steps are
     then the most that it may take."""
-    engine: str = field(default="gluon", label="{}")
-    """ "gluon" (MXNet) or "pytorch", or another folder of `poc/engines/`. PyTorch has networks of its own for
-    `cifar_resnet*_v2`, torchvision's where that is installed, and one process for each device."""
+    engine: str = field(default=AUTO, label="{}")
+    """A folder of `poc/engines/`; "auto": the first of them that can do the run. `plan` says what an engine lacks."""
 
 
 @value
