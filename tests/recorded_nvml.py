@@ -38,6 +38,9 @@ class RecordedNVML:
     def nvmlShutdown(self) -> None:
         self.sessions -= 1
 
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"535.161"
+
     def nvmlDeviceGetCount(self) -> int:
         return len(self.cards)
 
@@ -84,6 +87,7 @@ def p100(number: int, sm_clock: int = 1328, **other: Any) -> dict[str, Any]:
     """A card that draws 100 W plus its number until second 4, and 200 W from then on."""
     return {
         "nvmlDeviceGetName": b"Tesla P100",
+        "nvmlDeviceGetCudaComputeCapability": (6, 0),
         "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=90),
         "nvmlDeviceGetMemoryInfo": lambda now: SimpleNamespace(used=3 * GIB if now == 2 else GIB, total=16 * GIB),
         "nvmlDeviceGetPowerUsage": lambda now: (100 + number) * 1000 if now <= 4 else 200_000,

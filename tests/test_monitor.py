@@ -65,20 +65,15 @@ def test_means_peaks_and_joules_of_a_recorded_card(recorded: list[dict[str, Any]
     assert [recorded[number]["sm_clock_mhz"] for number in (1, 2, 6, 7)] == [1328, 1189, 1189, 1328]
 
 
-def test_a_counter_that_a_card_lacks_is_none_for_that_card_only(recorded: list[dict[str, Any]]) -> None:
-    for number in (3, 4):
-        assert [recorded[number][key] for key in ("power_watts", "power_peak_watts", "joules")] == [None] * 3
-        assert recorded[number]["temperature_celsius"] is not None
-        assert "lost" not in recorded[number]
+def test_what_a_card_lacks_or_loses_is_missing_for_that_card_only(recorded: list[dict[str, Any]]) -> None:
+    joules = [4 * (100 + number) + 6 * 200 for number in range(8)]
+    assert [card["joules"] for card in recorded] == [*joules[:3], None, None, 4 * 105 + 1 * 200, *joules[6:]]
+    for card in recorded[3:5]:
+        assert (card["power_watts"], card["power_peak_watts"]) == (None, None)
+        assert card["temperature_celsius"] is not None
     assert recorded[4]["utilisation"] == 0.0  # idle, which is not the same as unknown
-    assert recorded[2]["joules"] == 4 * 102 + 6 * 200
-
-
-def test_of_a_card_that_disappears_what_was_sampled_stands(recorded: list[dict[str, Any]]) -> None:
-    assert recorded[5]["lost"] == "GPU is lost, after 6 s"
-    assert recorded[5]["seconds"] == 5
-    assert recorded[5]["joules"] == 4 * 105 + 1 * 200
-    assert [device["seconds"] for device in recorded[6:]] == [SECONDS] * 2
+    assert [card["seconds"] for card in recorded] == [SECONDS] * 5 + [5] + [SECONDS] * 2
+    assert [card.get("lost") for card in recorded] == [None] * 5 + ["GPU is lost, after 6 s"] + [None] * 2
 
 
 @pytest.mark.parametrize(

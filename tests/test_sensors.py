@@ -1,4 +1,4 @@
-"""What the sensors read: of a real process, which counts for itself, and of a kernel tree made for the test."""
+"""What the sensors read: of a real process, which counts for itself, of a made kernel tree and a recorded driver."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from poc.machine import sensors
+from poc.machine import nvml, sensors
 from poc.machine.sensors import Reading
+from tests.recorded_nvml import eight_cards
 
 # After each line it tells the CPU seconds that it has used, and those of children that it has waited for.
 WORKER = """
@@ -113,3 +114,26 @@ def test_clock_of_the_cores_that_may_be_used(tmp_path: Path) -> None:
     files[f"devices/system/cpu/cpu{mine[-1] + 1}/cpufreq/scaling_cur_freq"] = 800_000  # another's
     with sensors.processes([os.getpid()], cores=1, system=kernel_tree(tmp_path, files)) as [sensor]:
         assert sensor.read(0.0).core_clock_mhz == 2400
+
+
+@pytest.mark.parametrize(
+    ("setting", "cards"),
+    [
+        (None, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("4,5", [4, 5]),
+        ("6, 1", [6, 1]),
+        ("", []),
+        ("-1", []),
+        ("5,99,1", [5]),
+        ("GPU-3f00,GPU-7", [3, 7]),
+        ("GPU-", []),  # begins every card's
+    ],
+)
+def test_the_cards_that_cuda_uses(setting: str | None, cards: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    monkeypatch.setattr(nvml, "pynvml", eight_cards())
+    assert nvml.visible() == cards
+    with sensors.gpus(2) as first_two:
+        assert [sensor.device for sensor in first_two] == [f"gpu {card}" for card in cards[:2]]

@@ -9,18 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poc.machine import nvml, topology
-from poc.machine.hardware import GPU
+from poc.machine import hardware, nvml, topology
 from poc.machine.topology import Topology
-from tests.recorded_nvml import Links, RecordedNVML, eight_cards, p100
+from tests.recorded_nvml import GIB, Links, RecordedNVML, eight_cards, p100
 
 PAIRS = list(itertools.combinations(range(6), 2))
 
 
 def detected(monkeypatch: pytest.MonkeyPatch, library: RecordedNVML) -> Topology:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(nvml, "pynvml", library)
-    names = [card["nvmlDeviceGetName"].decode() for card in library.cards]
-    return topology.detect([GPU(index=i, name=n, capability=(6, 0), memory_bytes=2**34) for i, n in enumerate(names)])
+    machine = hardware.detect()
+    assert (len(machine.gpus), machine.driver) == (len(library.cards), "535.161")
+    assert {(gpu.capability, gpu.memory_bytes) for gpu in machine.gpus} == {((6, 0), 16 * GIB)}
+    return topology.detect(machine.gpus)
 
 
 def test_cards_of_one_island_train_best_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def detect() -> Hardware:
     gpus, driver = _nvidia()
     return Hardware(
         cpu=_cpuinfo("model name") or platform.processor() or platform.machine(),
-        cores=usable_cores(),
+        cores=_usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         cpu_flops=_cpu_flops(),
         bfloat16="avx512_bf16" in _cpuinfo("flags").split(),
@@ -84,7 +84,7 @@ def detect() -> Hardware:
     )
 
 
-def usable_cores() -> int:
+def _usable_cores() -> int:
     """Cores this process may use: its affinity, and the quota of its control group where that is lower."""
     cores = len(os.sched_getaffinity(0))
     quota, _, period = kernel.text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")

@@ -79,7 +79,7 @@ class Device:
         self._sensor = sensor
         self._lost: str | None = None
         self.samples: list[tuple[float, Reading]] = []
-        """The time (s) and what was read."""
+        """The time (s) and what was read. Those of a day are some 30 MB."""
 
     def sample(self, at: float) -> bool:
         """Reads the sensor at the time `at` (s); returns whether it answered. Once lost it is not asked again."""
