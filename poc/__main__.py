@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from poc import advice, data, engines, recipe
+from poc import advice, data, engines, recipe, studies
 from poc.machine import hardware, topology
 from poc.plan import Planned, plan, select
 from poc.recipe import CIFAR10, EPOCHS, ImageNet, Synthetic, networks
@@ -393,7 +393,7 @@ def _write_report(options: argparse.Namespace, journals: list[Path]) -> None:
 
     folder = _results(options)
     page = folder / "results.md" if options.results else HOME / "results.md"
-    report.write([record.to_json() for record in journal.read(journals)], page=page, folder=folder)
+    report.write([record.to_json() for record in journal.read(journals)], studies.load(), page=page, folder=folder)
     print(f"Written: {page}", file=sys.stderr)
 
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from poc import studies
 from poc.records.journal import Record
 from poc.report import figures, rows, tables, ways
 from tests.test_report import record
 
+PRINTED = [row for study in studies.load() for row in study.rows]
 MUON = {
     "optimizer": "muon",
     "muon_rate": 0.2,
@@ -107,7 +109,7 @@ def cells(table: str) -> list[dict[str, str]]:
 
 def test_what_is_kept_at_each_batch_stands_beside_what_was_printed() -> None:
     (one,) = ways.comparisons(TWELVE)
-    small, large = cells(tables.kept(one))
+    small, large = cells(tables.kept(one, PRINTED))
     assert small["the study's way, here"] == "0.7600 (lr=0.05)"
     assert (large["the study's way, here"], large["best way found"], large["gain"]) == (
         "0.6200 (lr=0.4)",
@@ -116,7 +118,7 @@ def test_what_is_kept_at_each_batch_stands_beside_what_was_printed() -> None:
     )
     assert large["the best way"].startswith("Muon 0.2")
     assert "8x Tesla K80 (AWS p2.8x): 0.786 (lr=0.4)" in large["published, one line a setting"]
-    costs = {(row["total batch"], row["way"]): row for row in cells(tables.cost_of_accuracy(one))}
+    costs = {(row["total batch"], row["way"]): row for row in cells(tables.cost_of_accuracy(one, PRINTED))}
     best = costs["1024", "the best found"]
     assert (best["epochs to 0.75"], best["epochs to 0.8"], best["epochs to 0.85"]) == ("4", "4", "6")
     # The fastest K80 setting at 1,024 took 7.1 s an epoch on eight, the fastest P100 one 3.4 s on four.
@@ -143,7 +145,7 @@ def test_the_summary_says_what_each_batch_keeps() -> None:
     said = tables.kept_in_words(TWELVE)
     assert "0.8900 (0.7600) at 128" in said
     assert "0.8600 (0.6200) at 1,024" in said
-    assert f"\n- {said}" in "\n" + tables.summary(rows.collect(TWELVE), TWELVE)
+    assert f"\n- {said}" in "\n" + tables.summary(rows.collect(TWELVE, studies.load()), TWELVE)
     assert tables.kept_in_words(STUDY[:2]) == ""  # one batch says nothing of others
 
 
@@ -159,17 +161,19 @@ def test_the_noise_scale_is_told_over_the_training() -> None:
 
 
 def test_the_figures_show_the_best_at_each_batch() -> None:
-    _, series = figures.accuracy_batch(STUDY)
+    _, series = figures.accuracy_batch(PRINTED, STUDY)
     lines = {line.label: [(point.x, point.y) for point in line.points] for line in series}
     assert lines == {
         "the study's way, here": [(128, 0.76), (1024, 0.62)],
         "the best way found": [(128, 0.89), (1024, 0.86)],
     }
-    _, series = figures.accuracy_batch(TWELVE)
+    _, series = figures.accuracy_batch(PRINTED, TWELVE)
     lines = {line.label: dict((point.x, point.y) for point in line.points) for line in series}
     assert lines["published, 8x Tesla K80 (AWS p2.8x)"][4096] == 0.611
-    worth = {line.label: [(p.x, p.y, p.text) for p in line.points] for line in figures.accuracy_worth(TWELVE)[1]}
+    worth = {
+        line.label: [(p.x, p.y, p.text) for p in line.points] for line in figures.accuracy_worth(PRINTED, TWELVE)[1]
+    }
     assert worth["8x Tesla K80 (AWS p2.8x), by the best way found"] == [(1800, 0.89, "64x2"), (6800, 0.86, "128x8")]
     assert (6800, 0.786, "128x8") in worth["8x Tesla K80 (AWS p2.8x), as published"]
     # Without a way of ours there is nothing to be worth it.
-    assert figures.accuracy_worth([STUDY[0], STUDY[2]])[1] == []
+    assert figures.accuracy_worth(PRINTED, [STUDY[0], STUDY[2]])[1] == []

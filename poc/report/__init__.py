@@ -7,25 +7,25 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from poc.records import timing
-from poc.report import figures, rows, scaling, tables, ways
+from poc.records.row import Row, to_csv
+from poc.report import compare, figures, rows, tables, ways
 from poc.report.rows import Record
+from poc.studies import Study
 
 Figures = dict[str, tuple[Path, str]]
 
 
-def write(records: Sequence[Record], *, page: Path, folder: Path) -> None:
+def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, folder: Path) -> None:
     """Writes `page`, and rows.csv and figures/ in `folder`, whose links are relative to where `page` is.
 
     The same records give the same bytes, in whatever order they come. Each file is replaced at once or not at all.
     """
-    table = rows.collect(records)
-    shown, standing = table[~table["superseded"]], rows.last_takes(records)
+    table = rows.collect(records, published)
+    shown, standing = [row for row in table if not row.superseded], rows.last_takes(records)
     folder.mkdir(parents=True, exist_ok=True)
     drawn = figures.draw(shown, standing, folder / "figures")
-    _replace(folder / "rows.csv", rows.to_csv(table))
+    _replace(folder / "rows.csv", to_csv(table))
     _replace(page, _page(shown, standing, tables.takes(table), drawn, page.parent, folder))
 
 
@@ -42,7 +42,7 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Figures, here: Path, folder: Path) -> str:
+def _page(table: Sequence[Row], records: Sequence[Record], takes: str, drawn: Figures, here: Path, folder: Path) -> str:
     def link(path: Path) -> str:
         return Path(os.path.relpath(path, here)).as_posix()
 
@@ -53,12 +53,13 @@ def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Fig
         return f"![{caption}]({link(path)})\n\n*{caption}*"
 
     # A fixed batch measures a network and nothing else.
-    usual, usual_records = table[~table["fixed"]], [one for one in records if not one["run"]["data"].get("fixed")]
+    usual = [row for row in table if not row.fixed]
+    usual_records = [record for record in records if not record["run"]["data"].get("fixed")]
     sections = (
         ("Accuracy and throughput", _accuracy(table, figure("accuracy_throughput"))),
         (
             "Which learning rate keeps the accuracy",
-            _rates(records, *map(figure, ("accuracy_batch", "accuracy_worth", "noise_scale"))),
+            _rates(table, records, *map(figure, ("accuracy_batch", "accuracy_worth", "noise_scale"))),
         ),
         ("Throughput against batch size", _throughput(usual, usual_records, figure("throughput_batch"))),
         ("How near to the limit", _limits(table, figure("roofline"))),
@@ -107,7 +108,7 @@ def _reading(csv: str) -> str:
     )
 
 
-def _accuracy(table: pd.DataFrame, figure: str) -> str:
+def _accuracy(table: Sequence[Row], figure: str) -> str:
     return _blocks(
         "Training on CIFAR-10, in the columns of the study beeva-poc-mxnet (MXNet 0.11 on K80, P100 and CPUs), "
         "like beside like. `gpus` is 0 for a CPU. Accuracy is over the whole validation set after the last epoch; it "
@@ -119,7 +120,7 @@ def _accuracy(table: pd.DataFrame, figure: str) -> str:
     )
 
 
-def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
+def _rates(table: Sequence[Row], records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
     compared = ways.comparisons(records)
     blocks = [
         "A larger total batch takes fewer steps in as many epochs, and the usual rules of scaling the rate lose "
@@ -134,7 +135,9 @@ def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
         title = f"{tables.network_label(one.network)}, {one.epochs} epochs of {one.dataset}"
         blocks += [
             f"### {title}",
-            tables.kept(one) if confirmed else "Something cheaper, on which ways were sought before the runs above.",
+            tables.kept(one, table)
+            if confirmed
+            else "Something cheaper, on which ways were sought before the runs above.",
             tables.suffering(one) if confirmed else "",
             "What every run gave:" if confirmed else "",
             tables.tried(one),
@@ -146,7 +149,7 @@ def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
                 "Cost of accuracy: epochs until that validation accuracy, and the seconds that so many epochs take at "
                 "the published speed of the fastest setting with that total batch (a prediction: these devices did not "
                 "run this way).",
-                _blocks(tables.cost_of_accuracy(one), worth),
+                _blocks(tables.cost_of_accuracy(one, table), worth),
             ),
             _after(
                 "Gradient noise scale (McCandlish et al. 2018), in samples: the batch at which a gradient is half "
@@ -157,7 +160,7 @@ def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
     return _blocks(*blocks) if compared else ""
 
 
-def _throughput(table: pd.DataFrame, records: Sequence[Record], figure: str) -> str:
+def _throughput(table: Sequence[Row], records: Sequence[Record], figure: str) -> str:
     return _after(
         "One device, and runs that measured nothing but throughput. A row stands against the one above where they "
         "differ in batch and learning rate only, or in nothing; a measured change comes with its 95% margin (Welch's "
@@ -166,7 +169,7 @@ def _throughput(table: pd.DataFrame, records: Sequence[Record], figure: str) -> 
     )
 
 
-def _limits(table: pd.DataFrame, figure: str) -> str:
+def _limits(table: Sequence[Row], figure: str) -> str:
     return _after(
         "Every network on one device, beside what the studies printed for it. GFLOP/s: the arithmetic of training, "
         f"{rows.FLOPS_RULE}. Peak: a product of large square matrices in the same precision, on the same device in the "
@@ -177,7 +180,7 @@ def _limits(table: pd.DataFrame, figure: str) -> str:
     )
 
 
-def _engines(table: pd.DataFrame) -> str:
+def _engines(table: Sequence[Row]) -> str:
     return _after(
         "The same recipe with MXNet and with PyTorch on the same machine: samples/s are medians over the runs of a "
         "column, a ratio is of two runs one right after the other, the middle of all such pairs with its spread.",
@@ -185,7 +188,7 @@ def _engines(table: pd.DataFrame) -> str:
     )
 
 
-def _repeats(table: pd.DataFrame) -> str:
+def _repeats(table: Sequence[Row]) -> str:
     return _after(
         "Runs that differ only in their seed: mean, standard deviation and number. A difference is called noise where "
         "it is within the 95% margin of Welch's t interval.",
@@ -193,7 +196,7 @@ def _repeats(table: pd.DataFrame) -> str:
     )
 
 
-def _speedups(table: pd.DataFrame, devices: str, workers: str, reconciled: str) -> str:
+def _speedups(table: Sequence[Row], devices: str, workers: str, reconciled: str) -> str:
     parts = tables.reconciliation(table)
     explained = (
         "Why the two speed-ups differ: throughput sees only the usual window, wall time all of the run. With S the "
@@ -203,10 +206,10 @@ def _speedups(table: pd.DataFrame, devices: str, workers: str, reconciled: str) 
         "slower than the median one; wait for data and warm-up likewise: what they took beyond the usual."
     )
     return _blocks(
-        f"{scaling.SERIES_RULE[0].upper()}{scaling.SERIES_RULE[1:]}. Efficiency is speed-up / devices. Speed-up by "
+        f"{compare.SERIES_RULE[0].upper()}{compare.SERIES_RULE[1:]}. Efficiency is speed-up / devices. Speed-up by "
         "throughput: samples/s of n devices / those of one. By epoch time: seconds of an epoch, likewise; where the "
-        f"two are far apart a printed figure is wrong. {scaling.WALL_RULE[0].upper()}"
-        f"{scaling.WALL_RULE[1:]}.",
+        f"two are far apart a printed figure is wrong. {compare.WALL_RULE[0].upper()}"
+        f"{compare.WALL_RULE[1:]}.",
         devices,
         tables.speedups(table),
         "### With and without synchronisation",
@@ -218,7 +221,7 @@ def _speedups(table: pd.DataFrame, devices: str, workers: str, reconciled: str) 
     )
 
 
-def _exchanges(table: pd.DataFrame, records: Sequence[Record], figure: str) -> str:
+def _exchanges(table: Sequence[Row], records: Sequence[Record], figure: str) -> str:
     compared, stale = tables.exchanges(table, records), tables.staleness(table, records)
     return _blocks(
         _after(
@@ -238,7 +241,7 @@ def _exchanges(table: pd.DataFrame, records: Sequence[Record], figure: str) -> s
     )
 
 
-def _time(table: pd.DataFrame, records: Sequence[Record], figure: str) -> str:
+def _time(table: Sequence[Row], records: Sequence[Record], figure: str) -> str:
     workers = tables.worker_split(records)
     return _after(
         "Wall time from the start of a run's process to its end, in parts that do not overlap and add up to it. "
@@ -260,7 +263,7 @@ def _convergence(records: Sequence[Record], epochs: str, time: str) -> str:
     )
 
 
-def _hardware(table: pd.DataFrame, records: Sequence[Record]) -> str:
+def _hardware(table: Sequence[Row], records: Sequence[Record]) -> str:
     return _blocks(
         _after(
             "Memory at its peak, and what else the machine was doing (mean over the run):",
@@ -280,7 +283,7 @@ def _hardware(table: pd.DataFrame, records: Sequence[Record]) -> str:
     )
 
 
-def _studies(table: pd.DataFrame) -> str:
+def _studies(table: Sequence[Row]) -> str:
     def folded(title: str, body: str) -> str:
         return f"<details>\n<summary>{title}</summary>\n\n{body}\n\n</details>"
 

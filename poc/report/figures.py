@@ -13,12 +13,12 @@ import os
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Callable, Optional
 
 import matplotlib
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -26,20 +26,17 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
-from poc import studies
 from poc.recipe import networks
 from poc.records import timing
-from poc.report import scaling, ways
-from poc.report.rows import Record, framework
-from poc.run import exchange_label
+from poc.records.row import MEASURED, PUBLISHED, Row
+from poc.report import compare, ways
+from poc.report.rows import Record, from_record, main_study
 from poc.values import value
 
-MAIN_STUDY = "beeva_poc_mxnet"
 MAIN_NETWORK = "cifar_resnet50_v2"
 MAIN_EPOCHS = 12
 """Epochs of every run of the main study: an accuracy after more of them is no match for its accuracies."""
 
-Row = scaling.Row
 Drawn = Optional[tuple[Figure, str]]
 
 # Okabe and Ito's palette for the colour-blind, without its yellow, which is lost on white.
@@ -108,7 +105,7 @@ class Bar:
     parts: dict[str, float]
 
 
-def draw(rows: pd.DataFrame, records: list[Record], folder: Path) -> dict[str, tuple[Path, str]]:
+def draw(rows: Sequence[Row], records: list[Record], folder: Path) -> dict[str, tuple[Path, str]]:
     """Writes each figure that has data to `folder` and returns its path and caption by name.
 
     `rows` are those of results.md, `records` those of the journal in the same order. A figure of an earlier call that
@@ -126,7 +123,7 @@ def draw(rows: pd.DataFrame, records: list[Record], folder: Path) -> dict[str, t
     return drawn
 
 
-def build(rows: pd.DataFrame, records: list[Record]) -> dict[str, tuple[Figure, str]]:
+def build(rows: Sequence[Row], records: list[Record]) -> dict[str, tuple[Figure, str]]:
     """The figures that have data, by name, each with its caption."""
     with matplotlib.rc_context():
         _set_style()
@@ -134,7 +131,7 @@ def build(rows: pd.DataFrame, records: list[Record]) -> dict[str, tuple[Figure, 
     return {name: found for name, found in made.items() if found is not None}
 
 
-def accuracy_throughput(rows: pd.DataFrame) -> list[Series]:
+def accuracy_throughput(rows: Sequence[Row]) -> list[Series]:
     """Accuracy against samples/s of the main study's network after its epochs: one series a machine and engine.
 
     Quick runs and those on synthetic data are left out. Text marks the best and the worst accuracy of a published
@@ -143,24 +140,24 @@ def accuracy_throughput(rows: pd.DataFrame) -> list[Series]:
     found: dict[str, list[Row]] = {}
     for row in _comparable(rows):
         if (
-            row["network"] == MAIN_NETWORK
-            and str(row["dataset"]).startswith("cifar10")
-            and row["epochs"] == MAIN_EPOCHS
-            and row["accuracy"] is not None
-            and row["samples_per_second"] is not None
+            row.network == MAIN_NETWORK
+            and str(row.dataset).startswith("cifar10")
+            and row.epochs == MAIN_EPOCHS
+            and row.accuracy is not None
+            and row.samples_per_second is not None
         ):
             found.setdefault(", ".join(filter(None, [_machine(row), _engine(row)])), []).append(row)
     series = []
     for label, members in found.items():
-        accuracies = [row["accuracy"] for row in members]
+        accuracies = [row.accuracy for row in members]
         ends = (min(accuracies), max(accuracies))
         points = [
             Point(
-                x=row["samples_per_second"],
-                y=row["accuracy"],
-                text=_batch(row) if _is_measured(row) or row["accuracy"] in ends else "",
-                virtual=bool(row["virtual"]),
-                contradictory=bool(row["flag"]),
+                x=row.samples_per_second,
+                y=row.accuracy,
+                text=_batch(row) if _is_measured(row) or row.accuracy in ends else "",
+                virtual=bool(row.virtual),
+                contradictory=bool(row.flag),
             )
             for row in members
         ]
@@ -179,7 +176,7 @@ def accuracy_time(records: list[Record]) -> tuple[str, list[Series]]:
     return _curves(records, lambda evaluation: float(evaluation["at"]))
 
 
-def throughput_devices(rows: pd.DataFrame) -> tuple[str, dict[str, list[Series]]]:
+def throughput_devices(rows: Sequence[Row]) -> tuple[str, dict[str, list[Series]]]:
     """What all series have in common, and their "throughput" and "efficiency" against real devices.
 
     Samples/s of every series in which the batch per device was held fixed, and its efficiency by throughput where it
@@ -189,9 +186,9 @@ def throughput_devices(rows: pd.DataFrame) -> tuple[str, dict[str, list[Series]]
     common, labels = _distinguish(
         [
             [
-                _network(last["network"]),
+                _network(last.network),
                 _machine(last),
-                f"{last['batch_per_device']:g} a device",
+                f"{last.batch_per_device:g} a device",
                 _engine(last),
                 _exchange(last),
                 _cores(last),
@@ -203,21 +200,22 @@ def throughput_devices(rows: pd.DataFrame) -> tuple[str, dict[str, list[Series]]
     panels: dict[str, list[Series]] = {"throughput": [], "efficiency": []}
     for label, (alone, others) in zip(labels, found):
         looks: dict[str, Any] = {"label": label, "machine": _machine(others[0]), "measured": _is_measured(others[0])}
-        panels["throughput"].append(Series(points=_line([*alone, *others], "samples_per_second"), **looks))
+        panels["throughput"].append(Series(points=_rates([*alone, *others]), **looks))
         if alone:
-            each = [
-                {
-                    **row,
-                    "efficiency": scaling.efficiency(scaling.by_throughput(alone, row), row["devices"]),
-                    "flag": row["flag"] or any(one["flag"] for one in alone),
-                }
-                for row in [*alone, *others]
-            ]
-            panels["efficiency"].append(Series(points=_line(each, "efficiency"), **looks))
+            panels["efficiency"].append(Series(points=_efficiencies(alone, others), **looks))
     return common, panels
 
 
-def throughput_batch(rows: pd.DataFrame) -> dict[str, list[Series]]:
+def _efficiencies(alone: Sequence[Row], others: Sequence[Row]) -> tuple[Point, ...]:
+    """Crossed where a row on one device, which all are held against, contradicts itself."""
+
+    def efficiency(row: Row) -> float | None:
+        return compare.efficiency(compare.by_throughput(alone, row), row.devices)
+
+    return _line([*alone, *others], efficiency, contradictory=any(row.flag for row in alone))
+
+
+def throughput_batch(rows: Sequence[Row]) -> dict[str, list[Series]]:
     """Samples/s against batch size on one device, by network: those that some machine ran at two batch sizes.
 
     A measured line is of runs that differ in batch and rate only; a run alone is left out beside measured lines.
@@ -225,19 +223,19 @@ def throughput_batch(rows: pd.DataFrame) -> dict[str, list[Series]]:
     panels: dict[str, dict[tuple[Any, ...], list[Row]]] = {}
     for row in _comparable(rows):
         if (
-            row["devices"] is not None
-            and row["devices"] <= 1
-            and not row.get("fixed")
-            and row["batch_per_device"] is not None
-            and row["samples_per_second"] is not None
+            row.devices is not None
+            and row.devices <= 1
+            and not row.fixed
+            and row.batch_per_device is not None
+            and row.samples_per_second is not None
         ):
             words = (_machine(row), _engine(row), _cores(row), _precision(row), _made_up(row))
-            panels.setdefault(row["network"], {}).setdefault((*words, row.get("setting")), []).append(row)
+            panels.setdefault(row.network, {}).setdefault((*words, row.setting), []).append(row)
     known = list(networks.NETWORKS)
     ranked = sorted(panels.items(), key=lambda panel: known.index(panel[0]) if panel[0] in known else len(known))
     drawn: dict[str, list[Series]] = {}
     for network, found in ranked:
-        lines = {key for key, members in found.items() if len({row["batch_per_device"] for row in members}) > 1}
+        lines = {key for key, members in found.items() if len({row.batch_per_device for row in members}) > 1}
         if not lines:
             continue
         measured = any(_is_measured(found[key][0]) for key in lines)
@@ -251,7 +249,7 @@ def throughput_batch(rows: pd.DataFrame) -> dict[str, list[Series]]:
             Series(
                 label=label,
                 machine=key[0],
-                points=_line(members, "samples_per_second", across="batch_per_device"),
+                points=_rates(members, across="batch_per_device"),
                 measured=_is_measured(members[0]),
             )
             for label, (key, members) in zip(labels, shown.items())
@@ -259,7 +257,7 @@ def throughput_batch(rows: pd.DataFrame) -> dict[str, list[Series]]:
     return drawn
 
 
-def roofline(rows: pd.DataFrame) -> tuple[list[Series], dict[str, float]]:
+def roofline(rows: Sequence[Row]) -> tuple[list[Series], dict[str, float]]:
     """Samples/s of every network on one device against multiply-adds of one image's forward pass, by machine.
 
     And for each of them the operations a second of a large matrix product there: the median over its runs, which
@@ -267,48 +265,40 @@ def roofline(rows: pd.DataFrame) -> tuple[list[Series], dict[str, float]]:
     """
     found: dict[tuple[str, str], list[Row]] = {}
     for row in _calm(_measured(rows)):
-        if row["devices"] == 1 and row["peak_share"] is not None:
+        if row.devices == 1 and row.peak_share is not None:
             words = [_machine(row), _engine(row), _cores(row), _precision(row) or "float32"]
             found.setdefault((", ".join(filter(None, words)), _machine(row)), []).append(row)
     series, peaks = [], {}
     for (label, machine), members in found.items():
         fastest: dict[str, Row] = {}
-        for row in sorted(members, key=lambda row: row["samples_per_second"]):
-            fastest[row["network"]] = row
+        for row in sorted(members, key=lambda row: row.samples_per_second):
+            fastest[row.network] = row
         points = [
-            Point(x=row["multiply_adds"], y=row["samples_per_second"], spread=row["spread"] or 0.0, text=_network(name))
+            Point(x=row.multiply_adds, y=row.samples_per_second, spread=row.spread or 0.0, text=_network(name))
             for name, row in fastest.items()
         ]
         series.append(
             Series(label=label, machine=machine, points=tuple(sorted(points, key=lambda p: p.x)), measured=True)
         )
-        peaks[label] = median(row["peak_flops"] for row in members)
+        peaks[label] = median(row.peak_flops for row in members)
     return series, peaks
 
 
-def speedup_workers(rows: pd.DataFrame) -> dict[str, list[Series]]:
+def speedup_workers(rows: Sequence[Row]) -> dict[str, list[Series]]:
     """Speed-up against workers, "without synchronisation" and "with synchronisation", batch per device held fixed.
 
     The published series are those with seconds for 5,120 images, as the Theano study has them (its run without
     processor binding left out, as in its own figure). The measured ones are by throughput, in which all waiting is;
     without synchronisation they take runs whose steps were measured in parts.
     """
-    printed = rows[(rows["origin"] == "published") & rows["train_seconds_per_5120"].notna()]
-    ratios = _plain(studies.speedups(printed)) if len(printed) else []
-    measured = [series for series in scaling.series(_measured(rows)) if series.kind == scaling.WEAK]
-    return {
-        "without synchronisation": [
-            *_published_speedups(ratios, "speedup_without_sync"),
-            *_measured_speedups(measured, scaling.without_sync),
-        ],
-        "with synchronisation": [
-            *_published_speedups(ratios, "speedup_with_sync"),
-            *_measured_speedups(measured, scaling.by_throughput),
-        ],
-    }
+    printed = [row for row in rows if row.origin == PUBLISHED and row.train_seconds_per_5120 is not None]
+    published = compare.series(row for row in printed if "no-bind" not in row.printed)
+    measured = [series for series in compare.series(_measured(rows)) if series.kind == compare.WEAK]
+    panels = {"without synchronisation": compare.without_sync, "with synchronisation": compare.by_throughput}
+    return {title: [*_speedups(published, speedup), *_speedups(measured, speedup)] for title, speedup in panels.items()}
 
 
-def speedup_reconciled(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
+def speedup_reconciled(rows: Sequence[Row]) -> tuple[str, list[Bar]]:
     """What all bars have in common, and what each part of `timing.PARTS` takes from a measured speed-up by throughput.
 
     One bar a row of several devices. Its parts add up to the speed-up by throughput less the one by wall time; one that
@@ -316,9 +306,9 @@ def speedup_reconciled(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
     """
     found = [
         (series.kind, row, reconciled)
-        for series in scaling.series(_measured(rows))
+        for series in compare.series(_measured(rows))
         for row in series.rows
-        for reconciled in [scaling.reconcile(series.alone, row)]
+        for reconciled in [compare.reconcile(series.alone, row)]
         if reconciled is not None
     ]
     common, labels = _distinguish([[f"{kind} scaling", *_description(row)] for kind, row, _ in found])
@@ -331,7 +321,7 @@ def speedup_reconciled(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
     ]
 
 
-def time_split(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
+def time_split(rows: Sequence[Row]) -> tuple[str, list[Bar]]:
     """What all bars have in common, and the seconds of each part of `timing.PARTS` for every measured run.
 
     Runs that completed at least one whole epoch; disturbed ones, whose time was partly others', only where all are.
@@ -339,7 +329,7 @@ def time_split(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
     members = _calm(_over_epochs(rows))
     common, labels = _distinguish([_description(row) for row in members])
     return common, [
-        Bar(label=label, parts={part: row[f"{part}_seconds"] or 0.0 for part in timing.PARTS})
+        Bar(label=label, parts={part: getattr(row, f"{part}_seconds") or 0.0 for part in timing.PARTS})
         for label, row in zip(labels, members)
     ]
 
@@ -347,31 +337,26 @@ def time_split(rows: pd.DataFrame) -> tuple[str, list[Bar]]:
 # --- rows and records -----------------------------------------------------------------------------------------------
 
 
-def _plain(rows: pd.DataFrame) -> list[Row]:
-    """Rows as dictionaries in which what is missing is None, whatever the column's type."""
-    found: list[Row] = rows.astype(object).where(rows.notna(), None).to_dict("records")
-    return found
-
-
-def _comparable(rows: pd.DataFrame) -> list[Row]:
+def _comparable(rows: Sequence[Row]) -> list[Row]:
     """The main study's rows, which so have the same colours on every page, and after them the measured ones."""
-    printed = [row for row in _plain(rows) if row["origin"] == "published" and row["study"] == MAIN_STUDY]
+    main = main_study(rows)
+    printed = [row for row in rows if row.origin == PUBLISHED and row.study == main]
     return [*printed, *_measured(rows)]
 
 
-def _measured(rows: pd.DataFrame) -> list[Row]:
+def _measured(rows: Sequence[Row]) -> list[Row]:
     """Rows of measured runs that were completed and are no quick look."""
-    return [row for row in _plain(rows) if _is_measured(row) and row["outcome"] == "completed" and not row["quick"]]
+    return [row for row in rows if _is_measured(row) and row.outcome == "completed" and not row.quick]
 
 
-def _over_epochs(rows: pd.DataFrame) -> list[Row]:
+def _over_epochs(rows: Sequence[Row]) -> list[Row]:
     """Measured rows of runs that completed a whole epoch."""
-    return [row for row in _measured(rows) if row["seconds_per_epoch"] is not None and row["wall_seconds"] is not None]
+    return [row for row in _measured(rows) if row.seconds_per_epoch is not None and row.wall_seconds is not None]
 
 
 def _calm(rows: Sequence[Row]) -> list[Row]:
     """Those of which other processes took no time; all where there are none."""
-    return [row for row in rows if not row["disturbed"]] or list(rows)
+    return [row for row in rows if not row.disturbed] or list(rows)
 
 
 def _without_disturbed(rows: Sequence[Row]) -> str:
@@ -380,16 +365,16 @@ def _without_disturbed(rows: Sequence[Row]) -> str:
 
 
 def _is_measured(row: Row) -> bool:
-    return bool(row["origin"] == "measured")
+    return bool(row.origin == MEASURED)
 
 
 def _machine(row: Row) -> str:
     """What a legend calls the machine: a source's hardware, or the name that its user gave to it."""
     if not _is_measured(row):
-        return str(row["hardware"])
-    named, hardware = str(row["infrastructure"]), str(row["hardware"])
+        return str(row.hardware)
+    named, hardware = str(row.infrastructure), str(row.hardware)
     words = named if hardware == named else f"{named}: {hardware}"
-    return f"{words}, its CPU" if row["kind"] == "cpu" and not hardware.startswith("CPU") else words
+    return f"{words}, its CPU" if row.kind == "cpu" and not hardware.startswith("CPU") else words
 
 
 def _network(name: str) -> str:
@@ -398,50 +383,50 @@ def _network(name: str) -> str:
 
 def _batch(row: Row) -> str:
     """The batch as the main study writes it: "128x4", or "128" on one device."""
-    if row["batch_per_device"] is None:
-        return f"{row['total_batch']:g}" if row["total_batch"] is not None else ""
-    devices = row["devices"] or 1
-    return f"{row['batch_per_device']:g}" + (f"x{devices:g}" if devices > 1 else "")
+    if row.batch_per_device is None:
+        return f"{row.total_batch:g}" if row.total_batch is not None else ""
+    devices = row.devices or 1
+    return f"{row.batch_per_device:g}" + (f"x{devices:g}" if devices > 1 else "")
 
 
 def _made_up(row: Row) -> str:
-    return "synthetic data" if row["dataset"] == "synthetic" else ""
+    return "synthetic data" if row.dataset == "synthetic" else ""
 
 
 def _cores(row: Row) -> str:
     """Runs on some of a machine's cores are no match for those on all of them."""
-    cores = row.get("cores_per_worker")
+    cores = row.cores_per_worker
     return f"{cores:g} core{'s' * (cores > 1)} each" if cores else ""
 
 
 def _precision(row: Row) -> str:
-    return "" if row.get("dtype") in ("float32", "", None) else str(row["dtype"])
+    return "" if row.dtype in ("float32", "", None) else str(row.dtype)
 
 
 def _engine(row: Row) -> str:
     """Empty for MXNet, with which the main study and most runs are."""
-    return "" if str(row["framework"]).startswith("MXNet") else str(row["framework"])
+    return "" if str(row.framework).startswith("MXNet") else str(row.framework)
 
 
 def _exchange(row: Row) -> str:
     """Empty where nothing is exchanged: on one device, and on one that plays several."""
-    exchanged = row["exchange"] and (row["devices"] or 1) > 1 and not row["virtual"]
-    return f"exchange {row['exchange']}" if exchanged else ""
+    exchanged = row.exchange and (row.devices or 1) > 1 and not row.virtual
+    return f"exchange {row.exchange}" if exchanged else ""
 
 
 def _description(row: Row) -> list[str]:
     """What tells one measured run from another, in words."""
     return [
-        _network(row["network"]),
-        "batch " + _batch(row) + (" (virtual)" if row["virtual"] else ""),
-        f"lr {row['learning_rate']:g}",
-        str(row["dataset"]),
+        _network(row.network),
+        "batch " + _batch(row) + (" (virtual)" if row.virtual else ""),
+        f"lr {row.learning_rate:g}",
+        str(row.dataset),
         _engine(row),
         _precision(row),
         _exchange(row),
         _cores(row),
         _machine(row),
-        f"seed {row['seed']:g}",
+        f"seed {row.seed:g}",
     ]
 
 
@@ -468,27 +453,40 @@ def _numbered(labels: Iterable[str]) -> list[str]:
     return numbered
 
 
-def _line(members: Iterable[Row], up: str, *, across: str = "devices") -> tuple[Point, ...]:
-    """Points over the column `across`, one for each of its values: the mean of `up` where several rows share one."""
-    found: dict[float, list[Row]] = {}
-    for row in members:
-        if row[up] is not None:
-            found.setdefault(float(row[across]), []).append(row)
+def _rates(rows: Iterable[Row], *, across: str = "devices") -> tuple[Point, ...]:
+    """Samples/s over the column `across`."""
+    return _line(rows, lambda row: row.samples_per_second, across=across, spread=lambda row: row.spread or 0.0)
+
+
+def _line(
+    rows: Iterable[Row],
+    height: Callable[[Row], float | None],
+    *,
+    across: str = "devices",
+    spread: Callable[[Row], float] = lambda row: 0.0,
+    contradictory: bool = False,
+) -> tuple[Point, ...]:
+    """Points over the column `across`, one for each of its values: the mean height where several rows share one."""
+    members: dict[float, list[tuple[Row, float]]] = {}
+    for row in rows:
+        y = height(row)
+        if y is not None:
+            members.setdefault(float(getattr(row, across)), []).append((row, y))
     return tuple(
         Point(
             x=x,
-            y=fmean(row[up] for row in found[x]),
-            spread=max(row["spread"] or 0.0 for row in found[x]) if up == "samples_per_second" else 0.0,
-            contradictory=any(bool(row["flag"]) for row in found[x]),
+            y=fmean(y for _, y in members[x]),
+            spread=max(spread(row) for row, _ in members[x]),
+            contradictory=contradictory or any(bool(row.flag) for row, _ in members[x]),
         )
-        for x in sorted(found)
+        for x in sorted(members)
     )
 
 
 def staleness(records: list[Record]) -> tuple[str, dict[str, list[Series]]]:
     """What all runs of exchange `stale` have in common, and their accuracy against "steps" and against "minutes"."""
     members = [record for record in records if _is_stale(record)]
-    common, labels = _distinguish([_description(_as_row(record)) for record in members])
+    common, labels = _distinguish([_description(from_record(record)) for record in members])
     axes: dict[str, Callable[[Record, dict[str, Any]], float]] = {
         "steps": lambda record, one: float(one["epoch"] * record["run"]["steps_per_epoch"]),
         "minutes": lambda record, one: one["at"] / 60,
@@ -507,18 +505,18 @@ def staleness(records: list[Record]) -> tuple[str, dict[str, list[Series]]]:
     }
 
 
-def accuracy_batch(records: list[Record]) -> tuple[str, list[Series]]:
+def accuracy_batch(rows: Sequence[Row], records: list[Record]) -> tuple[str, list[Series]]:
     """Of the first comparison of ways: what it is of, and the best accuracy at each total batch, published and here."""
     compared = ways.comparisons(records)
     if not compared:
         return "", []
     one = compared[0]
     series = []
-    rows = ways.printed(one.network, one.epochs)
-    for machine in dict.fromkeys(row["hardware"] for row in rows if row["accuracy"] is not None):
+    rows = ways.printed(rows, one.network, one.epochs)
+    for machine in dict.fromkeys(row.hardware for row in rows if row.accuracy is not None):
         points = [
-            Point(x=batch, y=max(row["accuracy"] for row in rows if _printed_at(row, machine, batch)))
-            for batch in sorted({row["total_batch"] for row in rows if _printed_at(row, machine, row["total_batch"])})
+            Point(x=batch, y=max(row.accuracy for row in rows if _printed_at(row, machine, batch)))
+            for batch in sorted({row.total_batch for row in rows if _printed_at(row, machine, row.total_batch)})
         ]
         series.append(Series(label=f"published, {machine}", machine=machine, points=tuple(points)))
     for source, label in ((True, "the study's way, here"), (False, "the best way found")):
@@ -530,10 +528,10 @@ def accuracy_batch(records: list[Record]) -> tuple[str, list[Series]]:
 
 
 def _printed_at(row: Row, machine: str, batch: float) -> bool:
-    return row["hardware"] == machine and row["total_batch"] == batch and row["accuracy"] is not None
+    return row.hardware == machine and row.total_batch == batch and row.accuracy is not None
 
 
-def accuracy_worth(records: list[Record]) -> tuple[str, list[Series]]:
+def accuracy_worth(rows: Sequence[Row], records: list[Record]) -> tuple[str, list[Series]]:
     """Accuracy against the published throughput at each total batch: as it was printed, and by the best way found.
 
     The throughput is that of the most accurate printed setting with that total batch.
@@ -542,26 +540,26 @@ def accuracy_worth(records: list[Record]) -> tuple[str, list[Series]]:
     if not compared:
         return "", []
     one = compared[0]
-    rows = [row for row in ways.printed(one.network, one.epochs) if row["samples_per_second"] and row["devices"]]
+    rows = [row for row in ways.printed(rows, one.network, one.epochs) if row.samples_per_second and row.devices]
     series = []
-    for machine in dict.fromkeys(row["hardware"] for row in rows):
+    for machine in dict.fromkeys(row.hardware for row in rows):
         settings: dict[int, Row] = {}
         for row in rows:
-            batch = row["total_batch"]
-            if row["hardware"] == machine and row["accuracy"] is not None:
+            batch = row.total_batch
+            if row.hardware == machine and row.accuracy is not None:
                 known = settings.get(batch)
-                if known is None or row["accuracy"] > known["accuracy"]:
+                if known is None or row.accuracy > known.accuracy:
                     settings[batch] = row
         found = {batch: one.best(batch, source=False) for batch in settings}
         lines = {
-            "as published": {batch: row["accuracy"] for batch, row in settings.items()},
+            "as published": {batch: row.accuracy for batch, row in settings.items()},
             "by the best way found": {
                 batch: best.accuracy for batch, best in found.items() if best is not None and best.accuracy is not None
             },
         }
         for name, accuracies in lines.items():
             points = [
-                Point(x=settings[batch]["samples_per_second"], y=accuracies[batch], text=f"{_batch(settings[batch])}")
+                Point(x=settings[batch].samples_per_second, y=accuracies[batch], text=f"{_batch(settings[batch])}")
                 for batch in sorted(accuracies)
             ]
             if points:
@@ -607,7 +605,7 @@ def _curves(records: list[Record], when: Callable[[dict[str, Any]], float]) -> t
         and not _is_stale(record)
         and id(record) not in elsewhere
     ]
-    common, labels = _distinguish([_description(_as_row(record)) for record in members])
+    common, labels = _distinguish([_description(from_record(record)) for record in members])
     return common, [
         Series(
             label=", ".join(filter(None, [label, "diverged" * (record["outcome"] == "diverged")])),
@@ -619,40 +617,25 @@ def _curves(records: list[Record], when: Callable[[dict[str, Any]], float]) -> t
     ]
 
 
-def _as_row(record: Record) -> Row:
-    """As much of a record as `_description` asks for, in the names of the rows."""
-    run = record["run"]
-    return {
-        **run,
-        "exchange": exchange_label(run),
-        "framework": framework(record),
-        "origin": "measured",
-        "network": run["model"],
-        "dataset": record["dataset"],
-        "infrastructure": record["infrastructure"],
-        "hardware": record["hardware"]["description"],
-    }
-
-
 def _over_devices(members: list[Row]) -> list[tuple[list[Row], list[Row]]]:
     """Rows that differ in the number of devices only, batch per device held fixed: those on one device, and the others.
 
     Beside the series of `poc.report.scaling`, those of at least two numbers of devices that have no row on one.
     """
     found = [
-        (list(series.alone), list(series.rows)) for series in scaling.series(members) if series.kind == scaling.WEAK
+        (list(series.alone), list(series.rows)) for series in compare.series(members) if series.kind == compare.WEAK
     ]
-    placed = {(row["network"], _machine(row), row["batch_per_device"]) for _, others in found for row in others}
+    placed = {(row.network, _machine(row), row.batch_per_device) for _, others in found for row in others}
     rest: dict[tuple[Any, ...], list[Row]] = {}
     for row in members:
-        key = (row["network"], _machine(row), row["batch_per_device"])
-        if (row["devices"] or 0) > 1 and not row["virtual"] and None not in key and key not in placed:
-            setting = (_exchange(row), row.get("setting"), _made_up(row))
-            if row["samples_per_second"] is not None:
+        key = (row.network, _machine(row), row.batch_per_device)
+        if (row.devices or 0) > 1 and not row.virtual and None not in key and key not in placed:
+            setting = (_exchange(row), row.setting, _made_up(row))
+            if row.samples_per_second is not None:
                 rest.setdefault((*key, *setting), []).append(row)
-    found += [([], others) for others in rest.values() if len({row["devices"] for row in others}) > 1]
+    found += [([], others) for others in rest.values() if len({row.devices for row in others}) > 1]
     machines = list(dict.fromkeys(map(_machine, members)))
-    return sorted(found, key=lambda one: (machines.index(_machine(one[1][0])), one[1][0]["batch_per_device"]))
+    return sorted(found, key=lambda one: (machines.index(_machine(one[1][0])), one[1][0].batch_per_device))
 
 
 def _fastest(found: list[tuple[list[Row], list[Row]]]) -> list[tuple[list[Row], list[Row]]]:
@@ -660,48 +643,37 @@ def _fastest(found: list[tuple[list[Row], list[Row]]]) -> list[tuple[list[Row], 
     groups: dict[tuple[Any, ...], list[tuple[list[Row], list[Row]]]] = {}
     for number, one in enumerate(found):
         row = one[1][-1]
-        alone = number if not _is_measured(row) or row["exchange"] == "independent" else None
+        alone = number if not _is_measured(row) or row.exchange == "independent" else None
         how = (_engine(row), _precision(row), _made_up(row))
-        key = (row["network"], _machine(row), row["batch_per_device"], *how, alone)
+        key = (row.network, _machine(row), row.batch_per_device, *how, alone)
         groups.setdefault(key, []).append(one)
 
     def speed(one: tuple[list[Row], list[Row]]) -> tuple[Any, ...]:
-        return one[1][-1]["devices"], one[1][-1]["samples_per_second"] or 0.0
+        return one[1][-1].devices, one[1][-1].samples_per_second or 0.0
 
     return [max(group, key=speed) for group in groups.values()]
 
 
-def _published_speedups(ratios: list[Row], column: str) -> list[Series]:
-    found: dict[str, list[Point]] = {}
-    for row in ratios:
-        if row[column] is not None and "no-bind" not in row["printed"]:
-            label = f"{row['network']}, {row['batch_per_device']:g} a device"
-            found.setdefault(label, []).append(Point(x=float(row["devices"]), y=row[column]))
-    return [
-        Series(label=label, machine=label, points=tuple(sorted(points, key=lambda point: point.x)))
-        for label, points in found.items()
-    ]
-
-
-def _measured_speedups(
-    found: list[scaling.Series], speedup: Callable[[Sequence[scaling.Row], scaling.Row], float | None]
-) -> list[Series]:
-    """A line for each series of weak scaling that has the speed-up; it begins with the 1 of one device."""
+def _speedups(found: Sequence[compare.Series], speedup: Callable[[Sequence[Row], Row], float | None]) -> list[Series]:
+    """A line for each series that has the speed-up; it begins with the 1 of one device."""
     lines = []
     for series in found:
-        points = _line([{**row, "speedup": speedup(series.alone, row)} for row in series.rows], "speedup")
+        points = _line(series.rows, partial(speedup, series.alone))
         if points:
             row = series.rows[0]
-            words = (f"{row['batch_per_device']:g} a device", _engine(row), _exchange(row), _cores(row))
-            label = ", ".join(filter(None, (_network(row["network"]), *words, _made_up(row), _machine(row))))
-            lines.append(Series(label=label, machine=label, points=(Point(x=1.0, y=1.0), *points), measured=True))
+            words = [f"{row.batch_per_device:g} a device"]
+            if _is_measured(row):
+                words += [_engine(row), _exchange(row), _cores(row), _made_up(row), _machine(row)]
+            label = ", ".join([_network(row.network) if _is_measured(row) else row.network, *filter(None, words)])
+            points = (Point(x=1.0, y=1.0), *points)
+            lines.append(Series(label=label, machine=label, points=points, measured=_is_measured(row)))
     return lines
 
 
 # --- drawing --------------------------------------------------------------------------------------------------------
 
 
-def _draw_accuracy_throughput(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+def _draw_accuracy_throughput(rows: Sequence[Row], records: list[Record]) -> Drawn:
     series = accuracy_throughput(rows)
     if not series:
         return None
@@ -728,7 +700,7 @@ def _draw_accuracy_throughput(rows: pd.DataFrame, records: list[Record]) -> Draw
     return figure, caption + _marks(series)
 
 
-def _draw_learning_curves(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+def _draw_learning_curves(rows: Sequence[Row], records: list[Record]) -> Drawn:
     common, series = learning_curves(records)
     if not series:
         return None
@@ -736,7 +708,7 @@ def _draw_learning_curves(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     return figure, f"Validation accuracy after each epoch, one line a measured run{_of(common)}."
 
 
-def _draw_accuracy_time(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+def _draw_accuracy_time(rows: Sequence[Row], records: list[Record]) -> Drawn:
     common, series = accuracy_time(records)
     if not series:
         return None
@@ -789,7 +761,7 @@ def _curve_figure(common: str, series: list[Series], *, xlabel: str, per: float)
     return figure
 
 
-def _draw_throughput_devices(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+def _draw_throughput_devices(rows: Sequence[Row], records: list[Record]) -> Drawn:
     common, found = throughput_devices(rows)
     series, efficiencies = found["throughput"], found["efficiency"]
     if not series:
@@ -823,7 +795,7 @@ def _draw_throughput_devices(rows: pd.DataFrame, records: list[Record]) -> Drawn
     return figure, caption + _marks(series)
 
 
-def _draw_throughput_batch(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+def _draw_throughput_batch(rows: Sequence[Row], records: list[Record]) -> Drawn:
     panels = throughput_batch(rows)
     if not panels:
         return None
@@ -850,7 +822,7 @@ def _draw_throughput_batch(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     return figure, caption + _marks(everything)
 
 
-def _draw_roofline(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+def _draw_roofline(rows: Sequence[Row], records: list[Record]) -> Drawn:
     series, peaks = roofline(rows)
     if not series:
         return None
@@ -890,7 +862,7 @@ def _readable(points: Sequence[Point]) -> list[Point]:
     return chosen
 
 
-def _draw_speedup_workers(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+def _draw_speedup_workers(rows: Sequence[Row], records: list[Record]) -> Drawn:
     panels = {title: series for title, series in speedup_workers(rows).items() if series}
     if not panels:
         return None
@@ -921,7 +893,7 @@ def _draw_speedup_workers(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     return figure, caption + _marks(everything)
 
 
-def _draw_staleness(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+def _draw_staleness(rows: Sequence[Row], records: list[Record]) -> Drawn:
     common, panels = staleness(records)
     series = panels["steps"]
     if not series:
@@ -955,8 +927,8 @@ def _lines(common: str, series: list[Series]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw_accuracy_batch(rows: pd.DataFrame, records: list[Record]) -> Drawn:
-    common, series = accuracy_batch(records)
+def _draw_accuracy_batch(rows: Sequence[Row], records: list[Record]) -> Drawn:
+    common, series = accuracy_batch(rows, records)
     if not series:
         return None
     figure, axes = _lines(common, series)
@@ -969,8 +941,8 @@ def _draw_accuracy_batch(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     )
 
 
-def _draw_accuracy_worth(rows: pd.DataFrame, records: list[Record]) -> Drawn:
-    common, series = accuracy_worth(records)
+def _draw_accuracy_worth(rows: Sequence[Row], records: list[Record]) -> Drawn:
+    common, series = accuracy_worth(rows, records)
     if not series:
         return None
     figure, axes = _figure(height=4.0)
@@ -993,7 +965,7 @@ def _draw_accuracy_worth(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     )
 
 
-def _draw_noise_scale(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+def _draw_noise_scale(rows: Sequence[Row], records: list[Record]) -> Drawn:
     common, series = noise_scale(records)
     if not series:
         return None
@@ -1007,7 +979,7 @@ def _draw_noise_scale(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     )
 
 
-def _draw_time_split(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+def _draw_time_split(rows: Sequence[Row], records: list[Record]) -> Drawn:
     common, bars = time_split(rows)
     if not bars:
         return None
@@ -1021,7 +993,7 @@ def _draw_time_split(rows: pd.DataFrame, records: list[Record]) -> Drawn:
     )
 
 
-def _draw_speedup_reconciled(rows: pd.DataFrame, records: list[Record]) -> Drawn:
+def _draw_speedup_reconciled(rows: Sequence[Row], records: list[Record]) -> Drawn:
     common, bars = speedup_reconciled(rows)
     if not bars:
         return None
@@ -1062,7 +1034,7 @@ def _bar_figure(bars: list[Bar], *, xlabel: str, per: float) -> Figure:
     return figure
 
 
-FIGURES: dict[str, Callable[[pd.DataFrame, list[Record]], Drawn]] = {
+FIGURES: dict[str, Callable[[Sequence[Row], list[Record]], Drawn]] = {
     "accuracy_throughput": _draw_accuracy_throughput,
     "learning_curves": _draw_learning_curves,
     "accuracy_time": _draw_accuracy_time,

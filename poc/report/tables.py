@@ -10,23 +10,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
 from tabulate import tabulate
 
 from poc.recipe import networks
 from poc.records import noise, timing
-from poc.report import scaling, ways
-from poc.report.rows import Record, ordered, workers
+from poc.records.row import MEASURED, PUBLISHED, Row
+from poc.report import compare, ways
+from poc.report.rows import Record, main_study, ordered, workers
 from poc.run import exchange_label
 
-MAIN_STUDY = "beeva_poc_mxnet"
 MAIN_NETWORKS = ("cifar_resnet50_v2", "cifar_resnet110_v2")
 THRESHOLDS = (0.5, 0.6, 0.7, 0.75, 0.8)
 """Accuracies for which the time to reach them is shown."""
 COSTED = (0.75, 0.8, 0.85)
 """Accuracies for which the epochs, and the time on the published devices, are shown at each total batch."""
 
-Row = Mapping[Any, Any]
 Cells = dict[str, str]
 
 _PART_LABELS = {
@@ -43,33 +41,32 @@ _PART_LABELS = {
 # --- what was found, in words --------------------------------------------------------------------------------------
 
 
-def summary(rows: pd.DataFrame, records: Sequence[Record] = ()) -> str:
+def summary(rows: Sequence[Row], records: Sequence[Record] = ()) -> str:
     """A list, in words: speed, accuracy, both beside the published setting, what large batches keep, how it scales."""
-    table = _plain(rows)
-    measured = [row for row in table if row["origin"] == "measured" and row["outcome"] == "completed"]
-    full = [row for row in measured if not row["quick"]]
+    measured = [row for row in rows if row.origin == MEASURED and row.outcome == "completed"]
+    full = [row for row in measured if not row.quick]
     if not measured:
         return (
             "Nothing has been measured on this machine yet: every figure below is a published one. "
             "`./run_all.sh` adds this machine's."
         )
     if not full:
-        best = max(measured, key=lambda row: row["samples_per_second"] or 0.0)
+        best = max(measured, key=lambda row: row.samples_per_second or 0.0)
         return (
             f"Only quick runs so far, which are a first look and no results. The fastest of them: {_speed(best)}. "
             "Run without `--quick` for figures that can be compared."
         )
-    printed = [row for row in table if row["study"] == MAIN_STUDY and not row["flag"]]
-    all_disturbed = all(row["disturbed"] for row in full)
+    printed = [row for row in rows if row.study == main_study(rows) and not row.flag]
+    all_disturbed = all(row.disturbed for row in full)
     found, kept = [], kept_in_words(records)
     for machine in dict.fromkeys(map(_machine, full)):
         of_machine = [row for row in full if _machine(row) == machine]
-        real = [row for row in of_machine if not row["virtual"] and row["samples_per_second"] is not None]
+        real = [row for row in of_machine if not row.virtual and row.samples_per_second is not None]
         # A disturbed speed leads only where there is no other.
-        real = [row for row in real if all_disturbed or not row["disturbed"]]
+        real = [row for row in real if all_disturbed or not row.disturbed]
         if real:
             found.append(_headline(max(real, key=lambda row: _telling(row, printed)), printed, machine))
-        played = [row for row in of_machine if row["virtual"] and row["accuracy"] is not None]
+        played = [row for row in of_machine if row.virtual and row.accuracy is not None]
         if not kept:
             found += [_played(row, printed) for row in played if _like(row, printed)][:1]
     return "\n".join(f"- {one}" for one in [*found, kept, *_scaling_sentences(full)] if one)
@@ -78,12 +75,12 @@ def summary(rows: pd.DataFrame, records: Sequence[Record] = ()) -> str:
 def _telling(row: Row, printed: Sequence[Row]) -> tuple[Any, ...]:
     """Orders runs by how much they say beside the main study's GPUs: an accuracy, the same setting, its network."""
     return (
-        row["dataset"] != "synthetic",
-        row["accuracy"] is not None,
-        len([one for one in _like(row, printed) if one["devices"]]),
-        row["network"] == MAIN_NETWORKS[0],
-        row["epochs"] or 0,
-        row["samples_per_second"],
+        row.dataset != "synthetic",
+        row.accuracy is not None,
+        len([one for one in _like(row, printed) if one.devices]),
+        row.network == MAIN_NETWORKS[0],
+        row.epochs or 0,
+        row.samples_per_second,
     )
 
 
@@ -93,26 +90,26 @@ def _like(row: Row, printed: Iterable[Row]) -> list[Row]:
     return [
         one
         for one in printed
-        if all(one[name] == row[name] for name in names) and one["samples_per_second"] is not None
+        if all(getattr(one, name) == getattr(row, name) for name in names) and one.samples_per_second is not None
     ]
 
 
 def _same_training(one: Row, row: Row) -> bool:
     """Whether a published row's accuracy may stand beside that of a measured one of the same setting."""
-    return one["accuracy"] is not None and one["epochs"] == row["epochs"] and row["dataset"] != "synthetic"
+    return one.accuracy is not None and one.epochs == row.epochs and row.dataset != "synthetic"
 
 
 def _headline(row: Row, printed: Sequence[Row], machine: str) -> str:
     text = f"On {machine}, {_speed(row)}"
-    if row["accuracy"] is not None:
+    if row.accuracy is not None:
         text += f" and {_reached(row)}"
     text += "."
     compared = []
     for one in _like(row, printed):
-        ratio = one["samples_per_second"] / row["samples_per_second"]
+        ratio = one.samples_per_second / row.samples_per_second
         words = f"{ratio:.1f} times as fast" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
-        reached = f", accuracy {one['accuracy']:.3f}" if _same_training(one, row) else ""
-        compared.append(f"{_on(one)} is {words} ({one['samples_per_second']:,.0f} samples/s{reached})")
+        reached = f", accuracy {one.accuracy:.3f}" if _same_training(one, row) else ""
+        compared.append(f"{_on(one)} is {words} ({one.samples_per_second:,.0f} samples/s{reached})")
     if compared:
         text += " Published for the same setting, one run each without a spread: " + "; ".join(compared) + "."
     return text
@@ -120,10 +117,10 @@ def _headline(row: Row, printed: Sequence[Row], machine: str) -> str:
 
 def _played(row: Row, printed: Sequence[Row]) -> str:
     text = (
-        f"{_network(row)} with {row['devices']} virtual devices (one played all in turn, so its throughput is not "
+        f"{_network(row)} with {row.devices} virtual devices (one played all in turn, so its throughput is not "
         f"theirs), {_conditions(row)}, {_reached(row)}."
     )
-    compared = [f"{one['accuracy']:.3f} on {_on(one)}" for one in _like(row, printed) if _same_training(one, row)]
+    compared = [f"{one.accuracy:.3f} on {_on(one)}" for one in _like(row, printed) if _same_training(one, row)]
     return text + (f" Published for that setting: {' and '.join(compared)}." if compared else "")
 
 
@@ -147,80 +144,80 @@ def kept_in_words(records: Sequence[Record]) -> str:
 
 def _scaling_sentences(full: Sequence[Row]) -> list[str]:
     """How the main network scales, or where it was not scaled the others; of several exchanges the fastest."""
-    groups: dict[tuple[Any, ...], list[scaling.Series]] = {}
-    for series in scaling.series(full):
+    groups: dict[tuple[Any, ...], list[compare.Series]] = {}
+    for series in compare.series(full):
         row = series.rows[-1]
-        if row["exchange"] != "independent" and scaling.by_throughput(series.alone, row) is not None:
-            groups.setdefault((_machine(row), row["network"], series.kind, series.batch), []).append(series)
+        if row.exchange != "independent" and compare.by_throughput(series.alone, row) is not None:
+            groups.setdefault((_machine(row), row.network, series.kind, series.batch), []).append(series)
     main = {key: found for key, found in groups.items() if key[1] == MAIN_NETWORKS[0]}
     sentences = []
     for found in (main or groups).values():
-        fastest = max(found, key=lambda one: scaling.by_throughput(one.alone, one.rows[-1]) or 0.0)
+        fastest = max(found, key=lambda one: compare.by_throughput(one.alone, one.rows[-1]) or 0.0)
         row = fastest.rows[-1]
-        speedup, wall = scaling.by_throughput(fastest.alone, row), scaling.by_wall(fastest.alone, row)
+        speedup, wall = compare.by_throughput(fastest.alone, row), compare.by_wall(fastest.alone, row)
         assert speedup is not None
-        held = f"{fastest.batch} a device" if fastest.kind == scaling.WEAK else f"{fastest.batch} in all"
+        held = f"{fastest.batch} a device" if fastest.kind == compare.WEAK else f"{fastest.batch} in all"
         of = f", the fastest of {len(found)}" if len(found) > 1 else ""
         text = (
-            f"{row['devices']} {_kind_of_device(row)}s ({_network(row)}, {fastest.kind} scaling, batch {held}, "
-            f"exchange {row['exchange']}{of}) are {speedup:.2f} times as fast as one by throughput, an efficiency of "
-            f"{speedup / row['devices']:.2f}"
+            f"{row.devices} {_kind_of_device(row)}s ({_network(row)}, {fastest.kind} scaling, batch {held}, "
+            f"exchange {row.exchange}{of}) are {speedup:.2f} times as fast as one by throughput, an efficiency of "
+            f"{speedup / row.devices:.2f}"
         )
         if wall is not None:
-            text += f", and {wall:.2f} times by wall time ({wall / row['devices']:.2f})"
+            text += f", and {wall:.2f} times by wall time ({wall / row.devices:.2f})"
         sentences.append(text + f" on {_machine(row)}.")
     return sentences
 
 
 def _speed(row: Row) -> str:
-    count = f"{row['devices']} {_kind_of_device(row)}{'s' * (row['devices'] > 1)}"
-    figure, how = row["samples_per_second"], f"median of n = {row['windows']} windows, spread {row['spread']:.1f}"
-    if row["repeats"] and row["throughput_mean"] is not None:
-        figure = row["throughput_mean"]
-        how = f"mean of n = {row['repeats']} seeds, standard deviation {row['throughput_spread']:.1f}"
+    count = f"{row.devices} {_kind_of_device(row)}{'s' * (row.devices > 1)}"
+    figure, how = row.samples_per_second, f"median of n = {row.windows} windows, spread {row.spread:.1f}"
+    if row.repeats and row.throughput_mean is not None:
+        figure = row.throughput_mean
+        how = f"mean of n = {row.repeats} seeds, standard deviation {row.throughput_spread:.1f}"
     return f"{_network(row)} with {count}, {_conditions(row)}, trains at {figure:,.1f} samples/s ({how})"
 
 
 def _reached(row: Row) -> str:
-    figure, how = row["accuracy"], "n = 1 run"
-    if row["repeats"] and row["accuracy_mean"] is not None:
-        figure = row["accuracy_mean"]
-        how = f"mean of n = {row['repeats']} seeds, standard deviation {row['accuracy_spread']:.4f}"
-    if row["accuracy_last4"] is not None:
-        how += f"; mean of the last four epochs {row['accuracy_last4']:.4f}"
+    figure, how = row.accuracy, "n = 1 run"
+    if row.repeats and row.accuracy_mean is not None:
+        figure = row.accuracy_mean
+        how = f"mean of n = {row.repeats} seeds, standard deviation {row.accuracy_spread:.4f}"
+    if row.accuracy_last4 is not None:
+        how += f"; mean of the last four epochs {row.accuracy_last4:.4f}"
     return f"reaches a validation accuracy of {figure:.4f} ({how})"
 
 
 def _conditions(row: Row) -> str:
-    length = f"{row['epochs']} epochs" if row["epochs"] and row["epochs"] > 1 else f"{row['steps']} steps"
-    batch = f"batch {row['batch_per_device']}"
-    if not row["framework"].startswith("MXNet"):
-        batch = f"{row['framework']}, {batch}"
-    if row["devices"] > 1:
-        batch += f" a device ({row['total_batch']} in all)"
-    return f"{batch}, learning rate {row['learning_rate']:g}, {length} on {row['dataset']}"
+    length = f"{row.epochs} epochs" if row.epochs and row.epochs > 1 else f"{row.steps} steps"
+    batch = f"batch {row.batch_per_device}"
+    if not row.framework.startswith("MXNet"):
+        batch = f"{row.framework}, {batch}"
+    if row.devices > 1:
+        batch += f" a device ({row.total_batch} in all)"
+    return f"{batch}, learning rate {row.learning_rate:g}, {length} on {row.dataset}"
 
 
 def _on(row: Row) -> str:
-    return f"{row['devices']} GPU of {row['hardware']}" if row["devices"] else row["hardware"]
+    return f"{row.devices} GPU of {row.hardware}" if row.devices else row.hardware
 
 
 def _kind_of_device(row: Row) -> str:
-    if (row["workers"] or 1) > 1:
-        return "worker" if row["workers"] == row["devices"] else "device"
-    return "GPU" if row["kind"] == "gpu" else "CPU device"
+    if (row.workers or 1) > 1:
+        return "worker" if row.workers == row.devices else "device"
+    return "GPU" if row.kind == "gpu" else "CPU device"
 
 
 # --- accuracy and throughput --------------------------------------------------------------------------------------
 
 
-def accuracy(rows: pd.DataFrame) -> str:
+def accuracy(rows: Sequence[Row]) -> str:
     """The main study's table in its own columns with the measured runs that have an accuracy, one table a network."""
     chosen = [
         row
-        for row in _plain(rows)
-        if row["study"] == MAIN_STUDY
-        or (row["origin"] == "measured" and row["outcome"] in ("completed", "diverged") and row["accuracy"] is not None)
+        for row in rows
+        if row.study == main_study(rows)
+        or (row.origin == MEASURED and row.outcome in ("completed", "diverged") and row.accuracy is not None)
     ]
     chosen.sort(key=_likeness)
     blocks = []
@@ -231,18 +228,18 @@ def accuracy(rows: pd.DataFrame) -> str:
     return "\n\n".join(blocks)
 
 
-def brief(rows: pd.DataFrame) -> str:
+def brief(rows: Sequence[Row]) -> str:
     """The README's table: ResNet-50 at 0.05 for every 128 samples of total batch, 128 and 512 in all."""
     settings = ((128, 0.05), (512, 0.2))
     chosen = [
         row
-        for row in _plain(rows)
-        if row["network"] == MAIN_NETWORKS[0]
-        and (row["total_batch"], row["learning_rate"]) in settings
-        and (row["devices"] == 1 or row["batch_per_device"] == 128)
-        and row["accuracy"] is not None
-        and not row["quick"]
-        and row["dataset"] != "synthetic"
+        for row in rows
+        if row.network == MAIN_NETWORKS[0]
+        and (row.total_batch, row.learning_rate) in settings
+        and (row.devices == 1 or row.batch_per_device == 128)
+        and row.accuracy is not None
+        and not row.quick
+        and row.dataset != "synthetic"
     ]
     names = ("infrastructure", "batch size", "gpus", "accuracy", "mean of last 4 epochs", "samples/s", "spread")
     full = [_main_cells(row, []) for row in sorted(chosen, key=_likeness)]
@@ -259,12 +256,12 @@ def _main_cells(row: Row, notes: list[str]) -> Cells:
         "accuracy": _accuracy(row, "accuracy"),
         "epochs": _figure(row, "epochs", 0),
         "s/epoch": _figure(row, "seconds_per_epoch", 1),
-        "samples/s": f"({throughput}) not comparable" if row["virtual"] else throughput,
-        "origin": row["origin"],
+        "samples/s": f"({throughput}) not comparable" if row.virtual else throughput,
+        "origin": row.origin,
         "batch per device": _figure(row, "batch_per_device", 0),
         "total batch": _figure(row, "total_batch", 0),
-        "learning rate": _plain_figure(row["learning_rate"]),
-        "data": row["dataset"],
+        "learning rate": _plain_figure(row.learning_rate),
+        "data": row.dataset,
         "spread": _figure(row, "spread", 1),
         "windows": _figure(row, "windows", 0),
         "mean of last 4 epochs": _accuracy(row, "accuracy_last4"),
@@ -273,33 +270,29 @@ def _main_cells(row: Row, notes: list[str]) -> Cells:
     }
 
 
-def throughput(rows: pd.DataFrame) -> str:
+def throughput(rows: Sequence[Row]) -> str:
     """Samples/s on one device against its batch, and measured runs without an accuracy on any number of devices."""
     chosen = [
         row
-        for row in _plain(rows)
-        if row["samples_per_second"] is not None
+        for row in rows
+        if row.samples_per_second is not None
         and (
-            (row["study"] == MAIN_STUDY and (row["devices"] or 0) <= 1)
-            or (
-                row["origin"] == "measured"
-                and row["outcome"] == "completed"
-                and (row["devices"] == 1 or row["accuracy"] is None)
-            )
+            (row.study == main_study(rows) and (row.devices or 0) <= 1)
+            or (row.origin == MEASURED and row.outcome == "completed" and (row.devices == 1 or row.accuracy is None))
         )
     ]
-    if not any(row["origin"] == "measured" for row in chosen):
+    if not any(row.origin == MEASURED for row in chosen):
         return ""
 
     def series(row: Row) -> tuple[Any, ...]:
-        words = (_infrastructure(row), _cores(row), row["framework"], row["layout"], row["dtype"], row["quick"])
-        how = (row["devices"], row["exchange"], row["dataset"], row["setting"] or "")
-        return (*_network_order(row), row["origin"] == "published", *words, *how)
+        words = (_infrastructure(row), _cores(row), row.framework, row.layout, row.dtype, row.quick)
+        how = (row.devices, row.exchange, row.dataset, row.setting or "")
+        return (*_network_order(row), row.origin == PUBLISHED, *words, *how)
 
     def place(row: Row) -> tuple[Any, ...]:
-        return (*series(row), row["batch_per_device"], row["learning_rate"], *_tie(row))
+        return (*series(row), row.batch_per_device, row.learning_rate, *_tie(row))
 
-    several = any((row["devices"] or 0) > 1 for row in chosen)
+    several = any((row.devices or 0) > 1 for row in chosen)
     notes: list[str] = []
     cells: list[Cells] = []
     above: Row | None = None
@@ -313,14 +306,14 @@ def throughput(rows: pd.DataFrame) -> str:
                 "gpus": _gpus(row),
                 "batch per device": _figure(row, "batch_per_device", 0),
                 "total batch": _figure(row, "total_batch", 0),
-                **({"exchange": row["exchange"] if (row["devices"] or 0) > 1 else ""} if several else {}),
-                "samples/s": f"({figure}) not comparable" if row["virtual"] else figure,
+                **({"exchange": row.exchange if (row.devices or 0) > 1 else ""} if several else {}),
+                "samples/s": f"({figure}) not comparable" if row.virtual else figure,
                 "spread": _figure(row, "spread", 1),
                 "windows": _figure(row, "windows", 0),
                 "against the row above": _change(row, above) if same and above else "",
-                "learning rate": _plain_figure(row["learning_rate"]),
-                "data": row["dataset"],
-                "origin": row["origin"],
+                "learning rate": _plain_figure(row.learning_rate),
+                "data": row.dataset,
+                "origin": row.origin,
                 "note": _note(row, notes),
             }
         )
@@ -328,55 +321,52 @@ def throughput(rows: pd.DataFrame) -> str:
     return "\n\n".join([_markdown(cells), *_footnotes(notes)])
 
 
-def measured_networks(rows: pd.DataFrame) -> str:
+def measured_networks(rows: Sequence[Row]) -> str:
     """Every network on one device: its size, its speed, and how near that is to what the device can do at all.
 
     Beside each what the studies printed for it on one device, where they printed a speed.
     """
-    table = _plain(rows)
-    alone = [row for row in table if scaling.rate(row) is not None and (row["devices"] or 0) <= 1]
-    measured = [
-        row for row in alone if row["origin"] == "measured" and row["outcome"] == "completed" and not row["quick"]
-    ]
+    alone = [row for row in rows if compare.rate(row) is not None and (row.devices or 0) <= 1]
+    measured = [row for row in alone if row.origin == MEASURED and row.outcome == "completed" and not row.quick]
     notes: list[str] = []
     cells: list[Cells] = []
     for network in networks.NETWORKS.values():
-        all_of_it = sorted((row for row in measured if row["network"] == network.name), key=_likeness)
+        all_of_it = sorted((row for row in measured if row.network == network.name), key=_likeness)
         if not all_of_it:
             continue
         # Runs of an earlier version have no peak; they are in other tables.
-        own = [row for row in all_of_it if row["peak_share"] is not None] or all_of_it
-        batches = {row["batch_per_device"] for row in own}
+        own = [row for row in all_of_it if row.peak_share is not None] or all_of_it
+        batches = {row.batch_per_device for row in own}
         printed = [
             row
             for row in alone
-            if row["origin"] == "published"
+            if row.origin == PUBLISHED
             and _printed_network(row) == network.name
-            and (row["study"] != MAIN_STUDY or row["batch_per_device"] in batches)
+            and (row.study != main_study(rows) or row.batch_per_device in batches)
         ]
         for row in [*own, *sorted(printed, key=_likeness)]:
-            rate = scaling.rate(row)
+            rate = compare.rate(row)
             assert rate is not None
-            size = int(row["input_shape"].rpartition("x")[2] or network.input_size)
+            size = int(row.input_shape.rpartition("x")[2] or network.input_size)
             flops = 6 * network.multiply_adds(size) * rate
             cells.append(
                 {
                     "network": network.label,
-                    "parameters": f"{network.parameters:,}" if row["origin"] == "measured" else "",
+                    "parameters": f"{network.parameters:,}" if row.origin == MEASURED else "",
                     "multiply-adds (M)": f"{network.multiply_adds(size) / 1e6:,.1f}",
-                    "input": row["input_shape"],
+                    "input": row.input_shape,
                     "infrastructure": ", ".join(filter(None, [_infrastructure(row), _cores(row)])),
                     "batch": _figure(row, "batch_per_device", 0),
-                    "precision": row["dtype"],
+                    "precision": row.dtype,
                     "samples/s": _figure(row, "samples_per_second", 1) or f"{rate:.1f}",
                     "spread": _figure(row, "spread", 1),
                     "windows": _figure(row, "windows", 0),
                     "GFLOP/s": f"{flops / 1e9:,.1f}",
-                    "peak": _known(_scaled(scaling.known(row, "peak_flops"), 1e-9), ",.0f"),
-                    "of peak": _known(scaling.known(row, "peak_share"), ".0%"),
-                    "host memory (GiB)": _known(_scaled(scaling.known(row, "host_peak_bytes"), 2**-30), ".1f"),
-                    "data": row["dataset"] + (", fixed batch" if row["fixed"] else ""),
-                    "origin": row["origin"],
+                    "peak": _known(_scaled(row.peak_flops, 1e-9), ",.0f"),
+                    "of peak": _known(row.peak_share, ".0%"),
+                    "host memory (GiB)": _known(_scaled(row.host_peak_bytes, 2**-30), ".1f"),
+                    "data": row.dataset + (", fixed batch" if row.fixed else ""),
+                    "origin": row.origin,
                     "note": _note(row, notes),
                 }
             )
@@ -385,11 +375,11 @@ def measured_networks(rows: pd.DataFrame) -> str:
 
 def _printed_network(row: Row) -> str | None:
     """The network of the registry that a published row means: by its own name, or as a study calls it."""
-    if row["network"] in networks.NETWORKS and row["study"] == MAIN_STUDY:
-        return str(row["network"])
-    small = str(row["dataset"]).startswith("cifar")
+    if row.network in networks.NETWORKS:
+        return str(row.network)
+    small = str(row.dataset).startswith("cifar")
     for network in networks.NETWORKS.values():
-        if row["network"] in network.printed_as and (network.classes == 10) == small:
+        if row.network in network.printed_as and (network.classes == 10) == small:
             return network.name
     return None
 
@@ -419,15 +409,15 @@ def largest_batches(records: Sequence[Record]) -> list[str]:
 
 def _change(row: Row, above: Row) -> str:
     """The difference in samples/s and whether it is more than noise; only the difference where spreads are unknown."""
-    if row["virtual"] != above["virtual"]:
+    if row.virtual != above.virtual:
         return ""
-    value = row["samples_per_second"] - above["samples_per_second"]
-    if row["origin"] == "published":
+    value = row.samples_per_second - above.samples_per_second
+    if row.origin == PUBLISHED:
         return f"{value:+.10g}"
-    return _judged(scaling.difference(_windows_estimate(row), _windows_estimate(above)), "+.1f")
+    return _judged(compare.difference(_windows_estimate(row), _windows_estimate(above)), "+.1f")
 
 
-def _judged(difference: scaling.Difference, form: str) -> str:
+def _judged(difference: compare.Difference, form: str) -> str:
     if difference.margin is None:
         return f"{difference.value:{form}} (n = 1: cannot be judged)"
     margin = f"{difference.margin:{form.lstrip('+')}}"
@@ -435,25 +425,25 @@ def _judged(difference: scaling.Difference, form: str) -> str:
     return f"{difference.value:{form}} ± {margin}: {verdict}"
 
 
-def _windows_estimate(row: Row, factor: float = 1.0) -> scaling.Estimate:
-    return scaling.Estimate(
-        mean=row["samples_per_second"] * factor, spread=(row["spread"] or 0.0) * factor, n=row["windows"] or 1
+def _windows_estimate(row: Row, factor: float = 1.0) -> compare.Estimate:
+    return compare.Estimate(
+        mean=row.samples_per_second * factor, spread=(row.spread or 0.0) * factor, n=row.windows or 1
     )
 
 
-def repeats(rows: pd.DataFrame) -> str:
+def repeats(rows: Sequence[Row]) -> str:
     """Mean, spread and number over seeds of runs that were repeated, and which of their differences are noise."""
     found: dict[tuple[Any, ...], Row] = {}
-    for one in _plain(rows):
-        if one["repeats"]:
-            found.setdefault((one["infrastructure"], one["setting"], *map(repr, _likeness(one)[:6])), one)
+    for one in rows:
+        if one.repeats:
+            found.setdefault((one.infrastructure, one.setting, *map(repr, _likeness(one)[:6])), one)
     groups = sorted(found.values(), key=_likeness)
     cells = []
     for index, row in enumerate(groups):
-        first = next(one for one in groups[: index + 1] if one["network"] == row["network"])
+        first = next(one for one in groups[: index + 1] if one.network == row.network)
         comparison = ""
-        if first is not row and row["accuracy_mean"] is not None and first["accuracy_mean"] is not None:
-            comparison = _judged(scaling.difference(_seeds_estimate(row), _seeds_estimate(first)), "+.4f")
+        if first is not row and row.accuracy_mean is not None and first.accuracy_mean is not None:
+            comparison = _judged(compare.difference(_seeds_estimate(row), _seeds_estimate(first)), "+.4f")
         cells.append(
             {
                 "infrastructure": _infrastructure(row),
@@ -466,80 +456,80 @@ def repeats(rows: pd.DataFrame) -> str:
                 "samples/s, mean": _figure(row, "throughput_mean", 1),
                 "samples/s, standard deviation": _figure(row, "throughput_spread", 1),
                 "accuracy against the network's first row": comparison,
-                "data": row["dataset"],
+                "data": row.dataset,
             }
         )
     return _markdown(cells)
 
 
-def _seeds_estimate(row: Row) -> scaling.Estimate:
-    return scaling.Estimate(mean=row["accuracy_mean"], spread=row["accuracy_spread"], n=row["repeats"])
+def _seeds_estimate(row: Row) -> compare.Estimate:
+    return compare.Estimate(mean=row.accuracy_mean, spread=row.accuracy_spread, n=row.repeats)
 
 
 # --- speed-ups ----------------------------------------------------------------------------------------------------
 
 
-def speedups(rows: pd.DataFrame) -> str:
+def speedups(rows: Sequence[Row]) -> str:
     """Speed-ups and efficiencies of every measured series and of the main study's, both kinds side by side."""
-    chosen = [row for row in _plain(rows) if row["origin"] == "measured" or row["study"] == MAIN_STUDY]
+    chosen = [row for row in rows if row.origin == MEASURED or row.study == main_study(rows)]
     notes: list[str] = []
     cells = []
     above: Row | None = None
-    for series in _in_order(scaling.series(chosen)):
+    for series in _in_order(compare.series(chosen)):
         # Series that differ in their exchange alone start from the same run, which is shown once.
         start = () if series.alone[0] is above else (series.alone[0],)
         above = series.alone[0]
         for row in (*start, *series.rows):
             alone = series.alone
-            throughput, wall = scaling.by_throughput(alone, row), scaling.by_wall(alone, row)
-            epoch = scaling.by_epoch_time(alone, row)
-            n = row["devices"]
+            throughput, wall = compare.by_throughput(alone, row), compare.by_wall(alone, row)
+            epoch = compare.by_epoch_time(alone, row)
+            n = row.devices
             cells.append(
                 {
                     "infrastructure": ", ".join(filter(None, [_infrastructure(row), _cores(row)])),
                     "model": _network(row),
                     "scaling": _held(series),
-                    "exchange": row["exchange"] if n > 1 else "",
+                    "exchange": row.exchange if n > 1 else "",
                     "devices": str(n),
                     "total batch": _figure(row, "total_batch", 0),
                     "samples/s": _figure(row, "samples_per_second", 1),
                     "speed-up by throughput": _ratio(throughput),
-                    "efficiency": _ratio(scaling.efficiency(throughput, n)),
-                    "without synchronisation": _ratio(scaling.without_sync(alone, row)),
+                    "efficiency": _ratio(compare.efficiency(throughput, n)),
+                    "without synchronisation": _ratio(compare.without_sync(alone, row)),
                     "speed-up by epoch time": _ratio(epoch),
                     "speed-up by wall time": _ratio(wall),
-                    "efficiency by wall time": _ratio(scaling.efficiency(wall, n)),
-                    "origin": row["origin"],
+                    "efficiency by wall time": _ratio(compare.efficiency(wall, n)),
+                    "origin": row.origin,
                     "note": _series_note(series, row, notes),
                 }
             )
     return "\n\n".join([_markdown(cells), *_footnotes(notes)]) if cells else ""
 
 
-def _series_note(series: scaling.Series, row: Row, notes: list[str]) -> str:
+def _series_note(series: compare.Series, row: Row, notes: list[str]) -> str:
     words = []
-    if row["flag"]:
+    if row.flag:
         words.append(f"contradicts itself {_footnote(row, notes)}")
-    elif any(one["flag"] for one in series.alone):
-        found = ", ".join(_footnote(one, notes) for one in series.alone if one["flag"])
+    elif any(one.flag for one in series.alone):
+        found = ", ".join(_footnote(one, notes) for one in series.alone if one.flag)
         words.append(f"its row on one device contradicts itself {found}")
-    if row["origin"] == "measured" and row["devices"] > 1 and len(series.alone) == 1:
-        ideal = scaling.difference(_windows_estimate(row), _windows_estimate(series.alone[0], row["devices"]))
-        words.append(f"against {row['devices']} x one device: {_judged(ideal, '+.1f')}")
-    if row["origin"] == "measured" and row["devices"] > 1 and scaling.by_wall(series.alone, row) is None:
+    if row.origin == MEASURED and row.devices > 1 and len(series.alone) == 1:
+        ideal = compare.difference(_windows_estimate(row), _windows_estimate(series.alone[0], row.devices))
+        words.append(f"against {row.devices} x one device: {_judged(ideal, '+.1f')}")
+    if row.origin == MEASURED and row.devices > 1 and compare.by_wall(series.alone, row) is None:
         words.append("no speed-up by wall time: unequal work")
     return "; ".join(words)
 
 
-def exchanges(rows: pd.DataFrame, records: Sequence[Record]) -> str:
+def exchanges(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Runs that differ only in how gradients travel, beside those of them that exchange none."""
     took_apart: dict[tuple[str, str], Record] = {
         (one["infrastructure"], one["run_id"]): one["detail"] for one in records if one.get("detail")
     }
-    groups: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
-    for row in _plain(rows):
-        several = row["origin"] == "measured" and row["outcome"] == "completed" and row["devices"] > 1
-        if several and not row["virtual"] and row["samples_per_second"] is not None:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        several = row.origin == MEASURED and row.outcome == "completed" and row.devices > 1
+        if several and not row.virtual and row.samples_per_second is not None:
             names = (
                 "infrastructure",
                 "hardware",
@@ -551,27 +541,27 @@ def exchanges(rows: pd.DataFrame, records: Sequence[Record]) -> str:
                 "quick",
                 "framework",
             )
-            groups.setdefault(tuple(str(row[name]) for name in (*names, "cores_per_worker")), []).append(row)
+            groups.setdefault(tuple(str(getattr(row, name)) for name in (*names, "cores_per_worker")), []).append(row)
     cells = []
     for members in groups.values():
-        if len({row["exchange"] for row in members}) < 2:
+        if len({row.exchange for row in members}) < 2:
             continue
-        ceiling = next((row for row in members if row["exchange"] == "independent"), None)
-        for row in sorted(members, key=lambda row: -row["samples_per_second"]):
-            found = took_apart.get((row["infrastructure"], row["run_id"]), {})
+        ceiling = next((row for row in members if row.exchange == "independent"), None)
+        for row in sorted(members, key=lambda row: -row.samples_per_second):
+            found = took_apart.get((row.infrastructure, row.run_id), {})
             exposed = found["whole_step_seconds"] - found["independent_step_seconds"] if found else None
             against = ""
             if ceiling is not None and row is not ceiling:
-                against = _judged(scaling.difference(_windows_estimate(row), _windows_estimate(ceiling)), "+.1f")
-            share = None if ceiling is None else row["samples_per_second"] / ceiling["samples_per_second"]
-            moves = found and row["exchange"] != "independent"
+                against = _judged(compare.difference(_windows_estimate(row), _windows_estimate(ceiling)), "+.1f")
+            share = None if ceiling is None else row.samples_per_second / ceiling.samples_per_second
+            moves = found and row.exchange != "independent"
             cells.append(
                 {
                     "infrastructure": ", ".join(filter(None, [_infrastructure(row), _cores(row)])),
                     "model": _network(row),
                     "batch per device": _figure(row, "batch_per_device", 0),
-                    "devices": f"{row['devices']} {_kind_of_device(row)}s",
-                    "exchange": row["exchange"],
+                    "devices": f"{row.devices} {_kind_of_device(row)}s",
+                    "exchange": row.exchange,
                     "samples/s": _figure(row, "samples_per_second", 1),
                     "spread": _figure(row, "spread", 1),
                     "windows": _figure(row, "windows", 0),
@@ -584,24 +574,24 @@ def exchanges(rows: pd.DataFrame, records: Sequence[Record]) -> str:
                     if moves
                     else "",
                     "sums right": _right(found.get("sums_right")),
-                    "note": row["note"],
+                    "note": row.note,
                 }
             )
     return _markdown(cells)
 
 
-def engines(rows: pd.DataFrame) -> str:
+def engines(rows: Sequence[Row]) -> str:
     """MXNet's and PyTorch's throughput in runs that differ in nothing else, and the ratio of each pair of them."""
     same = (
         *("infrastructure", "hardware", "network", "dataset", "dtype", "batch_per_device", "devices", "virtual"),
         *("exchange", "quick", "fixed", "recipe", "learning_rate"),
     )
     groups: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}
-    for row in _plain(rows):
-        if row["origin"] == "measured" and row["outcome"] == "completed" and row["samples_per_second"] is not None:
-            variant = row["framework"] + (", channels-last" if row["layout"] == "NHWC" else "")
-            of_seed = groups.setdefault(tuple(str(row[name]) for name in same), {}).setdefault(variant, {})
-            of_seed.setdefault(row["seed"], row)
+    for row in rows:
+        if row.origin == MEASURED and row.outcome == "completed" and row.samples_per_second is not None:
+            variant = row.framework + (", channels-last" if row.layout == "NHWC" else "")
+            of_seed = groups.setdefault(tuple(str(getattr(row, name)) for name in same), {}).setdefault(variant, {})
+            of_seed.setdefault(row.seed, row)
     cells = []
     for variants in groups.values():
         reference = next((name for name in sorted(variants) if name.startswith("MXNet")), None)
@@ -612,13 +602,13 @@ def engines(rows: pd.DataFrame) -> str:
             if not seeds:
                 continue
             ones, others = ([one[seed] for seed in seeds] for one in (variants[reference], found))
-            ratios = [b["samples_per_second"] / a["samples_per_second"] for a, b in zip(ones, others)]
+            ratios = [b.samples_per_second / a.samples_per_second for a, b in zip(ones, others)]
             first = others[0]
             cells.append(
                 {
                     "infrastructure": _infrastructure(first),
                     "model": _network(first),
-                    "precision": first["dtype"],
+                    "precision": first.dtype,
                     "batch per device": _figure(first, "batch_per_device", 0),
                     "devices": _gpus(first),
                     "reference": reference,
@@ -629,14 +619,14 @@ def engines(rows: pd.DataFrame) -> str:
                     "each pair": ", ".join(f"{ratio:.3f}" for ratio in ratios),
                     "spread": f"{timing.spread(ratios):.3f}" if len(ratios) > 1 else "",
                     "pairs": str(len(ratios)),
-                    "note": first["note"],
+                    "note": first.note,
                 }
             )
     return _markdown(cells)
 
 
 def _median_rate(rows: Sequence[Row]) -> float:
-    return statistics.median(row["samples_per_second"] for row in rows)
+    return statistics.median(row.samples_per_second for row in rows)
 
 
 def _in_pairs(found: Mapping[str, Any]) -> str:
@@ -647,9 +637,9 @@ def _in_pairs(found: Mapping[str, Any]) -> str:
     return f"{found['efficiency']:.3f} (spread {found['efficiency_spread']:.3f}, n = {found['pairs']})"
 
 
-def staleness(rows: pd.DataFrame, records: Sequence[Record]) -> str:
+def staleness(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Of runs whose workers' clocks were kept: how far they were apart, what waiting cost, and what was reached."""
-    by_run = {(row["infrastructure"], row["run_id"]): row for row in _plain(rows) if row["origin"] == "measured"}
+    by_run = {(row.infrastructure, row.run_id): row for row in rows if row.origin == MEASURED}
     cells = []
     for record in ordered(records):
         told = [
@@ -685,19 +675,19 @@ def staleness(rows: pd.DataFrame, records: Sequence[Record]) -> str:
     return _markdown(cells)
 
 
-def reconciliation(rows: pd.DataFrame) -> str:
+def reconciliation(rows: Sequence[Row]) -> str:
     """Each measured series: what lies between its two speed-ups, part by part, adding up."""
     cells = []
-    measured = [row for row in _plain(rows) if row["origin"] == "measured"]
-    for series in _in_order(scaling.series(measured)):
+    measured = [row for row in rows if row.origin == MEASURED]
+    for series in _in_order(compare.series(measured)):
         for row in series.rows:
-            found = scaling.reconcile(series.alone, row)
+            found = compare.reconcile(series.alone, row)
             if found is None:
                 continue
-            label = f"{_network(row)}, {_held(series)}, {row['devices']} {_kind_of_device(row)}s"
+            label = f"{_network(row)}, {_held(series)}, {row.devices} {_kind_of_device(row)}s"
             cells.append(
                 {
-                    "series": ", ".join(filter(None, [label, str(row["exchange"]), _infrastructure(row), _cores(row)])),
+                    "series": ", ".join(filter(None, [label, str(row.exchange), _infrastructure(row), _cores(row)])),
                     "by throughput": f"{found.by_throughput:.4f}",
                     **{_PART_LABELS[part]: f"{round(-taken, 4) + 0.0:+.4f}" for part, taken in found.parts.items()},
                     "by wall time": f"{found.by_wall:.4f}",
@@ -706,44 +696,44 @@ def reconciliation(rows: pd.DataFrame) -> str:
     return _markdown(cells, keep=("series", "by throughput", *_PART_LABELS.values(), "by wall time"))
 
 
-def with_and_without_sync(rows: pd.DataFrame) -> str:
+def with_and_without_sync(rows: Sequence[Row]) -> str:
     """The Theano study's seconds for 5,120 images and both of its speed-ups, beside measured runs taken apart."""
-    chosen = [row for row in _plain(rows) if row["train_seconds_per_5120"] is not None]
+    chosen = [row for row in rows if row.train_seconds_per_5120 is not None]
     cells = []
     for row in chosen:
-        n, with_sync, without = row["devices"], row["speedup_throughput"], row["speedup_without_sync"]
+        n, with_sync, without = row.devices, row.speedup_throughput, row.speedup_without_sync
         cells.append(
             {
                 "infrastructure": _infrastructure(row),
                 "model": _network(row),
                 "batch per device": _figure(row, "batch_per_device", 0),
                 "devices": str(n),
-                "exchange": row["exchange"],
+                "exchange": row.exchange,
                 "train (s)": _figure(row, "train_seconds_per_5120", 2),
                 "communication (s)": _figure(row, "communication_seconds_per_5120", 2),
                 "synchronisation (s)": _figure(row, "sync_seconds_per_5120", 2),
                 "wait for data (s)": _figure(row, "data_seconds_per_5120", 2),
                 "speed-up without sync": _ratio(without),
-                "efficiency without sync": _ratio(scaling.efficiency(without, n)),
+                "efficiency without sync": _ratio(compare.efficiency(without, n)),
                 "speed-up with sync": _ratio(with_sync),
-                "efficiency with sync": _ratio(scaling.efficiency(with_sync, n)),
-                "origin": row["origin"],
-                "the source's text": row["printed"],
+                "efficiency with sync": _ratio(compare.efficiency(with_sync, n)),
+                "origin": row.origin,
+                "the source's text": row.printed,
             }
         )
     return _markdown(cells)
 
 
-def _held(series: scaling.Series) -> str:
-    return f"{series.kind}, {series.batch} {'a device' if series.kind == scaling.WEAK else 'in all'}"
+def _held(series: compare.Series) -> str:
+    return f"{series.kind}, {series.batch} {'a device' if series.kind == compare.WEAK else 'in all'}"
 
 
-def _in_order(found: Iterable[scaling.Series]) -> list[scaling.Series]:
-    def place(series: scaling.Series) -> tuple[Any, ...]:
+def _in_order(found: Iterable[compare.Series]) -> list[compare.Series]:
+    def place(series: compare.Series) -> tuple[Any, ...]:
         first = series.alone[0]
         return (
             *_network_order(first),
-            first["origin"] == "published",
+            first.origin == PUBLISHED,
             _infrastructure(first),
             series.kind,
             series.batch,
@@ -755,21 +745,21 @@ def _in_order(found: Iterable[scaling.Series]) -> list[scaling.Series]:
 # --- time, convergence, hardware ----------------------------------------------------------------------------------
 
 
-def split(rows: pd.DataFrame) -> str:
+def split(rows: Sequence[Row]) -> str:
     """The wall time of every measured run that ended, in parts that add up to it."""
     cells = []
-    for row in sorted(_plain(rows), key=_likeness):
-        if row["origin"] != "measured" or row["wall_seconds"] is None or row["rest_seconds"] is None:
+    for row in sorted(rows, key=_likeness):
+        if row.origin != MEASURED or row.wall_seconds is None or row.rest_seconds is None:
             continue
-        parts = {part: row[f"{part}_seconds"] for part in timing.PARTS}
+        parts = {part: getattr(row, f"{part}_seconds") for part in timing.PARTS}
         cells.append(
             {
                 **_run_cells(row),
                 **{f"{_PART_LABELS[part]} (s)": f"{seconds:.1f}" for part, seconds in parts.items()},
                 "sum (s)": f"{math.fsum(parts.values()):.1f}",
-                "wall (s)": f"{row['wall_seconds']:.1f}",
-                "training, of wall": f"{parts['train'] / row['wall_seconds']:.1%}",
-                "note": row["note"],
+                "wall (s)": f"{row.wall_seconds:.1f}",
+                "training, of wall": f"{parts['train'] / row.wall_seconds:.1%}",
+                "note": row.note,
             }
         )
     return _markdown(cells)
@@ -825,9 +815,9 @@ def convergence(records: Sequence[Record]) -> str:
 # --- the accuracy as the batch grows ------------------------------------------------------------------------------
 
 
-def kept(comparison: ways.Comparison) -> str:
+def kept(comparison: ways.Comparison, rows: Sequence[Row]) -> str:
     """For each total batch the main study's way and the best one found, and what was printed for that batch."""
-    printed = ways.printed(comparison.network, comparison.epochs)
+    printed = ways.printed(rows, comparison.network, comparison.epochs)
     cells = []
     for batch in comparison.batches():
         source, best = (comparison.best(batch, source=source) for source in (True, False))
@@ -841,9 +831,9 @@ def kept(comparison: ways.Comparison) -> str:
                     next(one for one in comparison.trainings if one.total_batch == batch).record["run"]["steps"]
                 ),
                 "published, one line a setting": "; ".join(
-                    f"{row['hardware']}: {row['accuracy']:.3f} (lr={row['learning_rate']:g})"
+                    f"{row.hardware}: {row.accuracy:.3f} (lr={row.learning_rate:g})"
                     for row in printed
-                    if row["total_batch"] == batch and row["accuracy"] is not None
+                    if row.total_batch == batch and row.accuracy is not None
                 ),
                 "the study's way, here": _of_way(source),
                 "best way found": _of_way(best),
@@ -900,10 +890,10 @@ def tried(comparison: ways.Comparison) -> str:
     return _markdown(cells)
 
 
-def cost_of_accuracy(comparison: ways.Comparison) -> str:
+def cost_of_accuracy(comparison: ways.Comparison, rows: Sequence[Row]) -> str:
     """Epochs to round accuracies at each total batch, and the seconds that they take at the published speed there."""
-    printed = ways.printed(comparison.network, comparison.epochs)
-    machines = list(dict.fromkeys(row["hardware"] for row in printed if row["devices"]))
+    printed = ways.printed(rows, comparison.network, comparison.epochs)
+    machines = list(dict.fromkeys(row.hardware for row in printed if row.devices))
     cells = []
     for batch in comparison.batches():
         for source, name in ((True, "the study's"), (False, "the best found")):
@@ -914,7 +904,7 @@ def cost_of_accuracy(comparison: ways.Comparison) -> str:
             row = {
                 "total batch": str(batch),
                 "way": name,
-                "accuracy": _accuracy({"origin": "measured", "accuracy": training.accuracy}, "accuracy"),
+                "accuracy": _known(training.accuracy, ".4f"),
                 **{f"epochs to {level:g}": "never" if took[level] is None else str(took[level]) for level in COSTED},
             }
             for machine in machines:
@@ -923,7 +913,7 @@ def cost_of_accuracy(comparison: ways.Comparison) -> str:
                     epochs = took[level]
                     known = fastest is not None and epochs is not None
                     row[f"{machine}: s to {level:g}"] = (
-                        f"{epochs * fastest['seconds_per_epoch']:.0f} on {fastest['devices']}"
+                        f"{epochs * fastest.seconds_per_epoch:.0f} on {fastest.devices}"
                         if known and epochs is not None and fastest is not None
                         else ""
                     )
@@ -936,9 +926,9 @@ def _fastest(printed: Sequence[Row], machine: str, batch: int) -> Row | None:
     found = [
         row
         for row in printed
-        if row["hardware"] == machine and row["total_batch"] == batch and row["seconds_per_epoch"] is not None
+        if row.hardware == machine and row.total_batch == batch and row.seconds_per_epoch is not None
     ]
-    return min(found, key=lambda row: float(row["seconds_per_epoch"]), default=None)
+    return min(found, key=lambda row: float(row.seconds_per_epoch), default=None)
 
 
 def noise_scales(comparison: ways.Comparison) -> str:
@@ -996,20 +986,20 @@ def hardware(records: Sequence[Record]) -> str:
     return _markdown(cells)
 
 
-def memory(rows: pd.DataFrame) -> str:
+def memory(rows: Sequence[Row]) -> str:
     """Memory at its peak, and how many cores other processes kept busy, for every measured run that says so."""
     cells = []
-    for row in sorted(_plain(rows), key=_likeness):
-        if row["origin"] != "measured" or row["host_peak_bytes"] is None:
+    for row in sorted(rows, key=_likeness):
+        if row.origin != MEASURED or row.host_peak_bytes is None:
             continue
         cells.append(
             {
                 **_run_cells(row),
-                "host memory, peak (GiB)": f"{row['host_peak_bytes'] / 2**30:.2f}",
-                "device memory, peak (GiB)": _known(_scaled(row["device_peak_bytes"], 2**-30), ".2f"),
-                "cores busy with other processes": _known(row["others_busy_cores"], ".2f"),
-                "utilisation": _known(row["utilisation"], ".0%"),
-                "joules a sample": _known(row["joules_per_sample"], ".4f"),
+                "host memory, peak (GiB)": f"{row.host_peak_bytes / 2**30:.2f}",
+                "device memory, peak (GiB)": _known(_scaled(row.device_peak_bytes, 2**-30), ".2f"),
+                "cores busy with other processes": _known(row.others_busy_cores, ".2f"),
+                "utilisation": _known(row.utilisation, ".0%"),
+                "joules a sample": _known(row.joules_per_sample, ".4f"),
             }
         )
     return _markdown(cells)
@@ -1083,35 +1073,35 @@ _STUDY_COLUMNS = (
 )
 
 
-def study(rows: pd.DataFrame, name: str) -> str:
+def study(rows: Sequence[Row], name: str) -> str:
     """Every row of one study, in the columns that it fills."""
-    return _study_table([row for row in _plain(rows) if row["study"] == name])
+    return _study_table([row for row in rows if row.study == name])
 
 
-def keras(rows: pd.DataFrame) -> list[tuple[str, str]]:
+def keras(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """The Keras study, table by table as in its text: title and Markdown of each."""
     groups: dict[str, list[Row]] = {}
-    for row in _plain(rows):
-        if row["study"] == "keras_multi_gpu":
+    for row in rows:
+        if row.study == "keras_multi_gpu":
             groups.setdefault(_keras_title(row), []).append(row)
     return [(f"{title} ({len(found)} rows)", _study_table(found)) for title, found in groups.items()]
 
 
 def _keras_title(row: Row) -> str:
-    if row["network"] == "keras_cifar10_cnn":
+    if row.network == "keras_cifar10_cnn":
         return "avolkov1 on a small CIFAR-10 network: the total batch is split, so strong scaling"
-    if row["network"] == "mlp":
+    if row.network == "mlp":
         return "kuza55 on an MLP: the total batch is split, so strong scaling"
-    if row["network"] == "alexnet" and row["dataset"] == "imagenet (synthetic)":
-        return "Memory clocks, one GPU at a time" if row["devices"] == 1 else "PIX against PHB: how two GPUs are linked"
-    if row["network"] in ("inceptionv3", "resnet50") and row["infrastructure"] in ("az-2x-m60", "7gforce"):
-        if row["framework"].startswith("TensorFlow") and not row["scaling"]:
+    if row.network == "alexnet" and row.dataset == "imagenet (synthetic)":
+        return "Memory clocks, one GPU at a time" if row.devices == 1 else "PIX against PHB: how two GPUs are linked"
+    if row.network in ("inceptionv3", "resnet50") and row.infrastructure in ("az-2x-m60", "7gforce"):
+        if row.framework.startswith("TensorFlow") and not row.scaling:
             return "tf_cnn_benchmarks on one GPU, NCHW and NHWC"
-        name = {"inceptionv3": "InceptionV3", "resnet50": "ResNet-50 (ImageNet)"}[row["network"]]
+        name = {"inceptionv3": "InceptionV3", "resnet50": "ResNet-50 (ImageNet)"}[row.network]
         return f"{name}: Keras codes split a batch of 32 (strong), tf_cnn_benchmarks has 32 a GPU (weak)"
-    if row["dataset"] == "cifar10" and row["infrastructure"] == "az-2x-m60":
+    if row.dataset == "cifar10" and row.infrastructure == "az-2x-m60":
         return "tf_cnn_benchmarks on CIFAR-10 with two Tesla M60"
-    if row["layout"]:
+    if row.layout:
         return "Data layout"
     return "TensorFlow's own benchmarks, and figures of the text"
 
@@ -1119,17 +1109,17 @@ def _keras_title(row: Row) -> str:
 def _study_table(found: Sequence[Row]) -> str:
     cells = []
     for row in found:
-        note = "; ".join(filter(None, [row["note"], f"contradicts itself: {row['flag']}" if row["flag"] else ""]))
+        note = "; ".join(filter(None, [row.note, f"contradicts itself: {row.flag}" if row.flag else ""]))
         values = (
-            *(_infrastructure(row), row["framework"], _network(row), _figure(row, "parameters", 0), row["dataset"]),
-            *(row["input_shape"], _figure(row, "batch_per_device", 0), _figure(row, "total_batch", 0)),
-            *(_plain_figure(row["learning_rate"]), _figure(row, "devices", 0), row["exchange"], row["layout"]),
-            *(row["scaling"], _figure(row, "epochs", 0), _plain_figure(row["accuracy"])),
+            *(_infrastructure(row), row.framework, _network(row), _figure(row, "parameters", 0), row.dataset),
+            *(row.input_shape, _figure(row, "batch_per_device", 0), _figure(row, "total_batch", 0)),
+            *(_plain_figure(row.learning_rate), _figure(row, "devices", 0), row.exchange, row.layout),
+            *(row.scaling, _figure(row, "epochs", 0), _plain_figure(row.accuracy)),
             *(_figure(row, "seconds_per_epoch", 1), _figure(row, "samples_per_second", 1)),
             *(_figure(row, f"{part}_seconds_per_5120", 2) for part in ("train", "communication", "sync")),
-            *(_digits(row["speedup_without_sync"]), _digits(row["speedup_throughput"])),
-            *(_digits(row["efficiency_throughput"]), _digits(row["speedup_wall"]), _digits(row["efficiency_wall"])),
-            *(row["printed"], note),
+            *(_digits(row.speedup_without_sync), _digits(row.speedup_throughput)),
+            *(_digits(row.efficiency_throughput), _digits(row.speedup_wall), _digits(row.efficiency_wall)),
+            *(row.printed, note),
         )
         cells.append(dict(zip(_STUDY_COLUMNS, values)))
     return _markdown(cells)
@@ -1181,25 +1171,25 @@ def _cards(machine: dict[str, Any]) -> dict[str, int]:
     return dict(Counter(gpu["name"] for gpu in machine["gpus"]))
 
 
-def takes(rows: pd.DataFrame) -> str:
+def takes(rows: Sequence[Row]) -> str:
     """Every take of the runs that were started more than once on a machine, those that superseded others included."""
-    tried = [row for row in _plain(rows) if row["origin"] == "measured" and row["outcome"] != "skipped"]
-    again = {(row["infrastructure"], row["computes"]) for row in tried if row["superseded"]}
+    tried = [row for row in rows if row.origin == MEASURED and row.outcome != "skipped"]
+    again = {(row.infrastructure, row.computes) for row in tried if row.superseded}
     cells = [
         {
             **_run_cells(row),
-            "started (UTC)": row["started"][:16].replace("T", " "),
-            "outcome": row["outcome"],
+            "started (UTC)": row.started[:16].replace("T", " "),
+            "outcome": row.outcome,
             "samples/s": _figure(row, "samples_per_second", 1),
             "spread": _figure(row, "spread", 1),
             "windows": _figure(row, "windows", 0),
             "accuracy": _accuracy(row, "accuracy"),
             "mean of last 4 epochs": _accuracy(row, "accuracy_last4"),
-            "shown above": "no" if row["superseded"] else "yes",
-            "note": row["note"],
+            "shown above": "no" if row.superseded else "yes",
+            "note": row.note,
         }
         for row in tried
-        if (row["infrastructure"], row["computes"]) in again
+        if (row.infrastructure, row.computes) in again
     ]
     return _markdown(cells)
 
@@ -1237,12 +1227,6 @@ def _listed(values: Iterable[float]) -> str:
 # --- cells --------------------------------------------------------------------------------------------------------
 
 
-def _plain(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Rows as dictionaries in which what is missing is None, whatever the column's type."""
-    found: list[dict[Any, Any]] = rows.astype(object).where(rows.notna(), None).to_dict("records")
-    return found
-
-
 def _markdown(cells: Sequence[Cells], keep: Sequence[str] = ()) -> str:
     """A table of the columns that any row fills, and of those in `keep`; figures to the right."""
     if not cells:
@@ -1265,7 +1249,7 @@ def _aligned(cells: Sequence[Cells]) -> list[Cells]:
 
 
 def _footnote(row: Row, notes: list[str]) -> str:
-    text = f"{_infrastructure(row)}, {row['printed'].split(' | ')[0]}: {row['flag']}."
+    text = f"{_infrastructure(row)}, {row.printed.split(' | ')[0]}: {row.flag}."
     if text not in notes:
         notes.append(text)
     return f"({notes.index(text) + 1})"
@@ -1279,30 +1263,30 @@ def _footnotes(notes: Sequence[str]) -> list[str]:
 
 
 def _note(row: Row, notes: list[str]) -> str:
-    flag = f"contradicts itself {_footnote(row, notes)}" if row["flag"] else ""
+    flag = f"contradicts itself {_footnote(row, notes)}" if row.flag else ""
     # The flag says it computed; the source's own words for it would say it twice.
-    words = [one for one in row["note"].split("; ") if not (flag and one.startswith("contradicts itself"))]
+    words = [one for one in row.note.split("; ") if not (flag and one.startswith("contradicts itself"))]
     return "; ".join(filter(None, [flag, *words]))
 
 
 def _likeness(row: Row) -> tuple[Any, ...]:
     """Like beside like: network, total batch, batch per device, learning rate, devices, machine; unknown last."""
     names = ("total_batch", "batch_per_device", "learning_rate", "devices")
-    figures = [math.inf if row[name] is None else row[name] for name in names]
-    return (*_network_order(row), *figures, row["origin"] == "measured", _infrastructure(row), *_tie(row))
+    figures = [math.inf if getattr(row, name) is None else getattr(row, name) for name in names]
+    return (*_network_order(row), *figures, row.origin == MEASURED, _infrastructure(row), *_tie(row))
 
 
 def _tie(row: Row) -> tuple[Any, ...]:
-    return (row["virtual"], row["quick"], row["seed"] or 0, row["started"], row["run_id"], row["printed"])
+    return (row.virtual, row.quick, row.seed or 0, row.started, row.run_id, row.printed)
 
 
 def _network_order(row: Row) -> tuple[int, str]:
-    name = row["network"]
+    name = row.network
     return (MAIN_NETWORKS.index(name) if name in MAIN_NETWORKS else len(MAIN_NETWORKS), name)
 
 
 def _network(row: Row) -> str:
-    return network_label(row["network"])
+    return network_label(row.network)
 
 
 def network_label(name: str) -> str:
@@ -1310,46 +1294,46 @@ def network_label(name: str) -> str:
 
 
 def _machine(row: Row) -> str:
-    named, found = row["infrastructure"], row["hardware"]
+    named, found = row.infrastructure, row.hardware
     return named if not found or found in named else f"{named} ({found})"
 
 
 def _infrastructure(row: Row) -> str:
     """A source's own name for a machine and what it is; a measured one's name."""
-    if row["origin"] == "measured":
+    if row.origin == MEASURED:
         return _machine(row)
-    return ": ".join(filter(None, [row["infrastructure"], row["hardware"]]))
+    return ": ".join(filter(None, [row.infrastructure, row.hardware]))
 
 
 def _cores(row: Row) -> str:
-    cores = scaling.known(row, "cores_per_worker")
+    cores = row.cores_per_worker
     return f"{cores:.0f} core{'s' * (cores > 1)} a worker" if cores else ""
 
 
 def _gpus(row: Row) -> str:
     """As the source counts: GPUs in use, 0 for a CPU; with what played several replicas in brackets."""
-    if row["devices"] is None:
+    if row.devices is None:
         return ""
-    if row["origin"] == "published":
-        return str(row["devices"])
-    words = "virtual" if row["virtual"] else "workers" if (row["workers"] or 1) > 1 else "CPU devices"
-    if row["virtual"]:
-        return f"{int(row['kind'] == 'gpu')} ({row['devices']} {words})"
-    if row["kind"] == "gpu":
-        return str(row["devices"])
-    return "0" if row["devices"] == 1 else f"0 ({row['devices']} {words})"
+    if row.origin == PUBLISHED:
+        return str(row.devices)
+    words = "virtual" if row.virtual else "workers" if (row.workers or 1) > 1 else "CPU devices"
+    if row.virtual:
+        return f"{int(row.kind == 'gpu')} ({row.devices} {words})"
+    if row.kind == "gpu":
+        return str(row.devices)
+    return "0" if row.devices == 1 else f"0 ({row.devices} {words})"
 
 
 def _batch_size(row: Row) -> str:
     """In the source's own style: "128x4=512 (lr=0.2)"."""
-    if row["origin"] == "published":
-        return str(row["printed"]).split(" | ")[0]
-    size = str(row["batch_per_device"])
-    if row["devices"] > 1:
-        size += f"x{row['devices']}={row['total_batch']}"
-    elif row["kind"] == "gpu":
+    if row.origin == PUBLISHED:
+        return str(row.printed).split(" | ")[0]
+    size = str(row.batch_per_device)
+    if row.devices > 1:
+        size += f"x{row.devices}={row.total_batch}"
+    elif row.kind == "gpu":
         size += "x1"
-    return f"{size} (lr={row['learning_rate']:g})"
+    return f"{size} (lr={row.learning_rate:g})"
 
 
 def _run_label(run: dict[str, Any]) -> str:
@@ -1362,23 +1346,23 @@ def _run_label(run: dict[str, Any]) -> str:
 
 
 def _run_cells(row: Row) -> Cells:
-    run = {**row, "model": row["network"]}
-    return {"run": _run_label(run), "id": row["run_id"], "infrastructure": _infrastructure(row), "data": row["dataset"]}
+    run = {**vars(row), "model": row.network}
+    return {"run": _run_label(run), "id": row.run_id, "infrastructure": _infrastructure(row), "data": row.dataset}
 
 
 def _figure(row: Row, name: str, digits: int) -> str:
     """A published figure as it was printed, a measured one to `digits` decimals."""
-    value = scaling.known(row, name)
+    value = getattr(row, name)
     if value is None:
         return ""
-    return _plain_figure(value) if row["origin"] == "published" else f"{value:.{digits}f}"
+    return _plain_figure(value) if row.origin == PUBLISHED else f"{value:.{digits}f}"
 
 
 def _accuracy(row: Row, name: str) -> str:
-    value = row[name]
+    value = getattr(row, name)
     if value is None:
         return ""
-    return f"{value:.4f}" if row["origin"] == "measured" else f"{value:.3f}"
+    return f"{value:.4f}" if row.origin == MEASURED else f"{value:.3f}"
 
 
 def _plain_figure(value: float | None) -> str:
