@@ -90,6 +90,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="journal, rows.csv, figures and results.md go here (default: results/, with results.md beside it)",
     )
+    results.add_argument(
+        "--study",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a published study of your own, as those in poc/studies/; may be repeated",
+    )
     shown = commands.add_parser("plan", parents=[planning], help="print every run of a recipe on this machine")
     shown.set_defaults(command=_plan)
 
@@ -269,6 +277,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    options.study = studies.load(options.study)
     if options.data is not None:
         options.data = Path(options.data).absolute()
         if not options.data.exists():
@@ -378,6 +387,7 @@ def _needs_stand_in(place: Place, runs: list[Run]) -> bool:
 
 
 def _report(options: argparse.Namespace) -> int:
+    options.study = studies.load(options.study)
     for extra in options.journal:
         if not extra.is_file():
             raise UserError(f"--journal: no file {extra}")
@@ -393,7 +403,7 @@ def _write_report(options: argparse.Namespace, journals: list[Path]) -> None:
 
     folder = _results(options)
     page = folder / "results.md" if options.results else HOME / "results.md"
-    report.write([record.to_json() for record in journal.read(journals)], studies.load(), page=page, folder=folder)
+    report.write([record.to_json() for record in journal.read(journals)], options.study, page=page, folder=folder)
     print(f"Written: {page}", file=sys.stderr)
 
 

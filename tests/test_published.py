@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from poc import studies
+from poc import report, studies
+from poc.__main__ import main
 from poc.records.row import Row
 from poc.values import UserError
 
@@ -264,6 +265,12 @@ def test_a_study_of_one_s_own_needs_no_more_than_its_file(tmp_path: Path) -> Non
         ("mine", "a, two", 780.0),
     ]
     assert mine.rows[1].accuracy is None
+    report.write([], [*others, mine], page=tmp_path / "results.md", folder=tmp_path)
+    page = (tmp_path / "results.md").read_text().split("### My own cluster\n")
+    assert len(page) == 2
+    # The speed-up is worked out.
+    assert "| ResNet-50 v1 | 64 | 2 | weak | 780 | 1.95 | 0.975 | a, two |" in page[1]
+    assert "\npublished,mine,,,,,resnet50_v1," in (tmp_path / "rows.csv").read_text()
 
 
 @pytest.mark.parametrize(
@@ -294,3 +301,12 @@ def test_a_study_that_cannot_be_understood_is_refused(
         studies.load([path])
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["run", "report"])
+def test_nothing_is_spent_on_a_wrong_study(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.csv").write_text(MINE.replace("780", "fast"))
+    arguments = ["--study", str(tmp_path / "mine.csv"), "--results", str(tmp_path / "results")]
+    assert main([command, *arguments]) == 2
+    assert "samples_per_second is 'fast'" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]

@@ -26,7 +26,7 @@ def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, 
     folder.mkdir(parents=True, exist_ok=True)
     drawn = figures.draw(shown, standing, folder / "figures")
     _replace(folder / "rows.csv", to_csv(table))
-    _replace(page, _page(shown, standing, tables.takes(table), drawn, page.parent, folder))
+    _replace(page, _page(shown, standing, published, tables.takes(table), drawn, page.parent, folder))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -42,7 +42,15 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _page(table: Sequence[Row], records: Sequence[Record], takes: str, drawn: Figures, here: Path, folder: Path) -> str:
+def _page(
+    table: Sequence[Row],
+    records: Sequence[Record],
+    published: Sequence[Study],
+    takes: str,
+    drawn: Figures,
+    here: Path,
+    folder: Path,
+) -> str:
     def link(path: Path) -> str:
         return Path(os.path.relpath(path, here)).as_posix()
 
@@ -56,10 +64,10 @@ def _page(table: Sequence[Row], records: Sequence[Record], takes: str, drawn: Fi
     usual = [row for row in table if not row.fixed]
     usual_records = [record for record in records if not record["run"]["data"].get("fixed")]
     sections = (
-        ("Accuracy and throughput", _accuracy(table, figure("accuracy_throughput"))),
+        ("Accuracy and throughput", _accuracy(table, published[0], figure("accuracy_throughput"))),
         (
             "Which learning rate keeps the accuracy",
-            _rates(table, records, *map(figure, ("accuracy_batch", "accuracy_worth", "noise_scale"))),
+            _rates(table, records, published[0], *map(figure, ("accuracy_batch", "accuracy_worth", "noise_scale"))),
         ),
         ("Throughput against batch size", _throughput(usual, usual_records, figure("throughput_batch"))),
         ("How near to the limit", _limits(table, figure("roofline"))),
@@ -73,7 +81,7 @@ def _page(table: Sequence[Row], records: Sequence[Record], takes: str, drawn: Fi
         ("Where the time went", _time(usual, usual_records, figure("time_split"))),
         ("Convergence", _convergence(records, figure("learning_curves"), figure("accuracy_time"))),
         ("What the hardware did", _hardware(usual, usual_records)),
-        ("The other four studies", _studies(table)),
+        (f"The other {_counted(published[1:])} studies", _studies(table, published[1:])),
         ("How it was measured", _method(records)),
         ("Runs taken more than once", _after("Every table above shows the last take of a run that completed.", takes)),
         ("Runs skipped, failed or diverged", _not_run(records)),
@@ -108,9 +116,9 @@ def _reading(csv: str) -> str:
     )
 
 
-def _accuracy(table: Sequence[Row], figure: str) -> str:
+def _accuracy(table: Sequence[Row], main: Study, figure: str) -> str:
     return _blocks(
-        "Training on CIFAR-10, in the columns of the study beeva-poc-mxnet (MXNet 0.11 on K80, P100 and CPUs), "
+        f"Training on CIFAR-10, in the columns of the study {main.title} ({main.about}), "
         "like beside like. `gpus` is 0 for a CPU. Accuracy is over the whole validation set after the last epoch; it "
         "moves by some hundredths from one epoch to the next while the learning rate is high, hence the mean of the "
         "last four. `s/epoch` is training and waiting for data, without evaluation: a median over whole epochs. "
@@ -120,13 +128,13 @@ def _accuracy(table: Sequence[Row], figure: str) -> str:
     )
 
 
-def _rates(table: Sequence[Row], records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
+def _rates(table: Sequence[Row], records: Sequence[Record], main: Study, kept: str, worth: str, noise: str) -> str:
     compared = ways.comparisons(records)
     blocks = [
         "A larger total batch takes fewer steps in as many epochs, and the usual rules of scaling the rate lose "
         "accuracy. Here ways to train are compared at each total batch, over as many epochs of the same images; "
         "batches of several devices are played by virtual ones, whose accuracy is that of real ones. *The study's way* "
-        "is that of beeva-poc-mxnet: SGD at a constant rate, a random crop of the padded image, mirrored, its colours "
+        f"is that of {main.title}: SGD at a constant rate, a random crop of the padded image, mirrored, its colours "
         "moved. Accuracy is that after the last epoch, of one run each unless a seed says otherwise.",
         kept,
     ]
@@ -283,24 +291,46 @@ def _hardware(table: Sequence[Row], records: Sequence[Record]) -> str:
     )
 
 
-def _studies(table: Sequence[Row]) -> str:
+# What the page says of studies that it knows: the heading, and words below it.
+_KNOWN = {
+    "theano_mpi": ("Theano-MPI: five networks on 1 to 8 GPUs", ""),
+    "keras_multi_gpu": (
+        "Keras and TensorFlow on several GPUs",
+        "Its Keras runs split a total batch over the GPUs (strong scaling), its tf_cnn_benchmarks runs had 32 samples "
+        "on each (weak scaling): the two are not to be compared with one another.",
+    ),
+    "hacksa_horovod": (
+        "Horovod: VGG, Inception and ResNet on CIFAR-10",
+        "It prints no values, only that its two speed-ups contradict each other.",
+    ),
+    "pmls_caffe": ("PMLS-Caffe: AlexNet and GoogLeNet on 8 nodes", ""),
+}
+
+
+def _counted(studies: Sequence[Study]) -> str:
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    return words[len(studies)] if len(studies) < len(words) else str(len(studies))
+
+
+def _studies(table: Sequence[Row], published: Sequence[Study]) -> str:
     def folded(title: str, body: str) -> str:
         return f"<details>\n<summary>{title}</summary>\n\n{body}\n\n</details>"
 
+    blocks = []
+    for study in published:
+        source = ", ".join(filter(None, [study.authors, study.year, study.address]))
+        heading, words = _KNOWN.get(study.name, (study.title or study.name, f"{source}." if source else ""))
+        blocks += [f"### {heading}", words]
+        if study.name == "keras_multi_gpu":
+            blocks += [folded(title, body) for title, body in tables.keras(table)]
+        elif study.name == "theano_mpi":
+            blocks.append(folded("Its rows", tables.study(table, study.name)))
+        else:
+            blocks.append(tables.study(table, study.name))
     return _blocks(
-        "What four other studies printed, in the same columns as far as they fill them. A speed-up or efficiency that "
-        "a source does not print is worked out from its own figures where they suffice.",
-        "### Theano-MPI: five networks on 1 to 8 GPUs",
-        folded("Its rows", tables.study(table, "theano_mpi")),
-        "### Keras and TensorFlow on several GPUs",
-        "Its Keras runs split a total batch over the GPUs (strong scaling), its tf_cnn_benchmarks runs had 32 samples "
-        "on each (weak scaling): the two are not to be compared with one another.",
-        *(folded(title, body) for title, body in tables.keras(table)),
-        "### Horovod: VGG, Inception and ResNet on CIFAR-10",
-        "It prints no values, only that its two speed-ups contradict each other.",
-        tables.study(table, "hacksa_horovod"),
-        "### PMLS-Caffe: AlexNet and GoogLeNet on 8 nodes",
-        tables.study(table, "pmls_caffe"),
+        f"What {_counted(published)} other studies printed, in the same columns as far as they fill them. A speed-up or "
+        "efficiency that a source does not print is worked out from its own figures where they suffice.",
+        *blocks,
     )
 
 

@@ -1,7 +1,8 @@
 """What earlier studies printed: one CSV a study, in columns of rows.csv (`poc.records.row.Row`).
 
-Lines before the header name the study: `# title: ...`, `# authors: ...`, `# year: ...`, `# address: ...`. The lowest
-`# order: ...` is the main study, beside which measured runs are shown. A file may leave out lines, and columns.
+Lines before the header name the study: `# title: ...`, `# authors: ...`, `# year: ...`, `# address: ...`, and in a few
+words what it is `# about: ...`. The lowest `# order: ...` is the main study, beside which measured runs are shown. A
+file may leave out lines, and columns.
 
 A cell holds a figure as its source printed it (percentages as fractions of one, hours as seconds), and is
 empty where the source is silent. Three things were added, and only these: a batch size per device or in
@@ -48,6 +49,7 @@ class Study:
     authors: str = ""
     year: str = ""
     address: str = ""
+    about: str = ""
     order: str = "999"
 
 
@@ -94,7 +96,7 @@ def _read(path: Path) -> Study:
 
 def _described(path: Path, line: str) -> tuple[str, str]:
     name, _, text = line.strip("# \r\n").partition(":")
-    names = ("title", "authors", "year", "address", "order")
+    names = ("title", "authors", "year", "address", "about", "order")
     if name not in names:
         raise UserError(f"study: {path} begins with {line.strip()[:40]!r}; {nearest(name, names)}")
     if name == "order" and not _NUMBERS["Count"][0].fullmatch(text.strip()):
