@@ -398,7 +398,7 @@ def _report(options: argparse.Namespace) -> int:
 def _write_report(options: argparse.Namespace, journals: list[Path]) -> None:
     # matplotlib keeps its list of fonts in the user's own folders, if not told where.
     os.environ.setdefault("MPLCONFIGDIR", str(_cache() / "matplotlib"))
-    # pandas and matplotlib take a second to import, which plan and doctor need not wait for.
+    # scipy and matplotlib take a second to import, which plan and doctor need not wait for.
     from poc import report
 
     folder = _results(options)

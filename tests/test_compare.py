@@ -223,15 +223,15 @@ def test_a_series_never_mixes(rows: list[Row]) -> None:
 
 
 def test_difference_and_noise() -> None:
-    # Welch with equal spreads and three each has four degrees of freedom: 2.776 x sqrt(1/3 + 1/3).
+    # Welch with equal spreads and three each has four degrees of freedom: 2.776445 x sqrt(1/3 + 1/3).
     three = compare.difference(Estimate(mean=10, spread=1, n=3), Estimate(mean=8, spread=1, n=3))
-    assert (three.value, three.margin) == (2, pytest.approx(2.776 * math.sqrt(2 / 3)))
+    assert (three.value, three.margin) == (2, pytest.approx(2.776445 * math.sqrt(2 / 3)))
     assert three.within_noise is True
     four = compare.difference(Estimate(mean=10, spread=1, n=4), Estimate(mean=8, spread=1, n=4))
-    assert four.margin == pytest.approx(2.447 * math.sqrt(1 / 2))
+    assert four.margin == pytest.approx(2.446912 * math.sqrt(1 / 2))
     assert four.within_noise is False
     many = compare.difference(Estimate(mean=1, spread=1, n=500), Estimate(mean=1, spread=1, n=500))
-    assert many.margin == pytest.approx(1.960 * math.sqrt(2 / 500))
+    assert many.margin == pytest.approx(1.962344 * math.sqrt(2 / 500))
 
 
 def test_one_measurement_says_nothing_of_noise() -> None:

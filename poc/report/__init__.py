@@ -328,8 +328,8 @@ def _studies(table: Sequence[Row], published: Sequence[Study]) -> str:
         else:
             blocks.append(tables.study(table, study.name))
     return _blocks(
-        f"What {_counted(published)} other studies printed, in the same columns as far as they fill them. A speed-up or "
-        "efficiency that a source does not print is worked out from its own figures where they suffice.",
+        f"What {_counted(published)} other studies printed, in the same columns as far as they fill them. A speed-up "
+        "or efficiency that a source does not print is worked out from its own figures where they suffice.",
         *blocks,
     )
 

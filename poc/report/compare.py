@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from scipy.stats import t
+
 from poc.records.row import PUBLISHED, Row
 from poc.records.timing import PARTS
 from poc.values import value
@@ -30,14 +32,6 @@ WALL_RULE = (
     "speed-up by wall time compares whole runs, from start to end, in seconds for each sample trained, and only "
     f"where the numbers of samples trained are within {SAME_WORK:.0%} of each other (whole batches leave a remainder)"
 )
-
-# Two-sided 95% points of Student's t distribution for 1 to 30 degrees of freedom.
-_T95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-_NORMAL95 = 1.960
 
 
 @value
@@ -192,9 +186,7 @@ def difference(a: Estimate, b: Estimate) -> Difference:
         return Difference(value=a.mean - b.mean, margin=0.0)
     # Shares first: squares of very small errors would underflow.
     freedom = 1 / sum((error / total) ** 2 / (one.n - 1) for error, one in zip(errors, (a, b)))
-    index = max(1, math.floor(freedom))
-    quantile = _T95[index - 1] if index <= len(_T95) else _NORMAL95
-    return Difference(value=a.mean - b.mean, margin=quantile * math.sqrt(total))
+    return Difference(value=a.mean - b.mean, margin=float(t.ppf(0.975, math.floor(freedom))) * math.sqrt(total))
 
 
 def rate(row: Row) -> float | None:
