@@ -134,6 +134,11 @@ class Row:
     peak_share: Measure = _number("flops / peak_flops")
     fixed: bool = _flag("one fixed batch was trained on")
     disturbed: bool = _flag("other processes took time")
+    contradicts: str = _text("the columns that `flag` is about")
+
+    def doubtful(self, *columns: str) -> bool:
+        """Whether the source's own figures disagree about any of these columns."""
+        return not set(columns).isdisjoint(self.contradicts.split())
 
 
 COLUMNS = {field.name: field for field in dataclasses.fields(Row)}

@@ -540,7 +540,11 @@ def accuracy_worth(rows: Sequence[Row], records: list[Record]) -> tuple[str, lis
     if not compared:
         return "", []
     one = compared[0]
-    rows = [row for row in ways.printed(rows, one.network, one.epochs) if row.samples_per_second and row.devices]
+    rows = [
+        row
+        for row in ways.printed(rows, one.network, one.epochs)
+        if row.samples_per_second and row.devices and not row.doubtful("samples_per_second", "devices")
+    ]
     series = []
     for machine in dict.fromkeys(row.hardware for row in rows):
         settings: dict[int, Row] = {}

@@ -56,7 +56,7 @@ def summary(rows: Sequence[Row], records: Sequence[Record] = ()) -> str:
             f"Only quick runs so far, which are a first look and no results. The fastest of them: {_speed(best)}. "
             "Run without `--quick` for figures that can be compared."
         )
-    printed = [row for row in rows if row.study == main_study(rows) and not row.flag]
+    printed = [row for row in rows if row.study == main_study(rows)]
     all_disturbed = all(row.disturbed for row in full)
     found, kept = [], kept_in_words(records)
     for machine in dict.fromkeys(map(_machine, full)):
@@ -90,7 +90,9 @@ def _like(row: Row, printed: Iterable[Row]) -> list[Row]:
     return [
         one
         for one in printed
-        if all(getattr(one, name) == getattr(row, name) for name in names) and one.samples_per_second is not None
+        if all(getattr(one, name) == getattr(row, name) for name in names)
+        and one.samples_per_second is not None
+        and not one.doubtful("samples_per_second", "devices")
     ]
 
 
@@ -926,7 +928,10 @@ def _fastest(printed: Sequence[Row], machine: str, batch: int) -> Row | None:
     found = [
         row
         for row in printed
-        if row.hardware == machine and row.total_batch == batch and row.seconds_per_epoch is not None
+        if row.hardware == machine
+        and row.total_batch == batch
+        and row.seconds_per_epoch is not None
+        and not row.doubtful("seconds_per_epoch", "devices")
     ]
     return min(found, key=lambda row: float(row.seconds_per_epoch), default=None)
 

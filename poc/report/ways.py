@@ -163,9 +163,7 @@ def comparisons(records: Sequence[Record]) -> list[Comparison]:
 def printed(rows: Sequence[Row], network: str, epochs: int) -> list[Row]:
     """The rows of the main study for a network and a number of epochs."""
     main = main_study(rows)
-    return [
-        row for row in rows if (row.study, row.network, row.epochs) == (main, network, epochs) and main and not row.flag
-    ]
+    return [row for row in rows if (row.study, row.network, row.epochs) == (main, network, epochs) and main]
 
 
 def epochs_to(training: Training, accuracy: float) -> int | None:

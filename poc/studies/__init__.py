@@ -33,6 +33,8 @@ PRINTED = tuple(name for name, field in COLUMNS.items() if field.metadata["print
 _HEAD = re.compile(r"(?:#.*\n)*")
 _NUMBERS = {"Count": (re.compile(r"[0-9]{1,12}"), int), "Measure": (re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?"), float)}
 
+Contradictions = dict[tuple[str, ...], str]
+"""What disagrees, in words, by the columns that do."""
 CIFAR10_TRAINING_IMAGES = 50_000
 EPOCH_TOLERANCE = 0.05
 
@@ -44,7 +46,7 @@ class Study:
     name: str
     """That of its file."""
     rows: tuple[Row, ...]
-    """In the order of the source; `flag` is what `contradictions` finds."""
+    """In the order of the source; `flag` and `contradicts` are what `contradictions` finds."""
     title: str = ""
     authors: str = ""
     year: str = ""
@@ -89,8 +91,9 @@ def _read(path: Path) -> Study:
         rows = [_row(path.stem, text) for text in texts]
     except UserError as error:
         raise UserError(f"study: {path}, {error}") from None
-    for row, flag in zip(rows, contradictions(texts, rows)):
-        row.flag = flag
+    for row, found in zip(rows, contradictions(texts, rows)):
+        row.flag = "; ".join(found.values())
+        row.contradicts = " ".join(dict.fromkeys(name for names in found for name in names))
     return Study(**head, name=path.stem, rows=tuple(rows))
 
 
@@ -123,7 +126,7 @@ def _row(study: str, text: Mapping[str, str]) -> Row:
     return Row(origin=PUBLISHED, study=study, kind=kind, **figures)
 
 
-def contradictions(texts: Sequence[Mapping[str, str]], rows: Sequence[Row]) -> list[str]:
+def contradictions(texts: Sequence[Mapping[str, str]], rows: Sequence[Row]) -> list[Contradictions]:
     """What disagrees within each row, or between it and its series on one device; empty where nothing does.
 
     `texts` are the cells of `rows` as text, because how many digits a source printed says how far its
@@ -143,7 +146,7 @@ def contradictions(texts: Sequence[Mapping[str, str]], rows: Sequence[Row]) -> l
         for text, row in zip(texts, rows)
         if row.devices == 1 and row.scaling and row.samples_per_second
     }
-    return ["; ".join(_disagreements(text, row, on_one_device)) for text, row in zip(texts, rows)]
+    return [_disagreements(text, row, on_one_device) for text, row in zip(texts, rows)]
 
 
 def _series(row: Row) -> tuple[Any, ...]:
@@ -152,27 +155,27 @@ def _series(row: Row) -> tuple[Any, ...]:
     return (*same, held_fixed)
 
 
-def _disagreements(text: Mapping[str, str], row: Row, on_one_device: Mapping[tuple[Any, ...], str]) -> list[str]:
-    found = []
+def _disagreements(text: Mapping[str, str], row: Row, on_one_device: Mapping[tuple[Any, ...], str]) -> Contradictions:
+    found: Contradictions = {}
     devices, rate_unit = row.devices, _last_digit(text["samples_per_second"])
 
     if row.dataset == "cifar10" and row.seconds_per_epoch and row.samples_per_second:
         implied = CIFAR10_TRAINING_IMAGES / row.seconds_per_epoch
         implied_unit = implied * _last_digit(text["seconds_per_epoch"]) / row.seconds_per_epoch
         if abs(implied - row.samples_per_second) > rate_unit + implied_unit + EPOCH_TOLERANCE * implied:
-            found.append(
+            found["seconds_per_epoch", "samples_per_second"] = (
                 f"{row.seconds_per_epoch:g} s an epoch is {implied:,.0f} samples/s, "
                 f"printed {row.samples_per_second:,.0f}"
             )
 
     counted = re.search(r"\((\d+)-\d+%\)", row.printed)
     if counted and devices is not None and int(counted[1]) != devices:
-        found.append(f"{devices} devices, but the utilisation is of {counted[1]}")
+        found["devices", "utilisation"] = f"{devices} devices, but the utilisation is of {counted[1]}"
 
     if None not in (row.total_batch, row.batch_per_device, devices):
         total = row.batch_per_device * max(devices, 1)
         if total != row.total_batch:
-            found.append(
+            found["batch_per_device", "devices", "total_batch"] = (
                 f"{row.batch_per_device} a device x {devices} is a batch of {total}, printed {row.total_batch}"
             )
 
@@ -181,7 +184,7 @@ def _disagreements(text: Mapping[str, str], row: Row, on_one_device: Mapping[tup
         implied = row.samples_per_second / float(alone)
         implied_unit = (rate_unit + implied * _last_digit(alone)) / float(alone)
         if abs(implied - row.speedup_throughput) > _last_digit(text["speedup_throughput"]) + implied_unit:
-            found.append(
+            found["samples_per_second", "speedup_throughput"] = (
                 f"{row.samples_per_second:g} / {alone} samples/s is a speed-up of {implied:.2f}, "
                 f"printed {row.speedup_throughput:g}"
             )
@@ -192,7 +195,7 @@ def _disagreements(text: Mapping[str, str], row: Row, on_one_device: Mapping[tup
             implied = speedup / devices
             unit = _last_digit(text[f"efficiency_{kind}"]) + _last_digit(text[f"speedup_{kind}"]) / devices
             if abs(implied - efficiency) > unit:
-                found.append(
+                found[f"speedup_{kind}", f"efficiency_{kind}"] = (
                     f"speed-up {speedup:g} / {devices} devices is an efficiency of {implied:.3f}, "
                     f"printed {efficiency:g}"
                 )
