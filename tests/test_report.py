@@ -14,7 +14,8 @@ import pytest
 from poc import report, studies
 from poc.records import journal, timing
 from poc.records.row import COLUMNS, Row
-from poc.report import rows, tables
+from poc.report import rows, summary
+from poc.report.tables import runs, scaling, speed
 
 HOME = Path(__file__).resolve().parent.parent
 
@@ -319,7 +320,7 @@ def test_seeds_are_summed_up() -> None:
     assert table["seed1"].accuracy_spread == pytest.approx(0.0360555, abs=1e-6)
     assert table["seed1"].throughput_mean == pytest.approx(320)
     assert table["other"].repeats is None
-    assert "| 3 | 0.7300 | 0.0361 |" in tables.repeats(list(table.values()))
+    assert "| 3 | 0.7300 | 0.0361 |" in speed.repeats(list(table.values()))
 
 
 def test_published_rows_stand_as_they_were_printed() -> None:
@@ -400,14 +401,14 @@ def test_both_speedups_and_the_difference_are_shown(page: str) -> None:
 def test_exchanges_are_compared_with_none() -> None:
     faster = workers(2, [3.0] * 6, run={"exchange": "independent"})
     faster["run_id"] = "apart"
-    table = tables.exchanges(collect(*RECORDS, faster), [*RECORDS, faster])
+    table = scaling.exchanges(collect(*RECORDS, faster), [*RECORDS, faster])
     first, second = (line.split(" | ") for line in table.splitlines()[2:])
     # 1,280 samples in 3 s, and in 4 s with an exchange that exposes 0.4 - 0.3 s a step.
     assert first[4:9] == ["independent", "426.7", "0.0", "5", "1.000"]
     assert second[4:9] == ["dist_sync", "320.0", "0.0", "5", "0.750"]
     # In pairs: 0.3 s without the exchange and 0.04 s of waiting for the other, of 0.4 s.
     assert second[10:] == ["0.850", "100.0", "150.0", "0.020", "yes |"]
-    assert tables.exchanges(collect(*RECORDS), RECORDS) == ""  # nothing to compare
+    assert scaling.exchanges(collect(*RECORDS), RECORDS) == ""  # nothing to compare
 
 
 def test_throughput_stands_against_the_row_above_only_where_the_batch_alone_differs() -> None:
@@ -418,7 +419,7 @@ def test_throughput_stands_against_the_row_above_only_where_the_batch_alone_diff
     slower = workers(2, [5.0] * 6, run={"exchange": "dist_async"}, started="2026-11-22T10:00:00+00:00")
     made = [batch(128, 4.0), batch(256, 5.0), batch(128, 8.0, optimizer="nesterov"), TWO, slower]
     made[1] = {**made[1], "windows": [{**one, "samples": 2560} for one in made[1]["windows"]]}
-    heading, _, *lines = tables.throughput(collect(*made)).splitlines()
+    heading, _, *lines = speed.throughput(collect(*made)).splitlines()
     names = [name.strip() for name in heading.strip("|").split("|")]
     measured = [line for line in lines if "| measured |" in line]
     found = [dict(zip(names, [cell.strip() for cell in line.strip("|").split("|")])) for line in measured]
@@ -445,7 +446,7 @@ def test_engines_are_compared_pair_by_pair() -> None:
         for engine, found in seconds.items()
         for seed, taken in enumerate(found)
     ]
-    heading, _, line = tables.engines(collect(*made)).splitlines()
+    heading, _, line = speed.engines(collect(*made)).splitlines()
     cells = dict(zip(*([cell.strip() for cell in one.strip("|").split("|")] for one in (heading, line))))
     assert (cells["reference"], cells["its samples/s"]) == ("MXNet 1.9.1", "320.0")
     assert (cells["against it"], cells["samples/s"]) == ("PyTorch 2.13.0, channels-last", "640.0")
@@ -453,8 +454,8 @@ def test_engines_are_compared_pair_by_pair() -> None:
     assert cells["spread"] == f"{1.4826 * 0.5:.3f}"
     # What another recipe measured was not taken beside it, and one engine alone is compared with nothing.
     made[0]["run"]["recipe"] = "another"
-    assert "| 2 |" in tables.engines(collect(*made))
-    assert tables.engines(collect(*made[:3])) == ""
+    assert "| 2 |" in speed.engines(collect(*made))
+    assert speed.engines(collect(*made[:3])) == ""
 
 
 def test_staleness_is_counted_over_all_workers() -> None:
@@ -473,7 +474,7 @@ def test_staleness_is_counted_over_all_workers() -> None:
         }
         for number, one in enumerate(told)
     ]
-    (line,) = tables.staleness(collect(stale), [stale]).splitlines()[2:]
+    (line,) = scaling.staleness(collect(stale), [stale]).splitlines()[2:]
     cells = line.strip("| ").split(" | ")
     # (20 x 1 + 40 x 2) / 120 steps; 6 s over two workers.
     assert cells[4:6] == ["2", "30%"]
@@ -501,8 +502,8 @@ def test_skipped_runs_of_one_reason_are_one_line(page: str) -> None:
 def test_a_run_that_succeeded_later_is_not_listed_as_skipped() -> None:
     early = skipped(1, 1)
     later = {**record(run_id=early["run_id"]), "started": "2026-11-22T00:00:00+00:00"}
-    assert tables.not_run(rows.last_takes([later, early])) == ""
-    assert "needs 1 GPU" in tables.not_run(rows.last_takes([early]))
+    assert runs.not_run(rows.last_takes([later, early])) == ""
+    assert "needs 1 GPU" in runs.not_run(rows.last_takes([early]))
 
 
 def test_the_last_take_of_a_run_stands_and_no_take_is_hidden(tmp_path: Path) -> None:
@@ -567,18 +568,18 @@ def test_without_any_record_the_published_rows_are_shown(tmp_path: Path) -> None
 
 def test_accuracies_are_compared_after_as_many_epochs() -> None:
     twelve = record(run={"epochs": 12, "steps": 120}, epoch_seconds=[4.0] * 12)
-    assert "(1,100 samples/s, accuracy 0.810)" in tables.summary(collect(twelve))
-    assert "(1,100 samples/s)" in tables.summary(collect({**twelve, "dataset": "synthetic"}))
+    assert "(1,100 samples/s, accuracy 0.810)" in summary.summary(collect(twelve))
+    assert "(1,100 samples/s)" in summary.summary(collect({**twelve, "dataset": "synthetic"}))
 
 
 def test_a_disturbed_speed_leads_only_where_there_is_no_other() -> None:
     calm, disturbed = record(), record(run_id="d" * 10, infrastructure="a busy one", others_busy_cores=1.0)
-    assert "a busy one" not in tables.summary(collect(calm, disturbed))
-    assert "On a busy one" in tables.summary(collect(disturbed))
+    assert "a busy one" not in summary.summary(collect(calm, disturbed))
+    assert "On a busy one" in summary.summary(collect(disturbed))
 
 
 def test_quick_runs_alone_are_said_to_be_no_results() -> None:
-    text = tables.summary(collect(record(run={"quick": True, "steps": 12})))
+    text = summary.summary(collect(record(run={"quick": True, "steps": 12})))
     assert text.startswith("Only quick runs so far")
 
 
@@ -598,7 +599,7 @@ def test_committed_results_are_what_the_journal_says(tmp_path: Path) -> None:
     ]
     assert shown
     table = [row for row in collect(*records) if not row.superseded]
-    assert set(shown) <= set(tables.brief(table).splitlines())
+    assert set(shown) <= set(speed.brief(table).splitlines())
 
 
 def networks_of(page: str) -> list[list[str]]:
@@ -652,15 +653,15 @@ def test_the_largest_batch_that_fits_is_told() -> None:
         for size in (512, 256)
         for one in [record(run={"batch_per_device": size, "total_batch": size}, run_id=f"r{size}")]
     ]
-    (sentence,) = tables.largest_batches([*large, *fits])
+    (sentence,) = speed.largest_batches([*large, *fits])
     assert "fits is 128; 256: needs about 256 GiB of memory" in sentence
-    assert tables.largest_batches(fits) == []
+    assert speed.largest_batches(fits) == []
 
 
 def test_a_run_that_several_series_start_from_is_shown_once() -> None:
     made = [workers(1, [6.0, 4.0]), *(workers(2, [4.0, 3.0], run={"exchange": e}) for e in ("dist_sync", "horovod"))]
     for number, one in enumerate(made):
         one["run_id"] = f"w{number}"
-    text = tables.speedups(collect(*made))
+    text = scaling.speedups(collect(*made))
     assert text.count("| horovod |") == text.count("| dist_sync |") == 1
     assert sum("| measured |" in line for line in text.splitlines()) == 3

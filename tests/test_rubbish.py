@@ -36,7 +36,8 @@ from poc.__main__ import main
 from poc.machine.hardware import Hardware
 from poc.plan import plan
 from poc.records import journal
-from poc.report import rows, tables
+from poc.report import rows, summary
+from poc.report.tables import runs, speed
 from poc.values import UserError
 from tests import test_data
 from tests.conftest import Faults
@@ -173,9 +174,9 @@ def test_a_record_with_a_value_of_another_kind_is_left_out_or_shown(
         return
     shown = rows.collect(records, [])
     assert "whole" in {row.run_id for row in shown}
-    tables.summary(shown)
-    tables.accuracy(shown)
-    tables.not_run(records)
+    summary.summary(shown)
+    speed.accuracy(shown)
+    runs.not_run(records)
     faults.survived("rubbish in a journal line")
 
 

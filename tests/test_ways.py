@@ -8,7 +8,8 @@ import pytest
 
 from poc import studies
 from poc.records.journal import Record
-from poc.report import figures, rows, tables, ways
+from poc.report import figures, rows, summary, ways
+from poc.report.tables import batches
 from tests.test_report import record
 
 PRINTED = [row for study in studies.load() for row in study.rows]
@@ -99,7 +100,7 @@ def test_a_run_that_diverged_has_no_accuracy_and_is_never_the_best() -> None:
     best = one.best(1024, source=True)
     assert best is not None
     assert best.accuracy == 0.62
-    assert "diverged" in tables.tried(one)
+    assert "diverged" in batches.tried(one)
 
 
 def cells(table: str) -> list[dict[str, str]]:
@@ -109,7 +110,7 @@ def cells(table: str) -> list[dict[str, str]]:
 
 def test_what_is_kept_at_each_batch_stands_beside_what_was_printed() -> None:
     (one,) = ways.comparisons(TWELVE)
-    small, large = cells(tables.kept(one, PRINTED))
+    small, large = cells(batches.kept(one, PRINTED))
     assert small["the study's way, here"] == "0.7600 (lr=0.05)"
     assert (large["the study's way, here"], large["best way found"], large["gain"]) == (
         "0.6200 (lr=0.4)",
@@ -118,7 +119,7 @@ def test_what_is_kept_at_each_batch_stands_beside_what_was_printed() -> None:
     )
     assert large["the best way"].startswith("Muon 0.2")
     assert "8x Tesla K80 (AWS p2.8x): 0.786 (lr=0.4)" in large["published, one line a setting"]
-    costs = {(row["total batch"], row["way"]): row for row in cells(tables.cost_of_accuracy(one, PRINTED))}
+    costs = {(row["total batch"], row["way"]): row for row in cells(batches.cost_of_accuracy(one, PRINTED))}
     best = costs["1024", "the best found"]
     assert (best["epochs to 0.75"], best["epochs to 0.8"], best["epochs to 0.85"]) == ("4", "4", "6")
     # The fastest K80 setting at 1,024 took 7.1 s an epoch on eight, the fastest P100 one 3.4 s on four.
@@ -133,7 +134,7 @@ def test_a_printed_row_is_left_out_only_where_the_figure_that_contradicts_itself
     middle = trained(256, [0.7] * 5 + [0.88], **MUON)
     runs = [*TWELVE, {**middle, "run": {**middle["run"], "epochs": 12, "steps": 120}}]
     (one,) = ways.comparisons(runs)
-    listed = next(row for row in cells(tables.kept(one, PRINTED)) if row["total batch"] == "256")
+    listed = next(row for row in cells(batches.kept(one, PRINTED)) if row["total batch"] == "256")
     assert "DGX-1, 8x P100: 0.782 (lr=0.05)" in listed["published, one line a setting"]
     lines = {
         line.label: [(point.x, point.y) for point in line.points] for line in figures.accuracy_batch(PRINTED, runs)[1]
@@ -143,7 +144,7 @@ def test_a_printed_row_is_left_out_only_where_the_figure_that_contradicts_itself
     assert (6100, 0.767) in worth["DGX-1, 8x P100, as published"]
     assert 2600 not in dict(worth["DGX-1, 8x P100, as published"])
     alone = [row for row in PRINTED if row.printed != "128x2=256 (lr=0.1) | 6100 (2-80%)"]
-    costs = {(row["total batch"], row["way"]): row for row in cells(tables.cost_of_accuracy(one, alone))}
+    costs = {(row["total batch"], row["way"]): row for row in cells(batches.cost_of_accuracy(one, alone))}
     assert costs["256", "the best found"]["DGX-1, 8x P100: s to 0.85"] == ""
 
 
@@ -152,25 +153,25 @@ def test_accuracy_suffers_from_the_first_batch_that_loses_two_hundredths() -> No
     (one,) = ways.comparisons([*STUDY, middle])
     assert one.suffers_from(source=True) == (1024, pytest.approx(0.14))
     assert one.suffers_from(source=False) == (1024, pytest.approx(0.03))
-    said = tables.suffering(one)
+    said = batches.suffering(one)
     assert "by the study's way from a total batch of 1,024 on (0.1400 there)" in said
     assert "by the best way found from a total batch of 1,024 on (0.0300 there)" in said
     (kept,) = ways.comparisons([STUDY[0], STUDY[1], trained(256, [0.7] * 5 + [0.875], **MUON)])
     assert kept.suffers_from(source=False) is None
-    assert tables.suffering(kept) == ""
+    assert batches.suffering(kept) == ""
 
 
 def test_the_summary_says_what_each_batch_keeps() -> None:
-    said = tables.kept_in_words(TWELVE)
+    said = summary.kept_in_words(TWELVE)
     assert "0.8900 (0.7600) at 128" in said
     assert "0.8600 (0.6200) at 1,024" in said
-    assert f"\n- {said}" in "\n" + tables.summary(rows.collect(TWELVE, studies.load()), TWELVE)
-    assert tables.kept_in_words(STUDY[:2]) == ""  # one batch says nothing of others
+    assert f"\n- {said}" in "\n" + summary.summary(rows.collect(TWELVE, studies.load()), TWELVE)
+    assert summary.kept_in_words(STUDY[:2]) == ""  # one batch says nothing of others
 
 
 def test_the_noise_scale_is_told_over_the_training() -> None:
     (one,) = ways.comparisons(STUDY)
-    listed = cells(tables.noise_scales(one))
+    listed = cells(batches.noise_scales(one))
     assert [row["total batch"] for row in listed] == ["1024"] * 3
     assert [listed[0][name] for name in ("quarter 1", "quarter 4", "whole run", "looks")] == ["300", "300", "300", "12"]
     _, series = figures.noise_scale(STUDY)

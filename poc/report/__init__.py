@@ -9,8 +9,9 @@ from pathlib import Path
 
 from poc.records import timing
 from poc.records.row import Row, to_csv
-from poc.report import compare, figures, rows, tables, ways
+from poc.report import cells, compare, figures, rows, summary, ways
 from poc.report.rows import Record
+from poc.report.tables import batches, runs, scaling, sources, speed
 from poc.studies import Study
 
 Figures = dict[str, tuple[Path, str]]
@@ -26,7 +27,7 @@ def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, 
     folder.mkdir(parents=True, exist_ok=True)
     drawn = figures.draw(shown, standing, folder / "figures")
     _replace(folder / "rows.csv", to_csv(table))
-    _replace(page, _page(shown, standing, published, tables.takes(table), drawn, page.parent, folder))
+    _replace(page, _page(shown, standing, published, runs.takes(table), drawn, page.parent, folder))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -88,7 +89,7 @@ def _page(
     )
     blocks = [
         "# How fast data-parallel training goes: results",
-        tables.summary(table, usual_records),
+        summary.summary(table, usual_records),
         _reading(link(folder / "rows.csv")),
     ]
     for title, body in sections:
@@ -124,7 +125,7 @@ def _accuracy(table: Sequence[Row], main: Study, figure: str) -> str:
         "last four. `s/epoch` is training and waiting for data, without evaluation: a median over whole epochs. "
         "`cifar10 (jpeg)` and `synthetic` are explained under *How it was measured*.",
         figure,
-        tables.accuracy(table),
+        speed.accuracy(table),
     )
 
 
@@ -140,15 +141,15 @@ def _rates(table: Sequence[Row], records: Sequence[Record], main: Study, kept: s
     ]
     for number, one in enumerate(compared):
         confirmed = number == 0
-        title = f"{tables.network_label(one.network)}, {one.epochs} epochs of {one.dataset}"
+        title = f"{cells.network_label(one.network)}, {one.epochs} epochs of {one.dataset}"
         blocks += [
             f"### {title}",
-            tables.kept(one, table)
+            batches.kept(one, table)
             if confirmed
             else "Something cheaper, on which ways were sought before the runs above.",
-            tables.suffering(one) if confirmed else "",
+            batches.suffering(one) if confirmed else "",
             "What every run gave:" if confirmed else "",
-            tables.tried(one),
+            batches.tried(one),
         ]
         if not confirmed:
             continue
@@ -157,12 +158,12 @@ def _rates(table: Sequence[Row], records: Sequence[Record], main: Study, kept: s
                 "Cost of accuracy: epochs until that validation accuracy, and the seconds that so many epochs take at "
                 "the published speed of the fastest setting with that total batch (a prediction: these devices did not "
                 "run this way).",
-                _blocks(tables.cost_of_accuracy(one, table), worth),
+                _blocks(batches.cost_of_accuracy(one, table), worth),
             ),
             _after(
                 "Gradient noise scale (McCandlish et al. 2018), in samples: the batch at which a gradient is half "
                 "noise. Below it twice the batch nearly halves the steps; beyond it more devices pay less and less.",
-                _blocks(tables.noise_scales(one), noise) if tables.noise_scales(one) else "",
+                _blocks(batches.noise_scales(one), noise) if batches.noise_scales(one) else "",
             ),
         ]
     return _blocks(*blocks) if compared else ""
@@ -173,7 +174,7 @@ def _throughput(table: Sequence[Row], records: Sequence[Record], figure: str) ->
         "One device, and runs that measured nothing but throughput. A row stands against the one above where they "
         "differ in batch and learning rate only, or in nothing; a measured change comes with its 95% margin (Welch's "
         "t interval over the windows of each run; what differs between runs is not in it).",
-        _blocks(figure, *tables.largest_batches(records), tables.throughput(table)) if tables.throughput(table) else "",
+        _blocks(figure, *speed.largest_batches(records), speed.throughput(table)) if speed.throughput(table) else "",
     )
 
 
@@ -184,7 +185,7 @@ def _limits(table: Sequence[Row], figure: str) -> str:
         "same process right after the run, the fastest of several; of peak: the one over the other. A fixed batch "
         "stays in the device's memory, so no input pipeline is in the figure. `python -m poc networks` lists the "
         "networks with their sources.",
-        _blocks(figure, tables.measured_networks(table)) if tables.measured_networks(table) else "",
+        _blocks(figure, speed.measured_networks(table)) if speed.measured_networks(table) else "",
     )
 
 
@@ -192,7 +193,7 @@ def _engines(table: Sequence[Row]) -> str:
     return _after(
         "The same recipe with MXNet and with PyTorch on the same machine: samples/s are medians over the runs of a "
         "column, a ratio is of two runs one right after the other, the middle of all such pairs with its spread.",
-        tables.engines(table),
+        speed.engines(table),
     )
 
 
@@ -200,12 +201,12 @@ def _repeats(table: Sequence[Row]) -> str:
     return _after(
         "Runs that differ only in their seed: mean, standard deviation and number. A difference is called noise where "
         "it is within the 95% margin of Welch's t interval.",
-        tables.repeats(table),
+        speed.repeats(table),
     )
 
 
 def _speedups(table: Sequence[Row], devices: str, workers: str, reconciled: str) -> str:
-    parts = tables.reconciliation(table)
+    parts = scaling.reconciliation(table)
     explained = (
         "Why the two speed-ups differ: throughput sees only the usual window, wall time all of the run. With S the "
         "speed-up by throughput, o the seconds for each sample that a part took beyond what throughput shows (o1 on "
@@ -219,18 +220,18 @@ def _speedups(table: Sequence[Row], devices: str, workers: str, reconciled: str)
         f"two are far apart a printed figure is wrong. {compare.WALL_RULE[0].upper()}"
         f"{compare.WALL_RULE[1:]}.",
         devices,
-        tables.speedups(table),
+        scaling.speedups(table),
         "### With and without synchronisation",
         "Seconds for 5,120 images, over all devices together, so they fall as devices are added. The Theano study "
         "left the time that GPUs wait for each other out of its speed-ups; with it they are those of throughput.",
         workers,
-        tables.with_and_without_sync(table),
+        scaling.with_and_without_sync(table),
         _after(f"### The two speed-ups reconciled\n\n{explained}", _blocks(reconciled, parts) if parts else ""),
     )
 
 
 def _exchanges(table: Sequence[Row], records: Sequence[Record], figure: str) -> str:
-    compared, stale = tables.exchanges(table, records), tables.staleness(table, records)
+    compared, stale = scaling.exchanges(table, records), scaling.staleness(table, records)
     return _blocks(
         _after(
             "Runs that differ only in how gradients travel, fastest first. `independent` exchanges none and is the "
@@ -250,14 +251,14 @@ def _exchanges(table: Sequence[Row], records: Sequence[Record], figure: str) -> 
 
 
 def _time(table: Sequence[Row], records: Sequence[Record], figure: str) -> str:
-    workers = tables.worker_split(records)
+    workers = runs.worker_split(records)
     return _after(
         "Wall time from the start of a run's process to its end, in parts that do not overlap and add up to it. "
         "Initialise: imports, data, network. Warm-up: the windows left out of throughput. Wait for data: training "
         "stood still for the next batch. Rest: what no part claimed.",
         _blocks(
-            figure if tables.split(table) else "",
-            tables.split(table),
+            figure if runs.split(table) else "",
+            runs.split(table),
             _after("Each worker of the runs that had several (the table above shows the slowest):", workers),
         ),
     )
@@ -267,7 +268,7 @@ def _convergence(records: Sequence[Record], epochs: str, time: str) -> str:
     return _after(
         "Validation accuracy after each epoch, and minutes of wall time, evaluations included, until it first reached "
         "a round figure; empty where it never did.",
-        _blocks(epochs, time, tables.convergence(records)) if tables.convergence(records) else "",
+        _blocks(epochs, time, runs.convergence(records)) if runs.convergence(records) else "",
     )
 
 
@@ -275,19 +276,19 @@ def _hardware(table: Sequence[Row], records: Sequence[Record]) -> str:
     return _blocks(
         _after(
             "Memory at its peak, and what else the machine was doing (mean over the run):",
-            tables.memory(table),
+            runs.memory(table),
         ),
         _after(
             "Sampled once a second during the run, means; empty where the machine has no such counter:",
-            tables.hardware(records),
+            runs.hardware(records),
         ),
         _after(
             "Computation and communication apart: medians a step of a separate pass after the training. Exposed: whole "
             "step - computation alone. Hidden: the rest of the exchange. Bus bandwidth: n bytes x 2 (devices - 1) / "
             "devices / seconds of an exchange.",
-            tables.detail(records),
+            runs.detail(records),
         ),
-        _after("Cost at the price that was given:", tables.costs(records)),
+        _after("Cost at the price that was given:", runs.costs(records)),
     )
 
 
@@ -322,11 +323,11 @@ def _studies(table: Sequence[Row], published: Sequence[Study]) -> str:
         heading, words = _KNOWN.get(study.name, (study.title or study.name, f"{source}." if source else ""))
         blocks += [f"### {heading}", words]
         if study.name == "keras_multi_gpu":
-            blocks += [folded(title, body) for title, body in tables.keras(table)]
+            blocks += [folded(title, body) for title, body in sources.keras(table)]
         elif study.name == "theano_mpi":
-            blocks.append(folded("Its rows", tables.study(table, study.name)))
+            blocks.append(folded("Its rows", sources.study(table, study.name)))
         else:
-            blocks.append(tables.study(table, study.name))
+            blocks.append(sources.study(table, study.name))
     return _blocks(
         f"What {_counted(published)} other studies printed, in the same columns as far as they fill them. A speed-up "
         "or efficiency that a source does not print is worked out from its own figures where they suffice.",
@@ -350,8 +351,8 @@ def _method(records: Sequence[Record]) -> str:
         "- `cifar10` are the original images. `cifar10 (jpeg)` are copies compressed with loss, so accuracy on them "
         "may differ a little from that on the originals. `synthetic` is made-up data: good for speed alone.",
     ]
-    return _blocks("\n".join(lines), _after("Machines:", tables.machines(records)))
+    return _blocks("\n".join(lines), _after("Machines:", runs.machines(records)))
 
 
 def _not_run(records: Sequence[Record]) -> str:
-    return _after("Runs of one reason in one line; those that succeeded later are left out.", tables.not_run(records))
+    return _after("Runs of one reason in one line; those that succeeded later are left out.", runs.not_run(records))
