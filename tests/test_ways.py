@@ -8,7 +8,7 @@ import pytest
 
 from poc import studies
 from poc.records.journal import Record
-from poc.report import figures, rows, summary, ways
+from poc.report import points, rows, summary, ways
 from poc.report.tables import batches
 from tests.test_report import record
 
@@ -137,10 +137,10 @@ def test_a_printed_row_is_left_out_only_where_the_figure_that_contradicts_itself
     listed = next(row for row in cells(batches.kept(one, PRINTED)) if row["total batch"] == "256")
     assert "DGX-1, 8x P100: 0.782 (lr=0.05)" in listed["published, one line a setting"]
     lines = {
-        line.label: [(point.x, point.y) for point in line.points] for line in figures.accuracy_batch(PRINTED, runs)[1]
+        line.label: [(point.x, point.y) for point in line.points] for line in points.accuracy_batch(PRINTED, runs)[1]
     }
     assert (256, 0.782) in lines["published, DGX-1, 8x P100"]
-    worth = {line.label: [(p.x, p.y) for p in line.points] for line in figures.accuracy_worth(PRINTED, runs)[1]}
+    worth = {line.label: [(p.x, p.y) for p in line.points] for line in points.accuracy_worth(PRINTED, runs)[1]}
     assert (6100, 0.767) in worth["DGX-1, 8x P100, as published"]
     assert 2600 not in dict(worth["DGX-1, 8x P100, as published"])
     alone = [row for row in PRINTED if row.printed != "128x2=256 (lr=0.1) | 6100 (2-80%)"]
@@ -174,26 +174,26 @@ def test_the_noise_scale_is_told_over_the_training() -> None:
     listed = cells(batches.noise_scales(one))
     assert [row["total batch"] for row in listed] == ["1024"] * 3
     assert [listed[0][name] for name in ("quarter 1", "quarter 4", "whole run", "looks")] == ["300", "300", "300", "12"]
-    _, series = figures.noise_scale(STUDY)
+    _, series = points.noise_scale(STUDY)
     assert len(series) == 3
     assert all(point.y == pytest.approx(300) for line in series for point in line.points)
     assert series[0].points[0].x == pytest.approx(0.25)
 
 
 def test_the_figures_show_the_best_at_each_batch() -> None:
-    _, series = figures.accuracy_batch(PRINTED, STUDY)
+    _, series = points.accuracy_batch(PRINTED, STUDY)
     lines = {line.label: [(point.x, point.y) for point in line.points] for line in series}
     assert lines == {
         "the study's way, here": [(128, 0.76), (1024, 0.62)],
         "the best way found": [(128, 0.89), (1024, 0.86)],
     }
-    _, series = figures.accuracy_batch(PRINTED, TWELVE)
+    _, series = points.accuracy_batch(PRINTED, TWELVE)
     lines = {line.label: dict((point.x, point.y) for point in line.points) for line in series}
     assert lines["published, 8x Tesla K80 (AWS p2.8x)"][4096] == 0.611
     worth = {
-        line.label: [(p.x, p.y, p.text) for p in line.points] for line in figures.accuracy_worth(PRINTED, TWELVE)[1]
+        line.label: [(p.x, p.y, p.text) for p in line.points] for line in points.accuracy_worth(PRINTED, TWELVE)[1]
     }
     assert worth["8x Tesla K80 (AWS p2.8x), by the best way found"] == [(1800, 0.89, "64x2"), (6800, 0.86, "128x8")]
     assert (6800, 0.786, "128x8") in worth["8x Tesla K80 (AWS p2.8x), as published"]
     # Without a way of ours there is nothing to be worth it.
-    assert figures.accuracy_worth(PRINTED, [STUDY[0], STUDY[2]])[1] == []
+    assert points.accuracy_worth(PRINTED, [STUDY[0], STUDY[2]])[1] == []
