@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from poc import advice, data, engines, recipe
+from poc import advice, data, engines, recipe, studies
 from poc.machine import hardware, topology
 from poc.plan import Planned, plan, select
 from poc.recipe import CIFAR10, EPOCHS, ImageNet, Synthetic, networks
@@ -89,6 +89,14 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="journal, rows.csv, figures and results.md go here (default: results/, with results.md beside it)",
+    )
+    results.add_argument(
+        "--study",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a published study of your own, as those in poc/studies/; may be repeated",
     )
     shown = commands.add_parser("plan", parents=[planning], help="print every run of a recipe on this machine")
     shown.set_defaults(command=_plan)
@@ -277,6 +285,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    options.study = studies.load(options.study)
     if options.data is not None:
         options.data = Path(options.data).absolute()
         if not options.data.exists():
@@ -386,6 +395,7 @@ def _needs_stand_in(place: Place, runs: list[Run]) -> bool:
 
 
 def _report(options: argparse.Namespace) -> int:
+    options.study = studies.load(options.study)
     for extra in options.journal:
         if not extra.is_file():
             raise UserError(f"--journal: no file {extra}")
@@ -396,12 +406,12 @@ def _report(options: argparse.Namespace) -> int:
 def _write_report(options: argparse.Namespace, journals: list[Path]) -> None:
     # matplotlib keeps its list of fonts in the user's own folders, if not told where.
     os.environ.setdefault("MPLCONFIGDIR", str(_cache() / "matplotlib"))
-    # pandas and matplotlib take a second to import, which plan and doctor need not wait for.
+    # scipy and matplotlib take a second to import, which plan and doctor need not wait for.
     from poc import report
 
     folder = _results(options)
     page = folder / "results.md" if options.results else HOME / "results.md"
-    report.write([record.to_json() for record in journal.read(journals)], page=page, folder=folder)
+    report.write([record.to_json() for record in journal.read(journals)], options.study, page=page, folder=folder)
     print(f"Written: {page}", file=sys.stderr)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from poc.train.run import train
 
 from poc import Fixed, Recipe, Synthetic
 from poc.data import Batch
@@ -18,7 +19,6 @@ from poc.machine.hardware import Hardware
 from poc.plan import plan
 from poc.records import timing
 from poc.run import Run
-from poc.train.run import train
 
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
 

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from poc import studies
 from poc.records import timing
-from poc.report import figures
-from poc.report.rows import COLUMNS, EXTRAS
+from poc.records.journal import Record
+from poc.records.row import MEASURED, Row
+from poc.report import chart, figures, points
+from poc.run import Run
+from tests import test_report
 from tests.test_ways import TWELVE
 
-ALL = [*COLUMNS, *EXTRAS]
+PRINTED = [row for study in studies.load() for row in study.rows]
 MACHINE = "CPU: test, 2 cores"
 
 
-def measured(**fields: Any) -> dict[str, Any]:
+def measured(**fields: Any) -> Row:
     """A measured row of the main study's setting, of a run of 100 s."""
-    row: dict[str, Any] = dict.fromkeys(ALL)
-    row.update(origin="measured", infrastructure=MACHINE, hardware=MACHINE, network="cifar_resnet50_v2")
-    row.update(framework="MXNet 1.9.1", disturbed=False)
+    row: dict[str, Any] = dict(infrastructure=MACHINE, hardware=MACHINE, network="cifar_resnet50_v2")
+    row.update(framework="MXNet 1.9.1", kind="cpu", workers=1, epochs=12, seed=0, outcome="completed", accuracy=0.75)
     row.update(dataset="cifar10 (jpeg)", input_shape="3x28x28", batch_per_device=128, learning_rate=0.05, devices=1)
-    row.update(kind="cpu", virtual=False, workers=1, epochs=12, seed=0, outcome="completed", accuracy=0.75, quick=False)
     row.update(samples_per_second=300.0, spread=4.0, windows=40, seconds_per_epoch=166.0, wall_seconds=100.0)
     row.update(zip((f"{part}_seconds" for part in timing.PARTS), (2.0, 3.0, 80.0, 1.0, 10.0, 0.5, 3.5)))
     row.update(fields)
-    row["total_batch"] = row["batch_per_device"] * max(1, row["devices"])
-    return row
+    return Row(origin=MEASURED, total_batch=row["batch_per_device"] * max(1, row["devices"]), **row)
 
 
-def starting_slowly() -> tuple[dict[str, Any], dict[str, Any]]:
+def starting_slowly() -> tuple[Row, Row]:
     """1,000 samples at 100 samples/s on one device, 200 on two, after 10 s of start each."""
     work: dict[str, Any] = {f"{part}_seconds": 0.0 for part in timing.PARTS}
     work.update(samples_trained=1000, warmup_samples=0, usual_wait_per_sample=0.0, initialise_seconds=10.0)
@@ -42,41 +41,30 @@ def starting_slowly() -> tuple[dict[str, Any], dict[str, Any]]:
     return one, measured(**{**work, **two}, exchange="dist_sync")
 
 
-def table(*rows: dict[str, Any], with_published: bool = False) -> pd.DataFrame:
-    published_rows = studies.load().astype(object)
-    plain = published_rows.where(published_rows.notna(), None).to_dict("records") if with_published else []
-    return pd.DataFrame([*plain, *rows], columns=ALL)
-
-
-def record(**changes: Any) -> dict[str, Any]:
-    """A record of three epochs of 50 s and 10 s of evaluation each."""
-    run = dict(model="cifar_resnet50_v2", batch_per_device=128, total_batch=128, devices=1, virtual=False, quick=False)
-    run.update(learning_rate=0.05, lr_rule="fixed", momentum=0.9, weight_decay=1e-4, exchange="device", seed=0)
-    run.update(kind="cpu", engine="gluon", epochs=3, steps_per_epoch=390, steps=1170, warmup_steps=0, evaluate=True)
-    run.update(data={"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True})
+def record(**changes: Any) -> Record:
+    """A record of three epochs of 50 s and 10 s of evaluation each; the changes are of the run or of the record."""
+    fields = {field.name for field in dataclasses.fields(Run)}
+    run = {"epochs": 3, "steps_per_epoch": 390, "steps": 1170, **{k: v for k, v in changes.items() if k in fields}}
     evaluations = [
         {"epoch": epoch, "at": 60.0 * epoch - 10, "seconds": 10.0, "accuracy": accuracy, "samples": 10_000, "loss": 1.0}
         for epoch, accuracy in ((1, 0.4), (2, 0.5), (3, 0.6))
     ]
-    whole = dict(run=run, dataset="cifar10", infrastructure=MACHINE, hardware={"description": MACHINE})
-    whole.update(versions={"mxnet": "1.9.1"})
-    whole.update(outcome="completed", evaluations=evaluations, run_id="0123456789", started="2026-01-01T00:00:00")
-    for name, change in changes.items():
-        (run if name in run else whole)[name] = change
-    return copy.deepcopy(whole)
+    machine = {"infrastructure": MACHINE, "hardware": {"description": MACHINE, "cores": 2}}
+    others = {k: v for k, v in changes.items() if k not in fields}
+    return test_report.record(run=run, **{"evaluations": evaluations, **machine, **others})
 
 
-def xy(series: figures.Series) -> list[tuple[float, float]]:
+def xy(series: chart.Series) -> list[tuple[float, float]]:
     return [(point.x, point.y) for point in series.points]
 
 
-def by_label(series: list[figures.Series]) -> dict[str, figures.Series]:
+def by_label(series: list[chart.Series]) -> dict[str, chart.Series]:
     assert len({one.label for one in series}) == len(series)
     return {one.label: one for one in series}
 
 
 def test_accuracy_against_throughput_has_every_published_accuracy_and_marks_what_is_special() -> None:
-    found = by_label(figures.accuracy_throughput(table(measured(), with_published=True)))
+    found = by_label(points.accuracy_throughput([*PRINTED, measured()]))
     k80, p100 = found["8x Tesla K80 (AWS p2.8x)"], found["DGX-1, 8x P100"]
     assert (len(k80.points), len(p100.points)) == (17, 10)
     assert (6800.0, 0.786) in xy(k80)
@@ -84,7 +72,7 @@ def test_accuracy_against_throughput_has_every_published_accuracy_and_marks_what
     assert {(point.text, point.y) for point in k80.points if point.text} == {("64x2", 0.817), ("512x8", 0.278)}
     assert [(point.x, point.y) for point in p100.points if point.contradictory] == [(2600.0, 0.782)]
     assert not any(point.contradictory for point in k80.points)
-    assert found[MACHINE].points == (figures.Point(x=300.0, y=0.75, text="128"),)
+    assert found[MACHINE].points == (chart.Point(x=300.0, y=0.75, text="128"),)
     assert found[MACHINE].measured
     assert not k80.measured
 
@@ -101,42 +89,42 @@ def test_accuracy_against_throughput_has_every_published_accuracy_and_marks_what
     ],
 )
 def test_accuracy_against_throughput_leaves_out_what_does_not_compare(other: dict[str, Any]) -> None:
-    assert figures.accuracy_throughput(table(measured(**other))) == []
+    assert points.accuracy_throughput([measured(**other)]) == []
 
 
 def test_a_virtual_run_is_hollow_beside_accuracy_and_absent_where_devices_count() -> None:
     virtual = measured(devices=4, virtual=True, learning_rate=0.2)
-    [series] = figures.accuracy_throughput(table(virtual))
-    assert series.points == (figures.Point(x=300.0, y=0.75, text="128x4", virtual=True),)
-    assert figures.throughput_devices(table(measured(), virtual))[1]["throughput"] == []
-    assert not any(figures.speedup_workers(table(measured(), virtual)).values())
+    [series] = points.accuracy_throughput([virtual])
+    assert series.points == (chart.Point(x=300.0, y=0.75, text="128x4", virtual=True),)
+    assert points.throughput_devices([measured(), virtual])[1]["throughput"] == []
+    assert not any(points.speedup_workers([measured(), virtual]).values())
 
 
 def test_curves_share_accuracies_and_differ_in_what_they_stand_against() -> None:
     records = [record(), record(learning_rate=0.1)]
-    common, curves = figures.learning_curves(records)
+    common, curves = points.learning_curves(records)
     assert common == f"ResNet-50 (CIFAR), batch 128, cifar10, {MACHINE}, seed 0"
     assert [one.label for one in curves] == ["lr 0.05", "lr 0.1"]
     assert xy(curves[0]) == [(1.0, 0.4), (2.0, 0.5), (3.0, 0.6)]
-    assert [xy(one) for one in figures.accuracy_time(records)[1]] == [[(50.0, 0.4), (110.0, 0.5), (170.0, 0.6)]] * 2
+    assert [xy(one) for one in points.accuracy_time(records)[1]] == [[(50.0, 0.4), (110.0, 0.5), (170.0, 0.6)]] * 2
 
 
 def test_curves_take_runs_that_were_evaluated_twice_and_name_what_became_of_them() -> None:
     once = record()
     once["evaluations"] = once["evaluations"][:1]
     others = [once, record(quick=True), record(outcome="failed"), record(outcome="skipped", evaluations=[])]
-    assert figures.learning_curves(others) == ("", [])
-    _, curves = figures.learning_curves([*others, record(), record(outcome="diverged", devices=4, virtual=True)])
+    assert points.learning_curves(others) == ("", [])
+    _, curves = points.learning_curves([*others, record(), record(outcome="diverged", devices=4, virtual=True)])
     assert [one.label for one in curves] == ["batch 128", "batch 128x4 (virtual), diverged"]
 
 
 def test_the_same_run_twice_makes_two_curves_with_names_of_their_own() -> None:
-    _, curves = figures.learning_curves([record(), record(), record(seed=1)])
+    _, curves = points.learning_curves([record(), record(), record(seed=1)])
     assert [one.label for one in curves] == ["seed 0", "seed 0 (2)", "seed 1"]
 
 
 def test_throughput_and_efficiency_against_devices_of_the_main_study() -> None:
-    common, found = figures.throughput_devices(table(with_published=True))
+    common, found = points.throughput_devices(PRINTED)
     throughput, efficiency = by_label(found["throughput"]), by_label(found["efficiency"])
     assert common == "ResNet-50 (CIFAR), exchange device"
     k80, p100 = "8x Tesla K80 (AWS p2.8x)", "DGX-1, 8x P100"
@@ -165,7 +153,7 @@ def test_a_series_over_devices_holds_everything_else_fixed() -> None:
         measured(devices=2, quick=True, samples_per_second=999.0),
         measured(devices=2, setting="on other cores", samples_per_second=999.0),
     ]
-    _, found = figures.throughput_devices(table(*rows))
+    _, found = points.throughput_devices([*rows])
     # Of the two ways to exchange gradients the faster; that of none is no way, but what both can be held against.
     assert {label: xy(one) for label, one in by_label(found["throughput"]).items()} == {
         "exchange device": [(1, 100), (2, 190)],
@@ -185,10 +173,10 @@ def test_throughput_against_batch_has_a_panel_for_each_network_with_two_batches(
         measured(**deep, samples_per_second=154.0, spread=3.0, seed=1),
         measured(network="cifar_resnet20_v2"),
     ]
-    panels = figures.throughput_batch(table(*rows, with_published=True))
+    panels = points.throughput_batch([*PRINTED, *rows])
     assert list(panels) == ["ResNet-50 (CIFAR)", "ResNet-110 (CIFAR)"]
     own = by_label(panels["ResNet-110 (CIFAR)"])[MACHINE]
-    assert own.points == (figures.Point(x=128, y=152.0, spread=3.0), figures.Point(x=256, y=160.0, spread=4.0))
+    assert own.points == (chart.Point(x=128, y=152.0, spread=3.0), chart.Point(x=256, y=160.0, spread=4.0))
     fifty = by_label(panels["ResNet-50 (CIFAR)"])
     assert xy(fifty["8x Tesla K80 (AWS p2.8x)"]) == [(128, 1100), (256, 1300), (512, 1400)]
     assert xy(fifty["Intel Core i5-6300U, 4 processors (laptop)"]) == [(256, 33)]
@@ -203,7 +191,7 @@ def test_throughput_against_batch_never_joins_or_averages_what_trains_in_another
         measured(samples_per_second=50.0, setting="alone"),
         measured(samples_per_second=50.0, infrastructure="alone"),
     ]
-    drawn = by_label(figures.throughput_batch(table(*rows))["ResNet-50 (CIFAR)"])
+    drawn = by_label(points.throughput_batch([*rows])["ResNet-50 (CIFAR)"])
     assert {label: xy(one) for label, one in drawn.items()} == {
         MACHINE: [(128, 300.0), (256, 300.0)],
         f"{MACHINE}, {torch}": [(128, 200.0), (256, 200.0)],
@@ -212,13 +200,13 @@ def test_throughput_against_batch_never_joins_or_averages_what_trains_in_another
 
 
 def test_curves_of_two_engines_are_told_apart() -> None:
-    common, curves = figures.learning_curves([record(), record(versions={"torch": "2.13.0"})])
+    common, curves = points.learning_curves([record(), record(versions={"torch": "2.13.0"})])
     assert MACHINE in common
     assert [curve.label for curve in curves] == ["", "PyTorch 2.13.0"]
 
 
 def test_speedups_of_the_theano_study_with_and_without_synchronisation() -> None:
-    panels = figures.speedup_workers(table(with_published=True))
+    panels = points.speedup_workers(PRINTED)
     without, with_sync = (by_label(panels[f"{word} synchronisation"]) for word in ("without", "with"))
     assert set(without) == set(with_sync)
     assert len(without) == 5
@@ -231,21 +219,23 @@ def test_speedups_of_the_theano_study_with_and_without_synchronisation() -> None
 def test_a_measured_series_stands_beside_them_if_its_batch_per_device_was_fixed() -> None:
     weak = measured(devices=2, exchange="dist_sync", samples_per_second=540.0)
     strong = measured(devices=2, batch_per_device=64, exchange="dist_sync", samples_per_second=500.0)
-    panels = figures.speedup_workers(table(measured(), weak, strong))
+    panels = points.speedup_workers([measured(), weak, strong])
     assert panels["without synchronisation"] == []
     [series] = panels["with synchronisation"]
     assert xy(series) == [(1.0, 1.0), (2.0, pytest.approx(1.8))]
     assert series.measured
 
     one = measured(train_seconds_per_5120=20.0)
-    apart = {**weak, "train_seconds_per_5120": 9.5, "communication_seconds_per_5120": 0.5, "sync_seconds_per_5120": 3.0}
-    [series] = figures.speedup_workers(table(one, apart))["without synchronisation"]
+    apart = dataclasses.replace(
+        weak, train_seconds_per_5120=9.5, communication_seconds_per_5120=0.5, sync_seconds_per_5120=3.0
+    )
+    [series] = points.speedup_workers([one, apart])["without synchronisation"]
     assert xy(series) == [(1.0, 1.0), (2.0, pytest.approx(2.0))]
 
 
 def test_the_difference_between_the_speedups_is_the_sum_of_a_bar() -> None:
     one, two = starting_slowly()
-    common, [bar] = figures.speedup_reconciled(table(one, two))
+    common, [bar] = points.speedup_reconciled([one, two])
     assert "weak scaling" in common
     assert bar.label == "2.000 less 1.333"
     assert tuple(bar.parts) == timing.PARTS
@@ -255,15 +245,15 @@ def test_the_difference_between_the_speedups_is_the_sum_of_a_bar() -> None:
 
 def test_a_disturbed_run_is_in_the_split_of_time_only_where_all_are() -> None:
     disturbed = measured(learning_rate=0.1, disturbed=True)
-    for rows, bars in ((table(measured(), disturbed), 1), (table(disturbed, disturbed), 2)):
-        assert len(figures.time_split(rows)[1]) == bars
+    for rows, bars in (([measured(), disturbed], 1), ([disturbed, disturbed], 2)):
+        assert len(points.time_split(rows)[1]) == bars
         _, caption = figures.build(rows, [])["time_split"]
         assert ("left out" in caption) == (bars == 1)
 
 
 def test_the_parts_of_a_bar_add_up_to_the_wall_time() -> None:
-    rows = table(measured(), measured(learning_rate=0.1), measured(seconds_per_epoch=None), with_published=True)
-    common, bars = figures.time_split(rows)
+    rows = [*PRINTED, measured(), measured(learning_rate=0.1), measured(seconds_per_epoch=None)]
+    common, bars = points.time_split(rows)
     assert [bar.label for bar in bars] == ["lr 0.05", "lr 0.1"]
     assert "batch 128" in common
     for bar in bars:
@@ -273,22 +263,21 @@ def test_the_parts_of_a_bar_add_up_to_the_wall_time() -> None:
 
 @pytest.mark.parametrize(("seconds", "unit"), [(5.0, "s"), (600.0, "min"), (7200.0, "min"), (40_000.0, "h")])
 def test_a_time_is_read_in_a_unit_of_its_size(seconds: float, unit: str) -> None:
-    assert figures._time_unit(seconds)[1] == unit
+    assert chart.time_unit(seconds)[1] == unit
 
 
 def test_labels_that_would_touch_are_moved_apart_and_stay_inside() -> None:
-    assert figures._apart([0.1, 0.5, 0.9], sizes=[0.1, 0.1, 0.1]) == [0.1, 0.5, 0.9]
-    assert figures._apart([], sizes=[]) == []
-    moved = figures._apart([0.5, 0.51, 0.98, 0.99], sizes=[0.1, 0.1, 0.1, 0.3])
+    assert chart._apart([0.1, 0.5, 0.9], sizes=[0.1, 0.1, 0.1]) == [0.1, 0.5, 0.9]
+    assert chart._apart([], sizes=[]) == []
+    moved = chart._apart([0.5, 0.51, 0.98, 0.99], sizes=[0.1, 0.1, 0.1, 0.3])
     assert moved == pytest.approx([0.5, 0.6, 0.8, 1.0])
 
 
-def stale(bound: int | None) -> dict[str, Any]:
-    run = {**record()["run"], "exchange": "stale", "devices": 2, "steps_per_epoch": 390, "slowed": 0.0}
-    return record(run={**run, "staleness": bound})
+def stale(bound: int | None) -> Record:
+    return record(exchange="stale", devices=2, staleness=bound)
 
 
-def everything() -> tuple[pd.DataFrame, list[dict[str, Any]]]:
+def everything() -> tuple[list[Row], list[Record]]:
     rows = [
         measured(),
         measured(batch_per_device=256, samples_per_second=320.0),
@@ -300,7 +289,7 @@ def everything() -> tuple[pd.DataFrame, list[dict[str, Any]]]:
         *starting_slowly(),
     ]
     records = [record(), record(learning_rate=0.1), record(devices=4, virtual=True), stale(0), stale(None), *TWELVE]
-    return table(*rows, with_published=True), records
+    return [*PRINTED, *rows], records
 
 
 def test_every_figure_is_drawn_the_same_twice_with_a_caption_and_small(tmp_path: Path) -> None:
@@ -331,23 +320,23 @@ def test_every_axis_of_every_figure_has_a_label() -> None:
 def test_a_figure_without_data_is_not_drawn_and_its_file_goes(tmp_path: Path) -> None:
     figures.draw(*everything(), tmp_path)
     (tmp_path / "another.svg").write_text("not ours")
-    drawn = figures.draw(table(with_published=True), [], tmp_path)
+    drawn = figures.draw(PRINTED, [], tmp_path)
     assert set(drawn) == {"accuracy_throughput", "throughput_devices", "throughput_batch", "speedup_workers"}
     assert {path.stem for path in tmp_path.iterdir()} == {*drawn, "another"}
-    assert figures.draw(table(), [], tmp_path) == {}
+    assert figures.draw([], [], tmp_path) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["another.svg"]
 
 
 def test_accuracy_under_staleness_stands_against_steps_and_time_and_in_no_other_figure() -> None:
     records = [stale(2), stale(None), record()]
-    common, panels = figures.staleness(records)
+    common, panels = points.staleness(records)
     assert [one.label for one in panels["steps"]] == ["exchange stale, bound 2", "exchange stale, no bound"]
     assert "ResNet-50" in common
     assert xy(panels["steps"][0]) == [(390, 0.4), (780, 0.5), (1170, 0.6)]
     assert xy(panels["minutes"][0]) == [
         (pytest.approx(minutes / 6), y) for minutes, y in ((5, 0.4), (11, 0.5), (17, 0.6))
     ]
-    assert len(figures.learning_curves(records)[1]) == 1
+    assert len(points.learning_curves(records)[1]) == 1
 
 
 def test_throughput_stands_against_arithmetic_below_what_the_device_can_do() -> None:
@@ -356,7 +345,7 @@ def test_throughput_stands_against_arithmetic_below_what_the_device_can_do() -> 
     other = measured(**{**arithmetic, "peak_flops": 4e11}, network="vgg16", samples_per_second=5.0)
     short = measured(**{**arithmetic, "dtype": "bfloat16"})
     without = measured(dtype="float32")
-    series, peaks = figures.roofline(table(slower, measured(**arithmetic), other, short, without))
+    series, peaks = points.roofline([slower, measured(**arithmetic), other, short, without])
     found = by_label(series)
     assert set(found) == {f"{MACHINE}, float32", f"{MACHINE}, bfloat16"}
     # The faster of two runs of a network.
@@ -369,10 +358,10 @@ def test_throughput_stands_against_arithmetic_below_what_the_device_can_do() -> 
 
 def test_names_that_would_run_into_one_another_are_left_out() -> None:
     points = [
-        figures.Point(x=1e8, y=100.0, text="usual"),
-        figures.Point(x=1.1e8, y=95.0, text="beside it"),
-        figures.Point(x=1e8, y=10.0, text="slow"),
-        figures.Point(x=1e10, y=1.0, text="large"),
+        chart.Point(x=1e8, y=100.0, text="usual"),
+        chart.Point(x=1.1e8, y=95.0, text="beside it"),
+        chart.Point(x=1e8, y=10.0, text="slow"),
+        chart.Point(x=1e10, y=1.0, text="large"),
     ]
     # The slow for their arithmetic come first: 1e9, then 1e10 multiply-adds a second.
-    assert [point.text for point in figures._readable(points)] == ["slow", "large", "usual"]
+    assert [point.text for point in chart.readable(points)] == ["slow", "large", "usual"]

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+from dataclasses import asdict
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from poc import studies as published
+from poc import report, studies
+from poc.__main__ import main
+from poc.records.row import Row
+from poc.values import UserError
 
-COLUMNS = [
-    *("study", "infrastructure", "hardware", "framework", "network", "parameters", "dataset", "input_shape"),
-    *(
-        "batch_per_device",
-        "total_batch",
-        "learning_rate",
-        "devices",
-        "exchange",
-        "layout",
-        "epochs",
-        "accuracy",
-    ),
-    *("seconds_per_epoch", "samples_per_second", "utilisation", "train_seconds_per_5120"),
-    *("communication_seconds_per_5120", "sync_seconds_per_5120", "speedup_throughput", "speedup_wall"),
-    *("efficiency_throughput", "efficiency_wall", "scaling", "note", "printed"),
-]
+FOLDER = Path(studies.__file__).parent
 
 # infrastructure | model | batch size | gpus | accuracy | epochs | s/epoch | samples/s, as the study has them.
 BEEVA = """
@@ -73,49 +63,58 @@ THEANO = {
     ("vgg16", 32): "343.37 | 169.12 + 7.14 + 36.50 | 86.97 + 4.80 + 22.72 | 43.29 + 5.41 + 3.75",
     ("resnet50", 64): "163.15 | 80.09 + 0.81 + 7.66 | 40.25 + 0.56 + 3.36 | 20.12 + 0.56 + 1.90",
 }
-PARTS = ["train_seconds_per_5120", "communication_seconds_per_5120", "sync_seconds_per_5120"]
+PARTS = ("train_seconds_per_5120", "communication_seconds_per_5120", "sync_seconds_per_5120")
 
 
 @pytest.fixture(scope="module")
-def studies() -> pd.DataFrame:
-    return published.load()
+def rows() -> list[Row]:
+    return [row for study in studies.load() for row in study.rows]
 
 
-def as_text(study: str) -> pd.DataFrame:
-    path = Path(published.__file__).parent / f"{study}.csv"
-    return pd.read_csv(path, dtype=str, keep_default_na=False)
+def as_text(study: str) -> tuple[str, list[dict[str, str]]]:
+    """The head of a study's file, and its cells."""
+    lines = (FOLDER / f"{study}.csv").read_text().splitlines(keepends=True)
+    head = [line for line in lines if line.startswith("#")]
+    return "".join(head), list(csv.DictReader(lines[len(head) :]))
 
 
-def only(rows: pd.DataFrame) -> pd.Series:
-    assert len(rows) == 1, rows
-    return rows.iloc[0]
+def find(rows: list[Row], printed: str) -> Row:
+    (row,) = (row for row in rows if row.printed == printed)
+    return row
 
 
-def test_rows_and_columns_of_each_study(studies: pd.DataFrame) -> None:
-    for study in published.STUDIES:
-        assert list(as_text(study).columns) == COLUMNS
-        assert set(as_text(study)["study"]) == {study}
-    assert studies["study"].value_counts().to_dict() == {
-        "beeva_poc_mxnet": 34,
-        "theano_mpi": 25,
-        "keras_multi_gpu": 114,
-        "hacksa_horovod": 3,
-        "pmls_caffe": 10,
-    }
-    assert set(studies["origin"]) == {"published"}
+def of_study(rows: list[Row], study: str) -> list[Row]:
+    return [row for row in rows if row.study == study]
 
 
-def test_figures_are_in_the_units_they_claim(studies: pd.DataFrame) -> None:
-    for column in ("accuracy", "utilisation"):
-        assert studies[column].dropna().between(0, 1).all()
-    assert studies["efficiency_throughput"].dropna().between(0.05, 1.04).all()
-    assert set(studies["scaling"]) == {"", "weak", "strong"}
-    assert studies["printed"].str.len().gt(0).all()
-    assert not studies.duplicated(["study", "infrastructure", "network", "framework", "printed"]).any()
+def test_each_study_is_named_and_whole() -> None:
+    named = {study.name: (study.authors, study.year, len(study.rows)) for study in studies.load()}
+    assert list(named.items()) == [
+        ("beeva_poc_mxnet", ("Enrique Otero (BEEVA)", "2017", 34)),
+        ("theano_mpi", ("He Ma, Fei Mao, Graham W. Taylor", "2017", 25)),
+        ("keras_multi_gpu", ("Bohumír Zámečník (Rossum)", "2017", 114)),
+        ("hacksa_horovod", ("Rodrigo Arias, Horia Burca", "2019", 3)),
+        ("pmls_caffe", ("Qirong Ho", "2017", 10)),
+    ]
+    for study in studies.load():
+        assert study.title
+        assert study.address.startswith("https://") or study.name == "hacksa_horovod"  # its source gives none
+
+
+def test_figures_are_in_the_units_they_claim(rows: list[Row]) -> None:
+    fractions = [figure for row in rows for figure in (row.accuracy, row.utilisation) if figure is not None]
+    assert all(0 <= fraction <= 1 for fraction in fractions)
+    efficiencies = [row.efficiency_throughput for row in rows if row.efficiency_throughput is not None]
+    assert all(0.05 <= efficiency <= 1.04 for efficiency in efficiencies)
+    assert {row.scaling for row in rows} == {"", "weak", "strong"}
+    assert {row.origin for row in rows} == {"published"}
+    assert all(row.printed for row in rows)
+    places = [(row.study, row.infrastructure, row.network, row.framework, row.printed) for row in rows]
+    assert len(set(places)) == len(places)
 
 
 def test_beeva_gives_the_source_table_back() -> None:
-    rows = as_text("beeva_poc_mxnet").to_dict("records")
+    _, rows = as_text("beeva_poc_mxnet")
     lines = BEEVA.strip().splitlines()
     assert len(rows) == len(lines)
     for line, row in zip(lines, rows):
@@ -139,37 +138,18 @@ def test_beeva_gives_the_source_table_back() -> None:
         assert row["printed"] == (f"{label} | {speed}" if busy else label)
 
 
-def test_theano_gives_the_source_lists_back(studies: pd.DataFrame) -> None:
-    theano = studies[(studies["study"] == "theano_mpi") & ~studies["printed"].str.contains("no-bind")]
+def test_theano_gives_the_source_lists_back(rows: list[Row]) -> None:
+    theano = [row for row in of_study(rows, "theano_mpi") if "no-bind" not in row.printed]
     for (network, batch), line in THEANO.items():
-        rows = theano[(theano["network"] == network) & (theano["batch_per_device"] == batch)]
-        assert list(rows["devices"]) == [1, 2, 4, 8]
-        for parts, (_, row) in zip(line.split(" | "), rows.iterrows()):
-            assert list(row[PARTS].dropna()) == [float(part) for part in parts.split(" + ")]
-    unbound = only(studies[studies["printed"] == "AlexNet_128b, t_8GPU (no-bind)"])
-    assert list(unbound[PARTS]) == [2.61, 1.31, 7.84]
-    hours = theano.loc[theano["network"] == "mlp", "seconds_per_epoch"] / 3600
-    assert list(hours) == pytest.approx([0.104, 0.244, 0.197, 0.124])
-
-
-def test_theano_speedups_without_and_with_synchronisation(studies: pd.DataFrame) -> None:
-    result = published.speedups(studies)
-    assert len(result) == 21
-    alexnet = only(result[result["printed"] == "AlexNet_128b, t_8GPU"])
-    assert round(alexnet["speedup_without_sync"], 2) == 6.33
-    assert round(alexnet["speedup_with_sync"], 2) == 3.27
-    alone = result[result["devices"] == 1]
-    assert (alone[["speedup_without_sync", "speedup_with_sync"]] == 1).all(axis=None)
-    assert (result["speedup_with_sync"] <= result["speedup_without_sync"]).all()
-
-
-def test_a_series_without_its_one_device_row_has_no_speedup(studies: pd.DataFrame) -> None:
-    first = (studies["network"] == "resnet50") & (studies["study"] == "theano_mpi") & (studies["devices"] == 1)
-    result = published.speedups(studies[~first])
-    missing = result[result["speedup_without_sync"].isna()]
-    assert set(missing["network"]) == {"resnet50"}
-    assert len(missing) == 3
-    assert missing["speedup_with_sync"].isna().all()
+        series = [row for row in theano if (row.network, row.batch_per_device) == (network, batch)]
+        assert [row.devices for row in series] == [1, 2, 4, 8]
+        for parts, row in zip(line.split(" | "), series):
+            printed = [getattr(row, part) for part in PARTS if getattr(row, part) is not None]
+            assert printed == [float(part) for part in parts.split(" + ")]
+    unbound = find(rows, "AlexNet_128b, t_8GPU (no-bind)")
+    assert [getattr(unbound, part) for part in PARTS] == [2.61, 1.31, 7.84]
+    hours = [row.seconds_per_epoch / 3600 for row in theano if row.network == "mlp"]
+    assert hours == pytest.approx([0.104, 0.244, 0.197, 0.124])
 
 
 @pytest.mark.parametrize(
@@ -194,32 +174,32 @@ def test_a_series_without_its_one_device_row_has_no_speedup(studies: pd.DataFram
         ("Le et al., w/ pretrain, 1000 / 16000 cores", "accuracy", 0.158),
     ],
 )
-def test_figures_of_the_other_studies(studies: pd.DataFrame, printed: str, column: str, value: float) -> None:
-    assert only(studies[studies["printed"] == printed])[column] == value
+def test_figures_of_the_other_studies(rows: list[Row], printed: str, column: str, value: float) -> None:
+    assert asdict(find(rows, printed))[column] == value
 
 
-def test_the_two_kinds_of_scaling_of_the_keras_study(studies: pd.DataFrame) -> None:
-    inception = studies[(studies["study"] == "keras_multi_gpu") & studies["printed"].str.startswith("InceptionV3")]
-    split = inception[inception["framework"].str.startswith("Keras")]
-    assert set(split["scaling"]) == {"strong"}
-    assert set(split["total_batch"]) == {32}
-    each = inception[inception["framework"].str.startswith("TensorFlow")]
-    assert set(each["scaling"]) == {"weak"}
-    assert set(each["batch_per_device"]) == {32}
+def test_the_two_kinds_of_scaling_of_the_keras_study(rows: list[Row]) -> None:
+    inception = [row for row in of_study(rows, "keras_multi_gpu") if row.printed.startswith("InceptionV3")]
+    split = {(row.scaling, row.total_batch) for row in inception if row.framework.startswith("Keras")}
+    assert split == {("strong", 32)}
+    constant = {(row.scaling, row.batch_per_device) for row in inception if row.framework.startswith("TensorFlow")}
+    assert constant == {("weak", 32)}
 
 
-def test_only_rows_that_contradict_themselves_are_flagged(studies: pd.DataFrame) -> None:
-    flagged = studies[studies["flag"] != ""]
-    assert dict(zip(flagged["printed"], flagged["flag"])) == {
-        "256x1 (lr=0.05)": "13.9 s an epoch is 3,597 samples/s, printed 2,600",
-        "512 (lr=0.05) | 1300 (1-97%)": "8 devices, but the utilisation is of 1",
-        "gpu count 2, batch_size 4096": ("speed-up 1.8 / 2 devices is an efficiency of 0.900, printed 0.9115"),
+def test_only_rows_that_contradict_themselves_are_flagged(rows: list[Row]) -> None:
+    assert {(row.infrastructure, row.printed): row.flag for row in rows if row.flag} == {
+        ("2", "256x1 (lr=0.05)"): "13.9 s an epoch is 3,597 samples/s, printed 2,600",
+        ("1*", "512 (lr=0.05) | 1300 (1-97%)"): "8 devices, but the utilisation is of 1",
+        ("7gforce", "gpu count 2, batch_size 4096"): (
+            "speed-up 1.8 / 2 devices is an efficiency of 0.900, printed 0.9115"
+        ),
     }
-    assert list(flagged["infrastructure"]) == ["2", "1*", "7gforce"]
+    for row in of_study(rows, "beeva_poc_mxnet"):
+        assert ("contradicts itself" in row.note) == bool(row.flag)
 
 
 @pytest.mark.parametrize(
-    ("study", "printed", "fault", "found"),
+    ("study", "printed", "fault", "says"),
     [
         ("beeva_poc_mxnet", "64x2", {"samples_per_second": "8100"}, "27.1 s an epoch is 1,845 samples/s"),
         ("beeva_poc_mxnet", "64x2", {"total_batch": "64"}, "64 a device x 2 is a batch of 128"),
@@ -249,15 +229,84 @@ def test_only_rows_that_contradict_themselves_are_flagged(studies: pd.DataFrame)
         ),
     ],
 )
-def test_a_fault_made_on_purpose_is_flagged(study: str, printed: str, fault: dict[str, str], found: str) -> None:
-    table = as_text(study)
-    row = table.index[table["printed"] == printed].item()
-    assert published.contradictions(table)[row] == ""
-    for column, value in fault.items():
-        table.loc[row, column] = value
-    assert re.match(re.escape(found), published.contradictions(table)[row])
+def test_a_fault_made_on_purpose_is_flagged(
+    study: str, printed: str, fault: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    head, cells = as_text(study)
+    faulty = [{**row, **(fault if row["printed"] == printed else {})} for row in cells]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, {**cells[0], **fault})
+    writer.writeheader()
+    writer.writerows(faulty)
+    (tmp_path / f"{study}.csv").write_text(head + text.getvalue())
+    (read,) = studies.load(folder=tmp_path)
+    sound = [row for study_read in studies.load() for row in study_read.rows]
+    assert find(sound, printed).flag == ""
+    assert re.match(re.escape(says), find(list(read.rows), printed).flag)
 
 
-def test_the_notes_name_the_contradictory_rows_of_the_main_study(studies: pd.DataFrame) -> None:
-    main = studies[studies["study"] == "beeva_poc_mxnet"]
-    assert ((main["flag"] != "") == main["note"].str.contains("contradicts itself")).all()
+MINE = """\
+# title: My own cluster
+# year: 2026
+network,devices,samples_per_second,batch_per_device,scaling,printed
+resnet50_v1,1,400,64,weak,"a, one"
+resnet50_v1,2,780,64,weak,"a, two"
+"""
+
+
+def test_a_study_of_one_s_own_needs_no_more_than_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(MINE)
+    *others, mine = studies.load([path])
+    assert len(others) == 5
+    assert (mine.name, mine.title, mine.authors, mine.year) == ("mine", "My own cluster", "", "2026")
+    assert [(row.study, row.printed, row.samples_per_second) for row in mine.rows] == [
+        ("mine", "a, one", 400.0),
+        ("mine", "a, two", 780.0),
+    ]
+    assert mine.rows[1].accuracy is None
+    report.write([], [*others, mine], page=tmp_path / "results.md", folder=tmp_path)
+    page = (tmp_path / "results.md").read_text().split("### My own cluster\n")
+    assert len(page) == 2
+    # The speed-up is worked out.
+    assert "| ResNet-50 v1 | 64 | 2 | weak | 780 | 1.95 | 0.975 | a, two |" in page[1]
+    assert "\npublished,mine,,,,,resnet50_v1," in (tmp_path / "rows.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "says"),
+    [
+        (
+            ("samples_per_second", "samples_per_secnd"),
+            "mine",
+            r"did you mean 'samples_per_second'",
+        ),
+        ((",devices,", ",run_id,"), "mine", r"has a column 'run_id'"),
+        ((",scaling,", ",network,"), "mine", r"has the column network twice"),
+        (("# year", "# yaer"), "mine", r"begins with '# yaer: 2026'; did you mean 'year'"),
+        (("# year: 2026", "# order: first"), "mine", r"order 'first'; give a whole number"),
+        (("780", "fast"), "mine", r"row 'a, two': samples_per_second is 'fast'; give a number"),
+        (("780,", ""), "mine", r"row 2 has 5 cells, the header 6"),
+        (('two"', "two"), "mine", r"cannot be read"),
+        ((MINE, ""), "mine", r"cannot be read"),
+        (("", ""), "theano_mpi", r"'theano_mpi' is the name of another study"),
+    ],
+)
+def test_a_study_that_cannot_be_understood_is_refused(
+    change: tuple[str, str], name: str, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{name}.csv"
+    path.write_text(MINE.replace(*change, 1))
+    with pytest.raises(UserError, match=says) as caught:
+        studies.load([path])
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["run", "report"])
+def test_nothing_is_spent_on_a_wrong_study(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.csv").write_text(MINE.replace("780", "fast"))
+    arguments = ["--study", str(tmp_path / "mine.csv"), "--results", str(tmp_path / "results")]
+    assert main([command, *arguments]) == 2
+    assert "samples_per_second is 'fast'" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]

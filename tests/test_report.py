@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,9 @@ import pytest
 
 from poc import report, studies
 from poc.records import journal, timing
-from poc.report import rows, tables
+from poc.records.row import COLUMNS, Row
+from poc.report import rows, summary
+from poc.report.tables import runs, scaling, speed
 
 HOME = Path(__file__).resolve().parent.parent
 
@@ -25,6 +27,8 @@ DESIGN = """
     warmup_seconds train_seconds data_seconds evaluate_seconds checkpoint_seconds rest_seconds speedup_throughput
     speedup_wall efficiency_throughput efficiency_wall note
 """
+
+STUDIES = studies.load()
 
 
 def record(**changes: Any) -> journal.Record:
@@ -185,14 +189,18 @@ RECORDS = [
 ]
 
 
-def first(records: Sequence[journal.Record]) -> pd.Series:
-    return rows.collect(records).iloc[0]
+def collect(*records: journal.Record) -> list[Row]:
+    return rows.collect(records, STUDIES)
+
+
+def by_id(records: Sequence[journal.Record]) -> dict[str, Row]:
+    return {row.run_id: row for row in rows.collect(records, [])}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
-    report.write(RECORDS, page=folder / "results.md", folder=folder / "results")
+    report.write(RECORDS, STUDIES, page=folder / "results.md", folder=folder / "results")
     return folder
 
 
@@ -209,7 +217,7 @@ def section(page: str, title: str) -> str:
 
 
 def test_known_answers_of_one_record() -> None:
-    row = first([record()])
+    row = collect(record())[0]
     expected = {
         "origin": "measured",
         "framework": "MXNet 1.9.1",
@@ -239,25 +247,23 @@ def test_known_answers_of_one_record() -> None:
         "note": "",
         "kind": "cpu",
     }
-    found = {name: row[name] for name in expected}
+    found = {name: getattr(row, name) for name in expected}
     assert found == {
         name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()
     }
-    assert sum(row[f"{part}_seconds"] for part in timing.PARTS) == pytest.approx(row["wall_seconds"])
-    assert pd.isna(row["utilisation"])
-    assert pd.isna(row["speedup_throughput"])
-    assert pd.isna(row["repeats"])
+    assert sum(getattr(row, f"{part}_seconds") for part in timing.PARTS) == pytest.approx(row.wall_seconds)
+    assert (row.utilisation, row.speedup_throughput, row.repeats) == (None, None, None)
 
 
 def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
     short = record()
     short["windows"][-1]["steps"] = 4
     short["windows"][-1]["seconds"] = 1.0
-    assert first([short])["seconds_per_epoch"] == 4.0
-    assert first([short])["epochs"] == 5
-    assert "stopped after 54 steps" in first([short])["note"]
+    assert collect(short)[0].seconds_per_epoch == 4.0
+    assert collect(short)[0].epochs == 5
+    assert "stopped after 54 steps" in collect(short)[0].note
     short["windows"] = short["windows"][-1:]
-    assert pd.isna(first([short])["seconds_per_epoch"])
+    assert collect(short)[0].seconds_per_epoch is None
 
 
 @pytest.mark.parametrize(
@@ -272,34 +278,34 @@ def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
     ],
 )
 def test_the_note_says_what_is_not_as_it_seems(changes: dict[str, Any], words: str) -> None:
-    assert words in first([record(**changes)])["note"]
+    assert words in collect(record(**changes))[0].note
 
 
 def test_hardware_counters_that_are_not_there_are_empty() -> None:
-    table = rows.collect(RECORDS).set_index("run_id")
-    assert table.at["workers-2", "utilisation"] == 0.9
-    assert pd.isna(table.at["workers-2", "joules_per_sample"])
-    gpu = table[table["infrastructure"] == "another machine"].iloc[0]
-    assert gpu["joules_per_sample"] == 1.0
-    assert gpu["framework"] == "MXNet 1.9.1"
+    table = by_id(RECORDS)
+    assert table["workers-2"].utilisation == 0.9
+    assert table["workers-2"].joules_per_sample is None
+    (gpu,) = collect(ELSEWHERE)[:1]
+    assert gpu.joules_per_sample == 1.0
+    assert gpu.framework == "MXNet 1.9.1"
 
 
 def test_detail_in_the_theano_study_s_terms_adds_up_to_a_step() -> None:
-    row = rows.collect(RECORDS).set_index("run_id").loc["workers-2"]
-    parts = [row[f"{part}_seconds_per_5120"] for part in ("train", "communication", "sync")]
+    row = by_id(RECORDS)["workers-2"]
+    parts = [getattr(row, f"{part}_seconds_per_5120") for part in ("train", "communication", "sync")]
     assert parts == [pytest.approx(0.3 * 40), pytest.approx(0.06 * 40), pytest.approx(0.04 * 40)]
     assert sum(parts) == pytest.approx(0.4 * 40)
 
 
 def test_speedups_of_a_measured_series() -> None:
-    table = rows.collect(RECORDS).set_index("run_id")
-    one, two = table.loc["workers-1"], table.loc["workers-2"]
-    assert (one["speedup_throughput"], one["efficiency_wall"]) == (1.0, 1.0)
-    assert two["scaling"] == "weak"
-    assert two["speedup_throughput"] == pytest.approx(2.0)
-    assert two["efficiency_throughput"] == pytest.approx(1.0)
-    assert two["speedup_wall"] == pytest.approx(57.5 / 33.5)
-    assert pd.isna(table.at["virtual", "speedup_throughput"])
+    table = by_id(RECORDS)
+    one, two = table["workers-1"], table["workers-2"]
+    assert (one.speedup_throughput, one.efficiency_wall) == (1.0, 1.0)
+    assert two.scaling == "weak"
+    assert two.speedup_throughput == pytest.approx(2.0)
+    assert two.efficiency_throughput == pytest.approx(1.0)
+    assert two.speedup_wall == pytest.approx(57.5 / 33.5)
+    assert table["virtual"].speedup_throughput is None
 
 
 def test_seeds_are_summed_up() -> None:
@@ -308,47 +314,49 @@ def test_seeds_are_summed_up() -> None:
     for one, accuracy in zip(found, accuracies):
         one["evaluations"][-1]["accuracy"] = accuracy
     other = record(run={"learning_rate": 0.1}, run_id="other")
-    table = rows.collect([*found, other]).set_index("run_id")
-    assert set(table.loc[["seed0", "seed1", "seed2"], "repeats"]) == {3}
-    assert table.at["seed1", "accuracy_mean"] == pytest.approx(0.73)
-    assert table.at["seed1", "accuracy_spread"] == pytest.approx(0.0360555, abs=1e-6)
-    assert table.at["seed1", "throughput_mean"] == pytest.approx(320)
-    assert pd.isna(table.at["other", "repeats"])
-    assert "| 3 | 0.7300 | 0.0361 |" in tables.repeats(table.reset_index())
+    table = by_id([*found, other])
+    assert {table[f"seed{seed}"].repeats for seed in range(3)} == {3}
+    assert table["seed1"].accuracy_mean == pytest.approx(0.73)
+    assert table["seed1"].accuracy_spread == pytest.approx(0.0360555, abs=1e-6)
+    assert table["seed1"].throughput_mean == pytest.approx(320)
+    assert table["other"].repeats is None
+    assert "| 3 | 0.7300 | 0.0361 |" in speed.repeats(list(table.values()))
 
 
 def test_published_rows_stand_as_they_were_printed() -> None:
-    source = studies.load()
-    table = rows.collect(RECORDS)
-    table = table[table["origin"] == "published"].reset_index(drop=True)
+    source = [vars(row) for study in STUDIES for row in study.rows]
+    table = [vars(row) for row in collect(*RECORDS) if row.origin == "published"]
     assert len(table) == len(source) == 186
-    for name in source.columns:
-        printed = source[name].notna() & (source[name] != "") if source[name].dtype == object else source[name].notna()
-        assert table[name][printed].tolist() == source[name][printed].tolist(), name
-    filled = table["speedup_throughput"].notna() & source["speedup_throughput"].isna()
-    assert set(table["study"][filled]) == {"beeva_poc_mxnet", "theano_mpi"}
-    find = table.set_index("printed")
-    assert find.at["AlexNet_128b, t_8GPU", "speedup_without_sync"] == pytest.approx(6.33, abs=0.005)
-    assert find.at["AlexNet_128b, t_8GPU", "speedup_throughput"] == pytest.approx(3.27, abs=0.005)
-    assert find.at["128x8=1024 (lr=0.4) | 6800 (8-80%)", "speedup_throughput"] == pytest.approx(6.18, abs=0.005)
-    assert pd.isna(find.at["64x8 (lr=0.4)", "speedup_throughput"])
+    filled = set()
+    for row, printed in zip(table, source):
+        assert {name: row[name] for name, cell in printed.items() if cell not in (None, "")} == {
+            name: cell for name, cell in printed.items() if cell not in (None, "")
+        }
+        if row["speedup_throughput"] and not printed["speedup_throughput"]:
+            filled.add(row["study"])
+    assert filled == {"beeva_poc_mxnet", "theano_mpi"}
+    speedups = {row["printed"]: (row["speedup_throughput"], row["speedup_without_sync"]) for row in table}
+    assert speedups["AlexNet_128b, t_8GPU"] == pytest.approx((3.27, 6.33), abs=0.005)
+    assert speedups["128x8=1024 (lr=0.4) | 6800 (8-80%)"][0] == pytest.approx(6.18, abs=0.005)
+    assert speedups["64x8 (lr=0.4)"][0] is None
 
 
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def test_rows_csv_has_the_design_s_columns_and_every_row(made: Path) -> None:
-    with (made / "results" / "rows.csv").open(newline="") as file:
-        header, *body = csv.reader(file)
-    names = DESIGN.split()
-    assert header[: len(names)] == names
-    assert len(header) == len(set(header))
-    assert len(body) == len(RECORDS) + 186
-    found = [dict(zip(header, line)) for line in body]
-    assert {row["origin"] for row in found} == {"measured", "published"}
-    assert not any(cell.lower() in ("nan", "none", "<na>") for line in body for cell in line)
-    measured = next(row for row in found if row["run_id"] == "0123456789" and row["hardware"].startswith("CPU"))
-    assert (measured["devices"], measured["samples_per_second"], measured["virtual"]) == ("1", "320", "False")
+def test_pandas_reads_every_row_of_rows_csv(made: Path) -> None:
+    path = made / "results" / "rows.csv"
+    table, found = pd.read_csv(path), collect(*RECORDS)
+    assert list(table.columns[: len(DESIGN.split())]) == DESIGN.split()
+    assert len(table) == len(RECORDS) + 186
+    for name, field in COLUMNS.items():
+        expected = [getattr(row, name) for row in found]
+        if field.type in ("Count", "Measure"):
+            figures = [math.nan if figure is None else figure for figure in expected]
+            assert table[name].tolist() == pytest.approx(figures, rel=1e-9, nan_ok=True), name
+        else:
+            assert table[name].fillna("").astype(str).tolist() == [str(text) for text in expected], name
+    assert not re.search(r"(^|,)(nan|none|<na>)(,|$)", path.read_text(), re.IGNORECASE | re.MULTILINE)
 
 
 def test_two_machines_stand_in_one_table(made: Path, page: str) -> None:
@@ -393,14 +401,14 @@ def test_both_speedups_and_the_difference_are_shown(page: str) -> None:
 def test_exchanges_are_compared_with_none() -> None:
     faster = workers(2, [3.0] * 6, run={"exchange": "independent"})
     faster["run_id"] = "apart"
-    table = tables.exchanges(rows.collect([*RECORDS, faster]), [*RECORDS, faster])
+    table = scaling.exchanges(collect(*RECORDS, faster), [*RECORDS, faster])
     first, second = (line.split(" | ") for line in table.splitlines()[2:])
     # 1,280 samples in 3 s, and in 4 s with an exchange that exposes 0.4 - 0.3 s a step.
     assert first[4:9] == ["independent", "426.7", "0.0", "5", "1.000"]
     assert second[4:9] == ["dist_sync", "320.0", "0.0", "5", "0.750"]
     # In pairs: 0.3 s without the exchange and 0.04 s of waiting for the other, of 0.4 s.
     assert second[10:] == ["0.850", "100.0", "150.0", "0.020", "yes |"]
-    assert tables.exchanges(rows.collect(RECORDS), RECORDS) == ""  # nothing to compare
+    assert scaling.exchanges(collect(*RECORDS), RECORDS) == ""  # nothing to compare
 
 
 def test_throughput_stands_against_the_row_above_only_where_the_batch_alone_differs() -> None:
@@ -411,7 +419,7 @@ def test_throughput_stands_against_the_row_above_only_where_the_batch_alone_diff
     slower = workers(2, [5.0] * 6, run={"exchange": "dist_async"}, started="2026-11-22T10:00:00+00:00")
     made = [batch(128, 4.0), batch(256, 5.0), batch(128, 8.0, optimizer="nesterov"), TWO, slower]
     made[1] = {**made[1], "windows": [{**one, "samples": 2560} for one in made[1]["windows"]]}
-    heading, _, *lines = tables.throughput(rows.collect(made)).splitlines()
+    heading, _, *lines = speed.throughput(collect(*made)).splitlines()
     names = [name.strip() for name in heading.strip("|").split("|")]
     measured = [line for line in lines if "| measured |" in line]
     found = [dict(zip(names, [cell.strip() for cell in line.strip("|").split("|")])) for line in measured]
@@ -438,7 +446,7 @@ def test_engines_are_compared_pair_by_pair() -> None:
         for engine, found in seconds.items()
         for seed, taken in enumerate(found)
     ]
-    heading, _, line = tables.engines(rows.collect(made)).splitlines()
+    heading, _, line = speed.engines(collect(*made)).splitlines()
     cells = dict(zip(*([cell.strip() for cell in one.strip("|").split("|")] for one in (heading, line))))
     assert (cells["reference"], cells["its samples/s"]) == ("MXNet 1.9.1", "320.0")
     assert (cells["against it"], cells["samples/s"]) == ("PyTorch 2.13.0, channels-last", "640.0")
@@ -446,8 +454,8 @@ def test_engines_are_compared_pair_by_pair() -> None:
     assert cells["spread"] == f"{1.4826 * 0.5:.3f}"
     # What another recipe measured was not taken beside it, and one engine alone is compared with nothing.
     made[0]["run"]["recipe"] = "another"
-    assert "| 2 |" in tables.engines(rows.collect(made))
-    assert tables.engines(rows.collect(made[:3])) == ""
+    assert "| 2 |" in speed.engines(collect(*made))
+    assert speed.engines(collect(*made[:3])) == ""
 
 
 def test_staleness_is_counted_over_all_workers() -> None:
@@ -466,7 +474,7 @@ def test_staleness_is_counted_over_all_workers() -> None:
         }
         for number, one in enumerate(told)
     ]
-    (line,) = tables.staleness(rows.collect([stale]), [stale]).splitlines()[2:]
+    (line,) = scaling.staleness(collect(stale), [stale]).splitlines()[2:]
     cells = line.strip("| ").split(" | ")
     # (20 x 1 + 40 x 2) / 120 steps; 6 s over two workers.
     assert cells[4:6] == ["2", "30%"]
@@ -494,8 +502,8 @@ def test_skipped_runs_of_one_reason_are_one_line(page: str) -> None:
 def test_a_run_that_succeeded_later_is_not_listed_as_skipped() -> None:
     early = skipped(1, 1)
     later = {**record(run_id=early["run_id"]), "started": "2026-11-22T00:00:00+00:00"}
-    assert tables.not_run(rows.last_takes([later, early])) == ""
-    assert "needs 1 GPU" in tables.not_run(rows.last_takes([early]))
+    assert runs.not_run(rows.last_takes([later, early])) == ""
+    assert "needs 1 GPU" in runs.not_run(rows.last_takes([early]))
 
 
 def test_the_last_take_of_a_run_stands_and_no_take_is_hidden(tmp_path: Path) -> None:
@@ -507,7 +515,7 @@ def test_the_last_take_of_a_run_stands_and_no_take_is_hidden(tmp_path: Path) -> 
     found = [fast, synthetic, broken, elsewhere, slow]
     standing = [(one["infrastructure"], one["started"][:10]) for one in rows.last_takes(found)]
     assert standing == [("another", "2026-11-21"), ("test machine", "2026-11-22"), ("test machine", "2026-11-24")]
-    report.write(found, page=tmp_path / "results.md", folder=tmp_path)
+    report.write(found, STUDIES, page=tmp_path / "results.md", folder=tmp_path)
     text = (tmp_path / "results.md").read_text()
     assert "160.0" not in section(text, "Accuracy and throughput").split("test machine")[1]
     listed = re.findall(r"^\| ResNet-50.*", section(text, "Runs taken more than once"), re.MULTILINE)
@@ -515,16 +523,15 @@ def test_the_last_take_of_a_run_stands_and_no_take_is_hidden(tmp_path: Path) -> 
     assert [re.search(r"\| (yes|no) \|", line)[1] for line in listed] == ["no", "yes", "no", "yes"]  # type: ignore[index]
     assert "160.0" in listed[0]
     assert "320.0" in listed[1]
-    assert len(rows.collect(found)["superseded"].pipe(lambda flags: flags[flags])) == 2
+    assert sum(row.superseded for row in collect(*found)) == 2
 
 
 def test_a_superseded_take_is_in_no_series() -> None:
     early = workers(1, [40.0] * 6, started="2026-11-20T10:00:00+00:00")
-    table, alone = rows.collect([early, *RECORDS]), rows.collect(RECORDS).set_index("run_id")
-    shown = table[~table["superseded"]].set_index("run_id")
-    assert shown.at["workers-2", "speedup_wall"] == alone.at["workers-2", "speedup_wall"]
-    assert table.loc[table["superseded"], "run_id"].tolist() == ["workers-1"]
-    assert pd.isna(table.loc[table["superseded"], "speedup_wall"]).all()
+    (superseded,) = (row for row in collect(early, *RECORDS) if row.superseded)
+    assert (superseded.run_id, superseded.started, superseded.speedup_wall) == ("workers-1", early["started"], None)
+    shown = {row.run_id: row for row in collect(early, *RECORDS) if not row.superseded}
+    assert shown["workers-2"].speedup_wall == by_id(RECORDS)["workers-2"].speedup_wall
 
 
 def test_links_lead_somewhere(made: Path, page: str) -> None:
@@ -543,7 +550,7 @@ def test_every_table_is_whole(page: str) -> None:
 
 
 def test_the_same_records_give_the_same_bytes(made: Path, tmp_path: Path) -> None:
-    report.write(RECORDS[::-1], page=tmp_path / "results.md", folder=tmp_path / "results")
+    report.write(RECORDS[::-1], STUDIES, page=tmp_path / "results.md", folder=tmp_path / "results")
 
     def contents(folder: Path) -> dict[str, bytes]:
         return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -552,7 +559,7 @@ def test_the_same_records_give_the_same_bytes(made: Path, tmp_path: Path) -> Non
 
 
 def test_without_any_record_the_published_rows_are_shown(tmp_path: Path) -> None:
-    report.write([], page=tmp_path / "results.md", folder=tmp_path)
+    report.write([], STUDIES, page=tmp_path / "results.md", folder=tmp_path)
     page = (tmp_path / "results.md").read_text()
     assert "Nothing has been measured" in page
     assert len(re.findall(r"^\|.*\| published \|", section(page, "Accuracy and throughput"), re.MULTILINE)) == 34
@@ -561,25 +568,25 @@ def test_without_any_record_the_published_rows_are_shown(tmp_path: Path) -> None
 
 def test_accuracies_are_compared_after_as_many_epochs() -> None:
     twelve = record(run={"epochs": 12, "steps": 120}, epoch_seconds=[4.0] * 12)
-    assert "(1,100 samples/s, accuracy 0.810)" in tables.summary(rows.collect([twelve]))
-    assert "(1,100 samples/s)" in tables.summary(rows.collect([{**twelve, "dataset": "synthetic"}]))
+    assert "(1,100 samples/s, accuracy 0.810)" in summary.summary(collect(twelve))
+    assert "(1,100 samples/s)" in summary.summary(collect({**twelve, "dataset": "synthetic"}))
 
 
 def test_a_disturbed_speed_leads_only_where_there_is_no_other() -> None:
     calm, disturbed = record(), record(run_id="d" * 10, infrastructure="a busy one", others_busy_cores=1.0)
-    assert "a busy one" not in tables.summary(rows.collect([calm, disturbed]))
-    assert "On a busy one" in tables.summary(rows.collect([disturbed]))
+    assert "a busy one" not in summary.summary(collect(calm, disturbed))
+    assert "On a busy one" in summary.summary(collect(disturbed))
 
 
 def test_quick_runs_alone_are_said_to_be_no_results() -> None:
-    text = tables.summary(rows.collect([record(run={"quick": True, "steps": 12})]))
+    text = summary.summary(collect(record(run={"quick": True, "steps": 12})))
     assert text.startswith("Only quick runs so far")
 
 
 @pytest.mark.skipif(not (HOME / "results" / "journal.jsonl").exists(), reason="no results yet")
 def test_committed_results_are_what_the_journal_says(tmp_path: Path) -> None:
     records = journal.read([HOME / "results" / "journal.jsonl"])
-    report.write(records, page=tmp_path / "results.md", folder=tmp_path / "results")
+    report.write(records, STUDIES, page=tmp_path / "results.md", folder=tmp_path / "results")
     assert (tmp_path / "results.md").read_text() == (HOME / "results.md").read_text()
     assert (tmp_path / "results" / "rows.csv").read_text() == (HOME / "results" / "rows.csv").read_text()
     for figure in (HOME / "results" / "figures").glob("*.svg"):
@@ -591,8 +598,8 @@ def test_committed_results_are_what_the_journal_says(tmp_path: Path) -> None:
         if "| measured |" in line or "| published |" in line
     ]
     assert shown
-    table = rows.collect(records)
-    assert set(shown) <= set(tables.brief(table[~table["superseded"]]).splitlines())
+    table = [row for row in collect(*records) if not row.superseded]
+    assert set(shown) <= set(speed.brief(table).splitlines())
 
 
 def networks_of(page: str) -> list[list[str]]:
@@ -605,12 +612,12 @@ def test_a_network_s_arithmetic_and_its_share_of_the_peak(tmp_path: Path) -> Non
     model = {"model": "vgg16", "data": fixed, "batch_per_device": 4, "total_batch": 4}
     # 40 samples in 4 s.
     made = record(run=model, dataset="synthetic", evaluations=[], peak_flops=2e12)
-    row = first([made])
-    assert row["multiply_adds"] == 15_470_264_320
-    assert row["flops"] == pytest.approx(6 * 15_470_264_320 * 10)
-    assert row["peak_share"] == pytest.approx(row["flops"] / 2e12)
-    assert bool(row["fixed"])
-    report.write([made], page=tmp_path / "results.md", folder=tmp_path)
+    row = collect(made)[0]
+    assert row.multiply_adds == 15_470_264_320
+    assert row.flops == pytest.approx(6 * 15_470_264_320 * 10)
+    assert row.peak_share == pytest.approx(row.flops / 2e12)
+    assert row.fixed
+    report.write([made], STUDIES, page=tmp_path / "results.md", folder=tmp_path)
     header, *found = networks_of((tmp_path / "results.md").read_text())
     (own,) = [dict(zip(header, cells)) for cells in found if cells[header.index("origin")] == "measured"]
     assert own["network"] == "VGG-16"
@@ -624,16 +631,17 @@ def test_a_network_s_arithmetic_and_its_share_of_the_peak(tmp_path: Path) -> Non
 
 
 def test_a_precision_is_said_and_makes_another_series() -> None:
-    table = rows.collect([record(), record(run={"dtype": "bfloat16"}, run_id="b" * 10)])
-    plain, short = (table[table["run_id"] == name].iloc[0] for name in ("0123456789", "b" * 10))
-    assert (plain["dtype"], short["dtype"]) == ("float32", "bfloat16")
-    assert plain["setting"] != short["setting"]
-    assert "precision bfloat16" in short["note"]
+    table = by_id([record(), record(run={"dtype": "bfloat16"}, run_id="b" * 10)])
+    plain, short = table["0123456789"], table["b" * 10]
+    assert (plain.dtype, short.dtype) == ("float32", "bfloat16")
+    assert plain.setting != short.setting
+    assert "precision bfloat16" in short.note
     # Records made before there was a choice are of the same series as those made since.
-    assert first([record(run={"dtype": "float32", "layout": "NCHW"})])["setting"] == plain["setting"]
+    assert collect(record(run={"dtype": "float32", "layout": "NCHW"}))[0].setting == plain.setting
     images = record()["run"]["data"]
-    assert first([record(run={"data": {**images, "on_device": False}})])["setting"] == plain["setting"]
-    assert first([record(run={"data": {**images, "on_device": True}})])["setting"] != plain["setting"]
+    for on_device in (False, True):
+        held = collect(record(run={"data": {**images, "on_device": on_device}}))[0]
+        assert (held.setting != plain.setting) == on_device
 
 
 def test_the_largest_batch_that_fits_is_told() -> None:
@@ -645,15 +653,15 @@ def test_the_largest_batch_that_fits_is_told() -> None:
         for size in (512, 256)
         for one in [record(run={"batch_per_device": size, "total_batch": size}, run_id=f"r{size}")]
     ]
-    (sentence,) = tables.largest_batches([*large, *fits])
+    (sentence,) = speed.largest_batches([*large, *fits])
     assert "fits is 128; 256: needs about 256 GiB of memory" in sentence
-    assert tables.largest_batches(fits) == []
+    assert speed.largest_batches(fits) == []
 
 
 def test_a_run_that_several_series_start_from_is_shown_once() -> None:
     made = [workers(1, [6.0, 4.0]), *(workers(2, [4.0, 3.0], run={"exchange": e}) for e in ("dist_sync", "horovod"))]
     for number, one in enumerate(made):
         one["run_id"] = f"w{number}"
-    text = tables.speedups(rows.collect(made))
+    text = scaling.speedups(collect(*made))
     assert text.count("| horovod |") == text.count("| dist_sync |") == 1
     assert sum("| measured |" in line for line in text.splitlines()) == 3

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from poc.train.run import Place, execute, forget
 
 from poc import Recipe, Synthetic
 from poc.machine import hardware
@@ -23,7 +24,6 @@ from poc.plan import plan
 from poc.records import journal, timing
 from poc.train import checkpoint
 from poc.train import run as running
-from poc.train.run import Place, execute, forget
 from tests.test_data import part, record
 from tests.test_imagenet import picture
 

@@ -7,26 +7,27 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from poc.records import timing
-from poc.report import figures, rows, scaling, tables, ways
+from poc.records.row import Row, to_csv
+from poc.report import cells, compare, figures, rows, summary, ways
 from poc.report.rows import Record
+from poc.report.tables import batches, runs, scaling, sources, speed
+from poc.studies import Study
 
 Figures = dict[str, tuple[Path, str]]
 
 
-def write(records: Sequence[Record], *, page: Path, folder: Path) -> None:
+def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, folder: Path) -> None:
     """Writes `page`, and rows.csv and figures/ in `folder`, whose links are relative to where `page` is.
 
     The same records give the same bytes, in whatever order they come. Each file is replaced at once or not at all.
     """
-    table = rows.collect(records)
-    shown, standing = table[~table["superseded"]], rows.last_takes(records)
+    table = rows.collect(records, published)
+    shown, standing = [row for row in table if not row.superseded], rows.last_takes(records)
     folder.mkdir(parents=True, exist_ok=True)
     drawn = figures.draw(shown, standing, folder / "figures")
-    _replace(folder / "rows.csv", rows.to_csv(table))
-    _replace(page, _page(shown, standing, tables.takes(table), drawn, page.parent, folder))
+    _replace(folder / "rows.csv", to_csv(table))
+    _replace(page, _page(shown, standing, published, runs.takes(table), drawn, page.parent, folder))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -42,7 +43,15 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Figures, here: Path, folder: Path) -> str:
+def _page(
+    table: Sequence[Row],
+    records: Sequence[Record],
+    published: Sequence[Study],
+    takes: str,
+    drawn: Figures,
+    here: Path,
+    folder: Path,
+) -> str:
     def link(path: Path) -> str:
         return Path(os.path.relpath(path, here)).as_posix()
 
@@ -53,12 +62,13 @@ def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Fig
         return f"![{caption}]({link(path)})\n\n*{caption}*"
 
     # A fixed batch measures a network and nothing else.
-    usual, usual_records = table[~table["fixed"]], [one for one in records if not one["run"]["data"].get("fixed")]
+    usual = [row for row in table if not row.fixed]
+    usual_records = [record for record in records if not record["run"]["data"].get("fixed")]
     sections = (
-        ("Accuracy and throughput", _accuracy(table, figure("accuracy_throughput"))),
+        ("Accuracy and throughput", _accuracy(table, published[0], figure("accuracy_throughput"))),
         (
             "Which learning rate keeps the accuracy",
-            _rates(records, *map(figure, ("accuracy_batch", "accuracy_worth", "noise_scale"))),
+            _rates(table, records, published[0], *map(figure, ("accuracy_batch", "accuracy_worth", "noise_scale"))),
         ),
         ("Throughput against batch size", _throughput(usual, usual_records, figure("throughput_batch"))),
         ("How near to the limit", _limits(table, figure("roofline"))),
@@ -72,14 +82,14 @@ def _page(table: pd.DataFrame, records: Sequence[Record], takes: str, drawn: Fig
         ("Where the time went", _time(usual, usual_records, figure("time_split"))),
         ("Convergence", _convergence(records, figure("learning_curves"), figure("accuracy_time"))),
         ("What the hardware did", _hardware(usual, usual_records)),
-        ("The other four studies", _studies(table)),
+        (f"The other {_counted(published[1:])} studies", _studies(table, published[1:])),
         ("How it was measured", _method(records)),
         ("Runs taken more than once", _after("Every table above shows the last take of a run that completed.", takes)),
         ("Runs skipped, failed or diverged", _not_run(records)),
     )
     blocks = [
         "# How fast data-parallel training goes: results",
-        tables.summary(table, usual_records),
+        summary.summary(table, usual_records),
         _reading(link(folder / "rows.csv")),
     ]
     for title, body in sections:
@@ -107,37 +117,39 @@ def _reading(csv: str) -> str:
     )
 
 
-def _accuracy(table: pd.DataFrame, figure: str) -> str:
+def _accuracy(table: Sequence[Row], main: Study, figure: str) -> str:
     return _blocks(
-        "Training on CIFAR-10, in the columns of the study beeva-poc-mxnet (MXNet 0.11 on K80, P100 and CPUs), "
+        f"Training on CIFAR-10, in the columns of the study {main.title} ({main.about}), "
         "like beside like. `gpus` is 0 for a CPU. Accuracy is over the whole validation set after the last epoch; it "
         "moves by some hundredths from one epoch to the next while the learning rate is high, hence the mean of the "
         "last four. `s/epoch` is training and waiting for data, without evaluation: a median over whole epochs. "
         "`cifar10 (jpeg)` and `synthetic` are explained under *How it was measured*.",
         figure,
-        tables.accuracy(table),
+        speed.accuracy(table),
     )
 
 
-def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
+def _rates(table: Sequence[Row], records: Sequence[Record], main: Study, kept: str, worth: str, noise: str) -> str:
     compared = ways.comparisons(records)
     blocks = [
         "A larger total batch takes fewer steps in as many epochs, and the usual rules of scaling the rate lose "
         "accuracy. Here ways to train are compared at each total batch, over as many epochs of the same images; "
         "batches of several devices are played by virtual ones, whose accuracy is that of real ones. *The study's way* "
-        "is that of beeva-poc-mxnet: SGD at a constant rate, a random crop of the padded image, mirrored, its colours "
+        f"is that of {main.title}: SGD at a constant rate, a random crop of the padded image, mirrored, its colours "
         "moved. Accuracy is that after the last epoch, of one run each unless a seed says otherwise.",
         kept,
     ]
     for number, one in enumerate(compared):
         confirmed = number == 0
-        title = f"{tables.network_label(one.network)}, {one.epochs} epochs of {one.dataset}"
+        title = f"{cells.network_label(one.network)}, {one.epochs} epochs of {one.dataset}"
         blocks += [
             f"### {title}",
-            tables.kept(one) if confirmed else "Something cheaper, on which ways were sought before the runs above.",
-            tables.suffering(one) if confirmed else "",
+            batches.kept(one, table)
+            if confirmed
+            else "Something cheaper, on which ways were sought before the runs above.",
+            batches.suffering(one) if confirmed else "",
             "What every run gave:" if confirmed else "",
-            tables.tried(one),
+            batches.tried(one),
         ]
         if not confirmed:
             continue
@@ -146,55 +158,55 @@ def _rates(records: Sequence[Record], kept: str, worth: str, noise: str) -> str:
                 "Cost of accuracy: epochs until that validation accuracy, and the seconds that so many epochs take at "
                 "the published speed of the fastest setting with that total batch (a prediction: these devices did not "
                 "run this way).",
-                _blocks(tables.cost_of_accuracy(one), worth),
+                _blocks(batches.cost_of_accuracy(one, table), worth),
             ),
             _after(
                 "Gradient noise scale (McCandlish et al. 2018), in samples: the batch at which a gradient is half "
                 "noise. Below it twice the batch nearly halves the steps; beyond it more devices pay less and less.",
-                _blocks(tables.noise_scales(one), noise) if tables.noise_scales(one) else "",
+                _blocks(batches.noise_scales(one), noise) if batches.noise_scales(one) else "",
             ),
         ]
     return _blocks(*blocks) if compared else ""
 
 
-def _throughput(table: pd.DataFrame, records: Sequence[Record], figure: str) -> str:
+def _throughput(table: Sequence[Row], records: Sequence[Record], figure: str) -> str:
     return _after(
         "One device, and runs that measured nothing but throughput. A row stands against the one above where they "
         "differ in batch and learning rate only, or in nothing; a measured change comes with its 95% margin (Welch's "
         "t interval over the windows of each run; what differs between runs is not in it).",
-        _blocks(figure, *tables.largest_batches(records), tables.throughput(table)) if tables.throughput(table) else "",
+        _blocks(figure, *speed.largest_batches(records), speed.throughput(table)) if speed.throughput(table) else "",
     )
 
 
-def _limits(table: pd.DataFrame, figure: str) -> str:
+def _limits(table: Sequence[Row], figure: str) -> str:
     return _after(
         "Every network on one device, beside what the studies printed for it. GFLOP/s: the arithmetic of training, "
         f"{rows.FLOPS_RULE}. Peak: a product of large square matrices in the same precision, on the same device in the "
         "same process right after the run, the fastest of several; of peak: the one over the other. A fixed batch "
         "stays in the device's memory, so no input pipeline is in the figure. `python -m poc networks` lists the "
         "networks with their sources.",
-        _blocks(figure, tables.measured_networks(table)) if tables.measured_networks(table) else "",
+        _blocks(figure, speed.measured_networks(table)) if speed.measured_networks(table) else "",
     )
 
 
-def _engines(table: pd.DataFrame) -> str:
+def _engines(table: Sequence[Row]) -> str:
     return _after(
         "The same recipe with MXNet and with PyTorch on the same machine: samples/s are medians over the runs of a "
         "column, a ratio is of two runs one right after the other, the middle of all such pairs with its spread.",
-        tables.engines(table),
+        speed.engines(table),
     )
 
 
-def _repeats(table: pd.DataFrame) -> str:
+def _repeats(table: Sequence[Row]) -> str:
     return _after(
         "Runs that differ only in their seed: mean, standard deviation and number. A difference is called noise where "
         "it is within the 95% margin of Welch's t interval.",
-        tables.repeats(table),
+        speed.repeats(table),
     )
 
 
-def _speedups(table: pd.DataFrame, devices: str, workers: str, reconciled: str) -> str:
-    parts = tables.reconciliation(table)
+def _speedups(table: Sequence[Row], devices: str, workers: str, reconciled: str) -> str:
+    parts = scaling.reconciliation(table)
     explained = (
         "Why the two speed-ups differ: throughput sees only the usual window, wall time all of the run. With S the "
         "speed-up by throughput, o the seconds for each sample that a part took beyond what throughput shows (o1 on "
@@ -203,23 +215,23 @@ def _speedups(table: pd.DataFrame, devices: str, workers: str, reconciled: str) 
         "slower than the median one; wait for data and warm-up likewise: what they took beyond the usual."
     )
     return _blocks(
-        f"{scaling.SERIES_RULE[0].upper()}{scaling.SERIES_RULE[1:]}. Efficiency is speed-up / devices. Speed-up by "
+        f"{compare.SERIES_RULE[0].upper()}{compare.SERIES_RULE[1:]}. Efficiency is speed-up / devices. Speed-up by "
         "throughput: samples/s of n devices / those of one. By epoch time: seconds of an epoch, likewise; where the "
-        f"two are far apart a printed figure is wrong. {scaling.WALL_RULE[0].upper()}"
-        f"{scaling.WALL_RULE[1:]}.",
+        f"two are far apart a printed figure is wrong. {compare.WALL_RULE[0].upper()}"
+        f"{compare.WALL_RULE[1:]}.",
         devices,
-        tables.speedups(table),
+        scaling.speedups(table),
         "### With and without synchronisation",
         "Seconds for 5,120 images, over all devices together, so they fall as devices are added. The Theano study "
         "left the time that GPUs wait for each other out of its speed-ups; with it they are those of throughput.",
         workers,
-        tables.with_and_without_sync(table),
+        scaling.with_and_without_sync(table),
         _after(f"### The two speed-ups reconciled\n\n{explained}", _blocks(reconciled, parts) if parts else ""),
     )
 
 
-def _exchanges(table: pd.DataFrame, records: Sequence[Record], figure: str) -> str:
-    compared, stale = tables.exchanges(table, records), tables.staleness(table, records)
+def _exchanges(table: Sequence[Row], records: Sequence[Record], figure: str) -> str:
+    compared, stale = scaling.exchanges(table, records), scaling.staleness(table, records)
     return _blocks(
         _after(
             "Runs that differ only in how gradients travel, fastest first. `independent` exchanges none and is the "
@@ -238,15 +250,15 @@ def _exchanges(table: pd.DataFrame, records: Sequence[Record], figure: str) -> s
     )
 
 
-def _time(table: pd.DataFrame, records: Sequence[Record], figure: str) -> str:
-    workers = tables.worker_split(records)
+def _time(table: Sequence[Row], records: Sequence[Record], figure: str) -> str:
+    workers = runs.worker_split(records)
     return _after(
         "Wall time from the start of a run's process to its end, in parts that do not overlap and add up to it. "
         "Initialise: imports, data, network. Warm-up: the windows left out of throughput. Wait for data: training "
         "stood still for the next batch. Rest: what no part claimed.",
         _blocks(
-            figure if tables.split(table) else "",
-            tables.split(table),
+            figure if runs.split(table) else "",
+            runs.split(table),
             _after("Each worker of the runs that had several (the table above shows the slowest):", workers),
         ),
     )
@@ -256,48 +268,70 @@ def _convergence(records: Sequence[Record], epochs: str, time: str) -> str:
     return _after(
         "Validation accuracy after each epoch, and minutes of wall time, evaluations included, until it first reached "
         "a round figure; empty where it never did.",
-        _blocks(epochs, time, tables.convergence(records)) if tables.convergence(records) else "",
+        _blocks(epochs, time, runs.convergence(records)) if runs.convergence(records) else "",
     )
 
 
-def _hardware(table: pd.DataFrame, records: Sequence[Record]) -> str:
+def _hardware(table: Sequence[Row], records: Sequence[Record]) -> str:
     return _blocks(
         _after(
             "Memory at its peak, and what else the machine was doing (mean over the run):",
-            tables.memory(table),
+            runs.memory(table),
         ),
         _after(
             "Sampled once a second during the run, means; empty where the machine has no such counter:",
-            tables.hardware(records),
+            runs.hardware(records),
         ),
         _after(
             "Computation and communication apart: medians a step of a separate pass after the training. Exposed: whole "
             "step - computation alone. Hidden: the rest of the exchange. Bus bandwidth: n bytes x 2 (devices - 1) / "
             "devices / seconds of an exchange.",
-            tables.detail(records),
+            runs.detail(records),
         ),
-        _after("Cost at the price that was given:", tables.costs(records)),
+        _after("Cost at the price that was given:", runs.costs(records)),
     )
 
 
-def _studies(table: pd.DataFrame) -> str:
+# What the page says of studies that it knows: the heading, and words below it.
+_KNOWN = {
+    "theano_mpi": ("Theano-MPI: five networks on 1 to 8 GPUs", ""),
+    "keras_multi_gpu": (
+        "Keras and TensorFlow on several GPUs",
+        "Its Keras runs split a total batch over the GPUs (strong scaling), its tf_cnn_benchmarks runs had 32 samples "
+        "on each (weak scaling): the two are not to be compared with one another.",
+    ),
+    "hacksa_horovod": (
+        "Horovod: VGG, Inception and ResNet on CIFAR-10",
+        "It prints no values, only that its two speed-ups contradict each other.",
+    ),
+    "pmls_caffe": ("PMLS-Caffe: AlexNet and GoogLeNet on 8 nodes", ""),
+}
+
+
+def _counted(studies: Sequence[Study]) -> str:
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    return words[len(studies)] if len(studies) < len(words) else str(len(studies))
+
+
+def _studies(table: Sequence[Row], published: Sequence[Study]) -> str:
     def folded(title: str, body: str) -> str:
         return f"<details>\n<summary>{title}</summary>\n\n{body}\n\n</details>"
 
+    blocks = []
+    for study in published:
+        source = ", ".join(filter(None, [study.authors, study.year, study.address]))
+        heading, words = _KNOWN.get(study.name, (study.title or study.name, f"{source}." if source else ""))
+        blocks += [f"### {heading}", words]
+        if study.name == "keras_multi_gpu":
+            blocks += [folded(title, body) for title, body in sources.keras(table)]
+        elif study.name == "theano_mpi":
+            blocks.append(folded("Its rows", sources.study(table, study.name)))
+        else:
+            blocks.append(sources.study(table, study.name))
     return _blocks(
-        "What four other studies printed, in the same columns as far as they fill them. A speed-up or efficiency that "
-        "a source does not print is worked out from its own figures where they suffice.",
-        "### Theano-MPI: five networks on 1 to 8 GPUs",
-        folded("Its rows", tables.study(table, "theano_mpi")),
-        "### Keras and TensorFlow on several GPUs",
-        "Its Keras runs split a total batch over the GPUs (strong scaling), its tf_cnn_benchmarks runs had 32 samples "
-        "on each (weak scaling): the two are not to be compared with one another.",
-        *(folded(title, body) for title, body in tables.keras(table)),
-        "### Horovod: VGG, Inception and ResNet on CIFAR-10",
-        "It prints no values, only that its two speed-ups contradict each other.",
-        tables.study(table, "hacksa_horovod"),
-        "### PMLS-Caffe: AlexNet and GoogLeNet on 8 nodes",
-        tables.study(table, "pmls_caffe"),
+        f"What {_counted(published)} other studies printed, in the same columns as far as they fill them. A speed-up "
+        "or efficiency that a source does not print is worked out from its own figures where they suffice.",
+        *blocks,
     )
 
 
@@ -317,8 +351,8 @@ def _method(records: Sequence[Record]) -> str:
         "- `cifar10` are the original images. `cifar10 (jpeg)` are copies compressed with loss, so accuracy on them "
         "may differ a little from that on the originals. `synthetic` is made-up data: good for speed alone.",
     ]
-    return _blocks("\n".join(lines), _after("Machines:", tables.machines(records)))
+    return _blocks("\n".join(lines), _after("Machines:", runs.machines(records)))
 
 
 def _not_run(records: Sequence[Record]) -> str:
-    return _after("Runs of one reason in one line; those that succeeded later are left out.", tables.not_run(records))
+    return _after("Runs of one reason in one line; those that succeeded later are left out.", runs.not_run(records))

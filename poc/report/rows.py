@@ -2,58 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
-from poc import studies
 from poc.recipe import networks
 from poc.records import timing
-from poc.report import scaling
+from poc.records.row import MEASURED, PUBLISHED, Row
+from poc.report import compare
 from poc.run import Run, exchange_label
+from poc.studies import Study
 
-COLUMNS = (
-    *("origin", "study", "run_id", "infrastructure", "hardware", "framework", "network", "parameters", "dataset"),
-    *("input_shape", "batch_per_device", "total_batch", "learning_rate", "lr_rule", "devices", "virtual", "workers"),
-    *("exchange", "dtype", "layout", "epochs", "steps", "seed", "outcome", "accuracy", "seconds_per_epoch"),
-    *("samples_per_second", "spread", "windows", "utilisation", "wall_seconds", "initialise_seconds"),
-    *("warmup_seconds", "train_seconds", "data_seconds", "evaluate_seconds", "checkpoint_seconds", "rest_seconds"),
-    *("speedup_throughput", "speedup_wall", "efficiency_throughput", "efficiency_wall", "note"),
-)
-"""The columns of results/rows.csv whose names and meaning stay."""
-EXTRAS = (
-    *("scaling", "speedup_without_sync", "flag", "printed", "kind", "cores_per_worker", "setting", "recipe"),
-    *("started", "quick", "accuracy_last4", "accuracy_mean", "accuracy_spread", "throughput_mean"),
-    *("throughput_spread", "repeats", "dropped_windows", "samples_trained", "warmup_samples"),
-    *("usual_wait_per_sample", "host_peak_bytes", "device_peak_bytes", "others_busy_cores", "joules_per_sample"),
-    *("train_seconds_per_5120", "communication_seconds_per_5120", "sync_seconds_per_5120"),
-    *("data_seconds_per_5120", "computes", "superseded", "multiply_adds", "flops", "peak_flops", "peak_share"),
-    *("fixed", "disturbed"),
-)
-"""Columns after those: `setting` is what rows of a series share; `repeats` counts runs alike but for their seed;
-`fixed` is true where one fixed batch was trained on, `disturbed` where the note says so; `computes` is the run's id as
-it would be today; `superseded` is true for a take of a run that was taken again later. `multiply_adds` are of one
-image's forward pass; `flops` is the arithmetic of training, `FLOPS_RULE`, at the throughput; `peak_flops` that of a
-large matrix product on the same devices right after, `peak_share` the one over the other."""
 Record = dict[str, Any]
 """In the form of `poc.records.record.Record.to_json`."""
 FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward and twice backward"
-
-_TEXT = (
-    *("origin", "study", "run_id", "infrastructure", "hardware", "framework", "network", "dataset", "input_shape"),
-    *("lr_rule", "exchange", "dtype", "layout", "outcome", "note", "scaling", "flag", "printed", "kind", "setting"),
-    *("recipe", "started", "computes"),
-)
-_COUNTS = (
-    *("parameters", "batch_per_device", "total_batch", "devices", "workers", "epochs", "steps", "seed", "windows"),
-    *("cores_per_worker", "repeats", "dropped_windows", "samples_trained", "warmup_samples", "host_peak_bytes"),
-    *("device_peak_bytes",),
-)
-_FLAGS = ("virtual", "quick", "superseded", "fixed", "disturbed")
 
 # Fields of a run that may differ within a series over devices, or that only say how it was cut or asked for.
 _VARIED = (
@@ -69,21 +34,24 @@ BUSY = 0.05
 """Share of a machine's cores that other processes may keep busy before a row's note says so."""
 
 
-def collect(records: Sequence[Record]) -> pd.DataFrame:
+def collect(records: Sequence[Record], published: Iterable[Study]) -> list[Row]:
     """One row a record, in the order of `ordered`, then every published row, in that of its source.
 
-    The columns are `COLUMNS` and `EXTRAS`: text empty where unknown, counts `Int64` and measures `float64`, missing
-    where unknown. Units: seconds, samples per second, bytes, fractions of one. Speed-ups are worked out
-    (`poc.report.scaling`) where the source prints none; a row in a weak and in a strong series shows the weak one's.
-    A superseded row, which no table but that of the takes shows, has none.
+    Speed-ups are worked out (`poc.report.compare`) where the source prints none; a row in a weak and in a strong series
+    shows the weak one's. A superseded row, which no table but that of the takes shows, has none.
     """
     standing = {id(record) for record in last_takes(records)}
-    measured = [{**_row(record), "superseded": id(record) not in standing} for record in ordered(records)]
-    printed = [{**row, "kind": _kind(row)} for row in studies.load().to_dict("records")]
-    shown = [row for row in measured if not row["superseded"]]
+    measured = [from_record(record, superseded=id(record) not in standing) for record in ordered(records)]
+    printed = [dataclasses.replace(row) for study in published for row in study.rows]
+    shown = [row for row in measured if not row.superseded]
     _add_repeats(shown)
     _add_speedups([*shown, *printed])
-    return _typed([*measured, *printed])
+    return [*measured, *printed]
+
+
+def main_study(rows: Iterable[Row]) -> str:
+    """The name of the study that comes first; empty where nothing is published."""
+    return next((row.study for row in rows if row.origin == PUBLISHED), "")
 
 
 def last_takes(records: Sequence[Record]) -> list[Record]:
@@ -124,12 +92,6 @@ def ordered(records: Sequence[Record]) -> list[Record]:
     return sorted(records, key=place)
 
 
-def to_csv(rows: pd.DataFrame) -> str:
-    """The text of rows.csv: figures to ten digits, empty where unknown."""
-    text: str = rows.to_csv(index=False, float_format="%.10g", lineterminator="\n")
-    return text
-
-
 def workers(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Where each worker's time went, for runs of several: run_id, infrastructure, worker, wall_seconds, its parts.
 
@@ -149,7 +111,8 @@ def workers(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def _row(record: Record) -> dict[str, Any]:
+def from_record(record: Record, *, superseded: bool = False) -> Row:
+    """The row of one record, without what it takes other rows to know."""
     run, hardware = record["run"], record["hardware"]
     windows = timing.windows_from(record)
     rate = timing.throughput(windows)
@@ -157,68 +120,70 @@ def _row(record: Record) -> dict[str, Any]:
     accuracies = [one["accuracy"] for one in record["evaluations"]]
     monitored = (record.get("monitor") or {}).get("devices", [])
     memory = record["memory"]
-    row: dict[str, Any] = {
-        "origin": "measured",
-        "run_id": record["run_id"],
-        "infrastructure": record["infrastructure"],
-        "hardware": hardware["description"],
-        "framework": framework(record),
-        "network": run["model"],
-        "parameters": record["parameters"],
-        "dataset": record["dataset"],
-        "input_shape": "3x{0}x{0}".format(run["data"]["crop"]),
-        "batch_per_device": run["batch_per_device"],
-        "total_batch": run["total_batch"],
-        "learning_rate": run["learning_rate"],
-        "lr_rule": run["lr_rule"],
-        "devices": run["devices"],
-        "virtual": run["virtual"],
-        "workers": run.get("workers", 1),
-        "exchange": exchange_label(run) if run["devices"] > 1 else "",
-        "dtype": run.get("dtype", "float32"),
-        "layout": run.get("layout", "NCHW"),
-        "epochs": steps // run["steps_per_epoch"] if windows else None,
-        "steps": steps if windows else None,
-        "seed": run["seed"],
-        "outcome": record["outcome"],
-        "accuracy": accuracies[-1] if accuracies else None,
-        "seconds_per_epoch": _epoch_seconds(windows, run["steps_per_epoch"]),
-        "utilisation": _mean([one.get("utilisation") for one in monitored]),
-        "wall_seconds": record["wall"],
-        "note": _note(record, steps),
-        "kind": run["kind"],
-        "cores_per_worker": run.get("cores_per_worker"),
-        "setting": _setting(run),
-        "recipe": run["recipe"],
-        "computes": _computes(record),
-        "started": record["started"],
-        "quick": run["quick"],
-        "fixed": bool(run["data"].get("fixed")),
-        "disturbed": _disturbed(record),
-        "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
-        "samples_trained": sum(window.samples for window in windows) if windows else None,
-        "host_peak_bytes": memory["host_peak_bytes"],
-        "device_peak_bytes": memory["device_peak_bytes"],
-        "others_busy_cores": record["others_busy_cores"],
+    row = Row(
+        origin=MEASURED,
+        run_id=record["run_id"],
+        infrastructure=record["infrastructure"],
+        hardware=hardware["description"],
+        framework=framework(record),
+        network=run["model"],
+        parameters=record["parameters"],
+        dataset=record["dataset"],
+        input_shape="3x{0}x{0}".format(run["data"]["crop"]),
+        batch_per_device=run["batch_per_device"],
+        total_batch=run["total_batch"],
+        learning_rate=run["learning_rate"],
+        lr_rule=run["lr_rule"],
+        devices=run["devices"],
+        virtual=run["virtual"],
+        workers=run.get("workers", 1),
+        exchange=exchange_label(run) if run["devices"] > 1 else "",
+        dtype=run.get("dtype", "float32"),
+        layout=run.get("layout", "NCHW"),
+        epochs=steps // run["steps_per_epoch"] if windows else None,
+        steps=steps if windows else None,
+        seed=run["seed"],
+        outcome=record["outcome"],
+        accuracy=accuracies[-1] if accuracies else None,
+        seconds_per_epoch=_epoch_seconds(windows, run["steps_per_epoch"]),
+        utilisation=_mean([one.get("utilisation") for one in monitored]),
+        wall_seconds=record["wall"],
+        note=_note(record, steps),
+        kind=run["kind"],
+        cores_per_worker=run.get("cores_per_worker"),
+        setting=_setting(run),
+        recipe=run["recipe"],
+        computes=_computes(record),
+        started=record["started"],
+        quick=run["quick"],
+        fixed=bool(run["data"].get("fixed")),
+        disturbed=_disturbed(record),
+        accuracy_last4=statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
+        samples_trained=sum(window.samples for window in windows) if windows else None,
+        host_peak_bytes=memory["host_peak_bytes"],
+        device_peak_bytes=memory["device_peak_bytes"],
+        others_busy_cores=record["others_busy_cores"],
+        superseded=superseded,
         **_detail(record),
-    }
+    )
     if record["wall"] is not None:
-        row.update(_split(record["wall"], record["parts"], windows))
-    joules = [one.get("joules") for one in monitored]
+        _fill(row, _split(record["wall"], record["parts"], windows))
+    joules = [device.get("joules") for device in monitored]
     if joules and None not in joules and windows:
-        row["joules_per_sample"] = sum(joules) / row["samples_trained"]
+        row.joules_per_sample = sum(joules) / row.samples_trained
     if rate is not None:
         kept = windows[rate.dropped :]
-        row.update(
-            samples_per_second=rate.median,
-            spread=rate.spread,
-            windows=rate.windows,
-            dropped_windows=rate.dropped,
-            warmup_samples=sum(window.samples for window in windows[: rate.dropped]),
-            usual_wait_per_sample=statistics.median(window.waited / window.samples for window in kept),
-            **_arithmetic(record, rate.median),
-        )
+        row.samples_per_second, row.spread, row.windows = rate.median, rate.spread, rate.windows
+        row.dropped_windows = rate.dropped
+        row.warmup_samples = sum(window.samples for window in windows[: rate.dropped])
+        row.usual_wait_per_sample = statistics.median(window.waited / window.samples for window in kept)
+        _fill(row, _arithmetic(record, rate.median))
     return row
+
+
+def _fill(row: Row, figures: Mapping[str, float | None]) -> None:
+    for name, figure in figures.items():
+        setattr(row, name, figure)
 
 
 def _arithmetic(record: Record, samples_per_second: float) -> dict[str, float | None]:
@@ -238,10 +203,6 @@ def framework(record: Record) -> str:
     names = {"mxnet": "MXNet", "mxnet-cu112": "MXNet", "torch": "PyTorch"}
     found = (f"{names[package]} {version}" for package, version in record["versions"].items() if package in names)
     return next(found, "MXNet")
-
-
-def _kind(row: dict[Any, Any]) -> str:
-    return "" if pd.isna(row["devices"]) else "gpu" if row["devices"] else "cpu"
 
 
 def _setting(run: dict[str, Any]) -> str:
@@ -311,7 +272,7 @@ def _split(wall: float, parts: dict[str, float], windows: Sequence[timing.Window
     return {f"{part}_seconds": seconds for part, seconds in timing.split(wall, parts, windows).items()}
 
 
-def _detail(record: Record) -> dict[str, float | None]:
+def _detail(record: Record) -> dict[str, Any]:
     """Seconds for 5,120 images in the Theano study's terms; those of training, communication and sync add up to a step.
 
     Training is a step without any exchange, synchronisation the wait for slower workers, and communication what else
@@ -337,57 +298,43 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(found) if found else None
 
 
-def _add_repeats(rows: list[dict[str, Any]]) -> None:
+def _add_repeats(rows: Sequence[Row]) -> None:
     """Mean, standard deviation and number over the seeds of runs that are otherwise equal, in each of their rows."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        if row["outcome"] == "completed":
-            groups.setdefault(tuple(row[name] for name in _ALIKE), []).append(row)
+        if row.outcome == "completed":
+            groups.setdefault(tuple(getattr(row, name) for name in _ALIKE), []).append(row)
     for group in groups.values():
         if len(group) < 2:
             continue
-        summary: dict[str, Any] = {"repeats": len(group)}
-        for name, column in (("accuracy", "accuracy"), ("throughput", "samples_per_second")):
-            values = [row[column] for row in group if row.get(column) is not None]
-            if len(values) == len(group):
-                summary[f"{name}_mean"] = statistics.fmean(values)
-                summary[f"{name}_spread"] = statistics.stdev(values)
+        accuracies = [row.accuracy for row in group]
+        rates = [row.samples_per_second for row in group]
         for row in group:
-            row.update(summary)
+            row.repeats = len(group)
+            if None not in accuracies:
+                row.accuracy_mean, row.accuracy_spread = statistics.fmean(accuracies), statistics.stdev(accuracies)
+            if None not in rates:
+                row.throughput_mean, row.throughput_spread = statistics.fmean(rates), statistics.stdev(rates)
 
 
-def _add_speedups(rows: list[dict[Any, Any]]) -> None:
+def _add_speedups(rows: Sequence[Row]) -> None:
     """Fills in speed-ups and efficiencies, and which kind of series they are of, where the source prints none."""
 
-    def fill(row: Any, name: str, figure: float | None) -> None:
-        if scaling.known(row, name) is None:
-            row[name] = figure
+    def fill(row: Row, name: str, figure: float | None) -> None:
+        if getattr(row, name) is None:
+            setattr(row, name, figure)
 
     # The last one wins: strong series come after weak ones, and a weak one is to be shown.
-    shown: dict[int, tuple[Any, scaling.Series]] = {}
-    for series in reversed(scaling.series(rows)):
+    shown: dict[Row, compare.Series] = {}
+    for series in reversed(compare.series(rows)):
         for row in (*series.alone, *series.rows):
-            shown[id(row)] = (row, series)
-    for row, series in shown.values():
-        row["scaling"] = series.kind
-        fill(row, "speedup_throughput", scaling.by_throughput(series.alone, row))
-        fill(row, "speedup_wall", scaling.by_wall(series.alone, row))
-        fill(row, "speedup_without_sync", scaling.without_sync(series.alone, row))
+            shown[row] = series
+    for row, series in shown.items():
+        row.scaling = series.kind
+        fill(row, "speedup_throughput", compare.by_throughput(series.alone, row))
+        fill(row, "speedup_wall", compare.by_wall(series.alone, row))
+        fill(row, "speedup_without_sync", compare.without_sync(series.alone, row))
     for row in rows:
-        devices = int(scaling.known(row, "devices") or 0)
         for kind in ("throughput", "wall"):
-            fill(row, f"efficiency_{kind}", scaling.efficiency(scaling.known(row, f"speedup_{kind}"), devices))
-
-
-def _typed(rows: Sequence[dict[Any, Any]]) -> pd.DataFrame:
-    columns: dict[str, Any] = {}
-    for name in (*COLUMNS, *EXTRAS):
-        values = [row.get(name) for row in rows]
-        if name in _TEXT:
-            columns[name] = pd.Series([value or "" for value in values], dtype=object)
-        elif name in _FLAGS:
-            columns[name] = pd.Series([bool(value) for value in values], dtype=bool)
-        else:
-            numbers = pd.Series([scaling.known(row, name) for row in rows], dtype="float64")
-            columns[name] = numbers.astype("Int64") if name in _COUNTS else numbers
-    return pd.DataFrame(columns)
+            speedup = getattr(row, f"speedup_{kind}")
+            fill(row, f"efficiency_{kind}", compare.efficiency(speedup, row.devices or 0))

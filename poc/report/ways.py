@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from poc import studies
 from poc.records import noise
-from poc.report.rows import Record, ordered
+from poc.records.row import Row
+from poc.report.rows import Record, main_study, ordered
 from poc.values import value
 
 SHOWN = ("completed", "diverged")
@@ -160,12 +160,10 @@ def comparisons(records: Sequence[Record]) -> list[Comparison]:
     return sorted(found, key=lambda one: (-one.epochs, one.network))
 
 
-def printed(network: str, epochs: int) -> list[dict[Any, Any]]:
-    """The published rows of the main study for a network and a number of epochs, missing figures as None."""
-    rows = studies.load()
-    chosen = rows[(rows["study"] == studies.STUDIES[0]) & (rows["network"] == network) & (rows["epochs"] == epochs)]
-    plain: list[dict[Any, Any]] = chosen.astype(object).where(chosen.notna(), None).to_dict("records")
-    return [row for row in plain if not row["flag"]]
+def printed(rows: Sequence[Row], network: str, epochs: int) -> list[Row]:
+    """The rows of the main study for a network and a number of epochs."""
+    main = main_study(rows)
+    return [row for row in rows if (row.study, row.network, row.epochs) == (main, network, epochs) and main]
 
 
 def epochs_to(training: Training, accuracy: float) -> int | None:

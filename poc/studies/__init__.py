@@ -1,4 +1,8 @@
-"""What five earlier studies printed, as data: one CSV a study, all in the same columns.
+"""What earlier studies printed: one CSV a study, in columns of rows.csv (`poc.records.row.Row`).
+
+Lines before the header name the study: `# title: ...`, `# authors: ...`, `# year: ...`, `# address: ...`, and in a few
+words what it is `# about: ...`. The lowest `# order: ...` is the main study, beside which measured runs are shown. A
+file may leave out lines, and columns.
 
 A cell holds a figure as its source printed it (percentages as fractions of one, hours as seconds), and is
 empty where the source is silent. Three things were added, and only these: a batch size per device or in
@@ -15,87 +19,117 @@ together, so they fall as devices are added.
 from __future__ import annotations
 
 import csv
+import io
 import re
-from collections.abc import Hashable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+from poc.records.row import COLUMNS, PUBLISHED, Row
+from poc.values import UserError, nearest, value
 
-from poc.values import UserError
+PRINTED = tuple(name for name, field in COLUMNS.items() if field.metadata["printed"])
+"""The columns that the file of a study may have."""
+_HEAD = re.compile(r"(?:#.*\n)*")
+_NUMBERS = {"Count": (re.compile(r"[0-9]{1,12}"), int), "Measure": (re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?"), float)}
 
-STUDIES = ("beeva_poc_mxnet", "theano_mpi", "keras_multi_gpu", "hacksa_horovod", "pmls_caffe")
-
-TEXT_COLUMNS = (
-    "study",
-    "infrastructure",
-    "hardware",
-    "framework",
-    "network",
-    "dataset",
-    "input_shape",
-    "exchange",
-    "layout",
-    "scaling",
-    "note",
-    "printed",
-)
-COUNT_COLUMNS = ("parameters", "batch_per_device", "total_batch", "devices", "epochs")
-MEASURE_COLUMNS = (
-    *("learning_rate", "accuracy", "seconds_per_epoch", "samples_per_second", "utilisation"),
-    *("train_seconds_per_5120", "communication_seconds_per_5120", "sync_seconds_per_5120"),
-    *("speedup_throughput", "speedup_wall", "efficiency_throughput", "efficiency_wall"),
-)
-_COUNT = re.compile(r"[0-9]{1,12}")
-_MEASURE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
-
+Contradictions = dict[tuple[str, ...], str]
+"""What disagrees, in words, by the columns that do."""
 CIFAR10_TRAINING_IMAGES = 50_000
 EPOCH_TOLERANCE = 0.05
 
-SERIES = ("study", "infrastructure", "framework", "network", "dataset", "input_shape", "layout", "scaling")
+
+@value
+class Study:
+    """What one file says; its text fields are empty where the file is silent."""
+
+    name: str
+    """That of its file."""
+    rows: tuple[Row, ...]
+    """In the order of the source; `flag` and `contradicts` are what `contradictions` finds."""
+    title: str = ""
+    authors: str = ""
+    year: str = ""
+    address: str = ""
+    about: str = ""
+    order: str = "999"
 
 
-def load(folder: Path = Path(__file__).parent) -> pd.DataFrame:
-    """Every row of every study in `folder`, the main study first, each in the order of its source.
+def load(own: Sequence[Path] = (), folder: Path = Path(__file__).parent) -> list[Study]:
+    """Every study in `folder` by its order, those without by name, and then the user's `own` files.
 
-    Text columns are strings, empty where unknown; counts are `Int64` and measures `float64`, missing where
-    unknown. Units: seconds, samples per second, fractions of one. Added to the columns of the files:
-    `origin`, always "published", and `flag`, what `contradictions` finds in the row.
-
-    Raises UserError where a file is missing, is no such CSV, or has something else where a number belongs.
+    Raises UserError where a file cannot be read or understood, and where two have the same name.
     """
-    printed = pd.concat([_read(folder / f"{study}.csv") for study in STUDIES], ignore_index=True)
-    return _as_numbers(printed).assign(origin="published", flag=contradictions(printed))
+    studies = sorted(map(_read, folder.glob("*.csv")), key=lambda study: (int(study.order), study.name))
+    for path in own:
+        if path.stem in {study.name for study in studies}:
+            raise UserError(f"--study: {path.stem!r} is the name of another study; rename {path}")
+        studies.append(_read(path))
+    return studies
 
 
-def _read(path: Path) -> pd.DataFrame:
-    """The cells of one file, as text. Raises UserError."""
+def _read(path: Path) -> Study:
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            header, *lines = csv.reader(file, strict=True)
+            text = file.read()
+        table = _HEAD.match(text).end()  # type: ignore[union-attr]
+        header, *lines = csv.reader(io.StringIO(text[table:], newline=""), strict=True)
     except (OSError, ValueError, csv.Error) as error:  # of ValueError: no header, or bytes that are no text
-        reason = " ".join(str(error).split())
-        raise UserError(f"published: {path} cannot be read ({reason}); put back the one that came with this") from None
-    columns = (*TEXT_COLUMNS, *COUNT_COLUMNS, *MEASURE_COLUMNS)
-    if sorted(header) != sorted(columns):
-        raise UserError(f"published: {path} has other columns than {', '.join(columns)}; put them back")
-    for number, cells in enumerate(lines, start=2):
+        raise UserError(f"study: {path} cannot be read ({' '.join(str(error).split())}); give a CSV") from None
+    head = dict(_described(path, line) for line in text[:table].splitlines())
+    for name in header:
+        if name not in PRINTED:
+            raise UserError(f"study: {path} has a column {name[:40]!r}; {nearest(name, PRINTED)}")
+        if header.count(name) > 1:
+            raise UserError(f"study: {path} has the column {name} twice; give it once")
+    texts = []
+    for number, cells in enumerate(lines, start=1):
         if len(cells) != len(header):
-            raise UserError(f"published: {path}, row {number} has {len(cells)} cells, the header {len(header)}")
-        for name, cell in zip(header, cells):
-            kind = None if name in TEXT_COLUMNS else _COUNT if name in COUNT_COLUMNS else _MEASURE
-            if cell and kind and not kind.fullmatch(cell):
+            raise UserError(f"study: {path}, row {number} has {len(cells)} cells, the header {len(header)}")
+        texts.append({**dict.fromkeys(PRINTED, ""), **dict(zip(header, cells))})
+    try:
+        rows = [_row(path.stem, text) for text in texts]
+    except UserError as error:
+        raise UserError(f"study: {path}, {error}") from None
+    for row, found in zip(rows, contradictions(texts, rows)):
+        row.flag = "; ".join(found.values())
+        row.contradicts = " ".join(dict.fromkeys(name for names in found for name in names))
+    return Study(**head, name=path.stem, rows=tuple(rows))
+
+
+def _described(path: Path, line: str) -> tuple[str, str]:
+    name, _, text = line.strip("# \r\n").partition(":")
+    names = ("title", "authors", "year", "address", "about", "order")
+    if name not in names:
+        raise UserError(f"study: {path} begins with {line.strip()[:40]!r}; {nearest(name, names)}")
+    if name == "order" and not _NUMBERS["Count"][0].fullmatch(text.strip()):
+        raise UserError(f"study: {path} has the order {text.strip()[:40]!r}; give a whole number")
+    return name, text.strip()
+
+
+def _row(study: str, text: Mapping[str, str]) -> Row:
+    figures: dict[str, Any] = {}
+    for name, cell in text.items():
+        kind = str(COLUMNS[name].type)
+        if kind not in _NUMBERS:
+            figures[name] = cell
+        elif cell:
+            pattern, number = _NUMBERS[kind]
+            if not pattern.fullmatch(cell):
                 raise UserError(
-                    f"published: {path}, row {number}: {name} is {cell[:40]!r}; give a number as the source prints it, "
+                    f"row {text['printed'][:40]!r}: {name} is {cell[:40]!r}; give a number as the source prints it, "
                     "or nothing"
                 )
-    return pd.DataFrame(lines, columns=header, dtype=str)
+            figures[name] = number(cell)
+    devices = figures.get("devices")
+    kind = "" if devices is None else "gpu" if devices else "cpu"
+    return Row(origin=PUBLISHED, study=study, kind=kind, **figures)
 
 
-def contradictions(printed: pd.DataFrame) -> pd.Series:
+def contradictions(texts: Sequence[Mapping[str, str]], rows: Sequence[Row]) -> list[Contradictions]:
     """What disagrees within each row, or between it and its series on one device; empty where nothing does.
 
-    `printed` has the columns of the files, as text, because how many digits a source printed says how far its
+    `texts` are the cells of `rows` as text, because how many digits a source printed says how far its
     figures can be trusted: each may be off by one unit of its last digit (rounded or cut off). The zeros that
     an integer ends in are not digits, but for its first two: 2600 is trusted to 100, 10000 to 1000. Beyond
     that, these must agree:
@@ -107,102 +141,63 @@ def contradictions(printed: pd.DataFrame) -> pd.Series:
     - a speed-up by throughput and the row's samples/s / those of its series on one device;
     - an efficiency and its speed-up / devices.
     """
-    texts = printed.to_dict("records")
-    rows = _as_numbers(printed).to_dict("records")
     on_one_device = {
         _series(row): text["samples_per_second"]
         for text, row in zip(texts, rows)
-        if text["devices"] == "1" and text["scaling"] and text["samples_per_second"]
+        if row.devices == 1 and row.scaling and row.samples_per_second
     }
-    flags = ["; ".join(_disagreements(text, row, on_one_device)) for text, row in zip(texts, rows)]
-    return pd.Series(flags, index=printed.index, dtype=object)
+    return [_disagreements(text, row, on_one_device) for text, row in zip(texts, rows)]
 
 
-def speedups(frame: pd.DataFrame) -> pd.DataFrame:
-    """Speed-ups of the Theano study, from its seconds for 5,120 images.
-
-    `frame` is `load()`'s. Returns, under its index, a row for each of its rows that has training seconds:
-    study, infrastructure, framework, network, batch_per_device, devices, printed, `speedup_without_sync`
-    (training and communication, as the study has it) and `speedup_with_sync` (synchronisation too, which the
-    study leaves out); missing where a series has no row on one device. The run without processor binding is a
-    second row on eight devices, told apart by `printed`.
-    """
-    rows = frame[frame["train_seconds_per_5120"].notna()]
-    without_sync = rows["train_seconds_per_5120"] + rows["communication_seconds_per_5120"].fillna(0.0)
-    with_sync = without_sync + rows["sync_seconds_per_5120"].fillna(0.0)
-
-    series = ["study", "infrastructure", "framework", "network", "batch_per_device"]
-    result = rows[[*series, "devices", "printed"]].copy()
-    keys = pd.MultiIndex.from_frame(rows[series])
-    alone = (rows["devices"] == 1).to_numpy()
-    for column, seconds in (("speedup_without_sync", without_sync), ("speedup_with_sync", with_sync)):
-        one_device = pd.Series(seconds.to_numpy()[alone], index=keys[alone])
-        result[column] = one_device.reindex(keys).to_numpy() / seconds.to_numpy()
-    return result
+def _series(row: Row) -> tuple[Any, ...]:
+    held_fixed = row.total_batch if row.scaling == "strong" else row.batch_per_device
+    same = (row.infrastructure, row.framework, row.network, row.dataset, row.input_shape, row.layout, row.scaling)
+    return (*same, held_fixed)
 
 
-def _as_numbers(printed: pd.DataFrame) -> pd.DataFrame:
-    columns = {}
-    for name in printed.columns:
-        if name in TEXT_COLUMNS:
-            columns[name] = printed[name]
-        else:
-            numbers = pd.to_numeric(printed[name].where(printed[name] != ""))
-            columns[name] = numbers.astype("Int64" if name in COUNT_COLUMNS else "float64")
-    return pd.DataFrame(columns)
+def _disagreements(text: Mapping[str, str], row: Row, on_one_device: Mapping[tuple[Any, ...], str]) -> Contradictions:
+    found: Contradictions = {}
+    devices, rate_unit = row.devices, _last_digit(text["samples_per_second"])
 
+    if row.dataset == "cifar10" and row.seconds_per_epoch and row.samples_per_second:
+        implied = CIFAR10_TRAINING_IMAGES / row.seconds_per_epoch
+        implied_unit = implied * _last_digit(text["seconds_per_epoch"]) / row.seconds_per_epoch
+        if abs(implied - row.samples_per_second) > rate_unit + implied_unit + EPOCH_TOLERANCE * implied:
+            found["seconds_per_epoch", "samples_per_second"] = (
+                f"{row.seconds_per_epoch:g} s an epoch is {implied:,.0f} samples/s, "
+                f"printed {row.samples_per_second:,.0f}"
+            )
 
-def _series(row: dict[Hashable, Any]) -> tuple[Any, ...]:
-    held_fixed = row["total_batch" if row["scaling"] == "strong" else "batch_per_device"]
-    return (*(row[name] for name in SERIES), None if pd.isna(held_fixed) else held_fixed)
+    counted = re.search(r"\((\d+)-\d+%\)", row.printed)
+    if counted and devices is not None and int(counted[1]) != devices:
+        found["devices", "utilisation"] = f"{devices} devices, but the utilisation is of {counted[1]}"
 
-
-def _disagreements(
-    text: dict[Hashable, Any], row: dict[Hashable, Any], on_one_device: dict[tuple[Any, ...], str]
-) -> list[str]:
-    def printed(*names: str) -> bool:
-        return all(text[name] for name in names)
-
-    found = []
-    rate, devices = row["samples_per_second"], row["devices"]
-    rate_unit = _last_digit(text["samples_per_second"])
-
-    if row["dataset"] == "cifar10" and printed("seconds_per_epoch", "samples_per_second"):
-        seconds = row["seconds_per_epoch"]
-        implied = CIFAR10_TRAINING_IMAGES / seconds
-        implied_unit = implied * _last_digit(text["seconds_per_epoch"]) / seconds
-        if abs(implied - rate) > rate_unit + implied_unit + EPOCH_TOLERANCE * implied:
-            found.append(f"{seconds:g} s an epoch is {implied:,.0f} samples/s, printed {rate:,.0f}")
-
-    counted = re.search(r"\((\d+)-\d+%\)", text["printed"])
-    if counted and printed("devices") and int(counted[1]) != devices:
-        found.append(f"{devices} devices, but the utilisation is of {counted[1]}")
-
-    if printed("total_batch", "batch_per_device", "devices"):
-        total = row["batch_per_device"] * max(devices, 1)
-        if total != row["total_batch"]:
-            found.append(
-                f"{row['batch_per_device']} a device x {devices} is a batch of {total}, printed {row['total_batch']}"
+    if None not in (row.total_batch, row.batch_per_device, devices):
+        total = row.batch_per_device * max(devices, 1)
+        if total != row.total_batch:
+            found["batch_per_device", "devices", "total_batch"] = (
+                f"{row.batch_per_device} a device x {devices} is a batch of {total}, printed {row.total_batch}"
             )
 
     alone = on_one_device.get(_series(row))
-    if alone and printed("speedup_throughput", "samples_per_second"):
-        implied = rate / float(alone)
+    if alone and row.speedup_throughput is not None and row.samples_per_second:
+        implied = row.samples_per_second / float(alone)
         implied_unit = (rate_unit + implied * _last_digit(alone)) / float(alone)
-        if abs(implied - row["speedup_throughput"]) > _last_digit(text["speedup_throughput"]) + implied_unit:
-            found.append(
-                f"{rate:g} / {alone} samples/s is a speed-up of {implied:.2f}, printed {row['speedup_throughput']:g}"
+        if abs(implied - row.speedup_throughput) > _last_digit(text["speedup_throughput"]) + implied_unit:
+            found["samples_per_second", "speedup_throughput"] = (
+                f"{row.samples_per_second:g} / {alone} samples/s is a speed-up of {implied:.2f}, "
+                f"printed {row.speedup_throughput:g}"
             )
 
     for kind in ("throughput", "wall"):
-        speedup, efficiency = f"speedup_{kind}", f"efficiency_{kind}"
-        if printed(speedup, efficiency, "devices") and devices > 0:
-            implied = row[speedup] / devices
-            unit = _last_digit(text[efficiency]) + _last_digit(text[speedup]) / devices
-            if abs(implied - row[efficiency]) > unit:
-                found.append(
-                    f"speed-up {row[speedup]:g} / {devices} devices is an efficiency of {implied:.3f}, "
-                    f"printed {row[efficiency]:g}"
+        speedup, efficiency = getattr(row, f"speedup_{kind}"), getattr(row, f"efficiency_{kind}")
+        if speedup is not None and efficiency is not None and devices:
+            implied = speedup / devices
+            unit = _last_digit(text[f"efficiency_{kind}"]) + _last_digit(text[f"speedup_{kind}"]) / devices
+            if abs(implied - efficiency) > unit:
+                found[f"speedup_{kind}", f"efficiency_{kind}"] = (
+                    f"speed-up {speedup:g} / {devices} devices is an efficiency of {implied:.3f}, "
+                    f"printed {efficiency:g}"
                 )
     return found
 

@@ -1,21 +1,17 @@
-"""Speed-up and efficiency over devices, what the two speed-ups hide from each other, and what is only noise.
-
-Pure functions of rows: mappings with the columns of results/rows.csv, a missing figure being None or NaN, so
-`rows.to_dict("records")` of the table is what they take.
-"""
+"""Speed-up and efficiency over devices, what the two speed-ups hide from each other, and what is only noise."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from scipy.stats import t
+
+from poc.records.row import PUBLISHED, Row
 from poc.records.timing import PARTS
 from poc.values import value
-
-Row = Mapping[str, Any]
 
 WEAK, STRONG = "weak", "strong"
 HELD_FIXED = {WEAK: "batch_per_device", STRONG: "total_batch"}
@@ -37,14 +33,6 @@ WALL_RULE = (
     f"where the numbers of samples trained are within {SAME_WORK:.0%} of each other (whole batches leave a remainder)"
 )
 
-# Two-sided 95% points of Student's t distribution for 1 to 30 degrees of freedom.
-_T95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-_NORMAL95 = 1.960
-
 
 @value
 class Series:
@@ -60,7 +48,7 @@ class Series:
     @property
     def batch(self) -> int:
         """The batch that is held fixed, in samples: of each device in a weak series, of all in a strong one."""
-        return int(self.alone[0][HELD_FIXED[self.kind]])
+        return int(getattr(self.alone[0], HELD_FIXED[self.kind]))
 
 
 @value
@@ -105,20 +93,19 @@ def series(rows: Iterable[Row]) -> list[Series]:
     usable = [row for row in rows if _usable(row)]
     found = []
     for kind, held in HELD_FIXED.items():
-        fitting = [row for row in usable if row["origin"] != "published" or row["scaling"] == kind]
+        fitting = [row for row in usable if row.origin != PUBLISHED or row.scaling == kind]
         groups: dict[tuple[Any, ...], tuple[list[Row], list[Row]]] = {}
         on_one: dict[tuple[Any, ...], list[Row]] = {}
         for row in fitting:
-            if row["devices"] == 1:
+            if row.devices == 1:
                 on_one.setdefault(_shared(row, held), []).append(row)
         for row in fitting:
             key = _shared(row, held)
-            alone = _baselines(on_one.get(key, []), row, kind) if row["devices"] > 1 else []
+            alone = _baselines(on_one.get(key, []), row, kind) if row.devices > 1 else []
             if alone:
-                group = (*key, row["exchange"], *map(id, alone))
-                groups.setdefault(group, (alone, []))[1].append(row)
+                groups.setdefault((*key, row.exchange, *alone), (alone, []))[1].append(row)
         found += [
-            Series(kind=kind, alone=tuple(alone), rows=tuple(sorted(others, key=lambda row: int(row["devices"]))))
+            Series(kind=kind, alone=tuple(alone), rows=tuple(sorted(others, key=lambda row: int(row.devices))))
             for alone, others in groups.values()
         ]
     return found
@@ -126,26 +113,25 @@ def series(rows: Iterable[Row]) -> list[Series]:
 
 def by_throughput(alone: Sequence[Row], row: Row) -> float | None:
     """Samples/s of `row` over those of one device (where several rows are `alone`: samples over their mean time)."""
-    each = [rate(one) for one in alone]
-    own = rate(row)
-    return _ratio([1 / one if one else None for one in each], 1 / own if own else None)
+    own, rates = rate(row), map(rate, alone)
+    return _ratio([1 / other if other else None for other in rates], 1 / own if own else None)
 
 
 def by_epoch_time(alone: Sequence[Row], row: Row) -> float | None:
     """Seconds of an epoch on one device over those of `row`: training and waiting for data, no evaluation."""
-    return _ratio([known(one, "seconds_per_epoch") for one in alone], known(row, "seconds_per_epoch"))
+    return _ratio([base.seconds_per_epoch for base in alone], row.seconds_per_epoch)
 
 
 def by_wall(alone: Sequence[Row], row: Row) -> float | None:
     """Wall seconds for each sample trained, on one device over those of `row`; None for unequal work (`WALL_RULE`)."""
-    if not all(_same_work(one, row) for one in alone):
+    if not all(_same_work(base, row) for base in alone):
         return None
-    return _ratio([_wall_per_sample(one) for one in alone], _wall_per_sample(row))
+    return _ratio([_wall_per_sample(base) for base in alone], _wall_per_sample(row))
 
 
 def without_sync(alone: Sequence[Row], row: Row) -> float | None:
     """Speed-up as the Theano study has it: seconds of training and communication alone, no waiting for one another."""
-    return _ratio([_seconds_without_sync(one) for one in alone], _seconds_without_sync(row))
+    return _ratio([_seconds_without_sync(base) for base in alone], _seconds_without_sync(row))
 
 
 def efficiency(speedup: float | None, devices: int) -> float | None:
@@ -161,15 +147,12 @@ def reconcile(alone: Sequence[Row], row: Row) -> Reconciliation | None:
     (t1 + sum(o1)) / w, and S less that is the sum over the parts of (S x o - o1) / w: a part costs speed-up as far as
     it does not shrink S times. None where there is no speed-up by wall time, or the parts are unknown.
     """
-    speedup, wall, own = by_throughput(alone, row), _wall_per_sample(row), unseen(row)
-    total = by_wall(alone, row)
-    others = [unseen(one) for one in alone]
-    if speedup is None or wall is None or total is None or own is None:
+    speedup, total = by_throughput(alone, row), by_wall(alone, row)
+    wall, own = _wall_per_sample(row), unseen(row)
+    others = [beyond for beyond in map(unseen, alone) if beyond is not None]
+    if speedup is None or wall is None or total is None or own is None or len(others) != len(alone):
         return None
-    complete = [one for one in others if one is not None]
-    if len(complete) != len(others):
-        return None
-    parts = {part: (speedup * own[part] - statistics.fmean(one[part] for one in complete)) / wall for part in PARTS}
+    parts = {part: (speedup * own[part] - statistics.fmean(one[part] for one in others)) / wall for part in PARTS}
     return Reconciliation(by_throughput=speedup, by_wall=total, parts=parts)
 
 
@@ -179,18 +162,15 @@ def unseen(row: Row) -> dict[str, float] | None:
     Throughput is the median over windows, and so holds the usual time of training and the usual wait for data. What is
     left of "warmup", "train" and "data" is what they took beyond that; it can be negative.
     """
-    names = [f"{part}_seconds" for part in PARTS]
-    seconds = [known(row, name) for name in names]
-    samples, warm = known(row, "samples_trained"), known(row, "warmup_samples")
-    throughput, wait = known(row, "samples_per_second"), known(row, "usual_wait_per_sample")
-    if not samples or not throughput or warm is None or wait is None or None in seconds:
+    beyond = {part: getattr(row, f"{part}_seconds") for part in PARTS}
+    samples, warm, wait = row.samples_trained, row.warmup_samples, row.usual_wait_per_sample
+    if not samples or not row.samples_per_second or None in (warm, wait, *beyond.values()):
         return None
-    usual = 1 / throughput - wait
-    beyond = {part: one for part, one in zip(PARTS, seconds) if one is not None}
+    usual = 1 / row.samples_per_second - wait
     beyond["warmup"] -= usual * warm
     beyond["train"] -= usual * (samples - warm)
     beyond["data"] -= wait * samples
-    return {part: one / samples for part, one in beyond.items()}
+    return {part: seconds / samples for part, seconds in beyond.items()}
 
 
 def difference(a: Estimate, b: Estimate) -> Difference:
@@ -206,69 +186,57 @@ def difference(a: Estimate, b: Estimate) -> Difference:
         return Difference(value=a.mean - b.mean, margin=0.0)
     # Shares first: squares of very small errors would underflow.
     freedom = 1 / sum((error / total) ** 2 / (one.n - 1) for error, one in zip(errors, (a, b)))
-    index = max(1, math.floor(freedom))
-    quantile = _T95[index - 1] if index <= len(_T95) else _NORMAL95
-    return Difference(value=a.mean - b.mean, margin=quantile * math.sqrt(total))
+    return Difference(value=a.mean - b.mean, margin=float(t.ppf(0.975, math.floor(freedom))) * math.sqrt(total))
 
 
 def rate(row: Row) -> float | None:
     """Samples/s of `row`: as printed or measured, else of its seconds for 5,120 images, synchronisation included."""
-    printed = known(row, "samples_per_second")
     seconds = _seconds_without_sync(row)
-    if printed is not None or seconds is None:
-        return printed
-    return 5120 / (seconds + (known(row, "sync_seconds_per_5120") or 0.0))
-
-
-def known(row: Row, name: str) -> float | None:
-    """The figure of that name in `row`; None where it is missing."""
-    found = row.get(name)
-    # NaN is not itself; pandas' NA is no number.
-    return float(found) if isinstance(found, Real) and found == found else None
+    if row.samples_per_second is not None or seconds is None:
+        return row.samples_per_second
+    return 5120 / (seconds + (row.sync_seconds_per_5120 or 0.0))
 
 
 def _usable(row: Row) -> bool:
-    if row.get("virtual") or row.get("quick") or row.get("outcome") not in ("completed", "", None):
+    if row.virtual or row.quick or row.outcome not in ("completed", ""):
         return False
-    return (rate(row) or 0) > 0 and (known(row, "devices") or 0) >= 1
+    return (rate(row) or 0) > 0 and (row.devices or 0) >= 1
 
 
 def _shared(row: Row, held: str) -> tuple[Any, ...]:
-    batch = known(row, held)
+    batch = getattr(row, held)
     # A batch nobody knows is not the same as another such.
-    return (*(row.get(name) for name in SHARED), id(row) if batch is None else batch)
+    return (*(getattr(row, name) for name in SHARED), row if batch is None else batch)
 
 
 def _baselines(candidates: list[Row], row: Row, kind: str) -> list[Row]:
     """Those of the rows on one device against which `row` is held."""
-    target = known(row, "learning_rate")
 
-    def grown(one: Row, factor: float) -> bool:
-        base = known(one, "learning_rate")
-        return base is None or target is None or math.isclose(base * factor, target)
+    def grown(base: Row, factor: float) -> bool:
+        rates = (base.learning_rate, row.learning_rate)
+        return None in rates or math.isclose(rates[0] * factor, rates[1])
 
-    scaled = [one for one in candidates if kind == WEAK and grown(one, row["devices"])]
-    alone = scaled or [one for one in candidates if grown(one, 1)]
-    return [one for one in alone if _same_work(one, row)] or alone
+    scaled = [base for base in candidates if kind == WEAK and grown(base, row.devices)]
+    alone = scaled or [base for base in candidates if grown(base, 1)]
+    return [base for base in alone if _same_work(base, row)] or alone
 
 
-def _same_work(one: Row, other: Row) -> bool:
-    left, right = known(one, "samples_trained"), known(other, "samples_trained")
+def _same_work(row: Row, other: Row) -> bool:
+    left, right = row.samples_trained, other.samples_trained
     return bool(left and right and abs(left - right) <= SAME_WORK * max(left, right))
 
 
 def _wall_per_sample(row: Row) -> float | None:
-    wall, samples = known(row, "wall_seconds"), known(row, "samples_trained")
-    return wall / samples if wall is not None and samples else None
+    return row.wall_seconds / row.samples_trained if row.wall_seconds is not None and row.samples_trained else None
 
 
 def _seconds_without_sync(row: Row) -> float | None:
-    train = known(row, "train_seconds_per_5120")
-    return None if train is None else train + (known(row, "communication_seconds_per_5120") or 0.0)
+    train = row.train_seconds_per_5120
+    return None if train is None else train + (row.communication_seconds_per_5120 or 0.0)
 
 
 def _ratio(alone: Sequence[float | None], other: float | None) -> float | None:
-    each = [one for one in alone if one is not None]
-    if not other or not each or len(each) != len(alone):
+    known = [figure for figure in alone if figure is not None]
+    if not other or not known or len(known) != len(alone):
         return None
-    return statistics.fmean(each) / other
+    return statistics.fmean(known) / other

@@ -5,29 +5,25 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from poc import studies
+from poc.records.row import MEASURED, Row
 from poc.records.timing import PARTS
-from poc.report import scaling
-from poc.report.scaling import Estimate
+from poc.report import compare
+from poc.report.compare import Estimate
 
 
-def row(**fields: Any) -> dict[str, Any]:
+def row(**fields: Any) -> Row:
     """A measured run: 1,000 samples at 100 samples/s, 2 s to start, and nothing else."""
     devices = fields.get("devices", 1)
     base = {
-        "origin": "measured",
         "infrastructure": "here",
         "network": "net",
         "setting": "s",
         "outcome": "completed",
-        "virtual": False,
-        "quick": False,
-        "scaling": "",
         "devices": 1,
         "batch_per_device": 64,
         "total_batch": fields.get("batch_per_device", 64) * devices,
@@ -42,108 +38,114 @@ def row(**fields: Any) -> dict[str, Any]:
         "train_seconds": 10.0,
         "wall_seconds": 12.0,
     }
-    return {**base, **fields}
+    return Row(origin=MEASURED, **{**base, **fields})
 
 
-def two(**fields: Any) -> dict[str, Any]:
+def two(**fields: Any) -> Row:
     """The same work on two devices, trained twice as fast, started no faster."""
     return row(**{"devices": 2, "samples_per_second": 200.0, "train_seconds": 5.0, "wall_seconds": 7.0, **fields})
 
 
-def printed(study: str) -> list[dict[Any, Any]]:
-    table = studies.load()
-    found: list[dict[Any, Any]] = table[table["study"] == study].to_dict("records")
-    return found
+def printed(name: str) -> list[Row]:
+    (study,) = (study for study in studies.load() if study.name == name)
+    return list(study.rows)
 
 
-def speedup_of(rows: list[dict[Any, Any]], cell: str, hardware: str = "") -> tuple[scaling.Series, Any]:
+def speedup_of(rows: list[Row], cell: str, hardware: str = "") -> tuple[compare.Series, Row]:
     """The series that the row of this cell is in, and that row."""
-    found = [
-        (series, one)
-        for series in scaling.series(rows)
-        for one in series.rows
-        if one["printed"].split(" | ")[0] == cell and hardware in one["hardware"]
-    ]
-    assert len(found) == 1
-    return found[0]
+    (found,) = (
+        (series, row)
+        for series in compare.series(rows)
+        for row in series.rows
+        if row.printed.split(" | ")[0] == cell and hardware in row.hardware
+    )
+    return found
 
 
 def test_theano_alexnet_on_eight_without_and_with_synchronisation() -> None:
     series, eight = speedup_of(printed("theano_mpi"), "AlexNet_128b, t_8GPU")
     assert series.kind == "weak"
-    assert scaling.without_sync(series.alone, eight) == pytest.approx(20.50 / 3.24)
-    assert scaling.without_sync(series.alone, eight) == pytest.approx(6.33, abs=0.005)
-    assert scaling.by_throughput(series.alone, eight) == pytest.approx(3.27, abs=0.005)
+    assert compare.without_sync(series.alone, eight) == pytest.approx(20.50 / 3.24)
+    assert compare.without_sync(series.alone, eight) == pytest.approx(6.33, abs=0.005)
+    assert compare.by_throughput(series.alone, eight) == pytest.approx(3.27, abs=0.005)
 
 
-def test_all_of_theano_agrees_with_the_study_s_own_way() -> None:
-    table = studies.load()
-    apart = studies.speedups(table).set_index("printed")
-    found = {one["printed"]: (series, one) for series in scaling.series(printed("theano_mpi")) for one in series.rows}
+def test_speedups_of_all_of_theano() -> None:
+    """By hand: seconds on one device over those on several, with the time that workers wait for one another or not."""
+    rows = printed("theano_mpi")
+    seconds = {
+        row.printed: (row.train_seconds_per_5120 + (row.communication_seconds_per_5120 or 0), row.sync_seconds_per_5120)
+        for row in rows
+        if row.train_seconds_per_5120 is not None
+    }
+    found = {row.printed: (series, row) for series in compare.series(rows) for row in series.rows}
     assert len(found) == 16
-    for text, (series, one) in found.items():
-        assert scaling.without_sync(series.alone, one) == pytest.approx(apart.at[text, "speedup_without_sync"])
-        assert scaling.by_throughput(series.alone, one) == pytest.approx(apart.at[text, "speedup_with_sync"])
+    for text, (series, row) in found.items():
+        (alone,) = series.alone
+        without_sync, sync = seconds[text]
+        assert compare.without_sync(series.alone, row) == pytest.approx(seconds[alone.printed][0] / without_sync)
+        assert compare.by_throughput(series.alone, row) == pytest.approx(
+            seconds[alone.printed][0] / (without_sync + sync)
+        )
 
 
 def test_the_main_study_s_series() -> None:
     rows = printed("beeva_poc_mxnet")
     series, eight = speedup_of(rows, "128x8=1024 (lr=0.4)", "K80")
-    assert scaling.by_throughput(series.alone, eight) == pytest.approx(6800 / 1100)
-    assert scaling.by_epoch_time(series.alone, eight) == pytest.approx(44.7 / 7.1)
-    assert scaling.by_wall(series.alone, eight) is None
+    assert compare.by_throughput(series.alone, eight) == pytest.approx(6800 / 1100)
+    assert compare.by_epoch_time(series.alone, eight) == pytest.approx(44.7 / 7.1)
+    assert compare.by_wall(series.alone, eight) is None
     # Of the two rows on one GPU, the one whose learning rate grows to this one's.
     series, eight = speedup_of(rows, "512x8 (lr=3.2)", "K80")
-    assert [one["printed"] for one in series.alone] == ["512x1 (lr=0.4)"]
+    assert [one.printed for one in series.alone] == ["512x1 (lr=0.4)"]
     # 64 x 1 has no throughput, P100's 512 x 8 no row on one GPU, and a CPU is no device of a series.
-    texts = [one["printed"] for series in scaling.series(rows) for one in (*series.alone, *series.rows)]
+    texts = [one.printed for series in compare.series(rows) for one in (*series.alone, *series.rows)]
     assert not any(text.startswith(("64x", "512x8=4096", "256 (", "512 (")) for text in texts)
     assert len(texts) == 4 + 4 + 2 + 4 + 4
 
 
 def test_no_speedup_without_a_row_on_one_device() -> None:
-    assert scaling.series([two(), row(devices=4)]) == []
-    assert scaling.series([row(virtual=True), two()]) == []
-    assert scaling.series([row(quick=True), two()]) == []
-    assert scaling.series([row(outcome="failed"), two()]) == []
-    assert scaling.series([row(infrastructure="elsewhere"), two()]) == []
-    assert scaling.series([row(learning_rate=0.15), two()]) == []
-    assert scaling.series([row(setting="other"), two()]) == []
+    assert compare.series([two(), row(devices=4)]) == []
+    assert compare.series([row(virtual=True), two()]) == []
+    assert compare.series([row(quick=True), two()]) == []
+    assert compare.series([row(outcome="failed"), two()]) == []
+    assert compare.series([row(infrastructure="elsewhere"), two()]) == []
+    assert compare.series([row(learning_rate=0.15), two()]) == []
+    assert compare.series([row(setting="other"), two()]) == []
 
 
 def test_weak_and_strong_share_their_row_on_one_device_and_nothing_else() -> None:
     alone, weak = row(), two()
     strong = row(devices=2, batch_per_device=32, learning_rate=0.1)
-    found = scaling.series([alone, weak, strong])
+    found = compare.series([alone, weak, strong])
     assert [(one.kind, one.batch, list(one.rows)) for one in found] == [("weak", 64, [weak]), ("strong", 64, [strong])]
 
 
 def test_exchanges_are_series_of_their_own() -> None:
-    found = scaling.series([row(), two(exchange="dist_sync"), two(exchange="horovod")])
-    assert [[one["exchange"] for one in series.rows] for series in found] == [["dist_sync"], ["horovod"]]
+    found = compare.series([row(), two(exchange="dist_sync"), two(exchange="horovod")])
+    assert [[one.exchange for one in series.rows] for series in found] == [["dist_sync"], ["horovod"]]
 
 
 def test_repeats_on_one_device_are_averaged() -> None:
-    series = scaling.series([row(), row(samples_per_second=50.0, wall_seconds=24.0), two()])
+    series = compare.series([row(), row(samples_per_second=50.0, wall_seconds=24.0), two()])
     assert len(series) == 1
     # 15 ms a sample on the mean, 5 ms on two devices.
-    assert scaling.by_throughput(series[0].alone, series[0].rows[0]) == pytest.approx(3.0)
-    assert scaling.by_wall(series[0].alone, series[0].rows[0]) == pytest.approx(18 / 7)
+    assert compare.by_throughput(series[0].alone, series[0].rows[0]) == pytest.approx(3.0)
+    assert compare.by_wall(series[0].alone, series[0].rows[0]) == pytest.approx(18 / 7)
 
 
 def test_speedup_by_wall_time_is_of_the_same_work_only() -> None:
-    assert scaling.by_wall([row()], two()) == pytest.approx(12 / 7)
+    assert compare.by_wall([row()], two()) == pytest.approx(12 / 7)
     # A remainder of an epoch is made good for each sample.
-    assert scaling.by_wall([row()], two(samples_trained=980)) == pytest.approx(12 / 7 * 0.98)
-    assert scaling.by_wall([row()], two(samples_trained=2000)) is None
-    assert scaling.by_wall([row(wall_seconds=None)], two()) is None
-    assert scaling.by_wall([row(wall_seconds=math.nan)], two()) is None
-    assert scaling.efficiency(12 / 7, 2) == pytest.approx(6 / 7)
-    assert scaling.efficiency(None, 2) is None
+    assert compare.by_wall([row()], two(samples_trained=980)) == pytest.approx(12 / 7 * 0.98)
+    assert compare.by_wall([row()], two(samples_trained=2000)) is None
+    assert compare.by_wall([row(wall_seconds=None)], two()) is None
+    assert compare.efficiency(12 / 7, 2) == pytest.approx(6 / 7)
+    assert compare.efficiency(None, 2) is None
 
 
 def test_the_difference_between_both_speedups_is_the_start_that_got_no_faster() -> None:
-    found = scaling.reconcile([row()], two())
+    found = compare.reconcile([row()], two())
     assert found is not None
     assert (found.by_throughput, found.by_wall) == (pytest.approx(2.0), pytest.approx(12 / 7))
     assert found.parts.pop("initialise") == pytest.approx(2 / 7)
@@ -153,7 +155,7 @@ def test_the_difference_between_both_speedups_is_the_start_that_got_no_faster() 
 def test_usual_waiting_is_in_throughput_already() -> None:
     # 9 ms of training and 1 ms of waiting for each of 1,000 samples, and one wait of 3 s more.
     waiting = row(usual_wait_per_sample=0.001, train_seconds=9.0, data_seconds=4.0, wall_seconds=15.0)
-    unseen = scaling.unseen(waiting)
+    unseen = compare.unseen(waiting)
     assert unseen is not None
     assert {part: seconds for part, seconds in unseen.items() if abs(seconds) > 1e-12} == {
         "initialise": pytest.approx(0.002),
@@ -162,7 +164,7 @@ def test_usual_waiting_is_in_throughput_already() -> None:
 
 
 @st.composite
-def timed_rows(draw: Any, **fields: Any) -> dict[str, Any]:
+def timed_rows(draw: Any, **fields: Any) -> Row:
     parts = {f"{part}_seconds": draw(st.floats(0.001, 1000)) for part in PARTS}
     rate = draw(st.floats(1, 1e4))
     samples = draw(st.integers(960, 1000))
@@ -178,8 +180,8 @@ def timed_rows(draw: Any, **fields: Any) -> dict[str, Any]:
 
 
 @given(st.lists(timed_rows(), min_size=1, max_size=3), timed_rows(devices=2))
-def test_parts_add_up_to_the_whole_difference(alone: list[dict[str, Any]], other: dict[str, Any]) -> None:
-    found = scaling.reconcile(alone, other)
+def test_parts_add_up_to_the_whole_difference(alone: list[Row], other: Row) -> None:
+    found = compare.reconcile(alone, other)
     assert found is not None
     largest = max(found.by_throughput, found.by_wall, *map(abs, found.parts.values()))
     assert found.by_throughput - math.fsum(found.parts.values()) == pytest.approx(found.by_wall, abs=1e-9 * largest)
@@ -202,46 +204,38 @@ any_rows = st.builds(
 
 
 @given(st.lists(any_rows, max_size=12))
-def test_a_series_never_mixes(rows: list[dict[str, Any]]) -> None:
-    for series in scaling.series(rows):
+def test_a_series_never_mixes(rows: list[Row]) -> None:
+    for series in compare.series(rows):
         members = [*series.alone, *series.rows]
         held = "batch_per_device" if series.kind == "weak" else "total_batch"
-        assert {one[held] for one in members} == {series.batch}
-        assert all(one["devices"] == 1 for one in series.alone)
-        assert all(one["devices"] > 1 for one in series.rows)
-        assert not any(one["virtual"] or one["quick"] for one in members)
-        assert len({(one["infrastructure"], one["dataset"]) for one in members}) == 1
-        assert len({one["exchange"] for one in series.rows}) == 1
+        assert {getattr(one, held) for one in members} == {series.batch}
+        assert all(one.devices == 1 for one in series.alone)
+        assert all(one.devices > 1 for one in series.rows)
+        assert not any(one.virtual or one.quick for one in members)
+        assert len({(one.infrastructure, one.dataset) for one in members}) == 1
+        assert len({one.exchange for one in series.rows}) == 1
         for one in series.rows:
-            allowed = {one["learning_rate"], one["learning_rate"] / one["devices"]}
+            allowed = {one.learning_rate, one.learning_rate / one.devices}
             for base in series.alone:
-                assert any(math.isclose(base["learning_rate"], rate) for rate in allowed)
+                assert any(math.isclose(base.learning_rate, rate) for rate in allowed)
             if series.kind == "strong":
-                assert {base["learning_rate"] for base in series.alone} == {one["learning_rate"]}
-
-
-def test_what_pandas_calls_missing_is_missing() -> None:
-    for missing in (None, math.nan, pd.NA, ""):
-        assert scaling.known({"x": missing}, "x") is None
-    frame = pd.DataFrame([{"x": 3}, {"x": None}]).astype("Int64")
-    assert [scaling.known(one, "x") for one in frame.to_dict("records")] == [3.0, None]
-    assert scaling.known({}, "x") is None
+                assert {base.learning_rate for base in series.alone} == {one.learning_rate}
 
 
 def test_difference_and_noise() -> None:
-    # Welch with equal spreads and three each has four degrees of freedom: 2.776 x sqrt(1/3 + 1/3).
-    three = scaling.difference(Estimate(mean=10, spread=1, n=3), Estimate(mean=8, spread=1, n=3))
-    assert (three.value, three.margin) == (2, pytest.approx(2.776 * math.sqrt(2 / 3)))
+    # Welch with equal spreads and three each has four degrees of freedom: 2.776445 x sqrt(1/3 + 1/3).
+    three = compare.difference(Estimate(mean=10, spread=1, n=3), Estimate(mean=8, spread=1, n=3))
+    assert (three.value, three.margin) == (2, pytest.approx(2.776445 * math.sqrt(2 / 3)))
     assert three.within_noise is True
-    four = scaling.difference(Estimate(mean=10, spread=1, n=4), Estimate(mean=8, spread=1, n=4))
-    assert four.margin == pytest.approx(2.447 * math.sqrt(1 / 2))
+    four = compare.difference(Estimate(mean=10, spread=1, n=4), Estimate(mean=8, spread=1, n=4))
+    assert four.margin == pytest.approx(2.446912 * math.sqrt(1 / 2))
     assert four.within_noise is False
-    many = scaling.difference(Estimate(mean=1, spread=1, n=500), Estimate(mean=1, spread=1, n=500))
-    assert many.margin == pytest.approx(1.960 * math.sqrt(2 / 500))
+    many = compare.difference(Estimate(mean=1, spread=1, n=500), Estimate(mean=1, spread=1, n=500))
+    assert many.margin == pytest.approx(1.962344 * math.sqrt(2 / 500))
 
 
 def test_one_measurement_says_nothing_of_noise() -> None:
-    found = scaling.difference(Estimate(mean=10, spread=0, n=1), Estimate(mean=8, spread=1, n=3))
+    found = compare.difference(Estimate(mean=10, spread=0, n=1), Estimate(mean=8, spread=1, n=3))
     assert (found.value, found.margin, found.within_noise) == (2, None, None)
 
 
@@ -250,7 +244,7 @@ estimates = st.builds(Estimate, mean=st.floats(-1e6, 1e6), spread=st.floats(0, 1
 
 @given(estimates, estimates)
 def test_difference_does_not_depend_on_the_order(a: Estimate, b: Estimate) -> None:
-    one, other = scaling.difference(a, b), scaling.difference(b, a)
+    one, other = compare.difference(a, b), compare.difference(b, a)
     assert one.value == -other.value
     assert one.margin == pytest.approx(other.margin)
     assert one.within_noise == other.within_noise

@@ -1,0 +1,159 @@
+"""A row of rows.csv, of a published study and of every table: one field a column, with its unit and how it is shown."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable
+from typing import Any, Union
+
+MEASURED, PUBLISHED = "measured", "published"
+
+# None where unknown. `Any` lets arithmetic follow a check that the type checker cannot see, in another function.
+Count = Union[int, Any]
+Measure = Union[float, Any]
+
+
+def _text(about: str, *, title: str = "", printed: bool = False) -> Any:
+    return dataclasses.field(default="", metadata={"about": about, "title": title, "printed": printed})
+
+
+def _flag(about: str) -> Any:
+    return dataclasses.field(default=False, metadata={"about": about, "printed": False})
+
+
+def _number(about: str, *, unit: str = "", digits: int | None = None, title: str = "", printed: bool = False) -> Any:
+    metadata = {"about": about, "unit": unit, "digits": digits, "title": title, "printed": printed}
+    return dataclasses.field(default=None, metadata=metadata)
+
+
+def _seconds(about: str, *, title: str = "", printed: bool = False) -> Any:
+    return _number(about, unit="s", digits=1, title=title, printed=printed)
+
+
+def _per_5120(about: str, title: str, *, printed: bool = True) -> Any:
+    return _number(f"{about} for 5,120 images", unit="s", digits=2, title=title, printed=printed)
+
+
+@dataclasses.dataclass(eq=False)
+class Row:
+    """One run: measured here, or printed by a study. The order of the fields is that of the columns in rows.csv.
+
+    Each field's metadata has what it is (`about`), its `unit`, the decimals of a measured figure in a table (`digits`;
+    None: as many as it has), its `title` there, and whether the file of a study may have it (`printed`).
+    """
+
+    origin: str = _text("measured here, or published by a study", title="origin")
+    study: str = _text("name of the study")
+    run_id: str = _text("hash of what the run computes", title="id")
+    infrastructure: str = _text("the machine, as its user or the source calls it", printed=True)
+    hardware: str = _text("what the machine is", printed=True)
+    framework: str = _text("what trained, with its version", title="framework", printed=True)
+    network: str = _text("name of the network", printed=True)
+    parameters: Count = _number("trainable parameters", digits=0, title="parameters", printed=True)
+    dataset: str = _text("what it trained on", title="data", printed=True)
+    input_shape: str = _text("of an image, channels first", title="input", printed=True)
+    batch_per_device: Count = _number("samples", digits=0, title="batch per device", printed=True)
+    total_batch: Count = _number("samples of all devices", digits=0, title="total batch", printed=True)
+    learning_rate: Measure = _number("after the warm-up", title="learning rate", printed=True)
+    lr_rule: str = _text("how the learning rate follows from the batch")
+    devices: Count = _number("replicas of the network; 0 for a published CPU", digits=0, title="devices", printed=True)
+    virtual: bool = _flag("one device played all in turn")
+    workers: Count = _number("processes that the devices are divided over")
+    exchange: str = _text("how gradients travel", title="exchange", printed=True)
+    dtype: str = _text("precision of the layers' arithmetic", title="precision", printed=True)
+    layout: str = _text("of images in memory", title="layout", printed=True)
+    epochs: Count = _number("whole ones", digits=0, title="epochs", printed=True)
+    steps: Count = _number("optimizer steps done", digits=0)
+    seed: Count = _number("of every random number")
+    outcome: str = _text("completed, diverged, failed or skipped", title="outcome")
+    accuracy: Measure = _number("validation accuracy at the end", digits=4, title="accuracy", printed=True)
+    seconds_per_epoch: Measure = _seconds(
+        "training and waiting for data, median over whole epochs", title="s/epoch", printed=True
+    )
+    samples_per_second: Measure = _number(
+        "median over windows after warm-up", unit="samples/s", digits=1, title="samples/s", printed=True
+    )
+    spread: Measure = _number(
+        "1.4826 x median absolute deviation over windows", unit="samples/s", digits=1, title="spread", printed=True
+    )
+    windows: Count = _number("behind the median", digits=0, title="windows", printed=True)
+    utilisation: Measure = _number("of the devices, a fraction", printed=True)
+    wall_seconds: Measure = _seconds("from the start of its process to its end")
+    initialise_seconds: Measure = _seconds("part of the wall time")
+    warmup_seconds: Measure = _seconds("part of the wall time")
+    train_seconds: Measure = _seconds("part of the wall time")
+    data_seconds: Measure = _seconds("part of the wall time")
+    evaluate_seconds: Measure = _seconds("part of the wall time")
+    checkpoint_seconds: Measure = _seconds("part of the wall time")
+    rest_seconds: Measure = _seconds("wall time that no other part claims")
+    speedup_throughput: Measure = _number("against one device, by throughput", printed=True)
+    speedup_wall: Measure = _number("against one device, by wall time", printed=True)
+    efficiency_throughput: Measure = _number("speed-up by throughput / devices", printed=True)
+    efficiency_wall: Measure = _number("speed-up by wall time / devices", printed=True)
+    note: str = _text("what the other columns do not say", title="note", printed=True)
+
+    scaling: str = _text(
+        "what its series over devices holds fixed: weak the batch per device, strong the total batch",
+        title="scaling",
+        printed=True,
+    )
+    speedup_without_sync: Measure = _number("by seconds of training and communication")
+    flag: str = _text("which of a published row's figures contradict each other")
+    printed: str = _text("the source's own text, which finds the row again", title="the source's text", printed=True)
+    kind: str = _text("what plays the devices, gpu or cpu")
+    cores_per_worker: Count = _number("CPU cores that each worker is bound to")
+    setting: str = _text("what the rows of a series over devices share, as a hash")
+    recipe: str = _text("name of the recipe")
+    started: str = _text("UTC")
+    quick: bool = _flag("a first look, cut short")
+    accuracy_last4: Measure = _number("mean of the last four epochs", digits=4, title="mean of last 4 epochs")
+    accuracy_mean: Measure = _number("over seeds", digits=4)
+    accuracy_spread: Measure = _number("standard deviation over seeds", digits=4)
+    throughput_mean: Measure = _number("over seeds", unit="samples/s", digits=1)
+    throughput_spread: Measure = _number("standard deviation over seeds", unit="samples/s", digits=1)
+    repeats: Count = _number("runs alike but for their seed", digits=0, title="seeds")
+    dropped_windows: Count = _number("of the warm-up")
+    samples_trained: Count = _number("in all windows")
+    warmup_samples: Count = _number("in the dropped windows")
+    usual_wait_per_sample: Measure = _number("for data, median over windows after warm-up", unit="s")
+    host_peak_bytes: Count = _number("most memory of all processes", unit="bytes")
+    device_peak_bytes: Count = _number("most memory of one device", unit="bytes")
+    others_busy_cores: Measure = _number("cores that other processes kept busy meanwhile")
+    joules_per_sample: Measure = _number("of all devices", unit="J", digits=4)
+    train_seconds_per_5120: Measure = _per_5120("training", "train (s/5,120)")
+    communication_seconds_per_5120: Measure = _per_5120("communication", "communication (s/5,120)")
+    sync_seconds_per_5120: Measure = _per_5120("waiting for slower workers", "sync (s/5,120)")
+    data_seconds_per_5120: Measure = _per_5120("waiting for data", "", printed=False)
+    computes: str = _text("the run's id as it would be today")
+    superseded: bool = _flag("the run was taken again later")
+    multiply_adds: Measure = _number("of one image's forward pass")
+    flops: Measure = _number("arithmetic of training at the throughput", unit="FLOP/s")
+    peak_flops: Measure = _number("of a large matrix product on the same devices right after", unit="FLOP/s")
+    peak_share: Measure = _number("flops / peak_flops")
+    fixed: bool = _flag("one fixed batch was trained on")
+    disturbed: bool = _flag("other processes took time")
+    contradicts: str = _text("the columns that `flag` is about")
+
+    def doubtful(self, *columns: str) -> bool:
+        """Whether the source's own figures disagree about any of these columns."""
+        return not set(columns).isdisjoint(self.contradicts.split())
+
+
+COLUMNS = {field.name: field for field in dataclasses.fields(Row)}
+
+
+def to_csv(rows: Iterable[Row]) -> str:
+    """The text of rows.csv: measures to ten digits, empty where unknown."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(getattr(row, name), str(COLUMNS[name].type)) for name in COLUMNS} for row in rows)
+    return text.getvalue()
+
+
+def _cell(held: Any, kind: str) -> str:
+    if held is None:
+        return ""
+    return f"{held:.10g}" if kind == "Measure" else str(held)

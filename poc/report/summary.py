@@ -1,0 +1,174 @@
+"""What was found, in words: the list at the top of results.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from poc.records.row import MEASURED, Row
+from poc.report import compare, ways
+from poc.report.cells import MAIN_NETWORKS, kind_of_device, machine_of, network_label, network_of
+from poc.report.rows import Record, main_study
+
+
+def summary(rows: Sequence[Row], records: Sequence[Record] = ()) -> str:
+    """A list, in words: speed, accuracy, both beside the published setting, what large batches keep, how it scales."""
+    measured = [row for row in rows if row.origin == MEASURED and row.outcome == "completed"]
+    full = [row for row in measured if not row.quick]
+    if not measured:
+        return (
+            "Nothing has been measured on this machine yet: every figure below is a published one. "
+            "`./run_all.sh` adds this machine's."
+        )
+    if not full:
+        best = max(measured, key=lambda row: row.samples_per_second or 0.0)
+        return (
+            f"Only quick runs so far, which are a first look and no results. The fastest of them: {_speed(best)}. "
+            "Run without `--quick` for figures that can be compared."
+        )
+    printed = [row for row in rows if row.study == main_study(rows)]
+    all_disturbed = all(row.disturbed for row in full)
+    found, kept = [], kept_in_words(records)
+    for machine in dict.fromkeys(map(machine_of, full)):
+        of_machine = [row for row in full if machine_of(row) == machine]
+        real = [row for row in of_machine if not row.virtual and row.samples_per_second is not None]
+        # A disturbed speed leads only where there is no other.
+        real = [row for row in real if all_disturbed or not row.disturbed]
+        if real:
+            found.append(_headline(max(real, key=lambda row: _telling(row, printed)), printed, machine))
+        played = [row for row in of_machine if row.virtual and row.accuracy is not None]
+        if not kept:
+            found += [_played(row, printed) for row in played if _like(row, printed)][:1]
+    return "\n".join(f"- {one}" for one in [*found, kept, *_scaling_sentences(full)] if one)
+
+
+def _telling(row: Row, printed: Sequence[Row]) -> tuple[Any, ...]:
+    """Orders runs by how much they say beside the main study's GPUs: an accuracy, the same setting, its network."""
+    return (
+        row.dataset != "synthetic",
+        row.accuracy is not None,
+        len([one for one in _like(row, printed) if one.devices]),
+        row.network == MAIN_NETWORKS[0],
+        row.epochs or 0,
+        row.samples_per_second,
+    )
+
+
+def _like(row: Row, printed: Iterable[Row]) -> list[Row]:
+    """Published rows of the same setting: network, both batch sizes and the learning rate."""
+    names = ("network", "batch_per_device", "total_batch", "learning_rate")
+    return [
+        one
+        for one in printed
+        if all(getattr(one, name) == getattr(row, name) for name in names)
+        and one.samples_per_second is not None
+        and not one.doubtful("samples_per_second", "devices")
+    ]
+
+
+def _same_training(one: Row, row: Row) -> bool:
+    """Whether a published row's accuracy may stand beside that of a measured one of the same setting."""
+    return one.accuracy is not None and one.epochs == row.epochs and row.dataset != "synthetic"
+
+
+def _headline(row: Row, printed: Sequence[Row], machine: str) -> str:
+    text = f"On {machine}, {_speed(row)}"
+    if row.accuracy is not None:
+        text += f" and {_reached(row)}"
+    text += "."
+    compared = []
+    for one in _like(row, printed):
+        ratio = one.samples_per_second / row.samples_per_second
+        words = f"{ratio:.1f} times as fast" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
+        reached = f", accuracy {one.accuracy:.3f}" if _same_training(one, row) else ""
+        compared.append(f"{_on(one)} is {words} ({one.samples_per_second:,.0f} samples/s{reached})")
+    if compared:
+        text += " Published for the same setting, one run each without a spread: " + "; ".join(compared) + "."
+    return text
+
+
+def _played(row: Row, printed: Sequence[Row]) -> str:
+    text = (
+        f"{network_of(row)} with {row.devices} virtual devices (one played all in turn, so its throughput is not "
+        f"theirs), {_conditions(row)}, {_reached(row)}."
+    )
+    compared = [f"{one.accuracy:.3f} on {_on(one)}" for one in _like(row, printed) if _same_training(one, row)]
+    return text + (f" Published for that setting: {' and '.join(compared)}." if compared else "")
+
+
+def kept_in_words(records: Sequence[Record]) -> str:
+    """A sentence on the accuracy at each total batch, by the best way found and by the main study's."""
+    for comparison in ways.comparisons(records):
+        said = []
+        for batch in comparison.batches():
+            best, source = (comparison.best(batch, source=source) for source in (False, True))
+            if best or source:
+                known = [f"{one.accuracy:.4f}" if one else "not run" for one in (best, source)]
+                said.append(f"{known[0]} ({known[1]}) at {batch:,}")
+        if comparison.network == MAIN_NETWORKS[0] and len(said) > 1:
+            return (
+                f"What {network_label(comparison.network)} reaches in {comparison.epochs} epochs of "
+                f"{comparison.dataset} at each total batch by the best way found here (and by the main study's way), "
+                f"larger batches played by virtual devices, n = 1 run each: {', '.join(said)}."
+            )
+    return ""
+
+
+def _scaling_sentences(full: Sequence[Row]) -> list[str]:
+    """How the main network scales, or where it was not scaled the others; of several exchanges the fastest."""
+    groups: dict[tuple[Any, ...], list[compare.Series]] = {}
+    for series in compare.series(full):
+        row = series.rows[-1]
+        if row.exchange != "independent" and compare.by_throughput(series.alone, row) is not None:
+            groups.setdefault((machine_of(row), row.network, series.kind, series.batch), []).append(series)
+    main = {key: found for key, found in groups.items() if key[1] == MAIN_NETWORKS[0]}
+    sentences = []
+    for found in (main or groups).values():
+        fastest = max(found, key=lambda one: compare.by_throughput(one.alone, one.rows[-1]) or 0.0)
+        row = fastest.rows[-1]
+        speedup, wall = compare.by_throughput(fastest.alone, row), compare.by_wall(fastest.alone, row)
+        assert speedup is not None
+        held = f"{fastest.batch} a device" if fastest.kind == compare.WEAK else f"{fastest.batch} in all"
+        of = f", the fastest of {len(found)}" if len(found) > 1 else ""
+        text = (
+            f"{row.devices} {kind_of_device(row)}s ({network_of(row)}, {fastest.kind} scaling, batch {held}, "
+            f"exchange {row.exchange}{of}) are {speedup:.2f} times as fast as one by throughput, an efficiency of "
+            f"{speedup / row.devices:.2f}"
+        )
+        if wall is not None:
+            text += f", and {wall:.2f} times by wall time ({wall / row.devices:.2f})"
+        sentences.append(text + f" on {machine_of(row)}.")
+    return sentences
+
+
+def _speed(row: Row) -> str:
+    count = f"{row.devices} {kind_of_device(row)}{'s' * (row.devices > 1)}"
+    figure, how = row.samples_per_second, f"median of n = {row.windows} windows, spread {row.spread:.1f}"
+    if row.repeats and row.throughput_mean is not None:
+        figure = row.throughput_mean
+        how = f"mean of n = {row.repeats} seeds, standard deviation {row.throughput_spread:.1f}"
+    return f"{network_of(row)} with {count}, {_conditions(row)}, trains at {figure:,.1f} samples/s ({how})"
+
+
+def _reached(row: Row) -> str:
+    figure, how = row.accuracy, "n = 1 run"
+    if row.repeats and row.accuracy_mean is not None:
+        figure = row.accuracy_mean
+        how = f"mean of n = {row.repeats} seeds, standard deviation {row.accuracy_spread:.4f}"
+    if row.accuracy_last4 is not None:
+        how += f"; mean of the last four epochs {row.accuracy_last4:.4f}"
+    return f"reaches a validation accuracy of {figure:.4f} ({how})"
+
+
+def _conditions(row: Row) -> str:
+    length = f"{row.epochs} epochs" if row.epochs and row.epochs > 1 else f"{row.steps} steps"
+    batch = f"batch {row.batch_per_device}"
+    if not row.framework.startswith("MXNet"):
+        batch = f"{row.framework}, {batch}"
+    if row.devices > 1:
+        batch += f" a device ({row.total_batch} in all)"
+    return f"{batch}, learning rate {row.learning_rate:g}, {length} on {row.dataset}"
+
+
+def _on(row: Row) -> str:
+    return f"{row.devices} GPU of {row.hardware}" if row.devices else row.hardware

@@ -1,0 +1,1 @@
+"""The tables of results.md, a file a topic."""

@@ -1,0 +1,327 @@
+"""Tables of accuracy and throughput. Pure functions of rows that return Markdown, empty without data."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from poc.recipe import networks
+from poc.records import timing
+from poc.records.row import MEASURED, PUBLISHED, Row
+from poc.report import compare
+from poc.report.cells import (
+    MAIN_NETWORKS,
+    Cells,
+    accuracy_of,
+    batch_size_of,
+    cores_of,
+    figure_of,
+    footnotes,
+    gpus_of,
+    infrastructure_of,
+    judged,
+    likeness,
+    markdown,
+    network_label,
+    network_of,
+    network_order,
+    noted,
+    plain,
+    scaled,
+    shown,
+    tie,
+    windows_estimate,
+)
+from poc.report.rows import Record, main_study, ordered
+
+
+def accuracy(rows: Sequence[Row]) -> str:
+    """The main study's table in its own columns with the measured runs that have an accuracy, one table a network."""
+    chosen = [
+        row
+        for row in rows
+        if row.study == main_study(rows)
+        or (row.origin == MEASURED and row.outcome in ("completed", "diverged") and row.accuracy is not None)
+    ]
+    chosen.sort(key=likeness)
+    blocks = []
+    for network, found in itertools.groupby(chosen, key=network_of):
+        notes: list[str] = []
+        cells = [_main_cells(row, notes) for row in found]
+        blocks.append("\n\n".join([f"### {network}", markdown(cells), *footnotes(notes)]))
+    return "\n\n".join(blocks)
+
+
+def brief(rows: Sequence[Row]) -> str:
+    """The README's table: ResNet-50 at 0.05 for every 128 samples of total batch, 128 and 512 in all."""
+    settings = ((128, 0.05), (512, 0.2))
+    chosen = [
+        row
+        for row in rows
+        if row.network == MAIN_NETWORKS[0]
+        and (row.total_batch, row.learning_rate) in settings
+        and (row.devices == 1 or row.batch_per_device == 128)
+        and row.accuracy is not None
+        and not row.quick
+        and row.dataset != "synthetic"
+    ]
+    names = ("infrastructure", "batch size", "gpus", "accuracy", "mean of last 4 epochs", "samples/s", "spread")
+    full = [_main_cells(row, []) for row in sorted(chosen, key=likeness)]
+    return markdown([{name: cells[name] for name in (*names, "windows", "data", "origin", "note")} for cells in full])
+
+
+def _main_cells(row: Row, notes: list[str]) -> Cells:
+    throughput = figure_of(row, "samples_per_second", 1)
+    return {
+        "infrastructure": infrastructure_of(row),
+        "model": network_of(row),
+        "batch size": batch_size_of(row),
+        "gpus": gpus_of(row),
+        "accuracy": accuracy_of(row, "accuracy"),
+        "epochs": figure_of(row, "epochs", 0),
+        "s/epoch": figure_of(row, "seconds_per_epoch", 1),
+        "samples/s": f"({throughput}) not comparable" if row.virtual else throughput,
+        "origin": row.origin,
+        "batch per device": figure_of(row, "batch_per_device", 0),
+        "total batch": figure_of(row, "total_batch", 0),
+        "learning rate": plain(row.learning_rate),
+        "data": row.dataset,
+        "spread": figure_of(row, "spread", 1),
+        "windows": figure_of(row, "windows", 0),
+        "mean of last 4 epochs": accuracy_of(row, "accuracy_last4"),
+        "seeds": figure_of(row, "repeats", 0),
+        "note": noted(row, notes),
+    }
+
+
+def throughput(rows: Sequence[Row]) -> str:
+    """Samples/s on one device against its batch, and measured runs without an accuracy on any number of devices."""
+    chosen = [
+        row
+        for row in rows
+        if row.samples_per_second is not None
+        and (
+            (row.study == main_study(rows) and (row.devices or 0) <= 1)
+            or (row.origin == MEASURED and row.outcome == "completed" and (row.devices == 1 or row.accuracy is None))
+        )
+    ]
+    if not any(row.origin == MEASURED for row in chosen):
+        return ""
+
+    def series(row: Row) -> tuple[Any, ...]:
+        words = (infrastructure_of(row), cores_of(row), row.framework, row.layout, row.dtype, row.quick)
+        how = (row.devices, row.exchange, row.dataset, row.setting or "")
+        return (*network_order(row), row.origin == PUBLISHED, *words, *how)
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return (*series(row), row.batch_per_device, row.learning_rate, *tie(row))
+
+    several = any((row.devices or 0) > 1 for row in chosen)
+    notes: list[str] = []
+    cells: list[Cells] = []
+    above: Row | None = None
+    for row in sorted(chosen, key=place):
+        same = above is not None and series(above) == series(row)
+        figure = figure_of(row, "samples_per_second", 1)
+        cells.append(
+            {
+                "model": network_of(row),
+                "infrastructure": ", ".join(filter(None, [infrastructure_of(row), cores_of(row)])),
+                "gpus": gpus_of(row),
+                "batch per device": figure_of(row, "batch_per_device", 0),
+                "total batch": figure_of(row, "total_batch", 0),
+                **({"exchange": row.exchange if (row.devices or 0) > 1 else ""} if several else {}),
+                "samples/s": f"({figure}) not comparable" if row.virtual else figure,
+                "spread": figure_of(row, "spread", 1),
+                "windows": figure_of(row, "windows", 0),
+                "against the row above": _change(row, above) if same and above else "",
+                "learning rate": plain(row.learning_rate),
+                "data": row.dataset,
+                "origin": row.origin,
+                "note": noted(row, notes),
+            }
+        )
+        above = row
+    return "\n\n".join([markdown(cells), *footnotes(notes)])
+
+
+def _change(row: Row, above: Row) -> str:
+    """The difference in samples/s and whether it is more than noise; only the difference where spreads are unknown."""
+    if row.virtual != above.virtual:
+        return ""
+    value = row.samples_per_second - above.samples_per_second
+    if row.origin == PUBLISHED:
+        return f"{value:+.10g}"
+    return judged(compare.difference(windows_estimate(row), windows_estimate(above)), "+.1f")
+
+
+def measured_networks(rows: Sequence[Row]) -> str:
+    """Every network on one device: its size, its speed, and how near that is to what the device can do at all.
+
+    Beside each what the studies printed for it on one device, where they printed a speed.
+    """
+    alone = [row for row in rows if compare.rate(row) is not None and (row.devices or 0) <= 1]
+    measured = [row for row in alone if row.origin == MEASURED and row.outcome == "completed" and not row.quick]
+    notes: list[str] = []
+    cells: list[Cells] = []
+    for network in networks.NETWORKS.values():
+        all_of_it = sorted((row for row in measured if row.network == network.name), key=likeness)
+        if not all_of_it:
+            continue
+        # Runs of an earlier version have no peak; they are in other tables.
+        own = [row for row in all_of_it if row.peak_share is not None] or all_of_it
+        batches = {row.batch_per_device for row in own}
+        printed = [
+            row
+            for row in alone
+            if row.origin == PUBLISHED
+            and _printed_network(row) == network.name
+            and (row.study != main_study(rows) or row.batch_per_device in batches)
+        ]
+        for row in [*own, *sorted(printed, key=likeness)]:
+            rate = compare.rate(row)
+            assert rate is not None
+            size = int(row.input_shape.rpartition("x")[2] or network.input_size)
+            flops = 6 * network.multiply_adds(size) * rate
+            cells.append(
+                {
+                    "network": network.label,
+                    "parameters": f"{network.cost.parameters:,}" if row.origin == MEASURED else "",
+                    "multiply-adds (M)": f"{network.multiply_adds(size) / 1e6:,.1f}",
+                    "input": row.input_shape,
+                    "infrastructure": ", ".join(filter(None, [infrastructure_of(row), cores_of(row)])),
+                    "batch": figure_of(row, "batch_per_device", 0),
+                    "precision": row.dtype,
+                    "samples/s": figure_of(row, "samples_per_second", 1) or f"{rate:.1f}",
+                    "spread": figure_of(row, "spread", 1),
+                    "windows": figure_of(row, "windows", 0),
+                    "GFLOP/s": f"{flops / 1e9:,.1f}",
+                    "peak": shown(scaled(row.peak_flops, 1e-9), ",.0f"),
+                    "of peak": shown(row.peak_share, ".0%"),
+                    "host memory (GiB)": shown(scaled(row.host_peak_bytes, 2**-30), ".1f"),
+                    "data": row.dataset + (", fixed batch" if row.fixed else ""),
+                    "origin": row.origin,
+                    "note": noted(row, notes),
+                }
+            )
+    return "\n\n".join([markdown(cells), *footnotes(notes)]) if cells else ""
+
+
+def _printed_network(row: Row) -> str | None:
+    """The network of the registry that a published row means: by its own name, or as a study calls it."""
+    if row.network in networks.NETWORKS:
+        return str(row.network)
+    small = str(row.dataset).startswith("cifar")
+    for network in networks.NETWORKS.values():
+        if row.network == network.study_name and (network.classes == 10) == small:
+            return network.name
+    return None
+
+
+def largest_batches(records: Sequence[Record]) -> list[str]:
+    """A sentence for each network and device of which some batch did not fit into memory: the largest that did."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in ordered(records):
+        run = record["run"]
+        if run["devices"] == 1 and not run["quick"]:
+            key = (record["infrastructure"], network_label(run["model"]), run.get("dtype", "float32"), run["kind"])
+            groups.setdefault(key, []).append(record)
+    sentences = []
+    for (infrastructure, label, dtype, kind), members in groups.items():
+        large = [one for one in members if "memory" in one["reason"] and one["outcome"] in ("skipped", "failed")]
+        fits = [one["run"]["batch_per_device"] for one in members if one["outcome"] == "completed"]
+        beyond = sorted((one["run"]["batch_per_device"], one["reason"]) for one in large)
+        beyond = [(batch, reason) for batch, reason in beyond if not fits or batch > max(fits)]
+        if fits and beyond:
+            batch, reason = beyond[0]
+            sentences.append(
+                f"The largest batch of {label} in {dtype} tried on one {kind.upper()} of {infrastructure} that fits is "
+                f"{max(fits)}; {batch}: {reason}."
+            )
+    return sentences
+
+
+def repeats(rows: Sequence[Row]) -> str:
+    """Mean, spread and number over seeds of runs that were repeated, and which of their differences are noise."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for one in rows:
+        if one.repeats:
+            found.setdefault((one.infrastructure, one.setting, *map(repr, likeness(one)[:6])), one)
+    groups = sorted(found.values(), key=likeness)
+    cells = []
+    for index, row in enumerate(groups):
+        first = next(one for one in groups[: index + 1] if one.network == row.network)
+        comparison = ""
+        if first is not row and row.accuracy_mean is not None and first.accuracy_mean is not None:
+            comparison = judged(compare.difference(_seeds_estimate(row), _seeds_estimate(first)), "+.4f")
+        cells.append(
+            {
+                "infrastructure": infrastructure_of(row),
+                "model": network_of(row),
+                "batch size": batch_size_of(row),
+                "gpus": gpus_of(row),
+                "seeds": figure_of(row, "repeats", 0),
+                "accuracy, mean": accuracy_of(row, "accuracy_mean"),
+                "accuracy, standard deviation": accuracy_of(row, "accuracy_spread"),
+                "samples/s, mean": figure_of(row, "throughput_mean", 1),
+                "samples/s, standard deviation": figure_of(row, "throughput_spread", 1),
+                "accuracy against the network's first row": comparison,
+                "data": row.dataset,
+            }
+        )
+    return markdown(cells)
+
+
+def _seeds_estimate(row: Row) -> compare.Estimate:
+    return compare.Estimate(mean=row.accuracy_mean, spread=row.accuracy_spread, n=row.repeats)
+
+
+def engines(rows: Sequence[Row]) -> str:
+    """MXNet's and PyTorch's throughput in runs that differ in nothing else, and the ratio of each pair of them."""
+    same = (
+        *("infrastructure", "hardware", "network", "dataset", "dtype", "batch_per_device", "devices", "virtual"),
+        *("exchange", "quick", "fixed", "recipe", "learning_rate"),
+    )
+    groups: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}
+    for row in rows:
+        if row.origin == MEASURED and row.outcome == "completed" and row.samples_per_second is not None:
+            variant = row.framework + (", channels-last" if row.layout == "NHWC" else "")
+            of_seed = groups.setdefault(tuple(str(getattr(row, name)) for name in same), {}).setdefault(variant, {})
+            of_seed.setdefault(row.seed, row)
+    cells = []
+    for variants in groups.values():
+        reference = next((name for name in sorted(variants) if name.startswith("MXNet")), None)
+        for name, found in sorted(variants.items()):
+            if reference is None or name.startswith("MXNet"):
+                continue
+            seeds = sorted(found.keys() & variants[reference].keys())
+            if not seeds:
+                continue
+            ones, others = ([one[seed] for seed in seeds] for one in (variants[reference], found))
+            ratios = [b.samples_per_second / a.samples_per_second for a, b in zip(ones, others)]
+            first = others[0]
+            cells.append(
+                {
+                    "infrastructure": infrastructure_of(first),
+                    "model": network_of(first),
+                    "precision": first.dtype,
+                    "batch per device": figure_of(first, "batch_per_device", 0),
+                    "devices": gpus_of(first),
+                    "reference": reference,
+                    "its samples/s": f"{_median_rate(ones):.1f}",
+                    "against it": name,
+                    "samples/s": f"{_median_rate(others):.1f}",
+                    "ratio": f"{statistics.median(ratios):.3f}",
+                    "each pair": ", ".join(f"{ratio:.3f}" for ratio in ratios),
+                    "spread": f"{timing.spread(ratios):.3f}" if len(ratios) > 1 else "",
+                    "pairs": str(len(ratios)),
+                    "note": first.note,
+                }
+            )
+    return markdown(cells)
+
+
+def _median_rate(rows: Sequence[Row]) -> float:
+    return statistics.median(row.samples_per_second for row in rows)
