@@ -8,21 +8,24 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Callable
 
 from tabulate import tabulate
 
-from poc import advice, data, engines, recipe, studies
+from poc import advice, engines, recipe, studies
 from poc.machine import hardware, topology
 from poc.plan import Planned, plan, select
-from poc.recipe import CIFAR10, EPOCHS, ImageNet, Synthetic, networks
+from poc.recipe import EPOCHS, networks
 from poc.records import journal
-from poc.records.record import COMPLETED, DONE, FAILED
-from poc.run import Run
+from poc.records.record import COMPLETED, DONE
 from poc.train import breakdown, hosts
+from poc.train.campaign import Campaign, duration, undertake
 from poc.train.local import Place
-from poc.train.parent import execute, follow, forget, skipped
+from poc.train.parent import execute, follow, forget
 from poc.values import UserError, nearest, positive, whole
 
+Add = Callable[..., Any]
+"""Adds an option to a parser, as argparse's add_argument."""
 HOME = Path(__file__).resolve().parent.parent
 
 _HELP = """\
@@ -66,98 +69,67 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m poc", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="{doctor,plan,run,report,advise,networks}")
-    doctor = commands.add_parser("doctor", help="what this machine has and can run")
-    doctor.set_defaults(command=_doctor)
-
-    planning = argparse.ArgumentParser(add_help=False)
-    planning.add_argument(
-        "recipes",
-        nargs="*",
-        metavar="RECIPE",
-        help="a name in recipes/, or a Python file; without any, all of recipes/",
-    )
-    planning.add_argument("--quick", action="store_true", help="a first look: each run cut short; its rows say so")
-    planning.add_argument(
-        "--only",
-        action="append",
-        metavar="ID",
-        help="only the run whose id (see plan) starts so; may be repeated",
-    )
-    results = argparse.ArgumentParser(add_help=False)
-    results.add_argument(
-        "--results",
-        type=Path,
-        metavar="DIR",
-        help="journal, rows.csv, figures and results.md go here (default: results/, with results.md beside it)",
-    )
-    results.add_argument(
-        "--study",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a published study of your own, as those in poc/studies/; may be repeated",
-    )
-    shown = commands.add_parser("plan", parents=[planning], help="print every run of a recipe on this machine")
-    shown.set_defaults(command=_plan)
-
-    run = commands.add_parser("run", parents=[planning, results], help="do the runs, then write results.md")
-    run.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        default=os.environ.get("POC_DATA") or None,
-        help="CIFAR-10: the official binary files or archive, or cifar10_{train,val}.rec (default: $POC_DATA)",
-    )
-    run.add_argument("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
-    run.add_argument(
-        "--checkpoints",
-        type=Path,
-        metavar="DIR",
-        help="checkpoints go here, where a completed run leaves its last one (default: the cache, until it completes)",
-    )
-    run.add_argument(
-        "--patience",
-        type=float,
-        metavar="SECONDS",
-        default=300.0,
-        help="end a run in which nothing has gone on for so long (default: 300)",
-    )
-    run.add_argument("--again", action="store_true", help="repeat runs that the journal holds already")
-    run.add_argument(
-        "--price", type=float, metavar="DOLLARS", help="what this machine costs an hour: adds costs to rows"
-    )
-    run.add_argument("--detail", action="store_true", help="afterwards, take computation and communication apart")
-    run.add_argument(
-        "--rounds",
-        type=int,
-        metavar="N",
-        default=breakdown.ROUNDS,
-        help=f"of --detail: pairs of windows, with the exchange and without (default: {breakdown.ROUNDS})",
-    )
-    run.set_defaults(command=_run)
-
-    report = commands.add_parser("report", parents=[results], help="write results.md from the journal")
-    report.add_argument(
-        "--journal",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="another machine's journal, to be joined",
-    )
-    report.set_defaults(command=_report)
-    advising = commands.add_parser("advise", help="a short run, and from it a batch size and a learning rate")
-    advising.add_argument("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting")
-    advising.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get("POC_DATA") or None)
-    advising.add_argument(
-        "--steps", type=int, metavar="N", default=advice.STEPS, help=f"of the short run (default: {advice.STEPS})"
-    )
-    advising.set_defaults(command=_advise)
-    listed = commands.add_parser("networks", help="the networks that a recipe may name, with what they cost")
-    listed.add_argument("--count", action="store_true", help="first count what they cost anew, as engines build them")
-    listed.set_defaults(command=_networks)
+    for name, command, options, what in (
+        ("doctor", _doctor, (), "what this machine has and can run"),
+        ("plan", _plan, (_recipes_options,), "print every run of a recipe on this machine"),
+        ("run", _run, (_recipes_options, _results_options, _run_options), "do the runs, then write results.md"),
+        ("report", _report, (_results_options, _report_options), "write results.md from the journal"),
+        ("advise", _advise, (_advise_options,), "a short run, and from it a batch size and a learning rate"),
+        ("networks", _networks, (_networks_options,), "the networks that a recipe may name, with what they cost"),
+    ):
+        added = commands.add_parser(name, help=what)
+        for add_options in options:
+            add_options(added.add_argument)
+        added.set_defaults(command=command)
     return parser
+
+
+def _recipes_options(add: Add) -> None:
+    add("recipes", nargs="*", metavar="RECIPE", help="a name in recipes/, or a Python file; by default all of recipes/")
+    add("--quick", action="store_true", help="a first look: each run cut short; its rows say so")
+    add("--only", action="append", metavar="ID", help="only the run whose id (see plan) starts so; may be repeated")
+
+
+def _results_options(add: Add) -> None:
+    where = "journal, rows.csv, figures and results.md go here (default: results/, with results.md beside it)"
+    add("--results", type=Path, metavar="DIR", help=where)
+    own = "a published study of your own, as those in poc/studies/; may be repeated"
+    add("--study", type=Path, action="append", default=[], metavar="FILE", help=own)
+
+
+def _data_option(add: Add) -> None:
+    files = "CIFAR-10: the official binary files or archive, or cifar10_{train,val}.rec (default: $POC_DATA)"
+    add("--data", type=Path, metavar="DIR", default=os.environ.get("POC_DATA") or None, help=files)
+
+
+def _run_options(add: Add) -> None:
+    _data_option(add)
+    add("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
+    kept = "checkpoints go here, where a completed run leaves its last one (default: the cache, until it completes)"
+    add("--checkpoints", type=Path, metavar="DIR", help=kept)
+    patience = "end a run in which nothing has gone on for so long (default: 300)"
+    add("--patience", type=float, metavar="SECONDS", default=300.0, help=patience)
+    add("--again", action="store_true", help="repeat runs that the journal holds already")
+    add("--price", type=float, metavar="DOLLARS", help="what this machine costs an hour: adds costs to rows")
+    add("--detail", action="store_true", help="afterwards, take computation and communication apart")
+    rounds = f"of --detail: pairs of windows, with the exchange and without (default: {breakdown.ROUNDS})"
+    add("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
+
+
+def _report_options(add: Add) -> None:
+    joined = "another machine's journal, to be joined"
+    add("--journal", type=Path, action="append", default=[], metavar="FILE", help=joined)
+
+
+def _advise_options(add: Add) -> None:
+    add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting")
+    _data_option(add)
+    steps = f"of the short run (default: {advice.STEPS})"
+    add("--steps", type=int, metavar="N", default=advice.STEPS, help=steps)
+
+
+def _networks_options(add: Add) -> None:
+    add("--count", action="store_true", help="first count what they cost anew, as engines build them")
 
 
 def _doctor(_: argparse.Namespace) -> int:
@@ -198,13 +170,13 @@ def _advise(options: argparse.Namespace) -> int:
     if planned.skip:
         raise UserError(f"{path.name}: {planned.skip}")
     source = Path(options.data).absolute() if options.data else None
-    print(f"{_title(planned)}: about {_duration(planned.seconds)}", file=sys.stderr)
+    print(f"{planned.run}: about {duration(planned.seconds)}", file=sys.stderr)
     place = Place(source=source, cache=_cache())
     record, _ = execute(planned.run, place, machine, machine.describe())
     if record.outcome in DONE:
         forget(planned.run, place)
     if record.outcome != COMPLETED:
-        print(f"poc: {record.outcome}: {record.reason}", file=sys.stderr)
+        print(f"poc: {record.in_words()}", file=sys.stderr)
         return 1
     noisy = record.noise(first=0.5)
     if noisy is None or noisy.scale is None:
@@ -257,31 +229,17 @@ def _networks(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     total = 0.0
+    headers = ["id", "run", "total batch", "steps", "time, or why skipped"]
     for name, planned in _planned(options, hardware.detect()):
-        rows = []
-        for one in planned:
-            run = one.run
-            devices = f"{run.devices} {run.kind}" + (" virtual" if run.virtual else "")
-            outlook = f"skipped: {one.skip}" if one.skip else _duration(one.seconds)
-            rows.append(
-                [
-                    run.id,
-                    run.model,
-                    devices,
-                    _exchange(run),
-                    run.batch_per_device,
-                    run.total_batch,
-                    run.learning_rate,
-                    run.steps,
-                    outlook,
-                ]
-            )
-            total += 0.0 if one.skip else one.seconds
-        headers = ["id", "network", "devices", "exchange", "batch per device", "total batch", "lr", "steps"]
-        headers.append("time, or why skipped")
+        rows = [[one.run.id, str(one.run), one.run.total_batch, one.run.steps, _outlook(one)] for one in planned]
         print(f"{name}\n{tabulate(rows, headers=headers, disable_numparse=True)}\n")
-    print(f"About {_duration(total)} in all, estimated; `run` skips what the journal holds already.")
+        total += sum(one.seconds for one in planned if not one.skip)
+    print(f"About {duration(total)} in all, estimated; `run` skips what the journal holds already.")
     return 0
+
+
+def _outlook(planned: Planned) -> str:
+    return f"skipped: {planned.skip}" if planned.skip else duration(planned.seconds)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -317,81 +275,23 @@ def _run(options: argparse.Namespace) -> int:
 
 def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link]) -> int:
     """Does the runs, with what help the `others` give, and writes the results."""
-    path = _results(options) / "journal.jsonl"
     machine = dataclasses.replace(hardware.detect(), hosts=1 + len(others))
-    plans = _planned(options, machine)
-    infrastructure = options.infrastructure or machine.describe()
-    known = journal.read([path])
-    done = {(record.run_id, record.infrastructure) for record in known if record.outcome in DONE}
-    noted = {(record.run_id, record.infrastructure) for record in known}
-    if options.again:
-        done = set()
-    waiting = [
-        one.run for _, planned in plans for one in planned if not one.skip and (one.run.id, infrastructure) not in done
-    ]
-    place = dataclasses.replace(place, stand_in=_needs_stand_in(place, waiting))
-    # Claimed only now: a mistake leaves nothing behind.
-    with journal.claimed(path):
-        return _take(plans, options, place, machine, infrastructure, others, done=done, noted=noted)
-
-
-def _take(
-    plans: Sequence[tuple[str, list[Planned]]],
-    options: argparse.Namespace,
-    place: Place,
-    machine: hardware.Hardware,
-    infrastructure: str,
-    others: Sequence[hosts.Link],
-    *,
-    done: set[tuple[str, str]],
-    noted: set[tuple[str, str]],
-) -> int:
-    """Does every run that is not in `done`, by id and infrastructure, and notes the skipped ones not in `noted`."""
     path = _results(options) / "journal.jsonl"
-    failed: list[str] = []
-    for name, planned in plans:
-        for number, one in enumerate(planned, start=1):
-            key = (one.run.id, infrastructure)
-            title = f"{name} {number}/{len(planned)} [{one.run.id}] {_title(one)}"
-            if one.skip:
-                print(f"{title}: skipped, {one.skip}", file=sys.stderr)
-                if key not in noted:
-                    journal.append(path, skipped(one, machine, infrastructure))
-                continue
-            if key in done:
-                print(f"{title}: in the journal already (--again repeats it)", file=sys.stderr)
-                continue
-            print(f"{title}: about {_duration(one.seconds)}", file=sys.stderr)
-            rounds = options.rounds if options.detail else 0
-            record, interrupted = execute(one.run, place, machine, infrastructure, detail=rounds, others=others)
-            try:
-                journal.append(path, dataclasses.replace(record, price_per_hour=options.price))
-            except OSError as error:
-                raise UserError(
-                    f"results: no room for the record of {one.run.id} in {path} ({error.strerror}); make some and "
-                    "start again: the run goes on from its last checkpoint"
-                ) from error
-            print(f"  {record.outcome}" + (f": {record.reason}" if record.reason else ""), file=sys.stderr)
-            if record.outcome == FAILED:
-                failed.append(one.run.id)
-            if record.outcome in DONE:
-                forget(one.run, place)
-                done.add(key)  # another recipe may have it, too
-            if interrupted:
-                raise KeyboardInterrupt
+    campaign = Campaign(
+        journal=path,
+        place=place,
+        machine=machine,
+        infrastructure=options.infrastructure or machine.describe(),
+        price_per_hour=options.price,
+        detail=options.rounds if options.detail else 0,
+        again=options.again,
+    )
+    failed = undertake(campaign, _planned(options, machine), others)
     _write_report(options, [path])
     if failed:
         how = "start again without --again" if options.again else "start again"
         print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)
     return 1 if failed else 0
-
-
-def _needs_stand_in(place: Place, runs: list[Run]) -> bool:
-    """Whether CIFAR-10 is to be had nowhere. Files are opened here: a mistake is found before anything is spent."""
-    for one in {run.data for run in runs if isinstance(run.data, ImageNet)}:
-        data.load(one, source=place.source, cache=place.cache)
-    real = [run.data for run in runs if isinstance(run.data, CIFAR10)]
-    return bool(real) and data.load(real[0], source=place.source, cache=place.cache).name == Synthetic.name
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -440,24 +340,6 @@ def _results(options: argparse.Namespace) -> Path:
 def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("POC_CACHE") or Path(base) / "poc-mxnet").absolute()
-
-
-def _title(planned: Planned) -> str:
-    run = planned.run
-    devices = f"{run.devices} {run.kind}" + (" (virtual)" if run.virtual else "")
-    words = [run.model, f"{run.batch_per_device} x {devices}", f"lr {run.learning_rate:g}", _exchange(run)]
-    return ", ".join(filter(None, words))
-
-
-def _exchange(run: Run) -> str:
-    """How the gradients travel, where they do."""
-    return run.exchange_label if run.exchanges else ""
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 if __name__ == "__main__":

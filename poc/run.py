@@ -49,7 +49,7 @@ class Run(Training):
     steps_per_epoch: int
     steps: int
     """Optimizer steps in all."""
-    seed: int
+    seed: int = field(label=lambda seed: f"seed {seed}" if seed else "")
     quick: bool
 
     @property
@@ -82,6 +82,16 @@ class Run(Training):
     def exchange_label(self) -> str:
         """How its gradients travel, with all options that are not at their default."""
         return ", ".join([str(self.exchange), *(label for name, label in words(self).items() if name == "straggler")])
+
+    def __str__(self) -> str:
+        """What tells it from others, in a line: all that is not at its default."""
+        said = words(self)
+        # Said with the devices, or with the exchange.
+        for name in ("virtual", "exchange", "straggler"):
+            said.pop(name, None)
+        devices = f"{self.devices} {self.kind}" + (" (virtual)" if self.virtual else "")
+        start = [self.model, f"{self.batch_per_device} x {devices}"]
+        return ", ".join([*start, *([self.exchange_label] if self.exchanges else []), *said.values()])
 
     @property
     def whole_epochs(self) -> bool:

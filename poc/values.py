@@ -113,7 +113,7 @@ def words(held: Any) -> dict[str, str]:
         label, given = declared.metadata.get("label"), getattr(held, declared.name)
         if label is not None and given != declared.default:
             said[declared.name] = label(given) if callable(label) else label.format(given)
-    return said
+    return {name: word for name, word in said.items() if word}
 
 
 def to_plain(held: Any) -> Any:

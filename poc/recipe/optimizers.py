@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from poc.values import checked, field, flag, nearest, positive, positive_or_zero, refuse, share, value
+from poc.values import checked, field, flag, nearest, positive, positive_or_zero, refuse, share, value, words
 
 
 @value
 class Optimizer:
     """How parameters follow gradients, with momentum. The learning rate is the run's."""
 
-    momentum: float = field(default=0.9, check=share)
-    weight_decay: float = field(default=1e-4, check=positive_or_zero)
+    momentum: float = field(default=0.9, check=share, label="momentum {:g}")
+    weight_decay: float = field(default=1e-4, check=positive_or_zero, label="weight decay {:g}")
     """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study."""
-    decay_gammas: bool = field(default=True, check=flag)
+    decay_gammas: bool = field(default=True, check=flag, label="gammas not decayed")
     """False: the penalty is on weights only (Goyal et al. 2017)."""
 
     name: ClassVar[str]
@@ -26,14 +26,15 @@ class Optimizer:
         checked(self, f"optimizer: {type(self).__name__}.")
 
     def __str__(self) -> str:
-        return self.label
+        """Its name, with all options that are not left at their default."""
+        return ", ".join([self.label, *words(self).values()])
 
 
 @value
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum."""
 
-    momentum_correction: bool = field(default=False, check=flag)
+    momentum_correction: bool = field(default=False, check=flag, label="momentum correction")
     """The velocity follows when the learning rate changes (Goyal et al. 2017)."""
 
     name = "sgd"
@@ -61,14 +62,12 @@ class LARS(Optimizer):
 class Muon(Optimizer):
     """Orthogonalised momentum for convolutions, SGD with Nesterov momentum for the rest (Jordan et al. 2024)."""
 
-    rate: float = field(check=positive, json="muon_rate")
+    rate: float = field(check=positive, json="muon_rate", label="convolutions at {:g}")
     """Learning rate of the convolutions at the full rate, `lr`, of the rest; it has the same warm-up and decay."""
 
     name = "muon"
+    label = "Muon"
     sized_by_gradient = False
-
-    def __str__(self) -> str:
-        return f"Muon {self.rate:g}"
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Nesterov, LARS, Muon)}

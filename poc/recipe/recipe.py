@@ -106,9 +106,9 @@ class Training:
     the CPU) or "nccl"; between workers "dist_sync", "dist_device_sync", "dist_async" (servers update with each worker's
     gradients as they come), `Stale(2)` (the same, but no worker more than 2 steps ahead) or "horovod" (a ring, without
     servers); "independent" not at all. Names are the classes with their defaults: `DistSync(servers=2)`."""
-    workers: int = field(default=1, check=_workers)
+    workers: int = field(default=1, check=_workers, label="{} workers")
     """Processes that the devices are divided over, equally; "per-device": as many as devices."""
-    cores_per_worker: int | None = field(default=None, check=_cores)
+    cores_per_worker: int | None = field(default=None, check=_cores, label="{} cores a worker")
     """CPU cores each worker is bound to, all of one NUMA node where that has so many; "node": a whole NUMA node, or its
     share of one. By default one worker has them all, several share them equally, and on GPUs none is bound."""
     straggler: float = field(default=0.0, check=positive_or_zero, json="slowed", label="last worker slowed by {:.0%}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from poc.machine.hardware import Hardware
 from poc.records.noise import Noise, Norms, estimate
-from poc.records.timing import Window
+from poc.records.timing import Window, throughput
 from poc.run import Run
 from poc.values import from_plain, to_plain, value
 
@@ -182,6 +182,16 @@ class Record:
         """Plain values, from which `from_json` makes the same record."""
         fields = {declared.name: to_plain(getattr(self, declared.name)) for declared in dataclasses.fields(self)}
         return {"schema": SCHEMA, **fields}
+
+    def in_words(self) -> str:
+        """Its outcome, why, and what was measured, in a line."""
+        said = [self.outcome + (f": {self.reason}" if self.reason else "")]
+        rate = throughput(self.windows)
+        if rate is not None:
+            said.append(f"{rate.median:.1f} samples/s (spread {rate.spread:.1f}, n = {rate.windows} windows)")
+        if self.evaluations:
+            said.append(f"accuracy {self.evaluations[-1].accuracy:.4f}")
+        return ", ".join(said)
 
     def noise(self, first: float = 0.0, last: float = 1.0) -> Noise | None:
         """The gradient's noise in the part of the training from share `first` to share `last` of its steps."""
