@@ -311,7 +311,7 @@ def _write_report(options: argparse.Namespace, journals: list[Path]) -> None:
 
     folder = _results(options)
     page = folder / "results.md" if options.results else HOME / "results.md"
-    report.write([record.to_json() for record in journal.read(journals)], options.study, page=page, folder=folder)
+    report.write(journal.read(journals), options.study, page=page, folder=folder)
     print(f"Written: {page}", file=sys.stderr)
 
 

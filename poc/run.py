@@ -179,8 +179,3 @@ def _json_name(declared: dataclasses.Field[Any]) -> str:
 def _options(kind: type[Any]) -> dict[str, str]:
     """The fields of an optimizer or exchange: its name in a run's plain form, and its own."""
     return {_json_name(declared): declared.name for declared in dataclasses.fields(kind)}
-
-
-def exchange_label(run: Mapping[str, Any]) -> str:
-    """How the gradients of a run in its plain form travel."""
-    return Run.from_json(run).exchange_label if "steps_per_epoch" in run else str(run["exchange"])

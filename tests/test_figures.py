@@ -10,10 +10,10 @@ import pytest
 
 from poc import studies
 from poc.records import timing
-from poc.records.journal import Record
-from poc.records.row import MEASURED, Row
+from poc.records.record import Record
+from poc.records.row import Row
 from poc.report import chart, figures, points
-from poc.run import Run
+from poc.report.rows import from_record
 from tests import test_report
 from tests.test_ways import TWELVE
 
@@ -21,15 +21,13 @@ PRINTED = [row for study in studies.load() for row in study.rows]
 MACHINE = "CPU: test, 2 cores"
 
 
-def measured(**fields: Any) -> Row:
+def measured(*, engine: str = "gluon", **fields: Any) -> Row:
     """A measured row of the main study's setting, of a run of 100 s."""
-    row: dict[str, Any] = dict(infrastructure=MACHINE, hardware=MACHINE, network="cifar_resnet50_v2")
-    row.update(framework="MXNet 1.9.1", kind="cpu", workers=1, epochs=12, seed=0, outcome="completed", accuracy=0.75)
-    row.update(dataset="cifar10 (jpeg)", input_shape="3x28x28", batch_per_device=128, learning_rate=0.05, devices=1)
-    row.update(samples_per_second=300.0, spread=4.0, windows=40, seconds_per_epoch=166.0, wall_seconds=100.0)
-    row.update(zip((f"{part}_seconds" for part in timing.PARTS), (2.0, 3.0, 80.0, 1.0, 10.0, 0.5, 3.5)))
-    row.update(fields)
-    return Row(origin=MEASURED, total_batch=row["batch_per_device"] * max(1, row["devices"]), **row)
+    usual = dict(dataset="cifar10 (jpeg)", epochs=12, accuracy=0.75, samples_per_second=300.0, spread=4.0, windows=40)
+    usual.update(seconds_per_epoch=166.0, wall_seconds=100.0)
+    usual.update(zip((f"{part}_seconds" for part in timing.PARTS), (2.0, 3.0, 80.0, 1.0, 10.0, 0.5, 3.5)))
+    row = dataclasses.replace(from_record(record(engine=engine)), **{**usual, **fields})
+    return dataclasses.replace(row, total_batch=row.batch_per_device * max(1, row.devices))
 
 
 def starting_slowly() -> tuple[Row, Row]:
@@ -43,14 +41,15 @@ def starting_slowly() -> tuple[Row, Row]:
 
 def record(**changes: Any) -> Record:
     """A record of three epochs of 50 s and 10 s of evaluation each; the changes are of the run or of the record."""
-    fields = {field.name for field in dataclasses.fields(Run)}
-    run = {"epochs": 3, "steps_per_epoch": 390, "steps": 1170, **{k: v for k, v in changes.items() if k in fields}}
+    run = {"epochs": 3, "steps_per_epoch": 390, "steps": 1170}
     evaluations = [
-        {"epoch": epoch, "at": 60.0 * epoch - 10, "seconds": 10.0, "accuracy": accuracy, "samples": 10_000, "loss": 1.0}
+        {"epoch": epoch, "at": 60.0 * epoch - 10, "seconds": 10.0, "accuracy": accuracy, "samples": 10_000}
         for epoch, accuracy in ((1, 0.4), (2, 0.5), (3, 0.6))
     ]
-    machine = {"infrastructure": MACHINE, "hardware": {"description": MACHINE, "cores": 2}}
-    others = {k: v for k, v in changes.items() if k not in fields}
+    machine = {"infrastructure": MACHINE, "hardware": {**test_report.TEST_CPU, "cpu": "test"}}
+    fields = {field.name for field in dataclasses.fields(Record)}
+    others = {name: change for name, change in changes.items() if name in fields}
+    run.update({name: change for name, change in changes.items() if name not in fields})
     return test_report.record(run=run, **{"evaluations": evaluations, **machine, **others})
 
 
@@ -110,8 +109,7 @@ def test_curves_share_accuracies_and_differ_in_what_they_stand_against() -> None
 
 
 def test_curves_take_runs_that_were_evaluated_twice_and_name_what_became_of_them() -> None:
-    once = record()
-    once["evaluations"] = once["evaluations"][:1]
+    once = dataclasses.replace(record(), evaluations=record().evaluations[:1])
     others = [once, record(quick=True), record(outcome="failed"), record(outcome="skipped", evaluations=[])]
     assert points.learning_curves(others) == ("", [])
     _, curves = points.learning_curves([*others, record(), record(outcome="diverged", devices=4, virtual=True)])
@@ -183,10 +181,10 @@ def test_throughput_against_batch_has_a_panel_for_each_network_with_two_batches(
 
 
 def test_throughput_against_batch_never_joins_or_averages_what_trains_in_another_way() -> None:
-    torch, both = "PyTorch 2.13.0+cpu", (128, 256)
+    torch, both = {"engine": "pytorch", "framework": "PyTorch 2.13.0+cpu"}, (128, 256)
     rows = [
         *(measured(batch_per_device=batch, samples_per_second=300.0, setting="plain") for batch in both),
-        *(measured(batch_per_device=batch, samples_per_second=200.0, framework=torch) for batch in both),
+        *(measured(batch_per_device=batch, samples_per_second=200.0, **torch) for batch in both),
         *(measured(batch_per_device=batch, samples_per_second=100.0, setting="larger images") for batch in both),
         measured(samples_per_second=50.0, setting="alone"),
         measured(samples_per_second=50.0, infrastructure="alone"),
@@ -194,13 +192,13 @@ def test_throughput_against_batch_never_joins_or_averages_what_trains_in_another
     drawn = by_label(points.throughput_batch([*rows])["ResNet-50 (CIFAR)"])
     assert {label: xy(one) for label, one in drawn.items()} == {
         MACHINE: [(128, 300.0), (256, 300.0)],
-        f"{MACHINE}, {torch}": [(128, 200.0), (256, 200.0)],
+        f"{MACHINE}, PyTorch 2.13.0+cpu": [(128, 200.0), (256, 200.0)],
         f"{MACHINE} (2)": [(128, 100.0), (256, 100.0)],
     }
 
 
 def test_curves_of_two_engines_are_told_apart() -> None:
-    common, curves = points.learning_curves([record(), record(versions={"torch": "2.13.0"})])
+    common, curves = points.learning_curves([record(), record(engine="pytorch", versions={"torch": "2.13.0"})])
     assert MACHINE in common
     assert [curve.label for curve in curves] == ["", "PyTorch 2.13.0"]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from poc import studies
-from poc.records.journal import Record
+from poc.records.record import Record
 from poc.report import points, rows, summary, ways
 from poc.report.tables import batches
 from tests.test_report import record
@@ -24,27 +25,30 @@ MUON = {
 NORMS = [{"step": step, "small": 2 + 600 / 128, "large": 2 + 600 / 1024} for step in range(0, 60, 5)]
 
 
-def trained(total: int, accuracies: list[float], **run: Any) -> Record:
+def trained(total: int, accuracies: list[float], *, run: dict[str, Any] | None = None, **changes: Any) -> Record:
     """Six epochs on CIFAR-10 with these validation accuracies; with 128 samples a device."""
     devices = total // 128
-    fields = {"devices": devices, "virtual": devices > 1, "total_batch": total, "epochs": 6, **run}
-    one = record(run=fields, run_id=f"{total}{run.get('optimizer', 'sgd')}{run.get('learning_rate', '')}"[:10])
-    for evaluation, accuracy in zip(one["evaluations"], accuracies):
-        evaluation["accuracy"] = accuracy
-    one["norms"] = NORMS if devices == 8 else []
-    return one
+    fields = {"devices": devices, "virtual": devices > 1, "total_batch": total, "epochs": 6, **(run or {})}
+    name = f"{total}{fields.get('optimizer', 'sgd')}{fields.get('learning_rate', '')}"[:10]
+    made = record(run=fields, **{"run_id": name, "norms": NORMS if devices == 8 else [], **changes})
+    evaluations = [replace(one, accuracy=accuracy) for one, accuracy in zip(made.evaluations, accuracies)]
+    return replace(made, evaluations=tuple(evaluations))
+
+
+def twelve(made: Record) -> Record:
+    """The same over as many epochs as what is published."""
+    return replace(made, run=replace(made.run, epochs=12, steps=120))
 
 
 STUDY = [
     trained(128, [0.5, 0.6, 0.7, 0.72, 0.74, 0.76]),
-    trained(128, [0.6, 0.7, 0.8, 0.85, 0.87, 0.89], **MUON),
-    trained(1024, [0.3, 0.4, 0.5, 0.55, 0.6, 0.62], learning_rate=0.4),
-    trained(1024, [0.5, 0.6, 0.7, 0.8, 0.84, 0.86], learning_rate=0.4, **MUON),
-    trained(1024, [0.5, 0.6, 0.7, 0.75, 0.78, 0.79], learning_rate=0.8, optimizer="nesterov"),
+    trained(128, [0.6, 0.7, 0.8, 0.85, 0.87, 0.89], run=MUON),
+    trained(1024, [0.3, 0.4, 0.5, 0.55, 0.6, 0.62], run={"learning_rate": 0.4}),
+    trained(1024, [0.5, 0.6, 0.7, 0.8, 0.84, 0.86], run={"learning_rate": 0.4, **MUON}),
+    trained(1024, [0.5, 0.6, 0.7, 0.75, 0.78, 0.79], run={"learning_rate": 0.8, "optimizer": "nesterov"}),
 ]
 
-# Published are 12 epochs, not 6.
-TWELVE = [{**one, "run": {**one["run"], "epochs": 12, "steps": 120}} for one in STUDY]
+TWELVE = [twelve(made) for made in STUDY]
 
 
 def test_runs_by_more_than_one_way_are_compared_and_others_are_not() -> None:
@@ -59,12 +63,12 @@ def test_runs_by_more_than_one_way_are_compared_and_others_are_not() -> None:
     ]
     assert ways.comparisons([STUDY[0], trained(128, [0.1] * 6)]) == []
     for other in (
-        trained(128, [0.9] * 6, quick=True, **MUON),
-        trained(128, [0.9] * 6, steps=7, **MUON),
-        trained(128, [0.9] * 6, model="cifar_resnet20_v2", **MUON),
-        {**trained(128, [0.9] * 6, **MUON), "outcome": "failed"},
-        {**trained(128, [0.9] * 6, **MUON), "dataset": "synthetic"},
-        {**trained(128, [0.9] * 6, **MUON), "infrastructure": "another machine"},
+        trained(128, [0.9] * 6, run={**MUON, "quick": True}),
+        trained(128, [0.9] * 6, run={**MUON, "steps": 7}),
+        trained(128, [0.9] * 6, run={**MUON, "model": "cifar_resnet20_v2"}),
+        trained(128, [0.9] * 6, run=MUON, outcome="failed"),
+        trained(128, [0.9] * 6, run=MUON, dataset="synthetic"),
+        trained(128, [0.9] * 6, run=MUON, infrastructure="another machine"),
     ):
         assert ways.comparisons([STUDY[0], other]) == []
 
@@ -86,15 +90,15 @@ def test_runs_by_more_than_one_way_are_compared_and_others_are_not() -> None:
     ],
 )
 def test_a_way_says_all_that_tells_it_from_others(change: dict[str, Any], words: str) -> None:
-    run = trained(128, [], **change)["run"]
+    run = trained(128, [], run=change).run
     assert ways.way(run).startswith(words)
     # Neither the batch nor the devices make another way.
-    assert ways.way(trained(1024, [], **change)["run"]) == ways.way(run)
+    assert ways.way(trained(1024, [], run=change).run) == ways.way(run)
     assert ways.as_the_study(run) == (change == {} or "lr_rule" in change)
 
 
 def test_a_run_that_diverged_has_no_accuracy_and_is_never_the_best() -> None:
-    lost = {**trained(1024, [0.9] * 6, learning_rate=3.2), "outcome": "diverged"}
+    lost = trained(1024, [0.9] * 6, run={"learning_rate": 3.2}, outcome="diverged")
     (one,) = ways.comparisons([*STUDY, lost])
     assert [each.accuracy for each in one.trainings][-1] is None
     best = one.best(1024, source=True)
@@ -131,8 +135,7 @@ def test_what_is_kept_at_each_batch_stands_beside_what_was_printed() -> None:
 
 def test_a_printed_row_is_left_out_only_where_the_figure_that_contradicts_itself_is_used() -> None:
     """DGX-1, 256x1: 13.9 s an epoch are not 2,600 samples/s, of which its accuracy of 0.782 knows nothing."""
-    middle = trained(256, [0.7] * 5 + [0.88], **MUON)
-    runs = [*TWELVE, {**middle, "run": {**middle["run"], "epochs": 12, "steps": 120}}]
+    runs = [*TWELVE, twelve(trained(256, [0.7] * 5 + [0.88], run=MUON))]
     (one,) = ways.comparisons(runs)
     listed = next(row for row in cells(batches.kept(one, PRINTED)) if row["total batch"] == "256")
     assert "DGX-1, 8x P100: 0.782 (lr=0.05)" in listed["published, one line a setting"]
@@ -149,14 +152,14 @@ def test_a_printed_row_is_left_out_only_where_the_figure_that_contradicts_itself
 
 
 def test_accuracy_suffers_from_the_first_batch_that_loses_two_hundredths() -> None:
-    middle = trained(256, [0.7] * 5 + [0.88], **MUON)
+    middle = trained(256, [0.7] * 5 + [0.88], run=MUON)
     (one,) = ways.comparisons([*STUDY, middle])
     assert one.suffers_from(source=True) == (1024, pytest.approx(0.14))
     assert one.suffers_from(source=False) == (1024, pytest.approx(0.03))
     said = batches.suffering(one)
     assert "by the study's way from a total batch of 1,024 on (0.1400 there)" in said
     assert "by the best way found from a total batch of 1,024 on (0.0300 there)" in said
-    (kept,) = ways.comparisons([STUDY[0], STUDY[1], trained(256, [0.7] * 5 + [0.875], **MUON)])
+    (kept,) = ways.comparisons([STUDY[0], STUDY[1], trained(256, [0.7] * 5 + [0.875], run=MUON)])
     assert kept.suffers_from(source=False) is None
     assert batches.suffering(kept) == ""
 

@@ -8,6 +8,8 @@ import io
 from collections.abc import Iterable
 from typing import Any, Union
 
+from poc.run import Run
+
 MEASURED, PUBLISHED = "measured", "published"
 
 # None where unknown. `Any` lets arithmetic follow a check that the type checker cannot see, in another function.
@@ -136,12 +138,15 @@ class Row:
     disturbed: bool = _flag("other processes took time")
     contradicts: str = _text("the columns that `flag` is about")
 
+    run: Run | Any = None
+    """What was run; None where it was published."""
+
     def doubtful(self, *columns: str) -> bool:
         """Whether the source's own figures disagree about any of these columns."""
         return not set(columns).isdisjoint(self.contradicts.split())
 
 
-COLUMNS = {field.name: field for field in dataclasses.fields(Row)}
+COLUMNS = {field.name: field for field in dataclasses.fields(Row) if field.metadata}
 
 
 def to_csv(rows: Iterable[Row]) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poc.records import timing
+from poc.records.record import Record
 from poc.records.row import Row, to_csv
 from poc.report import cells, compare, figures, rows, summary, ways
-from poc.report.rows import Record
 from poc.report.tables import batches, runs, scaling, sources, speed
 from poc.studies import Study
 
@@ -22,6 +22,7 @@ def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, 
 
     The same records give the same bytes, in whatever order they come. Each file is replaced at once or not at all.
     """
+    records = rows.ordered(records)
     table = rows.collect(records, published)
     shown, standing = [row for row in table if not row.superseded], rows.last_takes(records)
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,7 @@ def _page(
 
     # A fixed batch measures a network and nothing else.
     usual = [row for row in table if not row.fixed]
-    usual_records = [record for record in records if not record["run"]["data"].get("fixed")]
+    usual_records = [record for record in records if not record.run.data.fixed]
     sections = (
         ("Accuracy and throughput", _accuracy(table, published[0], figure("accuracy_throughput"))),
         (
@@ -191,8 +192,8 @@ def _limits(table: Sequence[Row], figure: str) -> str:
 
 def _engines(table: Sequence[Row]) -> str:
     return _after(
-        "The same recipe with MXNet and with PyTorch on the same machine: samples/s are medians over the runs of a "
-        "column, a ratio is of two runs one right after the other, the middle of all such pairs with its spread.",
+        "The same recipe with one engine and with another on the same machine: samples/s are medians over the runs of "
+        "a column, a ratio is of two runs one right after the other, the middle of all such pairs with its spread.",
         speed.engines(table),
     )
 

@@ -10,9 +10,10 @@ from typing import Any
 from tabulate import tabulate
 
 from poc.recipe import networks
-from poc.records.row import MEASURED, PUBLISHED, Row
+from poc.records.record import Record
+from poc.records.row import COLUMNS, MEASURED, PUBLISHED, Row
 from poc.report import compare
-from poc.run import exchange_label
+from poc.run import Run
 
 Cells = dict[str, str]
 
@@ -40,12 +41,24 @@ def aligned(cells: Sequence[Cells]) -> list[Cells]:
     return [{name: row.get(name, "") for name in names} for row in cells]
 
 
-def figure_of(row: Row, name: str, digits: int) -> str:
-    """A published figure as it was printed, a measured one to `digits` decimals."""
-    value = getattr(row, name)
-    if value is None:
-        return ""
-    return plain(value) if row.origin == PUBLISHED else f"{value:.{digits}f}"
+def columns(row: Row, names: str) -> Cells:
+    """The cells of these columns of `row`, their names parted by blanks, under their titles."""
+    return {COLUMNS[name].metadata["title"]: cell(row, name) for name in names.split()}
+
+
+def cell(row: Row, name: str) -> str:
+    """A published figure as it was printed, a measured one to the decimals of its column."""
+    held = getattr(row, name)
+    if held is None or isinstance(held, str):
+        return held or ""
+    digits = COLUMNS[name].metadata["digits"]
+    return plain(held) if row.origin == PUBLISHED or digits is None else f"{held:.{digits}f}"
+
+
+def throughput_of(row: Row) -> str:
+    """Samples/s; in brackets where virtual devices made it."""
+    figure = cell(row, "samples_per_second")
+    return f"({figure}) not comparable" if row.virtual else figure
 
 
 def accuracy_of(row: Row, name: str) -> str:
@@ -100,6 +113,16 @@ def infrastructure_of(row: Row) -> str:
     return ": ".join(filter(None, [row.infrastructure, row.hardware]))
 
 
+def joined(*words: str) -> str:
+    """Those that are not empty."""
+    return ", ".join(filter(None, words))
+
+
+def place_of(row: Row) -> str:
+    """The machine, and the cores of a worker where these are bound."""
+    return joined(infrastructure_of(row), cores_of(row))
+
+
 def cores_of(row: Row) -> str:
     cores = row.cores_per_worker
     return f"{cores:.0f} core{'s' * (cores > 1)} a worker" if cores else ""
@@ -137,18 +160,21 @@ def batch_size_of(row: Row) -> str:
     return f"{size} (lr={row.learning_rate:g})"
 
 
-def run_label(run: dict[str, Any]) -> str:
-    size = str(run["batch_per_device"]) + (f"x{run['devices']}={run['total_batch']}" if run["devices"] > 1 else "")
-    words = [network_label(run["model"]), f"{size} (lr={run['learning_rate']:g})"]
-    words += [exchange_label(run)] * (run["devices"] > 1 and not run["virtual"])
-    words += [run.get("dtype", "float32")] * (run.get("dtype", "float32") != "float32")
-    words += ["virtual"] * run["virtual"] + ["quick"] * run["quick"] + [f"seed {run['seed']}"] * (run["seed"] > 0)
+def run_label(run: Run) -> str:
+    """What tells a run from others of its machine, in words."""
+    size = str(run.batch_per_device) + (f"x{run.devices}={run.total_batch}" if run.devices > 1 else "")
+    words = [network_label(run.model), f"{size} (lr={run.learning_rate:g})"]
+    words += [run.exchange_label] * run.exchanges + [run.dtype] * (run.dtype != "float32")
+    words += ["virtual"] * run.virtual + ["quick"] * run.quick + [f"seed {run.seed}"] * (run.seed > 0)
     return ", ".join(words)
 
 
 def run_cells(row: Row) -> Cells:
-    run = {**vars(row), "model": row.network}
-    return {"run": run_label(run), "id": row.run_id, "infrastructure": infrastructure_of(row), "data": row.dataset}
+    return {"run": run_label(row.run), "id": row.run_id, "infrastructure": infrastructure_of(row), "data": row.dataset}
+
+
+def record_cells(record: Record) -> Cells:
+    return {"run": run_label(record.run), "id": record.run_id, "infrastructure": record.infrastructure}
 
 
 PART_LABELS = {

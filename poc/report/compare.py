@@ -9,6 +9,7 @@ from typing import Any
 
 from scipy.stats import t
 
+from poc.records.record import COMPLETED
 from poc.records.row import PUBLISHED, Row
 from poc.records.timing import PARTS
 from poc.values import value
@@ -83,6 +84,12 @@ class Difference:
     def within_noise(self) -> bool | None:
         """Whether there may be no difference at all; None where that cannot be said."""
         return None if self.margin is None else abs(self.value) <= self.margin
+
+
+def key(row: Row, *besides: str) -> tuple[str, ...]:
+    """What measured rows share whose runs compute the same, on the same machine and data, but for these fields."""
+    framework = "" if "engine" in besides else row.framework
+    return (row.infrastructure, row.hardware, framework, row.dataset, row.run.key(*besides))
 
 
 def series(rows: Iterable[Row]) -> list[Series]:
@@ -198,7 +205,7 @@ def rate(row: Row) -> float | None:
 
 
 def _usable(row: Row) -> bool:
-    if row.virtual or row.quick or row.outcome not in ("completed", ""):
+    if row.virtual or row.quick or row.outcome not in (COMPLETED, ""):
         return False
     return (rate(row) or 0) > 0 and (row.devices or 0) >= 1
 

@@ -11,6 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from poc.records.record import Record
 from poc.records.row import Row
 from poc.report.cells import MAIN_NETWORKS, network_label
 from poc.report.chart import (
@@ -54,10 +55,9 @@ from poc.report.points import (
     throughput_devices,
     time_split,
 )
-from poc.report.rows import Record
 
 
-def draw(rows: Sequence[Row], records: list[Record], folder: Path) -> dict[str, tuple[Path, str]]:
+def draw(rows: Sequence[Row], records: Sequence[Record], folder: Path) -> dict[str, tuple[Path, str]]:
     """Writes each figure that has data to `folder` and returns its path and caption by name.
 
     `rows` are those of results.md, `records` those of the journal in the same order. A figure of an earlier call that
@@ -75,7 +75,7 @@ def draw(rows: Sequence[Row], records: list[Record], folder: Path) -> dict[str, 
     return drawn
 
 
-def build(rows: Sequence[Row], records: list[Record]) -> dict[str, tuple[Figure, str]]:
+def build(rows: Sequence[Row], records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     """The figures that have data, by name, each with its caption."""
     with matplotlib.rc_context():
         set_style()
@@ -93,7 +93,7 @@ def _of(common: str) -> str:
     return f": {common}" if common else ""
 
 
-def _draw_accuracy_throughput(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_accuracy_throughput(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     series = accuracy_throughput(rows)
     if not series:
         return None
@@ -121,7 +121,7 @@ def _draw_accuracy_throughput(rows: Sequence[Row], records: list[Record]) -> Dra
     return figure, caption + marks_of(series)
 
 
-def _draw_learning_curves(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_learning_curves(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     common, series = learning_curves(records)
     if not series:
         return None
@@ -129,7 +129,7 @@ def _draw_learning_curves(rows: Sequence[Row], records: list[Record]) -> Drawn:
     return figure, f"Validation accuracy after each epoch, one line a measured run{_of(common)}."
 
 
-def _draw_accuracy_time(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_accuracy_time(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     common, series = accuracy_time(records)
     if not series:
         return None
@@ -140,7 +140,7 @@ def _draw_accuracy_time(rows: Sequence[Row], records: list[Record]) -> Drawn:
     return figure, caption + " A run on virtual devices takes the time of the one that plays them." * virtual
 
 
-def _draw_throughput_devices(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_throughput_devices(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     common, found = throughput_devices(rows)
     series, efficiencies = found["throughput"], found["efficiency"]
     if not series:
@@ -174,7 +174,7 @@ def _draw_throughput_devices(rows: Sequence[Row], records: list[Record]) -> Draw
     return figure, caption + marks_of(series)
 
 
-def _draw_throughput_batch(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_throughput_batch(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     panels = throughput_batch(rows)
     if not panels:
         return None
@@ -201,7 +201,7 @@ def _draw_throughput_batch(rows: Sequence[Row], records: list[Record]) -> Drawn:
     return figure, caption + marks_of(everything)
 
 
-def _draw_roofline(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_roofline(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     series, peaks = roofline(rows)
     if not series:
         return None
@@ -231,7 +231,7 @@ def _draw_roofline(rows: Sequence[Row], records: list[Record]) -> Drawn:
     return figure, caption + _without_disturbed(measured_rows(rows)) + marks_of(series)
 
 
-def _draw_speedup_workers(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_speedup_workers(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     panels = {title: series for title, series in speedup_workers(rows).items() if series}
     if not panels:
         return None
@@ -262,7 +262,7 @@ def _draw_speedup_workers(rows: Sequence[Row], records: list[Record]) -> Drawn:
     return figure, caption + marks_of(everything)
 
 
-def _draw_staleness(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_staleness(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     common, panels = staleness(records)
     series = panels["steps"]
     if not series:
@@ -285,7 +285,7 @@ def _draw_staleness(rows: Sequence[Row], records: list[Record]) -> Drawn:
     )
 
 
-def _draw_accuracy_batch(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_accuracy_batch(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     common, series = accuracy_batch(rows, records)
     if not series:
         return None
@@ -299,7 +299,7 @@ def _draw_accuracy_batch(rows: Sequence[Row], records: list[Record]) -> Drawn:
     )
 
 
-def _draw_accuracy_worth(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_accuracy_worth(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     common, series = accuracy_worth(rows, records)
     if not series:
         return None
@@ -323,7 +323,7 @@ def _draw_accuracy_worth(rows: Sequence[Row], records: list[Record]) -> Drawn:
     )
 
 
-def _draw_noise_scale(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_noise_scale(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     common, series = noise_scale(records)
     if not series:
         return None
@@ -337,7 +337,7 @@ def _draw_noise_scale(rows: Sequence[Row], records: list[Record]) -> Drawn:
     )
 
 
-def _draw_time_split(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_time_split(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     common, bars = time_split(rows)
     if not bars:
         return None
@@ -351,7 +351,7 @@ def _draw_time_split(rows: Sequence[Row], records: list[Record]) -> Drawn:
     )
 
 
-def _draw_speedup_reconciled(rows: Sequence[Row], records: list[Record]) -> Drawn:
+def _draw_speedup_reconciled(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
     common, bars = speedup_reconciled(rows)
     if not bars:
         return None
@@ -365,7 +365,7 @@ def _draw_speedup_reconciled(rows: Sequence[Row], records: list[Record]) -> Draw
     )
 
 
-FIGURES: dict[str, Callable[[Sequence[Row], list[Record]], Drawn]] = {
+FIGURES: dict[str, Callable[[Sequence[Row], Sequence[Record]], Drawn]] = {
     "accuracy_throughput": _draw_accuracy_throughput,
     "learning_curves": _draw_learning_curves,
     "accuracy_time": _draw_accuracy_time,

@@ -9,12 +9,14 @@ from statistics import fmean, median
 from typing import Any, Callable
 
 from poc.recipe import networks
+from poc.recipe.exchanges import Stale
 from poc.records import timing
+from poc.records.record import COMPLETED, DIVERGED, DONE, Evaluation, Record
 from poc.records.row import MEASURED, PUBLISHED, Row
 from poc.report import compare, ways
 from poc.report.cells import MAIN_NETWORKS, network_label
 from poc.report.chart import Bar, Point, Series
-from poc.report.rows import Record, from_record, main_study
+from poc.report.rows import USUAL_ENGINE, from_record, main_study
 
 MAIN_EPOCHS = 12
 """Epochs of every run of the main study: an accuracy after more of them is no match for its accuracies."""
@@ -55,14 +57,14 @@ def accuracy_throughput(rows: Sequence[Row]) -> list[Series]:
     return series
 
 
-def learning_curves(records: list[Record]) -> tuple[str, list[Series]]:
+def learning_curves(records: Sequence[Record]) -> tuple[str, list[Series]]:
     """What all curves have in common, and accuracy against epoch for every measured run that was evaluated twice."""
-    return _curves(records, lambda evaluation: float(evaluation["epoch"]))
+    return _curves(records, lambda evaluation: float(evaluation.epoch))
 
 
-def accuracy_time(records: list[Record]) -> tuple[str, list[Series]]:
+def accuracy_time(records: Sequence[Record]) -> tuple[str, list[Series]]:
     """What all curves have in common, and accuracy against seconds of wall time since the run began."""
-    return _curves(records, lambda evaluation: float(evaluation["at"]))
+    return _curves(records, lambda evaluation: float(evaluation.at))
 
 
 def throughput_devices(rows: Sequence[Row]) -> tuple[str, dict[str, list[Series]]]:
@@ -223,20 +225,22 @@ def time_split(rows: Sequence[Row]) -> tuple[str, list[Bar]]:
     ]
 
 
-def staleness(records: list[Record]) -> tuple[str, dict[str, list[Series]]]:
+def staleness(records: Sequence[Record]) -> tuple[str, dict[str, list[Series]]]:
     """What all runs of exchange `stale` have in common, and their accuracy against "steps" and against "minutes"."""
     members = [record for record in records if _is_stale(record)]
     common, labels = _distinguish([_description(from_record(record)) for record in members])
-    axes: dict[str, Callable[[Record, dict[str, Any]], float]] = {
-        "steps": lambda record, one: float(one["epoch"] * record["run"]["steps_per_epoch"]),
-        "minutes": lambda record, one: one["at"] / 60,
+    axes: dict[str, Callable[[Record, Evaluation], float]] = {
+        "steps": lambda record, evaluation: float(evaluation.epoch * record.run.steps_per_epoch),
+        "minutes": lambda record, evaluation: evaluation.at / 60,
     }
     return common, {
         name: [
             Series(
                 label=label,
                 machine=label,
-                points=tuple(Point(x=place(record, one), y=one["accuracy"]) for one in record["evaluations"]),
+                points=tuple(
+                    Point(x=place(record, evaluation), y=evaluation.accuracy) for evaluation in record.evaluations
+                ),
                 measured=True,
             )
             for label, record in zip(labels, members)
@@ -245,7 +249,7 @@ def staleness(records: list[Record]) -> tuple[str, dict[str, list[Series]]]:
     }
 
 
-def accuracy_batch(rows: Sequence[Row], records: list[Record]) -> tuple[str, list[Series]]:
+def accuracy_batch(rows: Sequence[Row], records: Sequence[Record]) -> tuple[str, list[Series]]:
     """Of the first comparison of ways: what it is of, and the best accuracy at each total batch, published and here."""
     compared = ways.comparisons(records)
     if not compared:
@@ -271,7 +275,7 @@ def _printed_at(row: Row, machine: str, batch: float) -> bool:
     return row.hardware == machine and row.total_batch == batch and row.accuracy is not None
 
 
-def accuracy_worth(rows: Sequence[Row], records: list[Record]) -> tuple[str, list[Series]]:
+def accuracy_worth(rows: Sequence[Row], records: Sequence[Record]) -> tuple[str, list[Series]]:
     """Accuracy against the published throughput at each total batch: as it was printed, and by the best way found.
 
     The throughput is that of the most accurate printed setting with that total batch.
@@ -314,7 +318,7 @@ def accuracy_worth(rows: Sequence[Row], records: list[Record]) -> tuple[str, lis
     return f"{network_label(one.network)}, {one.epochs} epochs", series if any(line.measured for line in series) else []
 
 
-def noise_scale(records: list[Record]) -> tuple[str, list[Series]]:
+def noise_scale(records: Sequence[Record]) -> tuple[str, list[Series]]:
     """Of the first comparison of ways: what it is of, and the gradient noise scale over the epochs of each run."""
     compared = ways.comparisons(records)
     if not compared:
@@ -325,7 +329,7 @@ def noise_scale(records: list[Record]) -> tuple[str, list[Series]]:
         points = tuple(Point(x=epoch, y=scale) for epoch, scale in ways.noise_scales(training))
         if points:
             name = "the study's way" if training.source else f"{training.way.split(',')[0]}"
-            label = f"batch {training.total_batch}, {name}, lr {training.record['run']['learning_rate']:g}"
+            label = f"batch {training.total_batch}, {name}, lr {training.record.run.learning_rate:g}"
             series.append(Series(label=label, machine=label, points=points, measured=True))
     return f"{network_label(one.network)}, {one.epochs} epochs of {one.dataset}", series
 
@@ -339,7 +343,7 @@ def _comparable(rows: Sequence[Row]) -> list[Row]:
 
 def measured_rows(rows: Sequence[Row]) -> list[Row]:
     """Rows of measured runs that were completed and are no quick look."""
-    return [row for row in rows if _is_measured(row) and row.outcome == "completed" and not row.quick]
+    return [row for row in rows if _is_measured(row) and row.outcome == COMPLETED and not row.quick]
 
 
 def over_epochs(rows: Sequence[Row]) -> list[Row]:
@@ -388,8 +392,8 @@ def _precision(row: Row) -> str:
 
 
 def _engine(row: Row) -> str:
-    """Empty for MXNet, with which the main study and most runs are."""
-    return "" if str(row.framework).startswith("MXNet") else str(row.framework)
+    """Empty for the usual engine, and for what was published."""
+    return row.framework if row.run is not None and row.run.engine != USUAL_ENGINE else ""
 
 
 def _exchange(row: Row) -> str:
@@ -462,31 +466,29 @@ def _line(
     )
 
 
+def _evaluated(record: Record) -> bool:
+    """Whether its accuracies make a curve."""
+    return record.outcome in DONE and not record.run.quick and len(record.evaluations) > 1
+
+
 def _is_stale(record: Record) -> bool:
     """Whether it is a run of the staleness figure, which the other curves leave to it."""
-    usable = record["outcome"] in ("completed", "diverged") and not record["run"]["quick"]
-    return usable and record["run"]["exchange"] == "stale" and len(record["evaluations"]) > 1
+    return _evaluated(record) and isinstance(record.run.exchange, Stale)
 
 
-def _curves(records: list[Record], when: Callable[[dict[str, Any]], float]) -> tuple[str, list[Series]]:
+def _curves(records: Sequence[Record], when: Callable[[Evaluation], float]) -> tuple[str, list[Series]]:
     # Other ways to train have figures of their own.
     compared = ways.comparisons(records)
     elsewhere = {id(one.record) for found in compared for one in found.trainings if not one.source}
     members = [
-        record
-        for record in records
-        if record["outcome"] in ("completed", "diverged")
-        and not record["run"]["quick"]
-        and len(record["evaluations"]) > 1
-        and not _is_stale(record)
-        and id(record) not in elsewhere
+        record for record in records if _evaluated(record) and not _is_stale(record) and id(record) not in elsewhere
     ]
     common, labels = _distinguish([_description(from_record(record)) for record in members])
     return common, [
         Series(
-            label=", ".join(filter(None, [label, "diverged" * (record["outcome"] == "diverged")])),
+            label=", ".join(filter(None, [label, "diverged" * (record.outcome == DIVERGED)])),
             machine=label,
-            points=tuple(Point(x=when(one), y=one["accuracy"]) for one in record["evaluations"]),
+            points=tuple(Point(x=when(evaluation), y=evaluation.accuracy) for evaluation in record.evaluations),
             measured=True,
         )
         for label, record in zip(labels, members)
@@ -496,7 +498,7 @@ def _curves(records: list[Record], when: Callable[[dict[str, Any]], float]) -> t
 def _over_devices(members: list[Row]) -> list[tuple[list[Row], list[Row]]]:
     """Rows that differ in the number of devices only, batch per device held fixed: those on one device, and the others.
 
-    Beside the series of `poc.report.scaling`, those of at least two numbers of devices that have no row on one.
+    Beside the series of `poc.report.compare`, those of at least two numbers of devices that have no row on one.
     """
     found = [
         (list(series.alone), list(series.rows)) for series in compare.series(members) if series.kind == compare.WEAK

@@ -1,4 +1,4 @@
-"""Every row that results.md draws on, measured and published, in one tidy table."""
+"""Every row that results.md draws on, measured and published, in one table."""
 
 from __future__ import annotations
 
@@ -6,42 +6,40 @@ import dataclasses
 import hashlib
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from poc.recipe import networks
+from poc import engines
+from poc.recipe import SGD, networks
 from poc.records import timing
+from poc.records.record import COMPLETED, Record
 from poc.records.row import MEASURED, PUBLISHED, Row
 from poc.report import compare
-from poc.run import Run, exchange_label
+from poc.run import Run
 from poc.studies import Study
+from poc.values import words
 
-Record = dict[str, Any]
-"""In the form of `poc.records.record.Record.to_json`."""
 FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward and twice backward"
-
-# Fields of a run that may differ within a series over devices, or that only say how it was cut or asked for.
-_VARIED = (
-    *("recipe", "devices", "virtual", "batch_per_device", "total_batch", "learning_rate", "lr_rule", "seed"),
-    *("exchange", "workers", "warmup_steps", "steps", "steps_per_epoch", "epochs", "window", "quick"),
-    *("staleness", "two_bit", "gradient_bits", "servers", "slowed", "restarts", "seconds"),
-)
-_ALIKE = (
-    *("infrastructure", "hardware", "framework", "dataset", "setting", "devices", "workers", "virtual", "quick"),
-    *("batch_per_device", "total_batch", "learning_rate", "lr_rule", "exchange", "steps"),
-)
+USUAL_ENGINE = engines.ENGINES[0]
+"""What trained is said only of others; of two in one comparison it is the reference."""
 BUSY = 0.05
 """Share of a machine's cores that other processes may keep busy before a row's note says so."""
 
+# What may differ within a series over devices, or only says how a run was cut.
+_VARIED = (
+    *("devices", "virtual", "batch_per_device", "total_batch", "learning_rate", "lr_rule", "seed", "exchange"),
+    *("workers", "warmup_steps", "steps", "steps_per_epoch", "epochs", "window", "quick", "slowed", "seconds"),
+)
+
 
 def collect(records: Sequence[Record], published: Iterable[Study]) -> list[Row]:
-    """One row a record, in the order of `ordered`, then every published row, in that of its source.
+    """One row a record, in their order, then every published row, in that of its source.
 
     Speed-ups are worked out (`poc.report.compare`) where the source prints none; a row in a weak and in a strong series
     shows the weak one's. A superseded row, which no table but that of the takes shows, has none.
     """
     standing = {id(record) for record in last_takes(records)}
-    measured = [from_record(record, superseded=id(record) not in standing) for record in ordered(records)]
+    measured = [from_record(record, superseded=id(record) not in standing) for record in records]
     printed = [dataclasses.replace(row) for study in published for row in study.rows]
     shown = [row for row in measured if not row.superseded]
     _add_repeats(shown)
@@ -55,204 +53,202 @@ def main_study(rows: Iterable[Row]) -> str:
 
 
 def last_takes(records: Sequence[Record]) -> list[Record]:
-    """The records that stand, in the order of `ordered`: of each run on a machine the last that completed.
+    """The records that stand: of each run on a machine the last that completed.
 
     Of a run that never completed it is the last. Runs on different data are different runs.
     """
     completed: dict[tuple[str, ...], Record] = {}
     last: dict[tuple[str, ...], Record] = {}
-    for record in sorted(ordered(records), key=lambda record: str(record["started"])):
-        last[_key(record)] = record
-        if record["outcome"] == "completed":
-            completed[(*_key(record), record["dataset"])] = record
+    for record in sorted(records, key=lambda record: record.started):
+        key = (record.infrastructure, record.hardware.describe(), record.run.id)
+        last[key] = record
+        if record.outcome == COMPLETED:
+            completed[(*key, record.dataset)] = record
     succeeded = {key[:-1] for key in completed}
     standing = {id(record) for record in completed.values()}
     standing |= {id(record) for key, record in last.items() if key not in succeeded}
-    return [record for record in ordered(records) if id(record) in standing]
-
-
-def _key(record: Record) -> tuple[str, ...]:
-    return (record["infrastructure"], record["hardware"]["description"], _computes(record))
-
-
-def _computes(record: Record) -> str:
-    """The id of what was computed: one replica exchanges nothing, though earlier plans named what it would have."""
-    return Run.from_json(record["run"]).id
+    return [record for record in records if id(record) in standing]
 
 
 def ordered(records: Sequence[Record]) -> list[Record]:
     """Records in an order that does not depend on which journal they came from: by machine, then by what was run."""
+    names = ("model", "total_batch", "batch_per_device", "learning_rate", "devices", "virtual", "quick", "seed")
 
     def place(record: Record) -> tuple[Any, ...]:
-        run = record["run"]
-        names = ("model", "total_batch", "batch_per_device", "learning_rate", "devices", "virtual", "quick", "seed")
-        started = (record["started"], record["run_id"], json.dumps(record, sort_keys=True))
-        return (record["infrastructure"], *(run[name] for name in names), *started)
+        run = (getattr(record.run, name) for name in names)
+        return (record.infrastructure, *run, record.started, record.run_id, json.dumps(record.to_json()))
 
     return sorted(records, key=place)
 
 
-def workers(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Where each worker's time went, for runs of several: run_id, infrastructure, worker, wall_seconds, its parts.
-
-    The parts are named as in the rows. Only workers that told of their end.
-    """
-    return [
-        {
-            "run_id": record["run_id"],
-            "infrastructure": record["infrastructure"],
-            "worker": worker["worker"],
-            "wall_seconds": worker["wall"],
-            **_split(worker["wall"], worker["parts"], timing.windows_from(worker)),
-        }
-        for record in ordered(records)
-        for worker in record.get("workers") or []
-        if "wall" in worker
-    ]
-
-
 def from_record(record: Record, *, superseded: bool = False) -> Row:
     """The row of one record, without what it takes other rows to know."""
-    run, hardware = record["run"], record["hardware"]
-    windows = timing.windows_from(record)
-    rate = timing.throughput(windows)
-    steps = sum(window.steps for window in windows)
-    accuracies = [one["accuracy"] for one in record["evaluations"]]
-    monitored = (record.get("monitor") or {}).get("devices", [])
-    memory = record["memory"]
-    row = Row(
+    return Row(
         origin=MEASURED,
-        run_id=record["run_id"],
-        infrastructure=record["infrastructure"],
-        hardware=hardware["description"],
-        framework=framework(record),
-        network=run["model"],
-        parameters=record["parameters"],
-        dataset=record["dataset"],
-        input_shape="3x{0}x{0}".format(run["data"]["crop"]),
-        batch_per_device=run["batch_per_device"],
-        total_batch=run["total_batch"],
-        learning_rate=run["learning_rate"],
-        lr_rule=run["lr_rule"],
-        devices=run["devices"],
-        virtual=run["virtual"],
-        workers=run.get("workers", 1),
-        exchange=exchange_label(run) if run["devices"] > 1 else "",
-        dtype=run.get("dtype", "float32"),
-        layout=run.get("layout", "NCHW"),
-        epochs=steps // run["steps_per_epoch"] if windows else None,
-        steps=steps if windows else None,
-        seed=run["seed"],
-        outcome=record["outcome"],
-        accuracy=accuracies[-1] if accuracies else None,
-        seconds_per_epoch=_epoch_seconds(windows, run["steps_per_epoch"]),
-        utilisation=_mean([one.get("utilisation") for one in monitored]),
-        wall_seconds=record["wall"],
-        note=_note(record, steps),
-        kind=run["kind"],
-        cores_per_worker=run.get("cores_per_worker"),
-        setting=_setting(run),
-        recipe=run["recipe"],
-        computes=_computes(record),
-        started=record["started"],
-        quick=run["quick"],
-        fixed=bool(run["data"].get("fixed")),
-        disturbed=_disturbed(record),
-        accuracy_last4=statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
-        samples_trained=sum(window.samples for window in windows) if windows else None,
-        host_peak_bytes=memory["host_peak_bytes"],
-        device_peak_bytes=memory["device_peak_bytes"],
-        others_busy_cores=record["others_busy_cores"],
         superseded=superseded,
-        **_detail(record),
+        run=record.run,
+        **_of_run(record),
+        **_of_result(record),
+        **_of_windows(record),
+        **_of_monitor(record),
+        **_of_detail(record),
     )
-    if record["wall"] is not None:
-        _fill(row, _split(record["wall"], record["parts"], windows))
-    joules = [device.get("joules") for device in monitored]
-    if joules and None not in joules and windows:
-        row.joules_per_sample = sum(joules) / row.samples_trained
-    if rate is not None:
-        kept = windows[rate.dropped :]
-        row.samples_per_second, row.spread, row.windows = rate.median, rate.spread, rate.windows
-        row.dropped_windows = rate.dropped
-        row.warmup_samples = sum(window.samples for window in windows[: rate.dropped])
-        row.usual_wait_per_sample = statistics.median(window.waited / window.samples for window in kept)
-        _fill(row, _arithmetic(record, rate.median))
-    return row
 
 
-def _fill(row: Row, figures: Mapping[str, float | None]) -> None:
-    for name, figure in figures.items():
-        setattr(row, name, figure)
+def _of_run(record: Record) -> dict[str, Any]:
+    run = record.run
+    same = (
+        *("total_batch", "batch_per_device", "learning_rate", "lr_rule", "devices", "virtual", "workers", "dtype"),
+        *("layout", "seed", "kind", "cores_per_worker", "recipe", "quick"),
+    )
+    return {
+        **{name: getattr(run, name) for name in same},
+        "run_id": record.run_id,
+        "computes": run.id,
+        "framework": framework(record),
+        "network": run.model,
+        "input_shape": "x".join(map(str, run.data.input_shape)),
+        "exchange": run.exchange_label if run.devices > 1 else "",
+        "setting": _setting(run),
+        "fixed": run.data.fixed,
+    }
 
 
-def _arithmetic(record: Record, samples_per_second: float) -> dict[str, float | None]:
-    """How much the devices computed, by `FLOPS_RULE`, and how much of what they can."""
-    run = record["run"]
-    network = networks.NETWORKS.get(run["model"])
-    if network is None:  # of a later version
+def _of_result(record: Record) -> dict[str, Any]:
+    accuracies = [evaluation.accuracy for evaluation in record.evaluations]
+    split = {} if record.wall is None else timing.split(record.wall, record.parts, record.windows)
+    return {
+        "infrastructure": record.infrastructure,
+        "hardware": record.hardware.describe(),
+        "parameters": record.parameters,
+        "dataset": record.dataset,
+        "outcome": record.outcome,
+        "started": record.started,
+        "accuracy": accuracies[-1] if accuracies else None,
+        "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
+        "wall_seconds": record.wall,
+        **{f"{part}_seconds": seconds for part, seconds in split.items()},
+        "note": _note(record),
+        "disturbed": _disturbed(record),
+        "host_peak_bytes": record.memory.host_peak_bytes,
+        "device_peak_bytes": record.memory.device_peak_bytes,
+        "others_busy_cores": record.others_busy_cores,
+        "peak_flops": record.peak_flops if record.windows else None,
+    }
+
+
+def _of_windows(record: Record) -> dict[str, Any]:
+    run, windows = record.run, record.windows
+    throughput = timing.throughput(windows)
+    if throughput is None:
         return {}
-    multiply_adds = network.multiply_adds(run["data"]["crop"])
-    flops, peak = 6 * multiply_adds * samples_per_second, record.get("peak_flops")
-    share = flops / peak if peak else None
-    return {"multiply_adds": multiply_adds, "flops": flops, "peak_flops": peak, "peak_share": share}
+    steps, dropped = sum(window.steps for window in windows), throughput.dropped
+    flops = None
+    network = networks.NETWORKS.get(run.model)
+    multiply_adds = None if network is None else network.multiply_adds(run.data.crop)
+    if multiply_adds is not None:
+        flops = 6 * multiply_adds * throughput.median
+    return {
+        "epochs": steps // run.steps_per_epoch,
+        "steps": steps,
+        "seconds_per_epoch": _epoch_seconds(windows, run.steps_per_epoch),
+        "samples_per_second": throughput.median,
+        "spread": throughput.spread,
+        "windows": throughput.windows,
+        "dropped_windows": dropped,
+        "samples_trained": sum(window.samples for window in windows),
+        "warmup_samples": sum(window.samples for window in windows[:dropped]),
+        "usual_wait_per_sample": statistics.median(window.waited / window.samples for window in windows[dropped:]),
+        "multiply_adds": multiply_adds,
+        "flops": flops,
+        "peak_share": flops / record.peak_flops if flops and record.peak_flops else None,
+    }
+
+
+def _of_monitor(record: Record) -> dict[str, Any]:
+    devices = record.monitor.devices if record.monitor else ()
+    used = [device.utilisation for device in devices if device.utilisation is not None]
+    return {"utilisation": statistics.fmean(used) if used else None, "joules_per_sample": joules_per_sample(record)}
+
+
+def joules_per_sample(record: Record) -> float | None:
+    """Of all devices; None where one of them has no such counter."""
+    devices = record.monitor.devices if record.monitor else ()
+    drawn = [device.joules for device in devices if device.joules is not None]
+    samples = sum(window.samples for window in record.windows)
+    return sum(drawn) / samples if drawn and len(drawn) == len(devices) and samples else None
+
+
+def _of_detail(record: Record) -> dict[str, Any]:
+    """Seconds for 5,120 images in the Theano study's terms; those of training, communication and sync add up to a step.
+
+    Training is a step without any exchange, synchronisation the wait for slower workers, and communication what else
+    the exchange adds to a step; it can be slightly negative, by noise.
+    """
+    detail = record.detail
+    if detail is None:
+        return {}
+    steps, alone = 5120 / record.run.total_batch, record.run.devices == 1
+    sync, train, whole = detail.synchronisation_seconds, detail.independent_step_seconds, detail.whole_step_seconds
+    return {
+        "train_seconds_per_5120": (whole if alone else train) * steps,
+        "communication_seconds_per_5120": None if alone else (whole - train - (sync or 0.0)) * steps,
+        "sync_seconds_per_5120": None if alone or sync is None else sync * steps,
+        "data_seconds_per_5120": detail.data_seconds * steps,
+    }
 
 
 def framework(record: Record) -> str:
-    """Name and version of what trained it."""
-    names = {"mxnet": "MXNet", "mxnet-cu112": "MXNet", "torch": "PyTorch"}
-    found = (f"{names[package]} {version}" for package, version in record["versions"].items() if package in names)
-    return next(found, "MXNet")
+    """Label and version of the engine that trained it; the engine's name where its folder is not here."""
+    name = record.run.engine
+    if name not in engines.ENGINES:
+        return name
+    engine = engines.load(name)
+    versions = [record.versions[package] for package in engine.PACKAGES if package in record.versions]
+    return " ".join([engine.LABEL, *versions[:1]])
 
 
-def _setting(run: dict[str, Any]) -> str:
+def _setting(run: Run) -> str:
     """A name for all of a run that is neither a size of a series over devices nor a repetition."""
-    kept = json.loads(Run.from_json(run).key(*_VARIED))
-    kept["data"] = {name: field for name, field in kept["data"].items() if field}
-    whole = run["steps"] == run["epochs"] * run["steps_per_epoch"]
+    kept = json.loads(run.key(*_VARIED))
+    kept["data"] = {name: held for name, held in kept["data"].items() if held}
     # Runs cut short by steps are for throughput; how short does not matter to it.
-    kept["length"] = run["epochs"] if whole else "cut"
+    kept["length"] = run.epochs if run.steps == run.epochs * run.steps_per_epoch else "cut"
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def _note(record: Record, steps: int) -> str:
-    run = record["run"]
-    words = []
-    if record["outcome"] != "completed":
-        words.append(f"{record['outcome']}: {record['reason']}")
-    if run["quick"]:
-        words.append("quick: a first look, not a result")
-    if record["dataset"] == "synthetic" and record["evaluations"]:
-        words.append("synthetic data: its accuracy says nothing of CIFAR-10")
-    trained_by = framework(record)
-    if not trained_by.startswith("MXNet"):
-        words.append(trained_by + (", channels-last" if run.get("layout") == "NHWC" else ""))
-    if run.get("compile"):
-        words.append("compiled")
-    if run.get("dtype", "float32") != "float32":
-        words.append(f"precision {run['dtype']}")
-    if run.get("optimizer", "sgd") != "sgd":
-        words.append(f"optimizer {run['optimizer']}")
-    if run.get("decay", "constant") != "constant":
-        words.append(f"decay {run['decay']}")
-    if run.get("label_smoothing"):
-        words.append(f"label smoothing {run['label_smoothing']:g}")
-    if run["virtual"]:
-        words.append(f"virtual: one device played all {run['devices']}; its throughput is not that of {run['devices']}")
-    if record["outcome"] == "completed" and steps % run["steps_per_epoch"]:
-        words.append(f"stopped after {steps} steps")
-    resumed = len(record.get("resumed") or [])
-    if resumed:
-        words.append("resumed from a checkpoint" + (f" {resumed} times" if resumed > 1 else ""))
+def _note(record: Record) -> str:
+    run, said = record.run, words(record.run)
+    steps = sum(window.steps for window in record.windows)
+    notes = []
+    if record.outcome != COMPLETED:
+        notes.append(f"{record.outcome}: {record.reason}")
+    if run.quick:
+        notes.append("quick: a first look, not a result")
+    if record.dataset == "synthetic" and record.evaluations:
+        notes.append("synthetic data: its accuracy says nothing of CIFAR-10")
+    if run.engine != USUAL_ENGINE:
+        notes.append(framework(record) + (", channels-last" if run.layout == "NHWC" else ""))
+    notes += [said[name] for name in ("compile", "dtype") if name in said]
+    if not isinstance(run.optimizer, SGD):
+        notes.append(f"optimizer {run.optimizer.name}")
+    notes += [said[name] for name in ("decay", "label_smoothing") if name in said]
+    if run.virtual:
+        notes.append(f"virtual: one device played all {run.devices}; its throughput is not that of {run.devices}")
+    if record.outcome == COMPLETED and steps % run.steps_per_epoch:
+        notes.append(f"stopped after {steps} steps")
+    if record.resumed:
+        times = f" {len(record.resumed)} times" if len(record.resumed) > 1 else ""
+        notes.append(f"resumed from a checkpoint{times}")
     if _disturbed(record):
-        busy, cores = record["others_busy_cores"], record["hardware"]["cores"]
-        words.append(f"disturbed: other processes kept {busy:.2g} of {cores} cores busy meanwhile")
-    return "; ".join(words)
+        busy, cores = record.others_busy_cores, record.hardware.cores
+        notes.append(f"disturbed: other processes kept {busy:.2g} of {cores} cores busy meanwhile")
+    return "; ".join(notes)
 
 
 def _disturbed(record: Record) -> bool:
-    busy = record["others_busy_cores"]
-    return busy is not None and bool(busy > BUSY * record["hardware"]["cores"])
+    busy = record.others_busy_cores
+    return busy is not None and busy > BUSY * record.hardware.cores
 
 
 def _epoch_seconds(windows: Sequence[timing.Window], steps_per_epoch: int) -> float | None:
@@ -268,42 +264,12 @@ def _epoch_seconds(windows: Sequence[timing.Window], steps_per_epoch: int) -> fl
     return statistics.median(whole) if whole else None
 
 
-def _split(wall: float, parts: dict[str, float], windows: Sequence[timing.Window]) -> dict[str, float]:
-    return {f"{part}_seconds": seconds for part, seconds in timing.split(wall, parts, windows).items()}
-
-
-def _detail(record: Record) -> dict[str, Any]:
-    """Seconds for 5,120 images in the Theano study's terms; those of training, communication and sync add up to a step.
-
-    Training is a step without any exchange, synchronisation the wait for slower workers, and communication what else
-    the exchange adds to a step; it can be slightly negative, by noise.
-    """
-    detail = record.get("detail")
-    if not detail:
-        return {}
-    steps = 5120 / record["run"]["total_batch"]
-    sync = detail["synchronisation_seconds"]
-    train, whole = detail["independent_step_seconds"], detail["whole_step_seconds"]
-    alone = record["run"]["devices"] == 1
-    return {
-        "train_seconds_per_5120": (whole if alone else train) * steps,
-        "communication_seconds_per_5120": None if alone else (whole - train - (sync or 0.0)) * steps,
-        "sync_seconds_per_5120": None if alone or sync is None else sync * steps,
-        "data_seconds_per_5120": detail["data_seconds"] * steps,
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return statistics.fmean(found) if found else None
-
-
 def _add_repeats(rows: Sequence[Row]) -> None:
     """Mean, standard deviation and number over the seeds of runs that are otherwise equal, in each of their rows."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        if row.outcome == "completed":
-            groups.setdefault(tuple(getattr(row, name) for name in _ALIKE), []).append(row)
+        if row.outcome == COMPLETED:
+            groups.setdefault(compare.key(row, "seed"), []).append(row)
     for group in groups.values():
         if len(group) < 2:
             continue

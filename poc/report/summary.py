@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from poc.records.record import COMPLETED, Record
 from poc.records.row import MEASURED, Row
 from poc.report import compare, ways
 from poc.report.cells import MAIN_NETWORKS, kind_of_device, machine_of, network_label, network_of
-from poc.report.rows import Record, main_study
+from poc.report.rows import USUAL_ENGINE, main_study
 
 
 def summary(rows: Sequence[Row], records: Sequence[Record] = ()) -> str:
     """A list, in words: speed, accuracy, both beside the published setting, what large batches keep, how it scales."""
-    measured = [row for row in rows if row.origin == MEASURED and row.outcome == "completed"]
+    measured = [row for row in rows if row.origin == MEASURED and row.outcome == COMPLETED]
     full = [row for row in measured if not row.quick]
     if not measured:
         return (
@@ -163,7 +164,7 @@ def _reached(row: Row) -> str:
 def _conditions(row: Row) -> str:
     length = f"{row.epochs} epochs" if row.epochs and row.epochs > 1 else f"{row.steps} steps"
     batch = f"batch {row.batch_per_device}"
-    if not row.framework.startswith("MXNet"):
+    if row.run.engine != USUAL_ENGINE:
         batch = f"{row.framework}, {batch}"
     if row.devices > 1:
         batch += f" a device ({row.total_batch} in all)"

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from poc.records import noise
+from poc.recipe import CIFAR10, SGD, Muon
+from poc.records.record import DIVERGED, DONE, Record
 from poc.records.row import Row
-from poc.report.rows import Record, main_study, ordered
-from poc.values import value
+from poc.report.rows import main_study
+from poc.run import Run
+from poc.values import value, words
 
-SHOWN = ("completed", "diverged")
-_OPTIMIZERS = {"sgd": "SGD", "nesterov": "SGD with Nesterov momentum", "lars": "LARS"}
-# What the main study's script did, in fields that a later version of the journal may have added.
-_SOURCE = {
-    "optimizer": "sgd",
-    "momentum": 0.9,
-    "weight_decay": 1e-4,
-    "warmup_steps": 0,
-    "decay": "constant",
-    "label_smoothing": 0.0,
-    "momentum_correction": False,
-    "decay_gammas": True,
-    "zero_gamma": False,
-}
-_SOURCE_DATA = {"crop": 28, "pad": 4, "mirror": True, "jitter": True}
 _STRETCHES = 12
 SUFFERS = 0.02
 """Accuracy lost to the best of the smaller batches that counts as suffering."""
@@ -45,7 +32,7 @@ class Training:
     @property
     def total_batch(self) -> int:
         """Samples of a step, over all devices."""
-        return int(self.record["run"]["total_batch"])
+        return self.record.run.total_batch
 
 
 @value
@@ -86,67 +73,57 @@ class Comparison:
         return None
 
 
-def way(run: Mapping[str, Any]) -> str:
-    """How `run`, in the form of `Run.to_json`, trains: all but its network, its batch and its devices, in words."""
-    optimizer = run.get("optimizer", "sgd")
-    data = run["data"]
-    rule = f"rate {run['learning_rate']:g}" if run["lr_rule"] == "fixed" else run["lr_rule"]
-    warmup = run.get("warmup_steps") or 0
-    words = [
-        f"Muon {run['muon_rate']:g}" if optimizer == "muon" else _OPTIMIZERS[optimizer],
-        rule,
-        f"momentum {run['momentum']:g}" if run["momentum"] != _SOURCE["momentum"] else "",
-        "momentum correction" if run.get("momentum_correction") else "",
-        f"weight decay {run['weight_decay']:g}" if run["weight_decay"] != _SOURCE["weight_decay"] else "",
-        "" if run.get("decay_gammas", True) else "gammas not decayed",
-        f"warm-up over {warmup / run['steps']:.0%} of the steps" if warmup else "",
+def way(run: Run) -> str:
+    """How `run` trains: all but its network, its batch and its devices, in words."""
+    optimizer, said = run.optimizer, {**words(run), **words(run.optimizer)}
+    parts = [
+        f"{optimizer.label} {optimizer.rate:g}" if isinstance(optimizer, Muon) else optimizer.label,
+        f"rate {run.learning_rate:g}" if run.lr_rule == "fixed" else run.lr_rule,
+        *(said.get(name, "") for name in ("momentum", "momentum_correction", "weight_decay", "decay_gammas")),
+        f"warm-up over {run.warmup_steps / run.steps:.0%} of the steps" if run.warmup_steps else "",
         _decay(run),
-        f"label smoothing {run['label_smoothing']:g}" if run.get("label_smoothing") else "",
-        "zero gammas" if run.get("zero_gamma") else "",
-        f"crop {data['crop']} of {32 + 2 * data['pad']}" if data["name"] == "cifar10" else "",
-        "mirror" if data["mirror"] else "",
-        "colour jitter" if data["jitter"] else "",
+        *(said.get(name, "") for name in ("label_smoothing", "zero_gamma")),
     ]
-    return ", ".join(filter(None, words))
+    if isinstance(run.data, CIFAR10):
+        parts.append(f"crop {run.data.crop} of {32 + 2 * run.data.pad}")
+        parts += ["mirror"] * run.data.mirror + ["colour jitter"] * run.data.jitter
+    return ", ".join(filter(None, parts))
 
 
-def _decay(run: Mapping[str, Any]) -> str:
-    named = run.get("decay", "constant")
-    if named == "steps":
-        places = " and ".join(f"{place:.0%}" for place in run["decay_at"])
-        return f"times {run['decay_factor']:g} at {places} of the steps"
-    return {"constant": "constant rate", "linear": "linear to zero", "cosine": "cosine to zero"}.get(named, named)
-
-
-def as_the_study(run: Mapping[str, Any]) -> bool:
-    """Whether `run`, in the form of `Run.to_json`, trains as the main study's script did, but perhaps for the rate."""
-    return all(run.get(name, default) == default for name, default in _SOURCE.items()) and all(
-        run["data"].get(name) == default for name, default in _SOURCE_DATA.items()
+def _decay(run: Run) -> str:
+    if run.decay == "steps":
+        places = " and ".join(f"{place:.0%}" for place in run.decay_at)
+        return f"times {run.decay_factor:g} at {places} of the steps"
+    return {"constant": "constant rate", "linear": "linear to zero", "cosine": "cosine to zero"}.get(
+        run.decay, run.decay
     )
+
+
+def as_the_study(run: Run) -> bool:
+    """Whether `run` trains as the main study's script did, but perhaps for the rate."""
+    scheduled = run.warmup_steps or run.decay != "constant" or run.label_smoothing or run.zero_gamma
+    return run.optimizer == SGD() and run.data == CIFAR10() and not scheduled
 
 
 def comparisons(records: Sequence[Record]) -> list[Comparison]:
     """Every comparison on CIFAR-10, the networks and epochs with most runs first; quick runs are none of them."""
     groups: dict[tuple[Any, ...], list[Training]] = {}
-    for record in ordered(records):
-        run = record["run"]
-        whole = run["steps"] == run["epochs"] * run["steps_per_epoch"] and run.get("seconds") is None
-        if record["outcome"] not in SHOWN or run["quick"] or not whole or not run["evaluate"]:
+    for record in records:
+        run = record.run
+        if record.outcome not in DONE or run.quick or not run.whole_epochs or not run.evaluate:
             continue
-        exchanging = run["exchange"] != "device" and run["devices"] > 1
-        if run["data"]["name"] != "cifar10" or not record["dataset"].startswith("cifar10") or exchanging:
+        exchanging = run.exchange.name != "device" and run.devices > 1
+        if not isinstance(run.data, CIFAR10) or not record.dataset.startswith("cifar10") or exchanging:
             continue
-        diverged = record["outcome"] == "diverged"
-        accuracies = [one["accuracy"] for one in record["evaluations"]]
-        key = (run["model"], run["epochs"], record["dataset"], record["infrastructure"], run["engine"])
-        groups.setdefault(key, []).append(
-            Training(
-                record=record,
-                way=way(run),
-                source=as_the_study(run),
-                accuracy=accuracies[-1] if accuracies and not diverged else None,
-            )
+        accuracies = [evaluation.accuracy for evaluation in record.evaluations]
+        training = Training(
+            record=record,
+            way=way(run),
+            source=as_the_study(run),
+            accuracy=accuracies[-1] if accuracies and record.outcome != DIVERGED else None,
         )
+        key = (run.model, run.epochs, record.dataset, record.infrastructure, run.engine)
+        groups.setdefault(key, []).append(training)
     found = [
         Comparison(
             network=model,
@@ -168,8 +145,8 @@ def printed(rows: Sequence[Row], network: str, epochs: int) -> list[Row]:
 
 def epochs_to(training: Training, accuracy: float) -> int | None:
     """The first epoch after which a run had that validation accuracy; None where it never had."""
-    evaluations = training.record["evaluations"]
-    return next((one["epoch"] for one in evaluations if one["accuracy"] >= accuracy), None)
+    evaluations = training.record.evaluations
+    return next((evaluation.epoch for evaluation in evaluations if evaluation.accuracy >= accuracy), None)
 
 
 def noise_scales(training: Training) -> list[tuple[float, float]]:
@@ -177,10 +154,9 @@ def noise_scales(training: Training) -> list[tuple[float, float]]:
 
     A twelfth in which no signal was found has none.
     """
-    record = training.record
     found = []
     for stretch in range(_STRETCHES):
-        one = noise.of_record(record, stretch / _STRETCHES, (stretch + 1) / _STRETCHES)
-        if one is not None and one.scale is not None:
-            found.append(((stretch + 0.5) / _STRETCHES * record["run"]["epochs"], one.scale))
+        noise = training.record.noise(stretch / _STRETCHES, (stretch + 1) / _STRETCHES)
+        if noise is not None and noise.scale is not None:
+            found.append(((stretch + 0.5) / _STRETCHES * training.record.run.epochs, noise.scale))
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poc.records import noise
 from poc.records.row import Row
 from poc.report import ways
 from poc.report.cells import markdown, shown
@@ -25,9 +24,7 @@ def kept(comparison: ways.Comparison, rows: Sequence[Row]) -> str:
         cells.append(
             {
                 "total batch": str(batch),
-                "steps": str(
-                    next(one for one in comparison.trainings if one.total_batch == batch).record["run"]["steps"]
-                ),
+                "steps": str(next(one for one in comparison.trainings if one.total_batch == batch).record.run.steps),
                 "published, one line a setting": "; ".join(
                     f"{row.hardware}: {row.accuracy:.3f} (lr={row.learning_rate:g})"
                     for row in printed
@@ -45,7 +42,7 @@ def kept(comparison: ways.Comparison, rows: Sequence[Row]) -> str:
 def _of_way(training: ways.Training | None) -> str:
     if training is None or training.accuracy is None:
         return ""
-    return f"{training.accuracy:.4f} (lr={training.record['run']['learning_rate']:g})"
+    return f"{training.accuracy:.4f} (lr={training.record.run.learning_rate:g})"
 
 
 def suffering(comparison: ways.Comparison) -> str:
@@ -67,22 +64,22 @@ def tried(comparison: ways.Comparison) -> str:
     """Every run of a comparison, at each total batch the most accurate first."""
     cells = []
     for one in comparison.trainings:
-        record, run = one.record, one.record["run"]
-        evaluations = record["evaluations"]
-        last = [found["accuracy"] for found in evaluations[-4:]]
+        record, run = one.record, one.record.run
+        evaluations = record.evaluations
+        last = [evaluation.accuracy for evaluation in evaluations[-4:]]
         cells.append(
             {
                 "total batch": str(one.total_batch),
-                "devices": f"{run['devices']} virtual" if run["virtual"] else str(run["devices"]),
+                "devices": f"{run.devices} virtual" if run.virtual else str(run.devices),
                 "way": one.way,
-                "learning rate": f"{run['learning_rate']:g}",
+                "learning rate": f"{run.learning_rate:g}",
                 "the study's": "yes" if one.source else "",
-                "precision": run.get("dtype", "float32"),
+                "precision": run.dtype,
                 "accuracy": "diverged" if one.accuracy is None else f"{one.accuracy:.4f}",
                 "mean of last 4 epochs": f"{sum(last) / 4:.4f}" if len(last) == 4 else "",
-                "steps": str(run["steps"]),
-                "seed": str(run["seed"]),
-                "id": record["run_id"],
+                "steps": str(run.steps),
+                "seed": str(run.seed),
+                "id": record.run_id,
             }
         )
     return markdown(cells)
@@ -108,13 +105,10 @@ def cost_of_accuracy(comparison: ways.Comparison, rows: Sequence[Row]) -> str:
             for machine in machines:
                 fastest = _fastest(printed, machine, batch)
                 for level in COSTED:
-                    epochs = took[level]
-                    known = fastest is not None and epochs is not None
-                    row[f"{machine}: s to {level:g}"] = (
-                        f"{epochs * fastest.seconds_per_epoch:.0f} on {fastest.devices}"
-                        if known and epochs is not None and fastest is not None
-                        else ""
-                    )
+                    epochs, seconds = took[level], ""
+                    if fastest is not None and epochs is not None:
+                        seconds = f"{epochs * fastest.seconds_per_epoch:.0f} on {fastest.devices}"
+                    row[f"{machine}: s to {level:g}"] = seconds
             cells.append(row)
     return markdown(cells)
 
@@ -137,22 +131,22 @@ def noise_scales(comparison: ways.Comparison) -> str:
     cells = []
     for one in comparison.trainings:
         record = one.record
-        quarters = [noise.of_record(record, quarter / 4, (quarter + 1) / 4) for quarter in range(4)]
-        whole = noise.of_record(record)
+        quarters = [record.noise(quarter / 4, (quarter + 1) / 4) for quarter in range(4)]
+        whole = record.noise()
         if whole is None:
             continue
         cells.append(
             {
                 "total batch": str(one.total_batch),
                 "way": one.way,
-                "learning rate": f"{record['run']['learning_rate']:g}",
+                "learning rate": f"{record.run.learning_rate:g}",
                 **{
                     f"quarter {number}": "not found" if found is None or found.scale is None else f"{found.scale:.0f}"
                     for number, found in enumerate(quarters, start=1)
                 },
                 "whole run": "not found" if whole.scale is None else f"{whole.scale:.0f}",
                 "looks": str(whole.samples),
-                "id": record["run_id"],
+                "id": record.run_id,
             }
         )
     return markdown(cells)

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from poc.recipe.exchanges import Independent, Stale
+from poc.records.record import COMPLETED, Breakdown, Record
 from poc.records.row import MEASURED, PUBLISHED, Row
 from poc.report import compare
 from poc.report.cells import (
     PART_LABELS,
+    Cells,
     accuracy_of,
-    cores_of,
-    figure_of,
+    aligned,
+    cell,
+    columns,
     footnote,
     footnotes,
     infrastructure_of,
+    joined,
     judged,
     kind_of_device,
     markdown,
     network_of,
     network_order,
+    place_of,
     ratio_cell,
+    record_cells,
     right,
-    run_label,
     scaled,
     shown,
     windows_estimate,
 )
-from poc.report.rows import Record, main_study, ordered
+from poc.report.rows import main_study
 
 
 def speedups(rows: Sequence[Row]) -> str:
     """Speed-ups and efficiencies of every measured series and of the main study's, both kinds side by side."""
-    chosen = [row for row in rows if row.origin == MEASURED or row.study == main_study(rows)]
+    main = main_study(rows)
+    chosen = [row for row in rows if row.origin == MEASURED or row.study == main]
     notes: list[str] = []
     cells = []
     above: Row | None = None
@@ -48,13 +55,11 @@ def speedups(rows: Sequence[Row]) -> str:
             n = row.devices
             cells.append(
                 {
-                    "infrastructure": ", ".join(filter(None, [infrastructure_of(row), cores_of(row)])),
+                    "infrastructure": place_of(row),
                     "model": network_of(row),
                     "scaling": _held(series),
                     "exchange": row.exchange if n > 1 else "",
-                    "devices": str(n),
-                    "total batch": figure_of(row, "total_batch", 0),
-                    "samples/s": figure_of(row, "samples_per_second", 1),
+                    **columns(row, "devices total_batch samples_per_second"),
                     "speed-up by throughput": ratio_cell(throughput),
                     "efficiency": ratio_cell(compare.efficiency(throughput, n)),
                     "without synchronisation": ratio_cell(compare.without_sync(alone, row)),
@@ -85,104 +90,88 @@ def _series_note(series: compare.Series, row: Row, notes: list[str]) -> str:
 
 def exchanges(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Runs that differ only in how gradients travel, beside those of them that exchange none."""
-    took_apart: dict[tuple[str, str], Record] = {
-        (one["infrastructure"], one["run_id"]): one["detail"] for one in records if one.get("detail")
-    }
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    steps = {(record.infrastructure, record.run_id): record.detail for record in records}
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        several = row.origin == MEASURED and row.outcome == "completed" and row.devices > 1
-        if several and not row.virtual and row.samples_per_second is not None:
-            names = (
-                "infrastructure",
-                "hardware",
-                "network",
-                "dataset",
-                "batch_per_device",
-                "devices",
-                "workers",
-                "quick",
-                "framework",
-            )
-            groups.setdefault(tuple(str(getattr(row, name)) for name in (*names, "cores_per_worker")), []).append(row)
+        if row.origin == MEASURED and row.outcome == COMPLETED and row.run.exchanges and row.samples_per_second:
+            groups.setdefault(compare.key(row, "exchange"), []).append(row)
     cells = []
     for members in groups.values():
-        if len({row.exchange for row in members}) < 2:
+        if len(members) < 2:
             continue
-        ceiling = next((row for row in members if row.exchange == "independent"), None)
+        ceiling = next((row for row in members if isinstance(row.run.exchange, Independent)), None)
         for row in sorted(members, key=lambda row: -row.samples_per_second):
-            found = took_apart.get((row.infrastructure, row.run_id), {})
-            exposed = found["whole_step_seconds"] - found["independent_step_seconds"] if found else None
             against = ""
             if ceiling is not None and row is not ceiling:
                 against = judged(compare.difference(windows_estimate(row), windows_estimate(ceiling)), "+.1f")
             share = None if ceiling is None else row.samples_per_second / ceiling.samples_per_second
-            moves = found and row.exchange != "independent"
             cells.append(
                 {
-                    "infrastructure": ", ".join(filter(None, [infrastructure_of(row), cores_of(row)])),
+                    "infrastructure": place_of(row),
                     "model": network_of(row),
-                    "batch per device": figure_of(row, "batch_per_device", 0),
+                    **columns(row, "batch_per_device"),
                     "devices": f"{row.devices} {kind_of_device(row)}s",
-                    "exchange": row.exchange,
-                    "samples/s": figure_of(row, "samples_per_second", 1),
-                    "spread": figure_of(row, "spread", 1),
-                    "windows": figure_of(row, "windows", 0),
+                    **columns(row, "learning_rate exchange samples_per_second spread windows"),
                     "of independent": shown(share, ".3f"),
                     "against independent (samples/s)": against,
-                    "in pairs": _in_pairs(found) if moves else "",
-                    "exposed communication (ms a step)": shown(scaled(exposed, 1e3), ".1f") if moves else "",
-                    "exchange alone (ms)": f"{found['exchange_seconds'] * 1e3:.1f}" if moves else "",
-                    "bus bandwidth (GB/s)": shown(scaled(found.get("bus_bytes_per_second"), 1e-9), ".3f")
-                    if moves
-                    else "",
-                    "sums right": right(found.get("sums_right")),
+                    **_exposed(steps[row.infrastructure, row.run_id], travels=row is not ceiling),
                     "note": row.note,
                 }
             )
-    return markdown(cells)
+    return markdown(aligned(cells))
 
 
-def _in_pairs(found: Mapping[str, Any]) -> str:
+def _exposed(step: Breakdown | None, *, travels: bool) -> Cells:
+    """What an exchange costs, of a step that was taken apart."""
+    if step is None:
+        return {}
+    cells = {"sums right": right(step.sums_right)}
+    if not travels:
+        return cells
+    exposed = step.whole_step_seconds - step.independent_step_seconds
+    return {
+        "in pairs": _in_pairs(step),
+        "exposed communication (ms a step)": f"{exposed * 1e3:.1f}",
+        "exchange alone (ms)": f"{step.exchange_seconds * 1e3:.1f}",
+        "bus bandwidth (GB/s)": shown(scaled(step.bus_bytes_per_second, 1e-9), ".3f"),
+        **cells,
+    }
+
+
+def _in_pairs(step: Breakdown) -> str:
     """What a step without the exchange is of one with it, from windows that took turns, with spread and number."""
-    if found.get("efficiency") is None:  # of an earlier version, which kept the medians alone
-        waited = found["synchronisation_seconds"] or 0.0
-        return f"{(found['independent_step_seconds'] + waited) / found['whole_step_seconds']:.3f}"
-    return f"{found['efficiency']:.3f} (spread {found['efficiency_spread']:.3f}, n = {found['pairs']})"
+    if step.efficiency is None:  # of an earlier version, which kept the medians alone
+        waited = step.synchronisation_seconds or 0.0
+        return f"{(step.independent_step_seconds + waited) / step.whole_step_seconds:.3f}"
+    return f"{step.efficiency:.3f} (spread {step.efficiency_spread:.3f}, n = {step.pairs})"
 
 
 def staleness(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Of runs whose workers' clocks were kept: how far they were apart, what waiting cost, and what was reached."""
     by_run = {(row.infrastructure, row.run_id): row for row in rows if row.origin == MEASURED}
     cells = []
-    for record in ordered(records):
-        told = [
-            one["exchanged"] for one in record.get("workers") or [] if (one.get("exchanged") or {}).get("staleness")
-        ]
-        found = by_run.get((record["infrastructure"], record["run_id"]))
-        if not told or found is None:
+    for record in records:
+        run, row = record.run, by_run.get((record.infrastructure, record.run_id))
+        told = [worker.exchanged for worker in record.workers if worker.exchanged and worker.exchanged.staleness]
+        if not told or row is None or not isinstance(run.exchange, Stale):
             continue
         seen: Counter[int] = Counter()
-        for one in told:
-            seen.update({int(steps): count for steps, count in one["staleness"].items()})
-        waited = sum(one["stale_wait_seconds"] for one in told) / len(told)
-        run = record["run"]
+        for exchanged in told:
+            seen.update({int(steps): count for steps, count in exchanged.staleness.items()})
+        waited = sum(exchanged.stale_wait_seconds for exchanged in told) / len(told)
         cells.append(
             {
-                "run": run_label(run),
-                "id": record["run_id"],
-                "infrastructure": record["infrastructure"],
-                "data": record["dataset"],
-                "bound": "none" if run["staleness"] is None else str(run["staleness"]),
-                "last worker slowed by": f"{run['slowed']:.0%}" if run["slowed"] else "",
-                "samples/s": figure_of(found, "samples_per_second", 1),
-                "spread": figure_of(found, "spread", 1),
-                "windows": figure_of(found, "windows", 0),
+                **record_cells(record),
+                "data": record.dataset,
+                "bound": "none" if run.exchange.bound is None else str(run.exchange.bound),
+                "last worker slowed by": f"{run.straggler:.0%}" if run.straggler else "",
+                **columns(row, "samples_per_second spread windows"),
                 "steps ahead of the slowest, mean": f"{sum(k * n for k, n in seen.items()) / sum(seen.values()):.2f}",
                 "most": str(max(seen)),
                 "steps counted": str(sum(seen.values())),
                 "waited for the bound (s a worker)": f"{waited:.1f}",
-                "accuracy": accuracy_of(found, "accuracy"),
-                "wall (s)": figure_of(found, "wall_seconds", 0),
+                "accuracy": accuracy_of(row, "accuracy"),
+                "wall (s)": f"{row.wall_seconds:.0f}",
             }
         )
     return markdown(cells)
@@ -200,9 +189,7 @@ def reconciliation(rows: Sequence[Row]) -> str:
             label = f"{network_of(row)}, {_held(series)}, {row.devices} {kind_of_device(row)}s"
             cells.append(
                 {
-                    "series": ", ".join(
-                        filter(None, [label, str(row.exchange), infrastructure_of(row), cores_of(row)])
-                    ),
+                    "series": joined(label, row.exchange, place_of(row)),
                     "by throughput": f"{found.by_throughput:.4f}",
                     **{PART_LABELS[part]: f"{round(-taken, 4) + 0.0:+.4f}" for part, taken in found.parts.items()},
                     "by wall time": f"{found.by_wall:.4f}",
@@ -213,27 +200,25 @@ def reconciliation(rows: Sequence[Row]) -> str:
 
 def with_and_without_sync(rows: Sequence[Row]) -> str:
     """The Theano study's seconds for 5,120 images and both of its speed-ups, beside measured runs taken apart."""
-    chosen = [row for row in rows if row.train_seconds_per_5120 is not None]
     cells = []
-    for row in chosen:
+    for row in rows:
+        if row.train_seconds_per_5120 is None:
+            continue
         n, with_sync, without = row.devices, row.speedup_throughput, row.speedup_without_sync
         cells.append(
             {
                 "infrastructure": infrastructure_of(row),
                 "model": network_of(row),
-                "batch per device": figure_of(row, "batch_per_device", 0),
-                "devices": str(n),
-                "exchange": row.exchange,
-                "train (s)": figure_of(row, "train_seconds_per_5120", 2),
-                "communication (s)": figure_of(row, "communication_seconds_per_5120", 2),
-                "synchronisation (s)": figure_of(row, "sync_seconds_per_5120", 2),
-                "wait for data (s)": figure_of(row, "data_seconds_per_5120", 2),
+                **columns(row, "batch_per_device devices exchange"),
+                "train (s)": cell(row, "train_seconds_per_5120"),
+                "communication (s)": cell(row, "communication_seconds_per_5120"),
+                "synchronisation (s)": cell(row, "sync_seconds_per_5120"),
+                "wait for data (s)": cell(row, "data_seconds_per_5120"),
                 "speed-up without sync": ratio_cell(without),
                 "efficiency without sync": ratio_cell(compare.efficiency(without, n)),
                 "speed-up with sync": ratio_cell(with_sync),
                 "efficiency with sync": ratio_cell(compare.efficiency(with_sync, n)),
-                "origin": row.origin,
-                "the source's text": row.printed,
+                **columns(row, "origin printed"),
             }
         )
     return markdown(cells)
@@ -246,12 +231,7 @@ def _held(series: compare.Series) -> str:
 def _in_order(found: Iterable[compare.Series]) -> list[compare.Series]:
     def place(series: compare.Series) -> tuple[Any, ...]:
         first = series.alone[0]
-        return (
-            *network_order(first),
-            first.origin == PUBLISHED,
-            infrastructure_of(first),
-            series.kind,
-            series.batch,
-        )
+        published = first.origin == PUBLISHED
+        return (*network_order(first), published, infrastructure_of(first), series.kind, series.batch)
 
     return sorted(found, key=place)

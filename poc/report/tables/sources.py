@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poc.records.row import Row
-from poc.report.cells import figure_of, five_digits, infrastructure_of, markdown, network_of, plain
-
-_STUDY_COLUMNS = (
-    *("infrastructure", "framework", "model", "parameters", "data", "input", "batch per device", "total batch"),
-    *("learning rate", "devices", "exchange", "layout", "scaling", "epochs", "accuracy", "s/epoch", "samples/s"),
-    *("train (s/5,120)", "communication (s/5,120)", "sync (s/5,120)", "speed-up without sync"),
-    *("speed-up by throughput", "efficiency", "speed-up by wall time", "efficiency by wall time"),
-    *("the source's text", "note"),
-)
+from poc.report.cells import columns, five_digits, infrastructure_of, markdown, network_of
 
 
 def study(rows: Sequence[Row], name: str) -> str:
@@ -49,20 +41,33 @@ def _keras_title(row: Row) -> str:
     return "TensorFlow's own benchmarks, and figures of the text"
 
 
-def _study_table(found: Sequence[Row]) -> str:
+def _study_table(rows: Sequence[Row]) -> str:
     cells = []
-    for row in found:
-        note = "; ".join(filter(None, [row.note, f"contradicts itself: {row.flag}" if row.flag else ""]))
-        values = (
-            *(infrastructure_of(row), row.framework, network_of(row), figure_of(row, "parameters", 0), row.dataset),
-            *(row.input_shape, figure_of(row, "batch_per_device", 0), figure_of(row, "total_batch", 0)),
-            *(plain(row.learning_rate), figure_of(row, "devices", 0), row.exchange, row.layout),
-            *(row.scaling, figure_of(row, "epochs", 0), plain(row.accuracy)),
-            *(figure_of(row, "seconds_per_epoch", 1), figure_of(row, "samples_per_second", 1)),
-            *(figure_of(row, f"{part}_seconds_per_5120", 2) for part in ("train", "communication", "sync")),
-            *(five_digits(row.speedup_without_sync), five_digits(row.speedup_throughput)),
-            *(five_digits(row.efficiency_throughput), five_digits(row.speedup_wall), five_digits(row.efficiency_wall)),
-            *(row.printed, note),
+    for row in rows:
+        sizes = (
+            "parameters dataset input_shape batch_per_device total_batch learning_rate devices exchange layout scaling"
         )
-        cells.append(dict(zip(_STUDY_COLUMNS, values)))
+        speeds = "seconds_per_epoch samples_per_second"
+        speeds += "".join(f" {part}_seconds_per_5120" for part in ("train", "communication", "sync"))
+        ratios = {
+            "speed-up without sync": row.speedup_without_sync,
+            "speed-up by throughput": row.speedup_throughput,
+            "efficiency": row.efficiency_throughput,
+            "speed-up by wall time": row.speedup_wall,
+            "efficiency by wall time": row.efficiency_wall,
+        }
+        cells.append(
+            {
+                "infrastructure": infrastructure_of(row),
+                **columns(row, "framework"),
+                "model": network_of(row),
+                **columns(
+                    row,
+                    f"{sizes} exchange layout scaling epochs accuracy {speeds}",
+                ),
+                **{title: five_digits(ratio) for title, ratio in ratios.items()},
+                **columns(row, "printed"),
+                "note": "; ".join(filter(None, [row.note, f"contradicts itself: {row.flag}" if row.flag else ""])),
+            }
+        )
     return markdown(cells)

@@ -9,6 +9,7 @@ from typing import Any
 
 from poc.recipe import networks
 from poc.records import timing
+from poc.records.record import COMPLETED, DONE, FAILED, SKIPPED, Record
 from poc.records.row import MEASURED, PUBLISHED, Row
 from poc.report import compare
 from poc.report.cells import (
@@ -16,11 +17,13 @@ from poc.report.cells import (
     Cells,
     accuracy_of,
     batch_size_of,
+    cell,
+    columns,
     cores_of,
-    figure_of,
     footnotes,
     gpus_of,
     infrastructure_of,
+    joined,
     judged,
     likeness,
     markdown,
@@ -28,13 +31,14 @@ from poc.report.cells import (
     network_of,
     network_order,
     noted,
-    plain,
+    place_of,
     scaled,
     shown,
+    throughput_of,
     tie,
     windows_estimate,
 )
-from poc.report.rows import Record, main_study, ordered
+from poc.report.rows import USUAL_ENGINE, main_study
 
 
 def accuracy(rows: Sequence[Row]) -> str:
@@ -43,7 +47,7 @@ def accuracy(rows: Sequence[Row]) -> str:
         row
         for row in rows
         if row.study == main_study(rows)
-        or (row.origin == MEASURED and row.outcome in ("completed", "diverged") and row.accuracy is not None)
+        or (row.origin == MEASURED and row.outcome in DONE and row.accuracy is not None)
     ]
     chosen.sort(key=likeness)
     blocks = []
@@ -73,25 +77,17 @@ def brief(rows: Sequence[Row]) -> str:
 
 
 def _main_cells(row: Row, notes: list[str]) -> Cells:
-    throughput = figure_of(row, "samples_per_second", 1)
     return {
         "infrastructure": infrastructure_of(row),
         "model": network_of(row),
         "batch size": batch_size_of(row),
         "gpus": gpus_of(row),
         "accuracy": accuracy_of(row, "accuracy"),
-        "epochs": figure_of(row, "epochs", 0),
-        "s/epoch": figure_of(row, "seconds_per_epoch", 1),
-        "samples/s": f"({throughput}) not comparable" if row.virtual else throughput,
-        "origin": row.origin,
-        "batch per device": figure_of(row, "batch_per_device", 0),
-        "total batch": figure_of(row, "total_batch", 0),
-        "learning rate": plain(row.learning_rate),
-        "data": row.dataset,
-        "spread": figure_of(row, "spread", 1),
-        "windows": figure_of(row, "windows", 0),
+        **columns(row, "epochs seconds_per_epoch"),
+        "samples/s": throughput_of(row),
+        **columns(row, "origin batch_per_device total_batch learning_rate dataset spread windows"),
         "mean of last 4 epochs": accuracy_of(row, "accuracy_last4"),
-        "seeds": figure_of(row, "repeats", 0),
+        **columns(row, "repeats"),
         "note": noted(row, notes),
     }
 
@@ -104,7 +100,7 @@ def throughput(rows: Sequence[Row]) -> str:
         if row.samples_per_second is not None
         and (
             (row.study == main_study(rows) and (row.devices or 0) <= 1)
-            or (row.origin == MEASURED and row.outcome == "completed" and (row.devices == 1 or row.accuracy is None))
+            or (row.origin == MEASURED and row.outcome == COMPLETED and (row.devices == 1 or row.accuracy is None))
         )
     ]
     if not any(row.origin == MEASURED for row in chosen):
@@ -124,22 +120,17 @@ def throughput(rows: Sequence[Row]) -> str:
     above: Row | None = None
     for row in sorted(chosen, key=place):
         same = above is not None and series(above) == series(row)
-        figure = figure_of(row, "samples_per_second", 1)
         cells.append(
             {
                 "model": network_of(row),
-                "infrastructure": ", ".join(filter(None, [infrastructure_of(row), cores_of(row)])),
+                "infrastructure": place_of(row),
                 "gpus": gpus_of(row),
-                "batch per device": figure_of(row, "batch_per_device", 0),
-                "total batch": figure_of(row, "total_batch", 0),
+                **columns(row, "batch_per_device total_batch"),
                 **({"exchange": row.exchange if (row.devices or 0) > 1 else ""} if several else {}),
-                "samples/s": f"({figure}) not comparable" if row.virtual else figure,
-                "spread": figure_of(row, "spread", 1),
-                "windows": figure_of(row, "windows", 0),
+                "samples/s": throughput_of(row),
+                **columns(row, "spread windows"),
                 "against the row above": _change(row, above) if same and above else "",
-                "learning rate": plain(row.learning_rate),
-                "data": row.dataset,
-                "origin": row.origin,
+                **columns(row, "learning_rate dataset origin"),
                 "note": noted(row, notes),
             }
         )
@@ -163,7 +154,7 @@ def measured_networks(rows: Sequence[Row]) -> str:
     Beside each what the studies printed for it on one device, where they printed a speed.
     """
     alone = [row for row in rows if compare.rate(row) is not None and (row.devices or 0) <= 1]
-    measured = [row for row in alone if row.origin == MEASURED and row.outcome == "completed" and not row.quick]
+    measured = [row for row in alone if row.origin == MEASURED and row.outcome == COMPLETED and not row.quick]
     notes: list[str] = []
     cells: list[Cells] = []
     for network in networks.NETWORKS.values():
@@ -190,13 +181,12 @@ def measured_networks(rows: Sequence[Row]) -> str:
                     "network": network.label,
                     "parameters": f"{network.cost.parameters:,}" if row.origin == MEASURED else "",
                     "multiply-adds (M)": f"{network.multiply_adds(size) / 1e6:,.1f}",
-                    "input": row.input_shape,
-                    "infrastructure": ", ".join(filter(None, [infrastructure_of(row), cores_of(row)])),
-                    "batch": figure_of(row, "batch_per_device", 0),
-                    "precision": row.dtype,
-                    "samples/s": figure_of(row, "samples_per_second", 1) or f"{rate:.1f}",
-                    "spread": figure_of(row, "spread", 1),
-                    "windows": figure_of(row, "windows", 0),
+                    **columns(row, "input_shape"),
+                    "infrastructure": place_of(row),
+                    "batch": cell(row, "batch_per_device"),
+                    **columns(row, "dtype"),
+                    "samples/s": cell(row, "samples_per_second") or f"{rate:.1f}",
+                    **columns(row, "spread windows"),
                     "GFLOP/s": f"{flops / 1e9:,.1f}",
                     "peak": shown(scaled(row.peak_flops, 1e-9), ",.0f"),
                     "of peak": shown(row.peak_share, ".0%"),
@@ -223,16 +213,19 @@ def _printed_network(row: Row) -> str | None:
 def largest_batches(records: Sequence[Record]) -> list[str]:
     """A sentence for each network and device of which some batch did not fit into memory: the largest that did."""
     groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in ordered(records):
-        run = record["run"]
-        if run["devices"] == 1 and not run["quick"]:
-            key = (record["infrastructure"], network_label(run["model"]), run.get("dtype", "float32"), run["kind"])
+    for record in records:
+        run = record.run
+        if run.devices == 1 and not run.quick:
+            key = (record.infrastructure, network_label(run.model), run.dtype, run.kind)
             groups.setdefault(key, []).append(record)
     sentences = []
     for (infrastructure, label, dtype, kind), members in groups.items():
-        large = [one for one in members if "memory" in one["reason"] and one["outcome"] in ("skipped", "failed")]
-        fits = [one["run"]["batch_per_device"] for one in members if one["outcome"] == "completed"]
-        beyond = sorted((one["run"]["batch_per_device"], one["reason"]) for one in large)
+        fits = [record.run.batch_per_device for record in members if record.outcome == COMPLETED]
+        beyond = sorted(
+            (record.run.batch_per_device, record.reason)
+            for record in members
+            if "memory" in record.reason and record.outcome in (SKIPPED, FAILED)
+        )
         beyond = [(batch, reason) for batch, reason in beyond if not fits or batch > max(fits)]
         if fits and beyond:
             batch, reason = beyond[0]
@@ -245,11 +238,11 @@ def largest_batches(records: Sequence[Record]) -> list[str]:
 
 def repeats(rows: Sequence[Row]) -> str:
     """Mean, spread and number over seeds of runs that were repeated, and which of their differences are noise."""
-    found: dict[tuple[Any, ...], Row] = {}
-    for one in rows:
-        if one.repeats:
-            found.setdefault((one.infrastructure, one.setting, *map(repr, likeness(one)[:6])), one)
-    groups = sorted(found.values(), key=likeness)
+    first_seeds: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        if row.repeats:
+            first_seeds.setdefault(compare.key(row, "seed"), row)
+    groups = sorted(first_seeds.values(), key=likeness)
     cells = []
     for index, row in enumerate(groups):
         first = next(one for one in groups[: index + 1] if one.network == row.network)
@@ -262,11 +255,11 @@ def repeats(rows: Sequence[Row]) -> str:
                 "model": network_of(row),
                 "batch size": batch_size_of(row),
                 "gpus": gpus_of(row),
-                "seeds": figure_of(row, "repeats", 0),
+                **columns(row, "repeats"),
                 "accuracy, mean": accuracy_of(row, "accuracy_mean"),
                 "accuracy, standard deviation": accuracy_of(row, "accuracy_spread"),
-                "samples/s, mean": figure_of(row, "throughput_mean", 1),
-                "samples/s, standard deviation": figure_of(row, "throughput_spread", 1),
+                "samples/s, mean": cell(row, "throughput_mean"),
+                "samples/s, standard deviation": cell(row, "throughput_spread"),
                 "accuracy against the network's first row": comparison,
                 "data": row.dataset,
             }
@@ -279,39 +272,33 @@ def _seeds_estimate(row: Row) -> compare.Estimate:
 
 
 def engines(rows: Sequence[Row]) -> str:
-    """MXNet's and PyTorch's throughput in runs that differ in nothing else, and the ratio of each pair of them."""
-    same = (
-        *("infrastructure", "hardware", "network", "dataset", "dtype", "batch_per_device", "devices", "virtual"),
-        *("exchange", "quick", "fixed", "recipe", "learning_rate"),
-    )
-    groups: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}
+    """The engines' throughput in runs that differ in nothing else, and the ratio of each pair to the usual engine's."""
+    groups: dict[tuple[Any, ...], dict[tuple[bool, str, str], dict[int, Row]]] = {}
     for row in rows:
-        if row.origin == MEASURED and row.outcome == "completed" and row.samples_per_second is not None:
-            variant = row.framework + (", channels-last" if row.layout == "NHWC" else "")
-            of_seed = groups.setdefault(tuple(str(getattr(row, name)) for name in same), {}).setdefault(variant, {})
-            of_seed.setdefault(row.seed, row)
+        if row.origin == MEASURED and row.outcome == COMPLETED and row.samples_per_second is not None:
+            same = (*compare.key(row, "engine", "layout", "compile", "workers", "seed"), row.recipe)
+            label = joined(row.framework, "channels-last" * (row.layout == "NHWC"), "compiled" * row.run.compile)
+            variant = (row.run.engine != USUAL_ENGINE, row.run.engine, label)
+            groups.setdefault(same, {}).setdefault(variant, {}).setdefault(row.seed, row)
     cells = []
     for variants in groups.values():
-        reference = next((name for name in sorted(variants) if name.startswith("MXNet")), None)
-        for name, found in sorted(variants.items()):
-            if reference is None or name.startswith("MXNet"):
+        reference = min(variants)
+        for variant in sorted(variants):
+            seeds = sorted(variants[variant].keys() & variants[reference].keys())
+            if variant[1] == reference[1] or not seeds:
                 continue
-            seeds = sorted(found.keys() & variants[reference].keys())
-            if not seeds:
-                continue
-            ones, others = ([one[seed] for seed in seeds] for one in (variants[reference], found))
-            ratios = [b.samples_per_second / a.samples_per_second for a, b in zip(ones, others)]
+            usual, others = ([variants[each][seed] for seed in seeds] for each in (reference, variant))
+            ratios = [b.samples_per_second / a.samples_per_second for a, b in zip(usual, others)]
             first = others[0]
             cells.append(
                 {
                     "infrastructure": infrastructure_of(first),
                     "model": network_of(first),
-                    "precision": first.dtype,
-                    "batch per device": figure_of(first, "batch_per_device", 0),
+                    **columns(first, "dtype batch_per_device"),
                     "devices": gpus_of(first),
-                    "reference": reference,
-                    "its samples/s": f"{_median_rate(ones):.1f}",
-                    "against it": name,
+                    "reference": reference[2],
+                    "its samples/s": f"{_median_rate(usual):.1f}",
+                    "against it": variant[2],
                     "samples/s": f"{_median_rate(others):.1f}",
                     "ratio": f"{statistics.median(ratios):.3f}",
                     "each pair": ", ".join(f"{ratio:.3f}" for ratio in ratios),
