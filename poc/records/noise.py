@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from poc.values import value
 
@@ -49,14 +48,6 @@ def estimate(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> N
     signal = (large_batch * large - small_batch * small) / (large_batch - small_batch)
     variance = (small - large) / (1 / small_batch - 1 / large_batch)
     return Noise(signal=signal, variance=variance, samples=len(norms))
-
-
-def of_record(record: dict[str, Any], first: float = 0.0, last: float = 1.0) -> Noise | None:
-    """The noise in the part of a record's training from share `first` to share `last` of its steps."""
-    run = record["run"]
-    norms = [Norms(**one) for one in record.get("norms") or []]
-    chosen = [one for one in norms if first * run["steps"] <= one.step <= last * run["steps"]]
-    return estimate(chosen, small_batch=run["batch_per_device"], large_batch=run["total_batch"])
 
 
 def fewest_steps(batch: float, scale: float) -> float:

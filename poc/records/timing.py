@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable
+from typing import Callable
 
 from poc.values import UserError, value
 
@@ -122,8 +122,3 @@ def split(wall: float, parts: dict[str, float], windows: Sequence[Window]) -> di
     seconds["data"] = sum(window.waited for window in windows)
     seconds["rest"] = wall - sum(seconds[name] for name in PARTS if name != "rest")
     return seconds
-
-
-def windows_from(record: dict[str, Any]) -> list[Window]:
-    """The windows of a record."""
-    return [Window(**window) for window in record["windows"]]
