@@ -19,15 +19,39 @@ from typing import Any
 
 import numpy as np
 
-from poc import data, engines
+from poc import Fixed, Recipe, Synthetic, data, engines
 from poc.data import Batch
 from poc.engines import Session
+from poc.machine.hardware import Hardware
+from poc.plan import Planned, plan
+from poc.recipe import networks
 from poc.run import Run
 
 HOME = Path(__file__).parent.parent
+CORES = len(os.sched_getaffinity(0))
+MACHINE = Hardware(cpu="Test CPU", cores=CORES, memory_bytes=2**34, cpu_flops=2e11)
+MODELS = ("cifar_resnet8_v2", "cifar_mlp")
 SUMS = 8
 SLOW_SECONDS = 100
 Arrays = dict[str, np.ndarray]
+
+
+def planned(engine: str, **fields: Any) -> Planned:
+    """Five steps of a small network that the engine has, at a rate that changes with each of them."""
+    model = fields.get("model") or next(m for m in MODELS if m == MODELS[-1] or not planned(engine, model=m).skip)
+    size = max(16, networks.network(model).sizes[0])
+    base: dict[str, Any] = {
+        "model": model,
+        "engine": engine,
+        "kind": "cpu",
+        "data": Synthetic(size=size, crop=size, train=640, validation=70),
+        # More would amplify the rounding of sums in another order within the five steps.
+        "lr": Fixed(base=0.01, decay="linear"),
+        "batch_per_device": 8,
+        "steps": 5,
+    }
+    (only,) = plan("test", Recipe(**{**base, **fields}), MACHINE)
+    return only
 
 
 def batches(run: Run, worker: int = 0, first_step: int = 0, steps: int | None = None) -> Iterator[Batch]:

@@ -95,7 +95,7 @@ class Engine(Protocol):
         """Names and versions of what the engine is made of."""
 
     def open_session(self, run: Run, *, first_step: int = ..., state: Mapping[str, np.ndarray] | None = ...) -> Session:
-        """Imports the framework and builds the network of `run`, initialised from its seed.
+        """Imports the framework and builds the network of `run`, initialised from its seed, by one of its workers.
 
         With a `state` it goes on from that, and the next step is number `first_step`.
         """

@@ -30,6 +30,7 @@ class NumpySession(Session):
         super().__init__(run, first_step)
         self._hub = Hub(run.workers)
         self._worker = self._hub.worker
+        self._scale = networks.network(run.model).input_scale
         self._sizes = (int(np.prod(run.data.input_shape)), 128, 64, run.data.classes)
         self.parameters = sum((inputs + 1) * outputs for inputs, outputs in zip(self._sizes, self._sizes[1:]))
         shape = (3, run.devices // run.workers, self.parameters)
@@ -40,7 +41,8 @@ class NumpySession(Session):
             # He's initialisation: Gaussian with variance 2 / inputs.
             weights[:] = generator.normal(scale=(2 / weights.shape[1]) ** 0.5, size=weights.shape)
             decay[:] = run.optimizer.weight_decay
-        self._parameters[:] = self._parameters[0]
+        # All workers start from the weights of the first one.
+        self._parameters[:] = self._hub.sum(self._parameters[0] * (self._worker == 0))
         for name, kept in (state or {}).items():
             self._named()[name][:] = kept
 
@@ -97,7 +99,7 @@ class NumpySession(Session):
     def _on_devices(self, batch: Batch) -> list[Part]:
         pixels = self._cut(batch.images) if isinstance(batch.images, Views) else batch.images
         centred = pixels - np.array(networks.MEAN, np.float32).reshape(3, 1, 1)
-        scaled = centred * networks.network(self._run.model).input_scale
+        scaled = centred * self._scale
         devices = len(self._parameters)
         return list(zip(np.array_split(scaled, devices), np.array_split(batch.labels, devices)))
 
