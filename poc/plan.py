@@ -95,11 +95,11 @@ def _with_engine(
     )
     precisions = ("bfloat16", "float32") if setting.dtype == AUTO else (setting.dtype,)
     runs = [dataclasses.replace(first, dtype=dtype) for dtype in precisions]
-    run = next((run for run in runs if not engine.lacks(run, hardware)), runs[-1])
+    run = next((run for run in runs if not engines.lacks(run, hardware)), runs[-1])
     uneven = (
         f"{workers} workers do not share {hardware.hosts} hosts equally" if workers % _hosts(workers, hardware) else ""
     )
-    reasons = (engine.lacks(run, hardware), _too_large(run, hardware), too_few_cores, uneven, devices.skip)
+    reasons = (engines.lacks(run, hardware), _too_large(run, hardware), too_few_cores, uneven, devices.skip)
     return run, next(filter(None, reasons), "")
 
 

@@ -1,65 +1,177 @@
-"""One engine in a process of its own, for the tests that hold the engines to the same numbers.
+"""What the tests of the engines do with a session: here, and in the workers of a run, each a process of its own.
 
-python -m tests.engine_worker ENGINE FOLDER
+python -m tests.engine_worker WORKER FOLDER WHAT
 
-Trains every run in FOLDER/runs.json with ENGINE, from the weights that the other engine left of it in FOLDER, or from
-its own where there are none, and leaves in FOLDER/ENGINE-NUMBER.npz the loss of every step and all parameters and batch
-statistics, before and after, in the order of the network's layers.
+WHAT is a function below that takes a session and says what it saw; FOLDER has the run, and gets that.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
 import sys
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from poc import data, engines
+from poc import Fixed, Recipe, Synthetic, data, engines
+from poc.data import Batch
+from poc.engines import Session
+from poc.machine.hardware import Hardware
+from poc.plan import Planned, plan
+from poc.recipe import networks
 from poc.run import Run
 
+HOME = Path(__file__).parent.parent
+CORES = len(os.sched_getaffinity(0))
+MACHINE = Hardware(cpu="Test CPU", cores=CORES, memory_bytes=2**34, cpu_flops=2e11)
+MODELS = ("cifar_resnet8_v2", "cifar_mlp")
+SUMS = 8
+SLOW_SECONDS = 100
+Arrays = dict[str, np.ndarray]
 
-def main() -> None:
-    """Does what the command line says."""
-    engine, folder = sys.argv[1], Path(sys.argv[2])
-    for number, fields in enumerate(json.loads((folder / "runs.json").read_text())):
-        run = dataclasses.replace(Run.from_json(fields), engine=engine)
-        (given,) = [np.load(file) for file in folder.glob(f"*-{number}.npz")] or [None]
-        np.savez(folder / f"{engine}-{number}.npz", **_trained(run, given))
+
+def planned(engine: str, **fields: Any) -> Planned:
+    """Five steps of a small network that the engine has, at a rate that changes with each of them."""
+    model = fields.get("model") or next(m for m in MODELS if m == MODELS[-1] or not planned(engine, model=m).skip)
+    size = max(16, networks.network(model).sizes[0])
+    base: dict[str, Any] = {
+        "model": model,
+        "engine": engine,
+        "kind": "cpu",
+        "data": Synthetic(size=size, crop=size, train=640, validation=70),
+        # More would amplify the rounding of sums in another order within the five steps.
+        "lr": Fixed(base=0.01, decay="linear"),
+        "batch_per_device": 8,
+        "steps": 5,
+    }
+    (only,) = plan("test", Recipe(**{**base, **fields}), MACHINE)
+    return only
 
 
-def _trained(run: Run, weights: Any) -> dict[str, np.ndarray]:
-    session = _opened(run, weights)
-    dataset = data.load(run.data, source=None, cache=Path("unused"))
-    before = session.arrays()
-    losses = []
-    for step, batch in enumerate(
-        data.training_batches(dataset, run.data, total_batch=run.total_batch, seed=0, steps=run.steps)
-    ):
-        session.step(batch, run.schedule.rate(step), norms=run.gradient_noise is not None)
-        losses.append(session.drain())
-    found = session.evaluate(data.validation_batches(dataset, run.data, batch=70))
+def batches(run: Run, worker: int = 0, first_step: int = 0, steps: int | None = None) -> Iterator[Batch]:
+    return data.training_batches(
+        data.load(run.data, source=None, cache=Path("unused")),
+        run.data,
+        total_batch=run.total_batch,
+        seed=0,
+        first_step=first_step,
+        steps=run.steps - first_step if steps is None else steps,
+        worker=worker,
+        workers=run.workers,
+    )
+
+
+def parameters(session: Session) -> Arrays:
+    """Parameters and batch statistics, as named in `Session.state`."""
     return {
-        "losses": np.array(losses),
-        "norms": np.array(session.gradient_norms()),
-        "evaluated": np.array([found.correct, found.samples, found.loss]),
-        "parameters": np.array(session.parameters),
-        **{f"before{number:03}": one for number, one in enumerate(before.values())},
-        **{f"after{number:03}": one for number, one in enumerate(session.arrays().values())},
+        name: array.copy()
+        for name, array in session.state().items()
+        if name.startswith("parameter/") and array.dtype == np.float32
     }
 
 
-def _opened(run: Run, weights: Any) -> Any:
-    session = engines.load(run.engine).open_session(run)
-    if weights is None:
-        return session
-    state = session.state()
-    names = [name for name in state if name.startswith("parameter/") and not name.endswith("num_batches_tracked")]
-    given = [weights[name] for name in sorted(weights.files) if name.startswith("before")]
-    assert [state[name].shape for name in names] == [one.shape for one in given]
-    return engines.load(run.engine).open_session(run, state={**state, **dict(zip(names, given))})
+def evaluated(session: Session, run: Run, worker: int = 0) -> np.ndarray:
+    """Correct, samples and loss over this worker's 32 at a time, of which the last are fewer than devices share."""
+    dataset = data.load(run.data, source=None, cache=Path("unused"))
+    result = session.evaluate(data.validation_batches(dataset, run.data, batch=32, worker=worker, workers=run.workers))
+    return np.array([result.correct, result.samples, result.loss])
+
+
+def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) -> Arrays:
+    """The parameters after all steps of `run`, and before as "start/NAME"; norms, evaluation, and losses of halves."""
+    start = {f"start/{name}": array for name, array in parameters(session).items()}
+    losses = []
+    for step, batch in enumerate(batches(run, worker)):
+        session.step(batch, run.schedule.rate(step), norms=run.gradient_noise is not None)
+        if step + 1 in (run.steps // 2, run.steps):
+            losses.append(session.drain())
+    seen = {"evaluated": evaluated(session, run, worker), "losses": losses, "norms": session.gradient_norms()}
+    after = parameters(session)
+    return {**start, **after, **seen, "sums right": str(session.exchange_is_right())}
+
+
+def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
+    """Every worker's clock as this one saw them after each step, where the fast one goes as far ahead as it may.
+
+    The slow one waits with each step until the other can go no further without it.
+    """
+    rank, allowed = session._exchange.rank, run.steps if run.exchange.bound is None else run.exchange.bound
+    for step, batch in enumerate(batches(run, worker), start=1):
+        until = time.monotonic() + SLOW_SECONDS
+        while rank and not (folder / f"fast-{min(step - 1 + allowed, run.steps)}").exists() and step + allowed > 1:
+            assert time.monotonic() < until, f"the fast worker may go {allowed} steps ahead, and does not"
+            time.sleep(0.01)
+        session.step(batch, run.learning_rate)
+        if not rank:
+            (folder / f"fast-{step}").touch()
+    evaluated(session, run, worker)
+    return {"seen": np.array(session._exchange.seen), "rank": np.array(rank)}
+
+
+def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
+    """What several exchanges of the same gradients, uniform in -1 to 1, gave in all, beside what was sent each time."""
+    generator = np.random.default_rng(worker)
+    gradients = [parameter.list_grad()[0] for parameter in session._trained]
+    sent = [generator.uniform(-1, 1, gradient.shape).astype(np.float32) for gradient in gradients]
+    received = [np.zeros_like(array) for array in sent]
+    for _ in range(SUMS):
+        for gradient, array in zip(gradients, sent):
+            gradient[:] = array
+        session.exchange()
+        for total, gradient in zip(received, gradients):
+            total += gradient.asnumpy()
+    return {
+        name: np.concatenate([a.ravel() for a in arrays]) for name, arrays in (("sent", sent), ("received", received))
+    }
+
+
+def workers(run: Run, folder: Path, what: str = "trained", seeds: tuple[int, ...] = ()) -> list[Arrays]:
+    """What each worker of `run` saw, in a process of its own; they draw their weights from their `seeds`."""
+    folder.mkdir(exist_ok=True)
+    # As many threads as this process has: with another number, sums round differently, which training amplifies.
+    with engines.load(run.engine).cluster(run, int(os.environ["OMP_NUM_THREADS"])) as cluster:
+        processes = []
+        for worker, environment in enumerate(cluster.environments):
+            own = dataclasses.replace(run, seed=seeds[worker]) if seeds else run
+            (folder / f"{worker}.json").write_text(json.dumps(own.to_json()))
+            command = [sys.executable, "-W", "ignore", "-m", "tests.engine_worker", str(worker), str(folder), what]
+            processes.append(
+                subprocess.Popen(command, cwd=HOME, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", **environment})
+            )
+        try:
+            assert [process.wait(timeout=3 * SLOW_SECONDS) for process in processes] == [0] * run.workers
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    return [dict(np.load(folder / f"{worker}.npz")) for worker in range(run.workers)]
+
+
+def distance(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> float:
+    """The largest relative difference of any parameter or statistic of `left`, each measured against its own size.
+
+    A device that `right` does not have is held to its first one.
+    """
+    others = {name: right.get(name, right.get(f"{name[:-2]}/0")) for name in left if name.startswith("parameter/")}
+    assert others
+    return max(
+        float(np.linalg.norm(left[name] - other) / max(np.linalg.norm(other), 1e-6)) for name, other in others.items()
+    )
+
+
+def main() -> None:
+    worker, folder, what = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    run = Run.from_json(json.loads((folder / f"{worker}.json").read_text()))
+    session = engines.open_session(run)
+    session.barrier()
+    np.savez(folder / f"{worker}.npz", **globals()[what](session, run, worker, folder))
+    session.barrier()
 
 
 if __name__ == "__main__":

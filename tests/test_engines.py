@@ -1,44 +1,78 @@
-"""Every engine offers the seam; the reference engine's runs are whole: plan, processes, exchange, record."""
+"""Every engine keeps what the seam promises; engines take the same steps; what an engine has never heard of is refused.
+
+Each check is there once, for every engine that is installed and every way to train that it has.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mypy.api
+import numpy as np
 import pytest
 
-from poc import SGD, Device, Recipe, Synthetic, engines
-from poc.machine.hardware import GPU, Hardware
-from poc.plan import Planned, plan
+from poc import CIFAR10, SGD, Device, DistSync, Fixed, Muon, Synthetic, data, engines
+from poc.engines import Session
+from poc.machine.hardware import GPU
+from poc.recipe import Exchange
 from poc.records.record import Record
+from poc.run import Run
 from poc.train.local import Place
 from poc.train.parent import execute
-from poc.values import UserError
+from poc.values import UserError, value
+from tests.engine_worker import CORES, HOME, MACHINE, Arrays, batches, distance, parameters, planned, trained, workers
 
-HOME = Path(__file__).parent.parent
-MACHINE = Hardware(cpu="Test CPU", cores=len(os.sched_getaffinity(0)), memory_bytes=2**34, cpu_flops=2e11)
-IMAGES = Synthetic(train=2000, validation=400)
-two_cores = pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")
+INSTALLED = [name for name in engines.ENGINES if engines.load(name).versions()]
+REAL = {"exchange": "device"}, {"exchange": "local"}
+BETWEEN = (
+    {"workers": 2, "exchange": "dist_sync"},
+    {"workers": 2, "exchange": "horovod"},
+    # One step: four gradients are added in another order than by one process, which more steps would amplify.
+    {"workers": 2, "exchange": DistSync(servers=2), "devices": 4, "steps": 1},
+    {"workers": 2, "exchange": "dist_device_sync", "devices": 4, "steps": 1},
+    {"workers": 2, "exchange": "horovod", "devices": 4, "steps": 1},
+)
+APART = {"exchange": "independent"}, {"exchange": "independent", "workers": 2}
+OPTIMIZERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"optimizer": SGD(momentum_correction=True)},
+    {"optimizer": "nesterov"},
+    {"optimizer": "lars", "lr": 1.0},
+    {"optimizer": Muon(rate=0.02)},
+)
 
 
-def planned(**fields: Any) -> Planned:
-    base: dict[str, Any] = {"model": "cifar_mlp", "engine": "reference", "kind": "cpu", "data": IMAGES}
-    base.update(batch_per_device=50, lr=0.05, epochs=2, window=5)
-    (only,) = plan("test", Recipe(**{**base, **fields}), MACHINE)
-    return only
+def words(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {given}" for name, given in fields.items()) or "plain"
 
 
-def record_of(folder: Path, **fields: Any) -> Record:
-    return execute(planned(**fields).run, Place(source=None, cache=folder), MACHINE, "here", detail=2)[0]
+def having(*ways: dict[str, Any], alone: bool = False) -> pytest.MarkDecorator:
+    """Each engine with each of the ways to train that it has; `alone`, where that takes one process."""
+    cases = {}
+    for engine in INSTALLED:
+        for fields in ways:
+            case = planned(engine, **fields)
+            if not case.skip and not (alone and case.run.workers > 1):
+                cases.setdefault(case.run.id, pytest.param(case.run, id=f"{engine}, {words(fields)}"))
+    return pytest.mark.parametrize("run", cases.values())
 
 
-def losses(record: Record) -> list[float]:
-    return [window.loss for window in record.windows]
+every_engine = pytest.mark.parametrize("engine", INSTALLED)
+
+
+@functools.cache
+def played(run: Run) -> Arrays:
+    """What one process that plays the devices of `run` in turn gives."""
+    virtual = dataclasses.replace(run, virtual=True, workers=1, cores_per_worker=None, exchange=Device())
+    return trained(engines.open_session(virtual), virtual)
 
 
 @pytest.mark.slow
@@ -52,10 +86,11 @@ def test_the_module_of_an_engine_has_the_types_of_the_seam(module: str) -> None:
 
 def test_every_engine_that_is_installed_says_which_package_it_is() -> None:
     assert {"gluon", "pytorch", "reference"} <= set(engines.ENGINES)
+    assert {"gluon", "reference"} <= set(INSTALLED)
     labels = [engines.load(name).LABEL for name in engines.ENGINES]
     assert len(set(labels)) == len(labels)
-    for engine in map(engines.load, engines.ENGINES):
-        assert not engine.versions() or set(engine.PACKAGES) & set(engine.versions())
+    for engine in map(engines.load, INSTALLED):
+        assert set(engine.PACKAGES) & set(engine.versions())
 
 
 def test_what_an_engine_misses_for_the_gpus_of_a_machine_is_said_in_one_line() -> None:
@@ -88,6 +123,54 @@ def test_an_engine_that_is_not_there_is_refused() -> None:
         engines.load("gluom")
 
 
+@pytest.mark.slow
+def test_only_a_session_imports_a_framework() -> None:
+    script = (
+        "import sys, poc.__main__, poc.data, poc.report, poc.train.parent, poc.train.worker, poc.engines as engines\n"
+        "names = [engines.load(name).LABEL for name in engines.ENGINES]\n"
+        "sys.exit(f'{names} {frameworks}' if (frameworks := {'mxnet', 'torch'} & set(sys.modules)) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=HOME, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@value
+class Unheard(SGD):
+    """An optimizer of tomorrow."""
+
+    name = "unheard"
+
+
+@value
+class Telepathy(Exchange):
+    """An exchange of tomorrow."""
+
+    name = "telepathy"
+    inside = True
+
+
+@every_engine
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"optimizer": Unheard()}, "optimizer Unheard is not "),
+        ({"devices": 2, "exchange": Telepathy()}, "exchange Telepathy is not "),
+        ({"dtype": "float8"}, "dtype float8 is not "),
+        ({"model": "tomorrow"}, "(model )?tomorrow is no"),
+    ],
+    ids=["optimizer", "exchange", "precision", "network"],
+)
+def test_what_an_engine_never_heard_of_is_refused_and_not_trained_as_something_else(
+    engine: str, fields: dict[str, Any], said: str
+) -> None:
+    run = dataclasses.replace(planned(engine, devices=fields.get("devices", 1)).run, **fields)
+    reason = engines.lacks(run, MACHINE)
+    assert re.match(said, reason)
+    assert "\n" not in reason
+    with pytest.raises(UserError, match=next(iter(fields))):
+        engines.open_session(run)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -100,13 +183,229 @@ def test_an_engine_that_is_not_there_is_refused() -> None:
         ({"label_smoothing": 0.1}, "label_smoothing 0.1"),
         ({"layout": "NHWC"}, "layout NHWC"),
     ],
-    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+    ids=lambda given: words(given) if isinstance(given, dict) else "",
 )
 def test_what_the_reference_engine_lacks_is_refused_by_its_name(fields: dict[str, Any], said: str) -> None:
-    skip = planned(**fields).skip
+    skip = planned("reference", **fields).skip
     assert skip.startswith(said)
     assert " not NumPy's" in skip
     assert "\n" not in skip
+
+
+@pytest.mark.slow
+@having(*({"batch_per_device": 64, "steps": 12, "lr": 0.02, **fields} for fields in OPTIMIZERS), alone=True)
+def test_steps_lower_the_loss_and_the_seed_settles_all_that_is_drawn(run: Run) -> None:
+    first, again = (trained(engines.open_session(run), run) for _ in range(2))
+    assert first["losses"][1] < first["losses"][0]
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    still = [
+        name for name in parameters(engines.open_session(run)) if np.array_equal(first[name], first["start/" + name])
+    ]
+    # Fixed at 1 in the study's input batch norm.
+    assert still in ([], ["parameter/features.0.gamma/0"], ["parameter/input_norm.weight"])
+    other = trained(engines.open_session(dataclasses.replace(run, seed=1)), dataclasses.replace(run, steps=0))
+    assert distance(other, {name[6:]: array for name, array in first.items() if name.startswith("start/")}) > 0.1
+
+
+@pytest.mark.slow
+@having(*({"devices": 2, **fields} for fields in (*REAL, *BETWEEN, *APART)))
+def test_devices_train_as_one_that_plays_them_all_or_each_for_itself(run: Run, tmp_path: Path) -> None:
+    """Parameters and statistics, and an evaluation of each image once: 70 of them, the last 6 a short batch."""
+    independent = run.exchange.name == "independent"
+    alone = played(dataclasses.replace(run, exchange=Device(), workers=1))
+    if run.workers == 1:
+        seen = [trained(engines.open_session(run), run)]
+    else:
+        # They draw different weights, and start from those of one of them.
+        seen = workers(run, tmp_path, seeds=(1, 2) if independent else ())
+        starts = [{name[6:]: worker[name] for name in worker if name.startswith("start/")} for worker in seen]
+        assert distance(*starts) == 0
+    correct, samples, _ = np.sum([worker["evaluated"] for worker in seen], axis=0)
+    assert samples == alone["evaluated"][1] == 70
+    if independent:
+        assert min(distance(worker, alone) for worker in seen) > 1e-3
+        assert len(seen) == 1 or distance(*seen) > 1e-3
+        assert {str(worker["sums right"]) for worker in seen} == {"None"}
+        return
+    assert {str(worker["sums right"]) for worker in seen} == {"True"}
+    assert all(distance(worker, seen[0]) < 1e-6 for worker in seen)
+    assert distance(seen[0], alone) < 1e-5
+    assert correct == alone["evaluated"][0]
+    loss = np.sum([worker["evaluated"][2] * worker["evaluated"][1] for worker in seen]) / samples
+    assert loss == pytest.approx(alone["evaluated"][2], rel=1e-4)
+    assert np.mean([worker["losses"] for worker in seen], axis=0) == pytest.approx(alone["losses"], rel=1e-4)
+
+
+@pytest.mark.slow
+@having(
+    *OPTIMIZERS,
+    {"devices": 2},
+    {"devices": 2, "virtual": True},
+    {"model": "cifar_vgg16", "data": Synthetic(size=32, crop=32, train=640, validation=70)},  # it has dropout
+    alone=True,
+)
+def test_a_session_goes_on_to_the_same_bits_from_the_state_of_another(run: Run) -> None:
+    rates = (0.05, 0.02, 0.04, 0.01)
+
+    def go_on(session: Session, first: int, steps: int) -> Arrays:
+        for step, batch in enumerate(batches(run, first_step=first, steps=steps), start=first):
+            session.step(batch, rates[step])
+        return {name: array.copy() for name, array in session.state().items()}
+
+    whole = engines.open_session(run)
+    cut, end = go_on(whole, 0, 2), go_on(whole, 2, 2)
+    resumed = engines.open_session(run, first_step=2, state=cut)
+    assert all(np.array_equal(array, cut[name]) for name, array in resumed.state().items())
+    after = go_on(resumed, 2, 2)
+    assert after.keys() == end.keys()
+    assert all(np.array_equal(after[name], end[name]) for name in end)
+    assert distance(end, cut) > 1e-3
+
+
+@pytest.mark.slow
+@every_engine
+def test_the_loss_of_a_window_is_the_mean_over_its_samples_of_a_batch_that_is_fetched_once(engine: str) -> None:
+    run = planned(engine).run
+    session = engines.open_session(run)
+    batch, other = batches(run, steps=2)
+    losses = []
+    for fed in ([batch], [other], [batch, other, batch]):
+        for each in fed:
+            session.step(each, 0.0)
+        losses.append(session.drain())
+    assert losses[2] == pytest.approx((2 * losses[0] + losses[1]) / 3, rel=1e-5)
+    assert np.isnan(session.drain())
+    # The last batch is on the device already: what becomes of the host's says nothing.
+    batch.images[:] = 0
+    session.step(batch, 0.0)
+    assert session.drain() == losses[0]
+
+
+@pytest.mark.slow
+@having({"devices": 4}, {"devices": 4, "virtual": True}, alone=True)
+def test_norms_are_those_of_one_device_s_gradient_and_of_the_mean(run: Run) -> None:
+    # Without momentum and decay a step at rate 1 subtracts the gradient.
+    run = dataclasses.replace(run, optimizer=SGD(momentum=0.0, weight_decay=0.0), steps=1)
+    (batch,) = batches(run)
+
+    def gradient(run: Run, fed: data.Batch, *, norms: bool = False) -> tuple[float, list[tuple[float, float]]]:
+        session = engines.open_session(run)
+        before = parameters(session)
+        session.step(fed, 1.0, norms=norms)
+        session.drain()
+        after = parameters(session)
+        names = [name for name in before if "running" not in name and not name.endswith(("/1", "/2", "/3"))]
+        taken = session.gradient_norms()
+        assert session.gradient_norms() == []
+        return sum(float(np.square(before[name] - after[name]).sum(dtype=np.float64)) for name in names), taken
+
+    of_mean, ((small, large),) = gradient(run, batch, norms=True)
+    assert large == pytest.approx(of_mean, rel=1e-3)
+    single = dataclasses.replace(planned(run.engine).run, optimizer=run.optimizer)
+    squares = [gradient(single, batch.part(first, first + 8))[0] for first in range(0, 32, 8)]
+    # Virtual devices look at the first one's gradient, real ones at all of theirs; so do those of the NumPy engine.
+    assert any(small == pytest.approx(expected, rel=1e-3) for expected in (squares[0], np.mean(squares)))
+    assert large < small
+
+
+@pytest.mark.slow
+@every_engine
+def test_views_cut_on_the_device_are_those_cut_on_the_host(engine: str) -> None:
+    generator = np.random.default_rng(0)
+    split = data.Images(generator.integers(0, 256, (64, 32, 32, 3), np.uint8), (np.arange(64) % 10).astype(np.int32))
+    dataset = data.Dataset("cifar10", split, split)
+    crop = 32 if planned(engine).run.model == "cifar_mlp" else 28
+    losses = []
+    for on_device in (False, True):
+        spec = CIFAR10(crop=crop, pad=4, jitter=False, on_device=on_device)
+        session = engines.open_session(dataclasses.replace(planned(engine, batch_per_device=32).run, data=spec))
+        if on_device:
+            session.hold(data.held(dataset, spec))
+        for batch in data.training_batches(dataset, spec, total_batch=32, seed=0, steps=3):
+            assert isinstance(batch.images, data.Views) == on_device
+            session.step(batch, 0.001)
+            losses.append(session.drain())
+    np.testing.assert_allclose(losses[:3], losses[3:], rtol=1e-5)
+
+
+@pytest.mark.slow
+@every_engine
+def test_the_peak_is_that_of_a_matrix_product(engine: str) -> None:
+    # A core of today does 1e9 to 1e12 multiply-adds a second; on a loaded machine less.
+    assert 1e8 < engines.open_session(planned(engine).run).peak_flops() < CORES * 1e13
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "a rate that changes": {"lr": Fixed(base=0.02, warmup_epochs=0.1, warmup_from=0.002, decay="linear")},
+    "momentum correction": {
+        "lr": Fixed(base=0.02, warmup_epochs=0.1, warmup_from=0.002),
+        "optimizer": SGD(momentum_correction=True),
+    },
+    "nesterov": {"optimizer": "nesterov", "lr": Fixed(base=0.01, decay="cosine")},
+    # Orthogonalising makes as much of a direction that is nearly rounding as of any other: small steps.
+    "muon": {"optimizer": Muon(rate=0.001), "lr": 0.001},
+    "smoothed labels, gammas spared": {"label_smoothing": 0.1, "optimizer": SGD(decay_gammas=False, weight_decay=0.01)},
+    "units that start as identities": {"zero_gamma": True},
+    "virtual devices": {"devices": 4, "virtual": True, "gradient_noise": 1},
+    "without batch norm": {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-4},
+    "a perceptron": {"model": "cifar_mlp", "devices": 2, "gradient_noise": 1},
+}
+
+
+def beside_gluon() -> Iterator[Any]:
+    for name, fields in STEPS.items():
+        steps = {"model": "cifar_resnet8_v2", "lr": 0.01, "batch_per_device": 64, "steps": 10, **fields}
+        for engine in INSTALLED:
+            if engine != "gluon" and not planned(engine, **steps).skip:
+                yield pytest.param(planned("gluon", **steps).run, planned(engine, **steps).run, id=f"{engine}, {name}")
+
+
+def in_layer_order(arrays: Arrays, start: str = "") -> list[np.ndarray]:
+    """The parameters of the first device; engines name them differently."""
+    names = [name for name in arrays if name.startswith(start + "parameter/") and not name.endswith("/1")]
+    return [arrays[name] for name in names]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("left", "right"), beside_gluon())
+def test_engines_take_the_same_steps(left: Run, right: Run) -> None:
+    """From the same weights: losses, norms, parameters and statistics after ten steps, and their evaluation.
+
+    PyTorch divides the variance of n values by n - 1 where it keeps it, MXNet by n: here a thousandth of half of it.
+    """
+    expected = trained(engines.open_session(left), left)
+    state = engines.open_session(right).state()
+    weights = iter(in_layer_order(expected, "start/"))
+    by_device: dict[str, np.ndarray] = {}
+    for name, array in state.items():
+        if name.startswith("parameter/") and array.dtype == np.float32:
+            layer = name[:-2] if name.endswith(("/0", "/1")) else name
+            if layer not in by_device:
+                by_device[layer] = next(weights)
+            assert by_device[layer].shape == array.shape
+            state[name] = by_device[layer]
+    assert next(weights, None) is None
+    seen = trained(engines.open_session(right, state=state), right)
+    # Without batch norm losses begin at hundreds of nats.
+    rtol = 0 if expected["losses"][0] < 5 else 1e-4
+    np.testing.assert_allclose(seen["losses"], expected["losses"], atol=1e-4, rtol=rtol)
+    for array, other in zip(in_layer_order(seen), in_layer_order(expected)):
+        np.testing.assert_allclose(array, other, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(seen["norms"], expected["norms"], rtol=1e-2)
+    np.testing.assert_allclose(seen["evaluated"][1:], expected["evaluated"][1:], rtol=1e-3)
+
+
+def record_of(folder: Path, **fields: Any) -> Record:
+    whole = {
+        "data": Synthetic(train=2000, validation=400),
+        "batch_per_device": 50,
+        "lr": 0.05,
+        "steps": None,
+        "window": 5,
+    }
+    run = planned("reference", **{**whole, "epochs": 2, **fields}).run
+    return execute(run, Place(source=None, cache=folder), MACHINE, "here", detail=2)[0]
 
 
 @pytest.mark.slow
@@ -116,25 +415,15 @@ def test_a_run_of_the_reference_engine_learns(tmp_path: Path) -> None:
     assert record.parameters == 402_250  # counted by hand: 3072 x 128 + 128 x 64 + 64 x 10 weights, 202 biases
     assert [evaluation.samples for evaluation in record.evaluations] == [400] * 4
     assert record.evaluations[-1].accuracy > 0.9
-    assert record.peak_flops > 1e9
-    assert losses(record) == losses(record_of(tmp_path, epochs=4))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"virtual": True},
-        pytest.param({"workers": 2, "exchange": "dist_sync"}, marks=two_cores),
-        pytest.param({"workers": 2, "exchange": "independent"}, marks=two_cores),
-    ],
-    ids=["virtual devices", "two workers", "two workers that exchange nothing"],
-)
-def test_however_four_devices_are_had_they_train_as_in_one_process(fields: dict[str, Any], tmp_path: Path) -> None:
-    record, whole = (record_of(tmp_path, devices=4, **options) for options in (fields, {}))
+@pytest.mark.parametrize("exchange", ["dist_sync", "independent"])
+@pytest.mark.skipif(CORES < 2, reason="two workers need two cores")
+def test_a_run_of_two_workers_trains_as_one_process_does(exchange: str, tmp_path: Path) -> None:
+    record, whole = record_of(tmp_path, devices=4, workers=2, exchange=exchange), record_of(tmp_path, devices=4)
     assert (record.outcome, record.reason) == ("completed", "")
     assert [evaluation.samples for evaluation in record.evaluations] == [400, 400]
-    same = losses(record) == pytest.approx(losses(whole), rel=1e-4)
-    assert same == (fields.get("exchange") != "independent")
-    expected = True if fields.get("exchange") == "dist_sync" else None
-    assert record.detail.sums_right is expected
+    losses = [[window.loss for window in run.windows] for run in (record, whole)]
+    assert (losses[0] == pytest.approx(losses[1], rel=1e-4)) == (exchange == "dist_sync")
+    assert record.detail.sums_right is (True if exchange == "dist_sync" else None)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from poc import SGD, Fixed, Muon, Recipe, Synthetic, data, engines
+from poc import LARS, SGD, Muon, Synthetic, engines
 from poc.engines.gluon import compatibility
-from poc.machine.hardware import Hardware
-from poc.plan import plan
 from poc.run import Run
+from tests.engine_worker import batches, parameters, planned
 
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
 
 from poc.engines.gluon import optimizers, session  # noqa: E402
 
-CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
-DATA = Synthetic(size=16, crop=16, train=640, validation=70)
 RATES = [0.1, 0.3, 0.2, 0.02]
 
 
 def run_of(**fields: Any) -> Run:
-    base: dict[str, Any] = {"model": "cifar_resnet8_v2", "data": DATA, "kind": "cpu", "lr": 0.05, "batch_per_device": 8}
-    return plan("", Recipe(**{**base, **fields}), CPU)[0].run
+    return planned("gluon", **{"lr": 0.05, **fields}).run
 
 
 def followed(run: Run, weight: Any, gradients: Any) -> Any:
@@ -121,11 +116,10 @@ def test_a_smoothed_label_is_spread_over_all_classes() -> None:
     ("model", "units", "ends"),
     [("cifar_resnet20_v2", 9, "weight"), ("cifar_resnet20_v1", 9, "gamma"), ("cifar_lenet", 0, "")],
 )
-def test_residual_units_may_start_from_nothing_and_all_of_them_learn(
-    model: str, units: int, ends: str, tmp_path: Path
-) -> None:
-    run = run_of(model=model, data=Synthetic(size=32, crop=32, train=640, validation=70), zero_gamma=True)
-    made: Any = engines.load("gluon").open_session(run)
+def test_residual_units_may_start_from_nothing_and_all_of_them_learn(model: str, units: int, ends: str) -> None:
+    data = Synthetic(size=32, crop=32, train=640, validation=70)
+    run = run_of(model=model, data=data, zero_gamma=True, steps=2)
+    made: Any = engines.open_session(run)
 
     def nothing() -> list[str]:
         held = {name: p.data().asnumpy() for name, p in made._net.collect_params().items()}
@@ -133,42 +127,40 @@ def test_residual_units_may_start_from_nothing_and_all_of_them_learn(
 
     assert len(nothing()) == units
     assert all(name.endswith(ends) for name in nothing())
-    dataset = data.load(run.data, source=None, cache=tmp_path)
-    for batch in data.training_batches(dataset, run.data, total_batch=run.total_batch, seed=0, steps=2):
+    for batch in batches(run):
         made.step(batch, 0.05)
     assert nothing() == []
-    made = engines.load("gluon").open_session(run_of(model=model, data=run.data))
+    made = engines.open_session(run_of(model=model, data=data))
     assert nothing() == []
 
 
-def test_the_penalty_may_spare_gammas() -> None:
-    made: Any = engines.load("gluon").open_session(run_of(optimizer=SGD(decay_gammas=False)))
-    assert {p.name.rsplit("_", 1)[-1] for p in made._trained if p.wd_mult > 0} == {"weight"}
+@pytest.mark.parametrize("decay_gammas", [True, False])
+def test_the_penalty_is_on_weights_and_gammas_or_spares_them(decay_gammas: bool) -> None:
+    made: Any = engines.open_session(run_of(optimizer=SGD(decay_gammas=decay_gammas)))
+    kinds = {
+        decays: {p.name.rsplit("_", 1)[-1] for p in made._trained if bool(p.wd_mult) is decays} for decays in (0, 1)
+    }
+    assert kinds[True] == {"weight", "gamma"} if decay_gammas else {"weight"}
+    assert kinds[False] == {"beta", "bias"} | ({"gamma"} - kinds[True])
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"optimizer": "nesterov"},
-        {"optimizer": "lars", "lr": 1.0},
-        {"optimizer": Muon(0.05)},
-        {"optimizer": SGD(momentum_correction=True), "lr": Fixed(base=0.05, warmup_epochs=0.1, decay="linear")},
-        {"label_smoothing": 0.1, "zero_gamma": True, "optimizer": SGD(decay_gammas=False)},
-    ],
-    ids=["nesterov", "lars", "muon", "momentum correction", "smoothed"],
-)
-def test_it_learns_and_two_devices_are_one_with_two_in_turn(fields: dict[str, Any], tmp_path: Path) -> None:
-    found = []
-    for played in ({"virtual": True}, {"virtual": False}):
-        run = run_of(**{"devices": 2, "kind": "cpu", "batch_per_device": 32, **played, **fields})
-        made: Any = engines.load("gluon").open_session(run)
-        dataset = data.load(run.data, source=None, cache=tmp_path)
-        losses = []
-        for step, batch in enumerate(
-            data.training_batches(dataset, run.data, total_batch=run.total_batch, seed=0, steps=12)
-        ):
-            made.step(batch, run.schedule.rate(step))
-            losses.append(made.drain())
-        found.append(losses)
-    assert found[0][-1] < found[0][0]
-    assert found[0][:3] == pytest.approx(found[1][:3], rel=1e-3)
+def test_lars_scales_the_rates_of_weights_and_spares_those_of_betas_and_gammas() -> None:
+    # Without momentum and decay a step of SGD at rate 1 subtracts the gradient.
+    moved = {}
+    for optimizer in (LARS(), SGD(momentum=0.0, weight_decay=0.0)):
+        run = run_of(optimizer=optimizer, batch_per_device=64)
+        made = engines.open_session(run)
+        before = parameters(made)
+        made.step(next(batches(run)), 1.0)
+        moved[optimizer.name] = {name: before[name] - array for name, array in parameters(made).items()}
+    for name, gradient in moved["sgd"].items():
+        weight, decay = before[name], 0.0 if name.endswith(("beta/0", "bias/0")) else LARS().weight_decay
+        expected = gradient + decay * weight
+        if name.endswith("weight/0"):
+            size = np.linalg.norm(weight)
+            expected *= 0.001 * size / (np.linalg.norm(gradient) + decay * size)
+        if gradient.any() and "running" not in name:
+            np.testing.assert_allclose(
+                moved["lars"][name], expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max(), err_msg=name
+            )
+    assert {name.rsplit(".")[-1] for name in before} >= {"weight/0", "gamma/0", "beta/0", "bias/0"}

@@ -89,7 +89,7 @@ class Worker:
         with data.Prefetch(stream, depth=run.window) as batches:
             outcome, reason = loop.train(batches)
             end = {"outcome": outcome, "reason": reason, **told.used(self._clock)}
-            end["exchanged"] = self.session.exchanged() or None
+            end["exchanged"] = self.session.exchange_stats() or None
             if outcome == COMPLETED:
                 end["peak_flops"] = self.session.peak_flops()
                 if request["detail"]:
@@ -109,7 +109,7 @@ class Worker:
                 self._tell(event)
             self._clock.resume(*before.story["clock"])
             self._tell({"event": "resumed", "step": first_step, "why": self._request["why"]})
-        session = engines.load(self.run.engine).open_session(self.run, first_step=first_step, state=state)
+        session = engines.open_session(self.run, first_step=first_step, state=state)
         if images is not None:
             session.hold(images)
         session.barrier()

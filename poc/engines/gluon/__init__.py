@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from poc.engines import Cluster, installed, unknown
+from poc.engines import Cluster, installed
 from poc.engines.gluon import launch
 from poc.recipe import (
     LARS,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 LABEL = "MXNet"
 PACKAGES: tuple[str, ...] = ("mxnet", "mxnet-cu112")
 LAYOUT = "NCHW"
+DTYPES: tuple[str, ...] = ("float32", "float16", "bfloat16")
 OPTIMIZERS = {SGD: "sgd", Nesterov: "nesterov", LARS: "lars", Muon: "muon"}
 """Which function of `optimizers.py` makes each."""
 EXCHANGES = {
@@ -46,8 +47,8 @@ EXCHANGES = {
     DistDeviceSync: "BetweenWorkers",
     DistAsync: "OnServers",
     Stale: "BoundedStaleness",
-    Horovod: "Ring",
-    Independent: "Apart",
+    Horovod: "Horovod",
+    Independent: "Independent",
 }
 """Which class of `exchange.py` does each."""
 ON_SERVERS = (DistAsync, Stale)
@@ -104,8 +105,8 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
         meeting = launch.rendezvous(run.workers, hosts)
     else:
         meeting = launch.parameter_servers(run.workers, getattr(run.exchange, "servers", 1), hosts)
-    with meeting as (found, helpers):
-        yield Cluster(environments=[{**common, **own} for own in found], helpers=helpers)
+    with meeting as (environments, helpers):
+        yield Cluster(environments=[{**common, **environment} for environment in environments], helpers=helpers)
 
 
 def lacks(run: Run, machine: Hardware) -> str | None:
@@ -122,7 +123,6 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         f"with exchange {run.exchange.name} servers update, by SGD without momentum correction": (
             isinstance(exchange, ON_SERVERS) and not plain
         ),
-        "tf32 is PyTorch's name for float32 on tensor cores; MXNet has float32": run.dtype == "tf32",
         "compile is PyTorch's; MXNet compiles always": run.compile,
         "float16 is for GPUs: MXNet's layers have none on a CPU": run.dtype == "float16" and on_cpu,
         "bfloat16 is for CPUs: MXNet 1.9.1 has none on a GPU": run.dtype == "bfloat16" and not on_cpu,
@@ -132,8 +132,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         "layout NHWC is for GPUs: oneDNN's convolutions have none": run.layout == "NHWC" and on_cpu,
         "layout NHWC: the networks of Gluon and GluonCV are NCHW": run.layout == "NHWC" and not on_cpu,
     }
-    refused = next((reason for reason, holds in reasons.items() if holds), None)
-    return refused or unknown(run, LABEL, OPTIMIZERS, EXCHANGES)
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def unsupported(gpu: GPU) -> str | None:

@@ -32,11 +32,9 @@ class InProcess:
 
     rank = 0
     """Number of this worker."""
-    sums = True
-    """Whether `exchange` leaves the sum of all gradients on every device."""
 
-    def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
-        self._divided_by = run.total_batch * run.loss_scale
+    def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
+        self._run, self._first_step = run, first_step
         self._statistics = statistics
         inside = run.exchanges and isinstance(run.exchange, (recipe.Device, recipe.Local, recipe.NCCL))
         self._trainer = gluon.Trainer(
@@ -59,13 +57,13 @@ class InProcess:
         self._trainer.set_learning_rate(rate)
         if isinstance(self._trainer.optimizer, optimizers.CorrectedSGD):
             self._trainer.optimizer.follow(rate)
-        self._trainer.update(self._divided_by)
+        self._trainer.update(self._run.total_batch * self._run.loss_scale)
 
     def exchange(self) -> None:
         """Enqueues the exchange: every device's gradients become the sum of those of all devices of all workers."""
         self._trainer.allreduce_grads()
 
-    def agree(self) -> None:
+    def synchronize(self) -> None:
         """Gives every device, of all workers, the same parameters and the mean of all devices' batch statistics."""
         for parameter in self._statistics:
             if len(parameter.list_ctx()) > 1:
@@ -74,7 +72,7 @@ class InProcess:
 
     def state(self) -> dict[str, np.ndarray]:
         """The optimizer's state, as far as it is in this process: "momentum/INDEX/DEVICE", and the "rate" before."""
-        held = {
+        state = {
             f"momentum/{index}/{device}": momentum.asnumpy()
             for device, updater in enumerate(self._trainer._updaters)
             for index, momentum in updater.states.items()
@@ -82,10 +80,10 @@ class InProcess:
         }
         optimizer = self._trainer.optimizer
         if isinstance(optimizer, optimizers.CorrectedSGD) and optimizer.previous is not None:
-            held["rate"] = np.array(optimizer.previous)
-        return held
+            state["rate"] = np.array(optimizer.previous)
+        return state
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes over what `state` gave."""
         if "rate" in state:
             self._trainer.optimizer.previous = float(state["rate"])
@@ -101,7 +99,7 @@ class InProcess:
     def barrier(self) -> None:
         """Blocks until every worker is here."""
 
-    def told(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """What there is to say of the exchanges so far, as plain values for the record."""
         return {}
 
@@ -117,50 +115,49 @@ class BetweenWorkers(InProcess):
     _kvstore = ""
     """Of MXNet; empty: that of the exchange's name."""
 
-    def __init__(self, run: Run, trained: list[Any], statistics: list[Any]) -> None:
-        super().__init__(run, trained, statistics)
-        self._workers = run.workers
-        self._compressed = _compression(run) is not None
+    def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
+        super().__init__(run, trained, statistics, first_step)
+        self._compression = _compression(run)
         self._half = getattr(run.exchange, "gradient_bits", 32) == 16
         self._keys = 0
-        self._connect(run)
-        self._share_start([*trained, *statistics])
-        self._share(trained)
+        self._connect()
+        self._broadcast_start([*trained, *statistics])
+        self._make_keys(trained)
         self.barrier()
 
-    def _connect(self, run: Run) -> None:
-        """Finds the other workers, and this one's number among them."""
-        self._store = mx.kv.create(self._kvstore or run.exchange.name)
+    def _connect(self) -> None:
+        """Joins the other workers; sets this one's number among them."""
+        self._store = mx.kv.create(self._kvstore or self._run.exchange.name)
         self.rank = self._store.rank
-        if self._compressed:
-            self._store.set_gradient_compression(_compression(run))
+        if self._compression:
+            self._store.set_gradient_compression(self._compression)
 
-    def _share_start(self, shared: list[Any]) -> None:
-        """Gives every worker the state that the first one starts from.
+    def _broadcast_start(self, parameters: list[Any]) -> None:
+        """Gives every worker the values that the first one starts from.
 
         Gluon's trainer would do so during the first step, and not safely: the server does not answer in the order in
         which it was asked, so it may take in the first gradients before it has sent the weights out, and sends
         gradients instead; and `init` does not wait for arrays in oneDNN's blocked layout, which new arrays are not in.
         """
-        state = _joined(shared)
-        self._spread(state)
-        _separated(state, shared)
+        start = _flatten(parameters)
+        self._broadcast(start)
+        _unflatten(start, parameters)
         mx.nd.waitall()
 
-    def _spread(self, state: Any) -> None:
-        """Enqueues the overwriting of `state`, on every worker, by the first one's."""
-        self._store.pull(self._new_key(state), out=state)
+    def _broadcast(self, array: Any) -> None:
+        """Enqueues the overwriting of `array`, on every worker, by the first one's."""
+        self._store.pull(self._new_key(array), out=array)
 
-    def _share(self, trained: list[Any]) -> None:
+    def _make_keys(self, trained: list[Any]) -> None:
         """Makes known to the servers what is exchanged later."""
         dtype = np.float16 if self._half else np.float32
         self._buckets = {}
         for _, bucket in _buckets(trained):
-            sent = [long.astype(dtype) for long in bucket] if self._half else bucket
+            sent = [flat.astype(dtype) for flat in bucket] if self._half else bucket
             self._buckets[self._new_key(mx.nd.zeros_like(sent[0]))] = (bucket, sent)
         # Compression would take the batch statistics for gradients.
-        averaged = self._statistics and not self._compressed
-        self._statistics_key = self._new_key(_joined(self._statistics)) if averaged else None
+        averaged = self._statistics and not self._compression
+        self._statistics_key = self._new_key(_flatten(self._statistics)) if averaged else None
 
     def _new_key(self, value: Any) -> int:
         key = self._keys
@@ -170,7 +167,7 @@ class BetweenWorkers(InProcess):
 
     def _sum(self, key: int, arrays: list[Any], priority: int = 0) -> None:
         """Enqueues the exchange of one key: each of `arrays`, one a device, becomes the sum of all workers'."""
-        if self._compressed:
+        if self._compression:
             self._store.push(key, arrays, priority=priority)
             self._store.pull(key, out=arrays, priority=priority)
         else:
@@ -180,24 +177,24 @@ class BetweenWorkers(InProcess):
         """Enqueues the exchange: every device's gradients become the sum of those of all devices of all workers."""
         for number, (key, (bucket, sent)) in enumerate(self._buckets.items()):
             if self._half:
-                for long, short in zip(bucket, sent):
-                    short[:] = long.astype(np.float16)
+                for full, half in zip(bucket, sent):
+                    half[:] = full.astype(np.float16)
             self._sum(key, sent, priority=-number)
             if self._half:
-                for long, short in zip(bucket, sent):
-                    long[:] = short.astype(np.float32)
+                for full, half in zip(bucket, sent):
+                    full[:] = half.astype(np.float32)
 
-    def agree(self) -> None:
+    def synchronize(self) -> None:
         """Gives every device, of all workers, the mean of all devices' batch statistics; parameters agree already.
 
         With compression only the devices of each worker share theirs.
         """
         if self._statistics_key is None:
-            super().agree()
+            super().synchronize()
             return
-        mean = _joined(self._statistics)
-        self._sum(self._statistics_key, [mean])
-        _separated(mean / self._workers, self._statistics)
+        total = _flatten(self._statistics)
+        self._sum(self._statistics_key, [total])
+        _unflatten(total / self._run.workers, self._statistics)
 
     def barrier(self) -> None:
         """Blocks until every worker is here."""
@@ -205,13 +202,13 @@ class BetweenWorkers(InProcess):
         self._store._barrier()
 
 
-class Ring(BetweenWorkers):
+class Horovod(BetweenWorkers):
     """Horovod's ring all-reduce (Sergeev and Del Balso 2018): the workers send to one another, without servers.
 
     Its own trainer fails on a CPU, where it is given gradients in oneDNN's blocked layout; the long arrays are plain.
     """
 
-    def _connect(self, run: Run) -> None:
+    def _connect(self) -> None:
         address = os.environ["HOROVOD_HOSTNAME"]
         os.environ["HOROVOD_GLOO_IFACE"] = network.interface(address)
         launch.check_name_resolves(address)
@@ -221,8 +218,8 @@ class Ring(BetweenWorkers):
         self._horovod.init()
         self.rank = self._horovod.rank()
 
-    def _spread(self, state: Any) -> None:
-        self._horovod.broadcast_(state, root_rank=0, name="state")
+    def _broadcast(self, array: Any) -> None:
+        self._horovod.broadcast_(array, root_rank=0, name="start")
 
     def _new_key(self, value: Any) -> int:
         self._keys += 1
@@ -243,18 +240,17 @@ class Ring(BetweenWorkers):
         mx.nd.waitall()
 
 
-class Apart(BetweenWorkers):
+class Independent(BetweenWorkers):
     """Several processes that start together, from the same state, and exchange nothing after that: the ceiling."""
 
-    sums = False
     _kvstore = "dist_sync"
 
     def exchange(self) -> None:
         """Does nothing."""
 
-    def agree(self) -> None:
+    def synchronize(self) -> None:
         """Gives the devices of this worker, which are replicas of no other's, the mean of their batch statistics."""
-        InProcess.agree(self)
+        InProcess.synchronize(self)
 
 
 class OnServers(BetweenWorkers):
@@ -266,37 +262,35 @@ class OnServers(BetweenWorkers):
     oneDNN brings a network's weights into a layout of its own, which a view cannot have.
     """
 
-    sums = False
     _kvstore = "dist_async"
 
-    def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
-        self._run = run
-        self._first_step = first_step
-        super().__init__(run, trained, statistics)
-
-    def _share(self, trained: list[Any]) -> None:
-        self._held: dict[int, tuple[list[Any], list[Any]]] = {}
+    def _make_keys(self, trained: list[Any]) -> None:
+        self._buckets_of_key: dict[int, tuple[list[Any], list[Any]]] = {}
+        """Gradients and weights, an array a device."""
         self._copies: list[tuple[Any, Any]] = []
-        spared = []
+        undecayed = []
         for decays in (True, False):
             group = [parameter for parameter in trained if bool(parameter.wd_mult) is decays]
             for members, gradients in _buckets(group):
-                weights = [mx.nd.zeros_like(long) for long in gradients]
-                key = self._new_key(_joined(members))
-                self._held[key] = (gradients, weights)
+                weights = [mx.nd.zeros_like(flat) for flat in gradients]
+                key = self._new_key(_flatten(members))
+                self._buckets_of_key[key] = (gradients, weights)
                 self._copies += [
                     pair
-                    for long, own in zip(weights, zip(*(p.list_data() for p in members)))
-                    for pair in zip(_views(long, members), own)
+                    for flat, arrays in zip(weights, zip(*(p.list_data() for p in members)))
+                    for pair in zip(_views(flat, members), arrays)
                 ]
-                spared += [] if decays else [key]
-        own = [mx.nd.zeros_like(_joined(self._statistics)) for _ in range(self._workers)] if self._statistics else []
-        self._statistics_keys = [self._new_key(one) for one in own]
-        self._clocks = mx.nd.zeros(self._workers)
+                undecayed += [] if decays else [key]
+        workers = range(self._run.workers)
+        # Of each worker the statistics, and its clock.
+        self._statistics_keys = [
+            self._new_key(mx.nd.zeros_like(_flatten(self._statistics))) for _ in workers if self._statistics
+        ]
+        self._clocks = mx.nd.zeros(len(workers))
         self._clock_key = self._new_key(self._clocks)
         if self.rank == 0:
             self._store.set_optimizer(
-                ServerSGD(self._run, self._first_step, spared, self._statistics_keys, self._clock_key)
+                ServerSGD(self._run, self._first_step, undecayed, self._statistics_keys, self._clock_key)
             )
 
     def step(self, rate: float) -> None:
@@ -309,28 +303,28 @@ class OnServers(BetweenWorkers):
         self._pull()
 
     def _push(self) -> None:
-        for number, (key, (gradients, _)) in enumerate(self._held.items()):
+        for number, (key, (gradients, _)) in enumerate(self._buckets_of_key.items()):
             self._store.push(key, gradients, priority=-number)
 
     def _pull(self) -> None:
-        for number, (key, (_, weights)) in enumerate(self._held.items()):
+        for number, (key, (_, weights)) in enumerate(self._buckets_of_key.items()):
             self._store.pull(key, out=weights, priority=-number)
-        for received, own in self._copies:
-            received.copyto(own)
+        for received, parameter in self._copies:
+            received.copyto(parameter)
 
-    def agree(self) -> None:
+    def synchronize(self) -> None:
         """Gives every device, of all workers, the servers' parameters and the mean of all devices' batch statistics."""
         self.barrier()
         self._pull()
         if self._statistics_keys:
-            own = _joined(self._statistics)
-            self._store.push(self._statistics_keys[self.rank], own)
+            pushed = _flatten(self._statistics)
+            self._store.push(self._statistics_keys[self.rank], pushed)
             self.barrier()
-            # The store keeps what was pushed as its buffer for what comes, so `own` cannot be one of these.
-            values = [mx.nd.zeros_like(own) for _ in self._statistics_keys]
-            for key, value in zip(self._statistics_keys, values):
-                self._store.pull(key, out=value)
-            _separated(sum(values[1:], values[0]) / self._workers, self._statistics)
+            # The store keeps what was pushed as its buffer for what comes, so that cannot be one of these.
+            pulled = [mx.nd.zeros_like(pushed) for _ in self._statistics_keys]
+            for key, statistics in zip(self._statistics_keys, pulled):
+                self._store.pull(key, out=statistics)
+            _unflatten(mx.nd.add_n(*pulled) / len(pulled), self._statistics)
         self.barrier()
 
 
@@ -342,12 +336,12 @@ class BoundedStaleness(OnServers):
     """
 
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
+        super().__init__(run, trained, statistics, first_step)
         assert isinstance(run.exchange, recipe.Stale)
         self._bound = run.exchange.bound
         self.seen: list[list[int]] = []
-        """Every worker's clock, as this one found them when it was allowed to go on, step by step."""
+        """Every worker's clock, as this one saw it when it was allowed to go on, step by step."""
         self._waited = 0.0
-        super().__init__(run, trained, statistics, first_step)
 
     def step(self, rate: float) -> None:
         """Sends the gradients and ticks; blocks until the slowest worker is near enough; fetches the parameters.
@@ -356,7 +350,7 @@ class BoundedStaleness(OnServers):
         """
         self._push()
         mx.nd.waitall()
-        tick = mx.nd.zeros(self._workers)
+        tick = mx.nd.zeros_like(self._clocks)
         tick[self.rank] = 1
         self._store.push(self._clock_key, tick)
         start = time.monotonic()
@@ -370,11 +364,11 @@ class BoundedStaleness(OnServers):
         self.seen.append(clocks)
         self._pull()
 
-    def told(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """`staleness`: how often this worker was so many steps ahead of the slowest; `stale_wait_seconds`."""
         ahead = Counter(clocks[self.rank] - min(clocks) for clocks in self.seen)
-        found = {str(steps): count for steps, count in sorted(ahead.items())}
-        return {"staleness": found, "stale_wait_seconds": self._waited}
+        staleness = {str(steps): count for steps, count in sorted(ahead.items())}
+        return {"staleness": staleness, "stale_wait_seconds": self._waited}
 
 
 class ServerSGD(mx.optimizer.SGD):
@@ -384,14 +378,14 @@ class ServerSGD(mx.optimizer.SGD):
     parameters about as far as one synchronous step, weight decay included.
     """
 
-    def __init__(self, run: Run, first_step: int, spared: list[int], kept: list[int], added: int) -> None:
+    def __init__(self, run: Run, first_step: int, undecayed: list[int], kept: list[int], added: int) -> None:
         super().__init__(
             momentum=run.optimizer.momentum,
             wd=run.optimizer.weight_decay,
             learning_rate=run.learning_rate,
             rescale_grad=run.workers / (run.total_batch * run.loss_scale),
         )
-        self.wd_mult = dict.fromkeys(spared, 0.0)
+        self.wd_mult = dict.fromkeys(undecayed, 0.0)
         self._workers, self._first_step = run.workers, first_step
         self._schedule = run.schedule
         self._kept, self._added = kept, added
@@ -420,10 +414,10 @@ def connect(run: Run, trained: list[Any], statistics: list[Any], first_step: int
 
     The next step of it is number `first_step`.
     """
-    kind = globals()[engine.EXCHANGES[type(run.exchange)]]
-    if issubclass(kind, OnServers):
-        return kind(run, trained, statistics, first_step)
-    return (InProcess if run.workers == 1 else kind)(run, trained, statistics)
+    kind: type[InProcess] = globals()[engine.EXCHANGES[type(run.exchange)]]
+    if run.workers == 1 and not issubclass(kind, OnServers):
+        kind = InProcess
+    return kind(run, trained, statistics, first_step)
 
 
 def _compression(run: Run) -> dict[str, Any] | None:
@@ -443,30 +437,30 @@ def _buckets(parameters: list[Any]) -> list[tuple[list[Any], list[Any]]]:
         count = max(1, int(np.searchsorted(ends, _BUCKET_BYTES / 4, side="right")))
         members, rest = rest[:count], rest[count:]
         bucket = [mx.nd.zeros(int(ends[count - 1]), ctx=context) for context in members[0].list_ctx()]
-        for parameter, *views in zip(members, *(_views(long, members) for long in bucket)):
+        for parameter, *views in zip(members, *(_views(flat, members) for flat in bucket)):
             parameter._grad = views
             autograd.mark_variables(parameter.list_data(), views, parameter.grad_req)
         buckets.append((members, bucket))
     return buckets
 
 
-def _views(long: Any, parameters: list[Any]) -> list[Any]:
-    """The parts of a long array that belong to the parameters, one after the other, in their shapes."""
+def _views(flat: Any, parameters: list[Any]) -> list[Any]:
+    """The parts of a long array that belong to the parameters, in order, in their shapes."""
     ends = np.cumsum([_size(parameter) for parameter in parameters])
     return [
-        long[int(end) - _size(parameter) : int(end)].reshape(parameter.shape)
+        flat[int(end) - _size(parameter) : int(end)].reshape(parameter.shape)
         for parameter, end in zip(parameters, ends)
     ]
 
 
-def _joined(parameters: list[Any]) -> Any:
-    """The parameters' values, averaged over their contexts, one after the other in one new array."""
+def _flatten(parameters: list[Any]) -> Any:
+    """The parameters' values, averaged over their contexts, in order in a new long array."""
     return mx.nd.concat(*(parameter._reduce().reshape(-1) for parameter in parameters), dim=0)
 
 
-def _separated(joined: Any, parameters: list[Any]) -> None:
-    """Gives the parameters, on all their contexts, the values that `_joined` put into one array."""
-    for parameter, view in zip(parameters, _views(joined, parameters)):
+def _unflatten(flat: Any, parameters: list[Any]) -> None:
+    """Gives the parameters, on all their contexts, the values that `_flatten` put into a long array."""
+    for parameter, view in zip(parameters, _views(flat, parameters)):
         parameter.set_data(view)
 
 

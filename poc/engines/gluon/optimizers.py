@@ -141,7 +141,7 @@ def orthogonalised(directions: Sequence[Any]) -> list[Any]:
     alike: dict[tuple[int, int], list[int]] = {}
     for number, direction in enumerate(directions):
         alike.setdefault((direction.shape[0], int(np.prod(direction.shape[1:]))), []).append(number)
-    found: dict[int, Any] = {}
+    orthogonal: dict[int, Any] = {}
     a, b, c = COEFFICIENTS
     for (rows, columns), members in alike.items():
         x = mx.nd.concat(*(directions[number].reshape((1, rows, columns)) for number in members), dim=0)
@@ -154,5 +154,5 @@ def orthogonalised(directions: Sequence[Any]) -> list[Any]:
             x = mx.nd.linalg.gemm(mx.nd.linalg.gemm(square, square, square, alpha=c, beta=b), x, x, beta=a)
         x = (x.transpose((0, 2, 1)) if tall else x) * max(1.0, rows / columns) ** 0.5
         separated = x.split(len(members), axis=0) if len(members) > 1 else [x]
-        found.update(zip(members, separated))
-    return [found[number].reshape(direction.shape) for number, direction in enumerate(directions)]
+        orthogonal.update(zip(members, separated))
+    return [orthogonal[number].reshape(direction.shape) for number, direction in enumerate(directions)]

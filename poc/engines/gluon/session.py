@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
@@ -12,16 +11,14 @@ from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
 from poc.data import Views
-from poc.engines import Evaluation
 from poc.engines.gluon import exchange as exchanges
 from poc.engines.gluon.networks import branch_ends, build, can_fuse
+from poc.engines.session import Part, Session, fastest
 from poc.recipe import networks
 
 if TYPE_CHECKING:
     from poc.data import Batch
     from poc.run import Run
-
-_PRODUCTS = 6
 
 
 class _Smoothed(gluon.loss.Loss):
@@ -38,48 +35,32 @@ class _Smoothed(gluon.loss.Loss):
 
 
 def _drops_out(net: Any) -> bool:
-    found: list[bool] = []
-    net.apply(lambda block: found.append(isinstance(block, gluon.nn.Dropout)))
-    return any(found)
+    layers: list[Any] = []
+    net.apply(layers.append)
+    return any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
 
 
-class GluonSession:
+class GluonSession(Session):
     """Trains the network of `run` on its contexts, or on one context that plays all of its devices in turn."""
 
     def __init__(self, run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> None:
+        super().__init__(run, first_step)
         if run.dtype != "float32":
             # Casts around the operators that have the precision, whatever network is built after this.
             amp.init(run.dtype)
-        self._virtual = run.devices if run.virtual else 1
-        real = 1 if run.virtual else run.devices // run.workers
-        self._contexts = [mx.gpu(i) if run.kind == "gpu" else mx.cpu(i) for i in range(real)]
-        mx.random.seed(run.seed)
-        np.random.seed(run.seed)
-        network = networks.network(run.model)
-        # MXNet has the fused operator for the CPU alone, and in bfloat16 its gradient is wrong where two layers use its
-        # output, as those after a projecting unit's first norm do.
-        fused = run.kind == "cpu" and run.dtype == "float32" and can_fuse()
-        self._net = build(network, run.data.classes, fused=fused)
-        # Those with a batch norm on the input get images as the study has them, 0 to 255 less the mean.
-        self._scale = network.input_scale
-        self._loss_scale = run.loss_scale
-        self._dtype = run.dtype
-        # He's normal initialisation, as the study had it: Gaussian with variance 2 / fan-in.
-        he = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
-        self._net.initialize(he, ctx=self._contexts)
-        if run.zero_gamma:
-            for end in branch_ends(self._net):
-                end.initialize(mx.init.Zero(), ctx=self._contexts, force_reinit=True)
+        self._played = run.devices if run.virtual else 1
+        context = mx.gpu if run.kind == "gpu" else mx.cpu
+        self._contexts = [context(number) for number in range(1 if run.virtual else run.devices // run.workers)]
         mean = np.array(networks.MEAN, dtype=np.float32).reshape(1, 3, 1, 1)
         self._mean = [mx.nd.array(mean, ctx=context) for context in self._contexts]
-        # A first pass settles the shapes that GluonCV's blocks leave open.
-        for context, mean in zip(self._contexts, self._mean):
-            self._net((mx.nd.zeros((1, *run.data.input_shape), ctx=context) - mean) * self._scale)
-        self._net.hybridize(static_alloc=True, static_shape=True)
+        # Those with a batch norm on the input get images as the study has them, 0 to 255 less the mean.
+        self._scale = networks.network(run.model).input_scale
+        self._net = self._build()
+        self._drops_out = _drops_out(self._net)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
-        self._loss.hybridize(static_alloc=True, static_shape=True)
         self._trained_loss = _Smoothed(run.label_smoothing) if run.label_smoothing else self._loss
-        self._trained_loss.hybridize(static_alloc=True, static_shape=True)
+        for loss in (self._loss, self._trained_loss):
+            loss.hybridize(static_alloc=True, static_shape=True)
         parameters = self._net.collect_params()
         for name, parameter in parameters.items():
             if name.endswith(("beta", "bias")) or (name.endswith("gamma") and not run.optimizer.decay_gammas):
@@ -87,114 +68,49 @@ class GluonSession:
         self._trained = [p for p in parameters.values() if p.grad_req != "null"]
         self._statistics = [p for p in parameters.values() if p.name.endswith(("running_mean", "running_var"))]
         self.parameters = int(sum(np.prod(p.shape) for p in self._trained))
-        self.gradient_bytes = 4 * self.parameters
-        self._replicas = run.devices
-        self._two_bit = getattr(run.exchange, "two_bit", None)
+        # Gradients are those of the sum over all samples.
+        self._gradient_scale = run.total_batch * run.loss_scale
         if state is not None:
-            self._place(state)  # what servers are to start from
+            self._load_parameters(state)  # what servers are to start from
         self._exchange = exchanges.connect(run, self._trained, self._statistics, first_step)
+        self._worker = self._exchange.rank
         if state is not None:
-            self._place(state)  # each worker's own, where it has just been given the first one's
-            self._exchange.restore(state)
-        self._slowed = run.straggler if self._exchange.rank == run.workers - 1 else 0.0
-        # Each step draws its own masks, so that a run which goes on from a checkpoint draws those that it would have.
-        self._masks = [run.seed, self._exchange.rank] if _drops_out(self._net) else None
-        self._step = first_step
-        self._crop = run.data.crop
-        self._images: list[Any] = []
-        self._height = self._width = 0
-        self._held: Batch | None = None
-        self._held_parts: list[tuple[Any, Any]] = []
-        self._batch_per_device, self._total_batch = run.batch_per_device, run.total_batch
-        self._norms: list[tuple[list[Any], Any]] = []
-        self._losses: list[Any] = []
-        self._samples = 0
+            self._load_parameters(state)  # each worker's own, where it has just been given the first one's
+            self._exchange.load_state(state)
 
-    def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True, norms: bool = False) -> None:
-        """Enqueues one optimizer step over `batch` (n, 3, h, w), split evenly over the devices of this process."""
-        began = time.monotonic()
-        if self._masks is not None:
-            (drawn,) = np.random.SeedSequence([*self._masks, self._step]).generate_state(1)
-            mx.random.seed(int(drawn) >> 1)
-        self._step += 1
-        small: list[Any] = []
-        norms = norms and self._exchange.sums
-        if self._virtual > 1:
-            small = self._accumulate(batch, norms)
-        else:
-            losses = []
-            with autograd.record():
-                for images, labels in self._parts(batch):
-                    losses.append(self._trained_loss(self._net(images), labels))
-                scaled = losses if self._loss_scale == 1 else [loss * self._loss_scale for loss in losses]
-            autograd.backward(scaled)
-            self._losses += [loss.sum() for loss in losses]
-        self._samples += len(batch)
-        if self._slowed:
-            mx.nd.waitall()
-            time.sleep(self._slowed * (time.monotonic() - began))
-        if norms:
-            small = small or [self._squares(device) for device in range(len(self._contexts))]
-            self._exchange.exchange()
-            self._norms.append((small, self._squares(0)))
-            self._exchange.update(learning_rate)
-        elif exchange:
-            self._exchange.step(learning_rate)
-        else:
-            self._exchange.update(learning_rate)
+    def _build(self) -> Any:
+        """The network on all contexts, initialised and compiled."""
+        run = self._run
+        mx.random.seed(run.seed)
+        np.random.seed(run.seed)
+        # MXNet has the fused operator for the CPU alone, and in bfloat16 its gradient is wrong where two layers use its
+        # output, as those after a projecting unit's first norm do.
+        fused = run.kind == "cpu" and run.dtype == "float32" and can_fuse()
+        net = build(networks.network(run.model), run.data.classes, fused=fused)
+        # He's normal initialisation, as the study had it: Gaussian with variance 2 / fan-in.
+        net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2), ctx=self._contexts)
+        if run.zero_gamma:
+            for end in branch_ends(net):
+                end.initialize(mx.init.Zero(), ctx=self._contexts, force_reinit=True)
+        # A first pass settles the shapes that GluonCV's blocks leave open.
+        for context, mean in zip(self._contexts, self._mean):
+            net((mx.nd.zeros((1, *run.data.input_shape), ctx=context) - mean) * self._scale)
+        net.hybridize(static_alloc=True, static_shape=True)
+        return net
 
-    def hold(self, images: np.ndarray) -> None:
-        """Takes all training images, (n, height, width, 3) with the grey around them, onto every context."""
-        _, self._height, self._width, _ = images.shape
-        self._images = [mx.nd.array(images.reshape(-1, 3), ctx=ctx, dtype=np.uint8) for ctx in self._contexts]
+    def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[Any]:
+        if self._run.virtual:
+            return self._accumulate(batch, norms)
+        self._differentiate(self._resident(batch))
+        return [self._squares(device) for device in range(len(self._contexts))] if norms else []
 
-    def exchange(self) -> None:
-        """Enqueues one exchange of the gradients as they are, without computing or updating anything."""
-        self._exchange.exchange()
-
-    def exchange_is_right(self) -> bool | None:
-        """Whether an exchange gives every device the sum of what all had, for every gradient; overwrites gradients.
-
-        Two bits say less, zero or the threshold, and keep the rest for the next exchange: their sum is checked, that
-        of values far beyond the threshold, whatever was kept. None where the exchange makes no sums.
-        """
-        if not self._exchange.sums:
-            return None
-        first = self._exchange.rank * len(self._contexts)
-        for parameter in self._trained:
-            for index, gradient in enumerate(parameter.list_grad()):
-                gradient[:] = first + index + 1 if self._two_bit is None else 1e6 * self._two_bit
-        self.exchange()
-        expected = self._replicas * ((self._replicas + 1) / 2 if self._two_bit is None else self._two_bit)
-        return all(
-            bool((gradient.asnumpy() == expected).all())
-            for parameter in self._trained
-            for gradient in parameter.list_grad()
-        )
-
-    def barrier(self) -> None:
-        """Blocks until every worker is here."""
-        self._exchange.barrier()
-
-    def exchanged(self) -> dict[str, Any]:
-        """What there is to say of the exchanges so far, as plain values for the record."""
-        return self._exchange.told()
-
-    def gradient_norms(self) -> list[tuple[float, float]]:
-        """The norms taken up to the last `drain`: squared, of a device's mean gradient (mean over those here) and of
-        all devices'."""
-        found = []
-        for small, large in self._norms:
-            each = [float(one.asnumpy().sum()) for one in small]
-            share, whole = (batch * self._loss_scale for batch in (self._batch_per_device, self._total_batch))
-            found.append((sum(each) / len(each) / share**2, float(large.asnumpy().sum()) / whole**2))
-        self._norms = []
-        return found
-
-    def _squares(self, device: int) -> Any:
-        """The sum of squares of all gradients on one device, as an array of one."""
-        # Not multi_sum_sq, which does not take oneDNN's blocked layout.
-        return mx.nd.add_n(*(parameter.list_grad()[device].square().sum() for parameter in self._trained))
+    def _differentiate(self, parts: list[Part]) -> None:
+        """Leaves each device the gradient of its part of a batch."""
+        with autograd.record():
+            losses = [self._trained_loss(self._net(images), labels) for images, labels in parts]
+            scaled = losses if self._run.loss_scale == 1 else [loss * self._run.loss_scale for loss in losses]
+        autograd.backward(scaled)
+        self._losses += [loss.sum() for loss in losses]
 
     def _accumulate(self, batch: Batch, norms: bool) -> list[Any]:
         """Plays the virtual devices in turn, summing their gradients; returns the first one's squares, if asked for.
@@ -208,18 +124,13 @@ class GluonSession:
         gradients: list[Any] = []
         before = [p.data().copy() for p in self._statistics]
         sums = [mx.nd.zeros_like(old) for old in before]
-        each = len(batch) // self._virtual
-        for device in range(self._virtual):
+        share = len(batch) // self._played
+        for device in range(self._played):
             for parameter, old in zip(self._statistics, before):
                 old.copyto(parameter.data())
-            ((images, labels),) = self._split(batch.part(device * each, (device + 1) * each))
-            with autograd.record():
-                loss = self._trained_loss(self._net(images), labels)
-                scaled = loss if self._loss_scale == 1 else loss * self._loss_scale
-            scaled.backward()
-            self._losses.append(loss.sum())
+            self._differentiate(self._on_devices(batch.part(device * share, (device + 1) * share)))
             if norms and device == 0:
-                squares = [self._squares(0)]
+                squares = [self._squares()]
             # The backward pass updates the statistics behind the back of MXNet's engine, which does not order it before
             # those who read them.
             mx.nd.waitall()
@@ -231,113 +142,124 @@ class GluonSession:
                 for parameter, total in zip(self._trained, gradients):
                     total += parameter.grad()
         for parameter, total in zip(self._statistics, sums):
-            (total / self._virtual).copyto(parameter.data())
+            (total / self._played).copyto(parameter.data())
         for parameter, total in zip(self._trained, gradients):
             total.copyto(parameter.grad())
         return squares
 
-    def _parts(self, batch: Batch) -> list[tuple[Any, Any]]:
-        """What `_split` gives of a batch; of one that comes again what is on the devices already."""
-        if batch is not self._held:
-            self._held, self._held_parts = batch, self._split(batch)
-        return self._held_parts
+    def _squares(self, device: int = 0) -> Any:
+        # Not multi_sum_sq, which does not take oneDNN's blocked layout.
+        return mx.nd.add_n(*(parameter.list_grad()[device].square().sum() for parameter in self._trained))
 
-    def _split(self, batch: Batch) -> list[tuple[Any, Any]]:
-        """A batch in equal contiguous parts, one on each context, as centred float32 images and labels."""
+    def _update(self, learning_rate: float, *, exchange: bool) -> None:
+        if exchange:
+            self._exchange.step(learning_rate)
+        else:
+            self._exchange.update(learning_rate)
+
+    def exchange(self) -> None:
+        self._exchange.exchange()
+
+    def exchange_is_right(self) -> bool | None:
+        if not self._sums:
+            return None
+        # Two bits say less, zero or the threshold, and keep the rest for the next exchange: their sum is checked, that
+        # of values far beyond the threshold, whatever was kept.
+        threshold = getattr(self._run.exchange, "two_bit", None)
+        first, devices = self._worker * len(self._contexts), self._run.devices
+        for parameter in self._trained:
+            for number, gradient in enumerate(parameter.list_grad(), start=first + 1):
+                gradient[:] = number if threshold is None else 1e6 * threshold
+        self.exchange()
+        expected = devices * ((devices + 1) / 2 if threshold is None else threshold)
+        return all(
+            bool((gradient.asnumpy() == expected).all())
+            for parameter in self._trained
+            for gradient in parameter.list_grad()
+        )
+
+    def exchange_stats(self) -> dict[str, Any]:
+        return self._exchange.stats()
+
+    def barrier(self) -> None:
+        self._exchange.barrier()
+
+    def _fetched(self, scalar: Any) -> float:
+        return float(scalar.asscalar())
+
+    def _synchronize(self) -> None:
+        mx.nd.waitall()
+
+    def _seed(self, number: int) -> None:
+        mx.random.seed(number >> 1)
+
+    def hold(self, images: np.ndarray) -> None:
+        _, self._height, self._width, _ = images.shape
+        self._images = [mx.nd.array(images.reshape(-1, 3), ctx=ctx, dtype=np.uint8) for ctx in self._contexts]
+
+    def _on_devices(self, batch: Batch) -> list[Part]:
         edges = np.linspace(0, len(batch), len(self._contexts) + 1).astype(int).tolist()
         parts = []
-        for number, (context, mean, first, last) in enumerate(zip(self._contexts, self._mean, edges, edges[1:])):
+        for device, (context, mean, first, last) in enumerate(zip(self._contexts, self._mean, edges, edges[1:])):
             if first == last:
                 continue
-            own = batch.part(first, last)
-            if isinstance(own.images, Views):
-                pixels = self._cut(own.images, number)
+            part = batch.part(first, last)
+            if isinstance(part.images, Views):
+                pixels = self._cut(part.images, device)
             else:
-                pixels = mx.nd.array(own.images, ctx=context, dtype=np.uint8)
+                pixels = mx.nd.array(part.images, ctx=context, dtype=np.uint8)
             centred = pixels.astype(np.float32) - mean
             centred = centred if self._scale == 1 else centred * self._scale
-            parts.append((centred, mx.nd.array(own.labels, ctx=context)))
+            parts.append((centred, mx.nd.array(part.labels, ctx=context)))
         return parts
 
-    def _cut(self, views: Views, number: int) -> Any:
-        """The views, (n, 3, crop, crop), of the images that context `number` holds."""
-        context = self._contexts[number]
+    def _cut(self, views: Views, device: int) -> Any:
+        """The views, (n, 3, crop, crop), of the images that a device holds."""
+        context, crop = self._contexts[device], self._run.data.crop
         images, tops, lefts, mirrored = (
-            mx.nd.array(each.reshape(-1, 1, 1), ctx=context, dtype=np.int32)
-            for each in (views.images, views.tops, views.lefts, views.mirrored)
+            mx.nd.array(values.reshape(-1, 1, 1), ctx=context, dtype=np.int32)
+            for values in (views.images, views.tops, views.lefts, views.mirrored)
         )
-        along = mx.nd.arange(self._crop, ctx=context, dtype=np.int32)
+        along = mx.nd.arange(crop, ctx=context, dtype=np.int32)
         rows = mx.nd.broadcast_add(images * self._height + tops, along.reshape((1, -1, 1)))
-        turned = mx.nd.broadcast_mul(mirrored, (self._crop - 1 - 2 * along).reshape((1, 1, -1)))
+        turned = mx.nd.broadcast_mul(mirrored, (crop - 1 - 2 * along).reshape((1, 1, -1)))
         columns = mx.nd.broadcast_add(mx.nd.broadcast_add(lefts, along.reshape((1, 1, -1))), turned)
         places = mx.nd.broadcast_add(rows * self._width, columns)
-        return self._images[number].take(places).transpose((0, 3, 1, 2))
+        return self._images[device].take(places).transpose((0, 3, 1, 2))
 
-    def drain(self) -> float:
-        """Blocks until everything enqueued is done; returns the mean loss, in nats, of the steps since the last one."""
-        mx.nd.waitall()
-        total = sum(float(loss.asscalar()) for loss in self._losses)
-        mean = total / self._samples if self._samples else float("nan")
-        self._losses, self._samples = [], 0
-        return mean
+    def _sync_batch_stats(self) -> None:
+        """Averages the devices' batch statistics, as MXNet's Module does."""
+        self._exchange.synchronize()
 
-    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        """Classifies every image once, after averaging the devices' batch statistics, as MXNet's Module does."""
-        mx.nd.waitall()
-        self._exchange.agree()
-        right, losses, samples = [], [], 0
-        for batch in batches:
-            for images, labels in self._split(batch):
-                scores = self._net(images)
-                right.append((scores.argmax(axis=1) == labels).sum())
-                losses.append(self._loss(scores, labels).sum())
-            samples += len(batch)
-        correct = sum(int(one.asscalar()) for one in right)
-        loss = sum(float(one.asscalar()) for one in losses) / samples
-        return Evaluation(correct=correct, samples=samples, loss=loss)
+    def _classify(self, images: Any, labels: Any) -> tuple[Any, Any]:
+        scores = self._net(images)
+        return (scores.argmax(axis=1) == labels).sum(), self._loss(scores, labels).sum()
 
     def state(self) -> dict[str, np.ndarray]:
-        """Every parameter, batch statistic and momentum of every device of this worker: "parameter/NAME/DEVICE"."""
         mx.nd.waitall()
-        held = {
+        parameters = {
             f"parameter/{name}/{device}": array.asnumpy()
             for name, parameter in self._net._collect_params_with_prefix().items()
             for device, array in enumerate(parameter.list_data())
         }
-        return {**held, **self._exchange.state()}
+        return {**parameters, **self._exchange.state()}
 
-    def _place(self, state: Mapping[str, np.ndarray]) -> None:
+    def _load_parameters(self, state: Mapping[str, np.ndarray]) -> None:
         for name, parameter in self._net._collect_params_with_prefix().items():
             for device, array in enumerate(parameter.list_data()):
                 # Not array[:] = ..., which oneDNN's blocked layout does not allow.
                 mx.nd.array(state[f"parameter/{name}/{device}"], ctx=array.context).copyto(array)
         mx.nd.waitall()
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Every parameter and batch statistic by its structural name, averaged over the devices, as float32 arrays."""
-        mx.nd.waitall()
-        return {name: p._reduce().asnumpy() for name, p in self._net._collect_params_with_prefix().items()}
-
     def peak_flops(self) -> float:
-        """Operations a second of the fastest of several products of large square matrices, times the devices here.
-
-        Contexts of a CPU share its cores, so they count as one.
-        """
         context = self._contexts[0]
-        size = 8192 if context.device_type == "gpu" else 2048
+        on_gpu = self._run.kind == "gpu"
+        size = 8192 if on_gpu else 2048
         left, right = (mx.nd.random.uniform(shape=(size, size), ctx=context) for _ in range(2))
-        if self._dtype != "float32":
-            short = amp.amp.bfloat16 if self._dtype == "bfloat16" else np.float16
-            left, right = (mx.nd.amp_cast(one, dtype=short) for one in (left, right))
-        best = float("inf")
-        for _ in range(_PRODUCTS):
-            mx.nd.waitall()
-            start = time.perf_counter()
-            # The operator of a dense layer, which oneDNN has in every precision that it has.
-            mx.nd.FullyConnected(left, right, num_hidden=size, no_bias=True).wait_to_read()
-            best = min(best, time.perf_counter() - start)
-        return 2 * size**3 / best * (len(self._contexts) if context.device_type == "gpu" else 1)
-
-    def peak_device_bytes(self) -> int | None:
-        """The most memory taken on one device so far; None on a CPU, whose memory is the host's."""
-        return None
+        if self._run.dtype != "float32":
+            short = amp.amp.bfloat16 if self._run.dtype == "bfloat16" else np.float16
+            left, right = (mx.nd.amp_cast(matrix, dtype=short) for matrix in (left, right))
+        # The operator of a dense layer, which oneDNN has in every precision that it has.
+        product = fastest(lambda: mx.nd.FullyConnected(left, right, num_hidden=size, no_bias=True).wait_to_read(), size)
+        # Contexts of a CPU share its cores, so they count as one.
+        return product * (len(self._contexts) if on_gpu else 1)

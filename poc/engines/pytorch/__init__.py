@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from poc.engines import Cluster, installed, unknown
+from poc.engines import Cluster, installed
 from poc.engines.pytorch import launch
 from poc.recipe import NCCL, SGD, Device, Independent, Muon, Nesterov
 from poc.recipe.networks import CIFAR_RESNET_V2, Cost, Network
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LABEL = "PyTorch"
 PACKAGES: tuple[str, ...] = ("torch",)
 LAYOUT = "NHWC"
+DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 _MISSING = "PyTorch is not installed: ./make_environment.sh --torch"
 OPTIMIZERS = {SGD: "SGD", Nesterov: "Nesterov", Muon: "Muon"}
 """Which class of `optimizers.py` does each."""
@@ -55,8 +56,8 @@ def workers(given: int, devices: int, virtual: bool) -> int:
 def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> Iterator[Cluster]:
     """What torchrun gives its workers: their numbers, and where the first one waits for the others."""
     common = {"OMP_NUM_THREADS": str(cores), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    found = launch.environments(run.workers, hosts) if run.workers > 1 else [{}]
-    yield Cluster(environments=[{**common, **own} for own in found], helpers={})
+    environments = launch.environments(run.workers, hosts) if run.workers > 1 else [{}]
+    yield Cluster(environments=[{**common, **environment} for environment in environments], helpers={})
 
 
 def lacks(run: Run, machine: Hardware) -> str | None:
@@ -74,8 +75,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         f"{run.model} is none of this engine's networks": run.model not in BUILDERS,
         f"{run.model} is torchvision's, which is not installed": _needs_torchvision(run.model),
     }
-    refused = next((reason for reason, holds in reasons.items() if holds), None)
-    return refused or unknown(run, LABEL, OPTIMIZERS, EXCHANGES)
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _needs_torchvision(name: str) -> bool:
@@ -100,15 +100,16 @@ def unsupported(gpu: GPU) -> str | None:
     import torch
 
     major, minor = gpu.capability
-    names = torch.cuda.get_arch_list()
-    compiled = [divmod(int(found[1]), 10) for name in names if (found := re.match(r"sm_(\d+)", name))]
-    portable = [divmod(int(found[1]), 10) for name in names if (found := re.match(r"compute_(\d+)", name))]
-    if any(major == have[0] and minor >= have[1] for have in compiled):
+    names = " ".join(torch.cuda.get_arch_list())
+    compiled, portable = (
+        [divmod(int(version), 10) for version in re.findall(kind + r"_(\d+)", names)] for kind in ("sm", "compute")
+    )
+    if any(major == own[0] and minor >= own[1] for own in compiled):
         return None
-    if any((major, minor) >= have for have in portable):
+    if any((major, minor) >= oldest for oldest in portable):
         return None
     return f"{gpu.name} has compute capability {major}.{minor}; torch {torch.__version__} holds machine code for " + (
-        ", ".join(f"{one}.{other}" for one, other in compiled) or "no GPU"
+        ", ".join(f"{major}.{minor}" for major, minor in compiled) or "no GPU"
     )
 
 

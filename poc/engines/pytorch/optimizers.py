@@ -56,21 +56,21 @@ class SGD:
 
     def _gradients(self) -> list[torch.Tensor]:
         """Those of all parameters, with the weight decay in them."""
-        found = [_gradient(parameter) for parameter in self.parameters]
+        gradients = [_gradient(parameter) for parameter in self.parameters]
         if self._decay and self._decayed:
-            chosen = [found[number] for number in self._decayed]
+            chosen = [gradients[number] for number in self._decayed]
             weights = [self.parameters[number] for number in self._decayed]
-            for number, one in zip(self._decayed, torch._foreach_add(chosen, weights, alpha=self._decay)):
-                found[number] = one
-        return found
+            for number, decayed in zip(self._decayed, torch._foreach_add(chosen, weights, alpha=self._decay)):
+                gradients[number] = decayed
+        return gradients
 
     def state(self) -> dict[str, np.ndarray]:
-        """What `restore` takes: "momentum/INDEX", and the "rate" before."""
-        held = {f"momentum/{number}": one.cpu().numpy() for number, one in enumerate(self.momenta)}
-        return held if self.previous is None else {**held, "rate": np.array(self.previous)}
+        """What `load_state` takes: "momentum/INDEX", and the "rate" before."""
+        state = {f"momentum/{number}": momentum.cpu().numpy() for number, momentum in enumerate(self.momenta)}
+        return state if self.previous is None else {**state, "rate": np.array(self.previous)}
 
     @torch.no_grad()
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes over what `state` gave."""
         self.previous = float(state["rate"]) if "rate" in state else None
         for number, momentum in enumerate(self.momenta):
@@ -134,7 +134,7 @@ def orthogonalised(directions: Tensors) -> list[torch.Tensor]:
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, direction in enumerate(directions):
         groups[(direction.shape[0], direction[0].numel())].append(number)
-    found: dict[int, torch.Tensor] = {}
+    orthogonal: dict[int, torch.Tensor] = {}
     a, b, c = COEFFICIENTS
     for (rows, columns), members in groups.items():
         x = torch.stack([directions[number].reshape(rows, columns) for number in members])
@@ -145,8 +145,8 @@ def orthogonalised(directions: Tensors) -> list[torch.Tensor]:
             square = x @ x.mT
             x = a * x + (b * square + c * (square @ square)) @ x
         x = (x.mT if tall else x) * max(1.0, rows / columns) ** 0.5
-        found.update(zip(members, x))
-    return [found[number].reshape(direction.shape) for number, direction in enumerate(directions)]
+        orthogonal.update(zip(members, x))
+    return [orthogonal[number].reshape(direction.shape) for number, direction in enumerate(directions)]
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:

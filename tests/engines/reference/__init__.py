@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from poc.engines import Cluster, Session, unknown
+from poc.engines import Cluster, Session
 from poc.machine import processes
 from poc.machine.hardware import GPU, Hardware
 from poc.recipe import SGD, Device, DistSync, Independent
@@ -23,11 +23,15 @@ from poc.run import Run
 LABEL = "NumPy"
 PACKAGES: tuple[str, ...] = ("numpy",)
 LAYOUT = "NCHW"
+DTYPES: tuple[str, ...] = ("float32",)
+OPTIMIZERS = (SGD,)
+EXCHANGES = (Device, DistSync, Independent)
 _SUPPORTED = {"model": ("cifar_mlp",), "kind": ("cpu",)}
 # Of what has a default in `Run`, the fields that may differ from it: this engine heeds them, or who calls it does.
 _HEEDED = (
-    *("data", "engine", "devices", "virtual", "batch_per_device", "evaluate", "optimizer", "exchange", "workers"),
-    *("cores_per_worker", "window", "seconds", "decay", "decay_at", "decay_factor", "gradient_noise", "restarts"),
+    *("data", "engine", "dtype", "devices", "virtual", "batch_per_device", "evaluate", "optimizer", "exchange"),
+    *("workers", "cores_per_worker", "window", "seconds", "decay", "decay_at", "decay_factor", "gradient_noise"),
+    "restarts",
 )
 
 
@@ -67,7 +71,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         return f"momentum correction is not {LABEL}'s"
     if getattr(run.exchange, "two_bit", None) or getattr(run.exchange, "gradient_bits", 32) != 32:
         return f"compressed gradients are not {LABEL}'s"
-    return unknown(run, LABEL, (SGD,), (Device, DistSync, Independent))
+    return None
 
 
 def missing(machine: Hardware) -> str | None:
@@ -85,4 +89,4 @@ def versions() -> dict[str, str]:
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
     from .session import NumpySession
 
-    return NumpySession(run, state)
+    return NumpySession(run, first_step, state)

@@ -1,0 +1,210 @@
+"""What a worker trains with: the session that every engine opens, and what is the same for all of them."""
+
+from __future__ import annotations
+
+import abc
+import statistics
+import time
+import timeit
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+
+from poc.recipe import DistAsync, Independent, Stale
+from poc.values import value
+
+if TYPE_CHECKING:
+    from poc.data import Batch
+    from poc.run import Run
+
+Scalar = Any
+"""A number on a device, as the framework has it."""
+Part = tuple[Any, Any]
+"""Images, (n, 3, h, w), centred and scaled as the network takes them, and labels, (n,), on one device."""
+
+
+@value
+class Evaluation:
+    """What a pass over the validation set gave."""
+
+    correct: int
+    samples: int
+    loss: float
+    """Mean cross-entropy of a sample, in nats."""
+
+
+class Session(abc.ABC):
+    """One network being trained on the devices of one process; work is asynchronous, so time is read after `drain`."""
+
+    parameters: int
+    """Trainable parameters of the network, counted once."""
+    _worker = 0
+    """Number of this process among those of the run."""
+    _drops_out = False
+    """Whether the network draws random masks."""
+    _gradient_scale = 1.0
+    """What gradients are here, in multiples of those of the mean loss over the total batch."""
+
+    def __init__(self, run: Run, first_step: int = 0) -> None:
+        self._run = run
+        self._step = first_step
+        self._sums = not isinstance(run.exchange, (Independent, DistAsync, Stale))
+        """Whether an exchange gives every device the sum of all gradients."""
+        self._losses: list[Scalar] = []
+        """Since the last `drain`, each summed over samples."""
+        self._samples = 0
+        self._norms: list[tuple[Sequence[Scalar], Scalar]] = []
+        self._batch: Batch | None = None
+        self._parts: list[Part] = []
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that one device sends in an exchange."""
+        return 4 * self.parameters
+
+    def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True, norms: bool = False) -> None:
+        """Enqueues one optimizer step over the whole batch of this process and returns at once.
+
+        Without `exchange` every device updates its replica with its own gradients: the ceiling. With `norms` the
+        gradients' norms are taken, where the exchange makes sums.
+        """
+        began = time.monotonic()
+        norms = norms and self._sums
+        if self._drops_out:
+            # Each step draws masks of its own, so that a run which goes on draws those that it would have.
+            (drawn,) = np.random.SeedSequence([self._run.seed, self._worker, self._step]).generate_state(1)
+            self._seed(int(drawn))
+        squares = self._backward(batch, exchange=exchange and not norms, norms=norms)
+        self._step += 1
+        self._samples += len(batch)
+        if self._run.straggler and self._worker == self._run.workers - 1:
+            self._synchronize()
+            time.sleep(self._run.straggler * (time.monotonic() - began))
+        if norms:
+            self.exchange()
+            self._norms.append((squares, self._squares()))
+        self._update(learning_rate, exchange=exchange and not norms)
+
+    def gradient_norms(self) -> list[tuple[float, float]]:
+        """The norms taken up to the last `drain`, each once.
+
+        Squared, of a device's mean gradient (mean over those looked at) and of that of all devices.
+        """
+        norms, self._norms = self._norms, []
+        share = self._run.batch_per_device / self._run.total_batch
+        return [
+            (
+                statistics.fmean(map(self._fetched, squares)) / (share * self._gradient_scale) ** 2,
+                self._fetched(of_sum) / self._gradient_scale**2,
+            )
+            for squares, of_sum in norms
+        ]
+
+    def drain(self) -> float:
+        """Blocks until everything enqueued is done; returns the mean loss, in nats, of the steps since the last one."""
+        self._synchronize()
+        mean = sum(map(self._fetched, self._losses)) / self._samples if self._samples else float("nan")
+        self._losses, self._samples = [], 0
+        return mean
+
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        """Classifies every image once, with the batch statistics averaged over the devices."""
+        self._synchronize()
+        self._sync_batch_stats()
+        tallies: list[tuple[Scalar, Scalar]] = []
+        samples = 0
+        for batch in batches:
+            for part in self._on_devices(batch):
+                tallies.append(self._classify(*part))
+            samples += len(batch)
+        correct, loss = (sum(map(self._fetched, scalars)) for scalars in zip(*tallies))
+        return Evaluation(correct=int(correct), samples=samples, loss=loss / samples)
+
+    def exchange_stats(self) -> dict[str, Any]:
+        """What there is to say of the exchanges so far, as plain values for the record; empty where nothing is."""
+        return {}
+
+    def peak_device_bytes(self) -> int | None:
+        """The most memory taken on one device so far; None where the engine cannot tell."""
+        return None
+
+    def _resident(self, batch: Batch) -> list[Part]:
+        """The parts of a batch, one for each device, in order; those of one that comes again are there already."""
+        if batch is not self._batch:
+            self._batch, self._parts = batch, self._on_devices(batch)
+        return self._parts
+
+    @abc.abstractmethod
+    def hold(self, images: np.ndarray) -> None:
+        """Takes all training images, (n, height, width, 3), with the grey around them, onto the devices.
+
+        Batches of views are cut out of them there.
+        """
+
+    @abc.abstractmethod
+    def exchange(self) -> None:
+        """Enqueues one exchange of gradients, without computing or updating anything."""
+
+    @abc.abstractmethod
+    def exchange_is_right(self) -> bool | None:
+        """Whether an exchange gives every device the sum of all devices' gradients; overwrites them.
+
+        None where the exchange is not meant to.
+        """
+
+    @abc.abstractmethod
+    def barrier(self) -> None:
+        """Blocks until every worker of the run is here."""
+
+    @abc.abstractmethod
+    def state(self) -> dict[str, np.ndarray]:
+        """What `open_session` needs to go on from here: parameters, batch statistics and optimizer's state here.
+
+        Parameters and statistics are named "parameter/NAME", or "parameter/NAME/DEVICE".
+        """
+
+    @abc.abstractmethod
+    def peak_flops(self) -> float:
+        """Floating-point operations a second of a large matrix product in the run's precision, on all devices here."""
+
+    @abc.abstractmethod
+    def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[Scalar]:
+        """Leaves the gradients on the devices, exchanged where `exchange` and the framework does both at once.
+
+        Adds to `_losses`. Returns with `norms` the `_squares` of those devices whose gradient can be seen alone.
+        """
+
+    @abc.abstractmethod
+    def _squares(self) -> Scalar:
+        """The sum of squares of all gradients on the first device."""
+
+    @abc.abstractmethod
+    def _update(self, learning_rate: float, *, exchange: bool) -> None:
+        """Updates the parameters, after an exchange where there is still to be one."""
+
+    @abc.abstractmethod
+    def _on_devices(self, batch: Batch) -> list[Part]:
+        """The parts of a batch, one for each device, in order."""
+
+    @abc.abstractmethod
+    def _classify(self, images: Any, labels: Any) -> tuple[Scalar, Scalar]:
+        """How many of the images are classified correctly, and the sum of their losses."""
+
+    def _sync_batch_stats(self) -> None:  # noqa: B027  # a network may have none
+        """Gives all devices of all workers the mean of their batch statistics."""
+
+    def _fetched(self, scalar: Scalar) -> float:
+        """The number, once it is there."""
+        return float(scalar)
+
+    def _synchronize(self) -> None:  # noqa: B027  # an engine may enqueue nothing
+        """Blocks until everything enqueued here is done."""
+
+    def _seed(self, number: int) -> None:  # noqa: B027  # a network may draw none
+        """Makes the masks that are drawn from now on depend on `number`, below 2^32, alone."""
+
+
+def fastest(product: Callable[[], object], size: int) -> float:
+    """Operations a second of `product`, of two square matrices of that size, at its fastest."""
+    return 2 * size**3 / min(timeit.repeat(product, repeat=6, number=1))
