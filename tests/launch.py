@@ -48,13 +48,15 @@ def heed_signals() -> None:
 
 
 def start(recipe: Path, folder: Path, *options: str, results: str = "results", **how: Any) -> subprocess.Popen[str]:
-    """`poc run` on `recipe`, with its cache, results and checkpoints in `folder`; `how`: of Popen."""
+    """`poc run` on `recipe`, with its cache, results and checkpoints in `folder`; `how`: of Popen, whose
+    `environment` is added to this process's own, or taken out of it by None."""
     command = [*how.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc", "run", str(recipe)]
     command += ["--results", str(folder / results), "--infrastructure", "here", *options]
     if "--checkpoints" not in options:
         command += ["--checkpoints", str(folder / "checkpoints")]
-    environment = {"POC_CACHE": str(folder / "cache"), "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FONTS}
-    environment = {**os.environ, **environment, **how.pop("environment", {})}
+    places = {"POC_CACHE": str(folder / "cache"), "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FONTS}
+    variables = {**os.environ, **places, **how.pop("environment", {})}
+    environment = {name: value for name, value in variables.items() if value is not None}
     how = {"cwd": folder, "preexec_fn": heed_signals, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **how}
     return subprocess.Popen(command, env=environment, text=True, **how)
 
