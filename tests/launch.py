@@ -47,13 +47,12 @@ def heed_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def start(recipe: Path, folder: Path, *options: str, results: str = "results", **how: Any) -> subprocess.Popen[str]:
+def start(recipe: Path, folder: Path, *options: str, **how: Any) -> subprocess.Popen[str]:
     """`poc run` on `recipe`, with its cache, results and checkpoints in `folder`; `how`: of Popen, whose
     `environment` is added to this process's own, or taken out of it by None."""
     command = [*how.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc", "run", str(recipe)]
-    command += ["--results", str(folder / results), "--infrastructure", "here", *options]
-    if "--checkpoints" not in options:
-        command += ["--checkpoints", str(folder / "checkpoints")]
+    command += ["--results", str(folder / "results"), "--checkpoints", str(folder / "checkpoints")]
+    command += ["--infrastructure", "here", *options]
     places = {"POC_CACHE": str(folder / "cache"), "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FONTS}
     variables = {**os.environ, **places, **how.pop("environment", {})}
     environment = {name: value for name, value in variables.items() if value is not None}
@@ -68,9 +67,9 @@ def finish(recipe: Path, folder: Path, *options: str, **how: Any) -> tuple[int, 
         return process.returncode, said
 
 
-def records(folder: Path, results: str = "results") -> list[Record]:
+def records(folder: Path) -> list[Record]:
     """The records of the runs that were done in `folder`."""
-    return journal.read([folder / results / "journal.jsonl"])
+    return journal.read([folder / "results" / "journal.jsonl"])
 
 
 def family(pid: int | None, workers: int, after: str = "", over: Callable[[], bool] = lambda: False) -> Any:
