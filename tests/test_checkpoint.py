@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from poc.train import checkpoint
 from poc.train.checkpoint import Checkpoint
+from tests.launch import HOME
 
 HERE = {"machine": "this"}
 
@@ -22,28 +21,30 @@ def of(step: int, **conditions: str) -> Checkpoint:
     return Checkpoint(step=step, arrays=arrays, story={"conditions": {**HERE, **conditions}, "events": [{"a": 1.5}]})
 
 
+def write(folder: Path, *steps: int, worker: int = 0, **conditions: str) -> None:
+    for step in steps:
+        checkpoint.write(folder, worker, of(step, **conditions))
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path / "new", 3, of(20))
-    found = checkpoint.read(tmp_path / "new", 3, 20)
-    assert found.step == 20
-    assert found.story == of(20).story
-    assert found.arrays.keys() == of(20).arrays.keys()
-    for name, array in of(20).arrays.items():
-        assert found.arrays[name].dtype == array.dtype
-        assert np.array_equal(found.arrays[name], array)
+    write(tmp_path / "new", 20, worker=3)
+    read = checkpoint.read(tmp_path / "new", 3, 20)
+    assert (read.step, read.story) == (20, of(20).story)
+    np.testing.assert_equal(read.arrays, of(20).arrays)
+    assert {name: array.dtype for name, array in read.arrays.items()} == {
+        name: array.dtype for name, array in of(20).arrays.items()
+    }
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
-    for step in (9, 10, 100):
-        checkpoint.write(tmp_path, 0, of(step))
-        checkpoint.write(tmp_path, 11, of(step))
+    for worker in (0, 11):
+        write(tmp_path, 9, 10, 100, worker=worker)
     assert checkpoint.steps(tmp_path, [0, 11], HERE) == [10, 100]
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_one_of_the_same_step_takes_the_place_of_the_former(tmp_path: Path) -> None:
-    for step in (9, 10):
-        checkpoint.write(tmp_path, 0, of(step))
+def test_a_later_checkpoint_of_a_step_takes_the_place_of_the_former(tmp_path: Path) -> None:
+    write(tmp_path, 9, 10)
     later = Checkpoint(step=10, arrays=of(10).arrays, story={"conditions": HERE, "events": []})
     checkpoint.write(tmp_path, 0, later)
     assert checkpoint.steps(tmp_path, [0], HERE) == [9, 10]
@@ -51,34 +52,24 @@ def test_one_of_the_same_step_takes_the_place_of_the_former(tmp_path: Path) -> N
     assert checkpoint.read(tmp_path, 0, 10).story == later.story
 
 
-def test_those_of_another_machine_further_on_push_none_out(tmp_path: Path) -> None:
-    for step in (90, 100):
-        checkpoint.write(tmp_path, 0, of(step, machine="another"))
-    for step in (10, 20, 30):
-        checkpoint.write(tmp_path, 0, of(step))
+def test_those_of_other_conditions_do_not_count_and_push_none_out(tmp_path: Path) -> None:
+    write(tmp_path, 90, 100, machine="another")
+    assert checkpoint.steps(tmp_path, [0], HERE) == []
+    write(tmp_path, 10, 20, 30)
     assert checkpoint.steps(tmp_path, [0], HERE) == [20, 30]
 
 
 def test_a_run_goes_on_where_all_its_workers_were(tmp_path: Path) -> None:
     for worker, steps in enumerate([(10, 20), (10, 20), (10,)]):
-        for step in steps:
-            checkpoint.write(tmp_path, worker, of(step))
-    assert checkpoint.steps(tmp_path, [0, 1], HERE) == [10, 20]
-    assert checkpoint.steps(tmp_path, [0, 1, 2], HERE) == [10]
-    assert checkpoint.steps(tmp_path, [0, 1, 2, 3], HERE) == []
+        write(tmp_path, *steps, worker=worker)
+    for workers, common in ((2, [10, 20]), (3, [10]), (4, [])):
+        assert checkpoint.steps(tmp_path, range(workers), HERE) == common
     assert checkpoint.steps(tmp_path / "nowhere", [0], HERE) == []
 
 
-def test_only_where_it_was_made_under_the_same_conditions(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, 0, of(10))
-    checkpoint.write(tmp_path, 0, of(20, machine="another"))
-    assert checkpoint.steps(tmp_path, [0], HERE) == [10]
-
-
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "renamed"])
-def test_a_damaged_one_is_known_for_what_it_is(damage: str, tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, 0, of(10))
-    checkpoint.write(tmp_path, 0, of(20))
+def test_a_damaged_checkpoint_is_known_for_what_it_is(damage: str, tmp_path: Path) -> None:
+    write(tmp_path, 10, 20)
     (last,) = tmp_path.glob("worker0-20-*")
     content = last.read_bytes()
     middle = len(content) // 2
@@ -94,8 +85,7 @@ def test_a_damaged_one_is_known_for_what_it_is(damage: str, tmp_path: Path) -> N
 
 def test_a_finished_run_leaves_what_is_to_be_kept(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    for step in (10, 20):
-        checkpoint.write(folder, 0, of(step))
+    write(folder, 10, 20)
     (folder / "worker0.unfinished").write_bytes(b"torn")
     checkpoint.remove(folder, but=20)
     assert checkpoint.steps(folder, [0], HERE) == [20]
@@ -106,24 +96,20 @@ def test_a_finished_run_leaves_what_is_to_be_kept(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_older_ones(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, 0, of(10))
-    code = f"""
-import resource, signal
+    write(tmp_path, 10)
+    code = """
+import resource, sys
 import numpy as np
 from pathlib import Path
 from poc.train import checkpoint
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-large = checkpoint.Checkpoint(step=20, arrays={{"a": np.zeros(100_000)}}, story={{}})
+large = checkpoint.Checkpoint(step=20, arrays={"a": np.zeros(100_000)}, story={})
 try:
-    checkpoint.write(Path({json.dumps(str(tmp_path))}), 0, large)
+    checkpoint.write(Path(sys.argv[1]), 0, large)
 except OSError as error:
     print(error.strerror)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=HOME, capture_output=True, text=True)
     assert done.stdout.strip() == "File too large", done.stderr
     assert checkpoint.steps(tmp_path, [0], HERE) == [10]
     assert len(list(tmp_path.iterdir())) == 1
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 4096

@@ -2,139 +2,113 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import threading
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
-from poc.train.run import Place, execute
 
-from poc import Recipe, Synthetic
-from poc.machine import hardware
-from poc.plan import plan
-from tests.conftest import heed_signals
+from poc import Synthetic
+from poc.records.record import COMPLETED, FAILED, Record
+from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, end_of, executed, recipe_file
+from tests.launch import DEADLINE_SECONDS, family, records, start, struck
 
 pytestmark = pytest.mark.slow
 
-HOME = Path(__file__).parent.parent
-MACHINE = hardware.Hardware(cpu="Test CPU", cores=len(os.sched_getaffinity(0)), memory_bytes=2**34, cpu_flops=2e11)
-RECIPE = """
-from poc import Recipe, Synthetic
-recipe = Recipe(
-    model="cifar_resnet8_v2", data=Synthetic(size=16, crop=16, train=640, validation=70), kind="cpu", devices=2,
-    workers=2, cores_per_worker=1, batch_per_device=8, lr=0.01, epochs=1000, exchange="dist_sync", quick={},
+MXNET = {**GLUON, "batch_per_device": 8, "cores_per_worker": 1 if MACHINE.cores > 1 else None}
+ENGINES: dict[str, dict[str, Any]] = {
+    "reference": {"data": Synthetic(train=320, validation=70)},
+    "mxnet": MXNET,
+    "horovod": {**MXNET, "exchange": "horovod"},
+}
+KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
+without_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+
+
+def two_workers(folder: Path, engine: str, **fields: Any) -> Record:
+    return executed(folder, **{**TWO_WORKERS, **ENGINES[engine], **fields})
+
+
+@pytest.mark.parametrize(
+    ("engine", "victim", "number"),
+    [
+        ("reference", "worker 1", KILLED),
+        ("reference", "worker 1", STOPPED),
+        ("reference", "hub", KILLED),
+        ("reference", "hub", STOPPED),
+        ("mxnet", "server 0", STOPPED),
+        ("mxnet", "scheduler", KILLED),
+        ("mxnet", "scheduler", STOPPED),
+        pytest.param("horovod", "worker 1", KILLED, marks=without_horovod),
+        pytest.param("horovod", "worker 1", STOPPED, marks=without_horovod),
+    ],
+    ids=str,
 )
-"""
-
-
-def two_workers(folder: Path, epochs: int, *, exchange: str = "dist_sync", restarts: int = 0) -> Any:
-    recipe = Recipe(
-        model="cifar_resnet8_v2",
-        data=Synthetic(size=16, crop=16, train=640, validation=70),
-        kind="cpu",
-        devices=2,
-        workers=2,
-        cores_per_worker=1 if MACHINE.cores > 1 else None,
-        batch_per_device=8,
-        lr=0.01,
-        epochs=epochs,
-        exchange=exchange,
-        restarts=restarts,
-    )
-    (planned,) = plan("test", recipe, MACHINE)
-    return execute(planned.run, Place(source=None, cache=folder, patience=4.0), MACHINE, "here")
-
-
-def family(pid: int | None = None, *, after: str = "") -> dict[str, psutil.Process]:
-    """The processes of a run by name, once both workers have finished a window and told of what is `after` it."""
-    for _ in range(1200):
-        found, windows = {}, 0
-        for child in psutil.Process(pid).children(recursive=True):
-            try:
-                role = child.environ().get("DMLC_ROLE", "")
-                files = [Path(file.path) for file in child.open_files() if file.path.endswith(".jsonl")]
-            except psutil.Error:
-                continue
-            found[f"worker {files[0].stem[-1]}" if files else "server 0" if role == "server" else role] = child
-            told = files[0].read_text() if files else ""
-            windows += '"window"' in told and after in told
-        if windows == 2:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"no run came to pass: {found}")
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
-def test_a_lost_process_ends_the_run_and_is_named(victim: str, number: signal.Signals, tmp_path: Path) -> None:
-    # Nobody misses a stopped scheduler before the end.
-    epochs = 4 if (victim, number) == ("scheduler", signal.SIGSTOP) else 1000
-    striker = threading.Thread(target=lambda: family()[victim].send_signal(number))
-    striker.start()
-    record = two_workers(tmp_path, epochs)
-    striker.join()
-    assert record["outcome"] == "failed"
-    assert record["reason"].startswith(f"{victim}: ")
-    assert ("signal 9" if number == signal.SIGKILL else "SIGSTOP") in record["reason"]
-    assert record["windows"]
-    assert psutil.Process().children(recursive=True) == []
-
-
-@pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_lost_worker_of_horovod_ends_the_run_and_is_named(number: signal.Signals, tmp_path: Path) -> None:
-    striker = threading.Thread(target=lambda: family()["worker 1"].send_signal(number))
-    striker.start()
-    record = two_workers(tmp_path, 1000, exchange="horovod")
-    striker.join()
-    assert record["outcome"] == "failed"
-    assert record["reason"].startswith("worker 1: ")
-    assert ("signal 9" if number == signal.SIGKILL else "SIGSTOP") in record["reason"]
+def test_a_lost_process_ends_the_run_and_is_named(
+    engine: str, victim: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    with struck(victim, number, workers=2):
+        # Nobody misses a stopped scheduler before the end.
+        record = two_workers(tmp_path, engine, epochs=4 if (victim, number) == ("scheduler", STOPPED) else 100_000)
+    assert record.outcome == FAILED
+    assert record.reason.startswith(f"{victim}: ")
+    assert ("signal 9" if number == KILLED else "SIGSTOP") in record.reason
+    assert record.windows
     assert psutil.Process().children(recursive=True) == []
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return two_workers(tmp_path_factory.mktemp("undisturbed"), 4)
+    """For each engine what `two_workers` reaches, and where."""
+    made: dict[str, tuple[Record, Path]] = {}
+
+    def of(engine: str, **fields: Any) -> tuple[Record, Path]:
+        if engine not in made:
+            folder = tmp_path_factory.mktemp(engine)
+            made[engine] = two_workers(folder, engine, **fields), folder
+        return made[engine]
+
+    return of
 
 
-@pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
-def test_a_restart_reaches_what_an_undisturbed_run_does(victim: str, undisturbed: Any, tmp_path: Path) -> None:
-    # After its second evaluation: the checkpoint of the first epoch, at least, is there.
-    striker = threading.Thread(target=lambda: family(after='"epoch": 3').get(victim).send_signal(signal.SIGKILL))
-    striker.start()
-    restarted = two_workers(tmp_path / "restarted", 4, restarts=1)
-    striker.join()
-    assert (restarted["outcome"], restarted["reason"]) == ("completed", "")
-    (resumed,) = restarted["resumed"]
-    assert resumed["step"] in (80, 120)
-    assert resumed["why"].startswith(f"{victim}: ")
-    for name in ("accuracy", "loss"):
-        reached = [one[name] for one in restarted["evaluations"]]
-        assert reached == pytest.approx([one[name] for one in undisturbed["evaluations"]], abs=1e-6)
+@pytest.mark.parametrize(
+    ("engine", "victim"),
+    [("reference", "worker 1"), ("reference", "hub"), ("mxnet", "server 0")],
+)
+def test_a_restart_reaches_what_an_undisturbed_run_does(
+    engine: str, victim: str, undisturbed: Any, tmp_path: Path
+) -> None:
+    fields = {"epochs": 4 if engine == "mxnet" else 12}
+    expected, folder = undisturbed(engine, **fields)
+    # After an evaluation: a checkpoint of the epoch before, at least, is there.
+    with struck(victim, KILLED, workers=2, after='"evaluation", "epoch": 2'):
+        restarted = two_workers(tmp_path, engine, **fields, restarts=1)
+    assert (restarted.outcome, restarted.reason) == (COMPLETED, "")
+    (resumed,) = restarted.resumed
+    assert resumed.step >= restarted.run.steps_per_epoch
+    assert resumed.why.startswith(f"{victim}: ")
     assert psutil.Process().children(recursive=True) == []
+    if engine == "reference":
+        assert course(restarted) == course(expected)
+        np.testing.assert_equal(end_of(tmp_path, restarted.run, 1), end_of(folder, restarted.run, 1))
+    for name in ("accuracy", "loss"):
+        reached, wanted = ([getattr(each, name) for each in record.evaluations] for record in (restarted, expected))
+        assert reached == pytest.approx(wanted, abs=1e-6)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=str)
 def test_nothing_is_left_running_whatever_ends_the_launcher(number: signal.Signals, tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.py"
-    recipe.write_text(RECIPE)
-    command = [sys.executable, "-m", "poc", "run", str(recipe), "--results", str(tmp_path / "results")]
-    environment = {**os.environ, "POC_CACHE": str(tmp_path / "cache")}
-    piped: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": heed_signals}
-    with subprocess.Popen(command, cwd=HOME, env=environment, **piped) as launcher:
-        members = list(family(launcher.pid).values())
-        assert len(members) == 4
+    with start(recipe_file(tmp_path / "mine.py", **TWO_WORKERS, epochs=100_000), tmp_path) as launcher:
+        members = list(family(launcher.pid, workers=2).values())
+        assert len(members) == 3
         launcher.send_signal(number)
-        launcher.communicate(timeout=100)
-    _, alive = psutil.wait_procs(members, timeout=30)
+        launcher.communicate(timeout=DEADLINE_SECONDS)
+    _, alive = psutil.wait_procs(members, timeout=DEADLINE_SECONDS)
     assert not alive
     if number == signal.SIGINT:
-        assert '"reason": "interrupted"' in (tmp_path / "results" / "journal.jsonl").read_text()
+        (record,) = records(tmp_path)
+        assert (record.outcome, record.reason) == (FAILED, "interrupted")
+        assert record.windows

@@ -1,0 +1,131 @@
+"""The command line and the processes of runs: started, waited for by what they write, and struck."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Callable, TypeVar
+
+import psutil
+import pytest
+
+from poc.machine import processes
+from poc.records import journal
+from poc.records.record import Record
+
+T = TypeVar("T")
+HOME = Path(__file__).resolve().parent.parent
+DEADLINE_SECONDS = 600.0
+_FONTS = tempfile.mkdtemp(prefix="fonts-")  # matplotlib's list of them, made once
+atexit.register(shutil.rmtree, _FONTS, ignore_errors=True)
+
+
+def eventually(look: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
+    """What `look` gives as soon as that is true; fails where `unless` comes first, or after minutes."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not (seen := look()):
+        assert time.monotonic() < end, "it never came to pass"
+        assert not unless() or look(), "it did not come to pass before the end"
+        time.sleep(0.005)
+    return seen
+
+
+def heed_signals() -> None:
+    """For Popen: what is started in the background ignores some, and so would all that it starts."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def start(recipe: Path, folder: Path, *options: str, **how: Any) -> subprocess.Popen[str]:
+    """`poc run` on `recipe`, with its cache, results and checkpoints in `folder`; `how`: of Popen, whose
+    `environment` is added to this process's own, or taken out of it by None."""
+    command = [*how.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc", "run", str(recipe)]
+    command += ["--results", str(folder / "results"), "--checkpoints", str(folder / "checkpoints")]
+    command += ["--infrastructure", "here", *options]
+    places = {"POC_CACHE": str(folder / "cache"), "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FONTS}
+    variables = {**os.environ, **places, **how.pop("environment", {})}
+    environment = {name: value for name, value in variables.items() if value is not None}
+    how = {"cwd": folder, "preexec_fn": heed_signals, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **how}
+    return subprocess.Popen(command, env=environment, text=True, **how)
+
+
+def finish(recipe: Path, folder: Path, *options: str, **how: Any) -> tuple[int, str]:
+    """Its exit code, and what it said."""
+    with start(recipe, folder, *options, **how) as process:
+        said, _ = process.communicate(timeout=DEADLINE_SECONDS)
+        return process.returncode, said
+
+
+def records(folder: Path) -> list[Record]:
+    """The records of the runs that were done in `folder`."""
+    return journal.read([folder / "results" / "journal.jsonl"])
+
+
+def family(pid: int | None, workers: int, after: str = "", over: Callable[[], bool] = lambda: False) -> Any:
+    """The processes of a run that process `pid` leads, by name, once each worker told of a window after `after`."""
+
+    def look() -> dict[str, psutil.Process] | None:
+        members, ready = {}, 0
+        for child in psutil.Process(pid).children(recursive=True):
+            # Some, which only say which commit this is, are gone as soon as they are seen.
+            with contextlib.suppress(psutil.Error, FileNotFoundError):
+                events = [Path(file.path) for file in child.open_files() if file.path.endswith(".jsonl")]
+                members[_name(child, events)] = child
+                told = events[0].read_text() if events else ""
+                ready += after in told and '"window"' in told[told.index(after) :]
+        return members if ready == workers else None
+
+    return eventually(look, over)
+
+
+def _name(process: psutil.Process, events: list[Path]) -> str:
+    if events:
+        return events[0].stem.replace("worker", "worker ")
+    role = process.environ().get("DMLC_ROLE") or process.cmdline()[-1].rpartition(".")[2]
+    return "server 0" if role == "server" else role
+
+
+class _LeapingClock:
+    """A clock that can be put forward; for the parent of a run, which then need not wait out its patience."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@contextlib.contextmanager
+def struck(victim: str, number: signal.Signals, *, workers: int = 1, after: str = "") -> Iterator[None]:
+    """Sends `number` to a process of the run in the block, once all workers told of a window after the words `after`.
+
+    After SIGSTOP hours pass for this process, so that its patience has an end.
+    """
+    over, clock = threading.Event(), _LeapingClock()
+
+    def strike() -> None:
+        family(None, workers, after, over.is_set)[victim].send_signal(number)
+        while number == signal.SIGSTOP and not over.wait(1.0):
+            clock.ahead += 3600.0
+
+    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as pool:
+        patched.setattr(processes, "time", clock)
+        blow = pool.submit(strike)
+        try:
+            yield
+        finally:
+            over.set()
+        blow.result()

@@ -1,0 +1,103 @@
+"""The command line: what it shows, what it refuses, and the way from a recipe to a page of results."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from poc.__main__ import main
+from poc.records import journal
+from tests.builders import recipe_file
+
+IMAGENET_RECIPE = """
+from poc import ImageNet, Recipe
+
+recipe = Recipe(model="resnet50_v1", data=ImageNet(train=2, validation=1), kind="cpu", batch_per_device=1, steps=1)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("POC_DATA", raising=False)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_recipes_become_a_results_page_and_no_run_is_done_twice(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe_file(folder / "mine.py", kind=["cpu", "gpu"], epochs=2)
+    recipe_file(folder / "yours.py", epochs=2)
+    arguments = ["run", "mine.py", "yours.py", "--results", "out", "--infrastructure", "A machine", "--price", "0.5"]
+    assert main(arguments) == 0
+    said = capfd.readouterr().err
+    assert "epoch 2/2" in said
+    assert re.search("yours 1/1 .*: in the journal already", said)
+    records = journal.read([folder / "out" / "journal.jsonl"])
+    assert [record.outcome for record in records] == ["completed", "skipped"]
+    assert records[0].price_per_hour == 0.5
+    page = (folder / "out" / "results.md").read_text()
+    assert "A machine" in page
+    assert "synthetic" in page
+    rows = (folder / "out" / "rows.csv").read_text()
+    assert rows.startswith("origin,study,run_id,infrastructure,hardware,framework,network,parameters,dataset")
+    assert main(arguments) == 0
+    assert capfd.readouterr().err.count("in the journal already") == 2
+    assert journal.read([folder / "out" / "journal.jsonl"]) == records
+    assert (folder / "out" / "results.md").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run cifar10_resnet5", "did you mean 'cifar10_resnet50'"),
+        ("plan missing.py", "no file missing.py"),
+        ("plan bad.py", "batch_per_device: 0 is not allowed"),
+        ("run quick --data nowhere", "--data: "),
+        ("run quick --only zzz", "no run 'zzz'"),
+        ("run quick --detail --rounds 2", "--rounds: 2 is not allowed; give a whole number of at least 3"),
+        ("run quick --rounds many", "invalid int value"),
+        ("run quick --patience 0", "--patience: 0.0 is not allowed"),
+        ("report --journal nowhere", "--journal: no file nowhere"),
+        ("run imagenet.py --data empty", "imagenet_train.rec is missing"),
+        ("run imagenet.py --data junk", "imagenet_train.rec is not RecordIO at byte 0"),
+        ("rum", "invalid choice"),
+        ("", "required"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_and_exit_code_2(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    recipe_file(folder / "bad.py", batch_per_device=0)
+    (folder / "imagenet.py").write_text(IMAGENET_RECIPE)
+    for name in ("empty", "junk"):
+        (folder / name).mkdir()
+    for name in ("train", "val"):
+        (folder / "junk" / f"imagenet_{name}.rec").write_bytes(b"junk" * 10)
+    before = set(folder.rglob("*"))
+    results = ["--results", "out"] if arguments.startswith("run ") else []
+    try:
+        status = main([*arguments.split(), *results])
+    except SystemExit as ended:  # argparse's way
+        status = ended.code
+    assert status == 2
+    said = capsys.readouterr().err
+    assert message in said.splitlines()[-1]
+    assert "Traceback" not in said
+    assert set(folder.rglob("*")) == before
+
+
+def test_doctor_plan_and_networks_say_what_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*arguments: str) -> str:
+        assert main(arguments) == 0
+        return capsys.readouterr().out
+
+    assert re.search(r"cores.*engine +gluon: mxnet", shown("doctor"), re.DOTALL)
+    assert re.search(r"total batch.*ee46ec34d6", shown("plan", "cifar10_resnet50"), re.DOTALL)
+    (line,) = [line for line in shown("networks").splitlines() if line.startswith("vgg16 ")]
+    assert line.split()[1:4] == ["3x224x224", "138,357,544", "15,470.3"]
