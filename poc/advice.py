@@ -72,8 +72,8 @@ def advise(recipe: Recipe, scale: float) -> Advice:
     setting's total batch. Where a larger gradient makes no larger update, the best rate follows the root.
     """
     setting = recipe.settings()[0]
-    at = setting.rate.per if isinstance(setting.rate, Linear) else setting.total_batch
-    rate = setting.rate.at(at)
+    at = setting.lr.per if isinstance(setting.lr, Linear) else setting.total_batch
+    rate = setting.lr.at(at)
     power = 1.0 if setting.optimizer.sized_by_gradient else 0.5
     nearest = round(math.log2(max(1.0, scale)))
     choices = tuple(

@@ -154,7 +154,7 @@ def _length(setting: Setting) -> dict[str, Any]:
 
 def _schedule(setting: Setting) -> dict[str, Any]:
     """The fields of a run that say which learning rate each step has."""
-    rate, per_epoch = setting.rate, steps_per_epoch(setting.data.train, setting.total_batch)
+    rate, per_epoch = setting.lr, steps_per_epoch(setting.data.train, setting.total_batch)
     start = rate.base if rate.warmup_from == BASE else rate.warmup_from
     found: dict[str, Any] = {
         "lr_rule": str(rate),
@@ -199,9 +199,7 @@ def estimate(run: Run, hardware: Hardware) -> float:
 
 def select(planned: list[Planned], ids: list[str] | None) -> list[Planned]:
     """The runs whose id starts with one of `ids`; all where that is None. Raises UserError for an id that none has."""
-    if not ids:
-        return planned
-    for wanted in ids:
-        if not any(one.run.id.startswith(wanted) for one in planned):
+    for wanted in ids or []:
+        if not any(candidate.run.id.startswith(wanted) for candidate in planned):
             raise UserError(f"--only: no run {wanted!r} in this plan; see the first column of `python -m poc plan`")
-    return [one for one in planned if any(one.run.id.startswith(wanted) for wanted in ids)]
+    return [candidate for candidate in planned if not ids or candidate.run.id.startswith(tuple(ids))]

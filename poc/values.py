@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 T = TypeVar("T")
-Check = Callable[[str, Any], None]
+Check = Callable[[str, Any], object]
 """Takes the name of a field and what it holds; raises UserError where it may not hold that."""
 
 _LARGEST_WHOLE = 2**31 - 1
@@ -43,9 +44,7 @@ def whole(name: str, number: object, *, least: int = 1) -> None:
         raise refuse(name, number, f"give at most {_LARGEST_WHOLE}")
 
 
-def whole_or_zero(name: str, number: object) -> None:
-    """Raises UserError unless `number` is zero or a whole number above it."""
-    whole(name, number, least=0)
+whole_or_zero = functools.partial(whole, least=0)
 
 
 def positive(name: str, number: object, *, zero: bool = False) -> None:
@@ -57,14 +56,12 @@ def positive(name: str, number: object, *, zero: bool = False) -> None:
         raise refuse(name, number, f"give at most {_LARGEST_NUMBER:g}")
 
 
-def positive_or_zero(name: str, number: object) -> None:
-    """Raises UserError unless `number` is zero or above it."""
-    positive(name, number, zero=True)
+positive_or_zero = functools.partial(positive, zero=True)
 
 
 def share(name: str, number: Any) -> None:
     """Raises UserError unless `number` is from 0 to below 1."""
-    positive(name, number, zero=True)
+    positive_or_zero(name, number)
     if number >= 1:
         raise refuse(name, number, "give a number from 0 to below 1")
 
@@ -85,9 +82,9 @@ def choice(valid: Sequence[Any]) -> Check:
     return check
 
 
-def optional(check: Check) -> Check:
-    """A check that allows None, too."""
-    return lambda name, given: None if given is None else check(name, given)
+def either(check: Check, *others: Any) -> Check:
+    """A check that allows `others`, too."""
+    return lambda name, given: None if given in others else check(name, given)
 
 
 def field(*, default: Any = dataclasses.MISSING, check: Check | None = None, **metadata: Any) -> Any:
@@ -98,8 +95,7 @@ def field(*, default: Any = dataclasses.MISSING, check: Check | None = None, **m
 def checked(held: Any, prefix: str = "") -> None:
     """Raises UserError for the first field of the value `held` that holds what it may not, named after `prefix`."""
     for declared in dataclasses.fields(held):
-        check = declared.metadata.get("check")
-        if check is not None:
+        if check := declared.metadata.get("check"):
             check(f"{prefix}{declared.name}", getattr(held, declared.name))
 
 
@@ -110,8 +106,8 @@ def words(held: Any) -> dict[str, str]:
     """
     said = {}
     for declared in dataclasses.fields(held):
-        label, given = declared.metadata.get("label"), getattr(held, declared.name)
-        if label is not None and given != declared.default:
+        label, given = declared.metadata.get("label", ""), getattr(held, declared.name)
+        if given != declared.default:
             said[declared.name] = label(given) if callable(label) else label.format(given)
     return {name: word for name, word in said.items() if word}
 
@@ -146,15 +142,14 @@ def from_plain(cls: type[T], plain: Mapping[str, Any]) -> T:
 def _from_plain(name: str, kind: str, given: Any, names: Mapping[str, Any]) -> Any:
     if kind.endswith(" | None"):
         return None if given is None else _from_plain(name, kind[: -len(" | None")], given, names)
-    container, _, inner = kind.partition("[")
-    inner = inner[:-1]
+    container, _, inner = kind.removesuffix("]").partition("[")
     if container == "tuple" and isinstance(given, (list, tuple)):
-        each = [inner[: -len(", ...")]] * len(given) if inner.endswith(", ...") else inner.split(", ")
-        if len(each) == len(given):
-            return tuple(_from_plain(name, *pair, names) for pair in zip(each, given))
+        kinds = [inner[: -len(", ...")]] * len(given) if inner.endswith(", ...") else inner.split(", ")
+        if len(kinds) == len(given):
+            return tuple(_from_plain(name, *pair, names) for pair in zip(kinds, given))
     elif container == "dict" and isinstance(given, dict):
-        of = inner.partition(", ")[2]
-        return {key: _from_plain(f"{name}.{key}", of, one, names) for key, one in given.items()}
+        kind = inner.partition(", ")[2]
+        return {key: _from_plain(f"{name}.{key}", kind, entry, names) for key, entry in given.items()}
     elif container in _SCALARS:
         number = not isinstance(given, (int, float)) or abs(given) < _LARGEST_READ
         if isinstance(given, _SCALARS[container]) and isinstance(given, bool) == (container == "bool") and number:
@@ -169,11 +164,9 @@ def _from_plain(name: str, kind: str, given: Any, names: Mapping[str, Any]) -> A
 def _value(cls: type[T]) -> type[T]:
     # A constructor of our own: dataclass(kw_only=True) needs Python 3.10, and does not say which field was meant.
     cls = dataclasses.dataclass(frozen=True, init=False)(cls)
-    fields = {declared.name: declared for declared in dataclasses.fields(cls)}  # type: ignore[arg-type]
-
-    required = [
-        name for name, declared in fields.items() if declared.default is declared.default_factory is dataclasses.MISSING
-    ]
+    fields: dict[str, Any] = {declared.name: declared for declared in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unset = dataclasses.MISSING
+    required = [name for name, declared in fields.items() if declared.default is declared.default_factory is unset]
     nameless = required or list(fields)
 
     def construct(self: Any, *positional: Any, **given: Any) -> None:
@@ -186,18 +179,13 @@ def _value(cls: type[T]) -> type[T]:
             if name not in fields:
                 raise UserError(f"{cls.__name__}: no field {name!r}; {nearest(name, fields)}")
         for name, declared in fields.items():
-            if name in given:
-                held = given[name]
-            elif name in required:
-                raise UserError(f"{cls.__name__}: field {name!r} is missing")
-            elif declared.default is dataclasses.MISSING:
-                held = declared.default_factory()  # type: ignore[misc]
-            else:
-                held = declared.default
-            object.__setattr__(self, name, held)
-        finish = getattr(self, "__post_init__", None)
-        if finish is not None:
-            finish()
+            if name not in given:
+                if name in required:
+                    raise UserError(f"{cls.__name__}: field {name!r} is missing")
+                given[name] = declared.default_factory() if declared.default is unset else declared.default
+            object.__setattr__(self, name, given[name])
+        if hasattr(self, "__post_init__"):
+            self.__post_init__()
 
     cls.__init__ = construct  # type: ignore[method-assign]
     return cls

@@ -35,7 +35,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"batch_per_device": 0}, r"batch_per_device: 0 is not allowed; give a whole number of at least 1"),
     ({"batch_per_device": [64, 12.5]}, r"batch_per_device: 12.5"),
     ({"batch_per_device": True}, r"batch_per_device: True"),
-    ({"batch_per_device": 50_001}, r"more than the 50000 training images"),
+    ({"batch_per_device": 50_001}, r"larger than the 50000 training images"),
     ({"lr": -0.1}, r"lr: -0.1 is not allowed; give a number above zero"),
     ({"lr": float("nan")}, r"lr: nan"),
     ({"lr": float("inf")}, r"lr: inf is not allowed; give at most 1e\+12"),

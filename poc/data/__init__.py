@@ -4,16 +4,3 @@ from poc.data.batches import Batch, Prefetch, training_batches, validation_batch
 from poc.data.datasets import Dataset, Views
 from poc.data.images import Images, held
 from poc.data.sources import load, stand_in
-
-__all__ = [
-    "Batch",
-    "Dataset",
-    "Images",
-    "Prefetch",
-    "Views",
-    "held",
-    "load",
-    "stand_in",
-    "training_batches",
-    "validation_batches",
-]

@@ -1,8 +1,8 @@
 """What the hardware did during a run: use, memory, clocks, power and temperature, sampled once a second in a thread.
 
-    with Monitor(sensors.gpus(count=8)) as monitor:
+    with Monitor(sensors.gpus(count=8)) as watcher:
         ...
-    record["monitor"] = monitor.summary()
+    watcher.summary()
 
 It never raises into the run: what stops answering is named in the summary, beside what was sampled before. A counter
 that does not exist is None, never zero.
@@ -14,15 +14,49 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from poc.machine import nvml
 from poc.machine.sensors import Reading, Sensor, Source
+from poc.values import value
 
 # A driver in trouble can keep a caller waiting; the run does not wait longer than this for the last reading.
 _PATIENCE_SECONDS = 5.0
+
+
+@value
+class DeviceUse:
+    """What one device did during a run: means over the time sampled, and peaks; None where it has no such counter."""
+
+    device: str
+    seconds: float | None = None
+    """Between the first and the last sample."""
+    utilisation: float | None = None
+    """A fraction of one."""
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    core_clock_mhz: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    memory_peak_bytes: float | None = None
+    power_peak_watts: float | None = None
+    temperature_peak_celsius: float | None = None
+    joules: float | None = None
+    """The integral of power over time."""
+    lost: str = ""
+    """Why, and when, it went away."""
+
+
+@value
+class Monitored:
+    """What the hardware did during a run."""
+
+    samples: int
+    devices: tuple[DeviceUse, ...]
+    lost: str = ""
+    """Why nothing more could be sampled."""
 
 
 class Monitor:
@@ -32,10 +66,9 @@ class Monitor:
     """
 
     def __init__(self, source: Source, interval: float = 1.0) -> None:
-        self._source = source
-        self._interval = interval
+        self._source, self._interval = source, interval
         self._devices: list[Device] = []
-        self._lost: str | None = None
+        self._lost = ""
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
@@ -47,17 +80,10 @@ class Monitor:
         self._leaving.set()
         self._thread.join(_PATIENCE_SECONDS)
 
-    def summary(self) -> dict[str, Any]:
-        """What was sampled so far, as plain values for the record.
-
-        `samples`; `devices`, what `Device.summary` says of each; and `lost`, why nothing more could be sampled, where
-        that is so.
-        """
-        summary: dict[str, Any] = {
-            "samples": max((len(device.samples) for device in self._devices), default=0),
-            "devices": [device.summary() for device in self._devices],
-        }
-        return summary if self._lost is None else {**summary, "lost": self._lost}
+    def summary(self) -> Monitored:
+        """What was sampled so far."""
+        samples = max((len(device.samples) for device in self._devices), default=0)
+        return Monitored(samples=samples, devices=tuple(device.summary() for device in self._devices), lost=self._lost)
 
     def _watch(self) -> None:
         try:
@@ -77,40 +103,34 @@ class Device:
 
     def __init__(self, sensor: Sensor) -> None:
         self._sensor = sensor
-        self._lost: str | None = None
+        self._lost = ""
         self.samples: list[tuple[float, Reading]] = []
         """The time (s) and what was read. Those of a day are some 30 MB."""
 
     def sample(self, at: float) -> bool:
         """Reads the sensor at the time `at` (s); returns whether it answered. Once lost it is not asked again."""
-        if self._lost is not None:
+        if self._lost:
             return False
         try:
             self.samples.append((at, self._sensor.read(at)))
         except nvml.NoAnswer as error:
             self._lost = f"{error}, after {at - self.samples[0][0]:.0f} s" if self.samples else str(error)
-        return self._lost is None
+        return not self._lost
 
-    def summary(self) -> dict[str, Any]:
-        """Plain values, None for a counter that the device lacks.
-
-        `device`, its name; `seconds` between its first and last sample; means over that time (`utilisation`, a
-        fraction, `sm_clock_mhz`, `memory_clock_mhz`, `core_clock_mhz`, `power_watts`, `temperature_celsius`); peaks
-        (`memory_peak_bytes`, `power_peak_watts`, `temperature_peak_celsius`); `joules`, the integral of power over
-        time; and `lost` where it went away: why and when.
-        """
+    def summary(self) -> DeviceUse:
+        """What was sampled so far."""
         samples = list(self.samples)  # the thread may be adding to it
         counters = {counter: _over_time(samples, counter) for counter in Reading._fields}
-        summary = {
-            "device": self._sensor.device,
-            "seconds": samples[-1][0] - samples[0][0] if samples else None,
+        return DeviceUse(
+            device=self._sensor.device,
+            seconds=samples[-1][0] - samples[0][0] if samples else None,
             **{counter: statistics.mean for counter, statistics in counters.items() if counter != "memory_bytes"},
-            "memory_peak_bytes": counters["memory_bytes"].peak,
-            "power_peak_watts": counters["power_watts"].peak,
-            "temperature_peak_celsius": counters["temperature_celsius"].peak,
-            "joules": counters["power_watts"].integral,
-        }
-        return summary if self._lost is None else {**summary, "lost": self._lost}
+            memory_peak_bytes=counters["memory_bytes"].peak,
+            power_peak_watts=counters["power_watts"].peak,
+            temperature_peak_celsius=counters["temperature_celsius"].peak,
+            joules=counters["power_watts"].integral,
+            lost=self._lost,
+        )
 
 
 class _Statistics(NamedTuple):

@@ -44,11 +44,6 @@ def session() -> Iterator[None]:
             pynvml.nvmlShutdown()
 
 
-def count() -> int:
-    """Number of cards; 0 where the driver has no answer. Raises NoAnswer."""
-    return int(ask("nvmlDeviceGetCount", ()) or 0)
-
-
 def ask(question: str, cards: int | tuple[int, ...], *details: int) -> Any:
     """What pynvml's function `question` says of a card, or of several together; None where it has no answer.
 
@@ -75,10 +70,11 @@ def visible() -> list[int]:
 
     As in CUDA, an entry is a number or the beginning of one card's UUID; the first that is neither ends the list.
     """
+    cards = range(ask("nvmlDeviceGetCount", ()) or 0)
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
-        return list(range(count()))
-    uuids = {card: str(ask("nvmlDeviceGetUUID", card)) for card in range(count())}
+        return list(cards)
+    uuids = {card: str(ask("nvmlDeviceGetUUID", card)) for card in cards}
     chosen: list[int] = []
     for entry in map(str.strip, setting.split(",")):
         meant = [card for card, uuid in uuids.items() if entry == str(card) or (entry and uuid.startswith(entry))]

@@ -87,15 +87,14 @@ def synthetic(like: str, *, size: int | None = None, fixed: bool = True) -> Synt
     One fixed batch in the device's memory; without `fixed` they pass through the whole input pipeline. Raises UserError
     for another name.
     """
-    if like == "cifar":
-        size = 32 if size is None else size
-        return Synthetic(size=size, crop=size, fixed=fixed)
-    if like == "imagenet":
-        size = 224 if size is None else size
-        # As many as there are in ImageNet make an epoch; through the pipeline come a thousand of them, over and over.
-        train = _IMAGENET_TRAIN if fixed else 1000
-        return Synthetic(size=size, crop=size, classes=1000, train=train, validation=1000, fixed=fixed)
-    raise UserError(f"synthetic: {like!r} is not allowed; {nearest(like, ('cifar', 'imagenet'))}")
+    usual = {"cifar": 32, "imagenet": 224}
+    if like not in usual:
+        raise UserError(f"synthetic: {like!r} is not allowed; {nearest(like, usual)}")
+    size = usual[like] if size is None else size
+    # As many as there are in ImageNet make an epoch; through the pipeline come a thousand of them, over and over.
+    train = _IMAGENET_TRAIN if fixed else 1000
+    shape: dict[str, Any] = {"classes": 1000, "train": train, "validation": 1000} if like == "imagenet" else {}
+    return Synthetic(size=size, crop=size, fixed=fixed, **shape)
 
 
 @value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from poc.values import checked, choice, field, nearest, optional, positive, refuse, value, whole, whole_or_zero, words
+from poc.values import checked, choice, either, field, nearest, positive, refuse, value, whole, whole_or_zero, words
 
 
 @value
@@ -27,7 +27,7 @@ class Exchange:
 
 @value
 class _Compressing(Exchange):
-    two_bit: float | None = field(default=None, check=optional(positive), label="2-bit (threshold {:g})")
+    two_bit: float | None = field(default=None, check=either(positive, None), label="2-bit (threshold {:g})")
     """Gradients are compressed to two bits: minus this threshold, zero or plus it, in the units of a gradient summed
     over the samples of a device. What a value was more or less than that is kept and added to the next one."""
 
@@ -94,7 +94,7 @@ class Stale(Exchange):
     """Bounded staleness on top of `DistAsync`: stale synchronous parallel (Ho et al. 2013)."""
 
     bound: int | None = field(
-        check=optional(whole_or_zero),
+        check=either(whole_or_zero, None),
         json="staleness",
         label=lambda bound: "no bound" if bound is None else f"bound {bound}",
     )

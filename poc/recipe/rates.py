@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from poc.values import UserError, checked, choice, field, positive, positive_or_zero, refuse, share, value
+from poc.values import UserError, checked, choice, either, field, positive, positive_or_zero, refuse, share, value
 
 BASE = "base"
 """Where a warm-up may start: from the rate that is not scaled."""
@@ -53,11 +53,6 @@ def _decay(name: str, given: object) -> None:
         choice(tuple(DECAYS))(name, given)
 
 
-def _start(name: str, given: object) -> None:
-    if given != BASE:
-        positive_or_zero(name, given)
-
-
 @value
 class Rate:
     """How the learning rate follows the total batch, and its warm-up and decay."""
@@ -65,7 +60,7 @@ class Rate:
     base: float = field(check=positive)
     warmup_epochs: float = field(default=0, check=positive_or_zero)
     """Epochs over which the rate rises, by the same amount every step, from `warmup_from` to its full value."""
-    warmup_from: float | str = field(default=0.0, check=_start)
+    warmup_from: float | str = field(default=0.0, check=either(positive_or_zero, BASE))
     """A rate, or "base": the one that is not scaled, as in Goyal et al. 2017."""
     decay: str | Steps = field(default="constant", check=_decay)
     """After the warm-up: "constant", "cosine" (Loshchilov and Hutter 2017) or "linear" down to zero, "one-cycle" (Smith
@@ -86,7 +81,6 @@ class Fixed(Rate):
     """A rate that does not depend on the batch; a plain number is the same, without warm-up and decay."""
 
     def at(self, total_batch: int) -> float:
-        """The rate, whatever the batch."""
         return float(self.base)
 
     def __str__(self) -> str:
@@ -102,7 +96,6 @@ class Linear(Rate):
     scaling = "linear"
 
     def at(self, total_batch: int) -> float:
-        """Full learning rate for a total batch of `total_batch` samples."""
         # 12 significant digits: 0.05 * 512 / 128 is 0.2, in the run's id as on paper.
         return float(f"{self.base * self._growth(total_batch / self.per):.12g}")
 

@@ -14,15 +14,15 @@ from poc.recipe import networks
 from poc.recipe.datasets import CIFAR10, Data, a_data_set
 from poc.recipe.exchanges import Device, Exchange, exchange
 from poc.recipe.optimizers import SGD, Optimizer, optimizer
-from poc.recipe.rates import Linear, Rate, rate
+from poc.recipe.rates import Linear, Rate, rate, steps_per_epoch
 from poc.values import (
     UserError,
     checked,
     choice,
+    either,
     field,
     flag,
     nearest,
-    optional,
     positive,
     positive_or_zero,
     refuse,
@@ -44,20 +44,6 @@ EPOCHS = 12
 _MOST_RUNS = 10_000
 
 
-def _network(name: str, given: Any) -> None:
-    networks.network(given)
-
-
-def _workers(name: str, given: Any) -> None:
-    if given != PER_DEVICE:
-        whole(name, given)
-
-
-def _cores(name: str, given: Any) -> None:
-    if given not in (None, NODE):
-        whole(name, given)
-
-
 @value
 class Training:
     """What of a training its user decides and the plan passes on: a field is declared here and nowhere else.
@@ -66,7 +52,7 @@ class Training:
     its default; `json` is its name in records, where that differs.
     """
 
-    model: str = field(check=_network)
+    model: str = field(check=lambda name, given: networks.network(given))
     """Name of a network (`poc/recipe/networks.py`)."""
     data: Data = field(default=CIFAR10(), check=a_data_set)
     """What is trained on: `CIFAR10()`, `Synthetic()`, `synthetic("imagenet")` or `ImageNet()`."""
@@ -85,7 +71,7 @@ class Training:
     and weight decay; "sgd", "nesterov" and "lars" are these with their defaults."""
     label_smoothing: float = field(default=0.0, check=share, label="label smoothing {:g}")
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
-    gradient_noise: int | None = field(default=None, check=optional(whole))
+    gradient_noise: int | None = field(default=None, check=either(whole, None))
     """Every so many steps the squared norms of one device's gradient and of all devices' are taken, which give the
     gradient noise scale (`poc/records/noise.py`); with several devices, virtual ones too."""
     zero_gamma: bool = field(default=False, check=flag, label="zero gammas")
@@ -106,9 +92,9 @@ class Training:
     the CPU) or "nccl"; between workers "dist_sync", "dist_device_sync", "dist_async" (servers update with each worker's
     gradients as they come), `Stale(2)` (the same, but no worker more than 2 steps ahead) or "horovod" (a ring, without
     servers); "independent" not at all. Names are the classes with their defaults: `DistSync(servers=2)`."""
-    workers: int = field(default=1, check=_workers, label="{} workers")
+    workers: int = field(default=1, check=either(whole, PER_DEVICE), label="{} workers")
     """Processes that the devices are divided over, equally; "per-device": as many as devices."""
-    cores_per_worker: int | None = field(default=None, check=_cores, label="{} cores a worker")
+    cores_per_worker: int | None = field(default=None, check=either(whole, None, NODE), label="{} cores a worker")
     """CPU cores each worker is bound to, all of one NUMA node where that has so many; "node": a whole NUMA node, or its
     share of one. By default one worker has them all, several share them equally, and on GPUs none is bound."""
     straggler: float = field(default=0.0, check=positive_or_zero, json="slowed", label="last worker slowed by {:.0%}")
@@ -117,7 +103,7 @@ class Training:
     """So often the run goes on from its last checkpoint after a process of it was lost; 0: it has failed then."""
     window: int = field(default=20, check=whole)
     """Steps between two readings of the clock; nothing is waited for in between."""
-    seconds: float | None = field(default=None, check=optional(positive))
+    seconds: float | None = field(default=None, check=either(positive, None))
     """Stop at the end of the first window after so many seconds of training; with one worker. The epochs or steps are
     then the most that it may take."""
     engine: str = field(default=AUTO, label="{}")
@@ -128,12 +114,12 @@ class Training:
 class Setting(Training):
     """One combination of a recipe's grid. Raises UserError for the first field that holds what it may not."""
 
-    lr: Any = Linear(base=0.05, per=128)
+    lr: Rate = Linear(base=0.05, per=128)
     """Learning rate: a number is used as it is; `Linear(base=0.05, per=128)` and `SquareRoot(...)` are scaled with the
     total batch, `Fixed(base=0.1)` is not; all may have a warm-up and a decay: `warmup_epochs=2, decay="cosine"`."""
-    epochs: int | None = field(default=None, check=optional(whole))
+    epochs: int | None = field(default=None, check=either(whole, None))
     """Passes over the training set; 12 where neither they nor steps are given."""
-    steps: int | None = field(default=None, check=optional(whole))
+    steps: int | None = field(default=None, check=either(whole, None))
     """Optimizer steps, in place of epochs: for runs that only measure throughput."""
     seeds: int = field(default=1, check=whole)
     """Repeat every run with so many seeds, 0 upwards."""
@@ -148,11 +134,7 @@ class Setting(Training):
             object.__setattr__(self, "workers", self.devices)
         networks.network(self.model).check_input(self.data.crop)
         self._check_workers()
-        if self.total_batch > self.data.train:
-            raise UserError(
-                f"batch_per_device: {self.batch_per_device} x {self.devices} devices is more than the "
-                f"{self.data.train} training images; give less"
-            )
+        steps_per_epoch(self.data.train, self.total_batch)
 
     def _check_workers(self) -> None:
         workers, devices = self.workers, self.devices
@@ -177,12 +159,6 @@ class Setting(Training):
     def total_batch(self) -> int:
         """Samples of a step, over all devices."""
         return self.batch_per_device * self.devices
-
-    @property
-    def rate(self) -> Rate:
-        """How the learning rate follows the total batch."""
-        found: Rate = self.lr
-        return found
 
 
 @value
@@ -222,18 +198,16 @@ class Recipe(Setting):
         """Raises UserError for a field that says nothing of any run of this recipe."""
         settings = self.settings()
         if all(setting.devices == 1 for setting in settings):
-            defaults = {declared.name: declared.default for declared in dataclasses.fields(Setting)}
             for name in ("exchange", "virtual", "gradient_noise"):
-                if any(getattr(setting, name) != defaults[name] for setting in settings):
+                if any(getattr(setting, name) != getattr(Setting, name) for setting in settings):
                     raise UserError(f"{name}: it says nothing of one device alone; give several, or leave it out")
 
     def quickened(self) -> Recipe:
         """The same experiment cut down to a first look (`--quick`)."""
         short: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False}
         change = short if self.quick is None else dict(self.quick)
-        for given, other in (("steps", "epochs"), ("epochs", "steps")):
-            if given in change:
-                change.setdefault(other, None)
+        if "steps" in change or "epochs" in change:
+            change = {"steps": None, "epochs": None, **change}
         if "cases" not in change:
             # A case must not undo what the quick version sets.
             change["cases"] = [{k: v for k, v in case.items() if k not in change} for case in self.cases]

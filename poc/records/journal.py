@@ -61,7 +61,7 @@ def append(path: Path, record: Record) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
         # A line torn by a crash must not swallow this one; `read` sets it aside.
-        if size and _last_byte(file) != b"\n":
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             line = "\n" + line
         try:
             left = line.encode()
@@ -79,7 +79,7 @@ def read(paths: Iterable[Path]) -> list[Record]:
     A line that is damaged is left out and reported on stderr. Raises UserError for a record of a newer schema, and
     where a journal cannot be read.
     """
-    found: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     for path in paths:
         if not path.exists():
             continue
@@ -92,23 +92,20 @@ def read(paths: Iterable[Path]) -> list[Record]:
                 continue
             try:
                 fields = _intact(line)
-                if not 1 <= fields["schema"] <= SCHEMA:
-                    raise NewerSchemaError(
-                        f"{path}: line {number} is of schema {fields['schema']}, this version knows 1 to {SCHEMA}; use "
-                        "the one that wrote it"
-                    )
-                found.setdefault(json.dumps(fields, sort_keys=True), Record.from_json(fields))
-            except NewerSchemaError:
-                raise
+                known = 1 <= fields["schema"] <= SCHEMA
+                if known:
+                    records.setdefault(json.dumps(fields, sort_keys=True), Record.from_json(fields))
             except _DamagedError as damage:
                 print(f"{path}: line {number} is left out: {damage}", file=sys.stderr)
             except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 print(f"{path}: line {number} is left out: it cannot be understood ({error})", file=sys.stderr)
-    return list(found.values())
-
-
-class NewerSchemaError(UserError):
-    """A record of a version that this one does not know."""
+            else:
+                if not known:
+                    raise UserError(
+                        f"{path}: line {number} is of schema {fields['schema']}, this version knows 1 to {SCHEMA}; use "
+                        "the one that wrote it"
+                    )
+    return list(records.values())
 
 
 class _DamagedError(Exception):
@@ -135,8 +132,3 @@ def _digest(fields: dict[str, Any]) -> str:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
-
-
-def _last_byte(file: Any) -> bytes:
-    file.seek(-1, os.SEEK_END)
-    return bytes(file.read(1))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from poc.machine.hardware import Hardware
+from poc.machine.monitor import Monitored
 from poc.records.noise import Noise, Norms, estimate
 from poc.records.timing import Window, throughput
 from poc.run import Run
@@ -89,48 +90,8 @@ class Breakdown:
 
 
 @value
-class DeviceUse:
-    """What one device did during a run: means over the time sampled, and peaks; None where it has no such counter."""
-
-    device: str
-    seconds: float | None = None
-    """Between the first and the last sample."""
-    utilisation: float | None = None
-    """A fraction of one."""
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    core_clock_mhz: float | None = None
-    power_watts: float | None = None
-    temperature_celsius: float | None = None
-    memory_peak_bytes: float | None = None
-    power_peak_watts: float | None = None
-    temperature_peak_celsius: float | None = None
-    joules: float | None = None
-    lost: str = ""
-    """Why, and when, it went away."""
-
-
-@value
-class Monitored:
-    """What the hardware did during a run."""
-
-    samples: int
-    devices: tuple[DeviceUse, ...]
-    lost: str = ""
-    """Why nothing more could be sampled."""
-
-
-@value
-class Resumed:
-    """The run went on from a checkpoint."""
-
-    step: int
-    why: str
-
-
-@value
-class Unsaved:
-    """A checkpoint could not be written."""
+class CheckpointNote:
+    """A step after which the run went on from a checkpoint, or could not write one."""
 
     step: int
     why: str
@@ -175,8 +136,8 @@ class Record:
     exchanged: Exchanged | None = None
     detail: Breakdown | None = None
     norms: tuple[Norms, ...] = ()
-    resumed: tuple[Resumed, ...] = ()
-    unsaved: tuple[Unsaved, ...] = ()
+    resumed: tuple[CheckpointNote, ...] = ()
+    unsaved: tuple[CheckpointNote, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes the same record."""

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Callable
 
 from poc.machine import hardware, monitor, numa, processes, sensors
-from poc.records.record import Monitored
 from poc.run import Run
 from poc.train import told
 from poc.train.told import Told
-from poc.values import from_plain, value
+from poc.values import value
 
 _INTERRUPTED_SECONDS = 60.0
 Elsewhere = Callable[[], "processes.Lost | None"]
@@ -80,7 +79,7 @@ class Share:
     lost: tuple[str, str] | None
     """Which process is to blame, and why."""
     interrupted: bool
-    monitor: Monitored | None
+    monitor: monitor.Monitored | None
     use: Use
 
 
@@ -139,7 +138,7 @@ def train_here(
         told=heard,
         lost=lost,
         interrupted=interrupted,
-        monitor=from_plain(Monitored, watcher.summary()) if watcher else None,
+        monitor=watcher.summary() if watcher else None,
         use=use.so_far(),
     )
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from poc import engines
 from poc.machine import hardware, processes
+from poc.machine.monitor import Monitored
 from poc.plan import Planned, estimate
-from poc.records.record import DONE, FAILED, SKIPPED, Monitored, Record
+from poc.records.record import DONE, FAILED, SKIPPED, Record
 from poc.run import Run
 from poc.train import checkpoint
 from poc.train.hosts import Link, LinkError

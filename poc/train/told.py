@@ -11,7 +11,7 @@ from typing import Any
 
 from poc.machine import processes
 from poc.records.noise import Norms
-from poc.records.record import COMPLETED, FAILED, Breakdown, Evaluation, Exchanged, Memory, Record, Resumed, Unsaved
+from poc.records.record import COMPLETED, FAILED, Breakdown, CheckpointNote, Evaluation, Exchanged, Memory, Record
 from poc.records.record import Worker as WorkerRecord
 from poc.records.timing import Clock, Window
 from poc.values import from_plain, value
@@ -34,8 +34,8 @@ class Told:
     windows: tuple[Window, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     norms: tuple[Norms, ...] = ()
-    resumed: tuple[Resumed, ...] = ()
-    unsaved: tuple[Unsaved, ...] = ()
+    resumed: tuple[CheckpointNote, ...] = ()
+    unsaved: tuple[CheckpointNote, ...] = ()
     dataset: str | None = None
     parameters: int | None = None
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
