@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from poc.records.record import COMPLETED, Record
-from poc.records.row import MEASURED, Row
+from poc.records.row import Row
 from poc.report import cells, compare, ways
 from poc.report.rows import USUAL_ENGINE, main_study
 
 
 def summary(rows: Sequence[Row], records: Sequence[Record] = ()) -> str:
     """A list, in words: speed, accuracy, both beside the published setting, what large batches keep, how it scales."""
-    measured = [row for row in rows if row.origin == MEASURED and row.outcome == COMPLETED]
+    measured = [row for row in rows if row.measured and row.outcome == COMPLETED]
     full = [row for row in measured if not row.quick]
     if not measured:
         return (

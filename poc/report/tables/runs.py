@@ -9,9 +9,10 @@ from typing import Any
 
 from poc.records import timing
 from poc.records.record import COMPLETED, SKIPPED, Record
-from poc.records.row import MEASURED, Row
+from poc.records.row import Row
 from poc.report import cells
 from poc.report.rows import joules_per_sample
+from poc.run import Run
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.75, 0.8)
 """Accuracies for which the time to reach them is shown."""
@@ -21,7 +22,7 @@ def split(rows: Sequence[Row]) -> str:
     """The wall time of every measured run that ended, in parts that add up to it."""
     lines = []
     for row in sorted(rows, key=cells.likeness):
-        if row.origin != MEASURED or row.wall_seconds is None or row.rest_seconds is None:
+        if not row.measured or row.wall_seconds is None or row.rest_seconds is None:
             continue
         parts = {part: getattr(row, f"{part}_seconds") for part in timing.PARTS}
         lines.append(
@@ -41,16 +42,14 @@ def worker_split(records: Sequence[Record]) -> str:
     """The same for each worker of the runs that had several; only those that told of their end."""
     lines = []
     for record in records:
-        run = record.run
         for worker in record.workers:
             if worker.wall is None:
                 continue
-            seconds = timing.split(worker.wall, worker.parts, worker.windows)
+            run, seconds = record.run, timing.split(worker.wall, worker.parts, worker.windows)
             lines.append(
                 {
+                    **cells.record_cells(record),
                     "run": f"{cells.network_label(run.model)}, {run.batch_per_device} x {run.devices}",
-                    "id": record.run_id,
-                    "infrastructure": record.infrastructure,
                     "worker": str(worker.worker),
                     **{f"{cells.PART_LABELS[part]} (s)": f"{seconds[part]:.1f}" for part in timing.PARTS},
                     "wall (s)": f"{worker.wall:.1f}",
@@ -113,11 +112,8 @@ def hardware(records: Sequence[Record]) -> str:
 
 def memory(rows: Sequence[Row]) -> str:
     """Memory at its peak, and how many cores other processes kept busy, for every measured run that says so."""
-    lines = []
-    for row in sorted(rows, key=cells.likeness):
-        if row.origin != MEASURED or row.host_peak_bytes is None:
-            continue
-        lines.append(
+    return cells.markdown(
+        [
             {
                 **cells.run_cells(row),
                 "host memory, peak (GiB)": f"{row.host_peak_bytes / 2**30:.2f}",
@@ -126,8 +122,10 @@ def memory(rows: Sequence[Row]) -> str:
                 "utilisation": cells.shown(row.utilisation, ".0%"),
                 "joules a sample": cells.shown(row.joules_per_sample, ".4f"),
             }
-        )
-    return cells.markdown(lines)
+            for row in sorted(rows, key=cells.likeness)
+            if row.host_peak_bytes is not None
+        ]
+    )
 
 
 def detail(records: Sequence[Record]) -> str:
@@ -213,7 +211,7 @@ def machines(records: Sequence[Record]) -> str:
 
 def takes(rows: Sequence[Row]) -> str:
     """Every take of the runs that were started more than once on a machine, those that superseded others included."""
-    tried = [row for row in rows if row.origin == MEASURED and row.outcome != SKIPPED]
+    tried = [row for row in rows if row.measured and row.outcome != SKIPPED]
     again = {(row.infrastructure, row.computes) for row in tried if row.superseded}
     lines = [
         {
@@ -233,28 +231,26 @@ def takes(rows: Sequence[Row]) -> str:
 
 def not_run(records: Sequence[Record]) -> str:
     """Runs that were skipped, failed or diverged, those of one reason in one line."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
+    groups: dict[tuple[str, str, str], list[Run]] = {}
     for record in records:
         if record.outcome != COMPLETED:
-            key = (record.infrastructure, record.outcome, record.reason)
-            groups.setdefault(key, []).append(record)
-    lines = []
-    for (infrastructure, outcome, reason), members in sorted(groups.items()):
-        runs = [record.run for record in members]
-        lines.append(
+            groups.setdefault((record.infrastructure, record.outcome, record.reason), []).append(record.run)
+    return cells.markdown(
+        [
             {
                 "infrastructure": infrastructure,
                 "outcome": outcome,
                 "reason": reason,
-                "runs": str(len(members)),
+                "runs": str(len(runs)),
                 "networks": ", ".join(dict.fromkeys(cells.network_label(run.model) for run in runs)),
                 "batch per device": _listed(run.batch_per_device for run in runs),
                 "devices": _listed(run.devices for run in runs),
                 "learning rate": _listed(run.learning_rate for run in runs),
                 "recipes": ", ".join(sorted({run.recipe for run in runs})),
             }
-        )
-    return cells.markdown(lines)
+            for (infrastructure, outcome, reason), runs in sorted(groups.items())
+        ]
+    )
 
 
 def _listed(values: Iterable[float]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from poc.recipe.exchanges import Independent, Stale
 from poc.records.record import COMPLETED, Breakdown, Record
-from poc.records.row import MEASURED, PUBLISHED, Row
+from poc.records.row import Row
 from poc.report import cells, compare
 from poc.report.rows import main_study
 
@@ -16,7 +16,7 @@ from poc.report.rows import main_study
 def speedups(rows: Sequence[Row]) -> str:
     """Speed-ups and efficiencies of every measured series and of the main study's, both kinds side by side."""
     main = main_study(rows)
-    chosen = [row for row in rows if row.origin == MEASURED or row.study == main]
+    chosen = [row for row in rows if row.measured or row.study == main]
     notes: list[str] = []
     lines = []
     above: Row | None = None
@@ -56,10 +56,10 @@ def _series_note(series: compare.Series, row: Row, notes: list[str]) -> str:
     elif any(one.flag for one in series.alone):
         found = ", ".join(cells.footnote(one, notes) for one in series.alone if one.flag)
         words.append(f"its row on one device contradicts itself {found}")
-    if row.origin == MEASURED and row.devices > 1 and len(series.alone) == 1:
+    if row.measured and row.devices > 1 and len(series.alone) == 1:
         ideal = compare.difference(cells.windows_estimate(row), cells.windows_estimate(series.alone[0], row.devices))
         words.append(f"against {row.devices} x one device: {cells.judged(ideal, '+.1f')}")
-    if row.origin == MEASURED and row.devices > 1 and compare.by_wall(series.alone, row) is None:
+    if row.measured and row.devices > 1 and compare.by_wall(series.alone, row) is None:
         words.append("no speed-up by wall time: unequal work")
     return "; ".join(words)
 
@@ -69,7 +69,7 @@ def exchanges(rows: Sequence[Row], records: Sequence[Record]) -> str:
     steps = {(record.infrastructure, record.run_id): record.detail for record in records}
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        if row.origin == MEASURED and row.outcome == COMPLETED and row.run.exchanges and row.samples_per_second:
+        if row.measured and row.outcome == COMPLETED and row.run.exchanges and row.samples_per_second:
             groups.setdefault(compare.key(row, "exchange"), []).append(row)
     lines = []
     for members in groups.values():
@@ -126,7 +126,7 @@ def _in_pairs(step: Breakdown) -> str:
 
 def staleness(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Of runs whose workers' clocks were kept: how far they were apart, what waiting cost, and what was reached."""
-    by_run = {(row.infrastructure, row.run_id): row for row in rows if row.origin == MEASURED}
+    by_run = {(row.infrastructure, row.run_id): row for row in rows if row.measured}
     lines = []
     for record in records:
         run, row = record.run, by_run.get((record.infrastructure, record.run_id))
@@ -158,7 +158,7 @@ def staleness(rows: Sequence[Row], records: Sequence[Record]) -> str:
 def reconciliation(rows: Sequence[Row]) -> str:
     """Each measured series: what lies between its two speed-ups, part by part, adding up."""
     lines = []
-    measured = [row for row in rows if row.origin == MEASURED]
+    measured = [row for row in rows if row.measured]
     for series in _in_order(compare.series(measured)):
         for row in series.rows:
             found = compare.reconcile(series.alone, row)
@@ -211,7 +211,7 @@ def _held(series: compare.Series) -> str:
 def _in_order(found: Iterable[compare.Series]) -> list[compare.Series]:
     def place(series: compare.Series) -> tuple[Any, ...]:
         first = series.alone[0]
-        published = first.origin == PUBLISHED
+        published = not first.measured
         return (*cells.network_order(first), published, cells.infrastructure_of(first), series.kind, series.batch)
 
     return sorted(found, key=place)

@@ -10,7 +10,7 @@ from typing import Any
 from poc.recipe import networks
 from poc.records import timing
 from poc.records.record import COMPLETED, DONE, FAILED, SKIPPED, Record
-from poc.records.row import MEASURED, PUBLISHED, Row
+from poc.records.row import Row
 from poc.report import cells, compare
 from poc.report.rows import USUAL_ENGINE, main_study
 
@@ -20,8 +20,7 @@ def accuracy(rows: Sequence[Row]) -> str:
     chosen = [
         row
         for row in rows
-        if row.study == main_study(rows)
-        or (row.origin == MEASURED and row.outcome in DONE and row.accuracy is not None)
+        if row.study == main_study(rows) or (row.measured and row.outcome in DONE and row.accuracy is not None)
     ]
     chosen.sort(key=cells.likeness)
     blocks = []
@@ -76,16 +75,16 @@ def throughput(rows: Sequence[Row]) -> str:
         if row.samples_per_second is not None
         and (
             (row.study == main_study(rows) and (row.devices or 0) <= 1)
-            or (row.origin == MEASURED and row.outcome == COMPLETED and (row.devices == 1 or row.accuracy is None))
+            or (row.measured and row.outcome == COMPLETED and (row.devices == 1 or row.accuracy is None))
         )
     ]
-    if not any(row.origin == MEASURED for row in chosen):
+    if not any(row.measured for row in chosen):
         return ""
 
     def series(row: Row) -> tuple[Any, ...]:
         words = (cells.infrastructure_of(row), cells.cores_of(row), row.framework, row.layout, row.dtype, row.quick)
         how = (row.devices, row.exchange, row.dataset, row.setting or "")
-        return (*cells.network_order(row), row.origin == PUBLISHED, *words, *how)
+        return (*cells.network_order(row), not row.measured, *words, *how)
 
     def place(row: Row) -> tuple[Any, ...]:
         return (*series(row), row.batch_per_device, row.learning_rate, *cells.tie(row))
@@ -119,7 +118,7 @@ def _change(row: Row, above: Row) -> str:
     if row.virtual != above.virtual:
         return ""
     value = row.samples_per_second - above.samples_per_second
-    if row.origin == PUBLISHED:
+    if not row.measured:
         return f"{value:+.10g}"
     return cells.judged(compare.difference(cells.windows_estimate(row), cells.windows_estimate(above)), "+.1f")
 
@@ -130,7 +129,7 @@ def measured_networks(rows: Sequence[Row]) -> str:
     Beside each what the studies printed for it on one device, where they printed a speed.
     """
     alone = [row for row in rows if compare.rate(row) is not None and (row.devices or 0) <= 1]
-    measured = [row for row in alone if row.origin == MEASURED and row.outcome == COMPLETED and not row.quick]
+    measured = [row for row in alone if row.measured and row.outcome == COMPLETED and not row.quick]
     notes: list[str] = []
     lines: list[cells.Cells] = []
     for network in networks.NETWORKS.values():
@@ -143,7 +142,7 @@ def measured_networks(rows: Sequence[Row]) -> str:
         printed = [
             row
             for row in alone
-            if row.origin == PUBLISHED
+            if not row.measured
             and _printed_network(row) == network.name
             and (row.study != main_study(rows) or row.batch_per_device in batches)
         ]
@@ -155,7 +154,7 @@ def measured_networks(rows: Sequence[Row]) -> str:
             lines.append(
                 {
                     "network": network.label,
-                    "parameters": f"{network.cost.parameters:,}" if row.origin == MEASURED else "",
+                    "parameters": f"{network.cost.parameters:,}" if row.measured else "",
                     "multiply-adds (M)": f"{network.multiply_adds(size) / 1e6:,.1f}",
                     **cells.columns(row, "input_shape"),
                     "infrastructure": cells.place_of(row),
@@ -251,7 +250,7 @@ def engines(rows: Sequence[Row]) -> str:
     """The engines' throughput in runs that differ in nothing else, and the ratio of each pair to the usual engine's."""
     groups: dict[tuple[Any, ...], dict[tuple[bool, str, str], dict[int, Row]]] = {}
     for row in rows:
-        if row.origin == MEASURED and row.outcome == COMPLETED and row.samples_per_second is not None:
+        if row.measured and row.outcome == COMPLETED and row.samples_per_second is not None:
             same = (*compare.key(row, "engine", "layout", "compile", "workers", "seed"), row.recipe)
             label = cells.joined(row.framework, "channels-last" * (row.layout == "NHWC"), "compiled" * row.run.compile)
             variant = (row.run.engine != USUAL_ENGINE, row.run.engine, label)
