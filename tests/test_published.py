@@ -276,11 +276,7 @@ def test_a_study_of_one_s_own_needs_no_more_than_its_file(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "name", "says"),
     [
-        (
-            ("samples_per_second", "samples_per_secnd"),
-            "mine",
-            r"did you mean 'samples_per_second'",
-        ),
+        (("samples_per_second", "samples_per_secnd"), "mine", r"did you mean 'samples_per_second'"),
         ((",devices,", ",run_id,"), "mine", r"has a column 'run_id'"),
         ((",scaling,", ",network,"), "mine", r"has the column network twice"),
         (("# year", "# yaer"), "mine", r"begins with '# yaer: 2026'; did you mean 'year'"),

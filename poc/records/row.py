@@ -141,6 +141,11 @@ class Row:
     run: Run | Any = None
     """What was run; None where it was published."""
 
+    @property
+    def measured(self) -> bool:
+        """Whether it was measured here, and not published."""
+        return self.origin == MEASURED
+
     def doubtful(self, *columns: str) -> bool:
         """Whether the source's own figures disagree about any of these columns."""
         return not set(columns).isdisjoint(self.contradicts.split())

@@ -275,10 +275,7 @@ def _convergence(records: Sequence[Record], epochs: str, time: str) -> str:
 
 def _hardware(table: Sequence[Row], records: Sequence[Record]) -> str:
     return _blocks(
-        _after(
-            "Memory at its peak, and what else the machine was doing (mean over the run):",
-            runs.memory(table),
-        ),
+        _after("Memory at its peak, and what else the machine was doing (mean over the run):", runs.memory(table)),
         _after(
             "Sampled once a second during the run, means; empty where the machine has no such counter:",
             runs.hardware(records),

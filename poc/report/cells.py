@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from poc.recipe import networks
 from poc.records.record import Record
-from poc.records.row import COLUMNS, MEASURED, PUBLISHED, Row
+from poc.records.row import COLUMNS, Row
 from poc.report import compare
 from poc.run import Run
 
@@ -52,7 +52,7 @@ def cell(row: Row, name: str) -> str:
     if held is None or isinstance(held, str):
         return held or ""
     digits = COLUMNS[name].metadata["digits"]
-    return plain(held) if row.origin == PUBLISHED or digits is None else f"{held:.{digits}f}"
+    return plain(held) if not row.measured or digits is None else f"{held:.{digits}f}"
 
 
 def throughput_of(row: Row) -> str:
@@ -65,7 +65,7 @@ def accuracy_of(row: Row, name: str) -> str:
     value = getattr(row, name)
     if value is None:
         return ""
-    return f"{value:.4f}" if row.origin == MEASURED else f"{value:.3f}"
+    return f"{value:.4f}" if row.measured else f"{value:.3f}"
 
 
 def plain(value: float | None) -> str:
@@ -108,7 +108,7 @@ def machine_of(row: Row) -> str:
 
 def infrastructure_of(row: Row) -> str:
     """A source's own name for a machine and what it is; a measured one's name."""
-    if row.origin == MEASURED:
+    if row.measured:
         return machine_of(row)
     return ": ".join(filter(None, [row.infrastructure, row.hardware]))
 
@@ -138,7 +138,7 @@ def gpus_of(row: Row) -> str:
     """As the source counts: GPUs in use, 0 for a CPU; with what played several replicas in brackets."""
     if row.devices is None:
         return ""
-    if row.origin == PUBLISHED:
+    if not row.measured:
         return str(row.devices)
     words = "virtual" if row.virtual else "workers" if (row.workers or 1) > 1 else "CPU devices"
     if row.virtual:
@@ -150,7 +150,7 @@ def gpus_of(row: Row) -> str:
 
 def batch_size_of(row: Row) -> str:
     """In the source's own style: "128x4=512 (lr=0.2)"."""
-    if row.origin == PUBLISHED:
+    if not row.measured:
         return str(row.printed).split(" | ")[0]
     size = str(row.batch_per_device)
     if row.devices > 1:
@@ -227,7 +227,7 @@ def likeness(row: Row) -> tuple[Any, ...]:
     """Like beside like: network, total batch, batch per device, learning rate, devices, machine; unknown last."""
     names = ("total_batch", "batch_per_device", "learning_rate", "devices")
     figures = [math.inf if getattr(row, name) is None else getattr(row, name) for name in names]
-    return (*network_order(row), *figures, row.origin == MEASURED, infrastructure_of(row), *tie(row))
+    return (*network_order(row), *figures, row.measured, infrastructure_of(row), *tie(row))
 
 
 def tie(row: Row) -> tuple[Any, ...]:

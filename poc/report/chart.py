@@ -11,7 +11,7 @@ import math
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -175,6 +175,12 @@ def scatter(axes: Axes, series: Series, style: dict[str, Any]) -> None:
     _dots(axes, crossed, marker="x", markersize=11, markeredgecolor="black")
 
 
+def scatter_all(axes: Axes, series: Iterable[Series], styles: dict[str, dict[str, Any]], **look: Any) -> None:
+    """Every series in its style, but for what `look` says of all."""
+    for one in series:
+        scatter(axes, one, {**styles[one.label], **look})
+
+
 def _dots(axes: Axes, points: Sequence[Point], **look: Any) -> None:
     if points:
         axes.plot([point.x for point in points], [point.y for point in points], linestyle="none", **look)
@@ -296,8 +302,7 @@ def curve_chart(common: str, series: list[Series], *, xlabel: str, per: float) -
         xs, ys = [point.x / per for point in one.points], [point.y for point in one.points]
         axes.plot(xs, ys, **{**styles[one.label], "markersize": 3.5, "linewidth": 1.4})
     titled(figure, common)
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel("validation accuracy (fraction)")
+    axes.set(xlabel=xlabel, ylabel="validation accuracy (fraction)")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.autoscale(False)
@@ -332,8 +337,7 @@ def line_chart(common: str, series: list[Series]) -> tuple[Figure, Axes]:
     """One pair of axes with every series as a line, its legend, and what all have in common above it."""
     figure, axes = blank(height=3.8)
     styles = styles_of(series)
-    for one in series:
-        scatter(axes, one, styles[one.label])
+    scatter_all(axes, series, styles)
     titled(figure, common)
     legend(figure, series, styles)
     return figure, axes

@@ -10,7 +10,7 @@ from typing import Any
 from scipy.stats import t
 
 from poc.records.record import COMPLETED
-from poc.records.row import PUBLISHED, Row
+from poc.records.row import Row
 from poc.records.timing import PARTS
 from poc.values import value
 
@@ -100,7 +100,7 @@ def series(rows: Iterable[Row]) -> list[Series]:
     usable = [row for row in rows if _usable(row)]
     found = []
     for kind, held in HELD_FIXED.items():
-        fitting = [row for row in usable if row.origin != PUBLISHED or row.scaling == kind]
+        fitting = [row for row in usable if row.measured or row.scaling == kind]
         groups: dict[tuple[Any, ...], tuple[list[Row], list[Row]]] = {}
         on_one: dict[tuple[Any, ...], list[Row]] = {}
         for row in fitting:

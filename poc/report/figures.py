@@ -13,48 +13,8 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from poc.records.record import Record
 from poc.records.row import Row
+from poc.report import chart, points
 from poc.report.cells import MAIN_NETWORKS, network_label
-from poc.report.chart import (
-    GREY,
-    WIDTH,
-    Drawn,
-    Point,
-    bar_chart,
-    blank,
-    curve_chart,
-    legend,
-    line_chart,
-    log2,
-    marks_of,
-    one_two_five,
-    plain_number,
-    readable,
-    save,
-    scatter,
-    set_style,
-    styles_of,
-    time_unit,
-    titled,
-)
-from poc.report.points import (
-    MAIN_EPOCHS,
-    accuracy_batch,
-    accuracy_throughput,
-    accuracy_time,
-    accuracy_worth,
-    calm,
-    learning_curves,
-    measured_rows,
-    noise_scale,
-    over_epochs,
-    roofline,
-    speedup_reconciled,
-    speedup_workers,
-    staleness,
-    throughput_batch,
-    throughput_devices,
-    time_split,
-)
 
 
 def draw(rows: Sequence[Row], records: Sequence[Record], folder: Path) -> dict[str, tuple[Path, str]]:
@@ -71,21 +31,21 @@ def draw(rows: Sequence[Row], records: Sequence[Record], folder: Path) -> dict[s
     drawn = {}
     for name, (figure, caption) in made.items():
         drawn[name] = (folder / f"{name}.svg", caption)
-        save(figure, folder / f"{name}.svg")
+        chart.save(figure, folder / f"{name}.svg")
     return drawn
 
 
 def build(rows: Sequence[Row], records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     """The figures that have data, by name, each with its caption."""
     with matplotlib.rc_context():
-        set_style()
+        chart.set_style()
         made = {name: figure(rows, records) for name, figure in FIGURES.items()}
     return {name: found for name, found in made.items() if found is not None}
 
 
 def _without_disturbed(rows: Sequence[Row]) -> str:
     """What the caption says of a figure of `calm(rows)`."""
-    return " Runs disturbed by other processes are left out." if len(calm(rows)) < len(rows) else ""
+    return " Runs disturbed by other processes are left out." if len(points.calm(rows)) < len(rows) else ""
 
 
 def _of(common: str) -> str:
@@ -93,15 +53,15 @@ def _of(common: str) -> str:
     return f": {common}" if common else ""
 
 
-def _draw_accuracy_throughput(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    series = accuracy_throughput(rows)
+def _draw_accuracy_throughput(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    series = points.accuracy_throughput(rows)
     if not series:
         return None
-    figure, axes = blank(height=4.0)
-    styles = styles_of(series)
+    figure, axes = chart.blank(height=4.0)
+    styles = chart.styles_of(series)
+    chart.scatter_all(axes, series, styles, linestyle="none")
     for one in series:
-        scatter(axes, one, {**styles[one.label], "linestyle": "none"})
-        texts: list[Point] = []
+        texts: list[chart.Point] = []
         for point in filter(lambda point: point.text, one.points):
             # Two runs of one setting lie so close that one text serves both.
             if not any(point.text == other.text and abs(point.y - other.y) < 0.03 for other in texts):
@@ -109,85 +69,81 @@ def _draw_accuracy_throughput(rows: Sequence[Row], records: Sequence[Record]) ->
                 texts.append(point)
     axes.margins(x=0.09, y=0.08)
     axes.set_xscale("log")
-    one_two_five(axes.xaxis)
-    axes.set_xlabel("training throughput (samples/s)")
-    axes.set_ylabel("validation accuracy (fraction)")
-    legend(figure, series, styles, joined=False)
+    chart.one_two_five(axes.xaxis)
+    axes.set(xlabel="training throughput (samples/s)", ylabel="validation accuracy (fraction)")
+    chart.legend(figure, series, styles, joined=False)
     caption = (
-        f"Validation accuracy after {MAIN_EPOCHS} epochs against training throughput, "
+        f"Validation accuracy after {points.MAIN_EPOCHS} epochs against training throughput, "
         f"{network_label(MAIN_NETWORKS[0])} on CIFAR-10, one point a run. Beside some points: "
         "batch per device x devices."
     )
-    return figure, caption + marks_of(series)
+    return figure, caption + chart.marks_of(series)
 
 
-def _draw_learning_curves(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    common, series = learning_curves(records)
+def _draw_learning_curves(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    common, series = points.learning_curves(records)
     if not series:
         return None
-    figure = curve_chart(common, series, xlabel="epoch (passes over the training images)", per=1.0)
+    figure = chart.curve_chart(common, series, xlabel="epoch (passes over the training images)", per=1.0)
     return figure, f"Validation accuracy after each epoch, one line a measured run{_of(common)}."
 
 
-def _draw_accuracy_time(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    common, series = accuracy_time(records)
+def _draw_accuracy_time(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    common, series = points.accuracy_time(records)
     if not series:
         return None
-    per, unit = time_unit(max(one.points[-1].x for one in series))
-    figure = curve_chart(common, series, xlabel=f"wall time since the run began ({unit})", per=per)
+    per, unit = chart.time_unit(max(one.points[-1].x for one in series))
+    figure = chart.curve_chart(common, series, xlabel=f"wall time since the run began ({unit})", per=per)
     virtual = any("(virtual)" in one.label for one in series) or "(virtual)" in common
     caption = f"The same validation accuracies against wall time, start and earlier evaluations included{_of(common)}."
     return figure, caption + " A run on virtual devices takes the time of the one that plays them." * virtual
 
 
-def _draw_throughput_devices(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    common, found = throughput_devices(rows)
+def _draw_throughput_devices(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    common, found = points.throughput_devices(rows)
     series, efficiencies = found["throughput"], found["efficiency"]
     if not series:
         return None
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
+    figure = Figure(figsize=(chart.WIDTH, 3.9), layout="constrained")
     panels = figure.subplots(1, 2 if efficiencies else 1, squeeze=False)[0]
-    styles = styles_of(series)
-    for one in series:
-        scatter(panels[0], one, styles[one.label])
+    styles = chart.styles_of(series)
+    chart.scatter_all(panels[0], series, styles)
     panels[0].set_yscale("log", base=2)
     panels[0].yaxis.set_major_locator(FixedLocator([1000.0 * 2**power for power in range(-6, 9)]))
     panels[0].yaxis.set_minor_locator(NullLocator())
-    panels[0].yaxis.set_major_formatter(plain_number)
-    titled(figure, common)
+    panels[0].yaxis.set_major_formatter(chart.plain_number)
+    chart.titled(figure, common)
     panels[0].set_ylabel("training throughput (samples/s)")
     if efficiencies:
-        for one in efficiencies:
-            scatter(panels[1], one, styles[one.label])
-        panels[1].axhline(1.0, color=GREY, linewidth=0.8)
+        chart.scatter_all(panels[1], efficiencies, styles)
+        panels[1].axhline(1.0, color=chart.GREY, linewidth=0.8)
         panels[1].set_ylim(bottom=0)
         panels[1].set_ylabel("efficiency by throughput (1 is ideal)")
     for axes in panels:
-        log2(axes, [point.x for one in series for point in one.points])
+        chart.log2(axes, [point.x for one in series for point in one.points])
         axes.set_xlabel("devices (count)")
-    legend(figure, series, styles)
+    chart.legend(figure, series, styles)
     caption = f"Training throughput against real devices, batch per device held fixed (weak scaling){_of(common)}."
     if any(one.measured for one in series):
         caption += " Of several measured ways to exchange gradients the fastest."
     if efficiencies:
         caption += " Right: speed-up by throughput / devices, for series that have a row on one device."
-    return figure, caption + marks_of(series)
+    return figure, caption + chart.marks_of(series)
 
 
-def _draw_throughput_batch(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    panels = throughput_batch(rows)
+def _draw_throughput_batch(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    panels = points.throughput_batch(rows)
     if not panels:
         return None
     across = min(3, len(panels))
     down = -(-len(panels) // across)
-    figure = Figure(figsize=(WIDTH, 0.4 + 3.2 * down), layout="constrained")
+    figure = Figure(figsize=(chart.WIDTH, 0.4 + 3.2 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
     everything = [one for series in panels.values() for one in series]
-    styles = styles_of(everything)
+    styles = chart.styles_of(everything)
     for place, (axes, (network, series)) in enumerate(zip(grid, panels.items())):
-        for one in series:
-            scatter(axes, one, styles[one.label])
-        log2(axes, [point.x for one in series for point in one.points])
+        chart.scatter_all(axes, series, styles)
+        chart.log2(axes, [point.x for one in series for point in one.points])
         axes.set_title(network)
         axes.set_xlabel("batch on the device (samples)")
         if place % across == 0:
@@ -195,63 +151,63 @@ def _draw_throughput_batch(rows: Sequence[Row], records: Sequence[Record]) -> Dr
     for axes in grid[len(panels) :]:
         axes.remove()
     grid[0].set_yscale("log")
-    one_two_five(grid[0].yaxis)
-    legend(figure, everything, styles)
+    chart.one_two_five(grid[0].yaxis)
+    chart.legend(figure, everything, styles)
     caption = "Training throughput of one device (or CPU) against the batch size; the mean where a batch was run twice."
-    return figure, caption + marks_of(everything)
+    return figure, caption + chart.marks_of(everything)
 
 
-def _draw_roofline(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    series, peaks = roofline(rows)
+def _draw_roofline(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    series, peaks = points.roofline(rows)
     if not series:
         return None
-    figure, axes = blank(height=5.4)
-    styles = styles_of(series)
+    figure, axes = chart.blank(height=5.4)
+    styles = chart.styles_of(series)
     ends = [point.x for one in series for point in one.points]
     reach = (min(ends) / 20, max(ends) * 2)  # names stand on the left of their points
     for one in series:
         limit = [peaks[one.label] / (6 * x) for x in reach]
         axes.plot(reach, limit, **{**{k: styles[one.label][k] for k in ("color", "linestyle")}, "linewidth": 1.0})
-        scatter(axes, one, {**styles[one.label], "linestyle": "none"})
-    for point in readable([point for one in series for point in one.points]):
+        chart.scatter(axes, one, {**styles[one.label], "linestyle": "none"})
+    for point in chart.readable([point for one in series for point in one.points]):
         axes.annotate(
             point.text, (point.x, point.y), (-5, -5), textcoords="offset points", fontsize=7, ha="right", va="top"
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(*reach)
-    axes.set_xlabel("multiply-adds of one image's forward pass (count)")
-    axes.set_ylabel("training throughput (samples/s)")
-    legend(figure, series, styles, joined=False)
+    axes.set(xlabel="multiply-adds of one image's forward pass (count)", ylabel="training throughput (samples/s)")
+    chart.legend(figure, series, styles, joined=False)
     caption = (
         "Training throughput of every network on one device against what an image costs. The line is as fast as the "
         "device could be if all were large matrix products: their operations a second / (6 x multiply-adds). Where "
         "points crowd, only some are named; the table has all."
     )
-    return figure, caption + _without_disturbed(measured_rows(rows)) + marks_of(series)
+    return figure, caption + _without_disturbed(points.measured_rows(rows)) + chart.marks_of(series)
 
 
-def _draw_speedup_workers(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    panels = {title: series for title, series in speedup_workers(rows).items() if series}
+def _draw_speedup_workers(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    panels = {title: series for title, series in points.speedup_workers(rows).items() if series}
     if not panels:
         return None
-    figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
+    figure = Figure(figsize=(chart.WIDTH, 3.8), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     everything = [one for series in panels.values() for one in series]
-    styles = styles_of(everything)
+    styles = chart.styles_of(everything)
     counts = sorted({point.x for one in everything for point in one.points})
     for axes, (title, series) in zip(grid, panels.items()):
         # Straight between the counts, as the others are, so that it is only crossed where it was beaten.
-        axes.plot(counts, counts, color=GREY, linewidth=0.8)
-        axes.annotate("ideal", (counts[-1], counts[-1]), (-8, 0), textcoords="offset points", ha="right", color=GREY)
-        for one in series:
-            scatter(axes, one, styles[one.label])
-        log2(axes, counts)
+        axes.plot(counts, counts, color=chart.GREY, linewidth=0.8)
+        axes.annotate(
+            "ideal", (counts[-1], counts[-1]), (-8, 0), textcoords="offset points", ha="right", color=chart.GREY
+        )
+        chart.scatter_all(axes, series, styles)
+        chart.log2(axes, counts)
         axes.set_ylim(bottom=0)
         axes.set_title(title)
         axes.set_xlabel("workers, one device each (count)")
     grid[0].set_ylabel("speed-up (times one worker)")
-    legend(figure, everything, styles)
+    chart.legend(figure, everything, styles)
     caption = (
         "Speed-up against workers, batch per device held fixed (weak scaling). Published: the Theano study, redrawn "
         "from its seconds for 5,120 images; it printed the left side, which leaves out the time that workers wait "
@@ -259,63 +215,60 @@ def _draw_speedup_workers(rows: Sequence[Row], records: Sequence[Record]) -> Dra
     )
     if any(one.measured for one in everything):
         caption += " Thick lines: measured, by throughput."
-    return figure, caption + marks_of(everything)
+    return figure, caption + chart.marks_of(everything)
 
 
-def _draw_staleness(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    common, panels = staleness(records)
+def _draw_staleness(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    common, panels = points.staleness(records)
     series = panels["steps"]
     if not series:
         return None
-    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    figure = Figure(figsize=(chart.WIDTH, 4.2), layout="constrained")
     grid = figure.subplots(1, 2, sharey=True)
-    styles = styles_of(series)
+    styles = chart.styles_of(series)
     xlabels = {"steps": "optimizer steps of each worker (count)", "minutes": "wall time since the run began (minutes)"}
     for axes, (name, found) in zip(grid, panels.items()):
-        for one in found:
-            scatter(axes, one, {**styles[one.label], "linewidth": 1.4})
+        chart.scatter_all(axes, found, styles, linewidth=1.4)
         axes.set_xlim(left=0)
         axes.set_xlabel(xlabels[name])
     grid[0].set_ylabel("validation accuracy (fraction)")
-    titled(figure, common)
-    legend(figure, series, styles)
+    chart.titled(figure, common)
+    chart.legend(figure, series, styles)
     return figure, (
         f"Validation accuracy against steps and against wall time under bounded staleness: {common}. A bound is the "
         "number of steps that a worker may be ahead of the slowest one."
     )
 
 
-def _draw_accuracy_batch(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    common, series = accuracy_batch(rows, records)
+def _draw_accuracy_batch(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    common, series = points.accuracy_batch(rows, records)
     if not series:
         return None
-    figure, axes = line_chart(common, series)
-    log2(axes, [point.x for one in series for point in one.points])
-    axes.set_xlabel("total batch (samples)")
-    axes.set_ylabel("validation accuracy (fraction)")
+    figure, axes = chart.line_chart(common, series)
+    chart.log2(axes, [point.x for one in series for point in one.points])
+    axes.set(xlabel="total batch (samples)", ylabel="validation accuracy (fraction)")
     return figure, (
         f"Validation accuracy after the last epoch against the total batch: {common}. At each batch the best of what "
         "was published, and of what was measured here by the study's way and by any other."
     )
 
 
-def _draw_accuracy_worth(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    common, series = accuracy_worth(rows, records)
+def _draw_accuracy_worth(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    common, series = points.accuracy_worth(rows, records)
     if not series:
         return None
-    figure, axes = blank(height=4.0)
-    styles = styles_of(series)
+    figure, axes = chart.blank(height=4.0)
+    styles = chart.styles_of(series)
     for one in series:
         # Here they are predictions: the accuracy is measured, the speed is the published one.
-        scatter(axes, dataclasses.replace(one, measured=False), styles[one.label])
+        chart.scatter(axes, dataclasses.replace(one, measured=False), styles[one.label])
         for point in one.points:
             axes.annotate(point.text, (point.x, point.y), (5, 4), textcoords="offset points", fontsize=7)
     axes.set_xscale("log")
     axes.margins(x=0.09, y=0.08)
-    one_two_five(axes.xaxis)
-    axes.set_xlabel("published training throughput (samples/s)")
-    axes.set_ylabel("validation accuracy (fraction)")
-    legend(figure, [dataclasses.replace(one, measured=False) for one in series], styles)
+    chart.one_two_five(axes.xaxis)
+    axes.set(xlabel="published training throughput (samples/s)", ylabel="validation accuracy (fraction)")
+    chart.legend(figure, [dataclasses.replace(one, measured=False) for one in series], styles)
     return figure, (
         f"When several devices are worth it: {common}; at each total batch the most accurate published setting (batch "
         "per device x devices) with its accuracy as printed, and with that of the best way found here at the same "
@@ -323,41 +276,42 @@ def _draw_accuracy_worth(rows: Sequence[Row], records: Sequence[Record]) -> Draw
     )
 
 
-def _draw_noise_scale(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    common, series = noise_scale(records)
+def _draw_noise_scale(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    common, series = points.noise_scale(records)
     if not series:
         return None
-    figure, axes = line_chart(common, series)
+    figure, axes = chart.line_chart(common, series)
     axes.set_yscale("log")
     axes.set_xlim(left=0)
-    axes.set_xlabel("epochs trained (passes over the training images)")
-    axes.set_ylabel("gradient noise scale (samples)")
+    axes.set(xlabel="epochs trained (passes over the training images)", ylabel="gradient noise scale (samples)")
     return figure, (
         f"Gradient noise scale over the training, numerator and denominator averaged apart over each twelfth: {common}."
     )
 
 
-def _draw_time_split(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    common, bars = time_split(rows)
+def _draw_time_split(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    common, bars = points.time_split(rows)
     if not bars:
         return None
-    per, unit = time_unit(max(sum(bar.parts.values()) for bar in bars))
-    figure = bar_chart(bars, xlabel=f"wall time ({unit})", per=per)
-    titled(figure, common)
-    left_out = _without_disturbed(over_epochs(rows))
+    per, unit = chart.time_unit(max(sum(bar.parts.values()) for bar in bars))
+    figure = chart.bar_chart(bars, xlabel=f"wall time ({unit})", per=per)
+    chart.titled(figure, common)
+    left_out = _without_disturbed(points.over_epochs(rows))
     return figure, (
         f"Where the wall time of each measured run went{_of(common)}. At the end of each bar: its wall time ({unit}), "
         f"to which the parts add up. Data: training stood still for the next batch.{left_out}"
     )
 
 
-def _draw_speedup_reconciled(rows: Sequence[Row], records: Sequence[Record]) -> Drawn:
-    common, bars = speedup_reconciled(rows)
+def _draw_speedup_reconciled(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
+    common, bars = points.speedup_reconciled(rows)
     if not bars:
         return None
-    figure = bar_chart(bars, xlabel="speed-up by throughput less speed-up by wall time (times one device)", per=1.0)
+    figure = chart.bar_chart(
+        bars, xlabel="speed-up by throughput less speed-up by wall time (times one device)", per=1.0
+    )
     figure.axes[0].axvline(0, color="black", linewidth=0.8)
-    titled(figure, common)
+    chart.titled(figure, common)
     return figure, (
         f"Why the two measured speed-ups differ{_of(common)}. Each part of the wall time takes from the speed-up by "
         "throughput (right of 0) or adds to it (left of 0); at the end of each bar their sum, the whole difference. "
@@ -365,7 +319,7 @@ def _draw_speedup_reconciled(rows: Sequence[Row], records: Sequence[Record]) -> 
     )
 
 
-FIGURES: dict[str, Callable[[Sequence[Row], Sequence[Record]], Drawn]] = {
+FIGURES: dict[str, Callable[[Sequence[Row], Sequence[Record]], chart.Drawn]] = {
     "accuracy_throughput": _draw_accuracy_throughput,
     "learning_curves": _draw_learning_curves,
     "accuracy_time": _draw_accuracy_time,

@@ -12,7 +12,7 @@ from poc.recipe import networks
 from poc.recipe.exchanges import Stale
 from poc.records import timing
 from poc.records.record import COMPLETED, DIVERGED, DONE, Evaluation, Record
-from poc.records.row import MEASURED, PUBLISHED, Row
+from poc.records.row import PUBLISHED, Row
 from poc.report import compare, ways
 from poc.report.cells import MAIN_NETWORKS, network_label
 from poc.report.chart import Bar, Point, Series
@@ -46,13 +46,13 @@ def accuracy_throughput(rows: Sequence[Row]) -> list[Series]:
             Point(
                 x=row.samples_per_second,
                 y=row.accuracy,
-                text=_batch(row) if _is_measured(row) or row.accuracy in ends else "",
-                virtual=bool(row.virtual),
+                text=_batch(row) if row.measured or row.accuracy in ends else "",
+                virtual=row.virtual,
                 contradictory=bool(row.flag),
             )
             for row in members
         ]
-        looks: dict[str, Any] = {"machine": _machine(members[0]), "measured": _is_measured(members[0])}
+        looks: dict[str, Any] = {"machine": _machine(members[0]), "measured": members[0].measured}
         series.append(Series(label=label, points=tuple(points), **looks))
     return series
 
@@ -74,23 +74,15 @@ def throughput_devices(rows: Sequence[Row]) -> tuple[str, dict[str, list[Series]
     has a row on one device. Of measured ones that differ in how gradients are exchanged, the fastest.
     """
     found = _fastest(_over_devices(_comparable(rows)))
-    common, labels = _distinguish(
-        [
-            [
-                network_label(last.network),
-                _machine(last),
-                f"{last.batch_per_device:g} a device",
-                _engine(last),
-                _exchange(last),
-                _cores(last),
-                _made_up(last),
-            ]
-            for _, (*_, last) in found
-        ]
-    )
+
+    def described(row: Row) -> list[str]:
+        words = [network_label(row.network), _machine(row), f"{row.batch_per_device:g} a device"]
+        return [*words, _engine(row), _exchange(row), _cores(row), _made_up(row)]
+
+    common, labels = _distinguish([described(last) for _, (*_, last) in found])
     panels: dict[str, list[Series]] = {"throughput": [], "efficiency": []}
     for label, (alone, others) in zip(labels, found):
-        looks: dict[str, Any] = {"label": label, "machine": _machine(others[0]), "measured": _is_measured(others[0])}
+        looks: dict[str, Any] = {"label": label, "machine": _machine(others[0]), "measured": others[0].measured}
         panels["throughput"].append(Series(points=_rates([*alone, *others]), **looks))
         if alone:
             panels["efficiency"].append(Series(points=_efficiencies(alone, others), **looks))
@@ -113,35 +105,27 @@ def throughput_batch(rows: Sequence[Row]) -> dict[str, list[Series]]:
     """
     panels: dict[str, dict[tuple[Any, ...], list[Row]]] = {}
     for row in _comparable(rows):
-        if (
-            row.devices is not None
-            and row.devices <= 1
-            and not row.fixed
-            and row.batch_per_device is not None
-            and row.samples_per_second is not None
-        ):
+        known = None not in (row.devices, row.batch_per_device, row.samples_per_second)
+        if known and row.devices <= 1 and not row.fixed:
             words = (_machine(row), _engine(row), _cores(row), _precision(row), _made_up(row))
             panels.setdefault(row.network, {}).setdefault((*words, row.setting), []).append(row)
-    known = list(networks.NETWORKS)
-    ranked = sorted(panels.items(), key=lambda panel: known.index(panel[0]) if panel[0] in known else len(known))
+    order = list(networks.NETWORKS)
+    ranked = sorted(panels.items(), key=lambda panel: order.index(panel[0]) if panel[0] in order else len(order))
     drawn: dict[str, list[Series]] = {}
     for network, found in ranked:
         lines = {key for key, members in found.items() if len({row.batch_per_device for row in members}) > 1}
         if not lines:
             continue
-        measured = any(_is_measured(found[key][0]) for key in lines)
-        shown = {
-            key: members
-            for key, members in found.items()
-            if key in lines or not (measured and _is_measured(members[0]))
-        }
+        measured = any(found[key][0].measured for key in lines)
+        alone = {key for key in found.keys() - lines if measured and found[key][0].measured}
+        shown = {key: members for key, members in found.items() if key not in alone}
         labels = _numbered(", ".join(filter(None, key[:-1])) for key in shown)
         drawn[network_label(network)] = [
             Series(
                 label=label,
                 machine=key[0],
                 points=_rates(members, across="batch_per_device"),
-                measured=_is_measured(members[0]),
+                measured=members[0].measured,
             )
             for label, (key, members) in zip(labels, shown.items())
         ]
@@ -228,25 +212,8 @@ def time_split(rows: Sequence[Row]) -> tuple[str, list[Bar]]:
 def staleness(records: Sequence[Record]) -> tuple[str, dict[str, list[Series]]]:
     """What all runs of exchange `stale` have in common, and their accuracy against "steps" and against "minutes"."""
     members = [record for record in records if _is_stale(record)]
-    common, labels = _distinguish([_description(from_record(record)) for record in members])
-    axes: dict[str, Callable[[Record, Evaluation], float]] = {
-        "steps": lambda record, evaluation: float(evaluation.epoch * record.run.steps_per_epoch),
-        "minutes": lambda record, evaluation: evaluation.at / 60,
-    }
-    return common, {
-        name: [
-            Series(
-                label=label,
-                machine=label,
-                points=tuple(
-                    Point(x=place(record, evaluation), y=evaluation.accuracy) for evaluation in record.evaluations
-                ),
-                measured=True,
-            )
-            for label, record in zip(labels, members)
-        ]
-        for name, place in axes.items()
-    }
+    common, steps = _accuracies(members, lambda record, at: float(at.epoch * record.run.steps_per_epoch))
+    return common, {"steps": steps, "minutes": _accuracies(members, lambda record, at: at.at / 60)[1]}
 
 
 def accuracy_batch(rows: Sequence[Row], records: Sequence[Record]) -> tuple[str, list[Series]]:
@@ -292,29 +259,23 @@ def accuracy_worth(rows: Sequence[Row], records: Sequence[Record]) -> tuple[str,
     series = []
     for machine in dict.fromkeys(row.hardware for row in rows):
         settings: dict[int, Row] = {}
-        for row in rows:
-            batch = row.total_batch
-            if row.hardware == machine and row.accuracy is not None:
-                known = settings.get(batch)
-                if known is None or row.accuracy > known.accuracy:
-                    settings[batch] = row
-        found = {batch: one.best(batch, source=False) for batch in settings}
-        lines = {
+        for row in sorted(
+            (row for row in rows if row.hardware == machine and row.accuracy), key=lambda row: -row.accuracy
+        ):
+            settings.setdefault(row.total_batch, row)
+        best = {batch: one.best(batch, source=False) for batch in settings}
+        lines: dict[str, dict[int, Any]] = {
             "as published": {batch: row.accuracy for batch, row in settings.items()},
-            "by the best way found": {
-                batch: best.accuracy for batch, best in found.items() if best is not None and best.accuracy is not None
-            },
+            "by the best way found": {batch: training.accuracy for batch, training in best.items() if training},
         }
         for name, accuracies in lines.items():
-            points = [
-                Point(x=settings[batch].samples_per_second, y=accuracies[batch], text=f"{_batch(settings[batch])}")
+            points = tuple(
+                Point(x=settings[batch].samples_per_second, y=accuracies[batch], text=_batch(settings[batch]))
                 for batch in sorted(accuracies)
-            ]
+            )
             if points:
-                label = f"{machine}, {name}"
-                series.append(
-                    Series(label=label, machine=machine, points=tuple(points), measured=name != "as published")
-                )
+                own = name != "as published"
+                series.append(Series(label=f"{machine}, {name}", machine=machine, points=points, measured=own))
     return f"{network_label(one.network)}, {one.epochs} epochs", series if any(line.measured for line in series) else []
 
 
@@ -343,7 +304,7 @@ def _comparable(rows: Sequence[Row]) -> list[Row]:
 
 def measured_rows(rows: Sequence[Row]) -> list[Row]:
     """Rows of measured runs that were completed and are no quick look."""
-    return [row for row in rows if _is_measured(row) and row.outcome == COMPLETED and not row.quick]
+    return [row for row in rows if row.measured and row.outcome == COMPLETED and not row.quick]
 
 
 def over_epochs(rows: Sequence[Row]) -> list[Row]:
@@ -356,15 +317,11 @@ def calm(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row.disturbed] or list(rows)
 
 
-def _is_measured(row: Row) -> bool:
-    return bool(row.origin == MEASURED)
-
-
 def _machine(row: Row) -> str:
     """What a legend calls the machine: a source's hardware, or the name that its user gave to it."""
-    if not _is_measured(row):
-        return str(row.hardware)
-    named, hardware = str(row.infrastructure), str(row.hardware)
+    named, hardware = row.infrastructure, row.hardware
+    if not row.measured:
+        return hardware
     words = named if hardware == named else f"{named}: {hardware}"
     return f"{words}, its CPU" if row.kind == "cpu" and not hardware.startswith("CPU") else words
 
@@ -404,18 +361,9 @@ def _exchange(row: Row) -> str:
 
 def _description(row: Row) -> list[str]:
     """What tells one measured run from another, in words."""
-    return [
-        network_label(row.network),
-        "batch " + _batch(row) + (" (virtual)" if row.virtual else ""),
-        f"lr {row.learning_rate:g}",
-        str(row.dataset),
-        _engine(row),
-        _precision(row),
-        _exchange(row),
-        _cores(row),
-        _machine(row),
-        f"seed {row.seed:g}",
-    ]
+    batch = "batch " + _batch(row) + (" (virtual)" if row.virtual else "")
+    words = [network_label(row.network), batch, f"lr {row.learning_rate:g}", row.dataset, _engine(row)]
+    return [*words, _precision(row), _exchange(row), _cores(row), _machine(row), f"seed {row.seed:g}"]
 
 
 def _distinguish(descriptions: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
@@ -480,18 +428,21 @@ def _curves(records: Sequence[Record], when: Callable[[Evaluation], float]) -> t
     # Other ways to train have figures of their own.
     compared = ways.comparisons(records)
     elsewhere = {id(one.record) for found in compared for one in found.trainings if not one.source}
-    members = [
-        record for record in records if _evaluated(record) and not _is_stale(record) and id(record) not in elsewhere
-    ]
-    common, labels = _distinguish([_description(from_record(record)) for record in members])
+    chosen = [record for record in records if _evaluated(record) and not _is_stale(record)]
+    return _accuracies([record for record in chosen if id(record) not in elsewhere], lambda _, at: when(at))
+
+
+def _accuracies(records: Sequence[Record], when: Callable[[Record, Evaluation], float]) -> tuple[str, list[Series]]:
+    """What all records have in common, and the accuracies of each over what `when` says."""
+    common, labels = _distinguish([_description(from_record(record)) for record in records])
     return common, [
         Series(
             label=", ".join(filter(None, [label, "diverged" * (record.outcome == DIVERGED)])),
             machine=label,
-            points=tuple(Point(x=when(evaluation), y=evaluation.accuracy) for evaluation in record.evaluations),
+            points=tuple(Point(x=when(record, at), y=at.accuracy) for at in record.evaluations),
             measured=True,
         )
-        for label, record in zip(labels, members)
+        for label, record in zip(labels, records)
     ]
 
 
@@ -521,7 +472,7 @@ def _fastest(found: list[tuple[list[Row], list[Row]]]) -> list[tuple[list[Row], 
     groups: dict[tuple[Any, ...], list[tuple[list[Row], list[Row]]]] = {}
     for number, one in enumerate(found):
         row = one[1][-1]
-        alone = number if not _is_measured(row) or row.exchange == "independent" else None
+        alone = number if not row.measured or row.exchange == "independent" else None
         how = (_engine(row), _precision(row), _made_up(row))
         key = (row.network, _machine(row), row.batch_per_device, *how, alone)
         groups.setdefault(key, []).append(one)
@@ -540,9 +491,9 @@ def _speedups(found: Sequence[compare.Series], speedup: Callable[[Sequence[Row],
         if points:
             row = series.rows[0]
             words = [f"{row.batch_per_device:g} a device"]
-            if _is_measured(row):
+            if row.measured:
                 words += [_engine(row), _exchange(row), _cores(row), _made_up(row), _machine(row)]
-            label = ", ".join([network_label(row.network) if _is_measured(row) else row.network, *filter(None, words)])
+            label = ", ".join([network_label(row.network) if row.measured else row.network, *filter(None, words)])
             points = (Point(x=1.0, y=1.0), *points)
-            lines.append(Series(label=label, machine=label, points=points, measured=_is_measured(row)))
+            lines.append(Series(label=label, machine=label, points=points, measured=row.measured))
     return lines

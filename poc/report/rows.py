@@ -13,7 +13,7 @@ from poc import engines
 from poc.recipe import SGD, networks
 from poc.records import timing
 from poc.records.record import COMPLETED, Record
-from poc.records.row import MEASURED, PUBLISHED, Row
+from poc.records.row import MEASURED, Row
 from poc.report import compare
 from poc.run import Run
 from poc.studies import Study
@@ -49,7 +49,7 @@ def collect(records: Sequence[Record], published: Iterable[Study]) -> list[Row]:
 
 def main_study(rows: Iterable[Row]) -> str:
     """The name of the study that comes first; empty where nothing is published."""
-    return next((row.study for row in rows if row.origin == PUBLISHED), "")
+    return next((row.study for row in rows if not row.measured), "")
 
 
 def last_takes(records: Sequence[Record]) -> list[Record]:

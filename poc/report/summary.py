@@ -6,15 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from poc.records.record import COMPLETED, Record
-from poc.records.row import MEASURED, Row
-from poc.report import compare, ways
-from poc.report.cells import MAIN_NETWORKS, kind_of_device, machine_of, network_label, network_of
+from poc.records.row import Row
+from poc.report import cells, compare, ways
 from poc.report.rows import USUAL_ENGINE, main_study
 
 
 def summary(rows: Sequence[Row], records: Sequence[Record] = ()) -> str:
     """A list, in words: speed, accuracy, both beside the published setting, what large batches keep, how it scales."""
-    measured = [row for row in rows if row.origin == MEASURED and row.outcome == COMPLETED]
+    measured = [row for row in rows if row.measured and row.outcome == COMPLETED]
     full = [row for row in measured if not row.quick]
     if not measured:
         return (
@@ -30,8 +29,8 @@ def summary(rows: Sequence[Row], records: Sequence[Record] = ()) -> str:
     printed = [row for row in rows if row.study == main_study(rows)]
     all_disturbed = all(row.disturbed for row in full)
     found, kept = [], kept_in_words(records)
-    for machine in dict.fromkeys(map(machine_of, full)):
-        of_machine = [row for row in full if machine_of(row) == machine]
+    for machine in dict.fromkeys(map(cells.machine_of, full)):
+        of_machine = [row for row in full if cells.machine_of(row) == machine]
         real = [row for row in of_machine if not row.virtual and row.samples_per_second is not None]
         # A disturbed speed leads only where there is no other.
         real = [row for row in real if all_disturbed or not row.disturbed]
@@ -49,7 +48,7 @@ def _telling(row: Row, printed: Sequence[Row]) -> tuple[Any, ...]:
         row.dataset != "synthetic",
         row.accuracy is not None,
         len([one for one in _like(row, printed) if one.devices]),
-        row.network == MAIN_NETWORKS[0],
+        row.network == cells.MAIN_NETWORKS[0],
         row.epochs or 0,
         row.samples_per_second,
     )
@@ -90,7 +89,7 @@ def _headline(row: Row, printed: Sequence[Row], machine: str) -> str:
 
 def _played(row: Row, printed: Sequence[Row]) -> str:
     text = (
-        f"{network_of(row)} with {row.devices} virtual devices (one played all in turn, so its throughput is not "
+        f"{cells.network_of(row)} with {row.devices} virtual devices (one played all in turn, so its throughput is not "
         f"theirs), {_conditions(row)}, {_reached(row)}."
     )
     compared = [f"{one.accuracy:.3f} on {_on(one)}" for one in _like(row, printed) if _same_training(one, row)]
@@ -106,9 +105,9 @@ def kept_in_words(records: Sequence[Record]) -> str:
             if best or source:
                 known = [f"{one.accuracy:.4f}" if one else "not run" for one in (best, source)]
                 said.append(f"{known[0]} ({known[1]}) at {batch:,}")
-        if comparison.network == MAIN_NETWORKS[0] and len(said) > 1:
+        if comparison.network == cells.MAIN_NETWORKS[0] and len(said) > 1:
             return (
-                f"What {network_label(comparison.network)} reaches in {comparison.epochs} epochs of "
+                f"What {cells.network_label(comparison.network)} reaches in {comparison.epochs} epochs of "
                 f"{comparison.dataset} at each total batch by the best way found here (and by the main study's way), "
                 f"larger batches played by virtual devices, n = 1 run each: {', '.join(said)}."
             )
@@ -121,8 +120,8 @@ def _scaling_sentences(full: Sequence[Row]) -> list[str]:
     for series in compare.series(full):
         row = series.rows[-1]
         if row.exchange != "independent" and compare.by_throughput(series.alone, row) is not None:
-            groups.setdefault((machine_of(row), row.network, series.kind, series.batch), []).append(series)
-    main = {key: found for key, found in groups.items() if key[1] == MAIN_NETWORKS[0]}
+            groups.setdefault((cells.machine_of(row), row.network, series.kind, series.batch), []).append(series)
+    main = {key: found for key, found in groups.items() if key[1] == cells.MAIN_NETWORKS[0]}
     sentences = []
     for found in (main or groups).values():
         fastest = max(found, key=lambda one: compare.by_throughput(one.alone, one.rows[-1]) or 0.0)
@@ -132,23 +131,23 @@ def _scaling_sentences(full: Sequence[Row]) -> list[str]:
         held = f"{fastest.batch} a device" if fastest.kind == compare.WEAK else f"{fastest.batch} in all"
         of = f", the fastest of {len(found)}" if len(found) > 1 else ""
         text = (
-            f"{row.devices} {kind_of_device(row)}s ({network_of(row)}, {fastest.kind} scaling, batch {held}, "
-            f"exchange {row.exchange}{of}) are {speedup:.2f} times as fast as one by throughput, an efficiency of "
-            f"{speedup / row.devices:.2f}"
+            f"{row.devices} {cells.kind_of_device(row)}s ({cells.network_of(row)}, {fastest.kind} scaling, "
+            f"batch {held}, exchange {row.exchange}{of}) are {speedup:.2f} times as fast as one by throughput, an "
+            f"efficiency of {speedup / row.devices:.2f}"
         )
         if wall is not None:
             text += f", and {wall:.2f} times by wall time ({wall / row.devices:.2f})"
-        sentences.append(text + f" on {machine_of(row)}.")
+        sentences.append(text + f" on {cells.machine_of(row)}.")
     return sentences
 
 
 def _speed(row: Row) -> str:
-    count = f"{row.devices} {kind_of_device(row)}{'s' * (row.devices > 1)}"
+    count = f"{row.devices} {cells.kind_of_device(row)}{'s' * (row.devices > 1)}"
     figure, how = row.samples_per_second, f"median of n = {row.windows} windows, spread {row.spread:.1f}"
     if row.repeats and row.throughput_mean is not None:
         figure = row.throughput_mean
         how = f"mean of n = {row.repeats} seeds, standard deviation {row.throughput_spread:.1f}"
-    return f"{network_of(row)} with {count}, {_conditions(row)}, trains at {figure:,.1f} samples/s ({how})"
+    return f"{cells.network_of(row)} with {count}, {_conditions(row)}, trains at {figure:,.1f} samples/s ({how})"
 
 
 def _reached(row: Row) -> str:

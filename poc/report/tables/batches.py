@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poc.records.row import Row
-from poc.report import ways
-from poc.report.cells import markdown, shown
+from poc.report import cells, ways
 
 COSTED = (0.75, 0.8, 0.85)
 """Accuracies for which the epochs, and the time on the published devices, are shown at each total batch."""
@@ -15,13 +14,13 @@ COSTED = (0.75, 0.8, 0.85)
 def kept(comparison: ways.Comparison, rows: Sequence[Row]) -> str:
     """For each total batch the main study's way and the best one found, and what was printed for that batch."""
     printed = ways.printed(rows, comparison.network, comparison.epochs)
-    cells = []
+    lines = []
     for batch in comparison.batches():
         source, best = (comparison.best(batch, source=source) for source in (True, False))
         gain = None
         if source is not None and best is not None:
             gain = (best.accuracy or 0.0) - (source.accuracy or 0.0)
-        cells.append(
+        lines.append(
             {
                 "total batch": str(batch),
                 "steps": str(next(one for one in comparison.trainings if one.total_batch == batch).record.run.steps),
@@ -32,11 +31,11 @@ def kept(comparison: ways.Comparison, rows: Sequence[Row]) -> str:
                 ),
                 "the study's way, here": _of_way(source),
                 "best way found": _of_way(best),
-                "gain": shown(gain, "+.4f"),
+                "gain": cells.shown(gain, "+.4f"),
                 "the best way": best.way if best else "",
             }
         )
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def _of_way(training: ways.Training | None) -> str:
@@ -62,12 +61,12 @@ def suffering(comparison: ways.Comparison) -> str:
 
 def tried(comparison: ways.Comparison) -> str:
     """Every run of a comparison, at each total batch the most accurate first."""
-    cells = []
+    lines = []
     for one in comparison.trainings:
         record, run = one.record, one.record.run
         evaluations = record.evaluations
         last = [evaluation.accuracy for evaluation in evaluations[-4:]]
-        cells.append(
+        lines.append(
             {
                 "total batch": str(one.total_batch),
                 "devices": f"{run.devices} virtual" if run.virtual else str(run.devices),
@@ -82,14 +81,14 @@ def tried(comparison: ways.Comparison) -> str:
                 "id": record.run_id,
             }
         )
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def cost_of_accuracy(comparison: ways.Comparison, rows: Sequence[Row]) -> str:
     """Epochs to round accuracies at each total batch, and the seconds that they take at the published speed there."""
     printed = ways.printed(rows, comparison.network, comparison.epochs)
     machines = list(dict.fromkeys(row.hardware for row in printed if row.devices))
-    cells = []
+    lines = []
     for batch in comparison.batches():
         for source, name in ((True, "the study's"), (False, "the best found")):
             training = comparison.best(batch, source=source)
@@ -99,7 +98,7 @@ def cost_of_accuracy(comparison: ways.Comparison, rows: Sequence[Row]) -> str:
             row = {
                 "total batch": str(batch),
                 "way": name,
-                "accuracy": shown(training.accuracy, ".4f"),
+                "accuracy": cells.shown(training.accuracy, ".4f"),
                 **{f"epochs to {level:g}": "never" if took[level] is None else str(took[level]) for level in COSTED},
             }
             for machine in machines:
@@ -109,8 +108,8 @@ def cost_of_accuracy(comparison: ways.Comparison, rows: Sequence[Row]) -> str:
                     if fastest is not None and epochs is not None:
                         seconds = f"{epochs * fastest.seconds_per_epoch:.0f} on {fastest.devices}"
                     row[f"{machine}: s to {level:g}"] = seconds
-            cells.append(row)
-    return markdown(cells)
+            lines.append(row)
+    return cells.markdown(lines)
 
 
 def _fastest(printed: Sequence[Row], machine: str, batch: int) -> Row | None:
@@ -128,14 +127,14 @@ def _fastest(printed: Sequence[Row], machine: str, batch: int) -> Row | None:
 
 def noise_scales(comparison: ways.Comparison) -> str:
     """The gradient noise scale in each quarter of every run that looked at it."""
-    cells = []
+    lines = []
     for one in comparison.trainings:
         record = one.record
         quarters = [record.noise(quarter / 4, (quarter + 1) / 4) for quarter in range(4)]
         whole = record.noise()
         if whole is None:
             continue
-        cells.append(
+        lines.append(
             {
                 "total batch": str(one.total_batch),
                 "way": one.way,
@@ -149,4 +148,4 @@ def noise_scales(comparison: ways.Comparison) -> str:
                 "id": record.run_id,
             }
         )
-    return markdown(cells)
+    return cells.markdown(lines)

@@ -9,22 +9,10 @@ from typing import Any
 
 from poc.records import timing
 from poc.records.record import COMPLETED, SKIPPED, Record
-from poc.records.row import MEASURED, Row
-from poc.report.cells import (
-    PART_LABELS,
-    accuracy_of,
-    aligned,
-    columns,
-    likeness,
-    markdown,
-    network_label,
-    record_cells,
-    right,
-    run_cells,
-    scaled,
-    shown,
-)
+from poc.records.row import Row
+from poc.report import cells
 from poc.report.rows import joules_per_sample
+from poc.run import Run
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.75, 0.8)
 """Accuracies for which the time to reach them is shown."""
@@ -32,49 +20,47 @@ THRESHOLDS = (0.5, 0.6, 0.7, 0.75, 0.8)
 
 def split(rows: Sequence[Row]) -> str:
     """The wall time of every measured run that ended, in parts that add up to it."""
-    cells = []
-    for row in sorted(rows, key=likeness):
-        if row.origin != MEASURED or row.wall_seconds is None or row.rest_seconds is None:
+    lines = []
+    for row in sorted(rows, key=cells.likeness):
+        if not row.measured or row.wall_seconds is None or row.rest_seconds is None:
             continue
         parts = {part: getattr(row, f"{part}_seconds") for part in timing.PARTS}
-        cells.append(
+        lines.append(
             {
-                **run_cells(row),
-                **{f"{PART_LABELS[part]} (s)": f"{seconds:.1f}" for part, seconds in parts.items()},
+                **cells.run_cells(row),
+                **{f"{cells.PART_LABELS[part]} (s)": f"{seconds:.1f}" for part, seconds in parts.items()},
                 "sum (s)": f"{math.fsum(parts.values()):.1f}",
                 "wall (s)": f"{row.wall_seconds:.1f}",
                 "training, of wall": f"{parts['train'] / row.wall_seconds:.1%}",
                 "note": row.note,
             }
         )
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def worker_split(records: Sequence[Record]) -> str:
     """The same for each worker of the runs that had several; only those that told of their end."""
-    cells = []
+    lines = []
     for record in records:
-        run = record.run
         for worker in record.workers:
             if worker.wall is None:
                 continue
-            seconds = timing.split(worker.wall, worker.parts, worker.windows)
-            cells.append(
+            run, seconds = record.run, timing.split(worker.wall, worker.parts, worker.windows)
+            lines.append(
                 {
-                    "run": f"{network_label(run.model)}, {run.batch_per_device} x {run.devices}",
-                    "id": record.run_id,
-                    "infrastructure": record.infrastructure,
+                    **cells.record_cells(record),
+                    "run": f"{cells.network_label(run.model)}, {run.batch_per_device} x {run.devices}",
                     "worker": str(worker.worker),
-                    **{f"{PART_LABELS[part]} (s)": f"{seconds[part]:.1f}" for part in timing.PARTS},
+                    **{f"{cells.PART_LABELS[part]} (s)": f"{seconds[part]:.1f}" for part in timing.PARTS},
                     "wall (s)": f"{worker.wall:.1f}",
                 }
             )
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def convergence(records: Sequence[Record]) -> str:
     """Accuracy against epochs, and the wall time (and cost) to reach round accuracies."""
-    cells = []
+    lines = []
     for record in records:
         evaluations, price = record.evaluations, record.price_per_hour
         if len(evaluations) < 2:
@@ -83,12 +69,12 @@ def convergence(records: Sequence[Record]) -> str:
         reached = {}
         for threshold in THRESHOLDS:
             at = next((evaluation.at for evaluation in evaluations if evaluation.accuracy >= threshold), None)
-            reached[f"min to {threshold:g}"] = shown(scaled(at, 1 / 60), ".1f")
+            reached[f"min to {threshold:g}"] = cells.shown(cells.scaled(at, 1 / 60), ".1f")
             if price is not None:
-                reached[f"$ to {threshold:g}"] = shown(scaled(at, price / 3600), ".3f")
-        cells.append(
+                reached[f"$ to {threshold:g}"] = cells.shown(cells.scaled(at, price / 3600), ".3f")
+        lines.append(
             {
-                **record_cells(record),
+                **cells.record_cells(record),
                 "data": record.dataset,
                 **{
                     f"epoch {evaluation.epoch}": f"{evaluation.accuracy:.4f}"
@@ -97,24 +83,24 @@ def convergence(records: Sequence[Record]) -> str:
                 **reached,
             }
         )
-    return markdown(aligned(cells))
+    return cells.markdown(cells.aligned(lines))
 
 
 def hardware(records: Sequence[Record]) -> str:
     """What the monitor saw of each device, averaged over the run; empty where a machine has no such counter."""
-    return markdown(
+    return cells.markdown(
         [
             {
-                **record_cells(record),
+                **cells.record_cells(record),
                 "device": device.device,
-                "utilisation": shown(device.utilisation, ".0%"),
-                "memory, peak (GiB)": shown(scaled(device.memory_peak_bytes, 2**-30), ".2f"),
-                "SM clock (MHz)": shown(device.sm_clock_mhz, ".0f"),
-                "memory clock (MHz)": shown(device.memory_clock_mhz, ".0f"),
-                "core clock (MHz)": shown(device.core_clock_mhz, ".0f"),
-                "power (W)": shown(device.power_watts, ".0f"),
-                "temperature (°C)": shown(device.temperature_celsius, ".0f"),
-                "joules a sample, all devices": shown(joules_per_sample(record), ".4f"),
+                "utilisation": cells.shown(device.utilisation, ".0%"),
+                "memory, peak (GiB)": cells.shown(cells.scaled(device.memory_peak_bytes, 2**-30), ".2f"),
+                "SM clock (MHz)": cells.shown(device.sm_clock_mhz, ".0f"),
+                "memory clock (MHz)": cells.shown(device.memory_clock_mhz, ".0f"),
+                "core clock (MHz)": cells.shown(device.core_clock_mhz, ".0f"),
+                "power (W)": cells.shown(device.power_watts, ".0f"),
+                "temperature (°C)": cells.shown(device.temperature_celsius, ".0f"),
+                "joules a sample, all devices": cells.shown(joules_per_sample(record), ".4f"),
                 "note": f"lost: {device.lost}" if device.lost else "",
             }
             for record in records
@@ -126,26 +112,25 @@ def hardware(records: Sequence[Record]) -> str:
 
 def memory(rows: Sequence[Row]) -> str:
     """Memory at its peak, and how many cores other processes kept busy, for every measured run that says so."""
-    cells = []
-    for row in sorted(rows, key=likeness):
-        if row.origin != MEASURED or row.host_peak_bytes is None:
-            continue
-        cells.append(
+    return cells.markdown(
+        [
             {
-                **run_cells(row),
+                **cells.run_cells(row),
                 "host memory, peak (GiB)": f"{row.host_peak_bytes / 2**30:.2f}",
-                "device memory, peak (GiB)": shown(scaled(row.device_peak_bytes, 2**-30), ".2f"),
-                "cores busy with other processes": shown(row.others_busy_cores, ".2f"),
-                "utilisation": shown(row.utilisation, ".0%"),
-                "joules a sample": shown(row.joules_per_sample, ".4f"),
+                "device memory, peak (GiB)": cells.shown(cells.scaled(row.device_peak_bytes, 2**-30), ".2f"),
+                "cores busy with other processes": cells.shown(row.others_busy_cores, ".2f"),
+                "utilisation": cells.shown(row.utilisation, ".0%"),
+                "joules a sample": cells.shown(row.joules_per_sample, ".4f"),
             }
-        )
-    return markdown(cells)
+            for row in sorted(rows, key=cells.likeness)
+            if row.host_peak_bytes is not None
+        ]
+    )
 
 
 def detail(records: Sequence[Record]) -> str:
     """Computation and communication apart, for the records that have that pass: medians a step."""
-    cells = []
+    lines = []
     for record in records:
         step = record.detail
         if step is None:
@@ -157,41 +142,41 @@ def detail(records: Sequence[Record]) -> str:
             "exposed communication (ms)": f"{exposed * 1e3:.1f}",
             "hidden communication (ms)": f"{max(0.0, step.exchange_seconds - max(0.0, exposed)) * 1e3:.1f}",
         }
-        cells.append(
+        lines.append(
             {
-                **record_cells(record),
+                **cells.record_cells(record),
                 "steps": str(step.steps),
                 "whole step (ms)": f"{step.whole_step_seconds * 1e3:.1f}",
                 "computation alone (ms)": f"{step.independent_step_seconds * 1e3:.1f}",
                 **{title: text if several else "" for title, text in travels.items()},
-                "waiting for slower workers (ms)": shown(scaled(step.synchronisation_seconds, 1e3), ".1f"),
-                "waiting for data (ms)": shown(scaled(step.data_seconds, 1e3), ".2f"),
+                "waiting for slower workers (ms)": cells.shown(cells.scaled(step.synchronisation_seconds, 1e3), ".1f"),
+                "waiting for data (ms)": cells.shown(cells.scaled(step.data_seconds, 1e3), ".2f"),
                 "exchanged (MB)": f"{step.exchange_bytes / 1e6:.2f}" if several else "",
-                "bus bandwidth (GB/s)": shown(scaled(step.bus_bytes_per_second, 1e-9), ".3f"),
-                "sums right": right(step.sums_right),
+                "bus bandwidth (GB/s)": cells.shown(cells.scaled(step.bus_bytes_per_second, 1e-9), ".3f"),
+                "sums right": cells.right(step.sums_right),
             }
         )
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def costs(records: Sequence[Record]) -> str:
     """Dollars an epoch, for records with a price."""
-    cells = []
+    lines = []
     for record in records:
         price = record.price_per_hour
         seconds = sum(window.seconds for window in record.windows)
         steps = sum(window.steps for window in record.windows)
         if price is None or not steps:
             continue
-        cells.append(
+        lines.append(
             {
-                **record_cells(record),
+                **cells.record_cells(record),
                 "price ($/h)": f"{price:g}",
                 "$ an epoch": f"{seconds / steps * record.run.steps_per_epoch / 3600 * price:.4f}",
-                "$ in all": shown(scaled(record.wall, price / 3600), ".4f"),
+                "$ in all": cells.shown(cells.scaled(record.wall, price / 3600), ".4f"),
             }
         )
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def machines(records: Sequence[Record]) -> str:
@@ -204,10 +189,10 @@ def machines(records: Sequence[Record]) -> str:
             # What does not vary from one look at a machine to the next.
             same = (record.infrastructure, machine.cpu, machine.cores, machine.memory_bytes, machine.driver, cards)
             groups.setdefault((*same, tuple(sorted(record.versions.items()))), []).append(record)
-    cells = []
+    lines = []
     for (infrastructure, cpu, cores, memory_bytes, driver, cards, versions), members in groups.items():
         days = sorted({record.started[:10] for record in members})
-        cells.append(
+        lines.append(
             {
                 "infrastructure": infrastructure,
                 "CPU": cpu,
@@ -221,53 +206,51 @@ def machines(records: Sequence[Record]) -> str:
                 "date": " to ".join(dict.fromkeys((days[0], days[-1]))),
             }
         )
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def takes(rows: Sequence[Row]) -> str:
     """Every take of the runs that were started more than once on a machine, those that superseded others included."""
-    tried = [row for row in rows if row.origin == MEASURED and row.outcome != SKIPPED]
+    tried = [row for row in rows if row.measured and row.outcome != SKIPPED]
     again = {(row.infrastructure, row.computes) for row in tried if row.superseded}
-    cells = [
+    lines = [
         {
-            **run_cells(row),
+            **cells.run_cells(row),
             "started (UTC)": row.started[:16].replace("T", " "),
-            **columns(row, "outcome samples_per_second spread windows"),
-            "accuracy": accuracy_of(row, "accuracy"),
-            "mean of last 4 epochs": accuracy_of(row, "accuracy_last4"),
+            **cells.columns(row, "outcome samples_per_second spread windows"),
+            "accuracy": cells.accuracy_of(row, "accuracy"),
+            "mean of last 4 epochs": cells.accuracy_of(row, "accuracy_last4"),
             "shown above": "no" if row.superseded else "yes",
             "note": row.note,
         }
         for row in tried
         if (row.infrastructure, row.computes) in again
     ]
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def not_run(records: Sequence[Record]) -> str:
     """Runs that were skipped, failed or diverged, those of one reason in one line."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
+    groups: dict[tuple[str, str, str], list[Run]] = {}
     for record in records:
         if record.outcome != COMPLETED:
-            key = (record.infrastructure, record.outcome, record.reason)
-            groups.setdefault(key, []).append(record)
-    cells = []
-    for (infrastructure, outcome, reason), members in sorted(groups.items()):
-        runs = [record.run for record in members]
-        cells.append(
+            groups.setdefault((record.infrastructure, record.outcome, record.reason), []).append(record.run)
+    return cells.markdown(
+        [
             {
                 "infrastructure": infrastructure,
                 "outcome": outcome,
                 "reason": reason,
-                "runs": str(len(members)),
-                "networks": ", ".join(dict.fromkeys(network_label(run.model) for run in runs)),
+                "runs": str(len(runs)),
+                "networks": ", ".join(dict.fromkeys(cells.network_label(run.model) for run in runs)),
                 "batch per device": _listed(run.batch_per_device for run in runs),
                 "devices": _listed(run.devices for run in runs),
                 "learning rate": _listed(run.learning_rate for run in runs),
                 "recipes": ", ".join(sorted({run.recipe for run in runs})),
             }
-        )
-    return markdown(cells)
+            for (infrastructure, outcome, reason), runs in sorted(groups.items())
+        ]
+    )
 
 
 def _listed(values: Iterable[float]) -> str:

@@ -8,44 +8,20 @@ from typing import Any
 
 from poc.recipe.exchanges import Independent, Stale
 from poc.records.record import COMPLETED, Breakdown, Record
-from poc.records.row import MEASURED, PUBLISHED, Row
-from poc.report import compare
-from poc.report.cells import (
-    PART_LABELS,
-    Cells,
-    accuracy_of,
-    aligned,
-    cell,
-    columns,
-    footnote,
-    footnotes,
-    infrastructure_of,
-    joined,
-    judged,
-    kind_of_device,
-    markdown,
-    network_of,
-    network_order,
-    place_of,
-    ratio_cell,
-    record_cells,
-    right,
-    scaled,
-    shown,
-    windows_estimate,
-)
+from poc.records.row import Row
+from poc.report import cells, compare
 from poc.report.rows import main_study
 
 
 def speedups(rows: Sequence[Row]) -> str:
     """Speed-ups and efficiencies of every measured series and of the main study's, both kinds side by side."""
     main = main_study(rows)
-    chosen = [row for row in rows if row.origin == MEASURED or row.study == main]
+    chosen = [row for row in rows if row.measured or row.study == main]
     notes: list[str] = []
-    cells = []
+    lines = []
     above: Row | None = None
     for series in _in_order(compare.series(chosen)):
-        # Series that differ in their exchange alone start from the same run, which is shown once.
+        # Series that differ in their exchange alone start from the same run, which is cells.shown once.
         start = () if series.alone[0] is above else (series.alone[0],)
         above = series.alone[0]
         for row in (*start, *series.rows):
@@ -53,37 +29,37 @@ def speedups(rows: Sequence[Row]) -> str:
             throughput, wall = compare.by_throughput(alone, row), compare.by_wall(alone, row)
             epoch = compare.by_epoch_time(alone, row)
             n = row.devices
-            cells.append(
+            lines.append(
                 {
-                    "infrastructure": place_of(row),
-                    "model": network_of(row),
+                    "infrastructure": cells.place_of(row),
+                    "model": cells.network_of(row),
                     "scaling": _held(series),
                     "exchange": row.exchange if n > 1 else "",
-                    **columns(row, "devices total_batch samples_per_second"),
-                    "speed-up by throughput": ratio_cell(throughput),
-                    "efficiency": ratio_cell(compare.efficiency(throughput, n)),
-                    "without synchronisation": ratio_cell(compare.without_sync(alone, row)),
-                    "speed-up by epoch time": ratio_cell(epoch),
-                    "speed-up by wall time": ratio_cell(wall),
-                    "efficiency by wall time": ratio_cell(compare.efficiency(wall, n)),
+                    **cells.columns(row, "devices total_batch samples_per_second"),
+                    "speed-up by throughput": cells.ratio_cell(throughput),
+                    "efficiency": cells.ratio_cell(compare.efficiency(throughput, n)),
+                    "without synchronisation": cells.ratio_cell(compare.without_sync(alone, row)),
+                    "speed-up by epoch time": cells.ratio_cell(epoch),
+                    "speed-up by wall time": cells.ratio_cell(wall),
+                    "efficiency by wall time": cells.ratio_cell(compare.efficiency(wall, n)),
                     "origin": row.origin,
                     "note": _series_note(series, row, notes),
                 }
             )
-    return "\n\n".join([markdown(cells), *footnotes(notes)]) if cells else ""
+    return "\n\n".join([cells.markdown(lines), *cells.footnotes(notes)]) if lines else ""
 
 
 def _series_note(series: compare.Series, row: Row, notes: list[str]) -> str:
     words = []
     if row.flag:
-        words.append(f"contradicts itself {footnote(row, notes)}")
+        words.append(f"contradicts itself {cells.footnote(row, notes)}")
     elif any(one.flag for one in series.alone):
-        found = ", ".join(footnote(one, notes) for one in series.alone if one.flag)
+        found = ", ".join(cells.footnote(one, notes) for one in series.alone if one.flag)
         words.append(f"its row on one device contradicts itself {found}")
-    if row.origin == MEASURED and row.devices > 1 and len(series.alone) == 1:
-        ideal = compare.difference(windows_estimate(row), windows_estimate(series.alone[0], row.devices))
-        words.append(f"against {row.devices} x one device: {judged(ideal, '+.1f')}")
-    if row.origin == MEASURED and row.devices > 1 and compare.by_wall(series.alone, row) is None:
+    if row.measured and row.devices > 1 and len(series.alone) == 1:
+        ideal = compare.difference(cells.windows_estimate(row), cells.windows_estimate(series.alone[0], row.devices))
+        words.append(f"against {row.devices} x one device: {cells.judged(ideal, '+.1f')}")
+    if row.measured and row.devices > 1 and compare.by_wall(series.alone, row) is None:
         words.append("no speed-up by wall time: unequal work")
     return "; ".join(words)
 
@@ -93,9 +69,9 @@ def exchanges(rows: Sequence[Row], records: Sequence[Record]) -> str:
     steps = {(record.infrastructure, record.run_id): record.detail for record in records}
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        if row.origin == MEASURED and row.outcome == COMPLETED and row.run.exchanges and row.samples_per_second:
+        if row.measured and row.outcome == COMPLETED and row.run.exchanges and row.samples_per_second:
             groups.setdefault(compare.key(row, "exchange"), []).append(row)
-    cells = []
+    lines = []
     for members in groups.values():
         if len(members) < 2:
             continue
@@ -103,38 +79,40 @@ def exchanges(rows: Sequence[Row], records: Sequence[Record]) -> str:
         for row in sorted(members, key=lambda row: -row.samples_per_second):
             against = ""
             if ceiling is not None and row is not ceiling:
-                against = judged(compare.difference(windows_estimate(row), windows_estimate(ceiling)), "+.1f")
+                against = cells.judged(
+                    compare.difference(cells.windows_estimate(row), cells.windows_estimate(ceiling)), "+.1f"
+                )
             share = None if ceiling is None else row.samples_per_second / ceiling.samples_per_second
-            cells.append(
+            lines.append(
                 {
-                    "infrastructure": place_of(row),
-                    "model": network_of(row),
-                    **columns(row, "batch_per_device"),
-                    "devices": f"{row.devices} {kind_of_device(row)}s",
-                    **columns(row, "learning_rate exchange samples_per_second spread windows"),
-                    "of independent": shown(share, ".3f"),
+                    "infrastructure": cells.place_of(row),
+                    "model": cells.network_of(row),
+                    **cells.columns(row, "batch_per_device"),
+                    "devices": f"{row.devices} {cells.kind_of_device(row)}s",
+                    **cells.columns(row, "learning_rate exchange samples_per_second spread windows"),
+                    "of independent": cells.shown(share, ".3f"),
                     "against independent (samples/s)": against,
                     **_exposed(steps[row.infrastructure, row.run_id], travels=row is not ceiling),
                     "note": row.note,
                 }
             )
-    return markdown(aligned(cells))
+    return cells.markdown(cells.aligned(lines))
 
 
-def _exposed(step: Breakdown | None, *, travels: bool) -> Cells:
+def _exposed(step: Breakdown | None, *, travels: bool) -> cells.Cells:
     """What an exchange costs, of a step that was taken apart."""
     if step is None:
         return {}
-    cells = {"sums right": right(step.sums_right)}
+    lines = {"sums right": cells.right(step.sums_right)}
     if not travels:
-        return cells
+        return lines
     exposed = step.whole_step_seconds - step.independent_step_seconds
     return {
         "in pairs": _in_pairs(step),
         "exposed communication (ms a step)": f"{exposed * 1e3:.1f}",
         "exchange alone (ms)": f"{step.exchange_seconds * 1e3:.1f}",
-        "bus bandwidth (GB/s)": shown(scaled(step.bus_bytes_per_second, 1e-9), ".3f"),
-        **cells,
+        "bus bandwidth (GB/s)": cells.shown(cells.scaled(step.bus_bytes_per_second, 1e-9), ".3f"),
+        **lines,
     }
 
 
@@ -148,8 +126,8 @@ def _in_pairs(step: Breakdown) -> str:
 
 def staleness(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Of runs whose workers' clocks were kept: how far they were apart, what waiting cost, and what was reached."""
-    by_run = {(row.infrastructure, row.run_id): row for row in rows if row.origin == MEASURED}
-    cells = []
+    by_run = {(row.infrastructure, row.run_id): row for row in rows if row.measured}
+    lines = []
     for record in records:
         run, row = record.run, by_run.get((record.infrastructure, record.run_id))
         told = [worker.exchanged for worker in record.workers if worker.exchanged and worker.exchanged.staleness]
@@ -159,69 +137,71 @@ def staleness(rows: Sequence[Row], records: Sequence[Record]) -> str:
         for exchanged in told:
             seen.update({int(steps): count for steps, count in exchanged.staleness.items()})
         waited = sum(exchanged.stale_wait_seconds for exchanged in told) / len(told)
-        cells.append(
+        lines.append(
             {
-                **record_cells(record),
+                **cells.record_cells(record),
                 "data": record.dataset,
                 "bound": "none" if run.exchange.bound is None else str(run.exchange.bound),
                 "last worker slowed by": f"{run.straggler:.0%}" if run.straggler else "",
-                **columns(row, "samples_per_second spread windows"),
+                **cells.columns(row, "samples_per_second spread windows"),
                 "steps ahead of the slowest, mean": f"{sum(k * n for k, n in seen.items()) / sum(seen.values()):.2f}",
                 "most": str(max(seen)),
                 "steps counted": str(sum(seen.values())),
                 "waited for the bound (s a worker)": f"{waited:.1f}",
-                "accuracy": accuracy_of(row, "accuracy"),
+                "accuracy": cells.accuracy_of(row, "accuracy"),
                 "wall (s)": f"{row.wall_seconds:.0f}",
             }
         )
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def reconciliation(rows: Sequence[Row]) -> str:
     """Each measured series: what lies between its two speed-ups, part by part, adding up."""
-    cells = []
-    measured = [row for row in rows if row.origin == MEASURED]
+    lines = []
+    measured = [row for row in rows if row.measured]
     for series in _in_order(compare.series(measured)):
         for row in series.rows:
             found = compare.reconcile(series.alone, row)
             if found is None:
                 continue
-            label = f"{network_of(row)}, {_held(series)}, {row.devices} {kind_of_device(row)}s"
-            cells.append(
+            label = f"{cells.network_of(row)}, {_held(series)}, {row.devices} {cells.kind_of_device(row)}s"
+            lines.append(
                 {
-                    "series": joined(label, row.exchange, place_of(row)),
+                    "series": cells.joined(label, row.exchange, cells.place_of(row)),
                     "by throughput": f"{found.by_throughput:.4f}",
-                    **{PART_LABELS[part]: f"{round(-taken, 4) + 0.0:+.4f}" for part, taken in found.parts.items()},
+                    **{
+                        cells.PART_LABELS[part]: f"{round(-taken, 4) + 0.0:+.4f}" for part, taken in found.parts.items()
+                    },
                     "by wall time": f"{found.by_wall:.4f}",
                 }
             )
-    return markdown(cells, keep=("series", "by throughput", *PART_LABELS.values(), "by wall time"))
+    return cells.markdown(lines, keep=("series", "by throughput", *cells.PART_LABELS.values(), "by wall time"))
 
 
 def with_and_without_sync(rows: Sequence[Row]) -> str:
     """The Theano study's seconds for 5,120 images and both of its speed-ups, beside measured runs taken apart."""
-    cells = []
+    lines = []
     for row in rows:
         if row.train_seconds_per_5120 is None:
             continue
         n, with_sync, without = row.devices, row.speedup_throughput, row.speedup_without_sync
-        cells.append(
+        lines.append(
             {
-                "infrastructure": infrastructure_of(row),
-                "model": network_of(row),
-                **columns(row, "batch_per_device devices exchange"),
-                "train (s)": cell(row, "train_seconds_per_5120"),
-                "communication (s)": cell(row, "communication_seconds_per_5120"),
-                "synchronisation (s)": cell(row, "sync_seconds_per_5120"),
-                "wait for data (s)": cell(row, "data_seconds_per_5120"),
-                "speed-up without sync": ratio_cell(without),
-                "efficiency without sync": ratio_cell(compare.efficiency(without, n)),
-                "speed-up with sync": ratio_cell(with_sync),
-                "efficiency with sync": ratio_cell(compare.efficiency(with_sync, n)),
-                **columns(row, "origin printed"),
+                "infrastructure": cells.infrastructure_of(row),
+                "model": cells.network_of(row),
+                **cells.columns(row, "batch_per_device devices exchange"),
+                "train (s)": cells.cell(row, "train_seconds_per_5120"),
+                "communication (s)": cells.cell(row, "communication_seconds_per_5120"),
+                "synchronisation (s)": cells.cell(row, "sync_seconds_per_5120"),
+                "wait for data (s)": cells.cell(row, "data_seconds_per_5120"),
+                "speed-up without sync": cells.ratio_cell(without),
+                "efficiency without sync": cells.ratio_cell(compare.efficiency(without, n)),
+                "speed-up with sync": cells.ratio_cell(with_sync),
+                "efficiency with sync": cells.ratio_cell(compare.efficiency(with_sync, n)),
+                **cells.columns(row, "origin printed"),
             }
         )
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def _held(series: compare.Series) -> str:
@@ -231,7 +211,7 @@ def _held(series: compare.Series) -> str:
 def _in_order(found: Iterable[compare.Series]) -> list[compare.Series]:
     def place(series: compare.Series) -> tuple[Any, ...]:
         first = series.alone[0]
-        published = first.origin == PUBLISHED
-        return (*network_order(first), published, infrastructure_of(first), series.kind, series.batch)
+        published = not first.measured
+        return (*cells.network_order(first), published, cells.infrastructure_of(first), series.kind, series.batch)
 
     return sorted(found, key=place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poc.records.row import Row
-from poc.report.cells import columns, five_digits, infrastructure_of, markdown, network_of
+from poc.report import cells
 
 
 def study(rows: Sequence[Row], name: str) -> str:
@@ -42,7 +42,7 @@ def _keras_title(row: Row) -> str:
 
 
 def _study_table(rows: Sequence[Row]) -> str:
-    cells = []
+    lines = []
     for row in rows:
         sizes = (
             "parameters dataset input_shape batch_per_device total_batch learning_rate devices exchange layout scaling"
@@ -56,18 +56,15 @@ def _study_table(rows: Sequence[Row]) -> str:
             "speed-up by wall time": row.speedup_wall,
             "efficiency by wall time": row.efficiency_wall,
         }
-        cells.append(
+        lines.append(
             {
-                "infrastructure": infrastructure_of(row),
-                **columns(row, "framework"),
-                "model": network_of(row),
-                **columns(
-                    row,
-                    f"{sizes} exchange layout scaling epochs accuracy {speeds}",
-                ),
-                **{title: five_digits(ratio) for title, ratio in ratios.items()},
-                **columns(row, "printed"),
+                "infrastructure": cells.infrastructure_of(row),
+                **cells.columns(row, "framework"),
+                "model": cells.network_of(row),
+                **cells.columns(row, f"{sizes} exchange layout scaling epochs accuracy {speeds}"),
+                **{title: cells.five_digits(ratio) for title, ratio in ratios.items()},
+                **cells.columns(row, "printed"),
                 "note": "; ".join(filter(None, [row.note, f"contradicts itself: {row.flag}" if row.flag else ""])),
             }
         )
-    return markdown(cells)
+    return cells.markdown(lines)

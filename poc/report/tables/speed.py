@@ -10,34 +10,8 @@ from typing import Any
 from poc.recipe import networks
 from poc.records import timing
 from poc.records.record import COMPLETED, DONE, FAILED, SKIPPED, Record
-from poc.records.row import MEASURED, PUBLISHED, Row
-from poc.report import compare
-from poc.report.cells import (
-    MAIN_NETWORKS,
-    Cells,
-    accuracy_of,
-    batch_size_of,
-    cell,
-    columns,
-    cores_of,
-    footnotes,
-    gpus_of,
-    infrastructure_of,
-    joined,
-    judged,
-    likeness,
-    markdown,
-    network_label,
-    network_of,
-    network_order,
-    noted,
-    place_of,
-    scaled,
-    shown,
-    throughput_of,
-    tie,
-    windows_estimate,
-)
+from poc.records.row import Row
+from poc.report import cells, compare
 from poc.report.rows import USUAL_ENGINE, main_study
 
 
@@ -46,15 +20,14 @@ def accuracy(rows: Sequence[Row]) -> str:
     chosen = [
         row
         for row in rows
-        if row.study == main_study(rows)
-        or (row.origin == MEASURED and row.outcome in DONE and row.accuracy is not None)
+        if row.study == main_study(rows) or (row.measured and row.outcome in DONE and row.accuracy is not None)
     ]
-    chosen.sort(key=likeness)
+    chosen.sort(key=cells.likeness)
     blocks = []
-    for network, found in itertools.groupby(chosen, key=network_of):
+    for network, found in itertools.groupby(chosen, key=cells.network_of):
         notes: list[str] = []
-        cells = [_main_cells(row, notes) for row in found]
-        blocks.append("\n\n".join([f"### {network}", markdown(cells), *footnotes(notes)]))
+        lines = [_main_cells(row, notes) for row in found]
+        blocks.append("\n\n".join([f"### {network}", cells.markdown(lines), *cells.footnotes(notes)]))
     return "\n\n".join(blocks)
 
 
@@ -64,7 +37,7 @@ def brief(rows: Sequence[Row]) -> str:
     chosen = [
         row
         for row in rows
-        if row.network == MAIN_NETWORKS[0]
+        if row.network == cells.MAIN_NETWORKS[0]
         and (row.total_batch, row.learning_rate) in settings
         and (row.devices == 1 or row.batch_per_device == 128)
         and row.accuracy is not None
@@ -72,23 +45,25 @@ def brief(rows: Sequence[Row]) -> str:
         and row.dataset != "synthetic"
     ]
     names = ("infrastructure", "batch size", "gpus", "accuracy", "mean of last 4 epochs", "samples/s", "spread")
-    full = [_main_cells(row, []) for row in sorted(chosen, key=likeness)]
-    return markdown([{name: cells[name] for name in (*names, "windows", "data", "origin", "note")} for cells in full])
+    full = [_main_cells(row, []) for row in sorted(chosen, key=cells.likeness)]
+    return cells.markdown(
+        [{name: lines[name] for name in (*names, "windows", "data", "origin", "note")} for lines in full]
+    )
 
 
-def _main_cells(row: Row, notes: list[str]) -> Cells:
+def _main_cells(row: Row, notes: list[str]) -> cells.Cells:
     return {
-        "infrastructure": infrastructure_of(row),
-        "model": network_of(row),
-        "batch size": batch_size_of(row),
-        "gpus": gpus_of(row),
-        "accuracy": accuracy_of(row, "accuracy"),
-        **columns(row, "epochs seconds_per_epoch"),
-        "samples/s": throughput_of(row),
-        **columns(row, "origin batch_per_device total_batch learning_rate dataset spread windows"),
-        "mean of last 4 epochs": accuracy_of(row, "accuracy_last4"),
-        **columns(row, "repeats"),
-        "note": noted(row, notes),
+        "infrastructure": cells.infrastructure_of(row),
+        "model": cells.network_of(row),
+        "batch size": cells.batch_size_of(row),
+        "gpus": cells.gpus_of(row),
+        "accuracy": cells.accuracy_of(row, "accuracy"),
+        **cells.columns(row, "epochs seconds_per_epoch"),
+        "samples/s": cells.throughput_of(row),
+        **cells.columns(row, "origin batch_per_device total_batch learning_rate dataset spread windows"),
+        "mean of last 4 epochs": cells.accuracy_of(row, "accuracy_last4"),
+        **cells.columns(row, "repeats"),
+        "note": cells.noted(row, notes),
     }
 
 
@@ -100,42 +75,42 @@ def throughput(rows: Sequence[Row]) -> str:
         if row.samples_per_second is not None
         and (
             (row.study == main_study(rows) and (row.devices or 0) <= 1)
-            or (row.origin == MEASURED and row.outcome == COMPLETED and (row.devices == 1 or row.accuracy is None))
+            or (row.measured and row.outcome == COMPLETED and (row.devices == 1 or row.accuracy is None))
         )
     ]
-    if not any(row.origin == MEASURED for row in chosen):
+    if not any(row.measured for row in chosen):
         return ""
 
     def series(row: Row) -> tuple[Any, ...]:
-        words = (infrastructure_of(row), cores_of(row), row.framework, row.layout, row.dtype, row.quick)
+        words = (cells.infrastructure_of(row), cells.cores_of(row), row.framework, row.layout, row.dtype, row.quick)
         how = (row.devices, row.exchange, row.dataset, row.setting or "")
-        return (*network_order(row), row.origin == PUBLISHED, *words, *how)
+        return (*cells.network_order(row), not row.measured, *words, *how)
 
     def place(row: Row) -> tuple[Any, ...]:
-        return (*series(row), row.batch_per_device, row.learning_rate, *tie(row))
+        return (*series(row), row.batch_per_device, row.learning_rate, *cells.tie(row))
 
     several = any((row.devices or 0) > 1 for row in chosen)
     notes: list[str] = []
-    cells: list[Cells] = []
+    lines: list[cells.Cells] = []
     above: Row | None = None
     for row in sorted(chosen, key=place):
         same = above is not None and series(above) == series(row)
-        cells.append(
+        lines.append(
             {
-                "model": network_of(row),
-                "infrastructure": place_of(row),
-                "gpus": gpus_of(row),
-                **columns(row, "batch_per_device total_batch"),
+                "model": cells.network_of(row),
+                "infrastructure": cells.place_of(row),
+                "gpus": cells.gpus_of(row),
+                **cells.columns(row, "batch_per_device total_batch"),
                 **({"exchange": row.exchange if (row.devices or 0) > 1 else ""} if several else {}),
-                "samples/s": throughput_of(row),
-                **columns(row, "spread windows"),
+                "samples/s": cells.throughput_of(row),
+                **cells.columns(row, "spread windows"),
                 "against the row above": _change(row, above) if same and above else "",
-                **columns(row, "learning_rate dataset origin"),
-                "note": noted(row, notes),
+                **cells.columns(row, "learning_rate dataset origin"),
+                "note": cells.noted(row, notes),
             }
         )
         above = row
-    return "\n\n".join([markdown(cells), *footnotes(notes)])
+    return "\n\n".join([cells.markdown(lines), *cells.footnotes(notes)])
 
 
 def _change(row: Row, above: Row) -> str:
@@ -143,9 +118,9 @@ def _change(row: Row, above: Row) -> str:
     if row.virtual != above.virtual:
         return ""
     value = row.samples_per_second - above.samples_per_second
-    if row.origin == PUBLISHED:
+    if not row.measured:
         return f"{value:+.10g}"
-    return judged(compare.difference(windows_estimate(row), windows_estimate(above)), "+.1f")
+    return cells.judged(compare.difference(cells.windows_estimate(row), cells.windows_estimate(above)), "+.1f")
 
 
 def measured_networks(rows: Sequence[Row]) -> str:
@@ -154,11 +129,11 @@ def measured_networks(rows: Sequence[Row]) -> str:
     Beside each what the studies printed for it on one device, where they printed a speed.
     """
     alone = [row for row in rows if compare.rate(row) is not None and (row.devices or 0) <= 1]
-    measured = [row for row in alone if row.origin == MEASURED and row.outcome == COMPLETED and not row.quick]
+    measured = [row for row in alone if row.measured and row.outcome == COMPLETED and not row.quick]
     notes: list[str] = []
-    cells: list[Cells] = []
+    lines: list[cells.Cells] = []
     for network in networks.NETWORKS.values():
-        all_of_it = sorted((row for row in measured if row.network == network.name), key=likeness)
+        all_of_it = sorted((row for row in measured if row.network == network.name), key=cells.likeness)
         if not all_of_it:
             continue
         # Runs of an earlier version have no peak; they are in other tables.
@@ -167,36 +142,36 @@ def measured_networks(rows: Sequence[Row]) -> str:
         printed = [
             row
             for row in alone
-            if row.origin == PUBLISHED
+            if not row.measured
             and _printed_network(row) == network.name
             and (row.study != main_study(rows) or row.batch_per_device in batches)
         ]
-        for row in [*own, *sorted(printed, key=likeness)]:
+        for row in [*own, *sorted(printed, key=cells.likeness)]:
             rate = compare.rate(row)
             assert rate is not None
             size = int(row.input_shape.rpartition("x")[2] or network.input_size)
             flops = 6 * network.multiply_adds(size) * rate
-            cells.append(
+            lines.append(
                 {
                     "network": network.label,
-                    "parameters": f"{network.cost.parameters:,}" if row.origin == MEASURED else "",
+                    "parameters": f"{network.cost.parameters:,}" if row.measured else "",
                     "multiply-adds (M)": f"{network.multiply_adds(size) / 1e6:,.1f}",
-                    **columns(row, "input_shape"),
-                    "infrastructure": place_of(row),
-                    "batch": cell(row, "batch_per_device"),
-                    **columns(row, "dtype"),
-                    "samples/s": cell(row, "samples_per_second") or f"{rate:.1f}",
-                    **columns(row, "spread windows"),
+                    **cells.columns(row, "input_shape"),
+                    "infrastructure": cells.place_of(row),
+                    "batch": cells.cell(row, "batch_per_device"),
+                    **cells.columns(row, "dtype"),
+                    "samples/s": cells.cell(row, "samples_per_second") or f"{rate:.1f}",
+                    **cells.columns(row, "spread windows"),
                     "GFLOP/s": f"{flops / 1e9:,.1f}",
-                    "peak": shown(scaled(row.peak_flops, 1e-9), ",.0f"),
-                    "of peak": shown(row.peak_share, ".0%"),
-                    "host memory (GiB)": shown(scaled(row.host_peak_bytes, 2**-30), ".1f"),
+                    "peak": cells.shown(cells.scaled(row.peak_flops, 1e-9), ",.0f"),
+                    "of peak": cells.shown(row.peak_share, ".0%"),
+                    "host memory (GiB)": cells.shown(cells.scaled(row.host_peak_bytes, 2**-30), ".1f"),
                     "data": row.dataset + (", fixed batch" if row.fixed else ""),
                     "origin": row.origin,
-                    "note": noted(row, notes),
+                    "note": cells.noted(row, notes),
                 }
             )
-    return "\n\n".join([markdown(cells), *footnotes(notes)]) if cells else ""
+    return "\n\n".join([cells.markdown(lines), *cells.footnotes(notes)]) if lines else ""
 
 
 def _printed_network(row: Row) -> str | None:
@@ -216,7 +191,7 @@ def largest_batches(records: Sequence[Record]) -> list[str]:
     for record in records:
         run = record.run
         if run.devices == 1 and not run.quick:
-            key = (record.infrastructure, network_label(run.model), run.dtype, run.kind)
+            key = (record.infrastructure, cells.network_label(run.model), run.dtype, run.kind)
             groups.setdefault(key, []).append(record)
     sentences = []
     for (infrastructure, label, dtype, kind), members in groups.items():
@@ -242,29 +217,29 @@ def repeats(rows: Sequence[Row]) -> str:
     for row in rows:
         if row.repeats:
             first_seeds.setdefault(compare.key(row, "seed"), row)
-    groups = sorted(first_seeds.values(), key=likeness)
-    cells = []
+    groups = sorted(first_seeds.values(), key=cells.likeness)
+    lines = []
     for index, row in enumerate(groups):
         first = next(one for one in groups[: index + 1] if one.network == row.network)
         comparison = ""
         if first is not row and row.accuracy_mean is not None and first.accuracy_mean is not None:
-            comparison = judged(compare.difference(_seeds_estimate(row), _seeds_estimate(first)), "+.4f")
-        cells.append(
+            comparison = cells.judged(compare.difference(_seeds_estimate(row), _seeds_estimate(first)), "+.4f")
+        lines.append(
             {
-                "infrastructure": infrastructure_of(row),
-                "model": network_of(row),
-                "batch size": batch_size_of(row),
-                "gpus": gpus_of(row),
-                **columns(row, "repeats"),
-                "accuracy, mean": accuracy_of(row, "accuracy_mean"),
-                "accuracy, standard deviation": accuracy_of(row, "accuracy_spread"),
-                "samples/s, mean": cell(row, "throughput_mean"),
-                "samples/s, standard deviation": cell(row, "throughput_spread"),
+                "infrastructure": cells.infrastructure_of(row),
+                "model": cells.network_of(row),
+                "batch size": cells.batch_size_of(row),
+                "gpus": cells.gpus_of(row),
+                **cells.columns(row, "repeats"),
+                "accuracy, mean": cells.accuracy_of(row, "accuracy_mean"),
+                "accuracy, standard deviation": cells.accuracy_of(row, "accuracy_spread"),
+                "samples/s, mean": cells.cell(row, "throughput_mean"),
+                "samples/s, standard deviation": cells.cell(row, "throughput_spread"),
                 "accuracy against the network's first row": comparison,
                 "data": row.dataset,
             }
         )
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def _seeds_estimate(row: Row) -> compare.Estimate:
@@ -275,12 +250,12 @@ def engines(rows: Sequence[Row]) -> str:
     """The engines' throughput in runs that differ in nothing else, and the ratio of each pair to the usual engine's."""
     groups: dict[tuple[Any, ...], dict[tuple[bool, str, str], dict[int, Row]]] = {}
     for row in rows:
-        if row.origin == MEASURED and row.outcome == COMPLETED and row.samples_per_second is not None:
+        if row.measured and row.outcome == COMPLETED and row.samples_per_second is not None:
             same = (*compare.key(row, "engine", "layout", "compile", "workers", "seed"), row.recipe)
-            label = joined(row.framework, "channels-last" * (row.layout == "NHWC"), "compiled" * row.run.compile)
+            label = cells.joined(row.framework, "channels-last" * (row.layout == "NHWC"), "compiled" * row.run.compile)
             variant = (row.run.engine != USUAL_ENGINE, row.run.engine, label)
             groups.setdefault(same, {}).setdefault(variant, {}).setdefault(row.seed, row)
-    cells = []
+    lines = []
     for variants in groups.values():
         reference = min(variants)
         for variant in sorted(variants):
@@ -290,12 +265,12 @@ def engines(rows: Sequence[Row]) -> str:
             usual, others = ([variants[each][seed] for seed in seeds] for each in (reference, variant))
             ratios = [b.samples_per_second / a.samples_per_second for a, b in zip(usual, others)]
             first = others[0]
-            cells.append(
+            lines.append(
                 {
-                    "infrastructure": infrastructure_of(first),
-                    "model": network_of(first),
-                    **columns(first, "dtype batch_per_device"),
-                    "devices": gpus_of(first),
+                    "infrastructure": cells.infrastructure_of(first),
+                    "model": cells.network_of(first),
+                    **cells.columns(first, "dtype batch_per_device"),
+                    "devices": cells.gpus_of(first),
                     "reference": reference[2],
                     "its samples/s": f"{_median_rate(usual):.1f}",
                     "against it": variant[2],
@@ -307,7 +282,7 @@ def engines(rows: Sequence[Row]) -> str:
                     "note": first.note,
                 }
             )
-    return markdown(cells)
+    return cells.markdown(lines)
 
 
 def _median_rate(rows: Sequence[Row]) -> float:
