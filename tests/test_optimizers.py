@@ -137,11 +137,12 @@ def test_residual_units_may_start_from_nothing_and_all_of_them_learn(model: str,
 @pytest.mark.parametrize("decay_gammas", [True, False])
 def test_the_penalty_is_on_weights_and_gammas_or_spares_them(decay_gammas: bool) -> None:
     made: Any = engines.open_session(run_of(optimizer=SGD(decay_gammas=decay_gammas)))
-    kinds = {
-        decays: {p.name.rsplit("_", 1)[-1] for p in made._trained if bool(p.wd_mult) is decays} for decays in (0, 1)
-    }
-    assert kinds[True] == {"weight", "gamma"} if decay_gammas else {"weight"}
-    assert kinds[False] == {"beta", "bias"} | ({"gamma"} - kinds[True])
+    decayed, spared = (
+        {parameter.name.rsplit("_", 1)[-1] for parameter in made._trained if bool(parameter.wd_mult) is decays}
+        for decays in (True, False)
+    )
+    assert decayed == ({"weight", "gamma"} if decay_gammas else {"weight"})
+    assert spared == {"weight", "gamma", "beta", "bias"} - decayed
 
 
 def test_lars_scales_the_rates_of_weights_and_spares_those_of_betas_and_gammas() -> None:
@@ -160,7 +161,6 @@ def test_lars_scales_the_rates_of_weights_and_spares_those_of_betas_and_gammas()
             size = np.linalg.norm(weight)
             expected *= 0.001 * size / (np.linalg.norm(gradient) + decay * size)
         if gradient.any() and "running" not in name:
-            np.testing.assert_allclose(
-                moved["lars"][name], expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max(), err_msg=name
-            )
+            tolerance = 1e-3 * float(np.abs(expected).max())
+            np.testing.assert_allclose(moved["lars"][name], expected, atol=tolerance, err_msg=name)
     assert {name.rsplit(".")[-1] for name in before} >= {"weight/0", "gamma/0", "beta/0", "bias/0"}

@@ -28,9 +28,9 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, (builder, *_) in BUILDERS.items() if builder == "PreactivationResNet"])
 def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name: str) -> None:
-    run = planned("pytorch", model=name, data=Synthetic(size=32, crop=32, train=640), steps=0).run
+    run = planned("pytorch", model=name, data=Synthetic(size=32, crop=32, train=640)).run
     session = engines.open_session(run)
-    assert session.parameters == networks.NETWORKS[name].parameters
+    assert session.parameters == networks.NETWORKS[name].cost.parameters
     for key, weight in session.state().items():
         if key.endswith("weight") and weight.size > 2000:
             deviation = np.sqrt(2 / weight[0].size)
@@ -101,7 +101,8 @@ def test_the_rest_works_without_its_folder(tmp_path: Path) -> None:
         "recipe = Recipe(model='cifar_mlp', engine='reference', kind='cpu', batch_per_device=32, epochs=1,"
         " data=Synthetic(train=640, validation=70))\n"
     )
-    (home / "other.py").write_text("from poc import Recipe\nrecipe = Recipe(model='cifar_mlp', engine='pytorch')\n")
+    other = "from poc import Recipe\nrecipe = Recipe(model='cifar_resnet8_v2', engine='pytorch')\n"
+    (home / "other.py").write_text(other)
 
     def poc(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -117,4 +118,4 @@ def test_the_rest_works_without_its_folder(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     done = poc("plan", "other.py")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("poc: other.py: engine: 'pytorch' is not allowed")
+    assert done.stderr.splitlines()[-1].startswith("poc: engine: 'pytorch' is not allowed")

@@ -80,10 +80,7 @@ class Engine(Protocol):
         """Why this engine cannot run on `gpu`, in one line; None where it can."""
 
     def lacks(self, run: Run, machine: Hardware) -> str | None:
-        """Why this build cannot do `run` on the devices of `machine`, in one line; None where it can.
-
-        What `unknown` says need not be said again.
-        """
+        """Why this build cannot do `run` on `machine`, in one line; None where it can, or for what is `unknown`."""
 
     def missing(self, machine: Hardware) -> str | None:
         """What has to be installed so that `machine` is made use of, in one line; None where all is."""

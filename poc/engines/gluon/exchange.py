@@ -174,7 +174,6 @@ class BetweenWorkers(InProcess):
             self._store.pushpull(key, arrays, out=arrays, priority=priority)
 
     def exchange(self) -> None:
-        """Enqueues the exchange: every device's gradients become the sum of those of all devices of all workers."""
         for number, (key, (bucket, sent)) in enumerate(self._buckets.items()):
             if self._half:
                 for full, half in zip(bucket, sent):
@@ -185,10 +184,7 @@ class BetweenWorkers(InProcess):
                     full[:] = half.astype(np.float32)
 
     def synchronize(self) -> None:
-        """Gives every device, of all workers, the mean of all devices' batch statistics; parameters agree already.
-
-        With compression only the devices of each worker share theirs.
-        """
+        """As of `InProcess`; with compression only the devices of each worker share their statistics."""
         if self._statistics_key is None:
             super().synchronize()
             return
@@ -197,7 +193,6 @@ class BetweenWorkers(InProcess):
         _unflatten(total / self._run.workers, self._statistics)
 
     def barrier(self) -> None:
-        """Blocks until every worker is here."""
         mx.nd.waitall()
         self._store._barrier()
 
@@ -234,7 +229,6 @@ class Horovod(BetweenWorkers):
             first.copyto(other)
 
     def barrier(self) -> None:
-        """Blocks until every worker is here."""
         mx.nd.waitall()
         self._horovod.allreduce_(mx.nd.zeros(1), op=self._horovod.Sum, name="barrier")
         mx.nd.waitall()
@@ -294,11 +288,10 @@ class OnServers(BetweenWorkers):
             )
 
     def step(self, rate: float) -> None:
-        """Enqueues one exchange: gradients to the servers, which update; parameters from them."""
         self.exchange()
 
     def exchange(self) -> None:
-        """Enqueues the way of the gradients to the servers, and of the parameters back from them."""
+        """Enqueues the way of the gradients to the servers, which update, and of the parameters back from them."""
         self._push()
         self._pull()
 
@@ -313,7 +306,6 @@ class OnServers(BetweenWorkers):
             received.copyto(parameter)
 
     def synchronize(self) -> None:
-        """Gives every device, of all workers, the servers' parameters and the mean of all devices' batch statistics."""
         self.barrier()
         self._pull()
         if self._statistics_keys:

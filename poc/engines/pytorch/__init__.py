@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from poc.engines import Cluster, installed
-from poc.engines.pytorch import launch
+from poc.machine.network import free_port
 from poc.recipe import NCCL, SGD, Device, Independent, Muon, Nesterov
 from poc.recipe.networks import CIFAR_RESNET_V2, Cost, Network
 
@@ -53,11 +53,31 @@ def workers(given: int, devices: int, virtual: bool) -> int:
 
 
 @contextlib.contextmanager
-def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> Iterator[Cluster]:
+def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iterator[Cluster]:
     """What torchrun gives its workers: their numbers, and where the first one waits for the others."""
-    common = {"OMP_NUM_THREADS": str(cores), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    environments = launch.environments(run.workers, hosts) if run.workers > 1 else [{}]
-    yield Cluster(environments=[{**common, **environment} for environment in environments], helpers={})
+    here = run.workers // len(hosts)
+    common = {
+        "OMP_NUM_THREADS": str(cores),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "MASTER_ADDR": hosts[0],
+        "MASTER_PORT": str(free_port(hosts[0])),
+        "WORLD_SIZE": str(run.workers),
+        "LOCAL_WORLD_SIZE": str(here),
+        # Where torchrun started this, its own processes meet at a store that is not the workers'.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    environments = [
+        {
+            **common,
+            "RANK": str(worker),
+            "LOCAL_RANK": str(worker % here),
+            "GROUP_RANK": str(worker // here),
+            # Gloo would take the address that this host's name leads to.
+            "POC_OWN_ADDRESS": hosts[worker // here],
+        }
+        for worker in range(run.workers)
+    ]
+    yield Cluster(environments=environments, helpers={})
 
 
 def lacks(run: Run, machine: Hardware) -> str | None:

@@ -56,7 +56,7 @@ class SGD:
 
     def _gradients(self) -> list[torch.Tensor]:
         """Those of all parameters, with the weight decay in them."""
-        gradients = [_gradient(parameter) for parameter in self.parameters]
+        gradients = [parameter.grad for parameter in self.parameters]
         if self._decay and self._decayed:
             chosen = [gradients[number] for number in self._decayed]
             weights = [self.parameters[number] for number in self._decayed]
@@ -147,8 +147,3 @@ def orthogonalised(directions: Tensors) -> list[torch.Tensor]:
         x = (x.mT if tall else x) * max(1.0, rows / columns) ** 0.5
         orthogonal.update(zip(members, x))
     return [orthogonal[number].reshape(direction.shape) for number, direction in enumerate(directions)]
-
-
-def _gradient(parameter: torch.Tensor) -> torch.Tensor:
-    assert parameter.grad is not None
-    return parameter.grad

@@ -72,8 +72,7 @@ class TorchSession(Session):
 
     def _init_process_group(self) -> None:
         """Joins the other workers, by torchrun's variables."""
-        if "POC_OWN_ADDRESS" in os.environ:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface(os.environ["POC_OWN_ADDRESS"])
+        os.environ["GLOO_SOCKET_IFNAME"] = interface(os.environ["POC_OWN_ADDRESS"])
         dist.init_process_group("nccl" if self._run.kind == "gpu" else "gloo")
         self._worker = dist.get_rank()
 
