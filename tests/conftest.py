@@ -1,12 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tabulate import tabulate
 
 import poc  # noqa: F401  # before a test's own import of cv2, which reads poc's limit on the size of images only then
@@ -17,40 +17,19 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 os.environ["POC_ENGINES"] = str(Path(__file__).parent / "engines")
 
 
-def heed_signals() -> None:
-    """For Popen: what is started in the background ignores some, and so would all that it starts."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+_made: Counter[str] = Counter()
+_survived: Counter[str] = Counter()
 
 
-class Faults:
-    """Counts for the table at the end: each kind of fault, how often it was made, and how often nothing was lost."""
-
-    def __init__(self) -> None:
-        self._made: Counter[str] = Counter()
-        self._survived: Counter[str] = Counter()
-
-    def made(self, fault: str, times: int = 1) -> None:
-        self._made[fault] += times
-
-    def survived(self, fault: str, times: int = 1) -> None:
-        """Called when all was looked at."""
-        self._survived[fault] += times
-
-    def table(self) -> str:
-        """Empty where no fault was made."""
-        rows = [(fault, n, self._survived[fault], n - self._survived[fault]) for fault, n in self._made.items()]
-        return tabulate(rows, headers=["fault", "times tried", "survived", "lost"]) if rows else ""
-
-
-_faults = Faults()
-
-
-@pytest.fixture
-def faults() -> Faults:
-    return _faults
+@contextlib.contextmanager
+def survives(fault: str, times: int = 1) -> Iterator[None]:
+    """Counts for the table at the end: a fault is made so many times, and where the block ends well nothing was lost."""
+    _made[fault] += times
+    yield
+    _survived[fault] += times
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if table := _faults.table():
-        terminalreporter.write_line(table)
+    if _made:
+        rows = [(fault, tried, _survived[fault], tried - _survived[fault]) for fault, tried in _made.items()]
+        terminalreporter.write_line(tabulate(rows, headers=["fault", "times tried", "survived", "lost"]))

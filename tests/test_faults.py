@@ -21,12 +21,11 @@ from poc import Synthetic
 from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED, FAILED
 from tests.builders import course, end_of, executed, recipe_file, record_of
-from tests.conftest import Faults
+from tests.conftest import survives
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, finish, heed_signals, records, start, struck
 
 pytestmark = pytest.mark.faults
 KILLS = 20
-KILLED = "SIGKILL of everything at a random moment of a training"
 # How far a run comes before it is killed, at most: in changes of its files. A whole one has some hundreds.
 MOST_CHANGES = 60
 
@@ -75,7 +74,8 @@ def kill(process: subprocess.Popen[str]) -> bool:
     return running
 
 
-def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(tmp_path: Path, faults: Faults) -> None:
+@survives("SIGKILL of everything at a random moment of a training", KILLS)
+def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", epochs=40)
     seed = int.from_bytes(os.urandom(4), "big")
     print(f"moments from seed {seed}")
@@ -104,7 +104,6 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(tmp_path
         wait(process, reached)
         if kill(process):
             kills += 1
-            faults.made(KILLED)
     status, said = finish(recipe, folders[-1], environment=environment)
     assert status == 0, said
     (undisturbed,), *disturbed = map(records, folders)
@@ -114,14 +113,15 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(tmp_path
         # What the killed ones were telling went with the next run; the last one's record may have been complete.
         assert len(list(folder.glob("temporary/*/in-use"))) <= 1
     assert any(record.resumed for (record,) in disturbed)
-    faults.survived(KILLED, kills)
 
 
-def test_a_run_that_is_told_to_end_goes_on_later(tmp_path: Path, faults: Faults) -> None:
+@survives("SIGINT to the command")
+@survives("SIGTERM to the command")
+@survives("SIGHUP to the command")
+def test_a_run_that_is_told_to_end_goes_on_later(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", epochs=40)
     told = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in told:
-        faults.made(f"{number.name} to the command")
         checkpointed = written(tmp_path, "checkpoints/*/*.npz")
         with start(recipe, tmp_path) as process:
             wait(process, checkpointed)
@@ -133,12 +133,10 @@ def test_a_run_that_is_told_to_end_goes_on_later(tmp_path: Path, faults: Faults)
     *_, record = records(tmp_path)
     assert len(record.resumed) == len(told)
     assert record.resumed[0].step >= 20
-    for number in told:
-        faults.survived(f"{number.name} to the command")
 
 
-def test_a_second_start_beside_the_first_says_so_and_harms_nothing(tmp_path: Path, faults: Faults) -> None:
-    faults.made("two starts at once")
+@survives("two starts at once")
+def test_a_second_start_beside_the_first_says_so_and_harms_nothing(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", epochs=1)
     lock = tmp_path / "results" / "journal.lock"
     with start(recipe, tmp_path) as first:
@@ -151,7 +149,6 @@ def test_a_second_start_beside_the_first_says_so_and_harms_nothing(tmp_path: Pat
         first.communicate(timeout=DEADLINE_SECONDS)
     assert first.returncode == 0
     assert [record.outcome for record in records(tmp_path)] == [COMPLETED]
-    faults.survived("two starts at once")
 
 
 def limited(name: str, limit: int) -> Callable[[], None]:
@@ -165,30 +162,28 @@ def limited(name: str, limit: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["nor for checkpoints", "but for checkpoints"])
-def test_a_disk_without_room_for_the_record(kept: bool, tmp_path: Path, faults: Faults) -> None:
-    fault = "a disk without room for the record, " + ("but for checkpoints" if kept else "nor for checkpoints")
-    faults.made(fault)
-    recipe, path = recipe_file(tmp_path / "mine.py"), tmp_path / "results" / "journal.jsonl"
-    # No file can grow beyond the journal's size: so large that the files which a run cannot do without fit, and, where
-    # they are to, its checkpoints of 3.2 MB.
-    journal.append(path, record_of(run_id="padding", reason=" " * (6_000_000 if kept else 600_000)))
-    before = path.read_bytes()
-    status, said = finish(recipe, tmp_path, preexec_fn=limited("RLIMIT_FSIZE", len(before) + 100))
-    assert status == 2, said
-    assert "no room for the record" in said.splitlines()[-1]
-    assert "Traceback" not in said
-    assert path.read_bytes() == before
-    status, said = finish(recipe, tmp_path)
-    assert status == 0, said
-    *_, record = records(tmp_path)
-    assert record.outcome == COMPLETED
-    assert len(record.evaluations) == 4
-    assert bool(record.resumed) == kept
-    faults.survived(fault)
+def test_a_disk_without_room_for_the_record(kept: bool, tmp_path: Path) -> None:
+    with survives("a disk without room for the record, " + ("but for checkpoints" if kept else "nor for checkpoints")):
+        recipe, path = recipe_file(tmp_path / "mine.py"), tmp_path / "results" / "journal.jsonl"
+        # No file can grow beyond the journal's size: so large that the files which a run cannot do without fit, and,
+        # where they are to, its checkpoints of 3.2 MB.
+        journal.append(path, record_of(run_id="padding", reason=" " * (6_000_000 if kept else 600_000)))
+        before = path.read_bytes()
+        status, said = finish(recipe, tmp_path, preexec_fn=limited("RLIMIT_FSIZE", len(before) + 100))
+        assert status == 2, said
+        assert "no room for the record" in said.splitlines()[-1]
+        assert "Traceback" not in said
+        assert path.read_bytes() == before
+        status, said = finish(recipe, tmp_path)
+        assert status == 0, said
+        *_, record = records(tmp_path)
+        assert record.outcome == COMPLETED
+        assert len(record.evaluations) == 4
+        assert bool(record.resumed) == kept
 
 
-def test_out_of_memory_is_the_outcome_of_one_run_and_not_the_end(tmp_path: Path, faults: Faults) -> None:
-    faults.made("out of memory")
+@survives("out of memory")
+def test_out_of_memory_is_the_outcome_of_one_run_and_not_the_end(tmp_path: Path) -> None:
     greedy = {"batch_per_device": 60_000, "data": Synthetic(train=60_000, validation=160)}
     recipe = recipe_file(tmp_path / "mine.py", cases=[greedy, {}], epochs=1)
     status, said = finish(recipe, tmp_path, preexec_fn=limited("RLIMIT_AS", 3 * 2**29))
@@ -198,22 +193,20 @@ def test_out_of_memory_is_the_outcome_of_one_run_and_not_the_end(tmp_path: Path,
     assert (first.outcome, second.outcome) == (FAILED, COMPLETED)
     assert "allocate" in first.reason
     assert first.run_id in said.splitlines()[-1]
-    faults.survived("out of memory")
 
 
-def test_a_loss_that_explodes_ends_its_run_and_no_other(tmp_path: Path, faults: Faults) -> None:
-    faults.made("a loss that explodes")
+@survives("a loss that explodes")
+def test_a_loss_that_explodes_ends_its_run_and_no_other(tmp_path: Path) -> None:
     status, said = finish(recipe_file(tmp_path / "mine.py", lr=[1e6, 0.01]), tmp_path)
     assert status == 0, said
     first, second = records(tmp_path)
     assert (first.outcome, second.outcome) == (DIVERGED, COMPLETED)
     assert "after step" in first.reason
     assert len(first.windows) < len(second.windows)
-    faults.survived("a loss that explodes")
 
 
-def test_a_run_in_which_nothing_goes_on_is_ended(tmp_path: Path, faults: Faults) -> None:
-    faults.made("a run that hangs")
+@survives("a run that hangs")
+def test_a_run_in_which_nothing_goes_on_is_ended(tmp_path: Path) -> None:
     with struck("worker 0", signal.SIGSTOP, after='"evaluation", "epoch": 1'):
         hung = executed(tmp_path, epochs=25)
     assert hung.outcome == FAILED
@@ -221,7 +214,6 @@ def test_a_run_in_which_nothing_goes_on_is_ended(tmp_path: Path, faults: Faults)
     record = executed(tmp_path, epochs=25)
     assert record.outcome == COMPLETED
     assert record.resumed
-    faults.survived("a run that hangs")
 
 
 def test_nothing_is_written_but_to_the_cache_and_the_results(tmp_path: Path) -> None:

@@ -1,25 +1,20 @@
-"""The gradient noise scale, on a quadratic whose answer is a formula and in real training."""
+"""The gradient noise scale, on a quadratic whose answer is a formula, and the advice that is made of it."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from poc import Fixed, Linear, Muon, Recipe, Synthetic, advice, data, engines
-from poc.machine.hardware import Hardware
+from poc import Fixed, Linear, Muon, Recipe, Synthetic, advice
+from poc.__main__ import main
 from poc.plan import plan
 from poc.records import noise
 from poc.records.noise import Norms
-
-HOME = Path(__file__).parent.parent
-CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
+from tests.builders import MACHINE, recipe_file
 
 
 @pytest.mark.parametrize(("small", "large"), [(8, 32), (64, 128), (1, 256)])
@@ -30,7 +25,7 @@ def test_a_quadratic_with_known_noise_gives_the_formula_s_answer(small: int, lar
     mean = generator.normal(size=dimensions)
     weight = np.zeros(dimensions)
     norms = []
-    for step in range(4000):
+    for step in range(2000):
         gradients = weight - generator.normal(mean, deviation, size=(large, dimensions))
         norms.append(
             Norms(
@@ -39,18 +34,16 @@ def test_a_quadratic_with_known_noise_gives_the_formula_s_answer(small: int, lar
                 large=float(np.square(gradients.mean(axis=0)).sum()),
             )
         )
-    found = noise.estimate(norms, small_batch=small, large_batch=large)
-    assert found is not None
-    assert found.signal == pytest.approx(np.square(mean).sum(), rel=0.05)
-    assert found.variance == pytest.approx(dimensions * deviation**2, rel=0.05)
-    assert found.scale == pytest.approx(dimensions * deviation**2 / np.square(mean).sum(), rel=0.1)
+    estimate = noise.estimate(norms, small_batch=small, large_batch=large)
+    assert estimate.signal == pytest.approx(np.square(mean).sum(), rel=0.05)
+    assert estimate.variance == pytest.approx(dimensions * deviation**2, rel=0.05)
+    assert estimate.scale == pytest.approx(dimensions * deviation**2 / np.square(mean).sum(), rel=0.1)
 
 
 def test_without_signal_there_is_no_scale() -> None:
-    found = noise.estimate([Norms(step=0, small=4.0, large=0.5)], small_batch=1, large_batch=4)
-    assert found is not None
-    assert found.signal < 0
-    assert found.scale is None
+    estimate = noise.estimate([Norms(step=0, small=4.0, large=0.5)], small_batch=1, large_batch=4)
+    assert estimate.signal < 0
+    assert estimate.scale is None
     assert noise.estimate([], small_batch=1, large_batch=4) is None
     assert noise.estimate([Norms(step=0, small=1.0, large=1.0)], small_batch=4, large_batch=4) is None
 
@@ -62,47 +55,17 @@ def test_steps_and_rates_at_the_noise_scale_are_half_way() -> None:
     assert noise.best_rate(0.1, 1e7, 2e7, 100) == pytest.approx(0.1, rel=1e-4)
 
 
-@pytest.mark.parametrize("played", [{"virtual": True}, {"virtual": False}], ids=["virtual devices", "devices"])
-def test_a_session_tells_the_norms_of_one_device_and_of_all(played: dict[str, Any], tmp_path: Path) -> None:
-    shape = Synthetic(size=16, crop=16, train=640, validation=70)
-    recipe = Recipe(model="cifar_resnet8_v2", data=shape, kind="cpu", devices=4, batch_per_device=8, lr=0.01, **played)
-    run = plan("", recipe, CPU)[0].run
-    session: Any = engines.load("gluon").open_session(run)
-    dataset = data.load(run.data, source=None, cache=tmp_path)
-    batches = list(data.training_batches(dataset, run.data, total_batch=32, seed=0, steps=3))
-    session.step(batches[0], 0.01)
-    session.step(batches[1], 0.01, norms=True)
-    session.step(batches[2], 0.01)
-    session.drain()
-    ((small, large),) = session.gradient_norms()
-    assert session.gradient_norms() == []
-    # Beside a session of one device that was given the same weights and the first part of the batch.
-    other: Any = engines.load("gluon").open_session(run)
-    other.step(batches[0], 0.01)
-    other.drain()
-    state = {name: array for name, array in other.state().items() if name.endswith("/0")}
-    (one,) = plan("", Recipe(model="cifar_resnet8_v2", data=shape, kind="cpu", batch_per_device=8, lr=0.01), CPU)
-    alone: Any = engines.load("gluon").open_session(one.run, first_step=1, state=state)
-    part = data.Batch(images=batches[1].images[:8], labels=batches[1].labels[:8])
-    alone.step(part, 0.0)
-    alone.drain()
-    squared = sum(float(np.square(p.grad().asnumpy() / 8).sum()) for p in alone._trained)
-    assert 0 < large < small
-    # Virtual devices look at the first one's gradient, real ones at all of theirs.
-    assert small == pytest.approx(squared, rel=1e-3 if played["virtual"] else 0.5)
-
-
 def test_advice_goes_up_to_the_noise_scale() -> None:
     recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", batch_per_device=128, lr=Linear(base=0.05, per=128))
-    found = advice.advise(recipe, 1024.0)
-    assert found.best.batch == 1024
-    assert (found.best.steps, found.best.samples) == (2.0, 2.0)
-    assert found.best.learning_rate == pytest.approx(0.05 * (1 + 1024 / 128) / 2)
-    assert [choice.batch for choice in found.choices] == [2**power for power in range(6, 15)]
+    advised = advice.advise(recipe, 1024.0)
+    assert advised.best.batch == 1024
+    assert (advised.best.steps, advised.best.samples) == (2.0, 2.0)
+    assert advised.best.learning_rate == pytest.approx(0.05 * (1 + 1024 / 128) / 2)
+    assert [choice.batch for choice in advised.choices] == [2**power for power in range(6, 15)]
     # Never more than the linear rule, and never falling as the batch grows.
-    rates = [choice.learning_rate for choice in found.choices]
+    rates = [choice.learning_rate for choice in advised.choices]
     assert rates == sorted(rates)
-    assert all(choice.learning_rate <= 0.05 * choice.batch / 128 * 1.001 for choice in found.choices[1:])
+    assert all(choice.learning_rate <= 0.05 * choice.batch / 128 * 1.001 for choice in advised.choices[1:])
 
 
 @pytest.mark.parametrize(("optimizer", "least"), [("sgd", 0.5 * 2 / 9), (Muon(rate=0.05), 0.5 * (2 / 9) ** 0.5)])
@@ -116,29 +79,22 @@ def test_a_rate_that_does_not_scale_is_right_for_its_own_total_batch(optimizer: 
 
 def test_a_recipe_s_probe_is_short_and_looks_at_the_noise() -> None:
     recipe = Recipe(model="cifar_resnet8_v2", devices=[1, 8], batch_per_device=[128, 512], lr=Linear(base=0.1, per=64))
-    (one,) = plan("", advice.probe(recipe, steps=40), CPU)
-    run = one.run
+    ((run, skip),) = [(planned.run, planned.skip) for planned in plan("", advice.probe(recipe, steps=40), MACHINE)]
     assert (run.devices, run.virtual, run.batch_per_device, run.steps) == (8, True, 64, 40)
-    assert (run.gradient_noise, run.evaluate, one.skip) == (2, False, "")
+    assert (run.gradient_noise, run.evaluate, skip) == (2, False, "")
     assert run.learning_rate == pytest.approx(0.8)
 
 
 @pytest.mark.slow
-def test_the_command_turns_a_short_run_into_advice(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from poc import Recipe, Synthetic\nrecipe = Recipe(model='cifar_resnet8_v2', kind='cpu', batch_per_device=16,"
-        " lr=0.02, epochs=6, data=Synthetic(size=16, crop=16, train=2560, validation=70))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "poc", "advise", str(tmp_path / "mine.py"), "--steps", "20"],
-        cwd=HOME,
-        env={**os.environ, "POC_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    scale = int(re.findall(r"Gradient noise scale: (\d+) samples", done.stdout)[0])
-    best = int(re.findall(r"^(\d+) <-", done.stdout, re.MULTILINE)[0])
+def test_the_command_turns_a_short_run_into_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POC_CACHE", str(tmp_path / "cache"))
+    recipe = recipe_file(tmp_path / "mine.py", data=Synthetic(train=2560, validation=70), batch_per_device=16, epochs=6)
+    assert main(["advise", str(recipe), "--steps", "40"]) == 0
+    said = capsys.readouterr().out
+    scale = int(re.findall(r"Gradient noise scale: (\d+) samples", said)[0])
+    best = int(re.findall(r"^(\d+) <-", said, re.MULTILINE)[0])
     assert best <= scale + 0.5 < 2 * best + 1
-    least = float(re.findall(r"6 epochs get as far as ([\d.]+) with a small batch", done.stdout)[0])
+    least = float(re.findall(r"6 epochs get as far as ([\d.]+) with a small batch", said)[0])
     assert least == pytest.approx(6 / (1 + best / scale), abs=0.1)

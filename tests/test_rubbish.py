@@ -40,8 +40,8 @@ from poc.report import rows, summary
 from poc.report.tables import runs, speed
 from poc.values import UserError
 from tests import test_data
-from tests.conftest import Faults
-from tests.test_report import record
+from tests.builders import record_of
+from tests.conftest import survives
 
 pytestmark = pytest.mark.faults
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
@@ -102,13 +102,12 @@ def made(draw: Any) -> Any:
 @example({"seeds": 10**6})
 @example({"devices": 10**9, "data": Synthetic(train=2**31 - 1)})
 @example({"lr": Linear(base=1e12, per=1e-12), "kind": "cpu"})
-def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(faults: Faults, fields: dict[str, Any]) -> None:
-    faults.made("rubbish in a recipe")
+@survives("rubbish in a recipe")
+def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(fields: dict[str, Any]) -> None:
     try:
         runs = plan("rubbish", Recipe(**{"model": "cifar_resnet20_v2", **fields}), CPU)
     except UserError as error:
         _in_one_line(error)
-        faults.survived("rubbish in a recipe")
         return
     assert len(runs) <= 10_000
     for one in runs:
@@ -116,7 +115,6 @@ def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(faults: Faults, f
         text = json.dumps(one.run.to_json(), allow_nan=False)
         assert type(one.run).from_json(json.loads(text)).id == one.run.id
         assert one.seconds > 0
-    faults.survived("rubbish in a recipe")
 
 
 @pytest.mark.parametrize(
@@ -135,15 +133,14 @@ def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(faults: Faults, f
         ("\x00", r"Error"),
     ],
 )  # fmt: skip
-def test_a_recipe_file_of_rubbish_is_named_in_one_line(text: str, says: str, tmp_path: Path, faults: Faults) -> None:
-    faults.made("a recipe file of rubbish")
+@survives("a recipe file of rubbish")
+def test_a_recipe_file_of_rubbish_is_named_in_one_line(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(text)
     with pytest.raises(UserError, match=says) as caught:
         recipe.load(path)
     assert str(caught.value).startswith("mine.py: ")
     _in_one_line(caught.value)
-    faults.survived("a recipe file of rubbish")
 
 
 json_values = st.recursive(
@@ -155,13 +152,13 @@ json_values = st.recursive(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(places=st.lists(st.integers(0, 10**6), min_size=1, max_size=3), given_values=st.lists(json_values, min_size=3))
+@survives("rubbish in a journal line")
 def test_a_record_with_a_value_of_another_kind_is_left_out_or_shown(
-    places: list[int], given_values: list[Any], tmp_path_factory: pytest.TempPathFactory, faults: Faults
+    places: list[int], given_values: list[Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    faults.made("rubbish in a journal line")
     # Of the schema without a checksum, which would refuse them all.
     broken, whole = (
-        {**json.loads(json.dumps(made.to_json())), "schema": 1} for made in (record(), record(run_id="whole"))
+        {**json.loads(json.dumps(made.to_json())), "schema": 1} for made in (record_of(), record_of(run_id="whole"))
     )
     for place, changed in zip(places, given_values):
         leaves = list(leaves_of(broken))
@@ -173,14 +170,12 @@ def test_a_record_with_a_value_of_another_kind_is_left_out_or_shown(
         records = journal.read([path])
     except UserError as error:  # of another schema
         _in_one_line(error)
-        faults.survived("rubbish in a journal line")
         return
     shown = rows.collect(records, [])
     assert "whole" in {row.run_id for row in shown}
     summary.summary(shown)
     speed.accuracy(shown)
     runs.not_run(records)
-    faults.survived("rubbish in a journal line")
 
 
 def leaves_of(held: Any) -> Iterator[tuple[Any, Any]]:
@@ -200,24 +195,20 @@ def stopped(*_: Any, **__: Any) -> Any:
 @given(
     arguments=st.lists(
         st.one_of(
-            st.sampled_from(
-                ["run", "plan", "report", "advise", "doctor", "networks", "quick", "--quick", "--only", "--results"]
-            ),
-            st.sampled_from(
-                ["--rounds", "--price", "--patience", "--journal", "--data", "--steps", "-1", "nan", "1e999"]
-            ),
+            st.sampled_from(["run", "plan", "report", "advise", "doctor", "networks", "quick"]),
+            st.sampled_from(["--quick", "--only", "--results", "--rounds", "--price", "--patience", "--journal"]),
+            st.sampled_from(["--data", "--steps", "-1", "nan", "1e999"]),
             st.text(max_size=8).filter(lambda word: "\x00" not in word),
         ),
         max_size=5,
     )
 )
+@survives("options of rubbish")
 def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
     arguments: list[str],
     tmp_path_factory: pytest.TempPathFactory,
     capsys: pytest.CaptureFixture[str],
-    faults: Faults,
 ) -> None:
-    faults.made("options of rubbish")
     # Nothing is run: what would be is stopped before.
     with (
         pytest.MonkeyPatch.context() as patched,
@@ -235,7 +226,6 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
     assert "Traceback" not in said.err
     if status == 2:
         assert said.err.strip()
-    faults.survived("options of rubbish")
 
 
 @THOROUGH
@@ -247,10 +237,10 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
     ),
     cut=st.integers(0, 40),
 )
+@survives("rubbish in a published study")
 def test_a_published_study_of_rubbish_is_refused_in_one_line_or_read(
-    study: str, place: float, put: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory, faults: Faults
+    study: str, place: float, put: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    faults.made("rubbish in a published study")
     folder = tmp_path_factory.getbasetemp() / "published"
     if not folder.exists():
         shutil.copytree(Path(studies.__file__).parent, folder)
@@ -264,7 +254,6 @@ def test_a_published_study_of_rubbish_is_refused_in_one_line_or_read(
         _in_one_line(error, names=f"{study}.csv")
     finally:
         path.write_bytes(whole)
-    faults.survived("rubbish in a published study")
 
 
 @THOROUGH
@@ -274,10 +263,10 @@ def test_a_published_study_of_rubbish_is_refused_in_one_line_or_read(
     put=st.binary(max_size=30),
     cut=st.one_of(st.integers(0, 30), st.just(10**6)),
 )
+@survives("rubbish in files of images")
 def test_images_of_rubbish_are_refused_in_one_line_or_read(
-    kind: str, place: float, put: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory, faults: Faults
+    kind: str, place: float, put: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    faults.made("rubbish in files of images")
     files = {
         "records": test_data.record_files,
         "binaries": test_data.binary_files,
@@ -294,4 +283,3 @@ def test_images_of_rubbish_are_refused_in_one_line_or_read(
         _in_one_line(error, names=str(folder))
     finally:
         shutil.rmtree(folder)
-    faults.survived("rubbish in files of images")
