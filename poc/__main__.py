@@ -24,26 +24,13 @@ from poc.train.local import Place
 from poc.train.parent import execute, follow, forget
 from poc.values import UserError, nearest, positive, whole
 
-Add = Callable[..., Any]
-"""Adds an option to a parser, as argparse's add_argument."""
 HOME = Path(__file__).resolve().parent.parent
-
-_HELP = """\
-How fast does data-parallel training go on this machine, how does it scale, and how does that compare?
-
-  python -m poc doctor                 what this machine has, what it can run, and why not the rest
-  python -m poc plan cifar10_resnet50  every run of a recipe on this machine, with its numbers and estimated time
-  python -m poc run cifar10_resnet50   do those runs, add them to the journal, write results.md
-  python -m poc report                 write results.md again from the journal
-  python -m poc advise my_recipe       a short run, and from it up to which batch more devices pay, and the rate there
-  python -m poc networks               the networks that a recipe may name, with what they cost
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0 done, 1 a run failed, 2 the user's mistake, 130 interrupted."""
-    options = _parser().parse_args(arguments)
     try:
+        options = _parser().parse_args(arguments)
         status = int(options.command(options))
         sys.stdout.flush()
         return status
@@ -65,71 +52,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m poc", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    question = "How fast does data-parallel training go on this machine, how does it scale, and how does that compare?"
+    parser = argparse.ArgumentParser(prog="python -m poc", description=question)
     commands = parser.add_subparsers(required=True, metavar="{doctor,plan,run,report,advise,networks}")
-    for name, command, options, what in (
-        ("doctor", _doctor, (), "what this machine has and can run"),
-        ("plan", _plan, (_recipes_options,), "print every run of a recipe on this machine"),
-        ("run", _run, (_recipes_options, _results_options, _run_options), "do the runs, then write results.md"),
-        ("report", _report, (_results_options, _report_options), "write results.md from the journal"),
-        ("advise", _advise, (_advise_options,), "a short run, and from it a batch size and a learning rate"),
-        ("networks", _networks, (_networks_options,), "the networks that a recipe may name, with what they cost"),
-    ):
-        added = commands.add_parser(name, help=what)
-        for add_options in options:
-            add_options(added.add_argument)
-        added.set_defaults(command=command)
+
+    def added(name: str, command: Callable[[argparse.Namespace], int], what: str) -> Callable[..., Any]:
+        """Adds a command; returns what adds an option to it."""
+        subparser = commands.add_parser(name, help=what)
+        subparser.set_defaults(command=command)
+        return subparser.add_argument
+
+    added("doctor", _doctor, "what this machine has, what it can run, and why not the rest")
+    to_plan = added("plan", _plan, "every run of a recipe on this machine, with its numbers and estimated time")
+    to_run = added("run", _run, "do those runs, add them to the journal, write results.md")
+    to_report = added("report", _report, "write results.md again from the journal")
+    to_advise = added("advise", _advise, "a short run, and from it up to which batch more devices pay, and its rate")
+    to_networks = added("networks", _networks, "the networks that a recipe may name, with what they cost")
+    for add in (to_plan, to_run):
+        add("recipes", nargs="*", metavar="RECIPE", help="a name in recipes/, or a Python file (default: all)")
+        add("--quick", action="store_true", help="a first look: each run cut short; its rows say so")
+        add("--only", action="append", metavar="ID", help="only the run whose id (see plan) starts so; may be repeated")
+    to_advise("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting")
+    to_advise("--steps", type=int, metavar="N", default=advice.STEPS, help="of that run (default: %(default)s)")
+    for add in (to_run, to_advise):
+        files = "CIFAR-10: the official binary files or archive, or cifar10_{train,val}.rec (default: $POC_DATA)"
+        add("--data", type=_data, metavar="DIR", default=os.environ.get("POC_DATA") or None, help=files)
+    kept = "checkpoints go here, where a completed run leaves its last one (default: the cache, until it completes)"
+    to_run("--checkpoints", type=_absolute, metavar="DIR", help=kept)
+    patience = "end a run in which nothing has gone on for so long (default: %(default)g)"
+    to_run("--patience", type=float, metavar="SECONDS", default=300.0, help=patience)
+    to_run("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
+    to_run("--price", type=float, metavar="DOLLARS", help="what this machine costs an hour: adds costs to rows")
+    to_run("--again", action="store_true", help="repeat runs that the journal holds already")
+    to_run("--detail", action="store_true", help="afterwards, take computation and communication apart")
+    rounds = "of --detail: pairs of windows, with the exchange and without (default: %(default)s)"
+    to_run("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
+    for add in (to_run, to_report):
+        where = "journal, rows.csv, figures and results.md go here (default: results/, with results.md beside it)"
+        add("--results", type=_absolute, metavar="DIR", help=where)
+        study = "a published study of your own, as those in poc/studies/; may be repeated"
+        add("--study", type=Path, action="append", default=[], metavar="FILE", help=study)
+    joined = "another machine's journal, to be joined"
+    to_report("--journal", type=Path, action="append", default=[], metavar="FILE", help=joined)
+    to_networks("--count", action="store_true", help="first count what they cost anew, as engines build them")
     return parser
 
 
-def _recipes_options(add: Add) -> None:
-    add("recipes", nargs="*", metavar="RECIPE", help="a name in recipes/, or a Python file; by default all of recipes/")
-    add("--quick", action="store_true", help="a first look: each run cut short; its rows say so")
-    add("--only", action="append", metavar="ID", help="only the run whose id (see plan) starts so; may be repeated")
+def _data(given: str) -> Path:
+    path = _absolute(given)
+    if not path.exists():
+        raise UserError(f"--data: {path} does not exist; give a folder or file that holds CIFAR-10")
+    return path
 
 
-def _results_options(add: Add) -> None:
-    where = "journal, rows.csv, figures and results.md go here (default: results/, with results.md beside it)"
-    add("--results", type=Path, metavar="DIR", help=where)
-    own = "a published study of your own, as those in poc/studies/; may be repeated"
-    add("--study", type=Path, action="append", default=[], metavar="FILE", help=own)
-
-
-def _data_option(add: Add) -> None:
-    files = "CIFAR-10: the official binary files or archive, or cifar10_{train,val}.rec (default: $POC_DATA)"
-    add("--data", type=Path, metavar="DIR", default=os.environ.get("POC_DATA") or None, help=files)
-
-
-def _run_options(add: Add) -> None:
-    _data_option(add)
-    add("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
-    kept = "checkpoints go here, where a completed run leaves its last one (default: the cache, until it completes)"
-    add("--checkpoints", type=Path, metavar="DIR", help=kept)
-    patience = "end a run in which nothing has gone on for so long (default: 300)"
-    add("--patience", type=float, metavar="SECONDS", default=300.0, help=patience)
-    add("--again", action="store_true", help="repeat runs that the journal holds already")
-    add("--price", type=float, metavar="DOLLARS", help="what this machine costs an hour: adds costs to rows")
-    add("--detail", action="store_true", help="afterwards, take computation and communication apart")
-    rounds = f"of --detail: pairs of windows, with the exchange and without (default: {breakdown.ROUNDS})"
-    add("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
-
-
-def _report_options(add: Add) -> None:
-    joined = "another machine's journal, to be joined"
-    add("--journal", type=Path, action="append", default=[], metavar="FILE", help=joined)
-
-
-def _advise_options(add: Add) -> None:
-    add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting")
-    _data_option(add)
-    steps = f"of the short run (default: {advice.STEPS})"
-    add("--steps", type=int, metavar="N", default=advice.STEPS, help=steps)
-
-
-def _networks_options(add: Add) -> None:
-    add("--count", action="store_true", help="first count what they cost anew, as engines build them")
+def _absolute(given: str) -> Path:
+    return Path(given).absolute()
 
 
 def _doctor(_: argparse.Namespace) -> int:
@@ -164,45 +141,44 @@ def _doctor(_: argparse.Namespace) -> int:
 def _advise(options: argparse.Namespace) -> int:
     whole("--steps", options.steps, least=20)
     path = _recipe_path(options.recipe)
-    found = recipe.load(path)
+    advised_on = recipe.load(path)
     machine = hardware.detect()
-    (planned,) = plan(path.stem, advice.probe(found, options.steps), machine)
+    (planned,) = plan(path.stem, advice.probe(advised_on, options.steps), machine)
     if planned.skip:
         raise UserError(f"{path.name}: {planned.skip}")
-    source = Path(options.data).absolute() if options.data else None
     print(f"{planned.run}: about {duration(planned.seconds)}", file=sys.stderr)
-    place = Place(source=source, cache=_cache())
+    place = Place(source=options.data, cache=_cache())
     record, _ = execute(planned.run, place, machine, machine.describe())
     if record.outcome in DONE:
         forget(planned.run, place)
     if record.outcome != COMPLETED:
         print(f"poc: {record.in_words()}", file=sys.stderr)
         return 1
-    noisy = record.noise(first=0.5)
-    if noisy is None or noisy.scale is None:
+    noise = record.noise(first=0.5)
+    if noise is None or noise.scale is None:
         print("poc: no gradient could be told from the noise: give more --steps", file=sys.stderr)
         return 1
-    setting = found.settings()[0]
-    advised = advice.advise(found, noisy.scale)
-    shorter = 1 / advised.best.samples
-    kept = f"as many samples get as far as {shorter:.2f} of them"
-    if setting.steps is None and setting.seconds is None:
-        epochs = setting.epochs or EPOCHS
-        kept = f"{epochs} epochs get as far as {shorter * epochs:.1f}"
+    advised = advice.advise(advised_on, noise.scale)
+    best = advised.best
+    print(f"Gradient noise scale: {noise.scale:.0f} samples ({noise.samples} looks in the second half of the run).")
     rows = [
         [
-            f"{one.batch}" + (" <-" if one == advised.best else ""),
-            f"{one.steps:.2f}",
-            f"{one.samples:.2f}",
-            f"{one.learning_rate:.3g}",
+            f"{choice.batch}" + " <-" * (choice == best),
+            f"{choice.steps:.2f}",
+            f"{choice.samples:.2f}",
+            f"{choice.learning_rate:.3g}",
         ]
-        for one in advised.choices
+        for choice in advised.choices
     ]
     headers = ["total batch", "steps, of the fewest", "samples, of the fewest", "learning rate"]
-    print(f"Gradient noise scale: {noisy.scale:.0f} samples ({noisy.samples} looks in the second half of the run).")
     print(tabulate(rows, headers=headers, disable_numparse=True))
+    setting = advised_on.settings()[0]
+    kept = f"as many samples get as far as {1 / best.samples:.2f} of them"
+    if setting.steps is None and setting.seconds is None:
+        epochs = setting.epochs or EPOCHS
+        kept = f"{epochs} epochs get as far as {epochs / best.samples:.1f}"
     print(
-        f"Beyond a total batch of {advised.best.batch} twice the devices save less than a quarter of the steps, and "
+        f"Beyond a total batch of {best.batch} twice the devices save less than a quarter of the steps, and "
         f"from about there accuracy suffers: {kept} with a small batch. "
         "The noise scale grows while the loss falls: after a longer run (--steps) it is larger."
     )
@@ -231,9 +207,9 @@ def _plan(options: argparse.Namespace) -> int:
     total = 0.0
     headers = ["id", "run", "total batch", "steps", "time, or why skipped"]
     for name, planned in _planned(options, hardware.detect()):
-        rows = [[one.run.id, str(one.run), one.run.total_batch, one.run.steps, _outlook(one)] for one in planned]
+        rows = [[item.run.id, str(item.run), item.run.total_batch, item.run.steps, _outlook(item)] for item in planned]
         print(f"{name}\n{tabulate(rows, headers=headers, disable_numparse=True)}\n")
-        total += sum(one.seconds for one in planned if not one.skip)
+        total += sum(item.seconds for item in planned if not item.skip)
     print(f"About {duration(total)} in all, estimated; `run` skips what the journal holds already.")
     return 0
 
@@ -244,20 +220,11 @@ def _outlook(planned: Planned) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     options.study = studies.load(options.study)
-    if options.data is not None:
-        options.data = Path(options.data).absolute()
-        if not options.data.exists():
-            raise UserError(f"--data: {options.data} does not exist; give a folder or file that holds CIFAR-10")
     if options.price is not None:
         positive("--price", options.price)
     positive("--patience", options.patience)
     whole("--rounds", options.rounds, least=3)
-    place = Place(
-        source=options.data,
-        cache=_cache(),
-        checkpoints=options.checkpoints.absolute() if options.checkpoints else None,
-        patience=options.patience,
-    )
+    place = Place(source=options.data, cache=_cache(), checkpoints=options.checkpoints, patience=options.patience)
     here = hosts.find(os.environ)
     if here is None:
         return _lead(options, place, [])
@@ -276,9 +243,8 @@ def _run(options: argparse.Namespace) -> int:
 def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link]) -> int:
     """Does the runs, with what help the `others` give, and writes the results."""
     machine = dataclasses.replace(hardware.detect(), hosts=1 + len(others))
-    path = _results(options) / "journal.jsonl"
     campaign = Campaign(
-        journal=path,
+        journal=_journal(options),
         place=place,
         machine=machine,
         infrastructure=options.infrastructure or machine.describe(),
@@ -287,7 +253,7 @@ def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link
         again=options.again,
     )
     failed = undertake(campaign, _planned(options, machine), others)
-    _write_report(options, [path])
+    _write_report(options, [])
     if failed:
         how = "start again without --again" if options.again else "start again"
         print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)
@@ -299,28 +265,27 @@ def _report(options: argparse.Namespace) -> int:
     for extra in options.journal:
         if not extra.is_file():
             raise UserError(f"--journal: no file {extra}")
-    _write_report(options, [_results(options) / "journal.jsonl", *options.journal])
+    _write_report(options, options.journal)
     return 0
 
 
-def _write_report(options: argparse.Namespace, journals: list[Path]) -> None:
+def _write_report(options: argparse.Namespace, others: Sequence[Path]) -> None:
+    """Writes the page of this journal and those of `others`."""
     # matplotlib keeps its list of fonts in the user's own folders, if not told where.
     os.environ.setdefault("MPLCONFIGDIR", str(_cache() / "matplotlib"))
     # scipy and matplotlib take a second to import, which plan and doctor need not wait for.
     from poc import report
 
-    folder = _results(options)
-    page = folder / "results.md" if options.results else HOME / "results.md"
-    report.write(journal.read(journals), options.study, page=page, folder=folder)
+    own, page = _journal(options), (options.results or HOME) / "results.md"
+    report.write(journal.read([own, *others]), options.study, page=page, folder=own.parent)
     print(f"Written: {page}", file=sys.stderr)
 
 
 def _planned(options: argparse.Namespace, machine: hardware.Hardware) -> list[tuple[str, list[Planned]]]:
     paths = [_recipe_path(name) for name in options.recipes] or sorted((HOME / "recipes").glob("*.py"))
-    recipes = [(path.stem, recipe.load(path)) for path in paths]
-    plans = [(name, plan(name, one, machine, quick=options.quick)) for name, one in recipes]
-    chosen = select([one for _, planned in plans for one in planned], options.only)
-    grouped = [(name, [one for one in planned if one in chosen]) for name, planned in plans]
+    plans = [(path.stem, plan(path.stem, recipe.load(path), machine, quick=options.quick)) for path in paths]
+    chosen = select([item for _, planned in plans for item in planned], options.only)
+    grouped = [(name, [item for item in planned if item in chosen]) for name, planned in plans]
     return [(name, planned) for name, planned in grouped if planned]
 
 
@@ -333,8 +298,8 @@ def _recipe_path(name: str) -> Path:
     return path
 
 
-def _results(options: argparse.Namespace) -> Path:
-    return Path(options.results).absolute() if options.results else HOME / "results"
+def _journal(options: argparse.Namespace) -> Path:
+    return (options.results or HOME / "results") / "journal.jsonl"
 
 
 def _cache() -> Path:

@@ -7,7 +7,6 @@ more than they save.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from poc.recipe import Linear, Recipe
@@ -19,6 +18,8 @@ STEPS = 200
 _DEVICES = 8
 _LARGEST_PART = 64
 _LOOK_EVERY = 2
+_WORTH = 4 / 3 - 1e-12
+"""Times the steps of twice the batch, from which on that pays."""
 
 
 @value
@@ -37,7 +38,6 @@ class Choice:
 class Advice:
     """What a noise scale recommends."""
 
-    scale: float
     choices: tuple[Choice, ...]
     """Batch sizes, each twice the one before."""
     best: Choice
@@ -47,22 +47,20 @@ class Advice:
 def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:
     """A short run of the first setting of `recipe`, on several devices, played in turn where there are fewer."""
     setting = recipe.settings()[0]
-    fields = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(setting)}
-    fields.update(
-        devices=_DEVICES,
-        virtual=True,
-        workers=1,
-        cores_per_worker=None,
-        straggler=0.0,
-        exchange="device",
-        batch_per_device=min(_LARGEST_PART, setting.batch_per_device),
-        gradient_noise=_LOOK_EVERY,
-        epochs=None,
-        steps=steps,
-        seeds=1,
-        evaluate=False,
-    )
-    return Recipe(**fields)
+    given = {name: held for name, held in vars(setting).items() if name not in ("cores_per_worker", "epochs")}
+    short = {
+        "devices": _DEVICES,
+        "virtual": True,
+        "workers": 1,
+        "straggler": 0.0,
+        "exchange": "device",
+        "batch_per_device": min(_LARGEST_PART, setting.batch_per_device),
+        "gradient_noise": _LOOK_EVERY,
+        "steps": steps,
+        "seeds": 1,
+        "evaluate": False,
+    }
+    return Recipe(**{**given, **short})
 
 
 def advise(recipe: Recipe, scale: float) -> Advice:
@@ -73,7 +71,6 @@ def advise(recipe: Recipe, scale: float) -> Advice:
     """
     setting = recipe.settings()[0]
     at = setting.lr.per if isinstance(setting.lr, Linear) else setting.total_batch
-    rate = setting.lr.at(at)
     power = 1.0 if setting.optimizer.sized_by_gradient else 0.5
     nearest = round(math.log2(max(1.0, scale)))
     choices = tuple(
@@ -81,9 +78,9 @@ def advise(recipe: Recipe, scale: float) -> Advice:
             batch=batch,
             steps=noise.fewest_steps(batch, scale),
             samples=1 + batch / scale,
-            learning_rate=noise.best_rate(rate, at, batch, scale, power),
+            learning_rate=noise.best_rate(setting.lr.at(at), at, batch, scale, power),
         )
-        for batch in (2**power for power in range(max(0, nearest - 4), nearest + 5))
+        for batch in (2**exponent for exponent in range(max(0, nearest - 4), nearest + 5))
     )
-    paying = [one for one in choices if one.steps / noise.fewest_steps(2 * one.batch, scale) > 4 / 3 - 1e-12]
-    return Advice(scale=scale, choices=choices, best=paying[-1] if paying else choices[0])
+    paying = [choice for choice in choices if choice.steps / noise.fewest_steps(2 * choice.batch, scale) > _WORTH]
+    return Advice(choices=choices, best=[choices[0], *paying][-1])

@@ -12,11 +12,11 @@ from poc.machine.hardware import Hardware
 from poc.plan import Planned
 from poc.recipe import CIFAR10, ImageNet, Synthetic
 from poc.records import journal
-from poc.records.record import DONE, FAILED, Record
+from poc.records.record import DONE, FAILED, SKIPPED
 from poc.run import Run
 from poc.train.hosts import Link
 from poc.train.local import Place
-from poc.train.parent import execute, forget, skipped
+from poc.train.parent import blank, execute, forget
 from poc.values import UserError, value
 
 Plans = Sequence[tuple[str, Sequence[Planned]]]
@@ -48,26 +48,28 @@ def undertake(campaign: Campaign, plans: Plans, others: Sequence[Link] = ()) -> 
     """
     known = [record for record in journal.read([campaign.journal]) if record.infrastructure == campaign.infrastructure]
     noted = {record.run_id for record in known}
-    done = set() if campaign.again else {record.run_id for record in known if record.outcome in DONE}
-    waiting = [one.run for _, planned in plans for one in planned if not one.skip and one.run.id not in done]
+    done = {record.run_id for record in known if record.outcome in DONE and not campaign.again}
+    waiting = [item.run for _, planned in plans for item in planned if not item.skip and item.run.id not in done]
     place = dataclasses.replace(campaign.place, stand_in=_needs_stand_in(campaign.place, waiting))
     campaign, failed = dataclasses.replace(campaign, place=place), []
     # Claimed only now: a mistake leaves nothing behind.
     with journal.claimed(campaign.journal):
         for name, planned in plans:
-            for number, one in enumerate(planned, start=1):
-                title = f"{name} {number}/{len(planned)} [{one.run.id}] {one.run}"
-                if one.skip:
-                    _say(f"{title}: skipped, {one.skip}")
-                    if one.run.id not in noted:
-                        journal.append(campaign.journal, skipped(one, campaign.machine, campaign.infrastructure))
-                elif one.run.id in done:
+            for number, item in enumerate(planned, start=1):
+                run = item.run
+                title = f"{name} {number}/{len(planned)} [{run.id}] {run}"
+                if item.skip:
+                    _say(f"{title}: skipped, {item.skip}")
+                    if run.id not in noted:
+                        why = {"outcome": SKIPPED, "reason": item.skip}
+                        journal.append(campaign.journal, blank(run, campaign.machine, campaign.infrastructure, **why))
+                elif run.id in done:
                     _say(f"{title}: in the journal already (--again repeats it)")
                 else:
-                    _say(f"{title}: about {duration(one.seconds)}")
-                    record = _take(one.run, campaign, others)
-                    done |= {one.run.id} if record.outcome in DONE else set()  # another recipe may have it, too
-                    failed += [one.run.id] if record.outcome == FAILED else []
+                    _say(f"{title}: about {duration(item.seconds)}")
+                    outcome = _take(run, campaign, others)
+                    done |= {run.id} if outcome in DONE else set()  # another recipe may have it, too
+                    failed += [run.id] if outcome == FAILED else []
     return failed
 
 
@@ -78,8 +80,8 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _take(run: Run, campaign: Campaign, others: Sequence[Link]) -> Record:
-    """Does one run and puts its record into the journal."""
+def _take(run: Run, campaign: Campaign, others: Sequence[Link]) -> str:
+    """Does one run and puts its record into the journal; returns its outcome."""
     record, interrupted = execute(
         run, campaign.place, campaign.machine, campaign.infrastructure, detail=campaign.detail, others=others
     )
@@ -95,7 +97,7 @@ def _take(run: Run, campaign: Campaign, others: Sequence[Link]) -> Record:
         forget(run, campaign.place)
     if interrupted:
         raise KeyboardInterrupt
-    return record
+    return record.outcome
 
 
 def _needs_stand_in(place: Place, runs: Sequence[Run]) -> bool:

@@ -13,7 +13,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ import numpy as np
 
 from poc.values import value
 
-_KEPT = 2
-_NAME = re.compile(r"worker(\d+)-(\d+)-([0-9a-f]{64})\.npz")
+_NAME = re.compile(r"worker\d+-(\d+)-[0-9a-f]{64}\.npz")
 _STORY = "story.json"
 
 
@@ -63,35 +62,29 @@ def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
-    found = _found(folder, worker)
+    stored = _stored(folder, worker)
     # One further on was of no use when the run went on, or it would have gone on from there. One of the same step is of
     # a run that was cut off after it: it must not push out the step before.
-    before = sorted({step for step, _ in found if step < checkpoint.step})[1 - _KEPT :]
-    for step, path in found:
-        if step not in before and path != finished:
+    before = max((step for step, _ in stored if step < checkpoint.step), default=None)
+    for step, path in stored:
+        if step != before and path != finished:
             path.unlink(missing_ok=True)
 
 
-def steps(folder: Path, workers: Sequence[int], conditions: Mapping[str, Any]) -> list[int]:
+def steps(folder: Path, workers: Iterable[int], conditions: Mapping[str, Any]) -> list[int]:
     """The steps after which each of `workers` has a whole checkpoint in `folder`, made under these conditions."""
-    complete: set[int] | None = None
+    complete = []
     for worker in workers:
-        own = set()
-        for step, path in _found(folder, worker):
-            found = _read(path)
-            if found is not None and found.story["conditions"] == conditions:
-                own.add(step)
-        complete = own if complete is None else complete & own
-    return sorted(complete or ())
+        whole = filter(None, (_read(path) for _, path in _stored(folder, worker)))
+        complete.append({checkpoint.step for checkpoint in whole if checkpoint.story["conditions"] == conditions})
+    return sorted(set.intersection(*complete))
 
 
 def read(folder: Path, worker: int, step: int) -> Checkpoint:
     """What `write` wrote; raises OSError where it is not there, or no longer whole."""
-    for found, path in _found(folder, worker):
-        if found == step:
-            checkpoint = _read(path)
-            if checkpoint is not None:
-                return checkpoint
+    for stored_step, path in _stored(folder, worker):
+        if stored_step == step and (checkpoint := _read(path)):
+            return checkpoint
     raise OSError(f"{folder}: worker {worker} has no whole checkpoint of step {step}")
 
 
@@ -99,25 +92,25 @@ def remove(folder: Path, *, but: int | None = None) -> None:
     """Removes the checkpoints of a run that needs them no more, all but those of step `but`; harmless without any."""
     for path in folder.glob("worker*"):
         name = _NAME.fullmatch(path.name)
-        if name is None or int(name[2]) != but:
+        if name is None or int(name[1]) != but:
             path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it is not there, or not empty
         folder.rmdir()
 
 
-def _found(folder: Path, worker: int) -> list[tuple[int, Path]]:
-    """Step and file of each checkpoint of `worker`, the oldest first."""
+def _stored(folder: Path, worker: int) -> list[tuple[int, Path]]:
+    """Step and file of each checkpoint of `worker`."""
     names = [(_NAME.fullmatch(path.name), path) for path in folder.glob(f"worker{worker}-*.npz")]
-    return sorted((int(name[2]), path) for name, path in names if name and int(name[1]) == worker)
+    return [(int(name[1]), path) for name, path in names if name]
 
 
 def _read(path: Path) -> Checkpoint | None:
     """The checkpoint in the file; None where it is not what its name says."""
-    name = _NAME.fullmatch(path.name)
+    _, step, digest = path.stem.split("-")
     content = path.read_bytes()
-    if name is None or hashlib.sha256(content).hexdigest() != name[3]:
+    if hashlib.sha256(content).hexdigest() != digest:
         return None
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        held = dict(arrays)
-    told = json.loads(held.pop(_STORY).tobytes())
-    return Checkpoint(arrays=held, **told) if told["step"] == int(name[2]) else None
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        arrays = dict(file)
+    told = json.loads(arrays.pop(_STORY).tobytes())
+    return Checkpoint(arrays=arrays, **told) if told["step"] == int(step) else None

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import re
-import select
-import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -57,8 +55,9 @@ def find(environment: Mapping[str, str]) -> Hosts | None:
         ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", _slurm_first),
         ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None),
         ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", None),
-        ("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", _horovod_first),
-        ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", lambda found: found.get("MASTER_ADDR")),
+        # Its rendezvous server is where horovodrun was started, which is the first host.
+        ("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", lambda names: names.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")),
+        ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", lambda names: names.get("MASTER_ADDR")),
     )
     for size, rank, local, first in launchers:
         # An interactive shell inside a Slurm job has the job's size, but no rank of its own.
@@ -84,20 +83,10 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     return int(environment[name])
 
 
-def _slurm_first(environment: Mapping[str, str]) -> str | None:
+def _slurm_first(environment: Mapping[str, str]) -> str:
     """The first node of a Slurm list such as "node[07-09,12],other1"."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    if shutil.which("scontrol"):
-        shown = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
-        if shown.returncode == 0 and shown.stdout:
-            return shown.stdout.split()[0]
-    found = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
-    return (found[1] + (found[2] or "")) if found else None
-
-
-def _horovod_first(environment: Mapping[str, str]) -> str | None:
-    # Its rendezvous server is where horovodrun was started, which is the first host.
-    return environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).partition(",")[0]
 
 
 class Link:
@@ -111,11 +100,11 @@ class Link:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(_SILENCE_SECONDS)
         self._connection = connection
-        self._unread = b""
-        self._heard = time.monotonic()
+        self._arrived: queue.SimpleQueue[Message | LinkError] = queue.SimpleQueue()
         self._speaking = threading.Lock()
         self._closed = threading.Event()
-        threading.Thread(target=self._stay_alive, name="link", daemon=True).start()
+        for work in (self._listen, self._stay_alive):
+            threading.Thread(target=work, name="link", daemon=True).start()
 
     def send(self, message: Message) -> None:
         """Sends `message`; raises LinkError."""
@@ -125,44 +114,49 @@ class Link:
         except OSError as error:
             raise LinkError(f"its link is broken ({error})") from None
 
-    def _stay_alive(self) -> None:
-        with contextlib.suppress(LinkError):  # whoever reads will find out
-            while not self._closed.wait(_ALIVE_SECONDS):
-                self.send({})
-
-    def poll(self, seconds: float = 0.0) -> list[Message]:
-        """What has arrived, after at most `seconds`. Raises LinkError."""
-        ready, _, _ = select.select([self._connection], [], [], seconds)
-        if ready:
-            try:
-                received = self._connection.recv(2**20)
-            except OSError as error:
-                raise LinkError(f"its link is broken ({error})") from None
-            if not received:
-                raise LinkError("it has gone")
-            self._heard = time.monotonic()
-            *lines, self._unread = (self._unread + received).split(b"\n")
-            return [message for message in map(json.loads, lines) if message]
-        if time.monotonic() - self._heard > _SILENCE_SECONDS:
-            raise LinkError(f"nothing was heard of it for {_SILENCE_SECONDS:.0f} s")
-        return []
+    def poll(self) -> Message | None:
+        """The next message; None where none has arrived. Raises LinkError."""
+        return None if self._arrived.empty() else self.receive()
 
     def receive(self) -> Message:
         """Waits for the next message, however long it takes while the other end lives; raises LinkError."""
-        while True:
-            for message in self.poll(_ALIVE_SECONDS):
-                return message
+        message = self._arrived.get()
+        if isinstance(message, LinkError):
+            self._arrived.put(message)  # it stays lost
+            raise message
+        return message
 
     def close(self) -> None:
         """Ends the connection; the other end finds it gone."""
         self._closed.set()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # or it stays open for as long as the thread reads
         self._connection.close()
+
+    def _listen(self) -> None:
+        why = "it has gone"
+        try:
+            for line in self._connection.makefile("rb"):
+                message = json.loads(line)
+                if message:
+                    self._arrived.put(message)
+        except socket.timeout:
+            why = f"nothing was heard of it for {_SILENCE_SECONDS:.0f} s"
+        except (OSError, ValueError) as error:
+            why = f"its link is broken ({error})"
+        self._arrived.put(LinkError(why))
+
+    def _stay_alive(self) -> None:
+        with contextlib.suppress(LinkError):  # whoever reads will find out
+            while not self._closed.wait(_ALIVE_SECONDS):
+                self.send({})
 
 
 @contextlib.contextmanager
 def gathered(hosts: Hosts) -> Iterator[list[Link]]:
     """On the first host: waits for the others, and gives a link to each, in their order. Raises UserError."""
     _, port = _split(hosts.address)
+    others = range(1, hosts.count)
     with contextlib.ExitStack() as stack:
         try:
             listener = stack.enter_context(socket.create_server(("", port), backlog=hosts.count))
@@ -170,45 +164,39 @@ def gathered(hosts: Hosts) -> Iterator[list[Link]]:
             raise UserError(f"POC_ADDRESS: cannot listen on port {port} ({error}); give another one") from None
         links: dict[int, Link] = {}
         end = time.monotonic() + _JOIN_SECONDS
-        while len(links) < hosts.count - 1:
+        while missing := [number for number in others if number not in links]:
             listener.settimeout(max(0.1, end - time.monotonic()))
             try:
-                connection, _ = listener.accept()
-                link = Link(connection, "a host")
+                link = Link(listener.accept()[0], "a host")
+                stack.callback(link.close)
                 hello = link.receive()
             except (OSError, LinkError):
-                missing = sorted(set(range(1, hosts.count)) - set(links))
                 if time.monotonic() > end:
                     raise UserError(f"hosts {missing} did not call within {_JOIN_SECONDS:.0f} s: look there") from None
                 continue
-            number = hello.get("host")
-            if hello.get("hosts") != hosts.count or not isinstance(number, int) or not 0 < number < hosts.count:
+            if hello.get("hosts") == hosts.count and hello.get("host") in others:
+                link.name = f"host {hello['host']}"
+                links[hello["host"]] = link
+            else:
                 link.close()
-                continue
-            link.name = f"host {number}"
-            links[number] = link
-            stack.callback(link.close)
-        yield [links[number] for number in sorted(links)]
+        yield [links[number] for number in others]
 
 
 @contextlib.contextmanager
 def joined(hosts: Hosts) -> Iterator[Link]:
     """On any other host: calls the first one until it answers, and gives the link to it. Raises UserError."""
-    end = time.monotonic() + _JOIN_SECONDS
-    while True:
+    address, end = _split(hosts.address), time.monotonic() + _JOIN_SECONDS
+    connection = None
+    while connection is None:
         try:
-            connection = socket.create_connection(_split(hosts.address), timeout=5.0)
-            break
+            connection = socket.create_connection(address, timeout=5.0)
         except OSError as error:
             if time.monotonic() > end:
                 raise UserError(f"POC_ADDRESS: nobody answers at {hosts.address} ({error})") from None
             time.sleep(0.5)
-    link = Link(connection, "host 0")
-    try:
+    with contextlib.closing(Link(connection, "host 0")) as link:
         link.send({"host": hosts.number, "hosts": hosts.count})
         yield link
-    finally:
-        link.close()
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import time
@@ -13,15 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from poc.machine import hardware, monitor, numa, processes, sensors
+from poc.machine import hardware, numa, processes, sensors
+from poc.machine.monitor import Monitor, Monitored
 from poc.run import Run
 from poc.train import told
 from poc.train.told import Told
 from poc.values import value
 
 _INTERRUPTED_SECONDS = 60.0
-Elsewhere = Callable[[], "processes.Lost | None"]
-"""Says what of the run is lost on another host."""
 
 
 @value
@@ -61,16 +59,6 @@ class Task:
 
 
 @value
-class Use:
-    """Who used a host's cores."""
-
-    cpu_seconds: float
-    """Of this run's processes."""
-    others_busy_cores: float
-    """Kept busy by other processes, on average."""
-
-
-@value
 class Share:
     """What one host did of a run."""
 
@@ -79,28 +67,21 @@ class Share:
     lost: tuple[str, str] | None
     """Which process is to blame, and why."""
     interrupted: bool
-    monitor: monitor.Monitored | None
-    use: Use
+    monitor: Monitored | None
+    core_use: tuple[float, float]
+    """As `core_use` gives it."""
 
 
-class CoreUse:
-    """Who uses this host's cores, from the making of this object on."""
-
-    def __init__(self) -> None:
-        self._began, self._busy, self._own = time.monotonic(), hardware.busy_seconds(), _children_seconds()
-
-    def so_far(self) -> Use:
-        """The use up to now."""
-        own = _children_seconds() - self._own
-        others = hardware.busy_seconds() - self._busy - own
-        busy = max(0.0, others) / (time.monotonic() - self._began)
-        return Use(cpu_seconds=own, others_busy_cores=round(busy, 3))
+def core_seconds() -> tuple[float, float, float]:
+    """Seconds of a clock, of cores that were busy, and of these the ones with processes that this one waited for."""
+    times = os.times()
+    return time.monotonic(), hardware.busy_seconds(), times.children_user + times.children_system
 
 
-def _children_seconds() -> float:
-    """CPU seconds of all processes that this one has started and waited for: workers and what served them."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+def core_use(before: tuple[float, float, float]) -> tuple[float, float]:
+    """Since `core_seconds` were as `before`: CPU seconds of the run's processes, and cores kept busy by all others."""
+    seconds, busy, own = (now - then for now, then in zip(core_seconds(), before))
+    return own, round(max(0.0, busy - own) / seconds, 3)
 
 
 def train_here(
@@ -108,12 +89,15 @@ def train_here(
     place: Place,
     machine: hardware.Hardware,
     helpers: Mapping[str, subprocess.Popen[str]],
-    elsewhere: Elsewhere,
+    elsewhere: Callable[[], processes.Lost | None],
 ) -> Share:
-    """Starts this host's workers of a run, waits for their end, and gathers what they told."""
-    run, use = task.run, CoreUse()
+    """Starts this host's workers of a run, waits for their end, and gathers what they told.
+
+    `elsewhere` says what of the run is lost on another host.
+    """
+    before, run = core_seconds(), task.run
     workers: dict[str, subprocess.Popen[str]] = {}
-    watcher: monitor.Monitor | None = None
+    watcher: Monitor | None = None
     lost: processes.Lost | None = None
     interrupted = False
     with processes.scratch() as folder:
@@ -122,7 +106,7 @@ def train_here(
         try:
             for here, (request, environment) in enumerate(zip(requests, task.environments)):
                 workers[f"worker {request['worker']}"] = _start(request, {**environment, **own_gpus(run, here)})
-            with monitor.Monitor(_sensors(run, machine, workers)) as watcher:
+            with Monitor(_sensors(run, machine, workers)) as watcher:
                 lost = processes.watch(workers, helpers, events, place.patience, elsewhere)
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
@@ -134,32 +118,34 @@ def train_here(
         finally:
             processes.stop(workers.values())
         heard = tuple(told.read(path, process.returncode) for path, process in zip(events, workers.values()))
-    return Share(
-        told=heard,
-        lost=lost,
-        interrupted=interrupted,
-        monitor=watcher.summary() if watcher else None,
-        use=use.so_far(),
-    )
+    summary = watcher.summary() if watcher else None
+    return Share(told=heard, lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
 
 
 def _requests(task: Task, place: Place, machine: hardware.Hardware, folder: Path) -> list[dict[str, Any]]:
     """What each worker of this host is asked to do; its events go to a file in `folder`."""
-    began = time.monotonic()
+    common = {
+        **task.request,
+        "source": place.source and str(place.source),
+        "cache": str(place.cache),
+        "checkpoints": str(place.checkpoints_of(task.run)),
+        "keep": place.checkpoints is not None,
+        "began": time.monotonic(),
+    }
+    cores = _cores(task.run, machine, len(task.environments))
     return [
-        {
-            **task.request,
-            "worker": task.first + here,
-            "cores": cores,
-            "source": str(place.source) if place.source else None,
-            "cache": str(place.cache),
-            "checkpoints": str(place.checkpoints_of(task.run)),
-            "keep": place.checkpoints is not None,
-            "events": str(folder / f"worker{task.first + here}.jsonl"),
-            "began": began,
-        }
-        for here, cores in enumerate(_cores(task.run, machine, len(task.environments)))
+        {**common, "worker": number, "cores": own, "events": str(folder / f"worker{number}.jsonl")}
+        for number, own in enumerate(cores, start=task.first)
     ]
+
+
+def _start(request: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
+    process = processes.start("poc.train.worker", environment, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died at once: what it told says so
+        process.stdin.write(json.dumps(request))
+        process.stdin.close()
+    return process
 
 
 def _sensors(run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]]) -> sensors.Source:
@@ -173,10 +159,8 @@ def _cores(run: Run, machine: hardware.Hardware, workers: int) -> list[list[int]
     """The cores that each of this host's workers is bound to."""
     if not run.cores_per_worker:
         return [sorted(os.sched_getaffinity(0))] * workers
-    near = None
-    if run.kind == "gpu":
-        each = run.devices // run.workers
-        near = [machine.gpus[here * each].numa_node for here in range(workers)]
+    cards = machine.gpus[:: run.devices // run.workers][:workers]  # the first of each worker's
+    near = [card.numa_node for card in cards] if run.kind == "gpu" else None
     return numa.core_groups(numa.nodes(), workers, run.cores_per_worker, near)
 
 
@@ -185,15 +169,5 @@ def own_gpus(run: Run, here: int) -> dict[str, str]:
     if run.kind != "gpu" or run.workers == 1:
         return {}
     each = run.devices // run.workers
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = visible.split(",") if visible else [str(card) for card in range(run.devices)]
+    cards = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(run.devices)))).split(",")
     return {"CUDA_VISIBLE_DEVICES": ",".join(cards[here * each : (here + 1) * each])}
-
-
-def _start(request: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
-    process = processes.start("poc.train.worker", environment, stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it died at once: what it told says so
-        process.stdin.write(json.dumps(request))
-        process.stdin.close()
-    return process

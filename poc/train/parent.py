@@ -14,12 +14,12 @@ from typing import Any
 from poc import engines
 from poc.machine import hardware, processes
 from poc.machine.monitor import Monitored
-from poc.plan import Planned, estimate
-from poc.records.record import DONE, FAILED, SKIPPED, Record
+from poc.plan import estimate
+from poc.records.record import DONE, FAILED, Record
 from poc.run import Run
 from poc.train import checkpoint
 from poc.train.hosts import Link, LinkError
-from poc.train.local import CoreUse, Place, Share, Task, train_here
+from poc.train.local import Place, Share, Task, core_seconds, core_use, train_here
 from poc.train.told import merged
 from poc.values import from_plain, to_plain
 
@@ -42,11 +42,11 @@ def execute(
     times. `detail` adds a pass of so many rounds that takes computation and communication apart. Several workers are
     shared with the `others`, hosts that follow this one.
     """
-    blank, use = _blank(run, machine, infrastructure), CoreUse()
+    record, before = blank(run, machine, infrastructure), core_seconds()
     team = list(others) if run.workers > 1 else []
     conditions = {
-        "versions": blank.versions,
-        "commit": blank.commit,
+        "versions": record.versions,
+        "commit": record.commit,
         "cpu": machine.cpu,
         "stand_in": place.stand_in,
         "workers_here": run.workers // (1 + len(team)),
@@ -66,41 +66,33 @@ def execute(
             "detail": detail,
             "stand_in": place.stand_in,
         }
-        shares, lost = _attempt(run, request, place, machine, team)
-        reason = _blame(lost, shares, whole=len(shares) > len(team))
+        shares, reason = _attempt(run, request, place, machine, team)
         interrupted = shares[0].interrupted
-        if lost is None or interrupted or left == 0:
+        if not reason or interrupted or left == 0:
             break
         left, why = left - 1, reason
         print(f"  {reason}; starting again ({left} of {run.restarts} restarts left)", file=sys.stderr)
     # The first host's use is that of all attempts, and of what served the workers too.
-    uses = [use.so_far(), *(share.use for share in shares[1:])]
-    record = dataclasses.replace(
-        merged(blank, [told for share in shares for told in share.told]),
-        monitor=_monitored(shares),
-        cpu_seconds=sum(each.cpu_seconds for each in uses),
-        others_busy_cores=max(each.others_busy_cores for each in uses),
-    )
+    cpu_seconds, others_busy = zip(core_use(before), *(share.core_use for share in shares[1:]))
+    told = [worker for share in shares for worker in share.told]
+    trained_on = sorted({worker.dataset for worker in told if worker.dataset is not None})
     if interrupted:
-        return dataclasses.replace(record, outcome=FAILED, reason="interrupted"), True
-    trained_on = sorted({told.dataset for share in shares for told in share.told if told.dataset is not None})
-    if lost is None and len(trained_on) > 1:
+        reason = "interrupted"
+    elif not reason and len(trained_on) > 1:
         reason = f"the hosts trained on different data: {', '.join(trained_on)}"
-    return (dataclasses.replace(record, outcome=FAILED, reason=reason) if reason else record), False
+    record = merged(record, told)
+    return dataclasses.replace(
+        record,
+        monitor=_monitored(shares),
+        cpu_seconds=sum(cpu_seconds),
+        others_busy_cores=max(others_busy),
+        outcome=FAILED if reason else record.outcome,
+        reason=reason or record.reason,
+    ), interrupted
 
 
-def skipped(planned: Planned, machine: hardware.Hardware, infrastructure: str) -> Record:
-    """The record of a run that this machine cannot do."""
-    blank = _blank(planned.run, machine, infrastructure)
-    return dataclasses.replace(blank, outcome=SKIPPED, reason=planned.skip)
-
-
-def forget(run: Run, place: Place) -> None:
-    """Removes this host's checkpoints of a run whose record is safe, but for the last one where they have a folder."""
-    checkpoint.remove(place.checkpoints_of(run), but=run.steps if place.checkpoints else None)
-
-
-def _blank(run: Run, machine: hardware.Hardware, infrastructure: str) -> Record:
+def blank(run: Run, machine: hardware.Hardware, infrastructure: str, **fields: Any) -> Record:
+    """The record of a run of which nothing is known yet but `fields`."""
     return Record(
         run_id=run.id,
         run=run,
@@ -110,7 +102,13 @@ def _blank(run: Run, machine: hardware.Hardware, infrastructure: str) -> Record:
         versions={**hardware.versions(), **engines.load(run.engine).versions()},
         commit=hardware.commit(),
         dataset=run.data.name,
+        **fields,
     )
+
+
+def forget(run: Run, place: Place) -> None:
+    """Removes this host's checkpoints of a run whose record is safe, but for the last one where they have a folder."""
+    checkpoint.remove(place.checkpoints_of(run), but=run.steps if place.checkpoints else None)
 
 
 def _resumed_from(run: Run, place: Place, team: Sequence[Link], conditions: dict[str, Any]) -> int:
@@ -120,31 +118,23 @@ def _resumed_from(run: Run, place: Place, team: Sequence[Link], conditions: dict
     for number, link in enumerate(team, start=1):
         asked = {"run": run.to_json(), "workers": list(range(number * each, (number + 1) * each))}
         link.send({"steps": {**asked, "conditions": conditions}})
-        message: dict[str, Any] = {}
-        while "have" not in message:
-            message = link.receive()
-        common &= set(message["have"])
+        common &= set(link.receive()["have"])
     return max((step for step in common if step < run.steps), default=0)
 
 
 def _attempt(
     run: Run, request: dict[str, Any], place: Place, machine: hardware.Hardware, team: Sequence[Link]
-) -> tuple[list[Share], processes.Lost | None]:
-    """Trains `run` once, on this host and the `team`; returns what each host did, this one first, and what was lost."""
+) -> tuple[list[Share], str]:
+    """Trains `run` once, on this host and the `team`; returns what each host did, this one first, and why it failed."""
     addresses = [team[0].here, *(link.there for link in team)] if team else ["127.0.0.1"]
     each = run.workers // len(addresses)
-    shares: dict[str, Share] = {}
+    heard: dict[str, Share] = {}
 
     def elsewhere() -> processes.Lost | None:
-        for link in team:
-            if link.name not in shares:
-                lost = _hear(link, shares)
-                if lost is not None:
-                    return lost
-        return None
+        waited_for = [link for link in team if link.name not in heard]
+        return next(filter(None, (_hear(link, heard) for link in waited_for)), None)
 
-    cluster = engines.load(run.engine).cluster(run, run.cores_per_worker or machine.cores, addresses)
-    with cluster as around:
+    with engines.load(run.engine).cluster(run, run.cores_per_worker or machine.cores, addresses) as around:
         tasks = [
             Task(request=request, first=first, environments=tuple(around.environments[first : first + each]))
             for first in range(0, run.workers, each)
@@ -154,16 +144,24 @@ def _attempt(
                 link.send({"task": to_plain(task)})
         own = train_here(tasks[0], place, machine, around.helpers, elsewhere)
         lost = own.lost
-        while lost is None and not own.interrupted and len(shares) < len(team):
+        while lost is None and not own.interrupted and len(heard) < len(team):
             lost = elsewhere()
             time.sleep(_LOOK_SECONDS)
         for link in team:
-            if link.name not in shares:
+            if link.name not in heard:
                 with contextlib.suppress(LinkError):
                     link.send({"stop": True})
-                    while _hear(link, shares) is None and link.name not in shares:
-                        time.sleep(_LOOK_SECONDS)
-    return [own, *(shares[link.name] for link in team if link.name in shares)], lost
+                    heard[link.name] = from_plain(Share, link.receive()["share"])
+    shares = [own, *(heard.get(link.name) for link in team)]
+    there = [share for share in shares if share]
+    if lost is None:
+        return there, ""
+    who, why = lost
+    for task, share in zip(tasks, shares):
+        for number, worker in enumerate(share.told if share else (), start=task.first):
+            if who == f"worker {number}" and worker.wall is not None:
+                why = worker.reason  # in its own words, where it had the time for some
+    return there, why if run.workers == 1 else f"{who}: {why}"
 
 
 def follow(leader: Link, place: Place, machine: hardware.Hardware) -> None:
@@ -174,10 +172,9 @@ def follow(leader: Link, place: Place, machine: hardware.Hardware) -> None:
 
     def elsewhere() -> processes.Lost | None:
         try:
-            stopped = any("stop" in message for message in leader.poll())
+            return (leader.name, "it ended the run") if leader.poll() else None
         except LinkError as error:
             return leader.name, str(error)
-        return (leader.name, "it ended the run") if stopped else None
 
     while True:
         message = leader.receive()
@@ -195,45 +192,24 @@ def follow(leader: Link, place: Place, machine: hardware.Hardware) -> None:
                 forget(task.run, place)
 
 
-def _hear(link: Link, shares: dict[str, Share]) -> processes.Lost | None:
-    """Puts the share of a run that has come over `link` into `shares`; returns what was lost there, or the link."""
+def _hear(link: Link, heard: dict[str, Share]) -> processes.Lost | None:
+    """Adds the share of a run that has come over `link` to `heard`; returns what was lost there, or the link."""
     try:
-        found = [from_plain(Share, message["share"]) for message in link.poll() if "share" in message]
+        message = link.poll()
     except LinkError as error:
         return link.name, str(error)
-    for share in found:
-        shares[link.name] = share
-        if share.lost is not None:
-            return share.lost
-        if share.interrupted:
-            return link.name, "interrupted"
-    return None
-
-
-def _blame(lost: processes.Lost | None, shares: Sequence[Share], *, whole: bool) -> str:
-    """The reason of a failed run: which process was lost, and why, in its own words where it had the time for some.
-
-    `whole`: every host told what it did, so that workers are known by their numbers.
-    """
-    if lost is None:
-        return ""
-    who, why = lost
-    told = [told for share in shares for told in share.told]
-    if whole:
-        ended = {f"worker {number}": each for number, each in enumerate(told) if each.wall is not None}
-        why = ended[who].reason if who in ended else why
-    return why if len(told) == 1 and whole else f"{who}: {why}"
+    if message is None:
+        return None
+    share = heard[link.name] = from_plain(Share, message["share"])
+    return (link.name, "interrupted") if share.interrupted and share.lost is None else share.lost
 
 
 def _monitored(shares: Sequence[Share]) -> Monitored | None:
     """What the hardware of all hosts did, as one summary; devices of the first host keep their names."""
     first = shares[0].monitor
-    if first is None:
-        return None
     devices = [
         dataclasses.replace(device, device=f"host {host} {device.device}") if host else device
         for host, share in enumerate(shares)
-        if share.monitor is not None
-        for device in share.monitor.devices
+        for device in (share.monitor.devices if share.monitor else ())
     ]
-    return dataclasses.replace(first, devices=tuple(devices))
+    return first and dataclasses.replace(first, devices=tuple(devices))

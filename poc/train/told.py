@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import resource
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from poc.machine import processes
 from poc.records.noise import Norms
 from poc.records.record import COMPLETED, FAILED, Breakdown, CheckpointNote, Evaluation, Exchanged, Memory, Record
 from poc.records.record import Worker as WorkerRecord
-from poc.records.timing import Clock, Window
+from poc.records.timing import Window
 from poc.values import from_plain, value
 
-_LISTED = {
-    "window": "windows",
-    "evaluation": "evaluations",
-    "norms": "norms",
-    "resumed": "resumed",
-    "unsaved": "unsaved",
-}
+# The events of which there may be several, and the fields that they are gathered in.
+_LISTED = dict(window="windows", evaluation="evaluations", norms="norms", resumed="resumed", unsaved="unsaved")
+T = TypeVar("T")
 
 
 @value
@@ -47,12 +42,6 @@ class Told:
     detail: Breakdown | None = None
 
 
-def used(clock: Clock) -> dict[str, Any]:
-    """The fields of a worker's end that say what it has used so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return {"parts": clock.parts, "wall": clock.elapsed(), "host_peak_bytes": usage.ru_maxrss * 1024}
-
-
 def read(events: Path, status: int) -> Told:
     """What the worker told whose file of `events` this is; one that told of no end has failed with exit `status`."""
     found: dict[str, Any] = {name: [] for name in _LISTED.values()}
@@ -73,30 +62,30 @@ def read(events: Path, status: int) -> Told:
 
 def merged(blank: Record, told: Sequence[Told]) -> Record:
     """The record of a run of which all its workers have told: samples of all of them in the time of the slowest."""
+    ended = [worker for worker in told if worker.wall is not None] or told
+    slowest = max(ended, key=lambda worker: worker.wall or 0.0)
     # The first to fail says why; those that were stopped for its sake only say that they were.
-    ended = [worker for worker in told if worker.wall is not None]
-    blamed = [worker for worker in ended or told if worker.outcome != COMPLETED]
-    slowest = max(ended or told, key=lambda worker: worker.wall or 0.0)
-    host = [worker.host_peak_bytes for worker in ended if worker.host_peak_bytes is not None]
-    device = [worker.device_peak_bytes for worker in ended if worker.device_peak_bytes is not None]
-    peaks = [worker.peak_flops for worker in told if worker.peak_flops is not None]
-    shared = {declared.name for declared in dataclasses.fields(Told)} & {f.name for f in dataclasses.fields(Record)}
-    kept = {name: getattr(slowest, name) for name in shared if getattr(slowest, name) is not None}
-    return dataclasses.replace(
-        blank,
-        **{
-            **kept,
-            "outcome": (blamed[0] if blamed else slowest).outcome,
-            "reason": (blamed[0] if blamed else slowest).reason,
-            "windows": tuple(map(_window, zip(*(worker.windows for worker in told)))),
-            "evaluations": tuple(map(_evaluation, zip(*(worker.evaluations for worker in told)))),
-            "memory": Memory(
-                host_peak_bytes=sum(host) if host else None, device_peak_bytes=max(device) if device else None
-            ),
-            "peak_flops": sum(peaks) if len(peaks) == len(told) else None,
-            "workers": tuple(map(_worker, range(len(told)), told)) if len(told) > 1 else (),
-        },
+    blamed = next((worker for worker in ended if worker.outcome != COMPLETED), slowest)
+    peaks = _known(worker.peak_flops for worker in told)
+    names = {declared.name for declared in dataclasses.fields(Told)} & set(vars(blank))
+    fields = {name: getattr(slowest, name) for name in names if getattr(slowest, name) is not None}
+    fields.update(
+        outcome=blamed.outcome,
+        reason=blamed.reason,
+        windows=tuple(map(_window, zip(*(worker.windows for worker in told)))),
+        evaluations=tuple(map(_evaluation, zip(*(worker.evaluations for worker in told)))),
+        memory=Memory(
+            host_peak_bytes=sum(_known(worker.host_peak_bytes for worker in told)) or None,
+            device_peak_bytes=max(_known(worker.device_peak_bytes for worker in told), default=None),
+        ),
+        peak_flops=sum(peaks) if len(peaks) == len(told) else None,
+        workers=tuple(map(_worker, range(len(told)), told)) if len(told) > 1 else (),
     )
+    return dataclasses.replace(blank, **fields)
+
+
+def _known(values: Iterable[T | None]) -> list[T]:
+    return [value for value in values if value is not None]
 
 
 def _worker(number: int, told: Told) -> WorkerRecord:
@@ -105,7 +94,7 @@ def _worker(number: int, told: Told) -> WorkerRecord:
 
 def _window(windows: tuple[Window, ...]) -> Window:
     """One stretch of steps of all workers: the samples of all, in the time of the slowest."""
-    losses = [window.loss for window in windows if window.loss is not None]
+    losses = _known(window.loss for window in windows)
     return dataclasses.replace(
         max(windows, key=lambda window: window.seconds),
         start=min(window.start for window in windows),

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import json
 import os
+import resource
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,7 +22,7 @@ from poc.recipe import CIFAR10
 from poc.records.record import COMPLETED, FAILED
 from poc.records.timing import Clock
 from poc.run import Run
-from poc.train import breakdown, checkpoint, told
+from poc.train import breakdown, checkpoint
 from poc.train.loop import Loop
 from poc.train.progress import Progress
 from poc.values import to_plain
@@ -37,6 +37,7 @@ class Worker:
         self.run = Run.from_json(request["run"])
         self._request = request
         self._number = request["worker"]
+        self._first_step = request["first_step"]
         self._folder = Path(request["checkpoints"])
         self._clock = Clock(start=request["began"])
         self._progress = Progress(self.run, shown=self._number == 0)
@@ -45,63 +46,64 @@ class Worker:
 
     def work(self) -> str:
         """Trains, and tells of everything up to its end; returns the outcome."""
-        end: dict[str, Any] = {"event": "end"}
         try:
-            end.update(self._train())
+            end = self._train()
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's comes twice: from it, and from the parent
-            end.update(outcome=FAILED, reason="interrupted", **told.used(self._clock))
+            end = self._end(FAILED, "interrupted")
         except Exception as error:  # whatever it is, it belongs in the record
-            reason = f"{type(error).__name__}: {_first_line(error)}"
-            end.update(outcome=FAILED, reason=reason, **told.used(self._clock))
+            end = self._end(FAILED, f"{type(error).__name__}: {_line_of(error)}")
         self._tell(end)
         self._progress.close()
         return str(end["outcome"])
 
+    def _end(self, outcome: str, reason: str) -> dict[str, Any]:
+        """The event of its end, with what it has used so far."""
+        host_peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        used = {"parts": self._clock.parts, "wall": self._clock.elapsed(), "host_peak_bytes": host_peak_bytes}
+        return {"event": "end", "outcome": outcome, "reason": reason, **used}
+
     def _train(self) -> dict[str, Any]:
-        """Does what the request asks for; returns the fields of its end."""
+        """Does what the request asks for; returns the event of its end."""
         run, request = self.run, self._request
         with self._clock.part("initialise"):
             dataset = _dataset(run, request)
-            self.session = self._open(data.held(dataset, run.data))
-        self._tell({"event": "ready", "dataset": dataset.name, "parameters": self.session.parameters})
+            session = self._session = self._open(data.held(dataset, run.data))
+        self._tell({"event": "ready", "dataset": dataset.name, "parameters": session.parameters})
         share = {"worker": self._number, "workers": run.workers}
         stream = data.training_batches(
             dataset,
             run.data,
             total_batch=run.total_batch,
             seed=run.seed,
-            first_step=request["first_step"],
-            steps=run.steps - request["first_step"] + breakdown.steps_of(request["detail"]),
+            first_step=self._first_step,
+            steps=run.steps - self._first_step + breakdown.steps_of(request["detail"]),
             **share,
         )
         loop = Loop(
             run,
-            self.session,
+            session,
             functools.partial(data.validation_batches, dataset, run.data, batch=EVALUATION_BATCH, **share),
             self._clock,
             self._tell,
             self._save,
-            first_step=request["first_step"],
+            first_step=self._first_step,
             save_every=request["checkpoint_every"],
         )
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one.
         with data.Prefetch(stream, depth=run.window) as batches:
-            outcome, reason = loop.train(batches)
-            end = {"outcome": outcome, "reason": reason, **told.used(self._clock)}
-            end["exchanged"] = self.session.exchange_stats() or None
-            if outcome == COMPLETED:
-                end["peak_flops"] = self.session.peak_flops()
+            end = self._end(*loop.train(batches))
+            end["exchanged"] = session.exchange_stats() or None
+            if end["outcome"] == COMPLETED:
+                end["peak_flops"] = session.peak_flops()
                 if request["detail"]:
-                    measured = breakdown.measure(self.session, batches, run, request["detail"])
-                    end["detail"] = to_plain(measured)
-        end["device_peak_bytes"] = self.session.peak_device_bytes()
+                    end["detail"] = to_plain(breakdown.measure(session, batches, run, request["detail"]))
+        end["device_peak_bytes"] = session.peak_device_bytes()
         return end
 
     def _open(self, images: np.ndarray | None) -> Session:
         """The session, where there is a checkpoint to go on from as it was then; all workers leave this together."""
-        first_step = self._request["first_step"]
-        state: Mapping[str, np.ndarray] | None = None
+        first_step, state = self._first_step, None
         if first_step:
             before = checkpoint.read(self._folder, self._number, first_step)
             state = before.arrays
@@ -124,12 +126,9 @@ class Worker:
     def _save(self, step: int) -> None:
         if step == self.run.steps and not self._request["keep"]:
             return
-        story = {
-            "conditions": self._request["conditions"],
-            "events": self._told,
-            "clock": [self._clock.elapsed(), self._clock.parts],
-        }
-        state = checkpoint.Checkpoint(step=step, arrays=self.session.state(), story=story)
+        clock = [self._clock.elapsed(), self._clock.parts]
+        story = {"conditions": self._request["conditions"], "events": self._told, "clock": clock}
+        state = checkpoint.Checkpoint(step=step, arrays=self._session.state(), story=story)
         try:
             checkpoint.write(self._folder, self._number, state)
         except OSError as error:  # a full disk is no reason to stop; the run is only less safe
@@ -143,11 +142,11 @@ def _dataset(run: Run, request: dict[str, Any]) -> data.Dataset:
     return data.load(run.data, source=source, cache=Path(request["cache"]))
 
 
-def _first_line(error: Exception) -> str:
+def _line_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # MXNet puts the line that says what is wrong after those of its C++ stack.
     named = [line for line in lines if "Error" in line or "Check failed" in line]
-    return (named or lines or [""])[-1 if named else 0]
+    return [*named[-1:], *lines, ""][0]
 
 
 def main() -> None:
