@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 from poc import engines
 from poc.engines import Engine
@@ -47,14 +47,6 @@ def plan(name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False) 
     return list(planned.values())
 
 
-class _Devices(NamedTuple):
-    """What plays the devices of a setting here."""
-
-    kind: str
-    virtual: bool
-    skip: str
-
-
 def _resolve(name: str, setting: Setting, seed: int, hardware: Hardware, quick: bool) -> tuple[Run, str]:
     """The run of one setting, and why it does not run on this machine; empty where it does."""
     attempts = []
@@ -70,14 +62,14 @@ def _with_engine(
     engine_name: str, name: str, setting: Setting, seed: int, hardware: Hardware, quick: bool
 ) -> tuple[Run, str]:
     engine = engines.load(engine_name)
-    devices = _devices(setting, engine, hardware)
-    workers = engine.workers(setting.workers, setting.devices, devices.virtual)
-    cores, too_few_cores = _cores(setting, devices.kind, workers, hardware)
+    kind, virtual, too_few_devices = _devices(setting, engine, hardware)
+    workers = engine.workers(setting.workers, setting.devices, virtual)
+    cores, too_few_cores = _cores(setting, kind, workers, hardware)
     passed_on = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
     resolved = {
         "engine": engine_name,
-        "kind": devices.kind,
-        "virtual": devices.virtual,
+        "kind": kind,
+        "virtual": virtual,
         "workers": workers,
         "cores_per_worker": cores,
         # One replica exchanges nothing.
@@ -99,24 +91,25 @@ def _with_engine(
     uneven = (
         f"{workers} workers do not share {hardware.hosts} hosts equally" if workers % _hosts(workers, hardware) else ""
     )
-    reasons = (engines.lacks(run, hardware), _too_large(run, hardware), too_few_cores, uneven, devices.skip)
+    reasons = (engines.lacks(run, hardware), _too_large(run, hardware), too_few_cores, uneven, too_few_devices)
     return run, next(filter(None, reasons), "")
 
 
-def _devices(setting: Setting, engine: Engine, hardware: Hardware) -> _Devices:
+def _devices(setting: Setting, engine: Engine, hardware: Hardware) -> tuple[str, bool, str]:
+    """What plays the devices, whether one plays them all, and why there are too few; empty where there are enough."""
     if setting.kind == "cpu":
-        return _Devices("cpu", setting.virtual and setting.devices > 1, "")
+        return "cpu", setting.virtual and setting.devices > 1, ""
     reasons = [reason for reason in map(engine.unsupported, hardware.gpus) if reason]
     over_hosts = engine.workers(setting.workers, setting.devices, False) > 1
     usable = (len(hardware.gpus) - len(reasons)) * (hardware.hosts if over_hosts else 1)
     if usable >= setting.devices:
-        return _Devices("gpu", False, "")
+        return "gpu", False, ""
     if setting.virtual:
-        return _Devices("gpu" if usable else "cpu", setting.devices > 1, "")
+        return "gpu" if usable else "cpu", setting.devices > 1, ""
     skip = f"needs {setting.devices} GPU{'s' * (setting.devices > 1)}, this machine has {usable or 'none'}"
     if reasons:
         skip += f" that {engine.LABEL} can use: {reasons[0]}"
-    return _Devices("gpu", False, skip)
+    return "gpu", False, skip
 
 
 def _hosts(workers: int, hardware: Hardware) -> int:
@@ -156,15 +149,16 @@ def _schedule(setting: Setting) -> dict[str, Any]:
     """The fields of a run that say which learning rate each step has."""
     rate, per_epoch = setting.lr, steps_per_epoch(setting.data.train, setting.total_batch)
     start = rate.base if rate.warmup_from == BASE else rate.warmup_from
-    found: dict[str, Any] = {
+    decay: dict[str, Any] = {"decay": rate.decay}
+    if isinstance(rate.decay, Steps):
+        decay = {"decay": "steps", "decay_at": tuple(rate.decay.at), "decay_factor": rate.decay.factor}
+    return {
         "lr_rule": str(rate),
         "learning_rate": rate.at(setting.total_batch),
         "warmup_from": float(start),
         "warmup_steps": round(rate.warmup_epochs * per_epoch),
+        **decay,
     }
-    if isinstance(rate.decay, Steps):
-        return {**found, "decay": "steps", "decay_at": tuple(rate.decay.at), "decay_factor": rate.decay.factor}
-    return {**found, "decay": rate.decay}
 
 
 def _too_large(run: Run, hardware: Hardware) -> str:

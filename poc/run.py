@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from poc.recipe import DATA, EXCHANGES, OPTIMIZERS, Device, Training
 from poc.recipe.rates import Schedule
@@ -21,14 +21,6 @@ _FIRST = (
 )
 _NOT_COMPUTED = ("recipe", "restarts")
 _VARIANTS: dict[str, Mapping[str, type[Any]]] = {"optimizer": OPTIMIZERS, "exchange": EXCHANGES}
-
-
-class _Entry(NamedTuple):
-    """One name of a run's plain form."""
-
-    name: str
-    held: Any
-    default: Any
 
 
 @value
@@ -109,14 +101,13 @@ class Run(Training):
         The one definition of "the same run but for ...". An option of an optimizer or exchange goes with it.
         """
         left_out = {*besides, *_NOT_COMPUTED}
-        for name, kinds in _VARIANTS.items():
-            if name in besides:
-                left_out |= {entry for kind in kinds.values() for entry in _options(kind)}
+        for name in besides:
+            left_out |= _options(*_VARIANTS.get(name, {}).values()).keys()
         return json.dumps(
             {
-                entry.name: entry.held
-                for entry in self._entries()
-                if entry.name not in left_out and (entry.name in _FIRST or entry.held != entry.default)
+                name: held
+                for name, held, default in self._entries()
+                if name not in left_out and (name in _FIRST or held != default)
             },
             sort_keys=True,
         )
@@ -127,26 +118,26 @@ class Run(Training):
         names = [name for name in {**left, **right} if name not in _NOT_COMPUTED]
         return [name for name in names if left.get(name) != right.get(name)]
 
-    def _entries(self) -> Iterator[_Entry]:
-        """Its plain form: the options of optimizer and exchange stand beside their names."""
+    def _entries(self) -> Iterator[tuple[str, Any, Any]]:
+        """Its plain form, as name, what is held and default: options of optimizer and exchange beside their names."""
         for declared in dataclasses.fields(self):
             held = getattr(self, declared.name)
             if declared.name in _VARIANTS:
-                yield _Entry(declared.name, held.name, declared.default.name)
+                yield declared.name, held.name, declared.default.name
                 for option in dataclasses.fields(held):
                     unset = None if option.default is dataclasses.MISSING else option.default
-                    yield _Entry(_json_name(option), getattr(held, option.name), unset)
+                    yield _json_name(option), getattr(held, option.name), unset
             elif declared.name == "data":
                 # The same rule as for fields of a run: these came later.
                 later = {"fixed", "on_device"}
                 fields = {k: v for k, v in dataclasses.asdict(held).items() if v or k not in later}
-                yield _Entry("data", {"name": held.name, **fields}, None)
+                yield "data", {"name": held.name, **fields}, None
             else:
-                yield _Entry(_json_name(declared), held, declared.default)
+                yield _json_name(declared), held, declared.default
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes the same run."""
-        return {entry.name: entry.held for entry in self._entries()}
+        return {name: held for name, held, _ in self._entries()}
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Run:
@@ -160,14 +151,13 @@ class Run(Training):
             given = {option: left[entry] for entry, option in _options(kind).items() if entry in left}
             held[name] = from_plain(kind, given)
             # Earlier versions wrote the options of all kinds, those of others at their default.
-            for other in kinds.values():
-                for entry in _options(other):
-                    left.pop(entry, None)
+            others = _options(*kinds.values())
+            left = {entry: left[entry] for entry in left if entry not in others}
         if left.get("devices") == 1:  # earlier plans named what it would have exchanged
             held["exchange"] = Device()
         data = dict(left.pop("data"))
         held["data"] = from_plain(DATA[data.pop("name")], data)
-        names = {_json_name(declared): declared.name for declared in dataclasses.fields(Run)}
+        names = _options(Run)
         held.update({names.get(name, name): given for name, given in left.items()})
         return from_plain(Run, held)
 
@@ -176,6 +166,6 @@ def _json_name(declared: dataclasses.Field[Any]) -> str:
     return str(declared.metadata.get("json", declared.name))
 
 
-def _options(kind: type[Any]) -> dict[str, str]:
-    """The fields of an optimizer or exchange: its name in a run's plain form, and its own."""
-    return {_json_name(declared): declared.name for declared in dataclasses.fields(kind)}
+def _options(*kinds: type[Any]) -> dict[str, str]:
+    """The fields of such optimizers or exchanges: the name of each in a run's plain form, and its own."""
+    return {_json_name(declared): declared.name for kind in kinds for declared in dataclasses.fields(kind)}

@@ -57,9 +57,7 @@ class Files:
         digest = hashlib.sha256()
         for path in self.paths:
             try:
-                with path.open("rb") as file:
-                    while chunk := file.read(1 << 20):
-                        digest.update(chunk)
+                digest.update(path.read_bytes())
             except OSError as error:
                 raise UserError(f"data: {path} cannot be read ({error}); give a file that can") from error
         sha256 = digest.hexdigest()

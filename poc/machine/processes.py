@@ -106,7 +106,7 @@ def watch(
             return lost
         silent = activity.silent_seconds()
         if silent > patience:
-            alive = {name: process.pid for name, process in {**workers, **helpers}.items() if process.poll() is None}
+            alive = {name: process.pid for name, process in everyone.items() if process.poll() is None}
             stopped = [name for name, pid in alive.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
             why = "it was stopped (SIGSTOP), and" if stopped else "none of them has ended, but"
             return ", ".join(stopped or workers), f"{why} nothing has gone on for {silent:.0f} s"

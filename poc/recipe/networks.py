@@ -109,10 +109,9 @@ _ABLATION = "an ablation of ours: cifar_resnet20_v2 without its batch norms, for
 _ELEVEN = "(tf_cnn_benchmarks, with an eleventh class)"
 
 
-def _cifar(name: str, label: str, source: str, study_name: str = "", note: str = "", **fields: Any) -> Network:
+def _cifar(name: str, label: str, source: str, study_name: str = "", **fields: Any) -> Network:
     made_for = {"classes": 10, "input_size": 32, "sizes": (8, 64), **fields}
-    name, label = f"cifar_{name}", f"{label} (CIFAR)"
-    return Network(name=name, label=label, source=source, study_name=study_name, note=note, **made_for)
+    return Network(name=f"cifar_{name}", label=f"{label} (CIFAR)", source=source, study_name=study_name, **made_for)
 
 
 def _imagenet(name: str, label: str, source: str, study_name: str = "", size: int = 224) -> Network:
@@ -123,7 +122,7 @@ def _imagenet(name: str, label: str, source: str, study_name: str = "", size: in
 def _cifar_resnet_v1(layers: int) -> Network:
     source = _RESNET if layers < 164 else f"{_IDENTITY}: the original ResNet-164, of bottlenecks"
     note = {20: f"printed 271,164 {_ELEVEN}", 110: f"printed 1,736,124 {_ELEVEN}"}.get(layers, "")
-    return _cifar(f"resnet{layers}_v1", f"ResNet-{layers} v1", source, f"resnet{layers}", note)
+    return _cifar(f"resnet{layers}_v1", f"ResNet-{layers} v1", source, f"resnet{layers}", note=note)
 
 
 def _cifar_resnet_v2(layers: int) -> Network:
@@ -133,7 +132,7 @@ def _cifar_resnet_v2(layers: int) -> Network:
 
 def _cifar_densenet(layers: int, millions: float, printed: str) -> Network:
     note = f"the paper's, without bottlenecks: {millions} million; printed {printed} by another"
-    return _cifar(f"densenet{layers}_k12", f"DenseNet-{layers} (k=12)", _DENSENET, f"densenet{layers}_k12", note)
+    return _cifar(f"densenet{layers}_k12", f"DenseNet-{layers} (k=12)", _DENSENET, f"densenet{layers}_k12", note=note)
 
 
 _NETWORKS = [
@@ -147,7 +146,7 @@ _NETWORKS = [
         "AlexNet",
         "Krizhevsky's cuda-convnet, as in tf_cnn_benchmarks",
         "alexnet",
-        "printed 1,756,620, which has an eleventh class: 193 of the 194 more",
+        note="printed 1,756,620, which has an eleventh class: 193 of the 194 more",
         sizes=(32, 32),
     ),
     _cifar("vgg16", "VGG-16", f"{_VGG}; batch norm, and dense layers of 512", "vgg_16", sizes=(32, 63)),

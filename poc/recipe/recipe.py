@@ -205,13 +205,12 @@ class Recipe(Setting):
     def quickened(self) -> Recipe:
         """The same experiment cut down to a first look (`--quick`)."""
         short: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False}
-        change = short if self.quick is None else dict(self.quick)
+        change = short if self.quick is None else self.quick
         if "steps" in change or "epochs" in change:
             change = {"steps": None, "epochs": None, **change}
-        if "cases" not in change:
-            # A case must not undo what the quick version sets.
-            change["cases"] = [{k: v for k, v in case.items() if k not in change} for case in self.cases]
-        return dataclasses.replace(self, **change)
+        # A case must not undo what the quick version sets.
+        cases = [{name: given for name, given in case.items() if name not in change} for case in self.cases]
+        return dataclasses.replace(self, **{"cases": cases, **change})
 
 
 _SETTING = tuple(declared.name for declared in dataclasses.fields(Setting))
@@ -222,16 +221,15 @@ def load(path: Path) -> Recipe:
     if not path.is_file():
         raise UserError(f"recipe: no file {path}")
     try:
-        found = runpy.run_path(str(path)).get("recipe")
-        if isinstance(found, Recipe):
-            found.check_effects()
+        recipe = runpy.run_path(str(path)).get("recipe")
+        if not isinstance(recipe, Recipe):
+            raise UserError("it defines no `recipe = Recipe(...)`")
+        recipe.check_effects()
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from None
     except (Exception, SystemExit) as error:  # a recipe is the user's own Python: what it raises is theirs to read
         raise UserError(f"{path.name}: {type(error).__name__}: {error}") from None
-    if not isinstance(found, Recipe):
-        raise UserError(f"{path.name}: it defines no `recipe = Recipe(...)`")
-    return found
+    return recipe
 
 
 def _known_cases(name: str, given: object) -> None:

@@ -25,10 +25,9 @@ def claimed(path: Path) -> Iterator[None]:
     The claim ends with its holder, however that ends. Raises UserError where another process has it, or where nothing
     can be written there.
     """
-    place = path.with_suffix(".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = place.open("a+")
+        file = path.with_suffix(".lock").open("a+")
     except OSError as error:
         raise UserError(f"results: cannot write in {path.parent} ({error.strerror}); name another folder") from error
     with file:
