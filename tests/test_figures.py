@@ -116,9 +116,12 @@ def test_curves_take_runs_that_were_evaluated_twice_and_name_what_became_of_them
     assert [one.label for one in curves] == ["batch 128", "batch 128x4 (virtual), diverged"]
 
 
-def test_the_same_run_twice_makes_two_curves_with_names_of_their_own() -> None:
+def test_curves_have_names_of_their_own() -> None:
     _, curves = points.learning_curves([record(), record(), record(seed=1)])
     assert [one.label for one in curves] == ["seed 0", "seed 0 (2)", "seed 1"]
+    common, curves = points.learning_curves([record(), record(engine="pytorch", versions={"torch": "2.13.0"})])
+    assert MACHINE in common
+    assert [curve.label for curve in curves] == ["", "PyTorch 2.13.0"]
 
 
 def test_throughput_and_efficiency_against_devices_of_the_main_study() -> None:
@@ -195,12 +198,6 @@ def test_throughput_against_batch_never_joins_or_averages_what_trains_in_another
         f"{MACHINE}, PyTorch 2.13.0+cpu": [(128, 200.0), (256, 200.0)],
         f"{MACHINE} (2)": [(128, 100.0), (256, 100.0)],
     }
-
-
-def test_curves_of_two_engines_are_told_apart() -> None:
-    common, curves = points.learning_curves([record(), record(engine="pytorch", versions={"torch": "2.13.0"})])
-    assert MACHINE in common
-    assert [curve.label for curve in curves] == ["", "PyTorch 2.13.0"]
 
 
 def test_speedups_of_the_theano_study_with_and_without_synchronisation() -> None:

@@ -39,73 +39,28 @@ def record(*, epoch_seconds: Sequence[float] = (6.0, 4.0, 4.0, 4.0, 4.0, 4.0), *
 
     `changes` are fields of a record in its plain form, `run` some of those of its run.
     """
-    run = {
-        "recipe": "cifar10_resnet50",
-        "model": "cifar_resnet50_v2",
-        "data": {"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True},
-        "engine": "gluon",
-        "kind": "cpu",
-        "devices": 1,
-        "virtual": False,
-        "batch_per_device": 128,
-        "total_batch": 128,
-        "lr_rule": "fixed",
-        "learning_rate": 0.05,
-        "warmup_from": 0.0,
-        "warmup_steps": 0,
-        "momentum": 0.9,
-        "weight_decay": 1e-4,
-        "epochs": 6,
-        "steps_per_epoch": 10,
-        "steps": 60,
-        "window": 10,
-        "evaluate": True,
-        "exchange": "device",
-        "seed": 0,
-        "quick": False,
-        **changes.pop("run", {}),
-    }
+    run: dict[str, Any] = dict(recipe="cifar10_resnet50", model="cifar_resnet50_v2", engine="gluon", kind="cpu")
+    run.update(data={"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True}, evaluate=True)
+    run.update(devices=1, virtual=False, batch_per_device=128, total_batch=128, exchange="device", seed=0, quick=False)
+    run.update(lr_rule="fixed", learning_rate=0.05, warmup_from=0.0, warmup_steps=0, momentum=0.9, weight_decay=1e-4)
+    run.update(epochs=6, steps_per_epoch=10, steps=60, window=10)
+    run.update(changes.pop("run", {}))
+    plain: dict[str, Any] = dict(run_id="0123456789", run=run, started="2026-11-21T10:00:00+00:00", commit="abcdef")
+    plain.update(infrastructure="test machine", hardware=TEST_CPU, outcome="completed", dataset="cifar10")
+    plain.update(versions={"mxnet": "1.9.1", "python": "3.11.7", "numpy": "1.26.4"}, parameters=758621)
     starts = [3.0 + sum(epoch_seconds[:epoch]) + epoch for epoch in range(len(epoch_seconds))]
-    steps = run["steps_per_epoch"]
-    plain = {
-        "run_id": "0123456789",
-        "run": run,
-        "started": "2026-11-21T10:00:00+00:00",
-        "infrastructure": "test machine",
-        "hardware": TEST_CPU,
-        "versions": {"mxnet": "1.9.1", "python": "3.11.7", "numpy": "1.26.4"},
-        "commit": "abcdef",
-        "outcome": "completed",
-        "dataset": "cifar10",
-        "parameters": 758621,
-        "windows": [
-            {
-                "epoch": epoch + 1,
-                "start": starts[epoch],
-                "steps": steps,
-                "samples": steps * run["total_batch"],
-                "seconds": seconds,
-                "waited": seconds / 10,
-                "loss": 1.0,
-            }
-            for epoch, seconds in enumerate(epoch_seconds)
-        ],
-        "evaluations": [
-            {
-                "epoch": epoch + 1,
-                "at": starts[epoch] + seconds,
-                "seconds": 1.0,
-                "accuracy": round(0.5 + 0.05 * epoch, 2),
-                "samples": 10_000,
-            }
-            for epoch, seconds in enumerate(epoch_seconds)
-        ],
-        "parts": {"initialise": 3.0, "evaluate": float(len(epoch_seconds))},
-        "wall": 3.0 + sum(epoch_seconds) + len(epoch_seconds) + 0.5,
-        "memory": {"host_peak_bytes": 2**30},
-        "others_busy_cores": 0.01,
-        **changes,
-    }
+    work = {"steps": run["steps_per_epoch"], "samples": run["steps_per_epoch"] * run["total_batch"]}
+    plain["windows"] = [
+        {"epoch": epoch, "start": start, **work, "seconds": seconds, "waited": seconds / 10, "loss": 1.0}
+        for epoch, (start, seconds) in enumerate(zip(starts, epoch_seconds), start=1)
+    ]
+    plain["evaluations"] = [
+        {"epoch": epoch, "at": start + taken, "seconds": 1.0, "accuracy": round(0.45 + epoch / 20, 2), "samples": 9000}
+        for epoch, (start, taken) in enumerate(zip(starts, epoch_seconds), start=1)
+    ]
+    plain.update(parts={"initialise": 3.0, "evaluate": float(len(epoch_seconds))}, others_busy_cores=0.01)
+    plain.update(wall=3.0 + sum(epoch_seconds) + len(epoch_seconds) + 0.5, memory={"host_peak_bytes": 2**30})
+    plain.update(changes)
     return Record.from_json(plain)
 
 
@@ -121,18 +76,10 @@ def skipped(devices: int, seed: int) -> Record:
 
 def workers(count: int, epoch_seconds: Sequence[float], **changes: Any) -> Record:
     """Six epochs of 1,280 samples, whatever the number of workers."""
-    run = {
-        "devices": count,
-        "workers": count,
-        "cores_per_worker": 1,
-        "batch_per_device": 64,
-        "total_batch": 64 * count,
-        "learning_rate": 0.025 * count,
-        "exchange": "dist_sync",
-        "steps_per_epoch": 10 * 2 // count,
-        "steps": 60 * 2 // count,
-        **changes.pop("run", {}),
-    }
+    run: dict[str, Any] = dict(devices=count, workers=count, cores_per_worker=1, exchange="dist_sync")
+    run.update(batch_per_device=64, total_batch=64 * count, learning_rate=0.025 * count)
+    run.update(steps_per_epoch=20 // count, steps=120 // count)
+    run.update(changes.pop("run", {}))
     return record(run=run, epoch_seconds=epoch_seconds, **{"run_id": f"workers-{count}", "evaluations": [], **changes})
 
 
@@ -207,40 +154,16 @@ def section(page: str, title: str) -> str:
     return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------
-
-
 def test_known_answers_of_one_record() -> None:
     row = collect(record())[0]
-    expected = {
-        "origin": "measured",
-        "framework": "MXNet 1.9.1",
-        "network": "cifar_resnet50_v2",
-        "input_shape": "3x28x28",
-        "exchange": "",
-        "epochs": 6,
-        "steps": 60,
-        "accuracy": 0.75,
-        "accuracy_last4": 0.675,
-        "seconds_per_epoch": 4.0,
-        "samples_per_second": 320.0,
-        "spread": 0.0,
-        "windows": 5,
-        "dropped_windows": 1,
-        "wall_seconds": 35.5,
-        "initialise_seconds": 3.0,
-        "warmup_seconds": 5.4,
-        "train_seconds": 18.0,
-        "data_seconds": 2.6,
-        "evaluate_seconds": 6.0,
-        "checkpoint_seconds": 0.0,
-        "rest_seconds": 0.5,
-        "samples_trained": 7680,
-        "warmup_samples": 1280,
-        "usual_wait_per_sample": 0.4 / 1280,
-        "note": "",
-        "kind": "cpu",
-    }
+    expected: dict[str, Any] = dict(origin="measured", framework="MXNet 1.9.1", network="cifar_resnet50_v2", kind="cpu")
+    expected.update(
+        input_shape="3x28x28", exchange="", note="", epochs=6, steps=60, accuracy=0.75, accuracy_last4=0.675
+    )
+    expected.update(seconds_per_epoch=4.0, samples_per_second=320.0, spread=0.0, windows=5, dropped_windows=1)
+    expected.update(wall_seconds=35.5, initialise_seconds=3.0, warmup_seconds=5.4, train_seconds=18.0, data_seconds=2.6)
+    expected.update(evaluate_seconds=6.0, checkpoint_seconds=0.0, rest_seconds=0.5)
+    expected.update(samples_trained=7680, warmup_samples=1280, usual_wait_per_sample=0.4 / 1280)
     found = {name: getattr(row, name) for name in expected}
     assert found == {
         name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()
@@ -355,9 +278,6 @@ def test_published_rows_stand_as_they_were_printed() -> None:
     assert speedups["64x8 (lr=0.4)"][0] is None
 
 
-# --- files --------------------------------------------------------------------------------------------------------
-
-
 def test_pandas_reads_every_row_of_rows_csv(made: Path) -> None:
     path = made / "results" / "rows.csv"
     table, found = pd.read_csv(path), collect(*RECORDS)
@@ -373,8 +293,9 @@ def test_pandas_reads_every_row_of_rows_csv(made: Path) -> None:
     assert not re.search(r"(^|,)(nan|none|<na>)(,|$)", path.read_text(), re.IGNORECASE | re.MULTILINE)
 
 
-def test_two_machines_stand_in_one_table(made: Path, page: str) -> None:
+def test_several_machines_stand_in_one_table_and_virtual_throughput_is_marked(page: str) -> None:
     main = section(page, "Accuracy and throughput")
+    assert re.search(r"\| 0 \(4 virtual\) \|.*\| \(1280\.0\) not comparable \|", main)
     assert "| another machine (1x Tesla P100) |" in main
     assert "| test machine (CPU: Test, 2 cores) |" in main
     assert "| 1: 8x Tesla K80 (AWS p2.8x) |" in main
@@ -396,10 +317,6 @@ def test_contradictions_have_their_footnote(page: str) -> None:
     assert "8 devices, but the utilisation is of 1." in main
     for number in re.findall(r"contradicts itself \((\d+)\)", main):
         assert f"\n- ({number}) " in main
-
-
-def test_virtual_throughput_is_marked(page: str) -> None:
-    assert re.search(r"\| 0 \(4 virtual\) \|.*\| \(1280\.0\) not comparable \|", page)
 
 
 def test_both_speedups_and_the_difference_are_shown(page: str) -> None:
@@ -576,21 +493,26 @@ def test_without_any_record_the_published_rows_are_shown(tmp_path: Path) -> None
     assert "(rows.csv)" in page
 
 
-def test_accuracies_are_compared_after_as_many_epochs() -> None:
-    twelve = record(run={"epochs": 12, "steps": 120}, epoch_seconds=[4.0] * 12)
-    assert "(1,100 samples/s, accuracy 0.810)" in summary.summary(collect(twelve))
-    assert "(1,100 samples/s)" in summary.summary(collect(replace(twelve, dataset="synthetic")))
+TWELVE_EPOCHS = record(run={"epochs": 12, "steps": 120}, epoch_seconds=[4.0] * 12)
+BUSY = record(run_id="d" * 10, infrastructure="a busy one", others_busy_cores=1.0)
 
 
-def test_a_disturbed_speed_leads_only_where_there_is_no_other() -> None:
-    calm, disturbed = record(), record(run_id="d" * 10, infrastructure="a busy one", others_busy_cores=1.0)
-    assert "a busy one" not in summary.summary(collect(calm, disturbed))
-    assert "On a busy one" in summary.summary(collect(disturbed))
-
-
-def test_quick_runs_alone_are_said_to_be_no_results() -> None:
-    text = summary.summary(collect(record(run={"quick": True, "steps": 12})))
-    assert text.startswith("Only quick runs so far")
+@pytest.mark.parametrize(
+    ("records", "words", "not_said"),
+    [
+        # Accuracies are compared after as many epochs, of the same images.
+        ([TWELVE_EPOCHS], "(1,100 samples/s, accuracy 0.810)", "(1,100 samples/s)"),
+        ([replace(TWELVE_EPOCHS, dataset="synthetic")], "(1,100 samples/s)", "accuracy 0.810)"),
+        # A disturbed speed leads only where there is no other.
+        ([record(), BUSY], "On test machine", "a busy one"),
+        ([BUSY], "On a busy one", "On test machine"),
+        ([record(run={"quick": True, "steps": 12})], "Only quick runs so far", "On test machine"),
+    ],
+)
+def test_the_summary_compares_like_with_like(records: list[Record], words: str, not_said: str) -> None:
+    text = summary.summary(collect(*records))
+    assert words in text
+    assert not_said not in text
 
 
 @pytest.mark.skipif(not (HOME / "results" / "journal.jsonl").exists(), reason="no results yet")

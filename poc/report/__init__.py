@@ -103,9 +103,9 @@ def _blocks(*blocks: str) -> str:
     return "\n\n".join(block for block in blocks if block)
 
 
-def _after(words: str, table: str) -> str:
-    """A table under the words that explain it; nothing where it has no rows."""
-    return f"{words}\n\n{table}" if table else ""
+def _after(words: str, table: str, *between: str) -> str:
+    """A table under the words that explain it, and what stands between them; nothing where it has no rows."""
+    return _blocks(words, *between, table) if table else ""
 
 
 def _reading(csv: str) -> str:
@@ -131,7 +131,14 @@ def _accuracy(table: Sequence[Row], main: Study, figure: str) -> str:
 
 
 def _rates(table: Sequence[Row], records: Sequence[Record], main: Study, kept: str, worth: str, noise: str) -> str:
+    def heading(comparison: ways.Comparison) -> str:
+        label = cells.network_label(comparison.network)
+        return f"### {label}, {comparison.epochs} epochs of {comparison.dataset}"
+
     compared = ways.comparisons(records)
+    if not compared:
+        return ""
+    first, scales = compared[0], batches.noise_scales(compared[0])
     blocks = [
         "A larger total batch takes fewer steps in as many epochs, and the usual rules of scaling the rate lose "
         "accuracy. Here ways to train are compared at each total batch, over as many epochs of the same images; "
@@ -139,35 +146,25 @@ def _rates(table: Sequence[Row], records: Sequence[Record], main: Study, kept: s
         f"is that of {main.title}: SGD at a constant rate, a random crop of the padded image, mirrored, its colours "
         "moved. Accuracy is that after the last epoch, of one run each unless a seed says otherwise.",
         kept,
+        heading(first),
+        batches.kept(first, table),
+        batches.suffering(first),
+        _after("What every run gave:", batches.tried(first)),
+        "Cost of accuracy: epochs until that validation accuracy, and the seconds that so many epochs take at the "
+        "published speed of the fastest setting with that total batch (a prediction: these devices did not run this "
+        "way).",
+        batches.cost_of_accuracy(first, table),
+        worth,
+        _after(
+            "Gradient noise scale (McCandlish et al. 2018), in samples: the batch at which a gradient is half noise. "
+            "Below it twice the batch nearly halves the steps; beyond it more devices pay less and less.",
+            _blocks(scales, noise) if scales else "",
+        ),
     ]
-    for number, one in enumerate(compared):
-        confirmed = number == 0
-        title = f"{cells.network_label(one.network)}, {one.epochs} epochs of {one.dataset}"
-        blocks += [
-            f"### {title}",
-            batches.kept(one, table)
-            if confirmed
-            else "Something cheaper, on which ways were sought before the runs above.",
-            batches.suffering(one) if confirmed else "",
-            "What every run gave:" if confirmed else "",
-            batches.tried(one),
-        ]
-        if not confirmed:
-            continue
-        blocks += [
-            _after(
-                "Cost of accuracy: epochs until that validation accuracy, and the seconds that so many epochs take at "
-                "the published speed of the fastest setting with that total batch (a prediction: these devices did not "
-                "run this way).",
-                _blocks(batches.cost_of_accuracy(one, table), worth),
-            ),
-            _after(
-                "Gradient noise scale (McCandlish et al. 2018), in samples: the batch at which a gradient is half "
-                "noise. Below it twice the batch nearly halves the steps; beyond it more devices pay less and less.",
-                _blocks(batches.noise_scales(one), noise) if batches.noise_scales(one) else "",
-            ),
-        ]
-    return _blocks(*blocks) if compared else ""
+    for comparison in compared[1:]:
+        cheaper = "Something cheaper, on which ways were sought before the runs above."
+        blocks += [heading(comparison), cheaper, batches.tried(comparison)]
+    return _blocks(*blocks)
 
 
 def _throughput(table: Sequence[Row], records: Sequence[Record], figure: str) -> str:
@@ -175,7 +172,9 @@ def _throughput(table: Sequence[Row], records: Sequence[Record], figure: str) ->
         "One device, and runs that measured nothing but throughput. A row stands against the one above where they "
         "differ in batch and learning rate only, or in nothing; a measured change comes with its 95% margin (Welch's "
         "t interval over the windows of each run; what differs between runs is not in it).",
-        _blocks(figure, *speed.largest_batches(records), speed.throughput(table)) if speed.throughput(table) else "",
+        speed.throughput(table),
+        figure,
+        *speed.largest_batches(records),
     )
 
 
@@ -186,7 +185,8 @@ def _limits(table: Sequence[Row], figure: str) -> str:
         "same process right after the run, the fastest of several; of peak: the one over the other. A fixed batch "
         "stays in the device's memory, so no input pipeline is in the figure. `python -m poc networks` lists the "
         "networks with their sources.",
-        _blocks(figure, speed.measured_networks(table)) if speed.measured_networks(table) else "",
+        speed.measured_networks(table),
+        figure,
     )
 
 
@@ -207,7 +207,6 @@ def _repeats(table: Sequence[Row]) -> str:
 
 
 def _speedups(table: Sequence[Row], devices: str, workers: str, reconciled: str) -> str:
-    parts = scaling.reconciliation(table)
     explained = (
         "Why the two speed-ups differ: throughput sees only the usual window, wall time all of the run. With S the "
         "speed-up by throughput, o the seconds for each sample that a part took beyond what throughput shows (o1 on "
@@ -227,12 +226,11 @@ def _speedups(table: Sequence[Row], devices: str, workers: str, reconciled: str)
         "left the time that GPUs wait for each other out of its speed-ups; with it they are those of throughput.",
         workers,
         scaling.with_and_without_sync(table),
-        _after(f"### The two speed-ups reconciled\n\n{explained}", _blocks(reconciled, parts) if parts else ""),
+        _after(f"### The two speed-ups reconciled\n\n{explained}", scaling.reconciliation(table), reconciled),
     )
 
 
 def _exchanges(table: Sequence[Row], records: Sequence[Record], figure: str) -> str:
-    compared, stale = scaling.exchanges(table, records), scaling.staleness(table, records)
     return _blocks(
         _after(
             "Runs that differ only in how gradients travel, fastest first. `independent` exchanges none and is the "
@@ -241,26 +239,28 @@ def _exchanges(table: Sequence[Row], records: Sequence[Record], figure: str) -> 
             "the exchange, and the wait for the slower worker, are of a whole step, from windows of one run that took "
             "turns. Exposed: a step with the exchange - one without, likewise. Bus bandwidth: n bytes x 2 (devices - "
             "1) / devices / seconds of an exchange alone, n being those of the gradients in 32 bits.",
-            compared,
+            scaling.exchanges(table, records),
         ),
         _after(
             "### Bounded staleness\n\nStale synchronous parallel (Ho et al. 2013): a worker waits where it is more "
             "than the bound ahead of the slowest. Steps ahead are counted whenever a worker goes on, over all workers.",
-            _blocks(figure, stale) if stale else "",
+            scaling.staleness(table, records),
+            figure,
         ),
     )
 
 
 def _time(table: Sequence[Row], records: Sequence[Record], figure: str) -> str:
-    workers = runs.worker_split(records)
-    return _after(
-        "Wall time from the start of a run's process to its end, in parts that do not overlap and add up to it. "
-        "Initialise: imports, data, network. Warm-up: the windows left out of throughput. Wait for data: training "
-        "stood still for the next batch. Rest: what no part claimed.",
-        _blocks(
-            figure if runs.split(table) else "",
+    return _blocks(
+        _after(
+            "Wall time from the start of a run's process to its end, in parts that do not overlap and add up to it. "
+            "Initialise: imports, data, network. Warm-up: the windows left out of throughput. Wait for data: training "
+            "stood still for the next batch. Rest: what no part claimed.",
             runs.split(table),
-            _after("Each worker of the runs that had several (the table above shows the slowest):", workers),
+            figure,
+        ),
+        _after(
+            "Each worker of the runs that had several (the table above shows the slowest):", runs.worker_split(records)
         ),
     )
 
@@ -269,7 +269,9 @@ def _convergence(records: Sequence[Record], epochs: str, time: str) -> str:
     return _after(
         "Validation accuracy after each epoch, and minutes of wall time, evaluations included, until it first reached "
         "a round figure; empty where it never did.",
-        _blocks(epochs, time, runs.convergence(records)) if runs.convergence(records) else "",
+        runs.convergence(records),
+        epochs,
+        time,
     )
 
 

@@ -102,8 +102,8 @@ def network_of(row: Row) -> str:
 
 
 def machine_of(row: Row) -> str:
-    named, found = row.infrastructure, row.hardware
-    return named if not found or found in named else f"{named} ({found})"
+    named, hardware = row.infrastructure, row.hardware
+    return named if not hardware or hardware in named else f"{named} ({hardware})"
 
 
 def infrastructure_of(row: Row) -> str:
@@ -219,7 +219,7 @@ def footnotes(notes: Sequence[str]) -> list[str]:
 def noted(row: Row, notes: list[str]) -> str:
     flag = f"contradicts itself {footnote(row, notes)}" if row.flag else ""
     # The flag says it computed; the source's own words for it would say it twice.
-    words = [one for one in row.note.split("; ") if not (flag and one.startswith("contradicts itself"))]
+    words = [word for word in row.note.split("; ") if not (flag and word.startswith("contradicts itself"))]
     return "; ".join(filter(None, [flag, *words]))
 
 

@@ -135,8 +135,8 @@ def save(figure: Figure, path: Path) -> None:
 
 def styles_of(series: Sequence[Series]) -> dict[str, dict[str, Any]]:
     """How each label is drawn: a colour for its machine, a marker and dashes of its own."""
-    machines = list(dict.fromkeys(one.machine for one in series))
-    labels = list(dict.fromkeys((one.label, one.machine, one.measured) for one in series))
+    machines = list(dict.fromkeys(line.machine for line in series))
+    labels = list(dict.fromkeys((line.label, line.machine, line.measured) for line in series))
     within: Counter[str] = Counter()
     styles = {}
     for index, (label, machine, measured) in enumerate(labels):
@@ -177,8 +177,8 @@ def scatter(axes: Axes, series: Series, style: dict[str, Any]) -> None:
 
 def scatter_all(axes: Axes, series: Iterable[Series], styles: dict[str, dict[str, Any]], **look: Any) -> None:
     """Every series in its style, but for what `look` says of all."""
-    for one in series:
-        scatter(axes, one, {**styles[one.label], **look})
+    for line in series:
+        scatter(axes, line, {**styles[line.label], **look})
 
 
 def _dots(axes: Axes, points: Sequence[Point], **look: Any) -> None:
@@ -188,7 +188,7 @@ def _dots(axes: Axes, points: Sequence[Point], **look: Any) -> None:
 
 def legend(figure: Figure, series: Sequence[Series], styles: dict[str, dict[str, Any]], *, joined: bool = True) -> None:
     """A legend below the axes, where it covers no data, in room of its own."""
-    measured = {one.label for one in series if one.measured}
+    measured = {line.label for line in series if line.measured}
     labels = {label: f"{label} (measured)" if label in measured else label for label in styles}
     looks = styles if joined else {label: {**style, "linestyle": "none"} for label, style in styles.items()}
     handles = [Line2D([], [], **looks[label], label=text) for label, text in labels.items()]
@@ -200,9 +200,9 @@ def legend(figure: Figure, series: Sequence[Series], styles: dict[str, dict[str,
 
 def marks_of(series: Sequence[Series]) -> str:
     """What the special points of a figure mean, for its caption."""
-    points = [point for one in series for point in one.points]
+    points = [point for line in series for point in line.points]
     words = ""
-    if any("exchange independent" in one.label for one in series):
+    if any("exchange independent" in line.label for line in series):
         words += " Exchange independent: none takes place, which is the ceiling."
     if any(point.virtual for point in points):
         words += " Hollow: virtual devices, whose accuracy is that of real ones but whose throughput is not."
@@ -293,29 +293,29 @@ def bar_chart(bars: list[Bar], *, xlabel: str, per: float) -> Figure:
 
 
 def curve_chart(common: str, series: list[Series], *, xlabel: str, per: float) -> Figure:
-    labels = {one.label: _wrapped(one.label) for one in series}
+    labels = {line.label: _wrapped(line.label) for line in series}
     needed = {label: _LABEL_LINE * (text.count("\n") + 1) for label, text in labels.items()}
     height = max(3.8, 1.0 + sum(needed.values()))
     figure, axes = blank(height=height)
     styles = styles_of(series)
-    for one in series:
-        xs, ys = [point.x / per for point in one.points], [point.y for point in one.points]
-        axes.plot(xs, ys, **{**styles[one.label], "markersize": 3.5, "linewidth": 1.4})
+    for line in series:
+        xs, ys = [point.x / per for point in line.points], [point.y for point in line.points]
+        axes.plot(xs, ys, **{**styles[line.label], "markersize": 3.5, "linewidth": 1.4})
     titled(figure, common)
     axes.set(xlabel=xlabel, ylabel="validation accuracy (fraction)")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.autoscale(False)
     low, high = axes.get_ylim()
-    ends = sorted((one for one in series if one.label), key=lambda one: one.points[-1].y)
+    ends = sorted((line for line in series if line.label), key=lambda line: line.points[-1].y)
     heights = _apart(
-        [(one.points[-1].y - low) / (high - low) for one in ends],
-        sizes=[needed[one.label] / (height - 1.0) for one in ends],
+        [(line.points[-1].y - low) / (high - low) for line in ends],
+        sizes=[needed[line.label] / (height - 1.0) for line in ends],
     )
-    for one, at in zip(ends, heights):
+    for line, at in zip(ends, heights):
         axes.annotate(
-            labels[one.label],
-            (one.points[-1].x / per, one.points[-1].y),
+            labels[line.label],
+            (line.points[-1].x / per, line.points[-1].y),
             (1.02, at),
             textcoords="axes fraction",
             va="center",

@@ -98,7 +98,7 @@ def series(rows: Iterable[Row]) -> list[Series]:
     A published row is only in the kind of series that its study says it is in; a measured one may be in both kinds.
     """
     usable = [row for row in rows if _usable(row)]
-    found = []
+    several = []
     for kind, held in HELD_FIXED.items():
         fitting = [row for row in usable if row.measured or row.scaling == kind]
         groups: dict[tuple[Any, ...], tuple[list[Row], list[Row]]] = {}
@@ -111,11 +111,11 @@ def series(rows: Iterable[Row]) -> list[Series]:
             alone = _baselines(on_one.get(key, []), row, kind) if row.devices > 1 else []
             if alone:
                 groups.setdefault((*key, row.exchange, *alone), (alone, []))[1].append(row)
-        found += [
+        several += [
             Series(kind=kind, alone=tuple(alone), rows=tuple(sorted(others, key=lambda row: int(row.devices))))
             for alone, others in groups.values()
         ]
-    return found
+    return several
 
 
 def by_throughput(alone: Sequence[Row], row: Row) -> float | None:
@@ -159,7 +159,7 @@ def reconcile(alone: Sequence[Row], row: Row) -> Reconciliation | None:
     others = [beyond for beyond in map(unseen, alone) if beyond is not None]
     if speedup is None or wall is None or total is None or own is None or len(others) != len(alone):
         return None
-    parts = {part: (speedup * own[part] - statistics.fmean(one[part] for one in others)) / wall for part in PARTS}
+    parts = {part: (speedup * own[part] - statistics.fmean(beyond[part] for beyond in others)) / wall for part in PARTS}
     return Reconciliation(by_throughput=speedup, by_wall=total, parts=parts)
 
 
@@ -185,14 +185,14 @@ def difference(a: Estimate, b: Estimate) -> Difference:
 
     The windows of one run know nothing of what differs from run to run: for that, compare means over seeds.
     """
-    errors = [one.spread**2 / one.n for one in (a, b) if one.n > 1]
+    errors = [estimate.spread**2 / estimate.n for estimate in (a, b) if estimate.n > 1]
     if len(errors) < 2:
         return Difference(value=a.mean - b.mean, margin=None)
     total = sum(errors)
     if total == 0:
         return Difference(value=a.mean - b.mean, margin=0.0)
     # Shares first: squares of very small errors would underflow.
-    freedom = 1 / sum((error / total) ** 2 / (one.n - 1) for error, one in zip(errors, (a, b)))
+    freedom = 1 / sum((error / total) ** 2 / (estimate.n - 1) for error, estimate in zip(errors, (a, b)))
     return Difference(value=a.mean - b.mean, margin=float(t.ppf(0.975, math.floor(freedom))) * math.sqrt(total))
 
 

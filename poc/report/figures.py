@@ -40,7 +40,7 @@ def build(rows: Sequence[Row], records: Sequence[Record]) -> dict[str, tuple[Fig
     with matplotlib.rc_context():
         chart.set_style()
         made = {name: figure(rows, records) for name, figure in FIGURES.items()}
-    return {name: found for name, found in made.items() if found is not None}
+    return {name: drawn for name, drawn in made.items() if drawn is not None}
 
 
 def _without_disturbed(rows: Sequence[Row]) -> str:
@@ -60,9 +60,9 @@ def _draw_accuracy_throughput(rows: Sequence[Row], records: Sequence[Record]) ->
     figure, axes = chart.blank(height=4.0)
     styles = chart.styles_of(series)
     chart.scatter_all(axes, series, styles, linestyle="none")
-    for one in series:
+    for line in series:
         texts: list[chart.Point] = []
-        for point in filter(lambda point: point.text, one.points):
+        for point in filter(lambda point: point.text, line.points):
             # Two runs of one setting lie so close that one text serves both.
             if not any(point.text == other.text and abs(point.y - other.y) < 0.03 for other in texts):
                 axes.annotate(point.text, (point.x, point.y), (6, 3), textcoords="offset points", fontsize=8)
@@ -92,16 +92,16 @@ def _draw_accuracy_time(rows: Sequence[Row], records: Sequence[Record]) -> chart
     common, series = points.accuracy_time(records)
     if not series:
         return None
-    per, unit = chart.time_unit(max(one.points[-1].x for one in series))
+    per, unit = chart.time_unit(max(line.points[-1].x for line in series))
     figure = chart.curve_chart(common, series, xlabel=f"wall time since the run began ({unit})", per=per)
-    virtual = any("(virtual)" in one.label for one in series) or "(virtual)" in common
+    virtual = any("(virtual)" in line.label for line in series) or "(virtual)" in common
     caption = f"The same validation accuracies against wall time, start and earlier evaluations included{_of(common)}."
     return figure, caption + " A run on virtual devices takes the time of the one that plays them." * virtual
 
 
 def _draw_throughput_devices(rows: Sequence[Row], records: Sequence[Record]) -> chart.Drawn:
-    common, found = points.throughput_devices(rows)
-    series, efficiencies = found["throughput"], found["efficiency"]
+    common, both = points.throughput_devices(rows)
+    series, efficiencies = both["throughput"], both["efficiency"]
     if not series:
         return None
     figure = Figure(figsize=(chart.WIDTH, 3.9), layout="constrained")
@@ -120,11 +120,11 @@ def _draw_throughput_devices(rows: Sequence[Row], records: Sequence[Record]) -> 
         panels[1].set_ylim(bottom=0)
         panels[1].set_ylabel("efficiency by throughput (1 is ideal)")
     for axes in panels:
-        chart.log2(axes, [point.x for one in series for point in one.points])
+        chart.log2(axes, [point.x for line in series for point in line.points])
         axes.set_xlabel("devices (count)")
     chart.legend(figure, series, styles)
     caption = f"Training throughput against real devices, batch per device held fixed (weak scaling){_of(common)}."
-    if any(one.measured for one in series):
+    if any(line.measured for line in series):
         caption += " Of several measured ways to exchange gradients the fastest."
     if efficiencies:
         caption += " Right: speed-up by throughput / devices, for series that have a row on one device."
@@ -139,11 +139,11 @@ def _draw_throughput_batch(rows: Sequence[Row], records: Sequence[Record]) -> ch
     down = -(-len(panels) // across)
     figure = Figure(figsize=(chart.WIDTH, 0.4 + 3.2 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
-    everything = [one for series in panels.values() for one in series]
+    everything = [line for series in panels.values() for line in series]
     styles = chart.styles_of(everything)
     for place, (axes, (network, series)) in enumerate(zip(grid, panels.items())):
         chart.scatter_all(axes, series, styles)
-        chart.log2(axes, [point.x for one in series for point in one.points])
+        chart.log2(axes, [point.x for line in series for point in line.points])
         axes.set_title(network)
         axes.set_xlabel("batch on the device (samples)")
         if place % across == 0:
@@ -163,13 +163,13 @@ def _draw_roofline(rows: Sequence[Row], records: Sequence[Record]) -> chart.Draw
         return None
     figure, axes = chart.blank(height=5.4)
     styles = chart.styles_of(series)
-    ends = [point.x for one in series for point in one.points]
+    ends = [point.x for line in series for point in line.points]
     reach = (min(ends) / 20, max(ends) * 2)  # names stand on the left of their points
-    for one in series:
-        limit = [peaks[one.label] / (6 * x) for x in reach]
-        axes.plot(reach, limit, **{**{k: styles[one.label][k] for k in ("color", "linestyle")}, "linewidth": 1.0})
-        chart.scatter(axes, one, {**styles[one.label], "linestyle": "none"})
-    for point in chart.readable([point for one in series for point in one.points]):
+    for line in series:
+        limit = [peaks[line.label] / (6 * x) for x in reach]
+        axes.plot(reach, limit, **{**{k: styles[line.label][k] for k in ("color", "linestyle")}, "linewidth": 1.0})
+        chart.scatter(axes, line, {**styles[line.label], "linestyle": "none"})
+    for point in chart.readable([point for line in series for point in line.points]):
         axes.annotate(
             point.text, (point.x, point.y), (-5, -5), textcoords="offset points", fontsize=7, ha="right", va="top"
         )
@@ -192,9 +192,9 @@ def _draw_speedup_workers(rows: Sequence[Row], records: Sequence[Record]) -> cha
         return None
     figure = Figure(figsize=(chart.WIDTH, 3.8), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    everything = [one for series in panels.values() for one in series]
+    everything = [line for series in panels.values() for line in series]
     styles = chart.styles_of(everything)
-    counts = sorted({point.x for one in everything for point in one.points})
+    counts = sorted({point.x for line in everything for point in line.points})
     for axes, (title, series) in zip(grid, panels.items()):
         # Straight between the counts, as the others are, so that it is only crossed where it was beaten.
         axes.plot(counts, counts, color=chart.GREY, linewidth=0.8)
@@ -213,7 +213,7 @@ def _draw_speedup_workers(rows: Sequence[Row], records: Sequence[Record]) -> cha
         "from its seconds for 5,120 images; it printed the left side, which leaves out the time that workers wait "
         "for each other."
     )
-    if any(one.measured for one in everything):
+    if any(line.measured for line in everything):
         caption += " Thick lines: measured, by throughput."
     return figure, caption + chart.marks_of(everything)
 
@@ -227,8 +227,8 @@ def _draw_staleness(rows: Sequence[Row], records: Sequence[Record]) -> chart.Dra
     grid = figure.subplots(1, 2, sharey=True)
     styles = chart.styles_of(series)
     xlabels = {"steps": "optimizer steps of each worker (count)", "minutes": "wall time since the run began (minutes)"}
-    for axes, (name, found) in zip(grid, panels.items()):
-        chart.scatter_all(axes, found, styles, linewidth=1.4)
+    for axes, (name, lines) in zip(grid, panels.items()):
+        chart.scatter_all(axes, lines, styles, linewidth=1.4)
         axes.set_xlim(left=0)
         axes.set_xlabel(xlabels[name])
     grid[0].set_ylabel("validation accuracy (fraction)")
@@ -245,7 +245,7 @@ def _draw_accuracy_batch(rows: Sequence[Row], records: Sequence[Record]) -> char
     if not series:
         return None
     figure, axes = chart.line_chart(common, series)
-    chart.log2(axes, [point.x for one in series for point in one.points])
+    chart.log2(axes, [point.x for line in series for point in line.points])
     axes.set(xlabel="total batch (samples)", ylabel="validation accuracy (fraction)")
     return figure, (
         f"Validation accuracy after the last epoch against the total batch: {common}. At each batch the best of what "
@@ -259,16 +259,16 @@ def _draw_accuracy_worth(rows: Sequence[Row], records: Sequence[Record]) -> char
         return None
     figure, axes = chart.blank(height=4.0)
     styles = chart.styles_of(series)
-    for one in series:
+    for line in series:
         # Here they are predictions: the accuracy is measured, the speed is the published one.
-        chart.scatter(axes, dataclasses.replace(one, measured=False), styles[one.label])
-        for point in one.points:
+        chart.scatter(axes, dataclasses.replace(line, measured=False), styles[line.label])
+        for point in line.points:
             axes.annotate(point.text, (point.x, point.y), (5, 4), textcoords="offset points", fontsize=7)
     axes.set_xscale("log")
     axes.margins(x=0.09, y=0.08)
     chart.one_two_five(axes.xaxis)
     axes.set(xlabel="published training throughput (samples/s)", ylabel="validation accuracy (fraction)")
-    chart.legend(figure, [dataclasses.replace(one, measured=False) for one in series], styles)
+    chart.legend(figure, [dataclasses.replace(line, measured=False) for line in series], styles)
     return figure, (
         f"When several devices are worth it: {common}; at each total batch the most accurate published setting (batch "
         "per device x devices) with its accuracy as printed, and with that of the best way found here at the same "

@@ -28,7 +28,7 @@ def accuracy_throughput(rows: Sequence[Row]) -> list[Series]:
     Quick runs and those on synthetic data are left out. Text marks the best and the worst accuracy of a published
     series, and every measured point.
     """
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in _comparable(rows):
         if (
             row.network == MAIN_NETWORKS[0]
@@ -37,9 +37,9 @@ def accuracy_throughput(rows: Sequence[Row]) -> list[Series]:
             and row.accuracy is not None
             and row.samples_per_second is not None
         ):
-            found.setdefault(", ".join(filter(None, [_machine(row), _engine(row)])), []).append(row)
+            groups.setdefault(", ".join(filter(None, [_machine(row), _engine(row)])), []).append(row)
     series = []
-    for label, members in found.items():
+    for label, members in groups.items():
         accuracies = [row.accuracy for row in members]
         ends = (min(accuracies), max(accuracies))
         points = [
@@ -73,15 +73,15 @@ def throughput_devices(rows: Sequence[Row]) -> tuple[str, dict[str, list[Series]
     Samples/s of every series in which the batch per device was held fixed, and its efficiency by throughput where it
     has a row on one device. Of measured ones that differ in how gradients are exchanged, the fastest.
     """
-    found = _fastest(_over_devices(_comparable(rows)))
+    scaled = _fastest(_over_devices(_comparable(rows)))
 
     def described(row: Row) -> list[str]:
         words = [network_label(row.network), _machine(row), f"{row.batch_per_device:g} a device"]
         return [*words, _engine(row), _exchange(row), _cores(row), _made_up(row)]
 
-    common, labels = _distinguish([described(last) for _, (*_, last) in found])
+    common, labels = _distinguish([described(last) for _, (*_, last) in scaled])
     panels: dict[str, list[Series]] = {"throughput": [], "efficiency": []}
-    for label, (alone, others) in zip(labels, found):
+    for label, (alone, others) in zip(labels, scaled):
         looks: dict[str, Any] = {"label": label, "machine": _machine(others[0]), "measured": others[0].measured}
         panels["throughput"].append(Series(points=_rates([*alone, *others]), **looks))
         if alone:
@@ -112,13 +112,13 @@ def throughput_batch(rows: Sequence[Row]) -> dict[str, list[Series]]:
     order = list(networks.NETWORKS)
     ranked = sorted(panels.items(), key=lambda panel: order.index(panel[0]) if panel[0] in order else len(order))
     drawn: dict[str, list[Series]] = {}
-    for network, found in ranked:
-        lines = {key for key, members in found.items() if len({row.batch_per_device for row in members}) > 1}
+    for network, groups in ranked:
+        lines = {key for key, members in groups.items() if len({row.batch_per_device for row in members}) > 1}
         if not lines:
             continue
-        measured = any(found[key][0].measured for key in lines)
-        alone = {key for key in found.keys() - lines if measured and found[key][0].measured}
-        shown = {key: members for key, members in found.items() if key not in alone}
+        measured = any(groups[key][0].measured for key in lines)
+        alone = {key for key in groups.keys() - lines if measured and groups[key][0].measured}
+        shown = {key: members for key, members in groups.items() if key not in alone}
         labels = _numbered(", ".join(filter(None, key[:-1])) for key in shown)
         drawn[network_label(network)] = [
             Series(
@@ -138,13 +138,13 @@ def roofline(rows: Sequence[Row]) -> tuple[list[Series], dict[str, float]]:
     And for each of them the operations a second of a large matrix product there: the median over its runs, which
     limits samples/s to that over six times the multiply-adds. Disturbed runs only where all are.
     """
-    found: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in calm(measured_rows(rows)):
         if row.devices == 1 and row.peak_share is not None:
             words = [_machine(row), _engine(row), _cores(row), _precision(row) or "float32"]
-            found.setdefault((", ".join(filter(None, words)), _machine(row)), []).append(row)
+            groups.setdefault((", ".join(filter(None, words)), _machine(row)), []).append(row)
     series, peaks = [], {}
-    for (label, machine), members in found.items():
+    for (label, machine), members in groups.items():
         fastest: dict[str, Row] = {}
         for row in sorted(members, key=lambda row: row.samples_per_second):
             fastest[row.network] = row
@@ -179,20 +179,20 @@ def speedup_reconciled(rows: Sequence[Row]) -> tuple[str, list[Bar]]:
     One bar a row of several devices. Its parts add up to the speed-up by throughput less the one by wall time; one that
     adds to the speed-up is negative.
     """
-    found = [
+    explained = [
         (series.kind, row, reconciled)
         for series in compare.series(measured_rows(rows))
         for row in series.rows
         for reconciled in [compare.reconcile(series.alone, row)]
         if reconciled is not None
     ]
-    common, labels = _distinguish([[f"{kind} scaling", *_description(row)] for kind, row, _ in found])
+    common, labels = _distinguish([[f"{kind} scaling", *_description(row)] for kind, row, _ in explained])
     return common, [
         Bar(
             label=", ".join(filter(None, [label, f"{both.by_throughput:.3f} less {both.by_wall:.3f}"])),
             parts=both.parts,
         )
-        for label, (_, _, both) in zip(labels, found)
+        for label, (_, _, both) in zip(labels, explained)
     ]
 
 
@@ -221,9 +221,9 @@ def accuracy_batch(rows: Sequence[Row], records: Sequence[Record]) -> tuple[str,
     compared = ways.comparisons(records)
     if not compared:
         return "", []
-    one = compared[0]
+    comparison = compared[0]
     series = []
-    rows = ways.printed(rows, one.network, one.epochs)
+    rows = ways.printed(rows, comparison.network, comparison.epochs)
     for machine in dict.fromkeys(row.hardware for row in rows if row.accuracy is not None):
         points = [
             Point(x=batch, y=max(row.accuracy for row in rows if _printed_at(row, machine, batch)))
@@ -231,11 +231,13 @@ def accuracy_batch(rows: Sequence[Row], records: Sequence[Record]) -> tuple[str,
         ]
         series.append(Series(label=f"published, {machine}", machine=machine, points=tuple(points)))
     for source, label in ((True, "the study's way, here"), (False, "the best way found")):
-        found = [one.best(batch, source=source) for batch in one.batches()]
-        points = [Point(x=best.total_batch, y=best.accuracy) for best in found if best and best.accuracy is not None]
+        trainings = [comparison.best(batch, source=source) for batch in comparison.batches()]
+        points = [
+            Point(x=best.total_batch, y=best.accuracy) for best in trainings if best and best.accuracy is not None
+        ]
         if points:
             series.append(Series(label=label, machine=label, points=tuple(points), measured=True))
-    return f"{network_label(one.network)}, {one.epochs} epochs of {one.dataset}", series
+    return f"{network_label(comparison.network)}, {comparison.epochs} epochs of {comparison.dataset}", series
 
 
 def _printed_at(row: Row, machine: str, batch: float) -> bool:
@@ -250,10 +252,10 @@ def accuracy_worth(rows: Sequence[Row], records: Sequence[Record]) -> tuple[str,
     compared = ways.comparisons(records)
     if not compared:
         return "", []
-    one = compared[0]
+    comparison = compared[0]
     rows = [
         row
-        for row in ways.printed(rows, one.network, one.epochs)
+        for row in ways.printed(rows, comparison.network, comparison.epochs)
         if row.samples_per_second and row.devices and not row.doubtful("samples_per_second", "devices")
     ]
     series = []
@@ -263,7 +265,7 @@ def accuracy_worth(rows: Sequence[Row], records: Sequence[Record]) -> tuple[str,
             (row for row in rows if row.hardware == machine and row.accuracy), key=lambda row: -row.accuracy
         ):
             settings.setdefault(row.total_batch, row)
-        best = {batch: one.best(batch, source=False) for batch in settings}
+        best = {batch: comparison.best(batch, source=False) for batch in settings}
         lines: dict[str, dict[int, Any]] = {
             "as published": {batch: row.accuracy for batch, row in settings.items()},
             "by the best way found": {batch: training.accuracy for batch, training in best.items() if training},
@@ -276,7 +278,9 @@ def accuracy_worth(rows: Sequence[Row], records: Sequence[Record]) -> tuple[str,
             if points:
                 own = name != "as published"
                 series.append(Series(label=f"{machine}, {name}", machine=machine, points=points, measured=own))
-    return f"{network_label(one.network)}, {one.epochs} epochs", series if any(line.measured for line in series) else []
+    return f"{network_label(comparison.network)}, {comparison.epochs} epochs", series if any(
+        line.measured for line in series
+    ) else []
 
 
 def noise_scale(records: Sequence[Record]) -> tuple[str, list[Series]]:
@@ -284,15 +288,15 @@ def noise_scale(records: Sequence[Record]) -> tuple[str, list[Series]]:
     compared = ways.comparisons(records)
     if not compared:
         return "", []
-    one = compared[0]
+    comparison = compared[0]
     series = []
-    for training in one.trainings:
+    for training in comparison.trainings:
         points = tuple(Point(x=epoch, y=scale) for epoch, scale in ways.noise_scales(training))
         if points:
             name = "the study's way" if training.source else f"{training.way.split(',')[0]}"
             label = f"batch {training.total_batch}, {name}, lr {training.record.run.learning_rate:g}"
             series.append(Series(label=label, machine=label, points=points, measured=True))
-    return f"{network_label(one.network)}, {one.epochs} epochs of {one.dataset}", series
+    return f"{network_label(comparison.network)}, {comparison.epochs} epochs of {comparison.dataset}", series
 
 
 def _comparable(rows: Sequence[Row]) -> list[Row]:
@@ -427,7 +431,9 @@ def _is_stale(record: Record) -> bool:
 def _curves(records: Sequence[Record], when: Callable[[Evaluation], float]) -> tuple[str, list[Series]]:
     # Other ways to train have figures of their own.
     compared = ways.comparisons(records)
-    elsewhere = {id(one.record) for found in compared for one in found.trainings if not one.source}
+    elsewhere = {
+        id(training.record) for comparison in compared for training in comparison.trainings if not training.source
+    }
     chosen = [record for record in records if _evaluated(record) and not _is_stale(record)]
     return _accuracies([record for record in chosen if id(record) not in elsewhere], lambda _, at: when(at))
 
@@ -451,10 +457,10 @@ def _over_devices(members: list[Row]) -> list[tuple[list[Row], list[Row]]]:
 
     Beside the series of `poc.report.compare`, those of at least two numbers of devices that have no row on one.
     """
-    found = [
+    scaled = [
         (list(series.alone), list(series.rows)) for series in compare.series(members) if series.kind == compare.WEAK
     ]
-    placed = {(row.network, _machine(row), row.batch_per_device) for _, others in found for row in others}
+    placed = {(row.network, _machine(row), row.batch_per_device) for _, others in scaled for row in others}
     rest: dict[tuple[Any, ...], list[Row]] = {}
     for row in members:
         key = (row.network, _machine(row), row.batch_per_device)
@@ -462,31 +468,31 @@ def _over_devices(members: list[Row]) -> list[tuple[list[Row], list[Row]]]:
             setting = (_exchange(row), row.setting, _made_up(row))
             if row.samples_per_second is not None:
                 rest.setdefault((*key, *setting), []).append(row)
-    found += [([], others) for others in rest.values() if len({row.devices for row in others}) > 1]
+    scaled += [([], others) for others in rest.values() if len({row.devices for row in others}) > 1]
     machines = list(dict.fromkeys(map(_machine, members)))
-    return sorted(found, key=lambda one: (machines.index(_machine(one[1][0])), one[1][0].batch_per_device))
+    return sorted(scaled, key=lambda pair: (machines.index(_machine(pair[1][0])), pair[1][0].batch_per_device))
 
 
-def _fastest(found: list[tuple[list[Row], list[Row]]]) -> list[tuple[list[Row], list[Row]]]:
+def _fastest(scaled: list[tuple[list[Row], list[Row]]]) -> list[tuple[list[Row], list[Row]]]:
     """Without the measured series of which another way to exchange gradients is faster on the most devices."""
     groups: dict[tuple[Any, ...], list[tuple[list[Row], list[Row]]]] = {}
-    for number, one in enumerate(found):
-        row = one[1][-1]
+    for number, pair in enumerate(scaled):
+        row = pair[1][-1]
         alone = number if not row.measured or row.exchange == "independent" else None
         how = (_engine(row), _precision(row), _made_up(row))
         key = (row.network, _machine(row), row.batch_per_device, *how, alone)
-        groups.setdefault(key, []).append(one)
+        groups.setdefault(key, []).append(pair)
 
-    def speed(one: tuple[list[Row], list[Row]]) -> tuple[Any, ...]:
-        return one[1][-1].devices, one[1][-1].samples_per_second or 0.0
+    def speed(pair: tuple[list[Row], list[Row]]) -> tuple[Any, ...]:
+        return pair[1][-1].devices, pair[1][-1].samples_per_second or 0.0
 
     return [max(group, key=speed) for group in groups.values()]
 
 
-def _speedups(found: Sequence[compare.Series], speedup: Callable[[Sequence[Row], Row], float | None]) -> list[Series]:
+def _speedups(scaled: Sequence[compare.Series], speedup: Callable[[Sequence[Row], Row], float | None]) -> list[Series]:
     """A line for each series that has the speed-up; it begins with the 1 of one device."""
     lines = []
-    for series in found:
+    for series in scaled:
         points = _line(series.rows, partial(speedup, series.alone))
         if points:
             row = series.rows[0]

@@ -257,9 +257,9 @@ def _epoch_seconds(windows: Sequence[timing.Window], steps_per_epoch: int) -> fl
     for window in windows:
         epochs.setdefault(window.epoch, []).append(window)
     whole = [
-        sum(window.seconds for window in found)
-        for found in epochs.values()
-        if sum(window.steps for window in found) == steps_per_epoch
+        sum(window.seconds for window in members)
+        for members in epochs.values()
+        if sum(window.steps for window in members) == steps_per_epoch
     ]
     return statistics.median(whole) if whole else None
 

@@ -28,18 +28,18 @@ def summary(rows: Sequence[Row], records: Sequence[Record] = ()) -> str:
         )
     printed = [row for row in rows if row.study == main_study(rows)]
     all_disturbed = all(row.disturbed for row in full)
-    found, kept = [], kept_in_words(records)
+    said, kept = [], kept_in_words(records)
     for machine in dict.fromkeys(map(cells.machine_of, full)):
         of_machine = [row for row in full if cells.machine_of(row) == machine]
         real = [row for row in of_machine if not row.virtual and row.samples_per_second is not None]
         # A disturbed speed leads only where there is no other.
         real = [row for row in real if all_disturbed or not row.disturbed]
         if real:
-            found.append(_headline(max(real, key=lambda row: _telling(row, printed)), printed, machine))
+            said.append(_headline(max(real, key=lambda row: _telling(row, printed)), printed, machine))
         played = [row for row in of_machine if row.virtual and row.accuracy is not None]
         if not kept:
-            found += [_played(row, printed) for row in played if _like(row, printed)][:1]
-    return "\n".join(f"- {one}" for one in [*found, kept, *_scaling_sentences(full)] if one)
+            said += [_played(row, printed) for row in played if _like(row, printed)][:1]
+    return "\n".join(f"- {sentence}" for sentence in [*said, kept, *_scaling_sentences(full)] if sentence)
 
 
 def _telling(row: Row, printed: Sequence[Row]) -> tuple[Any, ...]:
@@ -47,7 +47,7 @@ def _telling(row: Row, printed: Sequence[Row]) -> tuple[Any, ...]:
     return (
         row.dataset != "synthetic",
         row.accuracy is not None,
-        len([one for one in _like(row, printed) if one.devices]),
+        len([other for other in _like(row, printed) if other.devices]),
         row.network == cells.MAIN_NETWORKS[0],
         row.epochs or 0,
         row.samples_per_second,
@@ -58,17 +58,17 @@ def _like(row: Row, printed: Iterable[Row]) -> list[Row]:
     """Published rows of the same setting: network, both batch sizes and the learning rate."""
     names = ("network", "batch_per_device", "total_batch", "learning_rate")
     return [
-        one
-        for one in printed
-        if all(getattr(one, name) == getattr(row, name) for name in names)
-        and one.samples_per_second is not None
-        and not one.doubtful("samples_per_second", "devices")
+        other
+        for other in printed
+        if all(getattr(other, name) == getattr(row, name) for name in names)
+        and other.samples_per_second is not None
+        and not other.doubtful("samples_per_second", "devices")
     ]
 
 
-def _same_training(one: Row, row: Row) -> bool:
+def _same_training(other: Row, row: Row) -> bool:
     """Whether a published row's accuracy may stand beside that of a measured one of the same setting."""
-    return one.accuracy is not None and one.epochs == row.epochs and row.dataset != "synthetic"
+    return other.accuracy is not None and other.epochs == row.epochs and row.dataset != "synthetic"
 
 
 def _headline(row: Row, printed: Sequence[Row], machine: str) -> str:
@@ -77,11 +77,11 @@ def _headline(row: Row, printed: Sequence[Row], machine: str) -> str:
         text += f" and {_reached(row)}"
     text += "."
     compared = []
-    for one in _like(row, printed):
-        ratio = one.samples_per_second / row.samples_per_second
+    for other in _like(row, printed):
+        ratio = other.samples_per_second / row.samples_per_second
         words = f"{ratio:.1f} times as fast" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
-        reached = f", accuracy {one.accuracy:.3f}" if _same_training(one, row) else ""
-        compared.append(f"{_on(one)} is {words} ({one.samples_per_second:,.0f} samples/s{reached})")
+        reached = f", accuracy {other.accuracy:.3f}" if _same_training(other, row) else ""
+        compared.append(f"{_on(other)} is {words} ({other.samples_per_second:,.0f} samples/s{reached})")
     if compared:
         text += " Published for the same setting, one run each without a spread: " + "; ".join(compared) + "."
     return text
@@ -92,7 +92,7 @@ def _played(row: Row, printed: Sequence[Row]) -> str:
         f"{cells.network_of(row)} with {row.devices} virtual devices (one played all in turn, so its throughput is not "
         f"theirs), {_conditions(row)}, {_reached(row)}."
     )
-    compared = [f"{one.accuracy:.3f} on {_on(one)}" for one in _like(row, printed) if _same_training(one, row)]
+    compared = [f"{other.accuracy:.3f} on {_on(other)}" for other in _like(row, printed) if _same_training(other, row)]
     return text + (f" Published for that setting: {' and '.join(compared)}." if compared else "")
 
 
@@ -103,7 +103,7 @@ def kept_in_words(records: Sequence[Record]) -> str:
         for batch in comparison.batches():
             best, source = (comparison.best(batch, source=source) for source in (False, True))
             if best or source:
-                known = [f"{one.accuracy:.4f}" if one else "not run" for one in (best, source)]
+                known = [f"{training.accuracy:.4f}" if training else "not run" for training in (best, source)]
                 said.append(f"{known[0]} ({known[1]}) at {batch:,}")
         if comparison.network == cells.MAIN_NETWORKS[0] and len(said) > 1:
             return (
@@ -121,15 +121,15 @@ def _scaling_sentences(full: Sequence[Row]) -> list[str]:
         row = series.rows[-1]
         if row.exchange != "independent" and compare.by_throughput(series.alone, row) is not None:
             groups.setdefault((cells.machine_of(row), row.network, series.kind, series.batch), []).append(series)
-    main = {key: found for key, found in groups.items() if key[1] == cells.MAIN_NETWORKS[0]}
+    main = {key: several for key, several in groups.items() if key[1] == cells.MAIN_NETWORKS[0]}
     sentences = []
-    for found in (main or groups).values():
-        fastest = max(found, key=lambda one: compare.by_throughput(one.alone, one.rows[-1]) or 0.0)
+    for several in (main or groups).values():
+        fastest = max(several, key=lambda series: compare.by_throughput(series.alone, series.rows[-1]) or 0.0)
         row = fastest.rows[-1]
         speedup, wall = compare.by_throughput(fastest.alone, row), compare.by_wall(fastest.alone, row)
         assert speedup is not None
         held = f"{fastest.batch} a device" if fastest.kind == compare.WEAK else f"{fastest.batch} in all"
-        of = f", the fastest of {len(found)}" if len(found) > 1 else ""
+        of = f", the fastest of {len(several)}" if len(several) > 1 else ""
         text = (
             f"{row.devices} {cells.kind_of_device(row)}s ({cells.network_of(row)}, {fastest.kind} scaling, "
             f"batch {held}, exchange {row.exchange}{of}) are {speedup:.2f} times as fast as one by throughput, an "

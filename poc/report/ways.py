@@ -47,15 +47,15 @@ class Comparison:
 
     def batches(self) -> list[int]:
         """The total batches, ascending."""
-        return sorted({one.total_batch for one in self.trainings})
+        return sorted({training.total_batch for training in self.trainings})
 
     def best(self, total_batch: int, *, source: bool) -> Training | None:
         """The most accurate run at a batch, of those as the main study had it or of the others."""
         return next(
             (
-                one
-                for one in self.trainings
-                if one.total_batch == total_batch and one.source == source and one.accuracy is not None
+                training
+                for training in self.trainings
+                if training.total_batch == total_batch and training.source == source and training.accuracy is not None
             ),
             None,
         )
@@ -64,8 +64,8 @@ class Comparison:
         """The first total batch whose best run loses more than `SUFFERS` to the best of a smaller one, and how much."""
         highest = 0.0
         for batch in self.batches():
-            one = self.best(batch, source=source)
-            accuracy = one.accuracy if one is not None else None
+            training = self.best(batch, source=source)
+            accuracy = training.accuracy if training is not None else None
             if accuracy is not None:
                 if highest - accuracy > SUFFERS:
                     return batch, highest - accuracy
@@ -124,17 +124,17 @@ def comparisons(records: Sequence[Record]) -> list[Comparison]:
         )
         key = (run.model, run.epochs, record.dataset, record.infrastructure, run.engine)
         groups.setdefault(key, []).append(training)
-    found = [
+    compared = [
         Comparison(
             network=model,
             epochs=epochs,
             dataset=dataset,
-            trainings=tuple(sorted(members, key=lambda one: (one.total_batch, -(one.accuracy or 0.0)))),
+            trainings=tuple(sorted(members, key=lambda member: (member.total_batch, -(member.accuracy or 0.0)))),
         )
         for (model, epochs, dataset, *_), members in groups.items()
-        if len({one.way for one in members}) > 1
+        if len({member.way for member in members}) > 1
     ]
-    return sorted(found, key=lambda one: (-one.epochs, one.network))
+    return sorted(compared, key=lambda member: (-member.epochs, member.network))
 
 
 def printed(rows: Sequence[Row], network: str, epochs: int) -> list[Row]:
@@ -154,9 +154,9 @@ def noise_scales(training: Training) -> list[tuple[float, float]]:
 
     A twelfth in which no signal was found has none.
     """
-    found = []
+    scales = []
     for stretch in range(_STRETCHES):
         noise = training.record.noise(stretch / _STRETCHES, (stretch + 1) / _STRETCHES)
         if noise is not None and noise.scale is not None:
-            found.append(((stretch + 0.5) / _STRETCHES * training.record.run.epochs, noise.scale))
-    return found
+            scales.append(((stretch + 0.5) / _STRETCHES * training.record.run.epochs, noise.scale))
+    return scales

@@ -91,9 +91,9 @@ def _read(path: Path) -> Study:
         rows = [_row(path.stem, text) for text in texts]
     except UserError as error:
         raise UserError(f"study: {path}, {error}") from None
-    for row, found in zip(rows, contradictions(texts, rows)):
-        row.flag = "; ".join(found.values())
-        row.contradicts = " ".join(dict.fromkeys(name for names in found for name in names))
+    for row, disagree in zip(rows, contradictions(texts, rows)):
+        row.flag = "; ".join(disagree.values())
+        row.contradicts = " ".join(dict.fromkeys(name for names in disagree for name in names))
     return Study(**head, name=path.stem, rows=tuple(rows))
 
 
@@ -156,26 +156,26 @@ def _series(row: Row) -> tuple[Any, ...]:
 
 
 def _disagreements(text: Mapping[str, str], row: Row, on_one_device: Mapping[tuple[Any, ...], str]) -> Contradictions:
-    found: Contradictions = {}
+    disagree: Contradictions = {}
     devices, rate_unit = row.devices, _last_digit(text["samples_per_second"])
 
     if row.dataset == "cifar10" and row.seconds_per_epoch and row.samples_per_second:
         implied = CIFAR10_TRAINING_IMAGES / row.seconds_per_epoch
         implied_unit = implied * _last_digit(text["seconds_per_epoch"]) / row.seconds_per_epoch
         if abs(implied - row.samples_per_second) > rate_unit + implied_unit + EPOCH_TOLERANCE * implied:
-            found["seconds_per_epoch", "samples_per_second"] = (
+            disagree["seconds_per_epoch", "samples_per_second"] = (
                 f"{row.seconds_per_epoch:g} s an epoch is {implied:,.0f} samples/s, "
                 f"printed {row.samples_per_second:,.0f}"
             )
 
     counted = re.search(r"\((\d+)-\d+%\)", row.printed)
     if counted and devices is not None and int(counted[1]) != devices:
-        found["devices", "utilisation"] = f"{devices} devices, but the utilisation is of {counted[1]}"
+        disagree["devices", "utilisation"] = f"{devices} devices, but the utilisation is of {counted[1]}"
 
     if None not in (row.total_batch, row.batch_per_device, devices):
         total = row.batch_per_device * max(devices, 1)
         if total != row.total_batch:
-            found["batch_per_device", "devices", "total_batch"] = (
+            disagree["batch_per_device", "devices", "total_batch"] = (
                 f"{row.batch_per_device} a device x {devices} is a batch of {total}, printed {row.total_batch}"
             )
 
@@ -184,7 +184,7 @@ def _disagreements(text: Mapping[str, str], row: Row, on_one_device: Mapping[tup
         implied = row.samples_per_second / float(alone)
         implied_unit = (rate_unit + implied * _last_digit(alone)) / float(alone)
         if abs(implied - row.speedup_throughput) > _last_digit(text["speedup_throughput"]) + implied_unit:
-            found["samples_per_second", "speedup_throughput"] = (
+            disagree["samples_per_second", "speedup_throughput"] = (
                 f"{row.samples_per_second:g} / {alone} samples/s is a speed-up of {implied:.2f}, "
                 f"printed {row.speedup_throughput:g}"
             )
@@ -195,11 +195,11 @@ def _disagreements(text: Mapping[str, str], row: Row, on_one_device: Mapping[tup
             implied = speedup / devices
             unit = _last_digit(text[f"efficiency_{kind}"]) + _last_digit(text[f"speedup_{kind}"]) / devices
             if abs(implied - efficiency) > unit:
-                found[f"speedup_{kind}", f"efficiency_{kind}"] = (
+                disagree[f"speedup_{kind}", f"efficiency_{kind}"] = (
                     f"speed-up {speedup:g} / {devices} devices is an efficiency of {implied:.3f}, "
                     f"printed {efficiency:g}"
                 )
-    return found
+    return disagree
 
 
 def _last_digit(figure: str) -> float:

@@ -48,9 +48,9 @@ def suffering(comparison: ways.Comparison) -> str:
     """From which total batch on accuracy suffers, by the main study's way and by the best found."""
     said = []
     for source, name in ((True, "the study's way"), (False, "the best way found")):
-        found = comparison.suffers_from(source=source)
-        if found is not None:
-            said.append(f"by {name} from a total batch of {found[0]:,} on ({found[1]:.4f} there)")
+        lost = comparison.suffers_from(source=source)
+        if lost is not None:
+            said.append(f"by {name} from a total batch of {lost[0]:,} on ({lost[1]:.4f} there)")
     if not said:
         return ""
     return (
@@ -62,19 +62,19 @@ def suffering(comparison: ways.Comparison) -> str:
 def tried(comparison: ways.Comparison) -> str:
     """Every run of a comparison, at each total batch the most accurate first."""
     lines = []
-    for one in comparison.trainings:
-        record, run = one.record, one.record.run
+    for training in comparison.trainings:
+        record, run = training.record, training.record.run
         evaluations = record.evaluations
         last = [evaluation.accuracy for evaluation in evaluations[-4:]]
         lines.append(
             {
-                "total batch": str(one.total_batch),
+                "total batch": str(training.total_batch),
                 "devices": f"{run.devices} virtual" if run.virtual else str(run.devices),
-                "way": one.way,
+                "way": training.way,
                 "learning rate": f"{run.learning_rate:g}",
-                "the study's": "yes" if one.source else "",
+                "the study's": "yes" if training.source else "",
                 "precision": run.dtype,
-                "accuracy": "diverged" if one.accuracy is None else f"{one.accuracy:.4f}",
+                "accuracy": "diverged" if training.accuracy is None else f"{training.accuracy:.4f}",
                 "mean of last 4 epochs": f"{sum(last) / 4:.4f}" if len(last) == 4 else "",
                 "steps": str(run.steps),
                 "seed": str(run.seed),
@@ -114,7 +114,7 @@ def cost_of_accuracy(comparison: ways.Comparison, rows: Sequence[Row]) -> str:
 
 def _fastest(printed: Sequence[Row], machine: str, batch: int) -> Row | None:
     """The published row of a machine at a total batch with the shortest epoch."""
-    found = [
+    timed = [
         row
         for row in printed
         if row.hardware == machine
@@ -122,26 +122,26 @@ def _fastest(printed: Sequence[Row], machine: str, batch: int) -> Row | None:
         and row.seconds_per_epoch is not None
         and not row.doubtful("seconds_per_epoch", "devices")
     ]
-    return min(found, key=lambda row: float(row.seconds_per_epoch), default=None)
+    return min(timed, key=lambda row: float(row.seconds_per_epoch), default=None)
 
 
 def noise_scales(comparison: ways.Comparison) -> str:
     """The gradient noise scale in each quarter of every run that looked at it."""
     lines = []
-    for one in comparison.trainings:
-        record = one.record
+    for training in comparison.trainings:
+        record = training.record
         quarters = [record.noise(quarter / 4, (quarter + 1) / 4) for quarter in range(4)]
         whole = record.noise()
         if whole is None:
             continue
         lines.append(
             {
-                "total batch": str(one.total_batch),
-                "way": one.way,
+                "total batch": str(training.total_batch),
+                "way": training.way,
                 "learning rate": f"{record.run.learning_rate:g}",
                 **{
-                    f"quarter {number}": "not found" if found is None or found.scale is None else f"{found.scale:.0f}"
-                    for number, found in enumerate(quarters, start=1)
+                    f"quarter {number}": "not found" if noise is None or noise.scale is None else f"{noise.scale:.0f}"
+                    for number, noise in enumerate(quarters, start=1)
                 },
                 "whole run": "not found" if whole.scale is None else f"{whole.scale:.0f}",
                 "looks": str(whole.samples),

@@ -53,9 +53,9 @@ def _series_note(series: compare.Series, row: Row, notes: list[str]) -> str:
     words = []
     if row.flag:
         words.append(f"contradicts itself {cells.footnote(row, notes)}")
-    elif any(one.flag for one in series.alone):
-        found = ", ".join(cells.footnote(one, notes) for one in series.alone if one.flag)
-        words.append(f"its row on one device contradicts itself {found}")
+    elif any(base.flag for base in series.alone):
+        footnotes = ", ".join(cells.footnote(base, notes) for base in series.alone if base.flag)
+        words.append(f"its row on one device contradicts itself {footnotes}")
     if row.measured and row.devices > 1 and len(series.alone) == 1:
         ideal = compare.difference(cells.windows_estimate(row), cells.windows_estimate(series.alone[0], row.devices))
         words.append(f"against {row.devices} x one device: {cells.judged(ideal, '+.1f')}")
@@ -161,18 +161,19 @@ def reconciliation(rows: Sequence[Row]) -> str:
     measured = [row for row in rows if row.measured]
     for series in _in_order(compare.series(measured)):
         for row in series.rows:
-            found = compare.reconcile(series.alone, row)
-            if found is None:
+            explained = compare.reconcile(series.alone, row)
+            if explained is None:
                 continue
             label = f"{cells.network_of(row)}, {_held(series)}, {row.devices} {cells.kind_of_device(row)}s"
             lines.append(
                 {
                     "series": cells.joined(label, row.exchange, cells.place_of(row)),
-                    "by throughput": f"{found.by_throughput:.4f}",
+                    "by throughput": f"{explained.by_throughput:.4f}",
                     **{
-                        cells.PART_LABELS[part]: f"{round(-taken, 4) + 0.0:+.4f}" for part, taken in found.parts.items()
+                        cells.PART_LABELS[part]: f"{round(-taken, 4) + 0.0:+.4f}"
+                        for part, taken in explained.parts.items()
                     },
-                    "by wall time": f"{found.by_wall:.4f}",
+                    "by wall time": f"{explained.by_wall:.4f}",
                 }
             )
     return cells.markdown(lines, keep=("series", "by throughput", *cells.PART_LABELS.values(), "by wall time"))
@@ -208,10 +209,10 @@ def _held(series: compare.Series) -> str:
     return f"{series.kind}, {series.batch} {'a device' if series.kind == compare.WEAK else 'in all'}"
 
 
-def _in_order(found: Iterable[compare.Series]) -> list[compare.Series]:
+def _in_order(several: Iterable[compare.Series]) -> list[compare.Series]:
     def place(series: compare.Series) -> tuple[Any, ...]:
         first = series.alone[0]
         published = not first.measured
         return (*cells.network_order(first), published, cells.infrastructure_of(first), series.kind, series.batch)
 
-    return sorted(found, key=place)
+    return sorted(several, key=place)

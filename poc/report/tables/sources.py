@@ -19,7 +19,7 @@ def keras(rows: Sequence[Row]) -> list[tuple[str, str]]:
     for row in rows:
         if row.study == "keras_multi_gpu":
             groups.setdefault(_keras_title(row), []).append(row)
-    return [(f"{title} ({len(found)} rows)", _study_table(found)) for title, found in groups.items()]
+    return [(f"{title} ({len(members)} rows)", _study_table(members)) for title, members in groups.items()]
 
 
 def _keras_title(row: Row) -> str:

@@ -24,9 +24,9 @@ def accuracy(rows: Sequence[Row]) -> str:
     ]
     chosen.sort(key=cells.likeness)
     blocks = []
-    for network, found in itertools.groupby(chosen, key=cells.network_of):
+    for network, members in itertools.groupby(chosen, key=cells.network_of):
         notes: list[str] = []
-        lines = [_main_cells(row, notes) for row in found]
+        lines = [_main_cells(row, notes) for row in members]
         blocks.append("\n\n".join([f"### {network}", cells.markdown(lines), *cells.footnotes(notes)]))
     return "\n\n".join(blocks)
 
@@ -220,7 +220,7 @@ def repeats(rows: Sequence[Row]) -> str:
     groups = sorted(first_seeds.values(), key=cells.likeness)
     lines = []
     for index, row in enumerate(groups):
-        first = next(one for one in groups[: index + 1] if one.network == row.network)
+        first = next(other for other in groups[: index + 1] if other.network == row.network)
         comparison = ""
         if first is not row and row.accuracy_mean is not None and first.accuracy_mean is not None:
             comparison = cells.judged(compare.difference(_seeds_estimate(row), _seeds_estimate(first)), "+.4f")
