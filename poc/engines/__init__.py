@@ -9,6 +9,7 @@ engine to start from.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import os
 import pkgutil
@@ -21,6 +22,7 @@ import numpy as np
 
 from poc.engines.session import Evaluation as Evaluation
 from poc.engines.session import Session
+from poc.recipe import Training
 from poc.values import UserError, nearest, value
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ class Engine(Protocol):
 
     DTYPES: tuple[str, ...]
     """The precisions that it trains in."""
+
+    HEEDS: tuple[str, ...]
+    """Of the fields of `Training` that an engine may know or not (`by_engine`), those that it knows."""
 
     @property
     def OPTIMIZERS(self) -> Collection[type[Any]]:  # noqa: N802
@@ -109,6 +114,10 @@ def unknown(run: Run) -> str | None:
             return f"{field} {kind.__name__} is not {engine.LABEL}'s; it has {', '.join(each.name for each in known)}"
     if run.dtype not in engine.DTYPES:
         return f"dtype {run.dtype} is not {engine.LABEL}'s; it has {', '.join(engine.DTYPES)}"
+    for declared in dataclasses.fields(Training):
+        held = getattr(run, declared.name)
+        if declared.metadata.get("by_engine") and held != declared.default and declared.name not in engine.HEEDS:
+            return f"{declared.name} {held} is not {engine.LABEL}'s"
     return None
 
 

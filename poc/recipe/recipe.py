@@ -49,7 +49,7 @@ class Training:
     """What of a training its user decides and the plan passes on: a field is declared here and nowhere else.
 
     `check` is what a recipe may say, the type what the plan makes of it; `label` puts it into words where it is not at
-    its default; `json` is its name in records, where that differs.
+    its default; `json` is its name in records, where that differs; `by_engine`: an engine may not know it, and says so.
     """
 
     model: str = field(check=lambda name, given: networks.network(given))
@@ -69,12 +69,12 @@ class Training:
     optimizer: Optimizer = field(default=SGD(), label="{}")
     """How parameters follow gradients: `SGD()`, `Nesterov()`, `LARS()` or `Muon(rate=0.02)`, each with its momentum
     and weight decay; "sgd", "nesterov" and "lars" are these with their defaults."""
-    label_smoothing: float = field(default=0.0, check=share, label="label smoothing {:g}")
+    label_smoothing: float = field(default=0.0, check=share, by_engine=True, label="label smoothing {:g}")
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
     gradient_noise: int | None = field(default=None, check=either(whole, None))
     """Every so many steps the squared norms of one device's gradient and of all devices' are taken, which give the
     gradient noise scale (`poc/records/noise.py`); with several devices, virtual ones too."""
-    zero_gamma: bool = field(default=False, check=flag, label="zero gammas")
+    zero_gamma: bool = field(default=False, check=flag, by_engine=True, label="zero gammas")
     """Residual units start as identities: the last batch norm of each with gammas of zero (Goyal et al. 2017), and in
     pre-activation networks ("_v2"), which have a convolution after it, that with weights of zero."""
     dtype: str = field(
@@ -83,9 +83,9 @@ class Training:
     """Precision of the layers' arithmetic: "bfloat16", "float16" (with a constant loss scale), "tf32", which is float32
     on the tensor cores of a GPU; "auto" is bfloat16 where it can be had and float32 elsewhere. Parameters, gradients
     and their sums stay in float32."""
-    layout: str = field(default="NCHW", check=choice(("NCHW", "NHWC", AUTO)), label="{}")
+    layout: str = field(default="NCHW", by_engine=True, check=choice(("NCHW", "NHWC", AUTO)), label="{}")
     """Order of the axes of images in memory: "NHWC" is channels-last; "auto" what the engine is fastest with."""
-    compile: bool = field(default=False, check=flag, label="compiled")
+    compile: bool = field(default=False, check=flag, by_engine=True, label="compiled")
     """The engine compiles the network, where it does not do so anyway."""
     exchange: Exchange = field(default=Device(), label="{}")
     """How gradients travel (`poc/recipe/exchanges.py`). Inside one process "device" (sum on the devices), "local" (on

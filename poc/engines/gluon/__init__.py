@@ -37,6 +37,7 @@ LABEL = "MXNet"
 PACKAGES: tuple[str, ...] = ("mxnet", "mxnet-cu112")
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32", "float16", "bfloat16")
+HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma", "layout")
 OPTIMIZERS = {SGD: "sgd", Nesterov: "nesterov", LARS: "lars", Muon: "muon"}
 """Which function of `optimizers.py` makes each."""
 EXCHANGES = {
@@ -123,7 +124,6 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         f"with exchange {run.exchange.name} servers update, by SGD without momentum correction": (
             isinstance(exchange, ON_SERVERS) and not plain
         ),
-        "compile is PyTorch's; MXNet compiles always": run.compile,
         "float16 is for GPUs: MXNet's layers have none on a CPU": run.dtype == "float16" and on_cpu,
         "bfloat16 is for CPUs: MXNet 1.9.1 has none on a GPU": run.dtype == "bfloat16" and not on_cpu,
         "bfloat16 needs a CPU with AVX-512 bf16, which this one lacks": (

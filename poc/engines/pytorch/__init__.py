@@ -24,6 +24,7 @@ LABEL = "PyTorch"
 PACKAGES: tuple[str, ...] = ("torch",)
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
+HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma", "layout", "compile")
 _MISSING = "PyTorch is not installed: ./make_environment.sh --torch"
 OPTIMIZERS = {SGD: "SGD", Nesterov: "Nesterov", Muon: "Muon"}
 """Which class of `optimizers.py` does each."""
