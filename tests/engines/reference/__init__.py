@@ -54,8 +54,9 @@ def unsupported(gpu: GPU) -> str | None:
 
 
 def lacks(run: Run, machine: Hardware) -> str | None:
-    if run.model != "cifar_mlp" or run.kind != "cpu":
-        return f"model {run.model} on a {run.kind} is not {LABEL}'s; it has cifar_mlp on a CPU"
+    for name, held, has in (("model", run.model, "cifar_mlp"), ("kind", run.kind, "cpu")):
+        if held != has:
+            return f"{name} {held} is not {LABEL}'s; it has {has}"
     if getattr(run.optimizer, "momentum_correction", False):
         return f"momentum correction is not {LABEL}'s"
     if getattr(run.exchange, "two_bit", None) or getattr(run.exchange, "gradient_bits", 32) != 32:
