@@ -24,38 +24,16 @@ _VARIANTS: dict[str, Mapping[str, type[Any]]] = {"optimizer": OPTIMIZERS, "excha
 
 
 @value
-class Run(Training):
+class Run(Schedule, Training):
     """One training, fully resolved: nothing after the plan works out a hyper-parameter."""
 
     recipe: str
     total_batch: int
     lr_rule: str
-    learning_rate: float = field(label="lr {:g}")
-    warmup_from: float
-    warmup_steps: int
-    decay: str = field(default="constant", label="decay {}")
-    """Of the learning rate after the warm-up; "steps": by `decay_factor` at each share of training in `decay_at`."""
-    decay_at: tuple[float, ...] = ()
-    decay_factor: float = 0.1
     epochs: int
     steps_per_epoch: int
-    steps: int
-    """Optimizer steps in all."""
     seed: int = field(label=lambda seed: f"seed {seed}" if seed else "")
     quick: bool
-
-    @property
-    def schedule(self) -> Schedule:
-        """Its learning rate over the steps."""
-        return Schedule(
-            target=self.learning_rate,
-            start=self.warmup_from,
-            warmup_steps=self.warmup_steps,
-            steps=self.steps,
-            decay=self.decay,
-            decay_at=self.decay_at,
-            decay_factor=self.decay_factor,
-        )
 
     @property
     def loss_scale(self) -> float:

@@ -88,7 +88,7 @@ def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) 
     start = {f"start/{name}": array for name, array in parameters(session).items()}
     losses = []
     for step, batch in enumerate(batches(run, worker)):
-        session.step(batch, run.schedule.rate(step), norms=run.gradient_noise is not None)
+        session.step(batch, run.rate(step), norms=run.gradient_noise is not None)
         if step + 1 in (run.steps // 2, run.steps):
             losses.append(session.drain())
     seen = {"evaluated": evaluated(session, run, worker), "losses": losses, "norms": session.gradient_norms()}

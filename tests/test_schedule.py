@@ -23,12 +23,12 @@ WARM = [(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4), (4, 0.5), (5, 0.5), (1000, 0.5)]
 
 @pytest.mark.parametrize(("step", "rate"), WARM)
 def test_warm_up_rises_every_step(step: int, rate: float) -> None:
-    found = Schedule(target=0.5, start=0.1, warmup_steps=4, steps=2000).rate(step)
+    found = Schedule(learning_rate=0.5, warmup_from=0.1, warmup_steps=4, steps=2000).rate(step)
     assert found == pytest.approx(rate, rel=1e-12)
 
 
 def test_without_warm_up_the_first_step_has_the_full_rate() -> None:
-    assert Schedule(target=0.4, steps=10).rate(0) == 0.4
+    assert Schedule(learning_rate=0.4, warmup_from=0.0, warmup_steps=0, steps=10).rate(0) == 0.4
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
@@ -63,14 +63,16 @@ def test_the_square_root_rule_and_a_fixed_rate() -> None:
     ],
 )
 def test_the_rate_decays_after_the_warm_up(decay: str, rates: list[tuple[int, float]]) -> None:
-    schedule = Schedule(target=2.0, warmup_steps=10, steps=30, decay=decay)
+    schedule = Schedule(learning_rate=2.0, warmup_from=0.0, warmup_steps=10, steps=30, decay=decay)
     assert schedule.rate(5) == 1.0
     for step, rate in rates:
         assert schedule.rate(step) == pytest.approx(rate, abs=1e-12)
 
 
 def test_a_rate_in_steps_falls_at_shares_of_the_training() -> None:
-    schedule = Schedule(target=1.0, steps=100, decay="steps", decay_at=(0.5, 0.75), decay_factor=0.1)
+    schedule = Schedule(
+        learning_rate=1.0, warmup_from=0.0, warmup_steps=0, steps=100, decay="steps", decay_at=(0.5, 0.75)
+    )
     assert [schedule.rate(step) for step in (0, 49, 50, 74, 75, 99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 
 
@@ -81,7 +83,8 @@ def test_a_rate_in_steps_falls_at_shares_of_the_training() -> None:
     st.floats(1e-6, 1e3),
 )
 def test_a_rate_is_never_negative_nor_above_its_target(decay: str, steps: int, warmup: int, target: float) -> None:
-    schedule = Schedule(target=target, warmup_steps=min(warmup, steps - 1), steps=steps, decay=decay)
+    warmup = min(warmup, steps - 1)
+    schedule = Schedule(learning_rate=target, warmup_from=0.0, warmup_steps=warmup, steps=steps, decay=decay)
     assert all(0 <= schedule.rate(step) <= target * (1 + 1e-12) for step in range(steps))
 
 

@@ -128,29 +128,30 @@ def rate(given: Any) -> Rate:
 class Schedule:
     """The learning rate over a training of so many steps."""
 
-    target: float
-    start: float = 0.0
-    """Of the warm-up."""
-    warmup_steps: int = 0
-    steps: int = 1
-    """In all."""
-    decay: str = "constant"
-    """One of `DECAYS`, or "steps"."""
+    learning_rate: float = field(label="lr {:g}")
+    warmup_from: float
+    warmup_steps: int
+    steps: int
+    """Optimizer steps in all."""
+    decay: str = field(default="constant", label="decay {}")
+    """After the warm-up: one of `DECAYS`, or "steps": by `decay_factor` at each share of training in `decay_at`."""
     decay_at: tuple[float, ...] = ()
     decay_factor: float = 0.1
 
     def rate(self, step: int) -> float:
         """Learning rate of optimizer step `step` (0 is the first).
 
-        In the warm-up it rises by the same amount every step from `start` to `target`, which step `warmup_steps` is
-        the first to have (gradual warm-up, Goyal et al. 2017). The first step after the last would have what the decay
-        ends with.
+        In the warm-up it rises by the same amount every step from `warmup_from` to `learning_rate`, which step
+        `warmup_steps` is the first to have (gradual warm-up, Goyal et al. 2017). The first step after the last would
+        have what the decay ends with.
         """
         if step < self.warmup_steps:
-            return self.start + (self.target - self.start) * step / self.warmup_steps
+            return self.warmup_from + (self.learning_rate - self.warmup_from) * step / self.warmup_steps
         if self.decay == "steps":
-            return self.target * self.decay_factor ** sum(step >= point * self.steps for point in self.decay_at)
-        return self.target * DECAYS[self.decay]((step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
+            falls = sum(step >= point * self.steps for point in self.decay_at)
+            return self.learning_rate * self.decay_factor**falls
+        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate * DECAYS[self.decay](progress)
 
 
 def steps_per_epoch(samples: int, total_batch: int) -> int:

@@ -65,14 +65,14 @@ class Loop:
         The clock is read only where everything enqueued is drained, and nothing is fetched in between.
         """
         run, clock, session = self.run, self.clock, self.session
-        schedule, start, waited, samples = run.schedule, clock.elapsed(), 0.0, 0
+        start, waited, samples = clock.elapsed(), 0.0, 0
         steps = range(self._step, self._step + count)
         looked_at = [step for step in steps if run.gradient_noise and step % run.gradient_noise == 0]
         for step in steps:
             asked = clock.elapsed()
             batch = next(batches)
             waited += clock.elapsed() - asked
-            session.step(batch, schedule.rate(step), norms=step in looked_at)
+            session.step(batch, run.rate(step), norms=step in looked_at)
             samples += len(batch)
         self._step += count
         loss = session.drain()

@@ -378,8 +378,7 @@ class ServerSGD(mx.optimizer.SGD):
             rescale_grad=run.workers / (run.total_batch * run.loss_scale),
         )
         self.wd_mult = dict.fromkeys(undecayed, 0.0)
-        self._workers, self._first_step = run.workers, first_step
-        self._schedule = run.schedule
+        self._run, self._first_step = run, first_step
         self._kept, self._added = kept, added
 
     def create_state_multi_precision(self, index: int, weight: Any) -> Any:
@@ -396,8 +395,8 @@ class ServerSGD(mx.optimizer.SGD):
         elif key in self._kept:
             held[:] = received
         else:
-            step = self._first_step + self._index_update_count.get(key, 0) // self._workers
-            self.lr = self._schedule.rate(step) / self._workers
+            step = self._first_step + self._index_update_count.get(key, 0) // self._run.workers
+            self.lr = self._run.rate(step) / self._run.workers
             super().update_multi_precision(index, weight, grad, state)
 
 
