@@ -221,13 +221,6 @@ def test_hardware_counters_that_are_not_there_are_empty() -> None:
     assert gpu.framework == "MXNet 1.9.1"
 
 
-def test_detail_in_the_theano_study_s_terms_adds_up_to_a_step() -> None:
-    row = by_id(RECORDS)["workers-2"]
-    parts = [getattr(row, f"{part}_seconds_per_5120") for part in ("train", "communication", "sync")]
-    assert parts == [pytest.approx(0.3 * 40), pytest.approx(0.06 * 40), pytest.approx(0.04 * 40)]
-    assert sum(parts) == pytest.approx(0.4 * 40)
-
-
 def test_speedups_of_a_measured_series() -> None:
     table = by_id(RECORDS)
     one, two = table["workers-1"], table["workers-2"]
@@ -237,6 +230,9 @@ def test_speedups_of_a_measured_series() -> None:
     assert two.efficiency_throughput == pytest.approx(1.0)
     assert two.speedup_wall == pytest.approx(57.5 / 33.5)
     assert table["virtual"].speedup_throughput is None
+    # In the Theano study's terms, which add up to a step of 0.4 s.
+    parts = [getattr(two, f"{part}_seconds_per_5120") for part in ("train", "communication", "sync")]
+    assert parts == pytest.approx([0.3 * 40, 0.06 * 40, 0.04 * 40])
 
 
 def reaching(accuracy: float, made: Record) -> Record:
@@ -285,6 +281,8 @@ def test_pandas_reads_every_row_of_rows_csv(made: Path) -> None:
     assert len(table) == len(RECORDS) + 186
     for name, field in COLUMNS.items():
         expected = [getattr(row, name) for row in found]
+        assert field.metadata["about"], name
+        assert field.metadata.get("unit") == "s" or "seconds" not in name, name
         if field.type in ("Count", "Measure"):
             figures = [math.nan if figure is None else figure for figure in expected]
             assert table[name].tolist() == pytest.approx(figures, rel=1e-9, nan_ok=True), name
@@ -534,11 +532,6 @@ def test_committed_results_are_what_the_journal_says(tmp_path: Path) -> None:
     assert set(shown) <= set(speed.brief(table).splitlines())
 
 
-def networks_of(page: str) -> list[list[str]]:
-    lines = section(page, "How near to the limit").splitlines()
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
-
-
 def test_a_network_s_arithmetic_and_its_share_of_the_peak(tmp_path: Path) -> None:
     fixed = {"name": "synthetic", "size": 224, "crop": 224, "classes": 1000, "fixed": True}
     model = {"model": "vgg16", "data": fixed, "batch_per_device": 4, "total_batch": 4}
@@ -550,7 +543,8 @@ def test_a_network_s_arithmetic_and_its_share_of_the_peak(tmp_path: Path) -> Non
     assert row.peak_share == pytest.approx(row.flops / 2e12)
     assert row.fixed
     report.write([made], STUDIES, page=tmp_path / "results.md", folder=tmp_path)
-    header, *found = networks_of((tmp_path / "results.md").read_text())
+    lines = section((tmp_path / "results.md").read_text(), "How near to the limit").splitlines()
+    header, *found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
     (own,) = [dict(zip(header, cells)) for cells in found if cells[header.index("origin")] == "measured"]
     assert own["network"] == "VGG-16"
     assert (own["samples/s"], own["GFLOP/s"], own["peak"], own["of peak"]) == ("10.0", "928.2", "2,000", "46%")
