@@ -196,7 +196,7 @@ def test_what_the_reference_engine_lacks_is_refused_by_its_name(fields: dict[str
 
 
 @pytest.mark.slow
-@having(*({"batch_per_device": 32, "steps": 12, "lr": 0.02, **fields} for fields in OPTIMIZERS), alone=True)
+@having(*({"batch_per_device": 64, "steps": 12, "lr": 0.02, **fields} for fields in OPTIMIZERS), alone=True)
 def test_steps_lower_the_loss_and_the_seed_settles_all_that_is_drawn(run: Run) -> None:
     first, again = here(run), trained(engines.open_session(run), run)
     assert first["losses"][1] < first["losses"][0]
@@ -357,7 +357,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "muon": {"optimizer": Muon(rate=0.001), "lr": 0.001},
     "smoothed labels, gammas spared": {"label_smoothing": 0.1, "optimizer": SGD(decay_gammas=False, weight_decay=0.01)},
     "units that start as identities": {"zero_gamma": True},
-    "virtual devices": {"devices": 4, "virtual": True, "batch_per_device": 16, "gradient_noise": 1},
+    "virtual devices": {"devices": 2, "virtual": True, "gradient_noise": 1},
     "without batch norm": {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-4},
     "a perceptron": {"model": "cifar_mlp", "devices": 2, "gradient_noise": 1},
 }
