@@ -1,11 +1,11 @@
 """What measuring costs: throughput watched, drained and told of as in any run, over throughput left alone, in pairs.
 
-python tests/benchmark_measuring.py
+    .venv/bin/python -m tests.benchmark_measuring
 
 Short stretches of one training alternate, so that both meet the machine in the same state: one is timed in two
 windows, each told of in a file, while a monitor samples the hardware every second, as well as at the start and the
 end; the other is drained at its end only. The monitor is a thread of the training process here, where a run has it in
-a process of its own, and a run's windows are twice as long: what is found is rather too much than too little.
+a process of its own, and a run's windows are twice as long: the ratio shows rather too much than too little.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ import dataclasses
 import json
 import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from poc import Recipe, Synthetic, data, engines
 from poc.machine import hardware, monitor, sensors
 from poc.plan import plan
-from poc.records import timing
-from poc.run import Run
-from poc.train import run as running
+from poc.records.timing import Clock, spread
+from poc.train.loop import Loop
 
 PAIRS = 60
 STEPS = 20
@@ -37,49 +33,40 @@ def main() -> None:
     """Trains the pairs, each in the other order, and prints the ratios' median, spread and number."""
     machine = hardware.detect()
     os.environ["OMP_NUM_THREADS"] = str(machine.cores)
-    recipe = Recipe(
-        model="cifar_resnet20_v2", data=Synthetic(train=20_000), steps=STEPS, window=10, evaluate=False, lr=0.05
-    )
-    measured = plan("benchmark", recipe, machine)[0].run
-    alone = dataclasses.replace(measured, window=STEPS)
-    session = engines.load(measured.engine).open_session(measured)
+    images = Synthetic(train=20_000)
+    recipe = Recipe(model="cifar_resnet20_v2", kind="cpu", data=images, steps=STEPS, window=10, evaluate=False, lr=0.05)
+    run = plan("benchmark", recipe, machine)[0].run
+    session = engines.load(run.engine).open_session(run)
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "events.jsonl").open("w") as events:
-        stream = data.training_batches(
-            data.load(measured.data, source=None, cache=Path(folder)),
-            measured.data,
-            total_batch=measured.total_batch,
-            seed=0,
-            steps=STEPS * (2 * PAIRS + 1),
-        )
-        with data.Prefetch(stream, depth=measured.window) as batches:
+        dataset = data.load(images, source=None, cache=Path(folder))
+        steps = STEPS * (2 * PAIRS + 1)
+        stream = data.training_batches(dataset, images, total_batch=run.total_batch, seed=0, steps=steps)
 
-            def tell(event: dict[str, Any]) -> None:
-                events.write(json.dumps(event) + "\n")
-                events.flush()
+        def tell(event: dict[str, Any]) -> None:
+            events.write(json.dumps(event) + "\n")
+            events.flush()
 
-            def rate(run: Run) -> float:
-                watched = run is measured
-                source = sensors.processes([os.getpid()], machine.cores)
-                with monitor.Monitor(source) if watched else contextlib.nullcontext():
-                    watch = timing.Clock()
-                    running.train(run, session, batches, lambda: [], watch, tell if watched else lambda event: None)
-                    return STEPS * run.total_batch / watch.elapsed()
+        def rate(batches: Any, *, measured: bool) -> float:
+            """Samples a second over `STEPS` steps."""
+            watched = monitor.Monitor(sensors.processes([os.getpid()], machine.cores))
+            stretch = run if measured else dataclasses.replace(run, window=STEPS)
+            with watched if measured else contextlib.nullcontext():
+                clock = Clock()
+                Loop(stretch, session, list, clock, tell if measured else lambda event: None).train(batches)
+                return STEPS * run.total_batch / clock.elapsed()
 
-            rate(alone)  # to warm up
+        with data.Prefetch(stream, depth=run.window) as batches:
+            rate(batches, measured=False)  # to warm up
             ratios = []
             for pair in range(PAIRS):
-                rates = {run is measured: rate(run) for run in ((measured, alone) if pair % 2 else (alone, measured))}
+                order = (True, False) if pair % 2 else (False, True)
+                rates = {measured: rate(batches, measured=measured) for measured in order}
                 ratios.append(rates[True] / rates[False])
-                print(
-                    f"pair {pair + 1}: {rates[True]:.1f} samples/s measured, {rates[False]:.1f} alone, "
-                    f"{ratios[-1]:.4f}",
-                    flush=True,
-                )
-    middle = statistics.median(ratios)
-    spread = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios)
-    error = 1.2533 * spread / PAIRS**0.5  # of a median, for a normal distribution
+                print(f"pair {pair + 1}: {rates[True]:.1f} samples/s measured, {rates[False]:.1f} alone", flush=True)
+    error = 1.2533 * spread(ratios) / PAIRS**0.5  # of a median, for a normal distribution
     print(
-        f"measured / alone: median {middle:.4f} +- {error:.4f} (standard error), spread {spread:.4f}, n = {PAIRS} pairs"
+        f"measured / alone: median {statistics.median(ratios):.4f} +- {error:.4f} (standard error), "
+        f"spread {spread(ratios):.4f}, n = {PAIRS} pairs"
     )
 
 

@@ -23,7 +23,7 @@ _survived: Counter[str] = Counter()
 
 @contextlib.contextmanager
 def survives(fault: str, times: int = 1) -> Iterator[None]:
-    """Counts for the table at the end: a fault made so many times; where the block ends well nothing was lost."""
+    """Counts for the table at the end: a fault is made so many times; where the block ends well nothing was lost."""
     _made[fault] += times
     yield
     _survived[fault] += times

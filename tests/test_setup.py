@@ -24,11 +24,10 @@ COPIED = [
     *(p.name for p in ROOT.glob("requirements*.txt")),
 ]
 
-STAND_IN = """#!/bin/sh
-echo "$PWD|$PYTHONPATH|$*" >>"$CALLS"
+STAND_IN = """echo "$PWD|$PYTHONPATH|$*" >>"$CALLS"
 case "$*" in
     --version) echo "Python {version}" ;;
-    *"-m venv "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
+    *"-m venv "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" && cp "$0" "$4/bin/lint-imports" ;;
     *"-m pip install "*) exit "${{PIP_EXIT:-0}}" ;;
     *sys.executable*) echo "$0" ;;
     *) ;;
@@ -55,19 +54,15 @@ class Checkout:
         return self.root / ".venv"
 
     def stand_in(self, version: str, name: str = "python") -> Path:
-        path = self.root.parent / version / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(STAND_IN.format(version=version))
-        path.chmod(0o755)
-        return path
+        return script(self.root.parent / version / name, STAND_IN.format(version=version))
 
-    def start(self, script: str, *arguments: str, **environment: str | Path) -> subprocess.CompletedProcess[str]:
+    def start(self, name: str, *arguments: str, **environment: str | Path) -> subprocess.CompletedProcess[str]:
         """Starts a script from another folder, with only those calls in the notes that it made."""
         self.calls_file.write_text("")
         inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHON", "PYTHONPATH", "PYTHONSAFEPATH")}
         given = {name: str(value) for name, value in environment.items()}
         return subprocess.run(
-            [str(self.root / script), *arguments],
+            [str(self.root / name), *arguments],
             cwd=self.elsewhere,
             env={**inherited, "CALLS": str(self.calls_file), **given},
             capture_output=True,
@@ -90,51 +85,52 @@ def only_line(text: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("script", ["run_all.sh", "tests/run.sh"])
-@pytest.mark.parametrize("version", ["3.13.0", "3.8.18", "3.1.0", "2.7.18"])
-def test_a_python_out_of_range_is_one_line(checkout: Checkout, script: str, version: str) -> None:
-    done = checkout.start(script, PYTHON=checkout.stand_in(version))
-    line = only_line(done.stderr)
+def refusal(checkout: Checkout, done: subprocess.CompletedProcess[str]) -> str:
+    """The line with which a script ended before it made anything."""
     assert done.returncode == 2
+    assert not checkout.venv.exists()
+    return only_line(done.stderr)
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def tools_only(folder: Path, *others: str) -> Path:
+    """A folder for PATH that holds what the scripts call, and no Python."""
+    folder.mkdir()
+    for tool in ("bash", "cat", "dirname", "flock", "readlink", "rm", "sha256sum", "tail", *others):
+        path = shutil.which(tool)
+        assert path, f"{tool} is not on this machine"
+        (folder / tool).symlink_to(path)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["run_all.sh", "tests/run.sh"])
+@pytest.mark.parametrize("version", ["3.13.0", "3.8.18", "3.1.0", "2.7.18"])
+def test_a_python_out_of_range_is_one_line(checkout: Checkout, name: str, version: str) -> None:
+    line = refusal(checkout, checkout.start(name, PYTHON=checkout.stand_in(version)))
     assert f"Python {version}" in line
     assert "3.9 to 3.12" in line
-    assert not checkout.venv.exists()
 
 
 def test_a_python_that_does_not_start_is_one_line(checkout: Checkout) -> None:
-    done = checkout.start("run_all.sh", PYTHON="/no/such/python")
-    assert done.returncode == 2
-    assert "PYTHON=/no/such/python" in only_line(done.stderr)
-    assert not checkout.venv.exists()
-
-
-def tools_only(folder: Path) -> Path:
-    """A folder for PATH that holds what the scripts call, and no Python."""
-    folder.mkdir()
-    for tool in ["bash", "cat", "dirname", "flock", "readlink", "rm", "sha256sum", "tail"]:
-        found = shutil.which(tool)
-        assert found, f"{tool} is not on this machine"
-        (folder / tool).symlink_to(found)
-    return folder
+    assert "PYTHON=/no/such/python" in refusal(checkout, checkout.start("run_all.sh", PYTHON="/no/such/python"))
 
 
 def test_only_a_newer_python_is_one_line_that_says_what_to_install(checkout: Checkout, tmp_path: Path) -> None:
     path = tools_only(tmp_path / "tools")
     newer = checkout.stand_in("3.14.0", "python3").parent
     done = checkout.start("run_all.sh", PATH=f"{newer}:{path}")
-    line = only_line(done.stderr)
-    assert done.returncode == 2
-    assert "apt-get install python3.11 python3.11-venv" in line
-    assert not checkout.venv.exists()
+    assert "apt-get install python3.11 python3.11-venv" in refusal(checkout, done)
 
 
 def test_a_shim_that_fails_is_passed_over(checkout: Checkout, tmp_path: Path) -> None:
-    path = tools_only(tmp_path / "tools")
-    for tool in ["mkdir", "cp"]:
-        (path / tool).symlink_to(str(shutil.which(tool)))
-    shim = path / "python3.11"
-    shim.write_text("#!/bin/sh\necho 'shim: python3.11: command not found' >&2\nexit 127\n")
-    shim.chmod(0o755)
+    path = tools_only(tmp_path / "tools", "mkdir", "cp")
+    script(path / "python3.11", "echo 'shim: python3.11: command not found' >&2; exit 127")
     working = checkout.stand_in("3.12.1", "python3").parent
     done = checkout.start("run_all.sh", PATH=f"{path}:{working}")
     assert done.returncode == 0, done.stderr
@@ -142,27 +138,17 @@ def test_a_shim_that_fails_is_passed_over(checkout: Checkout, tmp_path: Path) ->
 
 
 def test_missing_system_libraries_are_one_line_with_their_packages(checkout: Checkout, tmp_path: Path) -> None:
-    broken = tmp_path / "libraries"
-    broken.mkdir()
-    for library in ["libquadmath.so.0", "libgomp.so.1"]:
-        (broken / library).write_bytes(b"")
-    done = checkout.start("run_all.sh", PYTHON=sys.executable, LD_LIBRARY_PATH=broken)
-    assert done.returncode == 2
-    assert only_line(done.stderr).endswith("sudo apt-get install libquadmath0 libgomp1")
-    assert not checkout.venv.exists()
+    for library in ("libquadmath.so.0", "libgomp.so.1"):
+        (tmp_path / library).write_bytes(b"")
+    done = checkout.start("run_all.sh", PYTHON=sys.executable, LD_LIBRARY_PATH=tmp_path)
+    assert refusal(checkout, done).endswith("sudo apt-get install libquadmath0 libgomp1")
 
 
 def test_python_without_venv_is_one_line_with_the_package(checkout: Checkout, tmp_path: Path) -> None:
     # As Debian has it without python3-venv: a Python whose ensurepip cannot be imported.
-    python = tmp_path / "python-without-ensurepip"
-    python.write_text(
-        f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1 ;; esac\nexec "{sys.executable}" "$@"\n',
-    )
-    python.chmod(0o755)
-    done = checkout.start("run_all.sh", PYTHON=python)
-    assert done.returncode == 2
-    assert "sudo apt-get install python3-venv" in only_line(done.stderr)
-    assert not checkout.venv.exists()
+    text = f'case "$*" in *ensurepip*) exit 1 ;; esac\nexec "{sys.executable}" "$@"'
+    done = checkout.start("run_all.sh", PYTHON=script(tmp_path / "python", text))
+    assert "sudo apt-get install python3-venv" in refusal(checkout, done)
 
 
 def test_help_needs_no_environment(checkout: Checkout) -> None:
@@ -227,10 +213,7 @@ def test_an_environment_that_no_longer_fits_is_made_again(checkout: Checkout, fa
 def test_a_driver_that_answers_gets_the_cuda_build(
     checkout: Checkout, tmp_path: Path, status: int, expected: str
 ) -> None:
-    tool = tmp_path / "nvidia" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(f"#!/bin/sh\nexit {status}\n")
-    tool.chmod(0o755)
+    tool = script(tmp_path / "nvidia" / "nvidia-smi", f"exit {status}")
     path = f"{tool.parent}:{os.environ['PATH']}"
     done = checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.11.7"), PATH=path)
     assert done.returncode == 0, done.stderr
@@ -243,7 +226,9 @@ def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout
     first = checkout.start("tests/run.sh", "-k", "a b", PYTHON=python)
     assert first.returncode == 0, first.stderr
     assert checkout.calls("-m venv") == []
-    assert only_line("\n".join(checkout.calls("-m pip install"))).endswith("requirements-dev.txt")
+    installed = only_line("\n".join(checkout.calls("-m pip install")))
+    assert installed.endswith("requirements-dev.txt")
+    assert "--require-hashes" in installed
     for check in ["-m ruff check .", "-m ruff format --check .", "-m mypy poc", "-m pytest -q -k a b"]:
         assert only_line("\n".join(checkout.calls(check))).startswith(f"{checkout.root}|")
     checkout.start("tests/run.sh", PYTHON=python)
@@ -258,7 +243,10 @@ def test_horovod_is_built_once_against_mxnet(checkout: Checkout) -> None:
     assert checkout.calls("-m pip install") == []
     shutil.rmtree(checkout.venv)
     checkout.start("make_environment.sh", "--horovod", PYTHON=python)
-    _, built = checkout.calls("-m pip install")
+    installed, built = checkout.calls("-m pip install")
+    # A file with another hash is refused.
+    assert "--require-hashes" in installed
+    assert "--require-hashes" in built
     assert "--no-build-isolation" in built
     assert built.endswith("requirements-horovod.txt")
     shim = Path(built.split("|")[1])
@@ -283,12 +271,7 @@ def test_pytorch_is_installed_once_and_not_for_a_python_that_it_is_too_new_for(c
 def test_a_build_without_a_compiler_is_one_line(checkout: Checkout, tmp_path: Path) -> None:
     python = checkout.stand_in("3.11.7")
     checkout.start("make_environment.sh", PYTHON=python)
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name in ("bash", "cat", "sha256sum", "readlink", "dirname", "flock", "ldconfig", "sh", "tail", "env"):
-        found = shutil.which(name)
-        if found:
-            (tools / name).symlink_to(found)
+    tools = tools_only(tmp_path / "tools", "ldconfig", "sh", "env")
     done = checkout.start("make_environment.sh", "--horovod", PYTHON=python, PATH=tools)
     assert done.returncode == 2
     assert "sudo apt-get install g++ cmake make" in only_line(done.stderr.split("\n", 1)[1].strip())
@@ -302,13 +285,13 @@ def test_an_option_that_there_is_not_is_one_line(checkout: Checkout) -> None:
 
 def requirements(name: str) -> list[str]:
     """Every requirement of a list with its hashes, in one line each, those of the lists that it includes among them."""
-    found = []
+    lines = []
     for line in re.sub(r" \\\n +", " ", (ROOT / name).read_text()).splitlines():
         if line.startswith("-r "):
-            found += requirements(line[3:])
+            lines += requirements(line[3:])
         elif line and not line.startswith("#"):
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("requirements*.txt")))
@@ -336,11 +319,3 @@ def test_what_is_installed_here_is_what_is_pinned(name: str) -> None:
         if not marker or sys.version_info < tuple(map(int, re.findall(r"\d+", marker))):
             package, version = pin.split("==")
             assert importlib.metadata.version(package) == version, line
-
-
-def test_pip_is_told_to_refuse_a_file_with_another_hash(checkout: Checkout) -> None:
-    python = checkout.stand_in("3.11.9")
-    checkout.start("make_environment.sh", "--dev", "--horovod", PYTHON=python)
-    installs = [line for line in checkout.calls("-m pip install") if line]
-    assert installs
-    assert all("--require-hashes" in line for line in installs)
