@@ -45,6 +45,7 @@ FIRST = "10.77.0.1"
             (3, 4, "gpu07:9199"),
         ),
         ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "a1,b2"}, (0, 2, "a1:9199")),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "r[2-3]n[5,7].x"}, (0, 2, "r2n5.x:9199")),
         ({"SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-09]"}, None),  # a shell in a job, not srun
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "POC_ADDRESS": "h"}, (1, 2, "h:9199")),
         ({"PMI_SIZE": "2", "PMI_RANK": "0", "POC_ADDRESS": "h"}, (0, 2, "h:9199")),
@@ -56,9 +57,8 @@ FIRST = "10.77.0.1"
     ],
 )
 def test_a_launcher_s_environment_is_recognised(
-    environment: dict[str, str], found: tuple[int, int, str] | None, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], found: tuple[int, int, str] | None
 ) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: None)  # no scontrol, whatever this machine has
     place = hosts.find(environment)
     assert place == (Hosts(number=found[0], count=found[1], address=found[2]) if found else None)
 
@@ -213,3 +213,14 @@ def test_a_host_that_nobody_joins_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         hosts.gathered(Hosts(number=0, count=2, address=address)).__enter__()
     with pytest.raises(UserError, match="nobody answers"):
         hosts.joined(Hosts(number=1, count=2, address=address)).__enter__()
+
+
+def test_messages_that_come_together_are_read_one_by_one_and_rubbish_breaks_the_link() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as there:
+        link = hosts.Link(listener.accept()[0], "host 1")
+        with contextlib.closing(link):
+            there.sendall(b'{"task": 1}\n{}\n{"stop": true}\nrubbish\n')
+            assert [link.receive(), link.receive()] == [{"task": 1}, {"stop": True}]
+            for read in (link.receive, link.receive, link.poll):  # it stays lost
+                with pytest.raises(hosts.LinkError, match="its link is broken"):
+                    read()

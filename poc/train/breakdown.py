@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from poc.data import Batch
 from poc.engines import Session
@@ -19,7 +19,6 @@ from poc.run import Run
 
 ROUNDS = 7
 _STEPS_A_WINDOW = 4
-Now = Callable[[], float]
 
 
 class _Round(NamedTuple):
@@ -38,9 +37,7 @@ def steps_of(rounds: int) -> int:
     return rounds * 2 * _STEPS_A_WINDOW
 
 
-def measure(
-    session: Session, batches: Iterator[Batch], run: Run, rounds: int = ROUNDS, now: Now = time.monotonic
-) -> Breakdown:
+def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -> Breakdown:
     """Takes a step apart by windows that take turns, after which the replicas no longer agree.
 
     The first of the `rounds` is warm-up. Bus bandwidth is n bytes x 2 (devices - 1) / devices / t, as NCCL's tests
@@ -48,9 +45,9 @@ def measure(
     """
     several = run.exchanges and not isinstance(run.exchange, Independent)
     sums_right = session.exchange_is_right() if several else None
-    _, *kept = [_round(session, batches, run.learning_rate, now) for _ in range(rounds)]
+    _, *kept = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
     median = _Round(*map(statistics.median, zip(*kept)))
-    efficiencies = [(each.independent + each.barrier) / each.whole for each in kept]
+    efficiencies = [(seconds.independent + seconds.barrier) / seconds.whole for seconds in kept]
     moved = session.gradient_bytes * 2 * (run.devices - 1) / run.devices
     return Breakdown(
         steps=len(kept) * _STEPS_A_WINDOW,
@@ -68,27 +65,27 @@ def measure(
     )
 
 
-def _round(session: Session, batches: Iterator[Batch], rate: float, now: Now) -> _Round:
-    whole, waited = _steps(session, batches, rate, now, exchange=True)
-    independent, _ = _steps(session, batches, rate, now, exchange=False)
-    start = now()
+def _round(session: Session, batches: Iterator[Batch], rate: float) -> _Round:
+    whole, waited = _steps(session, batches, rate, exchange=True)
+    independent, _ = _steps(session, batches, rate, exchange=False)
+    start = time.monotonic()
     session.barrier()
-    arrived = now()
+    arrived = time.monotonic()
     for _ in range(_STEPS_A_WINDOW):
         session.exchange()
     session.drain()
-    seconds = (whole, independent, arrived - start, now() - arrived, waited)
-    return _Round(*(each / _STEPS_A_WINDOW for each in seconds))
+    seconds = (whole, independent, arrived - start, time.monotonic() - arrived, waited)
+    return _Round(*(part / _STEPS_A_WINDOW for part in seconds))
 
 
-def _steps(session: Session, batches: Iterator[Batch], rate: float, now: Now, *, exchange: bool) -> tuple[float, float]:
+def _steps(session: Session, batches: Iterator[Batch], rate: float, *, exchange: bool) -> tuple[float, float]:
     """Seconds of a window of steps, and those of them spent waiting for data."""
     session.barrier()
-    start, waited = now(), 0.0
+    start, waited = time.monotonic(), 0.0
     for _ in range(_STEPS_A_WINDOW):
-        asked = now()
+        asked = time.monotonic()
         batch = next(batches)
-        waited += now() - asked
+        waited += time.monotonic() - asked
         session.step(batch, rate, exchange=exchange)
     session.drain()
-    return now() - start, waited
+    return time.monotonic() - start, waited

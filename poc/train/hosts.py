@@ -55,7 +55,7 @@ def find(environment: Mapping[str, str]) -> Hosts | None:
         ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", _slurm_first),
         ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None),
         ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", None),
-        # Its rendezvous server is where horovodrun was started, which is the first host.
+        # horovodrun's rendezvous server is where it was started, on the first host.
         ("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", lambda names: names.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")),
         ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", lambda names: names.get("MASTER_ADDR")),
     )

@@ -18,8 +18,6 @@ from poc.values import to_plain
 EXPLODED = 1e4
 """Mean training loss of a window, in nats, from which no run comes back."""
 
-Tell = Callable[[dict[str, Any]], None]
-
 
 @dataclasses.dataclass
 class Loop:
@@ -29,7 +27,7 @@ class Loop:
     session: Session
     validation: Callable[[], Iterable[Batch]]
     clock: Clock
-    tell: Tell
+    tell: Callable[[dict[str, Any]], None]
     save: Callable[[int], None] = lambda step: None
     """Writes a checkpoint, given the steps done: after every epoch, and within one after `save_every` steps."""
     first_step: int = 0

@@ -51,8 +51,8 @@ def execute(
         "stand_in": place.stand_in,
         "workers_here": run.workers // (1 + len(team)),
     }
-    left, why = run.restarts, "the run was cut off"
-    while True:
+    why = "the run was cut off"
+    for left in range(run.restarts, -1, -1):
         try:
             first_step = _resumed_from(run, place, team, conditions)
         except LinkError as error:  # a host is gone: the attempt says which
@@ -68,10 +68,10 @@ def execute(
         }
         shares, reason = _attempt(run, request, place, machine, team)
         interrupted = shares[0].interrupted
-        if not reason or interrupted or left == 0:
+        if not reason or interrupted or not left:
             break
-        left, why = left - 1, reason
-        print(f"  {reason}; starting again ({left} of {run.restarts} restarts left)", file=sys.stderr)
+        why = reason
+        print(f"  {why}; starting again ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     # The first host's use is that of all attempts, and of what served the workers too.
     cpu_seconds, others_busy = zip(core_use(before), *(share.core_use for share in shares[1:]))
     told = [worker for share in shares for worker in share.told]
