@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
 GLUON: dict[str, Any] = {
     "engine": "gluon",
     "model": "cifar_resnet8_v2",
-    "data": Synthetic(size=16, crop=16, train=640, validation=160),
+    "data": Synthetic(size=16, crop=16, train=160, validation=70),
 }
 """What to add where MXNet is what is tested."""
 TWO_WORKERS: dict[str, Any] = {"devices": 2, "workers": 2, "batch_per_device": 16, "exchange": "dist_sync"}

@@ -26,8 +26,7 @@ from tests.launch import DEADLINE_SECONDS, family, records, start
 needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 IMAGES = Synthetic(train=320, validation=70)
-SMALLER = {"data": Synthetic(size=16, crop=16, train=160, validation=70), "batch_per_device": 8, "cores_per_worker": 1}
-MXNET = {**GLUON, **SMALLER}
+MXNET = {**GLUON, "batch_per_device": 8, "cores_per_worker": 1}
 # Each device has a process of its own anyway.
 PYTORCH = {**MXNET, "engine": "pytorch", "exchange": "device", "workers": 1}
 FIRST = "10.77.0.1"

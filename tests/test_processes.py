@@ -81,7 +81,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_restart_reaches_what_an_undisturbed_run_does(
     engine: str, victim: str, undisturbed: Any, tmp_path: Path
 ) -> None:
-    fields = {"epochs": 4 if engine == "mxnet" else 12}
+    fields = {"epochs": 8 if engine == "mxnet" else 12}
     expected, folder = undisturbed(engine, **fields)
     # After an evaluation: a checkpoint of the epoch before, at least, is there.
     with struck(victim, KILLED, workers=2, after='"evaluation", "epoch": 2'):
