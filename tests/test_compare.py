@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poc import studies
-from poc.records.row import MEASURED, Row
 from poc.records.timing import PARTS
 from poc.report import compare
 from poc.report.compare import Estimate
+from poc.studies.row import MEASURED, Row
 
 
 def row(**fields: Any) -> Row:

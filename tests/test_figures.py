@@ -11,9 +11,9 @@ import pytest
 from poc import studies
 from poc.records import timing
 from poc.records.record import Record
-from poc.records.row import Row
 from poc.report import chart, figures, points
 from poc.report.rows import from_record
+from poc.studies.row import Row
 from tests import test_report
 from tests.test_ways import TWELVE
 

@@ -12,7 +12,7 @@ import pytest
 
 from poc import report, studies
 from poc.__main__ import main
-from poc.records.row import Row
+from poc.studies.row import Row
 from poc.values import UserError
 
 FOLDER = Path(studies.__file__).parent

@@ -15,9 +15,9 @@ import pytest
 from poc import report, studies
 from poc.records import journal, timing
 from poc.records.record import Record
-from poc.records.row import COLUMNS, Row
 from poc.report import rows, summary
 from poc.report.tables import runs, scaling, speed
+from poc.studies.row import COLUMNS, Row
 
 HOME = Path(__file__).resolve().parent.parent
 

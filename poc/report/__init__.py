@@ -9,10 +9,10 @@ from pathlib import Path
 
 from poc.records import timing
 from poc.records.record import Record
-from poc.records.row import Row, to_csv
 from poc.report import cells, compare, figures, rows, summary, ways
 from poc.report.tables import batches, runs, scaling, sources, speed
 from poc.studies import Study
+from poc.studies.row import Row, to_csv
 
 Figures = dict[str, tuple[Path, str]]
 

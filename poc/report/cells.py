@@ -11,9 +11,9 @@ from tabulate import tabulate
 
 from poc.recipe import networks
 from poc.records.record import Record
-from poc.records.row import COLUMNS, Row
 from poc.report import compare
 from poc.run import Run
+from poc.studies.row import COLUMNS, Row
 
 Cells = dict[str, str]
 

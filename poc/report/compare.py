@@ -10,8 +10,8 @@ from typing import Any
 from scipy.stats import t
 
 from poc.records.record import COMPLETED
-from poc.records.row import Row
 from poc.records.timing import PARTS
+from poc.studies.row import Row
 from poc.values import value
 
 WEAK, STRONG = "weak", "strong"

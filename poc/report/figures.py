@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from poc.records.record import Record
-from poc.records.row import Row
 from poc.report import chart, points
 from poc.report.cells import MAIN_NETWORKS, network_label
+from poc.studies.row import Row
 
 
 def draw(rows: Sequence[Row], records: Sequence[Record], folder: Path) -> dict[str, tuple[Path, str]]:

@@ -12,11 +12,11 @@ from poc.recipe import networks
 from poc.recipe.exchanges import Stale
 from poc.records import timing
 from poc.records.record import COMPLETED, DIVERGED, DONE, Evaluation, Record
-from poc.records.row import PUBLISHED, Row
 from poc.report import compare, ways
 from poc.report.cells import MAIN_NETWORKS, network_label
 from poc.report.chart import Bar, Point, Series
 from poc.report.rows import USUAL_ENGINE, from_record, main_study
+from poc.studies.row import PUBLISHED, Row
 
 MAIN_EPOCHS = 12
 """Epochs of every run of the main study: an accuracy after more of them is no match for its accuracies."""

@@ -13,10 +13,10 @@ from poc import engines
 from poc.recipe import SGD, networks
 from poc.records import timing
 from poc.records.record import COMPLETED, Record
-from poc.records.row import MEASURED, Row
 from poc.report import compare
 from poc.run import Run
 from poc.studies import Study
+from poc.studies.row import MEASURED, Row
 from poc.values import words
 
 FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward and twice backward"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from poc.records.record import COMPLETED, Record
-from poc.records.row import Row
 from poc.report import cells, compare, ways
 from poc.report.rows import USUAL_ENGINE, main_study
+from poc.studies.row import Row
 
 
 def summary(rows: Sequence[Row], records: Sequence[Record] = ()) -> str:

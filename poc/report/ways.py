@@ -7,9 +7,9 @@ from typing import Any
 
 from poc.recipe import CIFAR10, SGD, Muon
 from poc.records.record import DIVERGED, DONE, Record
-from poc.records.row import Row
 from poc.report.rows import main_study
 from poc.run import Run
+from poc.studies.row import Row
 from poc.values import value, words
 
 _STRETCHES = 12

@@ -1,4 +1,4 @@
-"""What earlier studies printed: one CSV a study, in columns of rows.csv (`poc.records.row.Row`).
+"""What earlier studies printed: one CSV a study, in columns of rows.csv (`poc.studies.row.Row`).
 
 Lines before the header name the study: `# title: ...`, `# authors: ...`, `# year: ...`, `# address: ...`, and in a few
 words what it is `# about: ...`. The lowest `# order: ...` is the main study, beside which measured runs are shown. A
@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from poc.records.row import COLUMNS, PUBLISHED, Row
+from poc.studies.row import COLUMNS, PUBLISHED, Row
 from poc.values import UserError, nearest, value
 
 PRINTED = tuple(name for name, field in COLUMNS.items() if field.metadata["printed"])

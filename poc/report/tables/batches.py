@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poc.records.row import Row
 from poc.report import cells, ways
+from poc.studies.row import Row
 
 COSTED = (0.75, 0.8, 0.85)
 """Accuracies for which the epochs, and the time on the published devices, are shown at each total batch."""

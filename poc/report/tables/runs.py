@@ -9,10 +9,10 @@ from typing import Any
 
 from poc.records import timing
 from poc.records.record import COMPLETED, SKIPPED, Record
-from poc.records.row import Row
 from poc.report import cells
 from poc.report.rows import joules_per_sample
 from poc.run import Run
+from poc.studies.row import Row
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.75, 0.8)
 """Accuracies for which the time to reach them is shown."""

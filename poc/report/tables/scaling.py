@@ -8,9 +8,9 @@ from typing import Any
 
 from poc.recipe.exchanges import Independent, Stale
 from poc.records.record import COMPLETED, Breakdown, Record
-from poc.records.row import Row
 from poc.report import cells, compare
 from poc.report.rows import main_study
+from poc.studies.row import Row
 
 
 def speedups(rows: Sequence[Row]) -> str:

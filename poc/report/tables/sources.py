@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poc.records.row import Row
 from poc.report import cells
+from poc.studies.row import Row
 
 
 def study(rows: Sequence[Row], name: str) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 from poc.recipe import networks
 from poc.records import timing
 from poc.records.record import COMPLETED, DONE, FAILED, SKIPPED, Record
-from poc.records.row import Row
 from poc.report import cells, compare
 from poc.report.rows import USUAL_ENGINE, main_study
+from poc.studies.row import Row
 
 
 def accuracy(rows: Sequence[Row]) -> str:
