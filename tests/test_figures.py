@@ -15,7 +15,7 @@ from poc.report import chart, figures, points
 from poc.report.rows import from_record
 from poc.studies.row import Row
 from tests import test_report
-from tests.test_ways import TWELVE
+from tests.test_ways import TWELVE, lines
 
 PRINTED = [row for study in studies.load() for row in study.rows]
 MACHINE = "CPU: test, 2 cores"
@@ -40,55 +40,36 @@ def starting_slowly() -> tuple[Row, Row]:
 
 
 def record(**changes: Any) -> Record:
-    """A record of three epochs of 50 s and 10 s of evaluation each; the changes are of the run or of the record."""
+    """Three epochs, evaluated after 50, 110 and 170 s; the changes are of the run or of the record."""
     run = {"epochs": 3, "steps_per_epoch": 390, "steps": 1170}
-    evaluations = [
-        {"epoch": epoch, "at": 60.0 * epoch - 10, "seconds": 10.0, "accuracy": accuracy, "samples": 10_000}
-        for epoch, accuracy in ((1, 0.4), (2, 0.5), (3, 0.6))
-    ]
-    machine = {"infrastructure": MACHINE, "hardware": {**test_report.TEST_CPU, "cpu": "test"}}
+    plain = {"epoch_seconds": (47, 59, 59), "accuracies": (0.4, 0.5, 0.6), "infrastructure": MACHINE}
     fields = {field.name for field in dataclasses.fields(Record)}
-    others = {name: change for name, change in changes.items() if name in fields}
+    plain.update({name: change for name, change in changes.items() if name in fields})
     run.update({name: change for name, change in changes.items() if name not in fields})
-    return test_report.record(run=run, **{"evaluations": evaluations, **machine, **others})
-
-
-def xy(series: chart.Series) -> list[tuple[float, float]]:
-    return [(point.x, point.y) for point in series.points]
+    return test_report.record(run=run, hardware={**test_report.TEST_CPU, "cpu": "test"}, **plain)
 
 
 def by_label(series: list[chart.Series]) -> dict[str, chart.Series]:
-    assert len({one.label for one in series}) == len(series)
-    return {one.label: one for one in series}
+    return {line.label: line for line in series}
 
 
 def test_accuracy_against_throughput_has_every_published_accuracy_and_marks_what_is_special() -> None:
-    found = by_label(points.accuracy_throughput([*PRINTED, measured()]))
-    k80, p100 = found["8x Tesla K80 (AWS p2.8x)"], found["DGX-1, 8x P100"]
+    drawn = by_label(points.accuracy_throughput([*PRINTED, measured()]))
+    k80, p100 = drawn["8x Tesla K80 (AWS p2.8x)"], drawn["DGX-1, 8x P100"]
     assert (len(k80.points), len(p100.points)) == (17, 10)
-    assert (6800.0, 0.786) in xy(k80)
+    assert (6800.0, 0.786) in lines([k80])[k80.label]
     # The best and the worst accuracy.
     assert {(point.text, point.y) for point in k80.points if point.text} == {("64x2", 0.817), ("512x8", 0.278)}
     assert [(point.x, point.y) for point in p100.points if point.contradictory] == [(2600.0, 0.782)]
     assert not any(point.contradictory for point in k80.points)
-    assert found[MACHINE].points == (chart.Point(x=300.0, y=0.75, text="128"),)
-    assert found[MACHINE].measured
-    assert not k80.measured
+    assert drawn[MACHINE].points == (chart.Point(x=300.0, y=0.75, text="128"),)
+    assert (drawn[MACHINE].measured, k80.measured) == (True, False)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        dict(quick=True),
-        dict(dataset="synthetic"),
-        dict(outcome="failed"),
-        dict(epochs=2),
-        dict(network="cifar_resnet20_v2"),
-        dict(accuracy=None),
-    ],
-)
-def test_accuracy_against_throughput_leaves_out_what_does_not_compare(other: dict[str, Any]) -> None:
-    assert points.accuracy_throughput([measured(**other)]) == []
+def test_accuracy_against_throughput_leaves_out_what_does_not_compare() -> None:
+    others = dict(quick=True, dataset="synthetic", outcome="failed", epochs=2, network="vgg16", accuracy=None)
+    for name, other in others.items():
+        assert points.accuracy_throughput([measured(**{name: other})]) == [], name
 
 
 def test_a_virtual_run_is_hollow_beside_accuracy_and_absent_where_devices_count() -> None:
@@ -103,9 +84,9 @@ def test_curves_share_accuracies_and_differ_in_what_they_stand_against() -> None
     records = [record(), record(learning_rate=0.1)]
     common, curves = points.learning_curves(records)
     assert common == f"ResNet-50 (CIFAR), batch 128, cifar10, {MACHINE}, seed 0"
-    assert [one.label for one in curves] == ["lr 0.05", "lr 0.1"]
-    assert xy(curves[0]) == [(1.0, 0.4), (2.0, 0.5), (3.0, 0.6)]
-    assert [xy(one) for one in points.accuracy_time(records)[1]] == [[(50.0, 0.4), (110.0, 0.5), (170.0, 0.6)]] * 2
+    assert lines(curves) == {label: [(1.0, 0.4), (2.0, 0.5), (3.0, 0.6)] for label in ("lr 0.05", "lr 0.1")}
+    curves = points.accuracy_time(records)[1]
+    assert lines(curves) == {label: [(50.0, 0.4), (110.0, 0.5), (170.0, 0.6)] for label in ("lr 0.05", "lr 0.1")}
 
 
 def test_curves_take_runs_that_were_evaluated_twice_and_name_what_became_of_them() -> None:
@@ -125,22 +106,22 @@ def test_curves_have_names_of_their_own() -> None:
 
 
 def test_throughput_and_efficiency_against_devices_of_the_main_study() -> None:
-    common, found = points.throughput_devices(PRINTED)
-    throughput, efficiency = by_label(found["throughput"]), by_label(found["efficiency"])
+    common, panels = points.throughput_devices(PRINTED)
+    throughput, efficiency = lines(panels["throughput"]), lines(panels["efficiency"])
     assert common == "ResNet-50 (CIFAR), exchange device"
     k80, p100 = "8x Tesla K80 (AWS p2.8x)", "DGX-1, 8x P100"
-    with_one = {f"{k80}, {batch} a device" for batch in (128, 256, 512)} | {
-        f"{p100}, {batch} a device" for batch in (128, 256)
-    }
-    assert set(throughput) == with_one | {f"{k80}, 64 a device"}
-    assert set(efficiency) == with_one
-    assert xy(throughput[f"{k80}, 128 a device"]) == [(1, 1100), (2, 2200), (4, 4300), (8, 6800)]
-    assert xy(efficiency[f"{k80}, 128 a device"])[-1] == (8, pytest.approx(6800 / 1100 / 8))
+    with_one = {(k80, 128), (k80, 256), (k80, 512), (p100, 128), (p100, 256)}
+    assert set(efficiency) == {f"{machine}, {batch} a device" for machine, batch in with_one}
+    assert set(throughput) == {*efficiency, f"{k80}, 64 a device"}
+    assert throughput[f"{k80}, 128 a device"] == [(1, 1100), (2, 2200), (4, 4300), (8, 6800)]
+    assert efficiency[f"{k80}, 128 a device"][-1] == (8, pytest.approx(6800 / 1100 / 8))
     # Two rows, of two learning rates, at four and at eight devices; none with a throughput at one.
-    assert xy(throughput[f"{k80}, 64 a device"]) == [(2, 1800), (4, 3600), (8, 6200)]
+    assert throughput[f"{k80}, 64 a device"] == [(2, 1800), (4, 3600), (8, 6200)]
     doubtful = f"{p100}, 256 a device"
-    assert [point.contradictory for point in throughput[doubtful].points] == [True, False, False, False]
-    assert all(point.contradictory for point in efficiency[doubtful].points)
+    crossed = {
+        panel: [point.contradictory for point in by_label(series)[doubtful].points] for panel, series in panels.items()
+    }
+    assert crossed == {"throughput": [True, False, False, False], "efficiency": [True] * 4}
 
 
 def test_a_series_over_devices_holds_everything_else_fixed() -> None:
@@ -154,16 +135,12 @@ def test_a_series_over_devices_holds_everything_else_fixed() -> None:
         measured(devices=2, quick=True, samples_per_second=999.0),
         measured(devices=2, setting="on other cores", samples_per_second=999.0),
     ]
-    _, found = points.throughput_devices([*rows])
+    _, panels = points.throughput_devices([*rows])
     # Of the two ways to exchange gradients the faster; that of none is no way, but what both can be held against.
-    assert {label: xy(one) for label, one in by_label(found["throughput"]).items()} == {
-        "exchange device": [(1, 100), (2, 190)],
-        "exchange independent": [(1, 100), (2, 200)],
-    }
-    assert {one.label: xy(one) for one in found["efficiency"]} == {
-        "exchange device": [(1, 1), (2, pytest.approx(0.95))],
-        "exchange independent": [(1, 1), (2, pytest.approx(1))],
-    }
+    device, independent = "exchange device", "exchange independent"
+    assert lines(panels["throughput"]) == {device: [(1, 100), (2, 190)], independent: [(1, 100), (2, 200)]}
+    efficiency = {device: [(1, 1), (2, pytest.approx(0.95))], independent: [(1, 1), (2, pytest.approx(1))]}
+    assert lines(panels["efficiency"]) == efficiency
 
 
 def test_throughput_against_batch_has_a_panel_for_each_network_with_two_batches() -> None:
@@ -178,37 +155,36 @@ def test_throughput_against_batch_has_a_panel_for_each_network_with_two_batches(
     assert list(panels) == ["ResNet-50 (CIFAR)", "ResNet-110 (CIFAR)"]
     own = by_label(panels["ResNet-110 (CIFAR)"])[MACHINE]
     assert own.points == (chart.Point(x=128, y=152.0, spread=3.0), chart.Point(x=256, y=160.0, spread=4.0))
-    fifty = by_label(panels["ResNet-50 (CIFAR)"])
-    assert xy(fifty["8x Tesla K80 (AWS p2.8x)"]) == [(128, 1100), (256, 1300), (512, 1400)]
-    assert xy(fifty["Intel Core i5-6300U, 4 processors (laptop)"]) == [(256, 33)]
+    fifty = lines(panels["ResNet-50 (CIFAR)"])
+    assert fifty["8x Tesla K80 (AWS p2.8x)"] == [(128, 1100), (256, 1300), (512, 1400)]
+    assert fifty["Intel Core i5-6300U, 4 processors (laptop)"] == [(256, 33)]
 
 
 def test_throughput_against_batch_never_joins_or_averages_what_trains_in_another_way() -> None:
-    torch, both = {"engine": "pytorch", "framework": "PyTorch 2.13.0+cpu"}, (128, 256)
+    torch = {"engine": "pytorch", "framework": "PyTorch 2.13.0+cpu"}
+    ways = {300.0: {"setting": "plain"}, 200.0: torch, 100.0: {"setting": "larger images"}}
     rows = [
-        *(measured(batch_per_device=batch, samples_per_second=300.0, setting="plain") for batch in both),
-        *(measured(batch_per_device=batch, samples_per_second=200.0, **torch) for batch in both),
-        *(measured(batch_per_device=batch, samples_per_second=100.0, setting="larger images") for batch in both),
+        *(
+            measured(batch_per_device=b, samples_per_second=rate, **way)
+            for rate, way in ways.items()
+            for b in (128, 256)
+        ),
         measured(samples_per_second=50.0, setting="alone"),
         measured(samples_per_second=50.0, infrastructure="alone"),
     ]
-    drawn = by_label(points.throughput_batch([*rows])["ResNet-50 (CIFAR)"])
-    assert {label: xy(one) for label, one in drawn.items()} == {
-        MACHINE: [(128, 300.0), (256, 300.0)],
-        f"{MACHINE}, PyTorch 2.13.0+cpu": [(128, 200.0), (256, 200.0)],
-        f"{MACHINE} (2)": [(128, 100.0), (256, 100.0)],
-    }
+    labels = {300.0: MACHINE, 200.0: f"{MACHINE}, PyTorch 2.13.0+cpu", 100.0: f"{MACHINE} (2)"}
+    drawn = lines(points.throughput_batch([*rows])["ResNet-50 (CIFAR)"])
+    assert drawn == {label: [(128, rate), (256, rate)] for rate, label in labels.items()}
 
 
 def test_speedups_of_the_theano_study_with_and_without_synchronisation() -> None:
     panels = points.speedup_workers(PRINTED)
-    without, with_sync = (by_label(panels[f"{word} synchronisation"]) for word in ("without", "with"))
+    without, with_sync = (lines(panels[f"{word} synchronisation"]) for word in ("without", "with"))
     assert set(without) == set(with_sync)
     assert len(without) == 5
     alexnet = "alexnet, 128 a device"
-    assert [x for x, _ in xy(without[alexnet])] == [1, 2, 4, 8]
-    assert [round(y, 2) for _, y in xy(without[alexnet])] == [1.0, 1.84, 3.62, 6.33]
-    assert round(xy(with_sync[alexnet])[-1][1], 2) == 3.27
+    assert [(x, round(y, 2)) for x, y in without[alexnet]] == [(1, 1.0), (2, 1.84), (4, 3.62), (8, 6.33)]
+    assert round(with_sync[alexnet][-1][1], 2) == 3.27
 
 
 def test_a_measured_series_stands_beside_them_if_its_batch_per_device_was_fixed() -> None:
@@ -217,15 +193,12 @@ def test_a_measured_series_stands_beside_them_if_its_batch_per_device_was_fixed(
     panels = points.speedup_workers([measured(), weak, strong])
     assert panels["without synchronisation"] == []
     [series] = panels["with synchronisation"]
-    assert xy(series) == [(1.0, 1.0), (2.0, pytest.approx(1.8))]
-    assert series.measured
+    assert (lines([series])[series.label], series.measured) == ([(1.0, 1.0), (2.0, pytest.approx(1.8))], True)
 
-    one = measured(train_seconds_per_5120=20.0)
-    apart = dataclasses.replace(
-        weak, train_seconds_per_5120=9.5, communication_seconds_per_5120=0.5, sync_seconds_per_5120=3.0
-    )
-    [series] = points.speedup_workers([one, apart])["without synchronisation"]
-    assert xy(series) == [(1.0, 1.0), (2.0, pytest.approx(2.0))]
+    parts = dict(train_seconds_per_5120=9.5, communication_seconds_per_5120=0.5, sync_seconds_per_5120=3.0)
+    rows = [measured(train_seconds_per_5120=20.0), dataclasses.replace(weak, **parts)]
+    [line] = lines(points.speedup_workers(rows)["without synchronisation"]).values()
+    assert line == [(1.0, 1.0), (2.0, pytest.approx(2.0))]
 
 
 def test_the_difference_between_the_speedups_is_the_sum_of_a_bar() -> None:
@@ -303,13 +276,10 @@ def test_every_figure_is_drawn_the_same_twice_with_a_caption_and_small(tmp_path:
 def test_every_axis_of_every_figure_has_a_label() -> None:
     for name, (figure, _) in figures.build(*everything()).items():
         assert figure.axes, name
-        left, bottom = figure.axes[0], figure.axes[-1]
-        assert left.get_ylabel(), name
-        assert bottom.get_xlabel(), name
         for axes in figure.axes:
-            shares_y = left in axes.get_shared_y_axes().get_siblings(axes)
+            shares_y = figure.axes[0] in axes.get_shared_y_axes().get_siblings(axes)
             assert axes.get_xlabel(), name
-            assert axes.get_ylabel() or shares_y, name
+            assert axes.get_ylabel() or (shares_y and axes is not figure.axes[0]), name
 
 
 def test_a_figure_without_data_is_not_drawn_and_its_file_goes(tmp_path: Path) -> None:
@@ -325,12 +295,11 @@ def test_a_figure_without_data_is_not_drawn_and_its_file_goes(tmp_path: Path) ->
 def test_accuracy_under_staleness_stands_against_steps_and_time_and_in_no_other_figure() -> None:
     records = [stale(2), stale(None), record()]
     common, panels = points.staleness(records)
-    assert [one.label for one in panels["steps"]] == ["exchange stale, bound 2", "exchange stale, no bound"]
+    assert list(lines(panels["steps"])) == ["exchange stale, bound 2", "exchange stale, no bound"]
     assert "ResNet-50" in common
-    assert xy(panels["steps"][0]) == [(390, 0.4), (780, 0.5), (1170, 0.6)]
-    assert xy(panels["minutes"][0]) == [
-        (pytest.approx(minutes / 6), y) for minutes, y in ((5, 0.4), (11, 0.5), (17, 0.6))
-    ]
+    assert lines(panels["steps"])["exchange stale, bound 2"] == [(390, 0.4), (780, 0.5), (1170, 0.6)]
+    minutes = [(pytest.approx(at / 60), accuracy) for at, accuracy in ((50, 0.4), (110, 0.5), (170, 0.6))]
+    assert lines(panels["minutes"])["exchange stale, bound 2"] == minutes
     assert len(points.learning_curves(records)[1]) == 1
 
 
@@ -339,24 +308,17 @@ def test_throughput_stands_against_arithmetic_below_what_the_device_can_do() -> 
     slower = measured(**arithmetic, samples_per_second=200.0)
     other = measured(**{**arithmetic, "peak_flops": 4e11}, network="vgg16", samples_per_second=5.0)
     short = measured(**{**arithmetic, "dtype": "bfloat16"})
-    without = measured(dtype="float32")
-    series, peaks = points.roofline([slower, measured(**arithmetic), other, short, without])
-    found = by_label(series)
-    assert set(found) == {f"{MACHINE}, float32", f"{MACHINE}, bfloat16"}
+    series, peaks = points.roofline([slower, measured(**arithmetic), other, short, measured(dtype="float32")])
     # The faster of two runs of a network.
-    assert {(point.text, point.y) for point in found[f"{MACHINE}, float32"].points} == {
-        ("ResNet-50 (CIFAR)", 300.0),
-        ("VGG-16", 5.0),
+    assert {line.label: {(point.text, point.y) for point in line.points} for line in series} == {
+        f"{MACHINE}, float32": {("ResNet-50 (CIFAR)", 300.0), ("VGG-16", 5.0)},
+        f"{MACHINE}, bfloat16": {("ResNet-50 (CIFAR)", 300.0)},
     }
     assert peaks == {f"{MACHINE}, float32": 2e11, f"{MACHINE}, bfloat16": 2e11}
 
 
 def test_names_that_would_run_into_one_another_are_left_out() -> None:
-    points = [
-        chart.Point(x=1e8, y=100.0, text="usual"),
-        chart.Point(x=1.1e8, y=95.0, text="beside it"),
-        chart.Point(x=1e8, y=10.0, text="slow"),
-        chart.Point(x=1e10, y=1.0, text="large"),
-    ]
+    places = {"usual": (1e8, 100.0), "beside it": (1.1e8, 95.0), "slow": (1e8, 10.0), "large": (1e10, 1.0)}
+    shown = chart.readable([chart.Point(x=x, y=y, text=name) for name, (x, y) in places.items()])
     # The slow for their arithmetic come first: 1e9, then 1e10 multiply-adds a second.
-    assert [point.text for point in chart.readable(points)] == ["slow", "large", "usual"]
+    assert [point.text for point in shown] == ["slow", "large", "usual"]

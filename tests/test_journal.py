@@ -41,18 +41,12 @@ def process(code: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=HOME, stdout=subprocess.PIPE, text=True)
 
 
-def test_records_come_back_in_order_and_once(tmp_path: Path) -> None:
-    path = tmp_path / "results" / "journal.jsonl"
-    records = appended(path, "b", "a", "c")
-    assert journal.read([path, path, tmp_path / "missing.jsonl"]) == records
-
-
-def test_journals_of_two_machines_are_joined(tmp_path: Path) -> None:
-    paths = [tmp_path / machine for machine in ("K80", "P100")]
-    both = [record for path in paths for record in appended(path, "same", infrastructure=path.name)]
+def test_records_come_back_in_order_and_once_from_journals_apart_or_joined(tmp_path: Path) -> None:
+    paths = [tmp_path / machine / "journal.jsonl" for machine in ("K80", "P100")]
+    both = [record for path in paths for record in appended(path, "b", "a", "c", infrastructure=path.parent.name)]
     joined = tmp_path / "joined"
     joined.write_bytes(b"".join(path.read_bytes() for path in paths))
-    assert journal.read(paths) == journal.read([joined]) == both
+    assert journal.read([*paths, paths[0], tmp_path / "missing.jsonl"]) == journal.read([joined]) == both
 
 
 def test_a_torn_last_line_is_set_aside_and_the_next_record_is_whole(
