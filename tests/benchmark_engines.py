@@ -37,14 +37,8 @@ BATCH, RATE, MOMENTUM, DECAY = 128, 0.01, 0.9, 1e-4
 
 def planned(engine: str) -> Run:
     """ResNet-50 at batch 128 on this machine's CPU."""
-    recipe = Recipe(
-        model="cifar_resnet50_v2",
-        data=synthetic("cifar", size=28),
-        batch_per_device=BATCH,
-        lr=RATE,
-        engine=engine,
-        layout="auto",
-    )
+    data = synthetic("cifar", size=28)
+    recipe = Recipe(model="cifar_resnet50_v2", data=data, batch_per_device=BATCH, lr=RATE, engine=engine, layout="auto")
     return plan("", recipe, detect())[0].run
 
 

@@ -92,11 +92,7 @@ def test_images_smaller_than_the_crop_are_enlarged(folder: Path) -> None:
         (lambda content: b"\x00" + content[1:], "imagenet_train.rec is not RecordIO at byte 0", False),
         (lambda content: content + part(0, b""), r"_train.rec holds 11 images, ImageNet\(...\) says 10", False),
         (lambda content: content[:32] + bytes(200) + content[232:], "_train.rec, record 0: nothing that decodes", True),
-        (
-            lambda content: content[:14] + b"zD" + content[16:],
-            "record 0 has the label 1000, ImageNet",
-            True,
-        ),
+        (lambda content: content[:14] + b"zD" + content[16:], "record 0 has the label 1000, ImageNet", True),
     ],
     ids=["cut short", "empty", "flipped byte", "one too many", "spoilt image", "label"],
 )

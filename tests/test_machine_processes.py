@@ -45,14 +45,8 @@ def test_a_scratch_folder_goes_with_its_owner_or_with_the_next_one(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     owner = "from poc.machine import processes\nwith processes.scratch() as own: print(own, flush=True), input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", owner],
-        cwd=HOME,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
+    environment, pipes = {**os.environ, "TMPDIR": str(tmp_path)}, {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", owner], cwd=HOME, env=environment, text=True, **pipes) as other:
         assert other.stdout is not None
         others = Path(other.stdout.readline().strip())
         with processes.scratch() as own:

@@ -17,12 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = [
-    "run_all.sh",
-    "make_environment.sh",
-    "tests/run.sh",
-    *(p.name for p in ROOT.glob("requirements*.txt")),
-]
+COPIED = ["run_all.sh", "make_environment.sh", "tests/run.sh", *(p.name for p in ROOT.glob("requirements*.txt"))]
 
 STAND_IN = """echo "$PWD|$PYTHONPATH|$*" >>"$CALLS"
 case "$*" in
@@ -117,8 +112,9 @@ def test_a_python_out_of_range_is_one_line(checkout: Checkout, name: str, versio
     assert "3.9 to 3.12" in line
 
 
-def test_a_python_that_does_not_start_is_one_line(checkout: Checkout) -> None:
+def test_a_python_that_does_not_start_and_an_unknown_option_are_one_line(checkout: Checkout) -> None:
     assert "PYTHON=/no/such/python" in refusal(checkout, checkout.start("run_all.sh", PYTHON="/no/such/python"))
+    assert "--horrorvod" in refusal(checkout, checkout.start("make_environment.sh", "--horrorvod"))
 
 
 def test_only_a_newer_python_is_one_line_that_says_what_to_install(checkout: Checkout, tmp_path: Path) -> None:
@@ -275,12 +271,6 @@ def test_a_build_without_a_compiler_is_one_line(checkout: Checkout, tmp_path: Pa
     done = checkout.start("make_environment.sh", "--horovod", PYTHON=python, PATH=tools)
     assert done.returncode == 2
     assert "sudo apt-get install g++ cmake make" in only_line(done.stderr.split("\n", 1)[1].strip())
-
-
-def test_an_option_that_there_is_not_is_one_line(checkout: Checkout) -> None:
-    done = checkout.start("make_environment.sh", "--horrorvod")
-    assert done.returncode == 2
-    assert "--horrorvod" in only_line(done.stderr)
 
 
 def requirements(name: str) -> list[str]:

@@ -74,19 +74,9 @@ def rank(monkeypatch: pytest.MonkeyPatch, level: int | None = 50, peer: bool = F
 
 
 def test_links_rank_by_nvlinks_then_by_nearness_and_then_by_peer_access(monkeypatch: pytest.MonkeyPatch) -> None:
-    rising: list[dict[str, Any]] = [
-        {"level": None},
-        {"level": 50, "peer": True},
-        {"level": 40},
-        {"level": 30},
-        {"level": 30, "peer": True},
-        {"level": 20},
-        {"level": 10, "peer": True},
-        {"level": 0},
-        {"level": 50, "nvlinks": 1},
-        {"level": 10, "nvlinks": 2},
-    ]
-    ranks = [rank(monkeypatch, **link) for link in rising]
+    nearer = [(None, False), (50, True), (40, False), (30, False), (30, True), (20, False), (10, True), (0, False)]
+    ranks = [rank(monkeypatch, level, peer) for level, peer in nearer]
+    ranks += [rank(monkeypatch, level=50, nvlinks=1), rank(monkeypatch, level=10, nvlinks=2)]
     assert ranks == sorted(set(ranks))
 
 
