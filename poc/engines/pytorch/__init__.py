@@ -118,8 +118,10 @@ def unsupported(gpu: GPU) -> str | None:
     """Why the PyTorch that is installed cannot run on `gpu`, in one line; None where it can."""
     if importlib.util.find_spec("torch") is None:
         return f"{_MISSING}; MXNet 1.9.1 has nothing for cards of compute capability 9.0 and above, PyTorch has"
-    import torch
-
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return f"PyTorch is installed and does not start: {str(error).splitlines()[0]}"
     major, minor = gpu.capability
     names = " ".join(torch.cuda.get_arch_list())
     compiled, portable = (
