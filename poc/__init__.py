@@ -6,4 +6,27 @@ import os
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))
 
 # What a recipe may name.
-from poc.recipe import *  # noqa: F403
+from poc.recipe import (
+    CIFAR10,
+    LARS,
+    NCCL,
+    SGD,
+    Device,
+    DistAsync,
+    DistDeviceSync,
+    DistSync,
+    Fixed,
+    Horovod,
+    ImageNet,
+    Independent,
+    Linear,
+    Local,
+    Muon,
+    Nesterov,
+    Recipe,
+    SquareRoot,
+    Stale,
+    Steps,
+    Synthetic,
+    synthetic,
+)
