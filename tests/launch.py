@@ -92,7 +92,8 @@ def family(pid: int | None, workers: int, after: str = "", over: Callable[[], bo
 def _name(process: psutil.Process, events: list[Path]) -> str:
     if events:
         return events[0].stem.replace("worker", "worker ")
-    role = process.environ().get("DMLC_ROLE") or process.cmdline()[-1].rpartition(".")[2]
+    command = process.cmdline() or ["ended"]
+    role = process.environ().get("DMLC_ROLE") or command[-1].rpartition(".")[2]
     return "server 0" if role == "server" else role
 
 
@@ -117,7 +118,12 @@ def struck(victim: str, number: signal.Signals, *, workers: int = 1, after: str 
     over, clock = threading.Event(), _LeapingClock()
 
     def strike() -> None:
-        family(None, workers, after, over.is_set)[victim].send_signal(number)
+        try:
+            family(None, workers, after, over.is_set)[victim].send_signal(number)
+        except BaseException:  # or the run would never end
+            for child in psutil.Process().children():
+                child.kill()
+            raise
         while number == signal.SIGSTOP and not over.wait(1.0):
             clock.ahead += 3600.0
 

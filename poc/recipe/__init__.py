@@ -17,3 +17,10 @@ from poc.recipe.exchanges import (
 from poc.recipe.optimizers import LARS, OPTIMIZERS, SGD, Muon, Nesterov, Optimizer
 from poc.recipe.rates import Fixed, Linear, Rate, SquareRoot, Steps
 from poc.recipe.recipe import AUTO, EPOCHS, NODE, Recipe, Setting, Training, load
+
+# What a recipe may name, and `poc` offers. No module of this folder: `poc.recipe` would be poc.recipe.recipe then.
+__all__ = [
+    *("CIFAR10", "LARS", "NCCL", "SGD", "Device", "DistAsync", "DistDeviceSync", "DistSync", "Fixed", "Horovod"),
+    *("ImageNet", "Independent", "Linear", "Local", "Muon", "Nesterov", "Recipe", "SquareRoot", "Stale", "Steps"),
+    *("Synthetic", "synthetic"),
+]
