@@ -20,7 +20,7 @@ from poc.run import Run
 from poc.train import checkpoint
 from poc.train.hosts import Link, LinkError
 from poc.train.local import Place, Share, Task, core_seconds, core_use, train_here
-from poc.train.told import merged
+from poc.train.told import Told, merged
 from poc.values import from_plain, to_plain
 
 _LOOK_SECONDS = 0.1
@@ -75,12 +75,7 @@ def execute(
     # The first host's use is that of all attempts, and of what served the workers too.
     cpu_seconds, others_busy = zip(core_use(before), *(share.core_use for share in shares[1:]))
     told = [worker for share in shares for worker in share.told]
-    trained_on = sorted({worker.dataset for worker in told if worker.dataset is not None})
-    if interrupted:
-        reason = "interrupted"
-    elif not reason and len(trained_on) > 1:
-        reason = f"the hosts trained on different data: {', '.join(trained_on)}"
-    record = merged(record, told)
+    record, reason = merged(record, told), "interrupted" if interrupted else reason or _mixed_data(told)
     return dataclasses.replace(
         record,
         monitor=_monitored(shares),
@@ -89,6 +84,12 @@ def execute(
         outcome=FAILED if reason else record.outcome,
         reason=reason or record.reason,
     ), interrupted
+
+
+def _mixed_data(told: Sequence[Told]) -> str:
+    """Why workers that trained on different data make no run; empty where they did not."""
+    names = sorted({worker.dataset for worker in told if worker.dataset is not None})
+    return f"the hosts trained on different data: {', '.join(names)}" if len(names) > 1 else ""
 
 
 def blank(run: Run, machine: hardware.Hardware, infrastructure: str, **fields: Any) -> Record:
