@@ -6,7 +6,7 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 
 usage() {
     cat <<'USAGE'
-usage: ./run_all.sh [RECIPE ...] [--quick] [--data DIR] [--results DIR] [--infrastructure NAME]
+usage: ./run_all.sh [RECIPE ...] [--quick] [--data DIR] [--results DIR] [--infrastructure NAME] [--study FILE]
 
 Runs recipes, by default every one in recipes/, and writes results.md.
 
@@ -15,6 +15,7 @@ Runs recipes, by default every one in recipes/, and writes results.md.
   --data DIR             where CIFAR-10 is (default: $POC_DATA, then the cache, then a download)
   --results DIR          where the journal, the figures and results.md are written
   --infrastructure NAME  what to call this machine in the tables
+  --study FILE           a published study of your own, a CSV like those in poc/studies/
 
 The first start makes .venv, with Python 3.9 to 3.12 (PYTHON=/path/to/python chooses one).
 USAGE
