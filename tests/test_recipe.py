@@ -43,7 +43,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"lr": float("nan")}, r"lr: nan"),
     ({"lr": float("inf")}, r"lr: inf is not allowed; give at most 1e\+12"),
     ({"lr": "0.1"}, r"lr: '0.1'"),
-    ({"devices": 0}, r"devices: 0 is not allowed; give a whole number of at least 1"),
+    ({"devices": 0}, r"devices: 0 is not allowed; for this machine's CPU give kind=\"cpu\""),
     ({"devices": []}, r"a list of this recipe is empty"),
     ({"epochs": 0}, r"epochs: 0"),
     ({"steps": 0}, r"steps: 0"),

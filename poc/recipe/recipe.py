@@ -44,6 +44,12 @@ EPOCHS = 12
 _MOST_RUNS = 10_000
 
 
+def _devices(name: str, given: Any) -> None:
+    if given == 0:
+        raise refuse(name, given, 'for this machine\'s CPU give kind="cpu"')
+    whole(name, given)
+
+
 @value
 class Training:
     """What of a training its user decides and the plan passes on: a field is declared here and nowhere else.
@@ -58,7 +64,7 @@ class Training:
     """What is trained on: `CIFAR10()`, `Synthetic()`, `synthetic("imagenet")` or `ImageNet()`."""
     kind: str = field(default="gpu", check=choice(("gpu", "cpu")))
     """What `devices` counts: "gpu", or "cpu": sets of this machine's cores."""
-    devices: int = field(default=1, check=whole)
+    devices: int = field(default=1, check=_devices)
     """How many train together. One CPU device has all cores."""
     virtual: bool = field(default=False, check=flag, label="virtual")
     """Where the machine has fewer devices, play them in turn on one: the accuracy is the real one, the speed is not."""
