@@ -90,12 +90,6 @@ class Run(Schedule, Training):
             sort_keys=True,
         )
 
-    def differs(self, other: Run) -> list[str]:
-        """The names, as in `to_json`, of what this run does in another way than `other`."""
-        left, right = self.to_json(), other.to_json()
-        names = [name for name in {**left, **right} if name not in _NOT_COMPUTED]
-        return [name for name in names if left.get(name) != right.get(name)]
-
     def _entries(self) -> Iterator[tuple[str, Any, Any]]:
         """Its plain form, as name, what is held and default: options of optimizer and exchange beside their names."""
         for declared in dataclasses.fields(self):

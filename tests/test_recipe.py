@@ -183,10 +183,8 @@ def test_runs_that_differ_in_a_field_alone_share_the_key_without_it() -> None:
     sgd, muon = (one.run for one in planned(optimizer=[SGD(), Muon(rate=0.1, momentum=0.5)]))
     assert sgd.key() != muon.key()
     assert sgd.key("optimizer") == muon.key("optimizer")
-    assert sgd.differs(muon) == ["optimizer", "momentum", "momentum_correction", "muon_rate"]
     slow, fast = (one.run for one in planned(lr=[0.1, 0.2], optimizer=SGD()))
     assert slow.key("learning_rate") == fast.key("learning_rate") != slow.key("optimizer")
-    assert slow.differs(fast) == ["learning_rate"]
 
 
 def test_seeds_repeat_a_run_under_other_ids() -> None:
