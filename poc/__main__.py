@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -15,11 +15,11 @@ from tabulate import tabulate
 from poc import advice, engines, recipe, studies
 from poc.machine import hardware, topology
 from poc.plan import Planned, plan, select
-from poc.recipe import EPOCHS, networks
+from poc.recipe import networks
 from poc.records import journal
 from poc.records.record import COMPLETED, DONE
 from poc.train import breakdown, hosts
-from poc.train.campaign import Campaign, duration, undertake
+from poc.train.campaign import duration, undertake
 from poc.train.local import Place
 from poc.train.parent import execute, follow, forget
 from poc.values import UserError, nearest, positive, whole
@@ -116,11 +116,12 @@ def _doctor(_: argparse.Namespace) -> int:
     print(f"        a run on this CPU gets {machine.cores} OpenMP threads, divided over its workers")
     if not machine.gpus:
         print("GPU     none that an NVIDIA driver knows of: GPU rows of a recipe are skipped, CPU rows run")
+    loaded = {name: engines.load(name) for name in engines.ENGINES}
     for gpu in machine.gpus:
         major, minor = gpu.capability
         print(f"GPU {gpu.index}   {gpu.name}, compute capability {major}.{minor}, {gpu.memory_bytes / 2**30:.0f} GiB")
-        for name in engines.ENGINES:
-            print(f"        {name}: {engines.load(name).unsupported(gpu) or 'can train on it'}")
+        for name, engine in loaded.items():
+            print(f"        {name}: {engine.unsupported(gpu) or 'can train on it'}")
     if len(machine.gpus) > 1:
         layout = topology.detect(machine.gpus)
         for line in topology.recommendations(layout):
@@ -128,60 +129,37 @@ def _doctor(_: argparse.Namespace) -> int:
         for line in topology.warnings(layout):
             print(f"warning {line}")
         print("links   nvidia-smi topo -m shows them")
-    for name in engines.ENGINES:
-        engine = engines.load(name)
-        versions = ", ".join(f"{package} {version}" for package, version in engine.versions().items())
-        print(f"engine  {name}: {versions or 'not installed'}")
+    for name, engine in loaded.items():
+        print(f"engine  {name}: {_listed(engine.versions()) or 'not installed'}")
         if hint := engine.missing(machine):
             print(f"        {hint}")
-    print("python  " + ", ".join(f"{k} {v}" for k, v in hardware.versions().items()))
+    print(f"python  {_listed(hardware.versions())}")
     return 0
+
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{package} {version}" for package, version in versions.items())
 
 
 def _advise(options: argparse.Namespace) -> int:
     whole("--steps", options.steps, least=20)
     path = _recipe_path(options.recipe)
-    advised_on = recipe.load(path)
-    machine = hardware.detect()
+    advised_on, machine = recipe.load(path), hardware.detect()
     (planned,) = plan(path.stem, advice.probe(advised_on, options.steps), machine)
     if planned.skip:
         raise UserError(f"{path.name}: {planned.skip}")
     print(f"{planned.run}: about {duration(planned.seconds)}", file=sys.stderr)
-    place = Place(source=options.data, cache=_cache())
-    record, _ = execute(planned.run, place, machine, machine.describe())
+    place = Place(machine=machine, infrastructure=machine.describe(), source=options.data, cache=_cache())
+    record, _ = execute(planned.run, place)
     if record.outcome in DONE:
         forget(planned.run, place)
-    if record.outcome != COMPLETED:
-        print(f"poc: {record.in_words()}", file=sys.stderr)
-        return 1
     noise = record.noise(first=0.5)
-    if noise is None or noise.scale is None:
-        print("poc: no gradient could be told from the noise: give more --steps", file=sys.stderr)
+    if record.outcome != COMPLETED or noise is None or noise.scale is None:
+        unclear = "no gradient could be told from the noise: give more --steps"
+        print(f"poc: {unclear if record.outcome == COMPLETED else record.in_words()}", file=sys.stderr)
         return 1
-    advised = advice.advise(advised_on, noise.scale)
-    best = advised.best
     print(f"Gradient noise scale: {noise.scale:.0f} samples ({noise.samples} looks in the second half of the run).")
-    rows = [
-        [
-            f"{choice.batch}" + " <-" * (choice == best),
-            f"{choice.steps:.2f}",
-            f"{choice.samples:.2f}",
-            f"{choice.learning_rate:.3g}",
-        ]
-        for choice in advised.choices
-    ]
-    headers = ["total batch", "steps, of the fewest", "samples, of the fewest", "learning rate"]
-    print(tabulate(rows, headers=headers, disable_numparse=True))
-    setting = advised_on.settings()[0]
-    kept = f"as many samples get as far as {1 / best.samples:.2f} of them"
-    if setting.steps is None and setting.seconds is None:
-        epochs = setting.epochs or EPOCHS
-        kept = f"{epochs} epochs get as far as {epochs / best.samples:.1f}"
-    print(
-        f"Beyond a total batch of {best.batch} twice the devices save less than a quarter of the steps, and "
-        f"from about there accuracy suffers: {kept} with a small batch. "
-        "The noise scale grows while the loss falls: after a longer run (--steps) it is larger."
-    )
+    print(advice.in_words(advised_on, noise.scale))
     return 0
 
 
@@ -207,15 +185,13 @@ def _plan(options: argparse.Namespace) -> int:
     total = 0.0
     headers = ["id", "run", "total batch", "steps", "time, or why skipped"]
     for name, planned in _planned(options, hardware.detect()):
-        rows = [[item.run.id, str(item.run), item.run.total_batch, item.run.steps, _outlook(item)] for item in planned]
+        outlooks = [f"skipped: {item.skip}" if item.skip else duration(item.seconds) for item in planned]
+        runs = [[item.run.id, str(item.run), item.run.total_batch, item.run.steps] for item in planned]
+        rows = [[*run, outlook] for run, outlook in zip(runs, outlooks)]
         print(f"{name}\n{tabulate(rows, headers=headers, disable_numparse=True)}\n")
         total += sum(item.seconds for item in planned if not item.skip)
     print(f"About {duration(total)} in all, estimated; `run` skips what the journal holds already.")
     return 0
-
-
-def _outlook(planned: Planned) -> str:
-    return f"skipped: {planned.skip}" if planned.skip else duration(planned.seconds)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -224,8 +200,17 @@ def _run(options: argparse.Namespace) -> int:
         positive("--price", options.price)
     positive("--patience", options.patience)
     whole("--rounds", options.rounds, least=3)
-    place = Place(source=options.data, cache=_cache(), checkpoints=options.checkpoints, patience=options.patience)
     here = hosts.find(os.environ)
+    machine = dataclasses.replace(hardware.detect(), hosts=here.count if here else 1)
+    place = Place(
+        machine=machine,
+        infrastructure=options.infrastructure or machine.describe(),
+        source=options.data,
+        cache=_cache(),
+        checkpoints=options.checkpoints,
+        price_per_hour=options.price,
+        patience=options.patience,
+    )
     if here is None:
         return _lead(options, place, [])
     if here.number == 0:
@@ -236,23 +221,15 @@ def _run(options: argparse.Namespace) -> int:
             return status
     with hosts.joined(here) as leader:
         print(f"Host {here.number} of {here.count} follows {here.address}.", file=sys.stderr)
-        follow(leader, place, hardware.detect())
+        follow(leader, place)
     return 0
 
 
 def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link]) -> int:
     """Does the runs, with what help the `others` give, and writes the results."""
-    machine = dataclasses.replace(hardware.detect(), hosts=1 + len(others))
-    campaign = Campaign(
-        journal=_journal(options),
-        place=place,
-        machine=machine,
-        infrastructure=options.infrastructure or machine.describe(),
-        price_per_hour=options.price,
-        detail=options.rounds if options.detail else 0,
-        again=options.again,
-    )
-    failed = undertake(campaign, _planned(options, machine), others)
+    detail = options.rounds if options.detail else 0
+    plans = _planned(options, place.machine)
+    failed = undertake(plans, _journal(options), place, others, detail=detail, again=options.again)
     _write_report(options, [])
     if failed:
         how = "start again without --again" if options.again else "start again"

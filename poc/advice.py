@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import math
 
-from poc.recipe import Linear, Recipe
+from tabulate import tabulate
+
+from poc.recipe import EPOCHS, Linear, Recipe
 from poc.records import noise
 from poc.values import value
 
 STEPS = 200
 """Of the short run, unless its user says otherwise."""
-_DEVICES = 8
-_LARGEST_PART = 64
-_LOOK_EVERY = 2
-_WORTH = 4 / 3 - 1e-12
-"""Times the steps of twice the batch, from which on that pays."""
 
 
 @value
@@ -34,28 +31,18 @@ class Choice:
     learning_rate: float
 
 
-@value
-class Advice:
-    """What a noise scale recommends."""
-
-    choices: tuple[Choice, ...]
-    """Batch sizes, each twice the one before."""
-    best: Choice
-    """The largest at which twice the batch still saves a quarter of the steps."""
-
-
 def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:
     """A short run of the first setting of `recipe`, on several devices, played in turn where there are fewer."""
     setting = recipe.settings()[0]
     given = {name: held for name, held in vars(setting).items() if name not in ("cores_per_worker", "epochs")}
     short = {
-        "devices": _DEVICES,
+        "devices": 8,
         "virtual": True,
         "workers": 1,
         "straggler": 0.0,
         "exchange": "device",
-        "batch_per_device": min(_LARGEST_PART, setting.batch_per_device),
-        "gradient_noise": _LOOK_EVERY,
+        "batch_per_device": min(64, setting.batch_per_device),
+        "gradient_noise": 2,
         "steps": steps,
         "seeds": 1,
         "evaluate": False,
@@ -63,17 +50,18 @@ def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:
     return Recipe(**{**given, **short})
 
 
-def advise(recipe: Recipe, scale: float) -> Advice:
-    """Batch sizes from a sixteenth of the noise scale to sixteen times it, for the first setting of `recipe`.
+def advise(recipe: Recipe, scale: float) -> tuple[list[Choice], Choice]:
+    """Batch sizes from a sixteenth of the noise scale to sixteen times it, and the best: the largest up to the scale.
 
-    Its learning rate is taken to be right where it was given: for `per` samples, or where it does not scale for that
-    setting's total batch. Where a larger gradient makes no larger update, the best rate follows the root.
+    Beyond it twice the batch saves less than a quarter of the steps. The learning rate of the recipe's first setting is
+    taken to be right where it was given: for `per` samples, or where it does not scale for that setting's total batch.
+    Where a larger gradient makes no larger update, the best rate follows the root.
     """
     setting = recipe.settings()[0]
     at = setting.lr.per if isinstance(setting.lr, Linear) else setting.total_batch
     power = 1.0 if setting.optimizer.sized_by_gradient else 0.5
     nearest = round(math.log2(max(1.0, scale)))
-    choices = tuple(
+    choices = [
         Choice(
             batch=batch,
             steps=noise.fewest_steps(batch, scale),
@@ -81,6 +69,26 @@ def advise(recipe: Recipe, scale: float) -> Advice:
             learning_rate=noise.best_rate(setting.lr.at(at), at, batch, scale, power),
         )
         for batch in (2**exponent for exponent in range(max(0, nearest - 4), nearest + 5))
+    ]
+    return choices, [choices[0], *(choice for choice in choices if choice.batch <= scale)][-1]
+
+
+def in_words(recipe: Recipe, scale: float) -> str:
+    """A table of what `advise` finds, and what it means."""
+    choices, best = advise(recipe, scale)
+    rows = [
+        [f"{one.batch}{' <-' * (one == best)}", f"{one.steps:.2f}", f"{one.samples:.2f}", f"{one.learning_rate:.3g}"]
+        for one in choices
+    ]
+    headers = ["total batch", "steps, of the fewest", "samples, of the fewest", "learning rate"]
+    setting = recipe.settings()[0]
+    kept = f"as many samples get as far as {1 / best.samples:.2f} of them"
+    if setting.steps is None and setting.seconds is None:
+        epochs = setting.epochs or EPOCHS
+        kept = f"{epochs} epochs get as far as {epochs / best.samples:.1f}"
+    return (
+        f"{tabulate(rows, headers=headers, disable_numparse=True)}\n"
+        f"Beyond a total batch of {best.batch} twice the devices save less than a quarter of the steps, and "
+        f"from about there accuracy suffers: {kept} with a small batch. "
+        "The noise scale grows while the loss falls: after a longer run (--steps) it is larger."
     )
-    paying = [choice for choice in choices if choice.steps / noise.fewest_steps(2 * choice.batch, scale) > _WORTH]
-    return Advice(choices=choices, best=[choices[0], *paying][-1])

@@ -42,55 +42,44 @@ def plan(name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False) 
     for seed in range(max(setting.seeds for setting in settings)):
         for setting in settings:
             if seed < setting.seeds:
-                run, skip = _resolve(name, setting, seed, hardware, quick)
+                run, skip = _resolve(setting, hardware, recipe=name, seed=seed, quick=quick)
                 planned.setdefault(run.id, Planned(run=run, skip=skip, seconds=estimate(run, hardware)))
     return list(planned.values())
 
 
-def _resolve(name: str, setting: Setting, seed: int, hardware: Hardware, quick: bool) -> tuple[Run, str]:
+def _resolve(setting: Setting, hardware: Hardware, **named: Any) -> tuple[Run, str]:
     """The run of one setting, and why it does not run on this machine; empty where it does."""
     attempts = []
     for engine in engines.ENGINES if setting.engine == AUTO else (setting.engine,):
-        run, skip = _with_engine(engine, name, setting, seed, hardware, quick)
-        if not skip:
-            return run, skip
-        attempts.append((run, skip))
+        attempts.append(_with_engine(engine, setting, hardware, named))
+        if not attempts[-1][1]:
+            return attempts[-1]
     return attempts[0]
 
 
-def _with_engine(
-    engine_name: str, name: str, setting: Setting, seed: int, hardware: Hardware, quick: bool
-) -> tuple[Run, str]:
-    engine = engines.load(engine_name)
+def _with_engine(name: str, setting: Setting, hardware: Hardware, named: dict[str, Any]) -> tuple[Run, str]:
+    engine = engines.load(name)
     kind, virtual, too_few_devices = _devices(setting, engine, hardware)
     workers = engine.workers(setting.workers, setting.devices, virtual)
-    cores, too_few_cores = _cores(setting, kind, workers, hardware)
-    passed_on = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
-    resolved = {
-        "engine": engine_name,
-        "kind": kind,
-        "virtual": virtual,
-        "workers": workers,
-        "cores_per_worker": cores,
-        # One replica exchanges nothing.
-        "exchange": setting.exchange if setting.devices > 1 else Device(),
-        "gradient_noise": setting.gradient_noise if setting.devices > 1 else None,
-        "layout": engine.LAYOUT if setting.layout == AUTO else setting.layout,
-    }
-    first = Run(
-        **{**passed_on, **resolved, **_length(setting)},
-        **_schedule(setting),
-        recipe=name,
+    hosts = hardware.hosts if workers > 1 else 1
+    cores, too_few_cores = _cores(setting, kind, workers, hosts, hardware)
+    uneven = f"{workers} workers do not share {hosts} hosts equally" if workers % hosts else ""
+    fields = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
+    fields.update(
+        engine=name,
+        kind=kind,
+        virtual=virtual,
+        workers=workers,
+        cores_per_worker=cores,
+        layout=engine.LAYOUT if setting.layout == AUTO else setting.layout,
         total_batch=setting.total_batch,
-        seed=seed,
-        quick=quick,
+        **_course(setting),
     )
+    if setting.devices == 1:  # one replica exchanges nothing
+        fields.update(exchange=Device(), gradient_noise=None)
     precisions = ("bfloat16", "float32") if setting.dtype == AUTO else (setting.dtype,)
-    runs = [dataclasses.replace(first, dtype=dtype) for dtype in precisions]
+    runs = [Run(**{**fields, **named, "dtype": dtype}) for dtype in precisions]
     run = next((run for run in runs if not engines.lacks(run, hardware)), runs[-1])
-    uneven = (
-        f"{workers} workers do not share {hardware.hosts} hosts equally" if workers % _hosts(workers, hardware) else ""
-    )
     reasons = (engines.lacks(run, hardware), _too_large(run, hardware), too_few_cores, uneven, too_few_devices)
     return run, next(filter(None, reasons), "")
 
@@ -112,14 +101,8 @@ def _devices(setting: Setting, engine: Engine, hardware: Hardware) -> tuple[str,
     return "gpu", False, skip
 
 
-def _hosts(workers: int, hardware: Hardware) -> int:
-    """Hosts that take part in a run of so many workers."""
-    return hardware.hosts if workers > 1 else 1
-
-
-def _cores(setting: Setting, kind: str, workers: int, hardware: Hardware) -> tuple[int | None, str]:
+def _cores(setting: Setting, kind: str, workers: int, hosts: int, hardware: Hardware) -> tuple[int | None, str]:
     """Cores that each worker is bound to, and why there are too few of them; empty where there are enough."""
-    hosts = _hosts(workers, hardware)
     cores: Any = setting.cores_per_worker
     available = hardware.cores * hosts
     if cores == NODE:
@@ -132,33 +115,25 @@ def _cores(setting: Setting, kind: str, workers: int, hardware: Hardware) -> tup
     return cores, ""
 
 
-def _length(setting: Setting) -> dict[str, Any]:
-    """The fields of a run that say how long it trains."""
-    per_epoch = steps_per_epoch(setting.data.train, setting.total_batch)
+def _course(setting: Setting) -> dict[str, Any]:
+    """The fields of a run that say how long it trains, and which learning rate each step has."""
+    rate, per_epoch = setting.lr, steps_per_epoch(setting.data.train, setting.total_batch)
     steps = setting.steps or per_epoch * (setting.epochs or EPOCHS)
-    return {
+    course: dict[str, Any] = {
         "epochs": -(-steps // per_epoch),
         "steps_per_epoch": per_epoch,
         "steps": steps,
         "window": min(setting.window, per_epoch),
         "seconds": None if setting.seconds is None else float(setting.seconds),
-    }
-
-
-def _schedule(setting: Setting) -> dict[str, Any]:
-    """The fields of a run that say which learning rate each step has."""
-    rate, per_epoch = setting.lr, steps_per_epoch(setting.data.train, setting.total_batch)
-    start = rate.base if rate.warmup_from == BASE else rate.warmup_from
-    decay: dict[str, Any] = {"decay": rate.decay}
-    if isinstance(rate.decay, Steps):
-        decay = {"decay": "steps", "decay_at": tuple(rate.decay.at), "decay_factor": rate.decay.factor}
-    return {
         "lr_rule": str(rate),
         "learning_rate": rate.at(setting.total_batch),
-        "warmup_from": float(start),
+        "warmup_from": float(rate.base if rate.warmup_from == BASE else rate.warmup_from),
         "warmup_steps": round(rate.warmup_epochs * per_epoch),
-        **decay,
+        "decay": rate.decay,
     }
+    if isinstance(rate.decay, Steps):
+        course.update(decay="steps", decay_at=tuple(rate.decay.at), decay_factor=rate.decay.factor)
+    return course
 
 
 def _too_large(run: Run, hardware: Hardware) -> str:

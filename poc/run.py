@@ -12,7 +12,6 @@ from poc.recipe import DATA, EXCHANGES, OPTIMIZERS, Device, Training
 from poc.recipe.rates import Schedule
 from poc.values import UserError, field, from_plain, value, words
 
-_LOSS_SCALE = 1024.0
 # In every id, whatever they hold. Any other field counts only where it is not at its default, so that a field which is
 # added later renames no run.
 _FIRST = (
@@ -41,7 +40,7 @@ class Run(Schedule, Training):
 
         float16 has no values below 6e-8, which gradients have (Micikevicius et al. 2018, Mixed Precision Training).
         """
-        return _LOSS_SCALE if self.dtype == "float16" else 1.0
+        return 1024.0 if self.dtype == "float16" else 1.0
 
     @property
     def exchanges(self) -> bool:
@@ -55,13 +54,11 @@ class Run(Schedule, Training):
 
     def __str__(self) -> str:
         """What tells it from others, in a line: all that is not at its default."""
-        said = words(self)
-        # Said with the devices, or with the exchange.
-        for name in ("virtual", "exchange", "straggler"):
-            said.pop(name, None)
+        with_others = ("virtual", "exchange", "straggler")  # said with the devices, or with the exchange
+        said = [word for name, word in words(self).items() if name not in with_others]
         devices = f"{self.devices} {self.kind}" + (" (virtual)" if self.virtual else "")
         start = [self.model, f"{self.batch_per_device} x {devices}"]
-        return ", ".join([*start, *([self.exchange_label] if self.exchanges else []), *said.values()])
+        return ", ".join([*start, *([self.exchange_label] if self.exchanges else []), *said])
 
     @property
     def whole_epochs(self) -> bool:

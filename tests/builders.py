@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from poc.train.local import Place
 from poc.train.parent import execute, forget
 
 MACHINE = Hardware(cpu="Test CPU", cores=len(os.sched_getaffinity(0)), memory_bytes=2**34, cpu_flops=2e11)
+TEST_CPU = {"cpu": "Test", "cores": 2, "memory_bytes": 2**34, "cpu_flops": 1e11}
 SMALL: dict[str, Any] = {
     "model": "cifar_mlp",
     "engine": "reference",
@@ -55,53 +57,50 @@ def recipe_file(path: Path, **fields: Any) -> Path:
     return path
 
 
-def record_of(run: Run | None = None, **fields: Any) -> Record:
-    """What a completed run might have left: windows of a second, accuracies of a half."""
-    run = run or run_of()
-    steps = [(epoch, run.steps_per_epoch) for epoch in range(1, run.epochs + 1)]
-    windows = [
-        Window(
-            epoch=epoch,
-            start=epoch * 2.0,
-            steps=count,
-            samples=count * run.total_batch,
-            seconds=1.0,
-            waited=0.1,
-            loss=1.0,
-        )
-        for epoch, count in steps
-    ]
-    evaluations = [
-        Evaluation(epoch=epoch, at=epoch * 2.0 + 1, seconds=1.0, accuracy=0.5, samples=160, loss=1.0)
-        for epoch, _ in steps
-    ]
-    measured = {
-        "run_id": run.id,
-        "started": "2026-11-21T10:00:00+00:00",
-        "infrastructure": "here",
-        "hardware": MACHINE,
-        "versions": {"numpy": "1.26.4"},
-        "commit": "abcdef",
-        "outcome": COMPLETED,
-        "dataset": "synthetic",
-        "parameters": 402_250,
-        "windows": tuple(windows),
-        "evaluations": tuple(evaluations),
-        "parts": {"initialise": 2.0, "evaluate": float(run.epochs)},
-        "wall": 2.0 + 2.0 * run.epochs,
-    }
-    return Record(run=run, **{**measured, **fields})
+def record_of(
+    *,
+    epoch_seconds: Sequence[float] = (6.0, 4.0, 4.0, 4.0, 4.0, 4.0),
+    accuracies: Sequence[float] = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75),
+    **changes: Any,
+) -> Record:
+    """Six epochs of 10 steps of 128 samples, on one CPU: 4 s an epoch (a tenth of it waiting), the first 6 s.
+
+    `changes` are fields of a record in its plain form, `run` some of those of its run.
+    """
+    run: dict[str, Any] = dict(recipe="cifar10_resnet50", model="cifar_resnet50_v2", engine="gluon", kind="cpu")
+    run.update(data={"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True}, evaluate=True)
+    run.update(devices=1, virtual=False, batch_per_device=128, total_batch=128, exchange="device", seed=0, quick=False)
+    run.update(lr_rule="fixed", learning_rate=0.05, warmup_from=0.0, warmup_steps=0, momentum=0.9, weight_decay=1e-4)
+    run.update(epochs=6, steps_per_epoch=10, steps=60, window=10)
+    run.update(changes.pop("run", {}))
+    plain: dict[str, Any] = dict(run_id="0123456789", run=run, started="2026-11-21T10:00:00+00:00", commit="abcdef")
+    plain.update(infrastructure="test machine", hardware=TEST_CPU, outcome="completed", dataset="cifar10")
+    plain.update(versions={"mxnet": "1.9.1", "python": "3.11.7", "numpy": "1.26.4"}, parameters=758621)
+    work = {"steps": run["steps_per_epoch"], "samples": run["steps_per_epoch"] * run["total_batch"], "loss": 1.0}
+    windows, evaluations, at = [], [], 3.0
+    for epoch, seconds in enumerate(epoch_seconds, start=1):
+        windows.append({"epoch": epoch, "start": at, **work, "seconds": seconds, "waited": seconds / 10})
+        at += seconds
+        if epoch <= len(accuracies):
+            measured = {"accuracy": accuracies[epoch - 1], "samples": 9000}
+            evaluations.append({"epoch": epoch, "at": at, "seconds": 1.0, **measured})
+        at += 1
+    plain.update(windows=windows, evaluations=evaluations, wall=at + 0.5, memory={"host_peak_bytes": 2**30})
+    plain.update(parts={"initialise": 3.0, "evaluate": float(len(epoch_seconds))}, others_busy_cores=0.01)
+    plain.update(changes)
+    return Record.from_json(plain)
 
 
 def place_in(folder: Path, **fields: Any) -> Place:
     """Where runs leave all in `folder`, with the last checkpoint of each."""
-    return Place(**{"source": None, "cache": folder, "checkpoints": folder / "checkpoints", **fields})
+    usual = {"machine": MACHINE, "infrastructure": "here", "source": None, "cache": folder}
+    return Place(**{**usual, "checkpoints": folder / "checkpoints", **fields})
 
 
 def executed(folder: Path, *, detail: int = 0, **fields: Any) -> Record:
     """The record of a small run, done in `folder` as the command line does it."""
     run, place = run_of(**fields), place_in(folder)
-    record, _ = execute(run, place, MACHINE, "here", detail=detail)
+    record, _ = execute(run, place, detail=detail)
     if record.outcome == COMPLETED:
         forget(run, place)
     return record

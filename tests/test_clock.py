@@ -18,7 +18,6 @@ from poc.records.record import COMPLETED, DIVERGED
 from poc.records.timing import Window
 from poc.run import Run
 from poc.train.loop import Loop
-from poc.values import from_plain
 from tests.builders import run_of
 
 Script = Callable[[int], float]
@@ -71,22 +70,22 @@ class Driven:
         self._time = ScriptedTime()
         self.clock = timing.Clock(now=self._time)
         self.session: Any = SlowWhereRealOnesAre(self._time, seconds, loss)
-        self.told: list[dict[str, Any]] = []
+        self.windows: list[Window] = []
+        self.epochs_evaluated: list[int] = []
         self.saved: list[int] = []
         with self.clock.part("initialise"):
             self._time.now += 11.0
-        saving = {"save": self._save} if options.pop("save", False) else {}
-        loop = Loop(run, self.session, list, self.clock, self.told.append, **saving, **options)
+        save = self._save if options.pop("save", False) else self.saved.append
+        loop = Loop(run, self.session, list, self.clock, self._tell, save, **options)
         self.outcome, self.reason = loop.train(self._batches(run, wait))
         self.wall = self.clock.elapsed()
-        self.windows = [from_plain(Window, window) for window in self._told_of("window")]
-        self.epochs_evaluated = [evaluation["epoch"] for evaluation in self._told_of("evaluation")]
         self.split = timing.split(self.wall, self.clock.parts, self.windows)
 
-    def _told_of(self, kind: str) -> list[dict[str, Any]]:
-        return [
-            {name: event[name] for name in event if name != "event"} for event in self.told if event["event"] == kind
-        ]
+    def _tell(self, name: str, told: Any) -> None:
+        if name == "window":
+            self.windows.append(told)
+        else:
+            self.epochs_evaluated.append(told.epoch)
 
     def _batches(self, run: Run, wait: float) -> Iterator[Batch]:
         images = np.zeros((run.total_batch, 3, 1, 1), np.uint8)

@@ -58,11 +58,6 @@ def written(folder: Path, pattern: str) -> Callable[[], bool]:
     return lambda: bool(files(folder, pattern).items() - before)
 
 
-def wait(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
-    """Returns when the moment is reached, or the process has ended."""
-    eventually(lambda: reached() or process.poll() is not None)
-
-
 def kill(process: subprocess.Popen[str]) -> bool:
     """Kills the process where it still runs, and says whether; nothing that it started goes on."""
     running = process.poll() is None
@@ -101,7 +96,7 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(tmp_path
         elif moments.random() < 0.3:
             reached = written(folder, "checkpoints/*/*.unfinished")
         process = start(recipe, folder, environment=environment)
-        wait(process, reached)
+        eventually(lambda: reached() or process.poll() is not None)  # noqa: B023
         if kill(process):
             kills += 1
     status, said = finish(recipe, folders[-1], environment=environment)
@@ -124,7 +119,7 @@ def test_a_run_that_is_told_to_end_goes_on_later(tmp_path: Path) -> None:
     for number in told:
         checkpointed = written(tmp_path, "checkpoints/*/*.npz")
         with start(recipe, tmp_path) as process:
-            wait(process, checkpointed)
+            eventually(checkpointed, unless=lambda: process.poll() is not None)  # noqa: B023
             process.send_signal(number)
             process.communicate(timeout=DEADLINE_SECONDS)
         assert process.returncode in (130, -number)

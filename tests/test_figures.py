@@ -14,7 +14,7 @@ from poc.records.record import Record
 from poc.report import chart, figures, points
 from poc.report.rows import from_record
 from poc.studies.row import Row
-from tests import test_report
+from tests.builders import TEST_CPU, record_of
 from tests.test_ways import TWELVE, lines
 
 PRINTED = [row for study in studies.load() for row in study.rows]
@@ -46,7 +46,7 @@ def record(**changes: Any) -> Record:
     fields = {field.name for field in dataclasses.fields(Record)}
     plain.update({name: change for name, change in changes.items() if name in fields})
     run.update({name: change for name, change in changes.items() if name not in fields})
-    return test_report.record(run=run, hardware={**test_report.TEST_CPU, "cpu": "test"}, **plain)
+    return record_of(run=run, hardware={**TEST_CPU, "cpu": "test"}, **plain)
 
 
 def by_label(series: list[chart.Series]) -> dict[str, chart.Series]:

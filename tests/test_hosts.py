@@ -35,48 +35,34 @@ FIRST = "10.77.0.1"
 @pytest.mark.parametrize(
     ("environment", "found"),
     [
-        ({}, None),
-        ({"POC_HOSTS": "2", "POC_HOST": "1", "POC_ADDRESS": "10.0.0.1"}, (1, 2, "10.0.0.1:9199")),
-        ({"POC_HOSTS": "2", "POC_HOST": "0", "POC_ADDRESS": "node1:77"}, (0, 2, "node1:77")),
-        ({"POC_HOSTS": "1", "POC_HOST": "0"}, None),
-        (
-            {"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_JOB_NODELIST": "gpu[07-09,12],other1"},
-            (3, 4, "gpu07:9199"),
-        ),
-        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "a1,b2"}, (0, 2, "a1:9199")),
-        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "r[2-3]n[5,7].x"}, (0, 2, "r2n5.x:9199")),
-        ({"SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-09]"}, None),  # a shell in a job, not srun
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "POC_ADDRESS": "h"}, (1, 2, "h:9199")),
-        ({"PMI_SIZE": "2", "PMI_RANK": "0", "POC_ADDRESS": "h"}, (0, 2, "h:9199")),
-        (
-            {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.1.1.1"},
-            (1, 2, "10.1.1.1:9199"),
-        ),
-        ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "node1"}, (1, 2, "node1:9199")),
+        ("", None),
+        ("POC_HOSTS=2 POC_HOST=1 POC_ADDRESS=10.0.0.1", (1, 2, "10.0.0.1:9199")),
+        ("POC_HOSTS=2 POC_HOST=0 POC_ADDRESS=node1:77", (0, 2, "node1:77")),
+        ("POC_HOSTS=1 POC_HOST=0", None),
+        ("SLURM_NTASKS=4 SLURM_PROCID=3 SLURM_JOB_NODELIST=gpu[07-09,12],other1", (3, 4, "gpu07:9199")),
+        ("SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_JOB_NODELIST=a1,b2", (0, 2, "a1:9199")),
+        ("SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_JOB_NODELIST=r[2-3]n[5,7].x", (0, 2, "r2n5.x:9199")),
+        ("SLURM_NTASKS=4 SLURM_JOB_NODELIST=gpu[07-09]", None),  # a shell in a job, not srun
+        ("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 POC_ADDRESS=h", (1, 2, "h:9199")),
+        ("PMI_SIZE=2 PMI_RANK=0 POC_ADDRESS=h", (0, 2, "h:9199")),
+        ("HOROVOD_SIZE=2 HOROVOD_RANK=1 HOROVOD_GLOO_RENDEZVOUS_ADDR=10.1.1.1", (1, 2, "10.1.1.1:9199")),
+        ("WORLD_SIZE=2 RANK=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR=node1", (1, 2, "node1:9199")),
+        ("POC_HOSTS=2 POC_HOST=2 POC_ADDRESS=h", "POC_HOST: 2 is not allowed; .* 0 to 1"),
+        ("POC_HOSTS=two POC_HOST=0", "POC_HOSTS: 'two'"),
+        ("POC_HOSTS=2 POC_HOST=0", "POC_ADDRESS: it is missing"),
+        ("WORLD_SIZE=4 RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node1", "2 processes were started on a host"),
     ],
 )
-def test_a_launcher_s_environment_is_recognised(
-    environment: dict[str, str], found: tuple[int, int, str] | None
+def test_a_launcher_s_environment_is_recognised_and_a_mistake_in_it_said(
+    environment: str, found: tuple[int, int, str] | str | None
 ) -> None:
-    place = hosts.find(environment)
-    assert place == (Hosts(number=found[0], count=found[1], address=found[2]) if found else None)
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"POC_HOSTS": "2", "POC_HOST": "2", "POC_ADDRESS": "h"}, "POC_HOST: 2 is not allowed; .* 0 to 1"),
-        ({"POC_HOSTS": "two", "POC_HOST": "0"}, "POC_HOSTS: 'two'"),
-        ({"POC_HOSTS": "2", "POC_HOST": "0"}, "POC_ADDRESS: it is missing"),
-        (
-            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-            "2 processes were started on a host",
-        ),
-    ],
-)
-def test_a_mistake_in_it_is_one_line(environment: dict[str, str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        hosts.find(environment)
+    variables = dict(word.split("=") for word in environment.split())
+    if isinstance(found, str):
+        with pytest.raises(UserError, match=found):
+            hosts.find(variables)
+    else:
+        place = hosts.find(variables)
+        assert (place and (place.number, place.count, place.address)) == found
 
 
 Cable = list[list[str]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,14 +13,12 @@ import pytest
 from poc.records import journal
 from poc.records.record import Record
 from poc.values import UserError
-from tests.builders import record_of, run_of
+from tests.builders import record_of
 from tests.launch import HOME
-
-RUN = run_of(epochs=1)
 
 
 def appended(path: Path, *names: str, **fields: str) -> list[Record]:
-    records = [record_of(RUN, run_id=name, **fields) for name in names]
+    records = [record_of(run_id=name, **fields) for name in names]
     for record in records:
         journal.append(path, record)
     return records
@@ -137,7 +136,7 @@ def test_a_journal_is_claimed_by_one_process_until_that_ends_however_it_ends(tmp
 
 def test_what_is_not_a_number_is_never_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        journal.append(tmp_path / "journal", record_of(RUN, wall=float("nan")))
+        journal.append(tmp_path / "journal", dataclasses.replace(record_of(), wall=float("nan")))
     assert names_in(tmp_path / "journal") == []
 
 

@@ -19,21 +19,15 @@ from tests.builders import MACHINE, recipe_file
 
 @pytest.mark.parametrize(("small", "large"), [(8, 32), (64, 128), (1, 256)])
 def test_a_quadratic_with_known_noise_gives_the_formula_s_answer(small: int, large: int) -> None:
-    # The loss of sample i is |w - x_i|^2 / 2, so its gradient is w - x_i: noise of the x_i around their mean.
+    # The loss of sample i is |w - x_i|^2 / 2, so its gradient at w = 0 is -x_i: noise of the x_i around their mean.
     generator = np.random.default_rng(3)
     dimensions, deviation = 50, 2.0
     mean = generator.normal(size=dimensions)
-    weight = np.zeros(dimensions)
     norms = []
     for step in range(2000):
-        gradients = weight - generator.normal(mean, deviation, size=(large, dimensions))
-        norms.append(
-            Norms(
-                step=step,
-                small=float(np.square(gradients[:small].mean(axis=0)).sum()),
-                large=float(np.square(gradients.mean(axis=0)).sum()),
-            )
-        )
+        gradients = -generator.normal(mean, deviation, size=(large, dimensions))
+        of_small, of_large = (float(np.square(part.mean(axis=0)).sum()) for part in (gradients[:small], gradients))
+        norms.append(Norms(step=step, small=of_small, large=of_large))
     estimate = noise.estimate(norms, small_batch=small, large_batch=large)
     assert estimate.signal == pytest.approx(np.square(mean).sum(), rel=0.05)
     assert estimate.variance == pytest.approx(dimensions * deviation**2, rel=0.05)
@@ -57,22 +51,21 @@ def test_steps_and_rates_at_the_noise_scale_are_half_way() -> None:
 
 def test_advice_goes_up_to_the_noise_scale() -> None:
     recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", batch_per_device=128, lr=Linear(base=0.05, per=128))
-    advised = advice.advise(recipe, 1024.0)
-    assert advised.best.batch == 1024
-    assert (advised.best.steps, advised.best.samples) == (2.0, 2.0)
-    assert advised.best.learning_rate == pytest.approx(0.05 * (1 + 1024 / 128) / 2)
-    assert [choice.batch for choice in advised.choices] == [2**power for power in range(6, 15)]
+    choices, best = advice.advise(recipe, 1024.0)
+    assert (best.batch, best.steps, best.samples) == (1024, 2.0, 2.0)
+    assert best.learning_rate == pytest.approx(0.05 * (1 + 1024 / 128) / 2)
+    assert [choice.batch for choice in choices] == [2**power for power in range(6, 15)]
     # Never more than the linear rule, and never falling as the batch grows.
-    rates = [choice.learning_rate for choice in advised.choices]
+    rates = [choice.learning_rate for choice in choices]
     assert rates == sorted(rates)
-    assert all(choice.learning_rate <= 0.05 * choice.batch / 128 * 1.001 for choice in advised.choices[1:])
+    assert all(choice.learning_rate <= 0.05 * choice.batch / 128 * 1.001 for choice in choices[1:])
 
 
 @pytest.mark.parametrize(("optimizer", "least"), [("sgd", 0.5 * 2 / 9), (Muon(rate=0.05), 0.5 * (2 / 9) ** 0.5)])
 def test_a_rate_that_does_not_scale_is_right_for_its_own_total_batch(optimizer: Any, least: float) -> None:
     lr = Fixed(base=0.5, decay="linear")
     recipe = Recipe(model="cifar_resnet8_v2", devices=8, batch_per_device=128, lr=lr, optimizer=optimizer)
-    rates = {choice.batch: choice.learning_rate for choice in advice.advise(recipe, 1024.0).choices}
+    rates = {choice.batch: choice.learning_rate for choice in advice.advise(recipe, 1024.0)[0]}
     assert rates[1024] == pytest.approx(0.5)
     assert rates[128] == pytest.approx(least)
 

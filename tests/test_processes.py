@@ -60,42 +60,24 @@ def test_a_lost_process_ends_the_run_and_is_named(
     assert psutil.Process().children(recursive=True) == []
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """For each engine what `two_workers` reaches, and where."""
-    made: dict[str, tuple[Record, Path]] = {}
-
-    def of(engine: str, **fields: Any) -> tuple[Record, Path]:
-        if engine not in made:
-            folder = tmp_path_factory.mktemp(engine)
-            made[engine] = two_workers(folder, engine, **fields), folder
-        return made[engine]
-
-    return of
-
-
 @pytest.mark.parametrize(
-    ("engine", "victim"),
-    [("reference", "worker 1"), ("reference", "hub"), ("mxnet", "server 0")],
+    ("engine", "victim", "epochs"), [("reference", "worker 1", 12), ("reference", "hub", 12), ("mxnet", "server 0", 8)]
 )
-def test_a_restart_reaches_what_an_undisturbed_run_does(
-    engine: str, victim: str, undisturbed: Any, tmp_path: Path
-) -> None:
-    fields = {"epochs": 8 if engine == "mxnet" else 12}
-    expected, folder = undisturbed(engine, **fields)
+def test_a_restart_reaches_what_an_undisturbed_run_does(engine: str, victim: str, epochs: int, tmp_path: Path) -> None:
+    undisturbed = two_workers(tmp_path / "undisturbed", engine, epochs=epochs)
     # After an evaluation: a checkpoint of the epoch before, at least, is there.
     with struck(victim, KILLED, workers=2, after='"evaluation", "epoch": 2'):
-        restarted = two_workers(tmp_path, engine, **fields, restarts=1)
+        restarted = two_workers(tmp_path / "restarted", engine, epochs=epochs, restarts=1)
     assert (restarted.outcome, restarted.reason) == (COMPLETED, "")
     (resumed,) = restarted.resumed
     assert resumed.step >= restarted.run.steps_per_epoch
     assert resumed.why.startswith(f"{victim}: ")
     assert psutil.Process().children(recursive=True) == []
     if engine == "reference":
-        assert course(restarted) == course(expected)
-        np.testing.assert_equal(end_of(tmp_path, restarted.run, 1), end_of(folder, restarted.run, 1))
+        assert course(restarted) == course(undisturbed)
+        np.testing.assert_equal(*(end_of(tmp_path / name, restarted.run, 1) for name in ("restarted", "undisturbed")))
     for name in ("accuracy", "loss"):
-        reached, wanted = ([getattr(each, name) for each in record.evaluations] for record in (restarted, expected))
+        reached, wanted = ([getattr(each, name) for each in made.evaluations] for made in (restarted, undisturbed))
         assert reached == pytest.approx(wanted, abs=1e-6)
 
 

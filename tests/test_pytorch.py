@@ -46,7 +46,7 @@ def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name
 def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
     run = planned("pytorch", devices=2, evaluate=True).run
     assert run.workers == 2
-    record, _ = execute(run, Place(source=None, cache=tmp_path), detect(), "here", detail=3)
+    record, _ = execute(run, Place(machine=detect(), infrastructure="here", source=None, cache=tmp_path), detail=3)
     assert (record.outcome, record.reason) == ("completed", "")
     assert record.detail.sums_right
     assert record.evaluations[0].samples == 70

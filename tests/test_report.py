@@ -18,6 +18,7 @@ from poc.records.record import Record
 from poc.report import rows, summary
 from poc.report.tables import runs, scaling, speed
 from poc.studies.row import COLUMNS, Row
+from tests.builders import TEST_CPU, record_of
 
 HOME = Path(__file__).resolve().parent.parent
 
@@ -31,41 +32,6 @@ DESIGN = """
 """
 
 STUDIES = studies.load()
-TEST_CPU = {"cpu": "Test", "cores": 2, "memory_bytes": 2**34, "cpu_flops": 1e11}
-
-
-def record(
-    *,
-    epoch_seconds: Sequence[float] = (6.0, 4.0, 4.0, 4.0, 4.0, 4.0),
-    accuracies: Sequence[float] = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75),
-    **changes: Any,
-) -> Record:
-    """Six epochs of 10 steps of 128 samples, on one CPU: 4 s an epoch (a tenth of it waiting), the first 6 s.
-
-    `changes` are fields of a record in its plain form, `run` some of those of its run.
-    """
-    run: dict[str, Any] = dict(recipe="cifar10_resnet50", model="cifar_resnet50_v2", engine="gluon", kind="cpu")
-    run.update(data={"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True}, evaluate=True)
-    run.update(devices=1, virtual=False, batch_per_device=128, total_batch=128, exchange="device", seed=0, quick=False)
-    run.update(lr_rule="fixed", learning_rate=0.05, warmup_from=0.0, warmup_steps=0, momentum=0.9, weight_decay=1e-4)
-    run.update(epochs=6, steps_per_epoch=10, steps=60, window=10)
-    run.update(changes.pop("run", {}))
-    plain: dict[str, Any] = dict(run_id="0123456789", run=run, started="2026-11-21T10:00:00+00:00", commit="abcdef")
-    plain.update(infrastructure="test machine", hardware=TEST_CPU, outcome="completed", dataset="cifar10")
-    plain.update(versions={"mxnet": "1.9.1", "python": "3.11.7", "numpy": "1.26.4"}, parameters=758621)
-    work = {"steps": run["steps_per_epoch"], "samples": run["steps_per_epoch"] * run["total_batch"], "loss": 1.0}
-    windows, evaluations, at = [], [], 3.0
-    for epoch, seconds in enumerate(epoch_seconds, start=1):
-        windows.append({"epoch": epoch, "start": at, **work, "seconds": seconds, "waited": seconds / 10})
-        at += seconds
-        if epoch <= len(accuracies):
-            measured = {"accuracy": accuracies[epoch - 1], "samples": 9000}
-            evaluations.append({"epoch": epoch, "at": at, "seconds": 1.0, **measured})
-        at += 1
-    plain.update(windows=windows, evaluations=evaluations, wall=at + 0.5, memory={"host_peak_bytes": 2**30})
-    plain.update(parts={"initialise": 3.0, "evaluate": float(len(epoch_seconds))}, others_busy_cores=0.01)
-    plain.update(changes)
-    return Record.from_json(plain)
 
 
 BLANK: dict[str, Any] = {"windows": [], "evaluations": [], "parts": {}, "wall": None, "memory": {}}
@@ -75,7 +41,7 @@ def skipped(devices: int, seed: int) -> Record:
     """A run that was not even tried."""
     run = {"devices": devices, "kind": "gpu", "seed": seed}
     reason = f"needs {devices} GPUs, this machine has none"
-    return record(run=run, run_id=f"skipped{devices}{seed}", outcome="skipped", reason=reason, **BLANK)
+    return record_of(run=run, run_id=f"skipped{devices}{seed}", outcome="skipped", reason=reason, **BLANK)
 
 
 def workers(count: int, epoch_seconds: Sequence[float], **changes: Any) -> Record:
@@ -84,7 +50,8 @@ def workers(count: int, epoch_seconds: Sequence[float], **changes: Any) -> Recor
     run.update(batch_per_device=64, total_batch=64 * count, learning_rate=0.025 * count)
     run.update(steps_per_epoch=20 // count, steps=120 // count)
     run.update(changes.pop("run", {}))
-    return record(run=run, epoch_seconds=epoch_seconds, **{"run_id": f"workers-{count}", "evaluations": [], **changes})
+    changes = {"run_id": f"workers-{count}", **changes}
+    return record_of(run=run, epoch_seconds=epoch_seconds, accuracies=(), **changes)
 
 
 # One and two workers: 1,280 samples in 8 s and in 4 s; the start takes 3 s on either.
@@ -100,9 +67,9 @@ TWO = workers(
     monitor={"samples": 30, "devices": [{"device": "cpu", "utilisation": 0.9, "memory_peak_bytes": 2**30}]},
 )
 FOUR = {"devices": 4, "virtual": True, "total_batch": 512, "learning_rate": 0.2}
-VIRTUAL = record(run=FOUR, run_id="virtual", dataset="cifar10 (jpeg)")
+VIRTUAL = record_of(run=FOUR, run_id="virtual", dataset="cifar10 (jpeg)")
 P100 = {"index": 0, "name": "Tesla P100", "capability": [6, 0], "memory_bytes": 2**34}
-ELSEWHERE = record(
+ELSEWHERE = record_of(
     infrastructure="another machine",
     run={"kind": "gpu"},
     hardware={**TEST_CPU, "gpus": [P100]},
@@ -113,7 +80,7 @@ ELSEWHERE = record(
     },
     price_per_hour=3.6,
 )
-RECORDS = [record(), ONE, TWO, VIRTUAL, ELSEWHERE, *(skipped(gpus, seed) for gpus in (1, 8) for seed in range(10))]
+RECORDS = [record_of(), ONE, TWO, VIRTUAL, ELSEWHERE, *(skipped(gpus, seed) for gpus in (1, 8) for seed in range(10))]
 
 
 def collect(*records: Record) -> list[Row]:
@@ -148,7 +115,7 @@ def section(page: str, title: str) -> str:
 
 
 def test_known_answers_of_one_record() -> None:
-    row = collect(record())[0]
+    row = collect(record_of())[0]
     texts = dict(origin="measured", framework="MXNet 1.9.1", network="cifar_resnet50_v2", kind="cpu", exchange="")
     texts.update(input_shape="3x28x28", note="")
     numbers: dict[str, float] = dict(epochs=6, steps=60, accuracy=0.75, accuracy_last4=0.675, seconds_per_epoch=4.0)
@@ -163,8 +130,8 @@ def test_known_answers_of_one_record() -> None:
 
 
 def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
-    *whole, last = record().windows
-    short = replace(record(), windows=(*whole, replace(last, steps=4, seconds=1.0)))
+    *whole, last = record_of().windows
+    short = replace(record_of(), windows=(*whole, replace(last, steps=4, seconds=1.0)))
     (row,) = rows.collect([short], [])
     assert (row.seconds_per_epoch, row.epochs) == (4.0, 5)
     assert "stopped after 54 steps" in row.note
@@ -183,7 +150,7 @@ def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
     ],
 )
 def test_the_note_says_what_is_not_as_it_seems(changes: dict[str, Any], words: str) -> None:
-    assert words in collect(record(**changes))[0].note
+    assert words in collect(record_of(**changes))[0].note
 
 
 @pytest.mark.parametrize(
@@ -196,7 +163,7 @@ def test_the_note_says_what_is_not_as_it_seems(changes: dict[str, Any], words: s
     ],
 )
 def test_a_row_says_which_engine_trained_it(engine: str, versions: dict[str, str], framework: str) -> None:
-    row = rows.from_record(record(run={"engine": engine}, versions=versions))
+    row = rows.from_record(record_of(run={"engine": engine}, versions=versions))
     assert row.framework == framework
     # The note does where it is not the usual one.
     assert (framework in row.note) == (engine != "gluon")
@@ -221,10 +188,10 @@ def test_speedups_of_a_measured_series() -> None:
 
 def test_seeds_are_summed_up() -> None:
     seeds = [
-        record(run={"seed": seed}, run_id=f"seed{seed}", accuracies=[0.6] * 5 + [accuracy])
+        record_of(run={"seed": seed}, run_id=f"seed{seed}", accuracies=[0.6] * 5 + [accuracy])
         for seed, accuracy in enumerate((0.70, 0.72, 0.77))
     ]
-    table = by_id([*seeds, record(run={"learning_rate": 0.1}, run_id="other")])
+    table = by_id([*seeds, record_of(run={"learning_rate": 0.1}, run_id="other")])
     assert {table[f"seed{seed}"].repeats for seed in range(3)} == {3}
     summed = (table["seed1"].accuracy_mean, table["seed1"].accuracy_spread, table["seed1"].throughput_mean)
     assert summed == pytest.approx((0.73, 0.0360555, 320), abs=1e-6)
@@ -310,7 +277,7 @@ def test_exchanges_are_compared_with_none() -> None:
 def test_throughput_stands_against_the_row_above_only_where_the_batch_alone_differs() -> None:
     def batch(samples: int, seconds: float, **run: Any) -> Record:
         fields = {"batch_per_device": samples, "total_batch": samples, "steps": 59, **run}
-        return record(run=fields, epoch_seconds=[seconds] * 6, run_id=f"{samples}{run.get('optimizer', '')}")
+        return record_of(run=fields, epoch_seconds=[seconds] * 6, run_id=f"{samples}{run.get('optimizer', '')}")
 
     slower = workers(2, [5.0] * 6, run={"exchange": "dist_async"}, started="2026-11-22T10:00:00+00:00")
     made = [batch(128, 4.0), batch(256, 5.0), batch(128, 8.0, optimizer="nesterov"), TWO, slower]
@@ -327,7 +294,7 @@ def test_throughput_stands_against_the_row_above_only_where_the_batch_alone_diff
 def test_engines_are_compared_pair_by_pair() -> None:
     def trained(engine: str, seed: int, seconds: float, layout: str, **versions: str) -> Record:
         run = {"engine": engine, "seed": seed, "layout": layout}
-        return record(run=run, versions=versions, epoch_seconds=[seconds] * 6, run_id=f"{engine}{seed}")
+        return record_of(run=run, versions=versions, epoch_seconds=[seconds] * 6, run_id=f"{engine}{seed}")
 
     gluon = [trained("gluon", seed, seconds, "NCHW", mxnet="1.9.1") for seed, seconds in enumerate((4.0, 5.0, 4.0))]
     torch = [trained("pytorch", seed, seconds, "NHWC", torch="2.13.0") for seed, seconds in enumerate((2.0, 2.0, 4.0))]
@@ -373,17 +340,17 @@ def test_skipped_runs_of_one_reason_are_one_line_until_they_succeed(page: str) -
     listed = section(page, "Runs skipped, failed or diverged").splitlines()
     assert [line.count("| 10 |") for line in listed if line.startswith("| test machine")] == [1, 1]
     early = skipped(1, 1)
-    later = record(run={"kind": "gpu", "seed": 1}, started="2026-11-22T00:00:00+00:00")
+    later = record_of(run={"kind": "gpu", "seed": 1}, started="2026-11-22T00:00:00+00:00")
     assert runs.not_run(rows.last_takes([later, early])) == ""
     assert "needs 1 GPU" in runs.not_run(rows.last_takes([early]))
 
 
 def test_the_last_take_of_a_run_stands_and_no_take_is_hidden(tmp_path: Path) -> None:
-    slow = record(run_id="same", epoch_seconds=[8.0] * 6)
-    fast = record(run_id="same", started="2026-11-22T10:00:00+00:00")
-    broken = record(run_id="same", outcome="failed", reason="x", started="2026-11-23T10:00", **BLANK)
-    elsewhere = record(run_id="same", infrastructure="another", epoch_seconds=[8.0] * 6)
-    synthetic = record(run_id="same", dataset="synthetic", started="2026-11-24T10:00:00+00:00")
+    slow = record_of(run_id="same", epoch_seconds=[8.0] * 6)
+    fast = record_of(run_id="same", started="2026-11-22T10:00:00+00:00")
+    broken = record_of(run_id="same", outcome="failed", reason="x", started="2026-11-23T10:00", **BLANK)
+    elsewhere = record_of(run_id="same", infrastructure="another", epoch_seconds=[8.0] * 6)
+    synthetic = record_of(run_id="same", dataset="synthetic", started="2026-11-24T10:00:00+00:00")
     takes = [fast, synthetic, broken, elsewhere, slow]
     standing = [(take.infrastructure, take.started[:10]) for take in rows.last_takes(rows.ordered(takes))]
     assert standing == [("another", "2026-11-21"), ("test machine", "2026-11-22"), ("test machine", "2026-11-24")]
@@ -433,8 +400,8 @@ def test_without_any_record_the_published_rows_are_shown(tmp_path: Path) -> None
     assert "(rows.csv)" in page
 
 
-TWELVE_EPOCHS = record(run={"epochs": 12, "steps": 120}, epoch_seconds=[4.0] * 12)
-BUSY = record(run_id="d" * 10, infrastructure="a busy one", others_busy_cores=1.0)
+TWELVE_EPOCHS = record_of(run={"epochs": 12, "steps": 120}, epoch_seconds=[4.0] * 12)
+BUSY = record_of(run_id="d" * 10, infrastructure="a busy one", others_busy_cores=1.0)
 
 
 @pytest.mark.parametrize(
@@ -444,9 +411,9 @@ BUSY = record(run_id="d" * 10, infrastructure="a busy one", others_busy_cores=1.
         ([TWELVE_EPOCHS], "(1,100 samples/s, accuracy 0.810)", "(1,100 samples/s)"),
         ([replace(TWELVE_EPOCHS, dataset="synthetic")], "(1,100 samples/s)", "accuracy 0.810)"),
         # A disturbed speed leads only where there is no other.
-        ([record(), BUSY], "On test machine", "a busy one"),
+        ([record_of(), BUSY], "On test machine", "a busy one"),
         ([BUSY], "On a busy one", "On test machine"),
-        ([record(run={"quick": True, "steps": 12})], "Only quick runs so far", "On test machine"),
+        ([record_of(run={"quick": True, "steps": 12})], "Only quick runs so far", "On test machine"),
     ],
 )
 def test_the_summary_compares_like_with_like(records: list[Record], words: str, not_said: str) -> None:
@@ -472,7 +439,7 @@ def test_a_network_s_arithmetic_and_its_share_of_the_peak(tmp_path: Path) -> Non
     fixed = {"name": "synthetic", "size": 224, "crop": 224, "classes": 1000, "fixed": True}
     model = {"model": "vgg16", "data": fixed, "batch_per_device": 4, "total_batch": 4}
     # 40 samples in 4 s.
-    made = record(run=model, dataset="synthetic", evaluations=[], peak_flops=2e12)
+    made = record_of(run=model, dataset="synthetic", evaluations=[], peak_flops=2e12)
     row, flops = collect(made)[0], 6 * 15_470_264_320 * 10
     assert (row.multiply_adds, row.fixed) == (15_470_264_320, True)
     assert (row.flops, row.peak_share) == (pytest.approx(flops), pytest.approx(flops / 2e12))
@@ -490,14 +457,14 @@ def test_a_network_s_arithmetic_and_its_share_of_the_peak(tmp_path: Path) -> Non
 
 
 def test_a_precision_is_said_and_makes_another_series() -> None:
-    plain, short = (rows.from_record(record(run=run)) for run in ({}, {"dtype": "bfloat16"}))
+    plain, short = (rows.from_record(record_of(run=run)) for run in ({}, {"dtype": "bfloat16"}))
     assert (plain.dtype, short.dtype) == ("float32", "bfloat16")
     assert plain.setting != short.setting
     assert "precision bfloat16" in short.note
     # Records made before there was a choice are of the same series as those made since.
-    assert rows.from_record(record(run={"dtype": "float32", "layout": "NCHW"})).setting == plain.setting
+    assert rows.from_record(record_of(run={"dtype": "float32", "layout": "NCHW"})).setting == plain.setting
     settings = [
-        rows.from_record(record(run={"data": {"name": "cifar10", "jitter": False, **place}})).setting
+        rows.from_record(record_of(run={"data": {"name": "cifar10", "jitter": False, **place}})).setting
         for place in ({}, {"on_device": False}, {"on_device": True})
     ]
     assert settings[0] == settings[1] != settings[2]
@@ -505,7 +472,7 @@ def test_a_precision_is_said_and_makes_another_series() -> None:
 
 def test_the_largest_batch_that_fits_is_told() -> None:
     def batch(size: int, **changes: Any) -> Record:
-        return record(run={"batch_per_device": size, "total_batch": size}, run_id=f"r{size}", **changes)
+        return record_of(run={"batch_per_device": size, "total_batch": size}, run_id=f"r{size}", **changes)
 
     skip = {"outcome": "skipped", **BLANK}
     large = [batch(size, reason=f"needs about {size} GiB of memory", **skip) for size in (512, 256)]

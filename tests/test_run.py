@@ -15,11 +15,11 @@ import pytest
 from poc import CIFAR10, ImageNet, Synthetic
 from poc.machine import hardware
 from poc.records import timing
-from poc.records.record import COMPLETED, DIVERGED, FAILED, Record
+from poc.records.record import COMPLETED, DIVERGED, FAILED, Memory, Record, Told
 from poc.train import checkpoint
 from poc.train.local import own_gpus
 from poc.train.parent import execute
-from poc.train.told import Told, merged
+from poc.train.told import merged
 from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, end_of, executed, place_in, record_of, run_of
 from tests.launch import struck
 from tests.test_data import part, record
@@ -128,7 +128,7 @@ def test_a_run_without_room_for_checkpoints_goes_on_without_them(tmp_path: Path)
 @slow
 def test_an_error_in_the_process_of_a_run_is_its_reason(tmp_path: Path) -> None:
     run = run_of(data=CIFAR10(crop=32))
-    made, interrupted = execute(run, place_in(tmp_path, source=tmp_path / "gone"), MACHINE, "here")
+    made, interrupted = execute(run, place_in(tmp_path, source=tmp_path / "gone"))
     assert (made.outcome, interrupted) == (FAILED, False)
     assert "gone" in made.reason
     assert "Traceback" not in made.reason
@@ -141,34 +141,27 @@ def test_imagenet_files_are_trained_on(tmp_path: Path) -> None:
         (tmp_path / f"imagenet_{name}.rec").write_bytes(b"".join(pictures))
     images = ImageNet(crop=32, resize=40, train=2, validation=1)
     run = run_of(data=images, batch_per_device=1, epochs=None, steps=1)
-    made, _ = execute(run, place_in(tmp_path, source=tmp_path), MACHINE, "here")
+    made, _ = execute(run, place_in(tmp_path, source=tmp_path))
     assert (made.outcome, made.dataset) == (COMPLETED, "imagenet")
     assert made.evaluations[0].samples == 1
 
 
 def told(wall: float, seconds: list[float], **fields: Any) -> Told:
     """By a worker with windows of 10 samples that took so many seconds each."""
-    run = run_of(epochs=len(seconds))
-    whole = record_of(run)
-    windows = [
-        dataclasses.replace(window, samples=10, seconds=took, waited=took / 10, loss=2 * took)
-        for window, took in zip(whole.windows, seconds)
-    ]
-    fields = {"outcome": COMPLETED, "host_peak_bytes": 100, "wall": wall, **fields}
-    return Told(windows=tuple(windows), evaluations=whole.evaluations[-1:], **fields)
+    whole = record_of(epoch_seconds=seconds, run={"total_batch": 1})
+    windows = tuple(dataclasses.replace(window, loss=2 * window.seconds) for window in whole.windows)
+    fields = {"outcome": COMPLETED, "memory": Memory(host_peak_bytes=100), "wall": wall, **fields}
+    return Told(windows=windows, evaluations=whole.evaluations[-1:], **fields)
 
 
 def test_the_slowest_worker_sets_the_pace() -> None:
     made = merged(record_of(), [told(10.0, [1.0, 4.0]), told(12.0, [2.0, 2.0])])
-    assert [(window.samples, window.seconds, window.waited) for window in made.windows] == [
-        (20, 2.0, 0.2),
-        (20, 4.0, 0.4),
-    ]
-    assert [window.loss for window in made.windows] == [3.0, 6.0]
+    paces = [(window.samples, window.seconds, window.waited, window.loss) for window in made.windows]
+    assert paces == [(20, 2.0, 0.2, 3.0), (20, 4.0, 0.4, 6.0)]
     assert made.wall == 12.0
     assert (made.memory.host_peak_bytes, made.memory.device_peak_bytes) == (200, None)
     assert [worker.wall for worker in made.workers] == [10.0, 12.0]
-    assert made.evaluations[0].samples == 320
+    assert made.evaluations[0].samples == 18_000
 
 
 def test_a_failed_worker_fails_the_run_and_gives_the_reason() -> None:

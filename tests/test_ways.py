@@ -14,7 +14,8 @@ from poc.report import points, rows, summary, ways
 from poc.report.chart import Point, Series
 from poc.report.tables import batches
 from poc.studies.row import Row
-from tests.test_report import cells, record
+from tests.builders import record_of
+from tests.test_report import cells
 
 PRINTED = [row for study in studies.load() for row in study.rows]
 MUON = {
@@ -34,7 +35,7 @@ def trained(total: int, accuracies: list[float], *, run: dict[str, Any] | None =
     fields = {"devices": devices, "virtual": devices > 1, "total_batch": total, **(run or {})}
     name = f"{total}{fields.get('optimizer', 'sgd')}{fields.get('learning_rate', '')}"[:10]
     norms = NORMS if devices == 8 else []
-    return record(run=fields, accuracies=accuracies, **{"run_id": name, "norms": norms, **changes})
+    return record_of(run=fields, accuracies=accuracies, **{"run_id": name, "norms": norms, **changes})
 
 
 def twelve(made: Record) -> Record:

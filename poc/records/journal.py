@@ -40,8 +40,7 @@ def claimed(path: Path) -> Iterator[None]:
                 f"results: process {holder or 'of another user'} is at work on {path}; wait for it, or give --results"
             ) from None
         except OSError:  # a file system without locks
-            yield
-            return
+            pass
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
@@ -79,9 +78,7 @@ def read(paths: Iterable[Path]) -> list[Record]:
     where a journal cannot be read.
     """
     records: dict[str, Record] = {}
-    for path in paths:
-        if not path.exists():
-            continue
+    for path in filter(Path.exists, paths):
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -89,39 +86,32 @@ def read(paths: Iterable[Path]) -> list[Record]:
         for number, line in enumerate(content.split(b"\n"), start=1):
             if not line.strip():
                 continue
+            place = f"{path}: line {number}"
             try:
                 fields = _intact(line)
-                known = 1 <= fields["schema"] <= SCHEMA
-                if known:
-                    records.setdefault(json.dumps(fields, sort_keys=True), Record.from_json(fields))
-            except _DamagedError as damage:
-                print(f"{path}: line {number} is left out: {damage}", file=sys.stderr)
+                record = Record.from_json(fields) if 1 <= fields["schema"] <= SCHEMA else None
             except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                print(f"{path}: line {number} is left out: it cannot be understood ({error})", file=sys.stderr)
-            else:
-                if not known:
-                    raise UserError(
-                        f"{path}: line {number} is of schema {fields['schema']}, this version knows 1 to {SCHEMA}; use "
-                        "the one that wrote it"
-                    )
+                why = error if isinstance(error, UserError) else f"it cannot be understood ({error!r})"
+                print(f"{place} is left out: {why}", file=sys.stderr)
+                continue
+            if record is None:
+                known = f"this version knows 1 to {SCHEMA}; use the one that wrote it"
+                raise UserError(f"{place} is of schema {fields['schema']}, {known}")
+            records.setdefault(json.dumps(fields, sort_keys=True), record)
     return list(records.values())
 
 
-class _DamagedError(Exception):
-    """A line that is not as it was written."""
-
-
 def _intact(line: bytes) -> dict[str, Any]:
-    """What a line holds, without its checksum; raises _DamagedError where that is not right."""
+    """What a line holds, without its checksum; raises UserError where it is not as it was written."""
     try:
         fields = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        raise _DamagedError("it is not a whole record (a crash while writing?)") from None
+        raise UserError("it is not a whole record (a crash while writing?)") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("schema"), int):
-        raise _DamagedError("it is no record")
+        raise UserError("it is no record")
     checksum = fields.pop(_CHECKSUM, None)
     if checksum != _digest(fields) and (checksum is not None or fields["schema"] > 1):  # the first had none
-        raise _DamagedError("it was changed after it was written")
+        raise UserError("it was changed after it was written")
     return fields
 
 

@@ -98,7 +98,32 @@ class CheckpointNote:
 
 
 @value
-class Record:
+class Told:
+    """What one worker told of a run, or all of them together."""
+
+    outcome: str = ""
+    """`COMPLETED`, `DIVERGED`, `FAILED` or `SKIPPED`."""
+    reason: str = ""
+    dataset: str = ""
+    parameters: int | None = None
+    windows: tuple[Window, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds of wall time by what they went to (`poc.records.timing.PARTS`)."""
+    wall: float | None = None
+    """Seconds from the start of its process to its end; None where that was lost."""
+    memory: Memory = Memory()
+    peak_flops: float | None = None
+    """Operations a second of a large matrix product on the same devices, right after."""
+    exchanged: Exchanged | None = None
+    detail: Breakdown | None = None
+    norms: tuple[Norms, ...] = ()
+    resumed: tuple[CheckpointNote, ...] = ()
+    unsaved: tuple[CheckpointNote, ...] = ()
+
+
+@value
+class Record(Told):
     """What came out of one run."""
 
     run_id: str
@@ -111,33 +136,14 @@ class Record:
     hardware: Hardware
     versions: dict[str, str]
     commit: str
-    outcome: str = ""
-    """`COMPLETED`, `DIVERGED`, `FAILED` or `SKIPPED`."""
-    reason: str = ""
-    dataset: str = ""
-    parameters: int | None = None
-    windows: tuple[Window, ...] = ()
-    evaluations: tuple[Evaluation, ...] = ()
-    parts: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of wall time by what they went to (`poc.records.timing.PARTS`)."""
-    wall: float | None = None
-    """Seconds from the start of its process to its end."""
-    memory: Memory = Memory()
     cpu_seconds: float | None = None
     others_busy_cores: float | None = None
     """Cores that other processes kept busy meanwhile."""
     monitor: Monitored | None = None
     price_per_hour: float | None = None
     """Dollars."""
-    peak_flops: float | None = None
-    """Operations a second of a large matrix product on the same devices, right after."""
     workers: tuple[Worker, ...] = ()
     """Where there were several."""
-    exchanged: Exchanged | None = None
-    detail: Breakdown | None = None
-    norms: tuple[Norms, ...] = ()
-    resumed: tuple[CheckpointNote, ...] = ()
-    unsaved: tuple[CheckpointNote, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes the same record."""
@@ -168,7 +174,5 @@ class Record:
         anything else.
         """
         held = {name: given for name, given in fields.items() if name != "schema" and given is not None}
-        return from_plain(
-            Record,
-            {**held, "run": Run.from_json(held["run"]), "hardware": Hardware.from_json(held["hardware"])},
-        )
+        held.update(run=Run.from_json(held["run"]), hardware=Hardware.from_json(held["hardware"]))
+        return from_plain(Record, held)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poc import data
-from poc.machine.hardware import Hardware
 from poc.plan import Planned
 from poc.recipe import CIFAR10, ImageNet, Synthetic
 from poc.records import journal
@@ -17,43 +16,32 @@ from poc.run import Run
 from poc.train.hosts import Link
 from poc.train.local import Place
 from poc.train.parent import blank, execute, forget
-from poc.values import UserError, value
-
-Plans = Sequence[tuple[str, Sequence[Planned]]]
-"""The plan of each recipe, by its name."""
+from poc.values import UserError
 
 
-@value
-class Campaign:
-    """What all its runs have in common."""
+def undertake(
+    plans: Sequence[tuple[str, Sequence[Planned]]],
+    path: Path,
+    place: Place,
+    others: Sequence[Link] = (),
+    *,
+    detail: int = 0,
+    again: bool = False,
+) -> list[str]:
+    """Does every run of `plans`, the plan of each recipe by its name; returns the ids of those that failed.
 
-    journal: Path
-    place: Place
-    machine: Hardware
-    infrastructure: str
-    """What results call this machine."""
-    price_per_hour: float | None = None
-    """Dollars."""
-    detail: int = 0
-    """Rounds of the pass that takes a step apart; 0: none."""
-    again: bool = False
-    """Runs that the journal holds already are repeated."""
-
-
-def undertake(campaign: Campaign, plans: Plans, others: Sequence[Link] = ()) -> list[str]:
-    """Does every run of `plans` that the journal does not hold, with the hosts `others`; returns the ids that failed.
-
-    Raises UserError where the data cannot be had, or the journal not be written; KeyboardInterrupt once an interrupted
-    run is in the journal.
+    Records go to the journal at `path`; what that holds already is done only `again`. `detail` and `others` are those
+    of `execute`. Raises UserError where the data cannot be had, or the journal not be written; KeyboardInterrupt once
+    an interrupted run is in the journal.
     """
-    known = [record for record in journal.read([campaign.journal]) if record.infrastructure == campaign.infrastructure]
+    known = [record for record in journal.read([path]) if record.infrastructure == place.infrastructure]
     noted = {record.run_id for record in known}
-    done = {record.run_id for record in known if record.outcome in DONE and not campaign.again}
+    done = {record.run_id for record in known if record.outcome in DONE and not again}
     waiting = [item.run for _, planned in plans for item in planned if not item.skip and item.run.id not in done]
-    place = dataclasses.replace(campaign.place, stand_in=_needs_stand_in(campaign.place, waiting))
-    campaign, failed = dataclasses.replace(campaign, place=place), []
+    place = dataclasses.replace(place, stand_in=_needs_stand_in(place, waiting))
+    failed = []
     # Claimed only now: a mistake leaves nothing behind.
-    with journal.claimed(campaign.journal):
+    with journal.claimed(path):
         for name, planned in plans:
             for number, item in enumerate(planned, start=1):
                 run = item.run
@@ -61,15 +49,16 @@ def undertake(campaign: Campaign, plans: Plans, others: Sequence[Link] = ()) -> 
                 if item.skip:
                     _say(f"{title}: skipped, {item.skip}")
                     if run.id not in noted:
-                        why = {"outcome": SKIPPED, "reason": item.skip}
-                        journal.append(campaign.journal, blank(run, campaign.machine, campaign.infrastructure, **why))
+                        journal.append(path, blank(run, place, outcome=SKIPPED, reason=item.skip))
                 elif run.id in done:
                     _say(f"{title}: in the journal already (--again repeats it)")
                 else:
                     _say(f"{title}: about {duration(item.seconds)}")
-                    outcome = _take(run, campaign, others)
-                    done |= {run.id} if outcome in DONE else set()  # another recipe may have it, too
-                    failed += [run.id] if outcome == FAILED else []
+                    outcome = _take(run, path, place, detail, others)
+                    if outcome in DONE:
+                        done.add(run.id)  # another recipe may have it, too
+                    elif outcome == FAILED:
+                        failed.append(run.id)
     return failed
 
 
@@ -80,21 +69,19 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _take(run: Run, campaign: Campaign, others: Sequence[Link]) -> str:
+def _take(run: Run, path: Path, place: Place, detail: int, others: Sequence[Link]) -> str:
     """Does one run and puts its record into the journal; returns its outcome."""
-    record, interrupted = execute(
-        run, campaign.place, campaign.machine, campaign.infrastructure, detail=campaign.detail, others=others
-    )
+    record, interrupted = execute(run, place, detail=detail, others=others)
     try:
-        journal.append(campaign.journal, dataclasses.replace(record, price_per_hour=campaign.price_per_hour))
+        journal.append(path, record)
     except OSError as error:
         raise UserError(
-            f"results: no room for the record of {run.id} in {campaign.journal} ({error.strerror}); make some and "
-            "start again: the run goes on from its last checkpoint"
+            f"results: no room for the record of {run.id} in {path} ({error.strerror}); make some and start again: the "
+            "run goes on from its last checkpoint"
         ) from error
     _say(f"  {record.in_words()}")
     if record.outcome in DONE:
-        forget(run, campaign.place)
+        forget(run, place)
     if interrupted:
         raise KeyboardInterrupt
     return record.outcome

@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import numpy as np
 
 from poc.values import value
 
-_NAME = re.compile(r"worker\d+-(\d+)-[0-9a-f]{64}\.npz")
 _STORY = "story.json"
 
 
@@ -42,10 +40,9 @@ def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
     Raises OSError where it cannot be written, or does not read back as it was written; the older ones are there then.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"step": checkpoint.step, "story": checkpoint.story}
-    text = np.frombuffer(json.dumps(told, allow_nan=False).encode(), dtype=np.uint8)
+    told = json.dumps({"step": checkpoint.step, "story": checkpoint.story}, allow_nan=False)
     buffer = io.BytesIO()
-    np.savez(buffer, **{_STORY: text, **checkpoint.arrays})
+    np.savez(buffer, **{_STORY: np.frombuffer(told.encode(), dtype=np.uint8), **checkpoint.arrays})
     content = buffer.getvalue()
     digest = hashlib.sha256(content).hexdigest()
     unfinished = folder / f"worker{worker}.unfinished"
@@ -73,11 +70,12 @@ def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
 
 def steps(folder: Path, workers: Iterable[int], conditions: Mapping[str, Any]) -> list[int]:
     """The steps after which each of `workers` has a whole checkpoint in `folder`, made under these conditions."""
-    complete = []
-    for worker in workers:
+
+    def usable(worker: int) -> set[int]:
         whole = filter(None, (_read(path) for _, path in _stored(folder, worker)))
-        complete.append({checkpoint.step for checkpoint in whole if checkpoint.story["conditions"] == conditions})
-    return sorted(set.intersection(*complete))
+        return {checkpoint.step for checkpoint in whole if checkpoint.story["conditions"] == conditions}
+
+    return sorted(set.intersection(*map(usable, workers)))
 
 
 def read(folder: Path, worker: int, step: int) -> Checkpoint:
@@ -90,18 +88,15 @@ def read(folder: Path, worker: int, step: int) -> Checkpoint:
 
 def remove(folder: Path, *, but: int | None = None) -> None:
     """Removes the checkpoints of a run that needs them no more, all but those of step `but`; harmless without any."""
-    for path in folder.glob("worker*"):
-        name = _NAME.fullmatch(path.name)
-        if name is None or int(name[1]) != but:
-            path.unlink(missing_ok=True)
+    for path in {*folder.glob("worker*")} - {*folder.glob(f"worker*-{but}-*.npz")}:
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it is not there, or not empty
         folder.rmdir()
 
 
 def _stored(folder: Path, worker: int) -> list[tuple[int, Path]]:
     """Step and file of each checkpoint of `worker`."""
-    names = [(_NAME.fullmatch(path.name), path) for path in folder.glob(f"worker{worker}-*.npz")]
-    return [(int(name[1]), path) for name, path in names if name]
+    return [(int(path.stem.split("-")[1]), path) for path in folder.glob(f"worker{worker}-*-*.npz")]
 
 
 def _read(path: Path) -> Checkpoint | None:

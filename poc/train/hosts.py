@@ -25,6 +25,17 @@ _SILENCE_SECONDS = 10.0
 _JOIN_SECONDS = 120.0
 _ALIVE_SECONDS = 1.0
 
+# Variables of each launcher: how many processes, which of them this is, how many on this host, where the first one is.
+_LAUNCHERS = (
+    ("POC_HOSTS", "POC_HOST", ""),
+    ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+    # horovodrun's rendezvous server is where it was started, on the first host.
+    ("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_GLOO_RENDEZVOUS_ADDR"),
+    ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"),
+)
+
 Message = dict[str, Any]
 
 
@@ -50,43 +61,27 @@ def find(environment: Mapping[str, str]) -> Hosts | None:
     MPI's and MPICH's `mpirun`, `horovodrun`, `torchrun`; POC_ADDRESS names the first host where the launcher does not.
     Raises UserError where that is contradictory or not enough.
     """
-    launchers = (
-        ("POC_HOSTS", "POC_HOST", None, None),
-        ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", _slurm_first),
-        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None),
-        ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", None),
-        # horovodrun's rendezvous server is where it was started, on the first host.
-        ("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", lambda names: names.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")),
-        ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", lambda names: names.get("MASTER_ADDR")),
-    )
-    for size, rank, local, first in launchers:
+    for size, rank, local, *first in _LAUNCHERS:
         # An interactive shell inside a Slurm job has the job's size, but no rank of its own.
         if size not in environment or rank not in environment:
             continue
-        count, number = _number(environment, size), _number(environment, rank)
+        for name in (size, rank):
+            if not environment[name].isdigit():
+                raise UserError(f"{name}: {environment[name]!r} is not allowed; give a whole number")
+        count, number = int(environment[size]), int(environment[rank])
         if count == 1:
             return None
         if number >= count:
             raise UserError(f"{rank}: {number} is not allowed; with {size}={count} give 0 to {count - 1}")
-        if local and environment.get(local, "1") != "1":
+        if environment.get(local, "1") != "1":
             raise UserError(f"{local}: {environment[local]} processes were started on a host; start one on each")
-        address = environment.get("POC_ADDRESS") or (first(environment) if first else None)
+        told = next(filter(None, map(environment.get, first)), "")
+        # Slurm's may be a list such as "node[07-09,12],other1".
+        address = environment.get("POC_ADDRESS") or re.sub(r"\[(\d+)[^\]]*\]", r"\1", told).partition(",")[0]
         if not address:
             raise UserError("POC_ADDRESS: it is missing; give the first host's name or IP address, e.g. node1:9199")
         return Hosts(number=number, count=count, address=address if ":" in address else f"{address}:{PORT}")
     return None
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    if not environment[name].isdigit():
-        raise UserError(f"{name}: {environment[name]!r} is not allowed; give a whole number")
-    return int(environment[name])
-
-
-def _slurm_first(environment: Mapping[str, str]) -> str:
-    """The first node of a Slurm list such as "node[07-09,12],other1"."""
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).partition(",")[0]
 
 
 class Link:

@@ -14,9 +14,9 @@ from typing import Any, Callable
 
 from poc.machine import hardware, numa, processes, sensors
 from poc.machine.monitor import Monitor, Monitored
+from poc.records.record import Told
 from poc.run import Run
 from poc.train import told
-from poc.train.told import Told
 from poc.values import value
 
 _INTERRUPTED_SECONDS = 60.0
@@ -24,13 +24,18 @@ _INTERRUPTED_SECONDS = 60.0
 
 @value
 class Place:
-    """Where runs find their data and leave what they make."""
+    """Where runs are done: this machine, where it finds their data and leaves what they make."""
 
+    machine: hardware.Hardware
+    infrastructure: str
+    """What results call it."""
     source: Path | None
     """Folder or file with the data set, where the user named one."""
     cache: Path
     checkpoints: Path | None = None
     """Folder for checkpoints, where a completed run leaves its last one; None: in the cache, until it has completed."""
+    price_per_hour: float | None = None
+    """Dollars."""
     stand_in: bool = False
     """No CIFAR-10 is to be had: the synthetic set takes its place."""
     patience: float = 300.0
@@ -87,7 +92,6 @@ def core_use(before: tuple[float, float, float]) -> tuple[float, float]:
 def train_here(
     task: Task,
     place: Place,
-    machine: hardware.Hardware,
     helpers: Mapping[str, subprocess.Popen[str]],
     elsewhere: Callable[[], processes.Lost | None],
 ) -> Share:
@@ -96,17 +100,31 @@ def train_here(
     `elsewhere` says what of the run is lost on another host.
     """
     before, run = core_seconds(), task.run
+    common = {
+        **task.request,
+        "source": place.source and str(place.source),
+        "cache": str(place.cache),
+        "checkpoints": str(place.checkpoints_of(run)),
+        "keep": place.checkpoints is not None,
+        "began": time.monotonic(),
+    }
+    cores = _cores(run, place.machine, len(task.environments))
     workers: dict[str, subprocess.Popen[str]] = {}
     watcher: Monitor | None = None
     lost: processes.Lost | None = None
     interrupted = False
     with processes.scratch() as folder:
-        requests = _requests(task, place, machine, folder)
-        events = [Path(request["events"]) for request in requests]
+        events = [folder / f"worker{task.first + here}.jsonl" for here in range(len(task.environments))]
         try:
-            for here, (request, environment) in enumerate(zip(requests, task.environments)):
-                workers[f"worker {request['worker']}"] = _start(request, {**environment, **own_gpus(run, here)})
-            with Monitor(_sensors(run, machine, workers)) as watcher:
+            for here, environment in enumerate(task.environments):
+                number = task.first + here
+                request = {**common, "worker": number, "cores": cores[here], "events": str(events[here])}
+                asked = events[here].with_suffix(".json")
+                asked.write_text(json.dumps(request))
+                with asked.open() as stdin:
+                    environment = {**environment, **own_gpus(run, here)}
+                    workers[f"worker {number}"] = processes.start("poc.train.worker", environment, stdin=stdin)
+            with Monitor(_sensors(run, place.machine, workers)) as watcher:
                 lost = processes.watch(workers, helpers, events, place.patience, elsewhere)
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
@@ -117,35 +135,12 @@ def train_here(
             interrupted = True
         finally:
             processes.stop(workers.values())
-        heard = tuple(told.read(path, process.returncode) for path, process in zip(events, workers.values()))
+        heard = [told.read(path, process.returncode) for path, process in zip(events, workers.values())]
+    for name, worker in zip(workers, heard):
+        if lost and lost[0] == name and worker.wall is not None:
+            lost = name, worker.reason  # in its own words, where it had the time for some
     summary = watcher.summary() if watcher else None
-    return Share(told=heard, lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
-
-
-def _requests(task: Task, place: Place, machine: hardware.Hardware, folder: Path) -> list[dict[str, Any]]:
-    """What each worker of this host is asked to do; its events go to a file in `folder`."""
-    common = {
-        **task.request,
-        "source": place.source and str(place.source),
-        "cache": str(place.cache),
-        "checkpoints": str(place.checkpoints_of(task.run)),
-        "keep": place.checkpoints is not None,
-        "began": time.monotonic(),
-    }
-    cores = _cores(task.run, machine, len(task.environments))
-    return [
-        {**common, "worker": number, "cores": own, "events": str(folder / f"worker{number}.jsonl")}
-        for number, own in enumerate(cores, start=task.first)
-    ]
-
-
-def _start(request: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
-    process = processes.start("poc.train.worker", environment, stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it died at once: what it told says so
-        process.stdin.write(json.dumps(request))
-        process.stdin.close()
-    return process
+    return Share(told=tuple(heard), lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
 
 
 def _sensors(run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]]) -> sensors.Source:

@@ -13,7 +13,6 @@ from poc.records.noise import Norms
 from poc.records.record import COMPLETED, DIVERGED, Evaluation
 from poc.records.timing import Clock, Window
 from poc.run import Run
-from poc.values import to_plain
 
 EXPLODED = 1e4
 """Mean training loss of a window, in nats, from which no run comes back."""
@@ -27,8 +26,9 @@ class Loop:
     session: Session
     validation: Callable[[], Iterable[Batch]]
     clock: Clock
-    tell: Callable[[dict[str, Any]], None]
-    save: Callable[[int], None] = lambda step: None
+    tell: Callable[[str, Any], None]
+    """Is given the name of an event, and the `Window`, `Norms` or `Evaluation`."""
+    save: Callable[[int], None]
     """Writes a checkpoint, given the steps done: after every epoch, and within one after `save_every` steps."""
     first_step: int = 0
     save_every: int | None = None
@@ -62,7 +62,7 @@ class Loop:
 
         The clock is read only where everything enqueued is drained, and nothing is fetched in between.
         """
-        run, clock, session = self.run, self.clock, self.session
+        run, clock = self.run, self.clock
         start, waited, samples = clock.elapsed(), 0.0, 0
         steps = range(self._step, self._step + count)
         looked_at = [step for step in steps if run.gradient_noise and step % run.gradient_noise == 0]
@@ -70,19 +70,18 @@ class Loop:
             asked = clock.elapsed()
             batch = next(batches)
             waited += clock.elapsed() - asked
-            session.step(batch, run.rate(step), norms=step in looked_at)
+            self.session.step(batch, run.rate(step), norms=step in looked_at)
             samples += len(batch)
         self._step += count
-        loss = session.drain()
+        loss = self.session.drain()
         seconds = clock.elapsed() - start
         window = Window(
             epoch=epoch, start=start, steps=count, samples=samples, seconds=seconds, waited=waited, loss=_finite(loss)
         )
-        self._tell("window", window)
-        if looked_at:
-            for step, (small, large) in zip(looked_at, session.gradient_norms()):
-                if math.isfinite(small + large):
-                    self._tell("norms", Norms(step=step, small=small, large=large))
+        self.tell("window", window)
+        for step, (small, large) in zip(looked_at, self.session.gradient_norms() if looked_at else ()):
+            if math.isfinite(small + large):
+                self.tell("norms", Norms(step=step, small=small, large=large))
         return loss
 
     def _evaluate(self, epoch: int) -> None:
@@ -93,15 +92,12 @@ class Loop:
         evaluation = Evaluation(
             epoch=epoch, at=start, seconds=seconds, accuracy=accuracy, samples=scored.samples, loss=_finite(scored.loss)
         )
-        self._tell("evaluation", evaluation)
+        self.tell("evaluation", evaluation)
 
     def _checkpoint(self) -> None:
         with self.clock.part("checkpoint"):
             self.save(self._step)
         self._saved = self._step
-
-    def _tell(self, name: str, event: Window | Norms | Evaluation) -> None:
-        self.tell({"event": name, **to_plain(event)})
 
 
 def _finite(loss: float) -> float | None:

@@ -17,37 +17,28 @@ from poc.machine.monitor import Monitored
 from poc.plan import estimate
 from poc.records.record import DONE, FAILED, Record
 from poc.run import Run
-from poc.train import checkpoint
+from poc.train import checkpoint, told
 from poc.train.hosts import Link, LinkError
 from poc.train.local import Place, Share, Task, core_seconds, core_use, train_here
-from poc.train.told import Told, merged
 from poc.values import from_plain, to_plain
 
 _LOOK_SECONDS = 0.1
 _CHECKPOINT_SECONDS = 180.0
 
 
-def execute(
-    run: Run,
-    place: Place,
-    machine: hardware.Hardware,
-    infrastructure: str,
-    *,
-    detail: int = 0,
-    others: Sequence[Link] = (),
-) -> tuple[Record, bool]:
+def execute(run: Run, place: Place, *, detail: int = 0, others: Sequence[Link] = ()) -> tuple[Record, bool]:
     """Trains `run` in processes of its own, one a worker; returns its record, and whether the user interrupted it.
 
     Where it was cut off before it goes on from its last checkpoint; where a process is lost it does so `run.restarts`
     times. `detail` adds a pass of so many rounds that takes computation and communication apart. Several workers are
     shared with the `others`, hosts that follow this one.
     """
-    record, before = blank(run, machine, infrastructure), core_seconds()
+    record, before = blank(run, place, price_per_hour=place.price_per_hour), core_seconds()
     team = list(others) if run.workers > 1 else []
     conditions = {
         "versions": record.versions,
         "commit": record.commit,
-        "cpu": machine.cpu,
+        "cpu": place.machine.cpu,
         "stand_in": place.stand_in,
         "workers_here": run.workers // (1 + len(team)),
     }
@@ -62,44 +53,43 @@ def execute(
             "first_step": first_step,
             "why": why,
             "conditions": conditions,
-            "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / estimate(run, machine)),
+            "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / estimate(run, place.machine)),
             "detail": detail,
             "stand_in": place.stand_in,
         }
-        shares, reason = _attempt(run, request, place, machine, team)
-        interrupted = shares[0].interrupted
-        if not reason or interrupted or not left:
+        shares, reason = _attempt(run, request, place, team)
+        if not reason or shares[0].interrupted or not left:
             break
         why = reason
         print(f"  {why}; starting again ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     # The first host's use is that of all attempts, and of what served the workers too.
     cpu_seconds, others_busy = zip(core_use(before), *(share.core_use for share in shares[1:]))
-    told = [worker for share in shares for worker in share.told]
-    record, reason = merged(record, told), "interrupted" if interrupted else reason or _mixed_data(told)
-    return dataclasses.replace(
+    workers = [worker for share in shares for worker in share.told]
+    names = sorted({worker.dataset for worker in workers if worker.dataset})
+    if shares[0].interrupted:
+        reason = "interrupted"
+    elif not reason and len(names) > 1:
+        reason = f"the hosts trained on different data: {', '.join(names)}"
+    record = told.merged(record, workers)
+    record = dataclasses.replace(
         record,
         monitor=_monitored(shares),
         cpu_seconds=sum(cpu_seconds),
         others_busy_cores=max(others_busy),
         outcome=FAILED if reason else record.outcome,
         reason=reason or record.reason,
-    ), interrupted
+    )
+    return record, shares[0].interrupted
 
 
-def _mixed_data(told: Sequence[Told]) -> str:
-    """Why workers that trained on different data make no run; empty where they did not."""
-    names = sorted({worker.dataset for worker in told if worker.dataset is not None})
-    return f"the hosts trained on different data: {', '.join(names)}" if len(names) > 1 else ""
-
-
-def blank(run: Run, machine: hardware.Hardware, infrastructure: str, **fields: Any) -> Record:
+def blank(run: Run, place: Place, **fields: Any) -> Record:
     """The record of a run of which nothing is known yet but `fields`."""
     return Record(
         run_id=run.id,
         run=run,
         started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        infrastructure=infrastructure,
-        hardware=machine,
+        infrastructure=place.infrastructure,
+        hardware=place.machine,
         versions={**hardware.versions(), **engines.load(run.engine).versions()},
         commit=hardware.commit(),
         dataset=run.data.name,
@@ -123,27 +113,34 @@ def _resumed_from(run: Run, place: Place, team: Sequence[Link], conditions: dict
     return max((step for step in common if step < run.steps), default=0)
 
 
-def _attempt(
-    run: Run, request: dict[str, Any], place: Place, machine: hardware.Hardware, team: Sequence[Link]
-) -> tuple[list[Share], str]:
+def _attempt(run: Run, request: dict[str, Any], place: Place, team: Sequence[Link]) -> tuple[list[Share], str]:
     """Trains `run` once, on this host and the `team`; returns what each host did, this one first, and why it failed."""
     addresses = [team[0].here, *(link.there for link in team)] if team else ["127.0.0.1"]
     each = run.workers // len(addresses)
     heard: dict[str, Share] = {}
 
     def elsewhere() -> processes.Lost | None:
-        waited_for = [link for link in team if link.name not in heard]
-        return next(filter(None, (_hear(link, heard) for link in waited_for)), None)
+        """Takes in the shares that have come from other hosts; returns what was lost there, or the link."""
+        for link in team:
+            try:
+                message = None if link.name in heard else link.poll()
+            except LinkError as error:
+                return link.name, str(error)
+            if message is not None:
+                share = heard[link.name] = from_plain(Share, message["share"])
+                if share.lost or share.interrupted:
+                    return share.lost or (link.name, "interrupted")
+        return None
 
-    with engines.load(run.engine).cluster(run, run.cores_per_worker or machine.cores, addresses) as around:
-        tasks = [
+    with engines.load(run.engine).cluster(run, run.cores_per_worker or place.machine.cores, addresses) as around:
+        first, *tasks = [
             Task(request=request, first=first, environments=tuple(around.environments[first : first + each]))
             for first in range(0, run.workers, each)
         ]
-        for link, task in zip(team, tasks[1:]):
+        for link, task in zip(team, tasks):
             with contextlib.suppress(LinkError):  # `elsewhere` finds out
                 link.send({"task": to_plain(task)})
-        own = train_here(tasks[0], place, machine, around.helpers, elsewhere)
+        own = train_here(first, place, around.helpers, elsewhere)
         lost = own.lost
         while lost is None and not own.interrupted and len(heard) < len(team):
             lost = elsewhere()
@@ -153,19 +150,13 @@ def _attempt(
                 with contextlib.suppress(LinkError):
                     link.send({"stop": True})
                     heard[link.name] = from_plain(Share, link.receive()["share"])
-    shares = [own, *(heard.get(link.name) for link in team)]
-    there = [share for share in shares if share]
+    shares = [own, *(heard[link.name] for link in team if link.name in heard)]
     if lost is None:
-        return there, ""
-    who, why = lost
-    for task, share in zip(tasks, shares):
-        for number, worker in enumerate(share.told if share else (), start=task.first):
-            if who == f"worker {number}" and worker.wall is not None:
-                why = worker.reason  # in its own words, where it had the time for some
-    return there, why if run.workers == 1 else f"{who}: {why}"
+        return shares, ""
+    return shares, lost[1] if run.workers == 1 else ": ".join(lost)
 
 
-def follow(leader: Link, place: Place, machine: hardware.Hardware) -> None:
+def follow(leader: Link, place: Place) -> None:
     """Does this host's share of each run that the first host names, until it says that there are no more.
 
     Raises LinkError where that host is lost.
@@ -177,32 +168,17 @@ def follow(leader: Link, place: Place, machine: hardware.Hardware) -> None:
         except LinkError as error:
             return leader.name, str(error)
 
-    while True:
-        message = leader.receive()
-        if "end" in message:
-            return
+    while "end" not in (message := leader.receive()):
         if "steps" in message:
             asked = message["steps"]
             folder = place.checkpoints_of(Run.from_json(asked["run"]))
             leader.send({"have": checkpoint.steps(folder, asked["workers"], asked["conditions"])})
         if "task" in message:
             task = from_plain(Task, message["task"])
-            share = train_here(task, place, machine, {}, elsewhere)
+            share = train_here(task, place, {}, elsewhere)
             leader.send({"share": to_plain(share)})
-            if all(told.outcome in DONE for told in share.told):
+            if all(worker.outcome in DONE for worker in share.told):
                 forget(task.run, place)
-
-
-def _hear(link: Link, heard: dict[str, Share]) -> processes.Lost | None:
-    """Adds the share of a run that has come over `link` to `heard`; returns what was lost there, or the link."""
-    try:
-        message = link.poll()
-    except LinkError as error:
-        return link.name, str(error)
-    if message is None:
-        return None
-    share = heard[link.name] = from_plain(Share, message["share"])
-    return (link.name, "interrupted") if share.interrupted and share.lost is None else share.lost
 
 
 def _monitored(shares: Sequence[Share]) -> Monitored | None:

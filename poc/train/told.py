@@ -9,37 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from poc.machine import processes
-from poc.records.noise import Norms
-from poc.records.record import COMPLETED, FAILED, Breakdown, CheckpointNote, Evaluation, Exchanged, Memory, Record
-from poc.records.record import Worker as WorkerRecord
+from poc.records.record import COMPLETED, FAILED, Evaluation, Memory, Record, Told, Worker
 from poc.records.timing import Window
-from poc.values import from_plain, value
+from poc.values import from_plain
 
 # The events of which there may be several, and the fields that they are gathered in.
 _LISTED = dict(window="windows", evaluation="evaluations", norms="norms", resumed="resumed", unsaved="unsaved")
 T = TypeVar("T")
-
-
-@value
-class Told:
-    """What one worker told; all but the lists and the outcome is there only where it told of its end."""
-
-    outcome: str
-    reason: str = ""
-    windows: tuple[Window, ...] = ()
-    evaluations: tuple[Evaluation, ...] = ()
-    norms: tuple[Norms, ...] = ()
-    resumed: tuple[CheckpointNote, ...] = ()
-    unsaved: tuple[CheckpointNote, ...] = ()
-    dataset: str | None = None
-    parameters: int | None = None
-    parts: dict[str, float] = dataclasses.field(default_factory=dict)
-    wall: float | None = None
-    host_peak_bytes: int | None = None
-    device_peak_bytes: int | None = None
-    peak_flops: float | None = None
-    exchanged: Exchanged | None = None
-    detail: Breakdown | None = None
 
 
 def read(events: Path, status: int) -> Told:
@@ -67,29 +43,28 @@ def merged(blank: Record, told: Sequence[Told]) -> Record:
     # The first to fail says why; those that were stopped for its sake only say that they were.
     blamed = next((worker for worker in ended if worker.outcome != COMPLETED), slowest)
     peaks = _known(worker.peak_flops for worker in told)
-    names = {declared.name for declared in dataclasses.fields(Told)} & set(vars(blank))
-    fields = {name: getattr(slowest, name) for name in names if getattr(slowest, name) is not None}
+    workers = [
+        Worker(worker=number, windows=own.windows, parts=own.parts, wall=own.wall, exchanged=own.exchanged)
+        for number, own in enumerate(told)
+    ]
+    fields = {name: held for name, held in vars(slowest).items() if held not in (None, "")}
     fields.update(
         outcome=blamed.outcome,
         reason=blamed.reason,
         windows=tuple(map(_window, zip(*(worker.windows for worker in told)))),
         evaluations=tuple(map(_evaluation, zip(*(worker.evaluations for worker in told)))),
         memory=Memory(
-            host_peak_bytes=sum(_known(worker.host_peak_bytes for worker in told)) or None,
-            device_peak_bytes=max(_known(worker.device_peak_bytes for worker in told), default=None),
+            host_peak_bytes=sum(_known(worker.memory.host_peak_bytes for worker in told)) or None,
+            device_peak_bytes=max(_known(worker.memory.device_peak_bytes for worker in told), default=None),
         ),
         peak_flops=sum(peaks) if len(peaks) == len(told) else None,
-        workers=tuple(map(_worker, range(len(told)), told)) if len(told) > 1 else (),
+        workers=tuple(workers) if len(told) > 1 else (),
     )
     return dataclasses.replace(blank, **fields)
 
 
 def _known(values: Iterable[T | None]) -> list[T]:
     return [value for value in values if value is not None]
-
-
-def _worker(number: int, told: Told) -> WorkerRecord:
-    return WorkerRecord(worker=number, windows=told.windows, parts=told.parts, wall=told.wall, exchanged=told.exchanged)
 
 
 def _window(windows: tuple[Window, ...]) -> Window:

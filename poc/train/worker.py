@@ -38,7 +38,7 @@ class Worker:
         self._request = request
         self._number = request["worker"]
         self._first_step = request["first_step"]
-        self._folder = Path(request["checkpoints"])
+        self._checkpoints = Path(request["checkpoints"])
         self._clock = Clock(start=request["began"])
         self._progress = Progress(self.run, shown=self._number == 0)
         self._events = events
@@ -53,23 +53,27 @@ class Worker:
             end = self._end(FAILED, "interrupted")
         except Exception as error:  # whatever it is, it belongs in the record
             end = self._end(FAILED, f"{type(error).__name__}: {_line_of(error)}")
-        self._tell(end)
+        self._tell("end", end)
         self._progress.close()
         return str(end["outcome"])
 
     def _end(self, outcome: str, reason: str) -> dict[str, Any]:
-        """The event of its end, with what it has used so far."""
-        host_peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        used = {"parts": self._clock.parts, "wall": self._clock.elapsed(), "host_peak_bytes": host_peak_bytes}
-        return {"event": "end", "outcome": outcome, "reason": reason, **used}
+        """What it tells at its end, with what it has used so far."""
+        memory = {"host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        used = {"parts": self._clock.parts, "wall": self._clock.elapsed(), "memory": memory}
+        return {"outcome": outcome, "reason": reason, **used}
 
     def _train(self) -> dict[str, Any]:
-        """Does what the request asks for; returns the event of its end."""
+        """Does what the request asks for; returns what it tells at its end."""
         run, request = self.run, self._request
         with self._clock.part("initialise"):
-            dataset = _dataset(run, request)
+            if request["stand_in"] and isinstance(run.data, CIFAR10):
+                dataset = data.stand_in()
+            else:
+                source = Path(request["source"]) if request["source"] else None
+                dataset = data.load(run.data, source=source, cache=Path(request["cache"]))
             session = self._session = self._open(data.held(dataset, run.data))
-        self._tell({"event": "ready", "dataset": dataset.name, "parameters": session.parameters})
+        self._tell("ready", {"dataset": dataset.name, "parameters": session.parameters})
         share = {"worker": self._number, "workers": run.workers}
         stream = data.training_batches(
             dataset,
@@ -98,26 +102,27 @@ class Worker:
                 end["peak_flops"] = session.peak_flops()
                 if request["detail"]:
                     end["detail"] = to_plain(breakdown.measure(session, batches, run, request["detail"]))
-        end["device_peak_bytes"] = session.peak_device_bytes()
+        end["memory"]["device_peak_bytes"] = session.peak_device_bytes()
         return end
 
     def _open(self, images: np.ndarray | None) -> Session:
         """The session, where there is a checkpoint to go on from as it was then; all workers leave this together."""
         first_step, state = self._first_step, None
         if first_step:
-            before = checkpoint.read(self._folder, self._number, first_step)
+            before = checkpoint.read(self._checkpoints, self._number, first_step)
             state = before.arrays
             for event in before.story["events"]:
-                self._tell(event)
+                self._tell(event["event"], event)
             self._clock.resume(*before.story["clock"])
-            self._tell({"event": "resumed", "step": first_step, "why": self._request["why"]})
+            self._tell("resumed", {"step": first_step, "why": self._request["why"]})
         session = engines.open_session(self.run, first_step=first_step, state=state)
         if images is not None:
             session.hold(images)
         session.barrier()
         return session
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _tell(self, name: str, told: Any) -> None:
+        event = {"event": name, **to_plain(told)}
         self._told.append(event)
         self._events.write(json.dumps(event, allow_nan=False) + "\n")
         self._events.flush()
@@ -130,16 +135,9 @@ class Worker:
         story = {"conditions": self._request["conditions"], "events": self._told, "clock": clock}
         state = checkpoint.Checkpoint(step=step, arrays=self._session.state(), story=story)
         try:
-            checkpoint.write(self._folder, self._number, state)
+            checkpoint.write(self._checkpoints, self._number, state)
         except OSError as error:  # a full disk is no reason to stop; the run is only less safe
-            self._tell({"event": "unsaved", "step": step, "why": str(error)})
-
-
-def _dataset(run: Run, request: dict[str, Any]) -> data.Dataset:
-    if request["stand_in"] and isinstance(run.data, CIFAR10):
-        return data.stand_in()
-    source = Path(request["source"]) if request["source"] else None
-    return data.load(run.data, source=source, cache=Path(request["cache"]))
+            self._tell("unsaved", {"step": step, "why": str(error)})
 
 
 def _line_of(error: Exception) -> str:
