@@ -12,7 +12,6 @@ import math
 from tabulate import tabulate
 
 from poc.recipe import EPOCHS, Linear, Recipe
-from poc.records import noise
 from poc.values import value
 
 STEPS = 200
@@ -55,7 +54,9 @@ def advise(recipe: Recipe, scale: float) -> tuple[list[Choice], Choice]:
 
     Beyond it twice the batch saves less than a quarter of the steps. The learning rate of the recipe's first setting is
     taken to be right where it was given: for `per` samples, or where it does not scale for that setting's total batch.
-    Where a larger gradient makes no larger update, the best rate follows the root.
+    From there it follows 1 / (1 + N/B) (their equation 2.6): it grows with the batch below the noise scale and hardly
+    any more beyond it. Where a larger gradient makes no larger update, it follows the root of that (they found powers
+    from 0.5 to 1 for Adam and RMSProp).
     """
     setting = recipe.settings()[0]
     at = setting.lr.per if isinstance(setting.lr, Linear) else setting.total_batch
@@ -64,9 +65,9 @@ def advise(recipe: Recipe, scale: float) -> tuple[list[Choice], Choice]:
     choices = [
         Choice(
             batch=batch,
-            steps=noise.fewest_steps(batch, scale),
+            steps=1 + scale / batch,
             samples=1 + batch / scale,
-            learning_rate=noise.best_rate(setting.lr.at(at), at, batch, scale, power),
+            learning_rate=setting.lr.at(at) * ((1 + scale / at) / (1 + scale / batch)) ** power,
         )
         for batch in (2**exponent for exponent in range(max(0, nearest - 4), nearest + 5))
     ]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,17 @@ def survives(fault: str, times: int = 1) -> Iterator[None]:
     _made[fault] += times
     yield
     _survived[fault] += times
+
+
+@contextlib.contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """In the block no file of this process grows beyond `size` bytes: what a full disk is to a program that writes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -47,12 +47,12 @@ def heed_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def start(recipe: Path, folder: Path, *options: str, **how: Any) -> subprocess.Popen[str]:
+def start(recipe: Path, folder: Path, **how: Any) -> subprocess.Popen[str]:
     """`poc run` on `recipe`, with its cache, results and checkpoints in `folder`; `how`: of Popen, whose
     `environment` is added to this process's own, or taken out of it by None."""
     command = [*how.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc", "run", str(recipe)]
     command += ["--results", str(folder / "results"), "--checkpoints", str(folder / "checkpoints")]
-    command += ["--infrastructure", "here", *options]
+    command += ["--infrastructure", "here"]
     places = {"POC_CACHE": str(folder / "cache"), "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FONTS}
     variables = {**os.environ, **places, **how.pop("environment", {})}
     environment = {name: value for name, value in variables.items() if value is not None}
@@ -60,11 +60,12 @@ def start(recipe: Path, folder: Path, *options: str, **how: Any) -> subprocess.P
     return subprocess.Popen(command, env=environment, text=True, **how)
 
 
-def finish(recipe: Path, folder: Path, *options: str, **how: Any) -> tuple[int, str]:
-    """Its exit code, and what it said."""
-    with start(recipe, folder, *options, **how) as process:
+def finish(recipe: Path, folder: Path, *, status: int = 0, **how: Any) -> str:
+    """What it said, once it has ended, which it has to with this exit code."""
+    with start(recipe, folder, **how) as process:
         said, _ = process.communicate(timeout=DEADLINE_SECONDS)
-        return process.returncode, said
+    assert process.returncode == status, said
+    return said
 
 
 def records(folder: Path) -> list[Record]:

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from poc import ImageNet
 from poc.__main__ import main
 from poc.records import journal
 from tests.builders import recipe_file
-
-IMAGENET_RECIPE = """
-from poc import ImageNet, Recipe
-
-recipe = Recipe(model="resnet50_v1", data=ImageNet(train=2, validation=1), kind="cpu", batch_per_device=1, steps=1)
-"""
 
 
 @pytest.fixture
@@ -74,9 +69,10 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
     recipe_file(folder / "bad.py", batch_per_device=0)
-    (folder / "imagenet.py").write_text(IMAGENET_RECIPE)
-    for name in ("empty", "junk"):
-        (folder / name).mkdir()
+    images = ImageNet(crop=32, resize=40, train=2, validation=1)
+    recipe_file(folder / "imagenet.py", data=images, batch_per_device=1)
+    (folder / "empty").mkdir()
+    (folder / "junk").mkdir()
     for name in ("train", "val"):
         (folder / "junk" / f"imagenet_{name}.rec").write_bytes(b"junk" * 10)
     before = set(folder.rglob("*"))

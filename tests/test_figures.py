@@ -49,12 +49,8 @@ def record(**changes: Any) -> Record:
     return record_of(run=run, hardware={**TEST_CPU, "cpu": "test"}, **plain)
 
 
-def by_label(series: list[chart.Series]) -> dict[str, chart.Series]:
-    return {line.label: line for line in series}
-
-
 def test_accuracy_against_throughput_has_every_published_accuracy_and_marks_what_is_special() -> None:
-    drawn = by_label(points.accuracy_throughput([*PRINTED, measured()]))
+    drawn = {line.label: line for line in points.accuracy_throughput([*PRINTED, measured()])}
     k80, p100 = drawn["8x Tesla K80 (AWS p2.8x)"], drawn["DGX-1, 8x P100"]
     assert (len(k80.points), len(p100.points)) == (17, 10)
     assert (6800.0, 0.786) in lines([k80])[k80.label]
@@ -89,15 +85,13 @@ def test_curves_share_accuracies_and_differ_in_what_they_stand_against() -> None
     assert lines(curves) == {label: [(50.0, 0.4), (110.0, 0.5), (170.0, 0.6)] for label in ("lr 0.05", "lr 0.1")}
 
 
-def test_curves_take_runs_that_were_evaluated_twice_and_name_what_became_of_them() -> None:
+def test_curves_take_runs_that_were_evaluated_twice_and_name_each_and_what_became_of_it() -> None:
     once = dataclasses.replace(record(), evaluations=record().evaluations[:1])
     others = [once, record(quick=True), record(outcome="failed"), record(outcome="skipped", evaluations=[])]
     assert points.learning_curves(others) == ("", [])
     _, curves = points.learning_curves([*others, record(), record(outcome="diverged", devices=4, virtual=True)])
     assert [one.label for one in curves] == ["batch 128", "batch 128x4 (virtual), diverged"]
-
-
-def test_curves_have_names_of_their_own() -> None:
+    # Each has a name of its own.
     _, curves = points.learning_curves([record(), record(), record(seed=1)])
     assert [one.label for one in curves] == ["seed 0", "seed 0 (2)", "seed 1"]
     common, curves = points.learning_curves([record(), record(engine="pytorch", versions={"torch": "2.13.0"})])
@@ -117,11 +111,10 @@ def test_throughput_and_efficiency_against_devices_of_the_main_study() -> None:
     assert efficiency[f"{k80}, 128 a device"][-1] == (8, pytest.approx(6800 / 1100 / 8))
     # Two rows, of two learning rates, at four and at eight devices; none with a throughput at one.
     assert throughput[f"{k80}, 64 a device"] == [(2, 1800), (4, 3600), (8, 6200)]
-    doubtful = f"{p100}, 256 a device"
-    crossed = {
-        panel: [point.contradictory for point in by_label(series)[doubtful].points] for panel, series in panels.items()
-    }
-    assert crossed == {"throughput": [True, False, False, False], "efficiency": [True] * 4}
+    crossed = {"throughput": [True, False, False, False], "efficiency": [True] * 4}
+    for panel, series in panels.items():
+        (doubtful,) = (line for line in series if line.label == f"{p100}, 256 a device")
+        assert [point.contradictory for point in doubtful.points] == crossed[panel]
 
 
 def test_a_series_over_devices_holds_everything_else_fixed() -> None:
@@ -131,11 +124,10 @@ def test_a_series_over_devices_holds_everything_else_fixed() -> None:
         measured(devices=2, samples_per_second=180.0, exchange="dist_sync", workers=2),
         measured(devices=2, samples_per_second=200.0, exchange="independent"),
         measured(devices=4, batch_per_device=64, samples_per_second=999.0),
-        measured(devices=2, dataset="synthetic", samples_per_second=999.0),
-        measured(devices=2, quick=True, samples_per_second=999.0),
-        measured(devices=2, setting="on other cores", samples_per_second=999.0),
     ]
-    _, panels = points.throughput_devices([*rows])
+    for other in ({"dataset": "synthetic"}, {"quick": True}, {"setting": "on other cores"}):
+        rows.append(measured(devices=2, samples_per_second=999.0, **other))
+    _, panels = points.throughput_devices(rows)
     # Of the two ways to exchange gradients the faster; that of none is no way, but what both can be held against.
     device, independent = "exchange device", "exchange independent"
     assert lines(panels["throughput"]) == {device: [(1, 100), (2, 190)], independent: [(1, 100), (2, 200)]}
@@ -153,7 +145,7 @@ def test_throughput_against_batch_has_a_panel_for_each_network_with_two_batches(
     ]
     panels = points.throughput_batch([*PRINTED, *rows])
     assert list(panels) == ["ResNet-50 (CIFAR)", "ResNet-110 (CIFAR)"]
-    own = by_label(panels["ResNet-110 (CIFAR)"])[MACHINE]
+    (own,) = (line for line in panels["ResNet-110 (CIFAR)"] if line.label == MACHINE)
     assert own.points == (chart.Point(x=128, y=152.0, spread=3.0), chart.Point(x=256, y=160.0, spread=4.0))
     fifty = lines(panels["ResNet-50 (CIFAR)"])
     assert fifty["8x Tesla K80 (AWS p2.8x)"] == [(128, 1100), (256, 1300), (512, 1400)]
@@ -163,17 +155,11 @@ def test_throughput_against_batch_has_a_panel_for_each_network_with_two_batches(
 def test_throughput_against_batch_never_joins_or_averages_what_trains_in_another_way() -> None:
     torch = {"engine": "pytorch", "framework": "PyTorch 2.13.0+cpu"}
     ways = {300.0: {"setting": "plain"}, 200.0: torch, 100.0: {"setting": "larger images"}}
-    rows = [
-        *(
-            measured(batch_per_device=b, samples_per_second=rate, **way)
-            for rate, way in ways.items()
-            for b in (128, 256)
-        ),
-        measured(samples_per_second=50.0, setting="alone"),
-        measured(samples_per_second=50.0, infrastructure="alone"),
-    ]
+    rows = [measured(samples_per_second=50.0, **alone) for alone in ({"setting": "alone"}, {"infrastructure": "alone"})]
+    for rate, way in ways.items():
+        rows += [measured(batch_per_device=batch, samples_per_second=rate, **way) for batch in (128, 256)]
     labels = {300.0: MACHINE, 200.0: f"{MACHINE}, PyTorch 2.13.0+cpu", 100.0: f"{MACHINE} (2)"}
-    drawn = lines(points.throughput_batch([*rows])["ResNet-50 (CIFAR)"])
+    drawn = lines(points.throughput_batch(rows)["ResNet-50 (CIFAR)"])
     assert drawn == {label: [(128, rate), (256, rate)] for rate, label in labels.items()}
 
 
@@ -241,8 +227,7 @@ def test_labels_that_would_touch_are_moved_apart_and_stay_inside() -> None:
     assert moved == pytest.approx([0.5, 0.6, 0.8, 1.0])
 
 
-def stale(bound: int | None) -> Record:
-    return record(exchange="stale", devices=2, staleness=bound)
+STALE = [record(exchange="stale", devices=2, staleness=bound) for bound in (2, None)]
 
 
 def everything() -> tuple[list[Row], list[Record]]:
@@ -256,11 +241,11 @@ def everything() -> tuple[list[Row], list[Record]]:
         measured(network="vgg19", dataset="synthetic", devices=2, exchange="horovod", samples_per_second=400.0),
         *starting_slowly(),
     ]
-    records = [record(), record(learning_rate=0.1), record(devices=4, virtual=True), stale(0), stale(None), *TWELVE]
+    records = [record(), record(learning_rate=0.1), record(devices=4, virtual=True), *STALE, *TWELVE]
     return [*PRINTED, *rows], records
 
 
-def test_every_figure_is_drawn_the_same_twice_with_a_caption_and_small(tmp_path: Path) -> None:
+def test_every_figure_is_drawn_the_same_twice_with_a_caption_and_labels_and_small(tmp_path: Path) -> None:
     first = figures.draw(*everything(), tmp_path / "first")
     second = figures.draw(*everything(), tmp_path / "second")
     assert set(first) == set(figures.FIGURES)
@@ -270,10 +255,8 @@ def test_every_figure_is_drawn_the_same_twice_with_a_caption_and_small(tmp_path:
         assert path.stat().st_size < 150_000
         assert caption.endswith(".")
         assert ": ." not in caption
-    assert sorted(path.name for path in (tmp_path / "first").iterdir()) == sorted(f"{name}.svg" for name in first)
-
-
-def test_every_axis_of_every_figure_has_a_label() -> None:
+    assert {path.name for path in (tmp_path / "first").iterdir()} == {f"{name}.svg" for name in first}
+    # Every axis has a label.
     for name, (figure, _) in figures.build(*everything()).items():
         assert figure.axes, name
         for axes in figure.axes:
@@ -293,7 +276,7 @@ def test_a_figure_without_data_is_not_drawn_and_its_file_goes(tmp_path: Path) ->
 
 
 def test_accuracy_under_staleness_stands_against_steps_and_time_and_in_no_other_figure() -> None:
-    records = [stale(2), stale(None), record()]
+    records = [*STALE, record()]
     common, panels = points.staleness(records)
     assert list(lines(panels["steps"])) == ["exchange stale, bound 2", "exchange stale, no bound"]
     assert "ResNet-50" in common

@@ -14,6 +14,7 @@ from poc.records import journal
 from poc.records.record import Record
 from poc.values import UserError
 from tests.builders import record_of
+from tests.conftest import no_file_beyond
 from tests.launch import HOME
 
 
@@ -31,7 +32,7 @@ def names_in(*paths: Path) -> list[str]:
 def process(code: str, *arguments: object) -> subprocess.Popen[str]:
     """A process that does `code`, which finds a journal at `path` and an `append` of records with a name and reason."""
     head = (
-        "import resource, sys, time; from pathlib import Path; from poc.records import journal\n"
+        "import sys, time; from pathlib import Path; from poc.records import journal\n"
         "from tests.builders import record_of\n"
         "path = Path(sys.argv[1])\n"
         "def append(name, reason): journal.append(path, record_of(run_id=name, reason=reason))\n"
@@ -105,16 +106,8 @@ def test_without_room_the_journal_stays_as_it_was_and_takes_the_record_later(tmp
     path = tmp_path / "journal"
     appended(path, "first")
     before = path.read_bytes()
-    # A limit on the size of files is what a full disk is to a program that writes.
-    code = (
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100,) * 2)\n"
-        "try:\n"
-        "    append('large', 'y' * 5000)\n"
-        "except OSError as error:\n"
-        "    print(error.strerror)\n"
-    )
-    with process(code, path) as writer:
-        assert writer.communicate()[0] == "File too large\n"
+    with no_file_beyond(len(before) + 100), pytest.raises(OSError, match="File too large"):
+        appended(path, "large", reason="y" * 5000)
     assert path.read_bytes() == before
     appended(path, "second")
     assert names_in(path) == ["first", "second"]

@@ -42,13 +42,6 @@ def test_without_signal_there_is_no_scale() -> None:
     assert noise.estimate([Norms(step=0, small=1.0, large=1.0)], small_batch=4, large_batch=4) is None
 
 
-def test_steps_and_rates_at_the_noise_scale_are_half_way() -> None:
-    assert noise.fewest_steps(1000.0, 1000.0) == 2.0
-    # Far below the noise scale the linear rule holds, far beyond it the rate no longer grows.
-    assert noise.best_rate(0.1, 10, 20, 1e6) == pytest.approx(0.2, rel=1e-4)
-    assert noise.best_rate(0.1, 1e7, 2e7, 100) == pytest.approx(0.1, rel=1e-4)
-
-
 def test_advice_goes_up_to_the_noise_scale() -> None:
     recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", batch_per_device=128, lr=Linear(base=0.05, per=128))
     choices, best = advice.advise(recipe, 1024.0)
@@ -58,6 +51,7 @@ def test_advice_goes_up_to_the_noise_scale() -> None:
     # Never more than the linear rule, and never falling as the batch grows.
     rates = [choice.learning_rate for choice in choices]
     assert rates == sorted(rates)
+    assert rates[-1] < 0.05 * (1 + 1024 / 128)
     assert all(choice.learning_rate <= 0.05 * choice.batch / 128 * 1.001 for choice in choices[1:])
 
 

@@ -196,16 +196,8 @@ def test_only_rows_that_contradict_themselves_are_flagged(rows: list[Row]) -> No
         ("64x2", "samples_per_second=8100", "27.1 s an epoch is 1,845 samples/s"),
         ("64x2", "total_batch=64", "64 a device x 2 is a batch of 128"),
         ("128x4=512 (lr=0.2) | 12000 (4-80%)", "devices=8 total_batch=1024", "8 devices, but the utilisation is of 4"),
-        (
-            "InceptionV3: 7gforce, 4, CPU; avolkov1",
-            "samples_per_second=46.05",
-            "46.05 / 41 samples/s is a speed-up of 1.12, printed 1.56",
-        ),
-        (
-            "InceptionV3: az-2x-m60, 2, GPU; tf_cnn_benchmarks",
-            "efficiency_throughput=0.9793",
-            "speed-up 1.99 / 2 devices is an efficiency of 0.995, printed 0.9793",
-        ),
+        ("InceptionV3: 7gforce, 4, CPU; avolkov1", "samples_per_second=46", "46 / 41 samples/s is a speed-up of 1.12"),
+        ("InceptionV3: az-2x-m60, 2, GPU; tf_cnn_benchmarks", "efficiency_throughput=0.9", "speed-up 1.99 / 2 devices"),
         ("7gforce, GPU", "efficiency_wall=0.65", "speed-up 0.65 / 2 devices is an efficiency of 0.325, printed 0.65"),
     ],
 )

@@ -67,18 +67,11 @@ def test_runs_by_more_than_one_way_are_compared_and_others_are_not() -> None:
     assert (one.network, one.epochs, one.batches()) == ("cifar_resnet50_v2", 6, [128, 1024])
     best_first = [(128, 0.89), (128, 0.76), (1024, 0.86), (1024, 0.79), (1024, 0.62)]
     assert [(training.total_batch, training.accuracy) for training in one.trainings] == best_first
-    for other in (
-        trained(128, [0.1] * 6),
-        *(
-            trained(128, [0.9] * 6, run={**MUON, **run})
-            for run in ({"quick": True}, {"steps": 7}, {"model": "cifar_resnet20_v2"})
-        ),
-        *(
-            trained(128, [0.9] * 6, run=MUON, **change)
-            for change in ({"outcome": "failed"}, {"dataset": "synthetic"}, {"infrastructure": "another machine"})
-        ),
-    ):
-        assert ways.comparisons([STUDY[0], other]) == []
+    for run in ({"quick": True}, {"steps": 7}, {"model": "cifar_resnet20_v2"}):
+        assert ways.comparisons([STUDY[0], trained(128, [0.9] * 6, run={**MUON, **run})]) == []
+    for change in ({"outcome": "failed"}, {"dataset": "synthetic"}, {"infrastructure": "another machine"}):
+        assert ways.comparisons([STUDY[0], trained(128, [0.9] * 6, run=MUON, **change)]) == []
+    assert ways.comparisons([STUDY[0], trained(128, [0.1] * 6)]) == []
 
 
 @pytest.mark.parametrize(
@@ -88,10 +81,7 @@ def test_runs_by_more_than_one_way_are_compared_and_others_are_not() -> None:
         (MUON, "Muon 0.2, rate 0.05, linear to zero, label smoothing 0.1, crop 28 of 32, mirror"),
         ({"lr_rule": "linear: 0.05 per 128"}, "SGD, linear: 0.05 per 128, constant rate"),
         ({"momentum": 0.6, "optimizer": "nesterov"}, "SGD with Nesterov momentum, rate 0.05, momentum 0.6"),
-        (
-            {"decay": "steps", "decay_factor": 0.1, "decay_at": [0.6, 0.85]},
-            "SGD, rate 0.05, times 0.1 at 60% and 85% of the steps",
-        ),
+        ({"decay": "steps", "decay_at": [0.6, 0.85]}, "SGD, rate 0.05, times 0.1 at 60% and 85% of the steps"),
         ({"warmup_steps": 12, "decay": "cosine"}, "SGD, rate 0.05, warm-up over 20% of the steps, cosine to zero"),
         ({"zero_gamma": True, "optimizer": "lars"}, "LARS, rate 0.05, constant rate, zero gammas"),
         ({"decay_gammas": False, "weight_decay": 0.001}, "SGD, rate 0.05, weight decay 0.001, gammas not decayed"),

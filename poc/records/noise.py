@@ -48,17 +48,3 @@ def estimate(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> N
     signal = (large_batch * large - small_batch * small) / (large_batch - small_batch)
     variance = (small - large) / (1 / small_batch - 1 / large_batch)
     return Noise(signal=signal, variance=variance, samples=len(norms))
-
-
-def fewest_steps(batch: float, scale: float) -> float:
-    """How many times as many steps `batch` needs as the largest one would: 1 + scale / batch (their equation 2.11)."""
-    return 1 + scale / batch
-
-
-def best_rate(rate: float, at: float, batch: float, scale: float, power: float = 1.0) -> float:
-    """The learning rate for `batch` samples that corresponds to `rate` at `at` samples (their equation 2.6).
-
-    It grows with the batch below the noise scale and hardly any more beyond it. A `power` of 1 is SGD's; where the size
-    of an update does not depend on that of the gradient, they found powers from 0.5 to 1 (for Adam and RMSProp).
-    """
-    return rate * (fewest_steps(at, scale) / fewest_steps(batch, scale)) ** power

@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from poc.data import Batch
 from poc.engines import Session
@@ -19,17 +18,6 @@ from poc.run import Run
 
 ROUNDS = 7
 _STEPS_A_WINDOW = 4
-
-
-class _Round(NamedTuple):
-    """Seconds a step, each over one window."""
-
-    whole: float
-    independent: float
-    barrier: float
-    """What this worker waits for the others after independent steps."""
-    exchange: float
-    data: float
 
 
 def steps_of(rounds: int) -> int:
@@ -46,26 +34,30 @@ def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -
     several = run.exchanges and not isinstance(run.exchange, Independent)
     sums_right = session.exchange_is_right() if several else None
     _, *kept = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
-    median = _Round(*map(statistics.median, zip(*kept)))
-    efficiencies = [(seconds.independent + seconds.barrier) / seconds.whole for seconds in kept]
+    whole, independent, barrier, exchange, data = map(statistics.median, zip(*kept))
+    efficiencies = [(alone + waiting) / together for together, alone, waiting, *_ in kept]
     moved = session.gradient_bytes * 2 * (run.devices - 1) / run.devices
     return Breakdown(
         steps=len(kept) * _STEPS_A_WINDOW,
         efficiency=statistics.median(efficiencies) if several else None,
         efficiency_spread=spread(efficiencies) if several else None,
         pairs=len(kept),
-        whole_step_seconds=median.whole,
-        independent_step_seconds=median.independent,
-        exchange_seconds=median.exchange if several else 0.0,
+        whole_step_seconds=whole,
+        independent_step_seconds=independent,
+        exchange_seconds=exchange if several else 0.0,
         exchange_bytes=session.gradient_bytes,
-        bus_bytes_per_second=moved / median.exchange if several else None,
+        bus_bytes_per_second=moved / exchange if several else None,
         sums_right=sums_right,
-        synchronisation_seconds=median.barrier if run.workers > 1 else None,
-        data_seconds=median.data,
+        synchronisation_seconds=barrier if run.workers > 1 else None,
+        data_seconds=data,
     )
 
 
-def _round(session: Session, batches: Iterator[Batch], rate: float) -> _Round:
+def _round(session: Session, batches: Iterator[Batch], rate: float) -> list[float]:
+    """Seconds a step, each over a window.
+
+    With the exchange; without it; waiting for the other workers after that; the exchange alone; waiting for data.
+    """
     whole, waited = _steps(session, batches, rate, exchange=True)
     independent, _ = _steps(session, batches, rate, exchange=False)
     start = time.monotonic()
@@ -75,7 +67,7 @@ def _round(session: Session, batches: Iterator[Batch], rate: float) -> _Round:
         session.exchange()
     session.drain()
     seconds = (whole, independent, arrived - start, time.monotonic() - arrived, waited)
-    return _Round(*(part / _STEPS_A_WINDOW for part in seconds))
+    return [part / _STEPS_A_WINDOW for part in seconds]
 
 
 def _steps(session: Session, batches: Iterator[Batch], rate: float, *, exchange: bool) -> tuple[float, float]:

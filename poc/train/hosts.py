@@ -97,7 +97,6 @@ class Link:
         self._connection = connection
         self._arrived: queue.SimpleQueue[Message | LinkError] = queue.SimpleQueue()
         self._speaking = threading.Lock()
-        self._closed = threading.Event()
         for work in (self._listen, self._stay_alive):
             threading.Thread(target=work, name="link", daemon=True).start()
 
@@ -123,7 +122,6 @@ class Link:
 
     def close(self) -> None:
         """Ends the connection; the other end finds it gone."""
-        self._closed.set()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # or it stays open for as long as the thread reads
         self._connection.close()
@@ -143,8 +141,9 @@ class Link:
 
     def _stay_alive(self) -> None:
         with contextlib.suppress(LinkError):  # whoever reads will find out
-            while not self._closed.wait(_ALIVE_SECONDS):
+            while True:
                 self.send({})
+                time.sleep(_ALIVE_SECONDS)
 
 
 @contextlib.contextmanager
