@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, TypeVar
 
 import psutil
@@ -41,7 +42,7 @@ def eventually(look: Callable[[], T], unless: Callable[[], bool] = lambda: False
     return seen
 
 
-def heed_signals() -> None:
+def _heed_signals() -> None:
     """For Popen: what is started in the background ignores some, and so would all that it starts."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -56,7 +57,7 @@ def start(recipe: Path, folder: Path, **how: Any) -> subprocess.Popen[str]:
     places = {"POC_CACHE": str(folder / "cache"), "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FONTS}
     variables = {**os.environ, **places, **how.pop("environment", {})}
     environment = {name: value for name, value in variables.items() if value is not None}
-    how = {"cwd": folder, "preexec_fn": heed_signals, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **how}
+    how = {"cwd": folder, "preexec_fn": _heed_signals, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **how}
     return subprocess.Popen(command, env=environment, text=True, **how)
 
 
@@ -98,25 +99,15 @@ def _name(process: psutil.Process, events: list[Path]) -> str:
     return "server 0" if role == "server" else role
 
 
-class _LeapingClock:
-    """A clock that can be put forward; for the parent of a run, which then need not wait out its patience."""
-
-    sleep = staticmethod(time.sleep)
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
-
-
 @contextlib.contextmanager
 def struck(victim: str, number: signal.Signals, *, workers: int = 1, after: str = "") -> Iterator[None]:
     """Sends `number` to a process of the run in the block, once all workers told of a window after the words `after`.
 
     After SIGSTOP hours pass for this process, so that its patience has an end.
     """
-    over, clock = threading.Event(), _LeapingClock()
+    over = threading.Event()
+    # A clock that can be put forward, so that the parent of the run need not wait out its patience.
+    clock = SimpleNamespace(sleep=time.sleep, ahead=0.0, monotonic=lambda: time.monotonic() + clock.ahead)
 
     def strike() -> None:
         try:

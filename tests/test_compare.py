@@ -37,13 +37,6 @@ def printed(name: str) -> list[Row]:
     return list(study.rows)
 
 
-def speedup_of(rows: list[Row], cell: str, hardware: str = "") -> tuple[compare.Series, Row]:
-    """The series that the row of this cell is in, and that row."""
-    members = [(series, row) for series in compare.series(rows) for row in series.rows if hardware in row.hardware]
-    ((series, row),) = (member for member in members if member[1].printed.split(" | ")[0] == cell)
-    return series, row
-
-
 def test_speedups_of_all_of_theano() -> None:
     """By hand: seconds on one device over those on several, with the time that workers wait for one another or not."""
 
@@ -63,12 +56,14 @@ def test_speedups_of_all_of_theano() -> None:
 
 def test_the_main_study_s_series() -> None:
     rows = printed("beeva_poc_mxnet")
-    series, eight = speedup_of(rows, "128x8=1024 (lr=0.4)", "K80")
+    members = [(series, row) for series in compare.series(rows) for row in series.rows if "K80" in row.hardware]
+    of = {row.printed.split(" | ")[0]: (series, row) for series, row in members}
+    series, eight = of["128x8=1024 (lr=0.4)"]
     assert compare.by_throughput(series.alone, eight) == pytest.approx(6800 / 1100)
     assert compare.by_epoch_time(series.alone, eight) == pytest.approx(44.7 / 7.1)
     assert compare.by_wall(series.alone, eight) is None
     # Of the two rows on one GPU, the one whose learning rate grows to this one's.
-    series, eight = speedup_of(rows, "512x8 (lr=3.2)", "K80")
+    series, eight = of["512x8 (lr=3.2)"]
     assert [one.printed for one in series.alone] == ["512x1 (lr=0.4)"]
     # 64 x 1 has no throughput, P100's 512 x 8 no row on one GPU, and a CPU is no device of a series.
     texts = [one.printed for series in compare.series(rows) for one in (*series.alone, *series.rows)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED, FAILED
 from tests.builders import course, end_of, executed, recipe_file, record_of
 from tests.conftest import survives
-from tests.launch import DEADLINE_SECONDS, HOME, eventually, finish, heed_signals, records, start, struck
+from tests.launch import DEADLINE_SECONDS, HOME, eventually, finish, records, start, struck
 
 pytestmark = pytest.mark.faults
 KILLS = 20
@@ -142,16 +141,6 @@ def test_a_second_start_beside_the_first_says_so_and_harms_nothing(tmp_path: Pat
     assert [record.outcome for record in records(tmp_path)] == [COMPLETED]
 
 
-def limited(name: str, limit: int) -> Callable[[], None]:
-    """For Popen: what holds the process, and all that it starts, to a limit."""
-
-    def limit_it() -> None:
-        heed_signals()
-        resource.setrlimit(getattr(resource, name), (limit, limit))
-
-    return limit_it
-
-
 @pytest.mark.parametrize("kept", [False, True], ids=["nor for checkpoints", "but for checkpoints"])
 def test_a_disk_without_room_for_the_record(kept: bool, tmp_path: Path) -> None:
     with survives("a disk without room for the record, " + ("but for checkpoints" if kept else "nor for checkpoints")):
@@ -160,7 +149,7 @@ def test_a_disk_without_room_for_the_record(kept: bool, tmp_path: Path) -> None:
         # where they are to, its checkpoints of 3.2 MB.
         journal.append(path, record_of(run_id="padding", reason=" " * (6_000_000 if kept else 600_000)))
         before = path.read_bytes()
-        said = finish(recipe, tmp_path, preexec_fn=limited("RLIMIT_FSIZE", len(before) + 100), status=2)
+        said = finish(recipe, tmp_path, prefix=["prlimit", f"--fsize={len(before) + 100}"], status=2)
         assert "no room for the record" in said.splitlines()[-1]
         assert "Traceback" not in said
         assert path.read_bytes() == before
@@ -175,7 +164,7 @@ def test_a_disk_without_room_for_the_record(kept: bool, tmp_path: Path) -> None:
 def test_out_of_memory_is_the_outcome_of_one_run_and_not_the_end(tmp_path: Path) -> None:
     greedy = {"batch_per_device": 60_000, "data": Synthetic(train=60_000, validation=160)}
     recipe = recipe_file(tmp_path / "mine.py", cases=[greedy, {}], epochs=1)
-    said = finish(recipe, tmp_path, preexec_fn=limited("RLIMIT_AS", 3 * 2**29), status=1)
+    said = finish(recipe, tmp_path, prefix=["prlimit", f"--as={3 * 2**29}"], status=1)
     assert "Traceback" not in said
     first, second = records(tmp_path)
     assert (first.outcome, second.outcome) == (FAILED, COMPLETED)

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from poc import studies
 from poc.records import timing
 from poc.records.record import Record
 from poc.report import chart, figures, points
 from poc.report.rows import from_record
 from poc.studies.row import Row
 from tests.builders import TEST_CPU, record_of
-from tests.test_ways import TWELVE, lines
+from tests.test_ways import PRINTED, TWELVE, lines
 
-PRINTED = [row for study in studies.load() for row in study.rows]
 MACHINE = "CPU: test, 2 cores"
 
 

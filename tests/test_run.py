@@ -15,11 +15,10 @@ import pytest
 from poc import CIFAR10, ImageNet, Synthetic
 from poc.machine import hardware
 from poc.records import timing
-from poc.records.record import COMPLETED, FAILED, Memory, Record, Told
+from poc.records.record import COMPLETED, FAILED, Memory, Record, Told, merged
 from poc.train import checkpoint
 from poc.train.local import own_gpus
 from poc.train.parent import execute
-from poc.train.told import merged
 from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, end_of, executed, place_in, record_of, run_of
 from tests.launch import struck
 from tests.test_data import part, record

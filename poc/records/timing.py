@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Callable
@@ -63,7 +64,7 @@ class Clock:
     def __init__(self, *, start: float | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._start = now() if start is None else start
-        self.parts: dict[str, float] = {}
+        self.parts: dict[str, float] = defaultdict(float)
 
     def elapsed(self) -> float:
         """Seconds since the run began."""
@@ -73,7 +74,7 @@ class Clock:
         """Goes on from what the clock of a run that was cut off had: its seconds in all, and those of each part."""
         self._start -= elapsed
         for name, seconds in parts.items():
-            self.parts[name] = self.parts.get(name, 0.0) + seconds
+            self.parts[name] += seconds
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -82,7 +83,7 @@ class Clock:
         try:
             yield
         finally:
-            self.parts[name] = self.parts.get(name, 0.0) + self._now() - began
+            self.parts[name] += self._now() - began
 
 
 def warmup(windows: Sequence[Window]) -> int:

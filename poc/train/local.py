@@ -14,12 +14,13 @@ from typing import Any, Callable
 
 from poc.machine import hardware, numa, processes, sensors
 from poc.machine.monitor import Monitor, Monitored
-from poc.records.record import Told
+from poc.records.record import FAILED, Told
 from poc.run import Run
-from poc.train import told
-from poc.values import value
+from poc.values import from_plain, value
 
 _INTERRUPTED_SECONDS = 60.0
+# The events of which there may be several, and the fields that they are gathered in.
+_LISTED = dict(window="windows", evaluation="evaluations", norms="norms", resumed="resumed", unsaved="unsaved")
 
 
 @value
@@ -135,12 +136,30 @@ def train_here(
             interrupted = True
         finally:
             processes.stop(workers.values())
-        heard = [told.read(path, process.returncode) for path, process in zip(events, workers.values())]
+        heard = [_told(path, process.returncode) for path, process in zip(events, workers.values())]
     for name, worker in zip(workers, heard):
         if lost and lost[0] == name and worker.wall is not None:
             lost = name, worker.reason  # in its own words, where it had the time for some
     summary = watcher.summary() if watcher else None
     return Share(told=tuple(heard), lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
+
+
+def _told(events: Path, status: int) -> Told:
+    """What the worker told whose file of `events` this is; one that told of no end has failed with exit `status`."""
+    found: dict[str, Any] = {name: [] for name in _LISTED.values()}
+    for line in events.read_text().splitlines() if events.exists() else []:
+        try:
+            event = json.loads(line)
+        except ValueError:  # torn by a crash; what came before it stands
+            continue
+        kind = event.pop("event")
+        if kind in _LISTED:
+            found[_LISTED[kind]].append(event)
+        else:
+            found.update(event)
+    if "outcome" not in found:
+        found.update(outcome=FAILED, reason=processes.ended_early(status))
+    return from_plain(Told, found)
 
 
 def _sensors(run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]]) -> sensors.Source:

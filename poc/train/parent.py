@@ -15,9 +15,9 @@ from poc import engines
 from poc.machine import hardware, processes
 from poc.machine.monitor import Monitored
 from poc.plan import estimate
-from poc.records.record import DONE, FAILED, Record
+from poc.records.record import DONE, FAILED, Record, merged
 from poc.run import Run
-from poc.train import checkpoint, told
+from poc.train import checkpoint
 from poc.train.hosts import Link, LinkError
 from poc.train.local import Place, Share, Task, core_seconds, core_use, train_here
 from poc.values import from_plain, to_plain
@@ -70,7 +70,7 @@ def execute(run: Run, place: Place, *, detail: int = 0, others: Sequence[Link] =
         reason = "interrupted"
     elif not reason and len(names) > 1:
         reason = f"the hosts trained on different data: {', '.join(names)}"
-    record = told.merged(record, workers)
+    record = merged(record, workers)
     record = dataclasses.replace(
         record,
         monitor=_monitored(shares),
