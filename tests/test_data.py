@@ -25,7 +25,7 @@ import pytest
 
 from poc import data
 from poc.data import recordio
-from poc.data.cifar10 import Release
+from poc.data.sources import Release
 from poc.recipe import CIFAR10
 from poc.values import UserError
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from poc import data, engines
 from poc.engines import Session
-from poc.recipe import CIFAR10
+from poc.recipe import CIFAR10, Synthetic
 from poc.records.record import COMPLETED, FAILED
 from poc.records.timing import Clock
 from poc.run import Run
@@ -91,7 +91,7 @@ class Worker:
             save_every=request["checkpoint_every"],
         )
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one.
-        with data.Prefetch(stream, depth=run.window) as batches:
+        with data.prefetch(stream, depth=run.window) as batches:
             end = self._end(*loop.train(batches))
             end["exchanged"] = session.exchange_stats() or None
             if end["outcome"] == COMPLETED:
@@ -136,10 +136,9 @@ class Worker:
 
 
 def _dataset(run: Run, request: dict[str, Any]) -> data.Dataset:
-    if request["stand_in"] and isinstance(run.data, CIFAR10):
-        return data.stand_in()
+    asked_for = Synthetic() if request["stand_in"] and isinstance(run.data, CIFAR10) else run.data
     source = Path(request["source"]) if request["source"] else None
-    return data.load(run.data, source=source, cache=Path(request["cache"]))
+    return data.load(asked_for, source=source, cache=Path(request["cache"]))
 
 
 def _line_of(error: Exception) -> str:
