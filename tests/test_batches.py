@@ -280,14 +280,11 @@ def test_prefetch_hands_over_an_exception_in_its_place() -> None:
         assert list(ahead) == []
 
 
-def test_prefetch_stops_when_its_block_is_left() -> None:
+def test_prefetch_stops_when_its_block_is_left_and_does_not_keep_the_interpreter() -> None:
     before = threading.active_count()
     with data.prefetch(itertools.count(), depth=2) as ahead:
         assert next(ahead) == 0
     assert threading.active_count() == before
-
-
-def test_prefetch_does_not_keep_the_interpreter() -> None:
     code = "import itertools; from poc.data import prefetch; p = prefetch(itertools.count()); p.__enter__()"
     root = Path(__file__).resolve().parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=600).returncode == 0

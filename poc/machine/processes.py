@@ -1,5 +1,4 @@
-"""The processes of a run: started so that none outlives this one, watched so that a lost one ends them all; where they
-meet."""
+"""The processes of a run: started so that none outlives this one, watched so that a lost one ends all; their ports."""
 
 from __future__ import annotations
 
