@@ -8,9 +8,6 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 venv=$here/.venv
 # Each stamp is written after its packages, so an installation that was cut off has none and is made again.
 stamp=$venv/installed
-dev_stamp=$venv/installed-dev
-horovod_stamp=$venv/installed-horovod
-torch_stamp=$venv/installed-torch
 
 stop() {
     printf '%s\n' "$1" >&2
@@ -75,6 +72,15 @@ has_nvidia_driver() {
 
 hash_of() {
     cat "$@" | sha256sum
+}
+
+# Of the extra packages in requirements-$1.txt: whether .venv lacks them, or has others than are pinned now.
+lacks() {
+    [ "$(cat "$stamp-$1" 2>/dev/null)" != "$(hash_of "$here/requirements-$1.txt")" ]
+}
+
+has_now() {
+    hash_of "$here/requirements-$1.txt" >"$stamp-$1"
 }
 
 # -I: with the user's PYTHONPATH, pip would take what lies there for installed.
@@ -165,35 +171,26 @@ main() {
         printf '%s\n%s\n' "$("$python" -I -c 'import sys; print(sys.executable)')" "$wanted" >"$stamp"
     fi
 
-    if [ -n "$dev" ]; then
-        wanted=$(hash_of "$here/requirements-dev.txt")
-        if [ ! -f "$dev_stamp" ] || [ "$(cat "$dev_stamp")" != "$wanted" ]; then
-            echo "Adding requirements-dev.txt to $venv." >&2
-            install "$here/requirements-dev.txt"
-            printf '%s\n' "$wanted" >"$dev_stamp"
-        fi
+    if [ -n "$dev" ] && lacks dev; then
+        echo "Adding requirements-dev.txt to $venv." >&2
+        install "$here/requirements-dev.txt"
+        has_now dev
     fi
 
-    if [ -n "$with_torch" ]; then
-        wanted=$(hash_of "$here/requirements-torch.txt")
-        if [ ! -f "$torch_stamp" ] || [ "$(cat "$torch_stamp")" != "$wanted" ]; then
-            case $version in
-                "Python 3.9."*) stop "PyTorch needs Python 3.10 to 3.12, .venv has $version: rm -r .venv, then PYTHON=python3.11 $0 --torch" ;;
-            esac
-            echo "Adding requirements-torch.txt to $venv: some minutes." >&2
-            install "$here/requirements-torch.txt"
-            install_cuda_of_torch
-            printf '%s\n' "$wanted" >"$torch_stamp"
-        fi
+    if [ -n "$with_torch" ] && lacks torch; then
+        case $version in
+            "Python 3.9."*) stop "PyTorch needs Python 3.10 to 3.12, .venv has $version: rm -r .venv, then PYTHON=python3.11 $0 --torch" ;;
+        esac
+        echo "Adding requirements-torch.txt to $venv: some minutes." >&2
+        install "$here/requirements-torch.txt"
+        install_cuda_of_torch
+        has_now torch
     fi
 
-    if [ -n "$horovod" ]; then
-        wanted=$(hash_of "$here/requirements-horovod.txt")
-        if [ ! -f "$horovod_stamp" ] || [ "$(cat "$horovod_stamp")" != "$wanted" ]; then
-            echo "Building Horovod for $venv: some minutes, less where pip has built it before." >&2
-            install_horovod "$here/requirements-horovod.txt"
-            printf '%s\n' "$wanted" >"$horovod_stamp"
-        fi
+    if [ -n "$horovod" ] && lacks horovod; then
+        echo "Building Horovod for $venv: some minutes, less where pip has built it before." >&2
+        install_horovod "$here/requirements-horovod.txt"
+        has_now horovod
     fi
 }
 

@@ -9,6 +9,14 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Callable[[T], T]:
+        return lambda decorated: decorated
+
+
 T = TypeVar("T")
 Check = Callable[[str, Any], object]
 """Takes the name of a field and what it holds; raises UserError where it may not hold that."""
@@ -38,10 +46,8 @@ def refuse(name: str, given: object, allowed: str) -> UserError:
 
 def whole(name: str, number: object, *, least: int = 1) -> None:
     """Raises UserError unless `number` is a whole number of at least `least`, and not absurdly large."""
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise refuse(name, number, f"give a whole number of at least {least}")
-    if number > _LARGEST_WHOLE:
-        raise refuse(name, number, f"give at most {_LARGEST_WHOLE}")
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= _LARGEST_WHOLE:
+        raise refuse(name, number, f"give a whole number of at least {least} and at most {_LARGEST_WHOLE}")
 
 
 whole_or_zero = functools.partial(whole, least=0)
@@ -161,7 +167,9 @@ def _from_plain(name: str, kind: str, given: Any, names: Mapping[str, Any]) -> A
     raise UserError(f"its {name} is {str(given)[:40]!r}")
 
 
-def _value(cls: type[T]) -> type[T]:
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, dataclasses.field))
+def value(cls: type[T]) -> type[T]:
+    """A frozen dataclass whose fields are given by name; a mistake in them is a UserError that says what it is."""
     # A constructor of our own: dataclass(kw_only=True) needs Python 3.10, and does not say which field was meant.
     cls = dataclasses.dataclass(frozen=True, init=False)(cls)
     fields: dict[str, Any] = {declared.name: declared for declared in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -172,16 +180,16 @@ def _value(cls: type[T]) -> type[T]:
     def construct(self: Any, *positional: Any, **given: Any) -> None:
         # The only field that has to be given may go without its name.
         if len(positional) == len(nameless) == 1 and nameless[0] not in given:
-            given = {nameless[0]: positional[0], **given}
+            given[nameless[0]] = positional[0]
         elif positional:
             raise UserError(f"{cls.__name__}: fields are named, e.g. {sorted(fields)[0]}=...; got {positional[0]!r}")
-        for name in given:
+        for name in [*given, *required]:
             if name not in fields:
                 raise UserError(f"{cls.__name__}: no field {name!r}; {nearest(name, fields)}")
+            if name not in given:
+                raise UserError(f"{cls.__name__}: field {name!r} is missing")
         for name, declared in fields.items():
             if name not in given:
-                if name in required:
-                    raise UserError(f"{cls.__name__}: field {name!r} is missing")
                 given[name] = declared.default_factory() if declared.default is unset else declared.default
             object.__setattr__(self, name, given[name])
         if hasattr(self, "__post_init__"):
@@ -189,12 +197,3 @@ def _value(cls: type[T]) -> type[T]:
 
     cls.__init__ = construct  # type: ignore[method-assign]
     return cls
-
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-
-    @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, dataclasses.field))
-    def value(cls: type[T]) -> type[T]: ...
-else:
-    value = _value

@@ -31,18 +31,8 @@ def hashes(pin: str, *, source: bool) -> list[str]:
             ways.append([*platforms, f"--python-version={python}", "--only-binary", ":all:", "--target", "unused"])
     found = set()
     for way in ways:
-        command = [
-            sys.executable,
-            "-I",
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--dry-run",
-            "--no-deps",
-            "--use-feature=fast-deps",
-        ]
-        command += ["--ignore-installed", "--report", "-", *way, pin]
+        options = "--quiet --dry-run --no-deps --use-feature=fast-deps --ignore-installed --report -"
+        command = [sys.executable, "-I", "-m", "pip", "install", *options.split(), *way, pin]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0:
             (one,) = json.loads(done.stdout)["install"]

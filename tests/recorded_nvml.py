@@ -1,10 +1,12 @@
-"""A recorded NVIDIA driver, to stand where pynvml does: `monkeypatch.setattr(nvml, "pynvml", RecordedNVML(cards))`."""
+"""A recorded NVIDIA driver, to stand where pynvml does: `monkeypatch.setattr(nvml, "pynvml", RecordedNVML(cards))`; and
+the kernel's small files."""
 # ruff: noqa: N802 - it has the function names of pynvml
 
 from __future__ import annotations
 
 import functools
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Union
 
@@ -106,3 +108,12 @@ def eight_cards() -> RecordedNVML:
     cards[4].update(nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=0), nvmlDeviceGetPowerUsage=0)
     cards[5].update(lost=6)
     return RecordedNVML(cards, links={pair: (30, True, False) for pair in itertools.combinations(range(8), 2)})
+
+
+def kernel_tree(root: Path, files: dict[str, object]) -> Path:
+    """Writes what stands for /sys in `root`, and returns that."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+    return root

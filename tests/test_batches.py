@@ -259,7 +259,7 @@ def test_prefetch_works_ahead_in_order_as_far_as_its_depth() -> None:
                 third.set()
             yield number
 
-    with data.Prefetch(source(), depth=3) as ahead:
+    with data.prefetch(source(), depth=3) as ahead:
         assert third.wait(600)
         for number, item in enumerate(ahead):
             assert item == number
@@ -273,21 +273,18 @@ def test_prefetch_hands_over_an_exception_in_its_place() -> None:
         yield 1
         raise UserError("data: broken")
 
-    with data.Prefetch(source()) as ahead:
+    with data.prefetch(source()) as ahead:
         assert next(ahead) == 1
         with pytest.raises(UserError, match="broken"):
             next(ahead)
         assert list(ahead) == []
 
 
-def test_prefetch_stops_when_its_block_is_left() -> None:
+def test_prefetch_stops_when_its_block_is_left_and_does_not_keep_the_interpreter() -> None:
     before = threading.active_count()
-    with data.Prefetch(itertools.count(), depth=2) as ahead:
+    with data.prefetch(itertools.count(), depth=2) as ahead:
         assert next(ahead) == 0
     assert threading.active_count() == before
-
-
-def test_prefetch_does_not_keep_the_interpreter() -> None:
-    code = "import itertools; from poc.data import Prefetch; p = Prefetch(itertools.count()); p.__enter__()"
+    code = "import itertools; from poc.data import prefetch; p = prefetch(itertools.count()); p.__enter__()"
     root = Path(__file__).resolve().parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=600).returncode == 0

@@ -25,7 +25,7 @@ import pytest
 
 from poc import data
 from poc.data import recordio
-from poc.data.cifar10 import Release
+from poc.data.sources import Release
 from poc.recipe import CIFAR10
 from poc.values import UserError
 
@@ -159,7 +159,8 @@ def test_jpeg_records_are_called_so_and_stay_apart_from_the_originals(tmp_path: 
         check(load(originals, tmp_path / "cache"))
 
 
-def test_decoded_once_and_memory_mapped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, path.stat().st_size // 2)])
+def test_decoded_once_memory_mapped_and_made_again_where_damaged(tmp_path: Path, damage: Any) -> None:
     source, cache = write(tmp_path / "data", RECORDS), tmp_path / "cache"
     load(source, cache)
     stamps = {path: path.stat().st_mtime_ns for path in cache.rglob("*.npy")}
@@ -167,13 +168,6 @@ def test_decoded_once_and_memory_mapped(tmp_path: Path) -> None:
     assert len(stamps) == 4
     assert stamps == {path: path.stat().st_mtime_ns for path in cache.rglob("*.npy")}
     assert isinstance(dataset.train.images.base, np.memmap)
-    check(dataset)
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, path.stat().st_size // 2)])
-def test_damaged_cache_is_made_again(tmp_path: Path, damage: Any) -> None:
-    source, cache = write(tmp_path / "data", RECORDS), tmp_path / "cache"
-    load(source, cache)
     (victim,) = cache.rglob("train_images.npy")
     damage(victim)
     check(load(source, cache))

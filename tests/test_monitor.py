@@ -1,11 +1,15 @@
-"""The monitor on a recorded NVIDIA driver, on sensors that fail or hang, and its statistics."""
+"""The monitor on a recorded NVIDIA driver, on devices that fail or hang, its statistics, and what it reads: of a real
+process, which counts for itself, and of a kernel tree made for the test."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -13,22 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poc.machine import monitor, nvml, sensors
-from poc.machine.monitor import Device, DeviceUse, Monitor
-from poc.machine.sensors import Reading, Sensor
-from tests.recorded_nvml import GIB, RecordedNVML, eight_cards, p100
+from poc.machine import monitor, nvml
+from poc.machine.monitor import Device, DeviceUse, Monitor, Reading
+from tests.recorded_nvml import GIB, RecordedNVML, eight_cards, kernel_tree, p100
 
 SECONDS = 10
 LONG = 300.0  # seconds: what has not happened by then never will
-
-
-def play(times: Iterable[float], readings: Iterable[Reading]) -> DeviceUse:
-    """The summary of a device that gives `readings` at `times`."""
-    upcoming = iter(readings)
-    device = Device(Sensor("gpu 0", lambda _: next(upcoming)))
-    for at in times:
-        assert device.sample(at)
-    return device.summary()
 
 
 @pytest.fixture
@@ -36,8 +30,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[DeviceUse]:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     library = eight_cards()
     monkeypatch.setattr(nvml, "pynvml", library)
-    with sensors.gpus(8) as cards:
-        devices = [Device(sensor) for sensor in cards]
+    with monitor.gpus(8) as devices:
         for library.now in range(SECONDS + 1):
             for device in devices:
                 device.sample(library.now)
@@ -95,7 +88,7 @@ def test_whatever_fails_in_the_driver_is_told_and_never_reaches_the_run(
     library = RecordedNVML([p100(0)])
     monkeypatch.setattr(library, function, fail, raising=False)
     monkeypatch.setattr(nvml, "pynvml", library)
-    with Monitor(sensors.gpus(1), interval=0) as watching:
+    with Monitor(monitor.gpus(1), interval=0) as watching:
         watching._thread.join(LONG)
     summary = watching.summary()
     assert summary.samples == 0
@@ -111,7 +104,7 @@ def test_it_stops_at_once_whatever_its_interval_and_lets_the_runs_own_errors_pas
         sampled.set()
         return Reading()
 
-    watching = Monitor(contextlib.nullcontext([Sensor("gpu 0", read)]), interval=3600)
+    watching = Monitor(contextlib.nullcontext([Device("gpu 0", read)]), interval=3600)
 
     def run() -> None:
         with watching:
@@ -133,7 +126,7 @@ def test_a_driver_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPat
         assert released.wait(LONG)
         return Reading()
 
-    with Monitor(contextlib.nullcontext([Sensor("gpu 0", hang)])) as watching:
+    with Monitor(contextlib.nullcontext([Device("gpu 0", hang)])) as watching:
         assert asked.wait(LONG)
     assert watching.summary().samples == 0
     released.set()
@@ -155,7 +148,10 @@ def test_statistics_hold_for_any_sampling(
     times = list(itertools.accumulate((step for step, _, _ in samples), initial=start))
     # The first reading lasts no time and must not count in a mean.
     readings = [Reading(power_watts=first), *(Reading(power_watts=p, memory_bytes=m) for _, p, m in samples)]
-    summary = play(times, readings)
+    upcoming = iter(readings)
+    device = Device("gpu 0", lambda _: next(upcoming))
+    assert all([device.sample(at) for at in times])
+    summary = device.summary()
     powers = [(at, power) for at, (_, power, _) in zip(times[1:], samples) if power is not None]
     watts = [power for _, power in powers]
     assert summary.memory_peak_bytes == max((m for _, _, m in samples if m is not None), default=None)
@@ -165,3 +161,121 @@ def test_statistics_hold_for_any_sampling(
         assert summary.joules == pytest.approx(summary.power_watts * (powers[-1][0] - start))
     else:
         assert (summary.power_watts, summary.joules) == (first, None)
+
+
+# After each line it tells the CPU seconds that it has used, and those of children that it has waited for.
+WORKER = """
+import resource, subprocess, sys, time
+BURN = "import time\\nuntil = time.process_time() + 0.5\\nwhile time.process_time() < until: pass"
+for line in map(str.strip, sys.stdin):
+    if line == "burn":
+        exec(BURN)
+    elif line == "wait for a child that burns":
+        subprocess.run([sys.executable, "-c", BURN])
+    elif line == "allocate":
+        held = b"x" * (64 << 20)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(time.process_time() + children.ru_utime + children.ru_stime, flush=True)
+"""
+# The kernel rounds each of four times (user, system, of the children too) down to whole ticks, at both readings.
+ROUNDING = 8 / os.sysconf("SC_CLK_TCK")
+
+
+def test_use_and_memory_are_what_the_process_says_of_itself() -> None:
+    command = [sys.executable, "-c", WORKER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as worker:
+
+        def tell(line: str) -> float:
+            assert worker.stdin
+            assert worker.stdout
+            worker.stdin.write(f"{line}\n")
+            return float(worker.stdout.readline())
+
+        with monitor.processes([worker.pid], cores=2) as [device]:
+            earliest = tell("start")
+            first = device.read(0.0)
+            latest = tell("go on")
+            assert first.utilisation is None
+            for at, work in enumerate(["burn", "wait for a child that burns", "allocate"], start=1):
+                spent = tell(work)
+                reading = device.read(at)
+                now = tell("go on")
+                assert reading.utilisation is not None
+                used = reading.utilisation * 2  # seconds of two cores, in one second
+                assert spent - latest - ROUNDING <= used <= now - earliest + ROUNDING
+                earliest, latest = spent, now
+            assert first.memory_bytes is not None
+            assert reading.memory_bytes is not None
+            assert reading.memory_bytes - first.memory_bytes > 60 << 20
+            worker.communicate()
+            assert device.read(9.0) == Reading()
+
+
+def packages(root: Path, microjoules: int) -> Path:
+    """Two packages whose counters start over at 1 J; the second is half as busy; a part and a superset of them."""
+    zones = {
+        "0": ("package-0", microjoules % 1_000_000),
+        "1": ("package-1", microjoules // 2 % 1_000_000),
+        "0:0": ("core", microjoules // 3),
+        "2": ("psys", microjoules * 2),
+    }
+    files: dict[str, object] = {}
+    for zone, (name, energy) in zones.items():
+        files[f"class/powercap/intel-rapl:{zone}/name"] = name
+        files[f"class/powercap/intel-rapl:{zone}/energy_uj"] = energy
+        files[f"class/powercap/intel-rapl:{zone}/max_energy_range_uj"] = 1_000_000
+    return kernel_tree(root, files)
+
+
+def test_power_of_the_packages_from_counters_that_start_over(tmp_path: Path) -> None:
+    with monitor.processes([os.getpid()], cores=1, system=packages(tmp_path, 900_000)) as [device]:
+        watts = []
+        for at in (0.0, 0.5, 1.0):
+            packages(tmp_path, 900_000 + int(at * 800_000))
+            watts.append(device.read(at).power_watts)
+    assert watts == [None, pytest.approx(1.2), pytest.approx(1.2)]
+
+
+@pytest.mark.parametrize("fault", ["absent", "one unreadable", "standing still"])
+def test_power_that_is_not_told_is_none(fault: str, tmp_path: Path) -> None:
+    if fault != "absent":
+        packages(tmp_path, 100)
+    with monitor.processes([os.getpid()], cores=1, system=tmp_path) as [device]:
+        for at in (0.0, 1.0):
+            if fault == "one unreadable":
+                packages(tmp_path, 100 + 1000 * int(at))
+                (tmp_path / "class/powercap/intel-rapl:1/energy_uj").unlink()
+            reading = device.read(at)
+    assert (reading.power_watts, reading.core_clock_mhz) == (None, None)
+    assert reading.utilisation is not None
+
+
+def test_clock_of_the_cores_that_may_be_used(tmp_path: Path) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    files: dict[str, object] = {f"devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq": 2_400_000 for core in mine}
+    files[f"devices/system/cpu/cpu{mine[-1] + 1}/cpufreq/scaling_cur_freq"] = 800_000  # another's
+    with monitor.processes([os.getpid()], cores=1, system=kernel_tree(tmp_path, files)) as [device]:
+        assert device.read(0.0).core_clock_mhz == 2400
+
+
+@pytest.mark.parametrize(
+    ("setting", "cards"),
+    [
+        (None, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("4,5", [4, 5]),
+        ("6, 1", [6, 1]),
+        ("", []),
+        ("-1", []),
+        ("5,99,1", [5]),
+        ("GPU-3f00,GPU-7", [3, 7]),
+        ("GPU-", []),  # begins every card's
+    ],
+)
+def test_the_cards_that_cuda_uses(setting: str | None, cards: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    monkeypatch.setattr(nvml, "pynvml", eight_cards())
+    assert nvml.visible() == cards
+    with monitor.gpus(2) as first_two:
+        assert [device.name for device in first_two] == [f"gpu {card}" for card in cards[:2]]

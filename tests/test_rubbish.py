@@ -16,22 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from poc import (
-    CIFAR10,
-    SGD,
-    DistSync,
-    Fixed,
-    ImageNet,
-    Linear,
-    Muon,
-    Recipe,
-    SquareRoot,
-    Stale,
-    Steps,
-    Synthetic,
-    recipe,
-    studies,
-)
+from poc import Linear, Recipe, Synthetic, recipe, studies
 from poc.__main__ import main
 from poc.machine.hardware import Hardware
 from poc.plan import plan
@@ -45,6 +30,7 @@ from tests.conftest import survives
 
 pytestmark = pytest.mark.faults
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
+KINDS = "CIFAR10 ImageNet Synthetic Linear SquareRoot Fixed Steps Muon Stale DistSync SGD"
 THOROUGH = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 
 numbers = st.one_of(
@@ -82,9 +68,7 @@ def fields_of(cls: Any) -> Any:
 @st.composite
 def made(draw: Any) -> Any:
     """A value of a recipe made of rubbish, where that is allowed."""
-    cls = draw(
-        st.sampled_from([CIFAR10, ImageNet, Synthetic, Linear, SquareRoot, Fixed, Steps, Muon, Stale, DistSync, SGD])
-    )
+    cls = draw(st.sampled_from([getattr(recipe, name) for name in KINDS.split()]))
     try:
         return cls(**draw(fields_of(cls)))
     except UserError as error:
@@ -205,9 +189,7 @@ def stopped(*_: Any, **__: Any) -> Any:
 )
 @survives("options of rubbish")
 def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
-    arguments: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Nothing is run: what would be is stopped before.
     with (

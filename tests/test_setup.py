@@ -38,15 +38,12 @@ class Checkout:
         self.root = folder / "check out"
         self.elsewhere = folder / "elsewhere"
         self.calls_file = folder / "calls"
+        self.venv = self.root / ".venv"
         self.elsewhere.mkdir()
         for name in COPIED:
             target = self.root / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target)
-
-    @property
-    def venv(self) -> Path:
-        return self.root / ".venv"
 
     def stand_in(self, version: str, name: str = "python") -> Path:
         return script(self.root.parent / version / name, STAND_IN.format(version=version))
@@ -108,19 +105,16 @@ def tools_only(folder: Path, *others: str) -> Path:
 @pytest.mark.parametrize("version", ["3.13.0", "3.8.18", "3.1.0", "2.7.18"])
 def test_a_python_out_of_range_is_one_line(checkout: Checkout, name: str, version: str) -> None:
     line = refusal(checkout, checkout.start(name, PYTHON=checkout.stand_in(version)))
-    assert f"Python {version}" in line
-    assert "3.9 to 3.12" in line
+    assert re.search(f"Python {version}.* 3.9 to 3.12", line)
 
 
-def test_a_python_that_does_not_start_and_an_unknown_option_are_one_line(checkout: Checkout) -> None:
+def test_a_python_that_does_not_start_none_that_is_old_enough_and_an_unknown_option_are_one_line(
+    checkout: Checkout, tmp_path: Path
+) -> None:
     assert "PYTHON=/no/such/python" in refusal(checkout, checkout.start("run_all.sh", PYTHON="/no/such/python"))
     assert "--horrorvod" in refusal(checkout, checkout.start("make_environment.sh", "--horrorvod"))
-
-
-def test_only_a_newer_python_is_one_line_that_says_what_to_install(checkout: Checkout, tmp_path: Path) -> None:
-    path = tools_only(tmp_path / "tools")
     newer = checkout.stand_in("3.14.0", "python3").parent
-    done = checkout.start("run_all.sh", PATH=f"{newer}:{path}")
+    done = checkout.start("run_all.sh", PATH=f"{newer}:{tools_only(tmp_path / 'tools')}")
     assert "apt-get install python3.11 python3.11-venv" in refusal(checkout, done)
 
 
@@ -133,14 +127,11 @@ def test_a_shim_that_fails_is_passed_over(checkout: Checkout, tmp_path: Path) ->
     assert "Python 3.12.1" in only_line(done.stderr)
 
 
-def test_missing_system_libraries_are_one_line_with_their_packages(checkout: Checkout, tmp_path: Path) -> None:
+def test_missing_system_libraries_or_venv_are_one_line_with_their_packages(checkout: Checkout, tmp_path: Path) -> None:
     for library in ("libquadmath.so.0", "libgomp.so.1"):
         (tmp_path / library).write_bytes(b"")
     done = checkout.start("run_all.sh", PYTHON=sys.executable, LD_LIBRARY_PATH=tmp_path)
     assert refusal(checkout, done).endswith("sudo apt-get install libquadmath0 libgomp1")
-
-
-def test_python_without_venv_is_one_line_with_the_package(checkout: Checkout, tmp_path: Path) -> None:
     # As Debian has it without python3-venv: a Python whose ensurepip cannot be imported.
     text = f'case "$*" in *ensurepip*) exit 1 ;; esac\nexec "{sys.executable}" "$@"'
     done = checkout.start("run_all.sh", PYTHON=script(tmp_path / "python", text))
@@ -190,15 +181,12 @@ def test_a_failed_installation_is_made_again_from_nothing(checkout: Checkout) ->
 @pytest.mark.parametrize("fault", ["requirements", "python", "interpreter"])
 def test_an_environment_that_no_longer_fits_is_made_again(checkout: Checkout, fault: str) -> None:
     checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.11.7"))
-    version = "3.11.7"
     if fault == "requirements":
         with (checkout.root / "requirements-common.txt").open("a") as file:
             file.write("one-more==1.0\n")
-    elif fault == "python":
-        version = "3.12.1"
-    else:
+    elif fault == "interpreter":
         (checkout.venv / "bin" / "python").unlink()
-    done = checkout.start("run_all.sh", PYTHON=checkout.stand_in(version))
+    done = checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.12.1" if fault == "python" else "3.11.7"))
     assert done.returncode == 0, done.stderr
     assert len(checkout.calls("-m venv")) == 1
     assert len(checkout.calls("-m pip install")) == 1

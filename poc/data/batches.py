@@ -6,16 +6,17 @@ batch, the number of devices or workers. Pixels stay uint8 all the way to the de
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from poc.data.datasets import Dataset, Indices, Labels, Pixels, Views
+from poc.data.images import Dataset, Indices, Labels, Pixels, Views
 from poc.data.randomness import ORDER, bits
 from poc.recipe import Data, Synthetic
 from poc.recipe.rates import steps_per_epoch
@@ -92,29 +93,22 @@ def validation_batches(
         yield Batch(*validation.centred(np.arange(start, min(start + batch, end)), spec))
 
 
-class Prefetch(Iterator[T]):
-    """Runs an iterator ahead in a thread: `with Prefetch(batches) as ahead: for batch in ahead: ...`.
+@contextlib.contextmanager
+def prefetch(iterator: Iterator[T], depth: int = 20) -> Iterator[Iterator[T]]:
+    """Runs an iterator ahead in a thread: `with prefetch(batches) as ahead: for batch in ahead: ...`.
 
     At most `depth` items wait. An exception of the iterator is raised where its item would have come. Leaving
     the block stops the thread once the item that it is making is done.
     """
+    thread = ThreadPoolExecutor(1, "prefetch")
+    end = object()
+    ahead = deque(thread.submit(next, iterator, end) for _ in range(depth))
 
-    def __init__(self, iterator: Iterator[T], depth: int = 20) -> None:
-        self._iterator, self._depth = iterator, depth
-        self._thread = ThreadPoolExecutor(1, "prefetch")
-        self._ahead: deque[Future[T]] = deque()
+    def after_another() -> Any:
+        ahead.append(thread.submit(next, iterator, end))
+        return ahead.popleft().result()
 
-    def __enter__(self) -> Iterator[T]:
-        for _ in range(self._depth):
-            self._make_another()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._thread.shutdown(cancel_futures=True)
-
-    def __next__(self) -> T:
-        self._make_another()
-        return self._ahead.popleft().result()
-
-    def _make_another(self) -> None:
-        self._ahead.append(self._thread.submit(next, self._iterator))
+    try:
+        yield iter(after_another, end)
+    finally:
+        thread.shutdown(cancel_futures=True)

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from poc.data import recordio
-from poc.data.datasets import Dataset, Indices, Labels, Pixels, Split
+from poc.data.images import Dataset, Indices, Labels, Pixels, Split
 from poc.data.randomness import CROP_X, CROP_Y, MIRROR, uniform
 from poc.recipe import ImageNet
 from poc.values import UserError

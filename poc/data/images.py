@@ -1,15 +1,15 @@
-"""Images in memory: training shows a random crop, mirrored, in moved colours; validation the centre."""
+"""What a data set is, and images in memory: training shows a random crop, mirrored, in moved colours; validation the
+centre."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, NamedTuple, Protocol, Union
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from poc.data.datasets import Dataset, Indices, Labels, Pixels, Split, Views
 from poc.data.randomness import CROP_X, CROP_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
 from poc.recipe import CIFAR10, Synthetic
 
@@ -17,11 +17,50 @@ from poc.recipe import CIFAR10, Synthetic
 cv2.setNumThreads(1)
 
 InMemory = Union[CIFAR10, Synthetic]
+Pixels = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.float32]
 
 _PAD_VALUE = 127
 # OpenCV's 8-bit HLS: hue in steps of two degrees, lightness and saturation, each with its limit.
 _HLS_REACH = (36, 50, 50)
 _HLS_LIMIT = (180, 255, 255)
+
+
+class Views(NamedTuple):
+    """Which parts of which training images a batch shows; each (samples,), int32."""
+
+    images: npt.NDArray[np.int32]
+    tops: npt.NDArray[np.int32]
+    """Of the crop, in pixels from the upper edge of the image with what was put around it."""
+    lefts: npt.NDArray[np.int32]
+    mirrored: npt.NDArray[np.int32]
+    """0 or 1."""
+
+
+class Split(Protocol):
+    """Training or validation images, wherever they are."""
+
+    def __len__(self) -> int: ...
+
+    def augmented(self, indices: Indices, spec: Any, *, seed: int, epoch: int) -> tuple[Pixels | Views, Labels]:
+        """The samples as an epoch shows them, (samples, 3, crop, crop), and their labels, (samples,).
+
+        Where the devices hold the images: which views of them.
+        """
+
+    def centred(self, indices: Indices, spec: Any) -> tuple[Pixels, Labels]:
+        """The samples as validation shows them, (samples, 3, crop, crop), and their labels, (samples,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """What is trained on and what is validated on."""
+
+    name: str
+    """As tables show it: "cifar10", "cifar10 (jpeg)" (lossy copies), "imagenet" or "synthetic"."""
+    train: Split
+    validation: Split
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,25 +1,89 @@
-"""Where the images of a recipe come from: files, the network, or a hash; and the cache of what was decoded."""
+"""Where the images of a recipe come from: files, the network, or a hash; and the cache of what was decoded.
+
+CIFAR-10's files are the official binary ones, the official archive, or RecordIO.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from poc.data import cifar10, imagenet, synthetic
-from poc.data.datasets import Dataset
-from poc.data.images import Images
+from poc.data import imagenet, recordio, synthetic
+from poc.data.images import Dataset, Images
 from poc.recipe import CIFAR10, Data, ImageNet, Synthetic
 from poc.values import UserError
 
+_SIZE = 32
+_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_VALIDATION_FILE = "test_batch.bin"
+_BINARY_FILES = (*_TRAIN_FILES, _VALIDATION_FILE)
+_ARCHIVE = "cifar-10-binary.tar.gz"
+_RECORD_FILES = ("cifar10_train.rec", "cifar10_val.rec")
 
-def load(spec: Data, *, source: Path | None, cache: Path, release: cifar10.Release = cifar10.OFFICIAL) -> Dataset:
+
+@dataclass(frozen=True)
+class Release:
+    """A published archive of CIFAR-10 in its binary version, and how many images it holds."""
+
+    url: str
+    sha256: str
+    train: int
+    validation: int
+
+
+OFFICIAL = Release(
+    f"https://www.cs.toronto.edu/~kriz/{_ARCHIVE}",
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    train=50_000,
+    validation=10_000,
+)
+
+
+@dataclass(frozen=True)
+class Files:
+    """CIFAR-10 in files of one format."""
+
+    paths: Sequence[Path]
+    read: Callable[[Sequence[Path]], Dataset]
+
+    def sha256(self, release: Release) -> str:
+        """The hash of all files, one after the other; raises UserError where an archive is not `release`'s."""
+        digest = hashlib.sha256()
+        for path in self.paths:
+            digest.update(path.read_bytes())
+        sha256 = digest.hexdigest()
+        if self.read is _read_archive and sha256 != release.sha256:
+            raise UserError(
+                f"data: {self.paths[0]} has sha256 {sha256} where the official archive has {release.sha256}: "
+                f"it is truncated or altered; get it again from {release.url}"
+            )
+        return sha256
+
+    def decode(self, release: Release) -> Dataset:
+        """All images, in memory; raises UserError where they are damaged or not as many as `release` has."""
+        dataset = self.read(self.paths)
+        train, validation = len(dataset.train), len(dataset.validation)
+        if (train, validation) != (release.train, release.validation):
+            raise UserError(
+                f"data: {self.paths[0].parent} holds {train} training and {validation} validation images, CIFAR-10 has "
+                f"{release.train} and {release.validation}: it is truncated or another data set; get it again"
+            )
+        return dataset
+
+
+def load(spec: Data, *, source: Path | None, cache: Path, release: Release = OFFICIAL) -> Dataset:
     """Returns the images that `spec` asks for.
 
     CIFAR-10 comes from `source` where it is given: a folder or file with the official binary files, the official
@@ -34,54 +98,51 @@ def load(spec: Data, *, source: Path | None, cache: Path, release: cifar10.Relea
     if isinstance(spec, ImageNet):
         return imagenet.open_files(spec, source)
     if source is not None:
-        files = cifar10.find(source)
+        files = _find(source)
         return _cached(cache, files.sha256(release), lambda folder: files.decode(release))
     try:
         return _cached(cache, release.sha256, lambda folder: _download(release, folder).decode(release))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
-        _say(
+        warning = (
             "WARNING: training on SYNTHETIC images, and every row will say so: no CIFAR-10 was given or "
             f"cached, and {release.url} could not be had ({type(error).__name__}: {reason}). "
             "Give the real images with --data or POC_DATA."
         )
-        return stand_in(release)
+        print(warning, file=sys.stderr)
+        return synthetic.make(Synthetic(train=release.train, validation=release.validation))
 
 
-def stand_in(release: cifar10.Release = cifar10.OFFICIAL) -> Dataset:
-    """Returns the synthetic set in CIFAR-10's shape, which `load` falls back to."""
-    return synthetic.make(Synthetic(train=release.train, validation=release.validation))
-
-
-def _download(release: cifar10.Release, folder: Path) -> cifar10.Files:
+def _download(release: Release, folder: Path) -> Files:
     import pooch  # only a download needs it
 
-    _say(f"Downloading CIFAR-10 from {release.url}, once.")
+    print(f"Downloading CIFAR-10 from {release.url}, once.", file=sys.stderr)
     pooch.get_logger().setLevel("WARNING")
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 16, timeout=20)
-    return cifar10.archive(
-        Path(pooch.retrieve(release.url, f"sha256:{release.sha256}", path=folder, downloader=downloader))
-    )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    archive = pooch.retrieve(release.url, f"sha256:{release.sha256}", path=folder, downloader=downloader)
+    return Files([Path(archive)], _read_archive)
 
 
 def _cached(cache: Path, key: str, decode: Callable[[Path], Dataset]) -> Dataset:
     """Returns the entry `key` of the cache, made with `decode(empty folder)` where it is not there yet."""
-    entry = cache / f"{CIFAR10.name}-{key[:16]}"
+    entry, folder = cache / f"{CIFAR10.name}-{key[:16]}", cache / "incomplete"
+    if (dataset := _open(entry)) is not None:
+        return dataset
+    with contextlib.ExitStack() as stack:
+        with _writing(cache):
+            cache.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(open(cache / "lock", "a")), fcntl.LOCK_EX)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            folder.mkdir()
+        if _open(entry) is None:  # another process may have made it while this one waited
+            decoded = decode(folder)
+            with _writing(cache):
+                _save(decoded, folder / "entry")
+                shutil.rmtree(entry, ignore_errors=True)
+                os.replace(folder / "entry", entry)
     dataset = _open(entry)
-    if dataset is None:
-        with _workspace(cache) as folder:
-            if _open(entry) is None:  # another process may have made it while this one waited
-                decoded = decode(folder)
-                with _writing(cache):
-                    _save(decoded, folder / "entry")
-                    shutil.rmtree(entry, ignore_errors=True)
-                    os.replace(folder / "entry", entry)
-        dataset = _open(entry)
-        assert dataset is not None
+    assert dataset is not None
     return dataset
 
 
@@ -111,24 +172,98 @@ def _open(entry: Path) -> Dataset | None:
 
 
 @contextlib.contextmanager
-def _workspace(cache: Path) -> Iterator[Path]:
-    """An empty folder to make an entry in, for one process at a time; sweeps up after killed ones."""
-    folder = cache / "incomplete"
-    with contextlib.ExitStack() as stack:
-        with _writing(cache):
-            cache.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(open(cache / "lock", "a"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-        yield folder
-
-
-@contextlib.contextmanager
 def _writing(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = f"cache: cannot write in {cache} ({error}); name a folder with room that can be written"
-        raise UserError(message) from error
+        why = f"cannot write in {cache} ({error}); name a folder with room that can be written"
+        raise UserError(f"cache: {why}") from error
+
+
+def _find(source: Path) -> Files:
+    """Returns the CIFAR-10 files in folder `source`, or those that the file `source` is one of.
+
+    Raises UserError where there are none, or some are missing.
+    """
+    allowed = (
+        f"give a folder with {_TRAIN_FILES[0]} to {_TRAIN_FILES[-1]} and {_VALIDATION_FILE}, "
+        f"with {_ARCHIVE}, or with {_RECORD_FILES[0]} and {_RECORD_FILES[1]}"
+    )
+    if not source.exists():
+        raise UserError(f"data: {source} does not exist; {allowed}")
+    folder, suffix = (source, "") if source.is_dir() else (source.parent, source.suffix)
+    missing = []
+    for files in (
+        Files([folder / name for name in _BINARY_FILES], _read_binaries),
+        Files([folder / "cifar-10-batches-bin" / name for name in _BINARY_FILES], _read_binaries),
+        Files([source if suffix == ".gz" else folder / _ARCHIVE], _read_archive),
+        Files([folder / name for name in _RECORD_FILES], _read_records),
+    ):
+        absent = [path for path in files.paths if not path.is_file()]
+        if suffix in ("", files.paths[0].suffix):
+            if not absent:
+                return files
+            if len(absent) < len(files.paths):
+                missing += absent
+    problem = f"{missing[0]} is missing" if missing else f"{source} holds no CIFAR-10"
+    raise UserError(f"data: {problem}; {allowed}")
+
+
+def _read_binaries(paths: Sequence[Path]) -> Dataset:
+    return _joined({path.name: _from_binary(path.read_bytes(), path) for path in paths})
+
+
+def _read_archive(paths: Sequence[Path]) -> Dataset:
+    files = {}
+    with tarfile.open(paths[0], "r:gz") as tar:
+        for member in tar:
+            # By its last part: wherever an archive says that a file belongs, nothing is written.
+            name = os.path.basename(member.name)
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is not None and name in _BINARY_FILES:
+                files[name] = _from_binary(file.read(), f"{paths[0]}:{name}")
+    return _joined(files)
+
+
+def _joined(files: dict[str, Images]) -> Dataset:
+    parts = [files[name] for name in _TRAIN_FILES]
+    train = Images(np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts]))
+    return Dataset(CIFAR10.name, train, files[_VALIDATION_FILE])
+
+
+def _from_binary(content: bytes, where: object) -> Images:
+    """Decodes an official binary file: for each image its label, then its red, green and blue planes."""
+    record = 1 + 3 * _SIZE * _SIZE
+    if not content or len(content) % record:
+        raise UserError(f"data: {where} has {len(content)} bytes, not a multiple of {record}; get it again")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
+    planes = rows[:, 1:].reshape(-1, 3, _SIZE, _SIZE)
+    return _checked(planes.transpose(0, 2, 3, 1), rows[:, 0], where)
+
+
+def _read_records(paths: Sequence[Path]) -> Dataset:
+    (train, lossy), (validation, validation_lossy) = (_from_records(path) for path in paths)
+    return Dataset(f"{CIFAR10.name} (jpeg)" if lossy or validation_lossy else CIFAR10.name, train, validation)
+
+
+def _from_records(path: Path) -> tuple[Images, bool]:
+    """Decodes one RecordIO file of images; also returns whether any of them is a JPEG, which is lossy."""
+    content = path.read_bytes()
+    images = []
+    for number, record in enumerate(recordio.records(content, path)):
+        where = f"{path}, record {number}"
+        image = recordio.image(content[record], where)
+        height, width, _ = image.pixels.shape
+        if (height, width) != (_SIZE, _SIZE):
+            raise UserError(f"data: {where}: {width} x {height} pixels where CIFAR-10 has 32 x 32; get it again")
+        images.append(image)
+    blue_green_red = np.array([image.pixels for image in images], np.uint8).reshape(-1, _SIZE, _SIZE, 3)
+    labels = np.array([image.label for image in images])
+    return _checked(blue_green_red[..., ::-1], labels, path), any(image.lossy for image in images)
+
+
+def _checked(pixels: npt.NDArray[np.uint8], labels: npt.NDArray[Any], where: object) -> Images:
+    wrong = labels[~((labels >= 0) & (labels < CIFAR10.classes))]
+    if len(wrong):
+        raise UserError(f"data: {where} has the label {wrong[0]} where CIFAR-10 has 0 to 9; get it again")
+    return Images(np.ascontiguousarray(pixels), labels.astype(np.int32))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from poc.data.datasets import Dataset
-from poc.data.images import Images
+from poc.data.images import Dataset, Images
 from poc.data.randomness import CONTRAST, NOISE, PATTERN, SHIFT_X, SHIFT_Y, bits, uniform
 from poc.recipe import Synthetic
 

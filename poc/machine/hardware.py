@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, GPUs, and the name under which its results are published."""
+"""What this machine has: cores, memory, GPUs, which are near which, and the name under which results are published."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import platform
 import re
 import subprocess
-import time
-from collections.abc import Mapping
+import timeit
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from poc.machine import kernel, numa, nvml
+from poc.machine import nvml
 from poc.values import from_plain, value
 
 
@@ -71,7 +71,12 @@ class Hardware:
 
 def detect() -> Hardware:
     """Reads what this machine has from the operating system and the NVIDIA driver, if there is one."""
-    gpus, driver = _nvidia()
+    try:
+        with nvml.session():
+            gpus = tuple(map(_gpu, nvml.visible()))
+            driver = str(nvml.ask("nvmlSystemGetDriverVersion", ()) or "")
+    except nvml.NoAnswer:
+        gpus, driver = (), ""
     return Hardware(
         cpu=_cpuinfo("model name") or platform.processor() or platform.machine(),
         cores=_usable_cores(),
@@ -80,14 +85,14 @@ def detect() -> Hardware:
         bfloat16="avx512_bf16" in _cpuinfo("flags").split(),
         gpus=gpus,
         driver=driver,
-        numa_nodes=tuple(map(len, numa.nodes().values())),
+        numa_nodes=tuple(map(len, nodes().values())),
     )
 
 
 def _usable_cores() -> int:
     """Cores this process may use: its affinity, and the quota of its control group where that is lower."""
     cores = len(os.sched_getaffinity(0))
-    quota, _, period = kernel.text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    quota, _, period = text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     return min(cores, max(1, int(quota) // int(period))) if quota.isdigit() else cores
 
 
@@ -112,12 +117,8 @@ def commit() -> str:
 def _cpu_flops() -> float:
     size = 1024
     matrix = np.ones((size, size), dtype=np.float32)
-    seconds = []
-    for _ in range(3):  # the first product also starts the library's threads
-        start = time.perf_counter()
-        matrix @ matrix
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds)
+    # The first product also starts the library's threads.
+    return 2 * size**3 / min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=3))
 
 
 def busy_seconds() -> float:
@@ -128,26 +129,76 @@ def busy_seconds() -> float:
 
 def _cpuinfo(field: str) -> str:
     """What the kernel says of the first core; empty where it does not say."""
-    line = re.search(rf"^{field}\s*:(.*)$", kernel.text(Path("/proc/cpuinfo")), re.MULTILINE)
+    line = re.search(rf"^{field}\s*:(.*)$", text(Path("/proc/cpuinfo")), re.MULTILINE)
     return line[1].strip() if line else ""
 
 
-def _nvidia() -> tuple[tuple[GPU, ...], str]:
-    """The cards that CUDA would use, and the driver's version; none without a driver."""
+def _gpu(index: int) -> GPU:
+    memory = nvml.ask("nvmlDeviceGetMemoryInfo", index)
+    return GPU(
+        index=index,
+        name=nvml.ask("nvmlDeviceGetName", index) or "unknown GPU",
+        capability=tuple(nvml.ask("nvmlDeviceGetCudaComputeCapability", index) or (0, 0)),
+        memory_bytes=int(memory.total) if memory else 0,
+        numa_node=node_of(index),
+    )
+
+
+def nodes(system: Path = Path("/sys")) -> dict[int, list[int]]:
+    """The logical cores of each NUMA node that this process may use, for the nodes that have any of them.
+
+    Where the system does not tell, all are of one node.
+    """
+    usable = os.sched_getaffinity(0)
+    cores = {
+        int(folder.name[4:]): sorted(usable & _cores_in(text(folder / "cpulist")))
+        for folder in (system / "devices/system/node").glob("node[0-9]*")
+    }
+    return {node: cores[node] for node in sorted(cores) if cores[node]} or {0: sorted(usable)}
+
+
+def node_of(card: int, system: Path = Path("/sys")) -> int | None:
+    """The NUMA node that a GPU is attached to; None where the system does not tell."""
+    address = nvml.address("nvmlDeviceGetPciInfo", card)
+    return None if address is None else number(system / f"bus/pci/devices/{address}/numa_node")
+
+
+def core_groups(
+    nodes: Mapping[int, Sequence[int]], workers: int, cores_per_worker: int, near: Sequence[int | None] | None = None
+) -> list[list[int]]:
+    """The cores of each worker: no core twice, all of one NUMA node as long as one has so many left.
+
+    A worker gets those of the node that it is to be `near`, else of the one that has most left: two workers on two
+    nodes have the memory of both. The Theano-MPI study binds its processes to sockets so.
+    """
+    left = {node: list(cores) for node, cores in nodes.items()}
+    groups = []
+    for worker in range(workers):
+        wanted = near[worker] if near else None
+        group: list[int] = []
+        for node in sorted(left, key=lambda node: (node != wanted, -len(left[node]))):
+            missing = cores_per_worker - len(group)
+            group += left[node][:missing]
+            left[node] = left[node][missing:]
+        groups.append(group)
+    return groups
+
+
+def _cores_in(ranges: str) -> set[int]:
+    """The cores that the kernel's list names: "0-3,8"."""
+    parts = [part.split("-") for part in ranges.split(",") if part]
+    return {core for ends in parts for core in range(int(ends[0]), int(ends[-1]) + 1)}
+
+
+def text(path: Path) -> str:
+    """What a small file of the kernel's says, without the space around it; empty where it cannot be read."""
     try:
-        with nvml.session():
-            gpus = []
-            for index in nvml.visible():
-                memory = nvml.ask("nvmlDeviceGetMemoryInfo", index)
-                gpus.append(
-                    GPU(
-                        index=index,
-                        name=nvml.ask("nvmlDeviceGetName", index) or "unknown GPU",
-                        capability=tuple(nvml.ask("nvmlDeviceGetCudaComputeCapability", index) or (0, 0)),
-                        memory_bytes=int(memory.total) if memory else 0,
-                        numa_node=numa.node_of(index),
-                    )
-                )
-            return tuple(gpus), str(nvml.ask("nvmlSystemGetDriverVersion", ()) or "")
-    except nvml.NoAnswer:
-        return (), ""
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def number(path: Path) -> int | None:
+    """The whole number in the file; None where there is none, or one below zero, which is how the kernel says so."""
+    content = text(path)
+    return int(content) if content.isdigit() else None

@@ -1,6 +1,6 @@
 """What the hardware did during a run: use, memory, clocks, power and temperature, sampled once a second in a thread.
 
-    with Monitor(sensors.gpus(count=8)) as watcher:
+    with Monitor(gpus(count=8)) as watcher:
         ...
     watcher.summary()
 
@@ -10,20 +10,27 @@ that does not exist is None, never zero.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import threading
 import time
-from collections.abc import Sequence
-from types import TracebackType
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Callable, NamedTuple
 
 import numpy as np
+import psutil
 
 from poc.machine import nvml
-from poc.machine.sensors import Reading, Sensor, Source
+from poc.machine.hardware import number, text
+from poc.machine.processes import usage
 from poc.values import value
 
 # A driver in trouble can keep a caller waiting; the run does not wait longer than this for the last reading.
 _PATIENCE_SECONDS = 5.0
+# Asking for a clock interrupts its core, and cores at the same work run at the same clock: a few of them are enough.
+_CLOCKS_READ = 4
 
 
 @value
@@ -59,15 +66,83 @@ class Monitored:
     """Why nothing more could be sampled."""
 
 
-class Monitor:
-    """Samples every sensor of `source` on entering, every `interval` seconds, and on leaving, in a daemon thread.
+class Reading(NamedTuple):
+    """What the counters of one device say at one time; None where it has no such counter."""
 
-    `source` is what `sensors.gpus` or `sensors.processes` return.
+    utilisation: float | None = None
+    """Of a GPU: fraction of the time in which it computed. Of a CPU: core-seconds used / core-seconds there were."""
+    memory_bytes: float | None = None
+    """Of a GPU: in use, by whomever. Of a CPU: resident, summed over the run's processes."""
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    core_clock_mhz: float | None = None
+    """Of a CPU."""
+    power_watts: float | None = None
+    """Of a GPU: the whole board. Of a CPU: all packages (sockets), whoever uses them."""
+    temperature_celsius: float | None = None
+
+
+class Device:
+    """One device, and what was sampled of it.
+
+    `read` takes the time (s), and raises nvml.NoAnswer where the device is gone.
     """
+
+    def __init__(self, name: str, read: Callable[[float], Reading]) -> None:
+        self.name, self.read = name, read
+        self._lost = ""
+        self.samples: list[tuple[float, Reading]] = []
+        """The time (s) and what was read. Those of a day are some 30 MB."""
+
+    def sample(self, at: float) -> bool:
+        """Reads it at the time `at` (s); returns whether it answered. Once lost it is not asked again."""
+        if self._lost:
+            return False
+        try:
+            self.samples.append((at, self.read(at)))
+        except nvml.NoAnswer as error:
+            self._lost = f"{error}, after {at - self.samples[0][0]:.0f} s" if self.samples else str(error)
+        return not self._lost
+
+    def summary(self) -> DeviceUse:
+        """What was sampled so far.
+
+        A value stands for the time since the counter's last one: utilisation and a CPU's power are differences over it,
+        and a card reports means over up to its last second.
+        """
+        samples = list(self.samples)  # the thread may be adding to it
+        means, peaks, integrals = {}, {}, {}
+        for counter in Reading._fields:
+            known = [(at, amount) for at, reading in samples if (amount := getattr(reading, counter)) is not None]
+            if known:
+                start, (times, amounts) = samples[0][0], zip(*known)
+                means[counter], peaks[counter] = amounts[-1], max(amounts)
+                if times[-1] > start:
+                    integrals[counter] = float(np.diff(times, prepend=start) @ np.array(amounts))
+                    means[counter] = integrals[counter] / (times[-1] - start)
+        means.pop("memory_bytes", None)
+        return DeviceUse(
+            device=self.name,
+            seconds=samples[-1][0] - samples[0][0] if samples else None,
+            **means,
+            memory_peak_bytes=peaks.get("memory_bytes"),
+            power_peak_watts=peaks.get("power_watts"),
+            temperature_peak_celsius=peaks.get("temperature_celsius"),
+            joules=integrals.get("power_watts"),
+            lost=self._lost,
+        )
+
+
+Source = contextlib.AbstractContextManager[Sequence[Device]]
+
+
+class Monitor:
+    """Samples every device of `source`, which `gpus` or `processes` return, in a daemon thread: on entering, every
+    `interval` seconds, and on leaving."""
 
     def __init__(self, source: Source, interval: float = 1.0) -> None:
         self._source, self._interval = source, interval
-        self._devices: list[Device] = []
+        self._devices: Sequence[Device] = ()
         self._lost = ""
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
@@ -76,7 +151,7 @@ class Monitor:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._leaving.set()
         self._thread.join(_PATIENCE_SECONDS)
 
@@ -87,8 +162,8 @@ class Monitor:
 
     def _watch(self) -> None:
         try:
-            with self._source as sensors:
-                self._devices = [Device(sensor) for sensor in sensors]
+            with self._source as devices:
+                self._devices = devices
                 last = False
                 while any([device.sample(time.monotonic()) for device in self._devices]) and not last:
                     last = self._leaving.wait(self._interval)
@@ -98,57 +173,81 @@ class Monitor:
             self._lost = repr(error)
 
 
-class Device:
-    """What was sampled of one device."""
+@contextlib.contextmanager
+def gpus(count: int) -> Iterator[Sequence[Device]]:
+    """The first `count` cards that CUDA uses (CUDA_VISIBLE_DEVICES), named by their number in nvidia-smi."""
+    with nvml.session():
+        yield [Device(f"gpu {card}", functools.partial(_card, card)) for card in nvml.visible()[:count]]
 
-    def __init__(self, sensor: Sensor) -> None:
-        self._sensor = sensor
-        self._lost = ""
-        self.samples: list[tuple[float, Reading]] = []
-        """The time (s) and what was read. Those of a day are some 30 MB."""
 
-    def sample(self, at: float) -> bool:
-        """Reads the sensor at the time `at` (s); returns whether it answered. Once lost it is not asked again."""
-        if self._lost:
-            return False
-        try:
-            self.samples.append((at, self._sensor.read(at)))
-        except nvml.NoAnswer as error:
-            self._lost = f"{error}, after {at - self.samples[0][0]:.0f} s" if self.samples else str(error)
-        return not self._lost
+@contextlib.contextmanager
+def processes(pids: Sequence[int], cores: int, system: Path = Path("/sys")) -> Iterator[Sequence[Device]]:
+    """The `cores` cores that the processes `pids` were given together, as one device named "cpu".
 
-    def summary(self) -> DeviceUse:
-        """What was sampled so far."""
-        samples = list(self.samples)  # the thread may be adding to it
-        counters = {counter: _over_time(samples, counter) for counter in Reading._fields}
-        return DeviceUse(
-            device=self._sensor.device,
-            seconds=samples[-1][0] - samples[0][0] if samples else None,
-            **{counter: statistics.mean for counter, statistics in counters.items() if counter != "memory_bytes"},
-            memory_peak_bytes=counters["memory_bytes"].peak,
-            power_peak_watts=counters["power_watts"].peak,
-            temperature_peak_celsius=counters["temperature_celsius"].peak,
-            joules=counters["power_watts"].integral,
-            lost=self._lost,
+    Once all of them have ended, use and memory are None.
+    """
+    yield [Device("cpu", _Cores(pids, cores, system).read)]
+
+
+def _card(card: int, at: float) -> Reading:
+    rates = nvml.ask("nvmlDeviceGetUtilizationRates", card)
+    memory = nvml.ask("nvmlDeviceGetMemoryInfo", card)
+    milliwatts = nvml.ask("nvmlDeviceGetPowerUsage", card)
+    reading = Reading(
+        utilisation=None if rates is None else rates.gpu / 100,
+        memory_bytes=None if memory is None else memory.used,
+        # A card that runs has clocks and draws power: where a driver says 0, it does not know.
+        sm_clock_mhz=nvml.ask("nvmlDeviceGetClockInfo", card, nvml.SM_CLOCK) or None,
+        memory_clock_mhz=nvml.ask("nvmlDeviceGetClockInfo", card, nvml.MEMORY_CLOCK) or None,
+        power_watts=milliwatts / 1000 if milliwatts else None,
+        temperature_celsius=nvml.ask("nvmlDeviceGetTemperature", card, nvml.CORE_TEMPERATURE),
+    )
+    if reading == Reading():
+        raise nvml.NoAnswer("it answers none of its counters")
+    return reading
+
+
+class _Cores:
+    """CPU time and memory of processes, clock and power of the cores that they run on."""
+
+    def __init__(self, pids: Sequence[int], cores: int, system: Path) -> None:
+        self._used = {psutil.Process(pid): (0.0, 0) for pid in pids}
+        self._cores = cores
+        allowed = sorted(os.sched_getaffinity(pids[0]))
+        frequency = "devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
+        self._clocks = [system / frequency.format(core) for core in allowed[:_CLOCKS_READ]]
+        # AMD's processors are read by the same kernel driver, under the same name. Sub-zones (cores, memory) are parts
+        # of a package, and "psys" is more than the packages.
+        zones = sorted((system / "class/powercap").glob("intel-rapl:*"))
+        self._packages = [zone for zone in zones if text(zone / "name").startswith("package")]
+        self._microjoules: list[int | None] = []
+        self._at: float | None = None
+
+    def read(self, at: float) -> Reading:
+        seconds = 0.0 if self._at is None else at - self._at
+        self._at = at
+        before = self._used
+        self._used = alive = {process: used for process in before if (used := usage(process)) is not None}
+        cpu_seconds = sum(now - before[process][0] for process, (now, _) in alive.items())
+        kilohertz = [clock for clock in map(number, self._clocks) if clock]
+        joules = self._joules()
+        return Reading(
+            utilisation=cpu_seconds / (seconds * self._cores) if alive and seconds else None,
+            memory_bytes=sum(resident for _, resident in alive.values()) if alive else None,
+            core_clock_mhz=sum(kilohertz) / len(kilohertz) / 1000 if kilohertz else None,
+            power_watts=joules / seconds if joules and seconds else None,
         )
 
+    def _joules(self) -> float | None:
+        """Of all packages since the last reading; None where a counter cannot be read, which mostly only root may.
 
-class _Statistics(NamedTuple):
-    mean: float | None = None
-    peak: float | None = None
-    integral: float | None = None
-    """Over time (s); None where none has passed."""
-
-
-def _over_time(samples: Sequence[tuple[float, Reading]], counter: str) -> _Statistics:
-    """A value stands for the time since the counter's last one: utilisation and a CPU's power are differences over it,
-    and a card reports means over up to its last second."""
-    known = [(at, amount) for at, reading in samples if (amount := getattr(reading, counter)) is not None]
-    if not known:
-        return _Statistics()
-    start = samples[0][0]
-    times, amounts = zip(*known)
-    integral = float(np.diff(times, prepend=start) @ np.array(amounts))
-    if times[-1] == start:
-        return _Statistics(mean=amounts[-1], peak=max(amounts))
-    return _Statistics(mean=integral / (times[-1] - start), peak=max(amounts), integral=integral)
+        0 where they stand still, as in some virtual machines.
+        """
+        before, self._microjoules = self._microjoules, [number(zone / "energy_uj") for zone in self._packages]
+        ranges = [number(zone / "max_energy_range_uj") for zone in self._packages]
+        joules = 0.0
+        for earlier, later, restart in zip(before, self._microjoules, ranges):
+            if earlier is None or later is None or restart is None:
+                return None
+            joules += (later - earlier) % restart / 1e6
+        return joules

@@ -59,10 +59,10 @@ def ask(question: str, cards: int | tuple[int, ...], *details: int) -> Any:
     return answer.decode() if isinstance(answer, bytes) else answer
 
 
-def address(question: str, card: int, *details: int) -> tuple[int, int, int] | None:
-    """The PCI domain, bus and device that pynvml's function `question` names; None and NoAnswer as in `ask`."""
+def address(question: str, card: int, *details: int) -> str | None:
+    """The PCI address ("0000:05:00.0") that pynvml's function `question` names; None and NoAnswer as in `ask`."""
     pci = ask(question, card, *details)
-    return None if pci is None else (pci.domain, pci.bus, pci.device)
+    return None if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
 
 def visible() -> list[int]:

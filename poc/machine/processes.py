@@ -1,4 +1,4 @@
-"""The processes of a run: started so that none outlives this one, watched so that a lost one ends them all."""
+"""The processes of a run: started so that none outlives this one, watched so that a lost one ends all; their ports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -88,8 +89,10 @@ def watch(
     worker has computed or added to its file of `signs` for `patience` seconds. `elsewhere` is asked, too, whether
     something is lost.
     """
-    activity = _Activity(workers, signs)
     everyone = {**workers, **helpers}
+    computing = [psutil.Process(process.pid) for process in workers.values()]
+    looked = active = time.monotonic()
+    progress = _progress(computing, signs)
     while True:
         if all(process.poll() == 0 for process in workers.values()):
             return None
@@ -101,15 +104,20 @@ def watch(
             # One that was killed before one that ended by itself, perhaps because the other was gone.
             blamed = min(failed, key=lambda name: everyone[name].returncode > 0)
             return blamed, ended_early(everyone[blamed].returncode)
-        lost = elsewhere()
-        if lost is not None:
+        if (lost := elsewhere()) is not None:
             return lost
-        silent = activity.silent_seconds()
-        if silent > patience:
+        now = time.monotonic()
+        if now - looked >= 1.0:
+            before, progress = progress, _progress(computing, signs)
+            told, used = (later - earlier for earlier, later in zip(before, progress))
+            if told or used > _COMPUTES * (now - looked):
+                active = now
+            looked = now
+        if now - active > patience:
             alive = {name: process.pid for name, process in everyone.items() if process.poll() is None}
             stopped = [name for name, pid in alive.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
             why = "it was stopped (SIGSTOP), and" if stopped else "none of them has ended, but"
-            return ", ".join(stopped or workers), f"{why} nothing has gone on for {silent:.0f} s"
+            return ", ".join(stopped or workers), f"{why} nothing has gone on for {now - active:.0f} s"
         _wait(workers.values(), _LOOK_SECONDS)
 
 
@@ -129,28 +137,25 @@ def usage(process: psutil.Process) -> tuple[float, int] | None:
     return None
 
 
-class _Activity:
-    """Since when none of the workers has done anything."""
+def interface(address: str) -> str:
+    """The network interface of this host that has the IP `address`, such as "eth0"; raises OSError for none."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            return str(name)
+    raise OSError(f"no network interface of this host has the address {address}")
 
-    def __init__(self, workers: Mapping[str, subprocess.Popen[str]], signs: Sequence[Path]) -> None:
-        self._processes = [psutil.Process(process.pid) for process in workers.values()]
-        self._signs = signs
-        self._looked = self._last = time.monotonic()
-        self._told, self._used = self._progress()
 
-    def silent_seconds(self) -> float:
-        now = time.monotonic()
-        if now - self._looked >= 1.0:
-            told, used = self._progress()
-            if told != self._told or used - self._used > _COMPUTES * (now - self._looked):
-                self._last = now
-            self._looked, self._told, self._used = now, told, used
-        return now - self._last
+def free_port(host: str) -> int:
+    """A TCP port that nothing listens on at the address `host` of this host."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
-    def _progress(self) -> tuple[int, float]:
-        """Bytes that the workers have told, and CPU seconds that they have used."""
-        told = sum(path.stat().st_size for path in self._signs if path.exists())
-        return told, sum(seconds for seconds, _ in filter(None, map(usage, self._processes)))
+
+def _progress(workers: Iterable[psutil.Process], signs: Iterable[Path]) -> tuple[int, float]:
+    """Bytes that the workers have told, and CPU seconds that they have used."""
+    told = sum(path.stat().st_size for path in signs if path.exists())
+    return told, sum(seconds for seconds, _ in filter(None, map(usage, workers)))
 
 
 def _wait(processes: Iterable[subprocess.Popen[str]], seconds: float) -> None:

@@ -99,7 +99,7 @@ def _link_ranks(cards: Sequence[int]) -> dict[tuple[int, int], int]:
     return ranks
 
 
-def _nvlink_ends(card: int) -> list[tuple[int, int, int] | None]:
+def _nvlink_ends(card: int) -> list[str | None]:
     """The PCI address at the other end of each NVLink of a card that is up."""
     up = [link for link in range(_MOST_NVLINKS) if nvml.ask("nvmlDeviceGetNvLinkState", card, link)]
     return [nvml.address("nvmlDeviceGetNvLinkRemotePciInfo", card, link) for link in up]

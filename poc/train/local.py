@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from poc.machine import hardware, numa, processes, sensors
-from poc.machine.monitor import Monitor, Monitored
+from poc.machine import hardware, monitor, processes
+from poc.machine.monitor import Monitor, Monitored, Source
 from poc.records.record import FAILED, Told
 from poc.run import Run
 from poc.values import from_plain, value
@@ -162,11 +162,11 @@ def _told(events: Path, status: int) -> Told:
     return from_plain(Told, found)
 
 
-def _sensors(run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]]) -> sensors.Source:
+def _sensors(run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]]) -> Source:
     if run.kind == "gpu":
-        return sensors.gpus(1 if run.virtual else run.devices // run.workers * len(workers))
+        return monitor.gpus(1 if run.virtual else run.devices // run.workers * len(workers))
     cores = (run.cores_per_worker or machine.cores) * len(workers)
-    return sensors.processes([process.pid for process in workers.values()], cores)
+    return monitor.processes([process.pid for process in workers.values()], cores)
 
 
 def _cores(run: Run, machine: hardware.Hardware, workers: int) -> list[list[int]]:
@@ -175,7 +175,7 @@ def _cores(run: Run, machine: hardware.Hardware, workers: int) -> list[list[int]
         return [sorted(os.sched_getaffinity(0))] * workers
     cards = machine.gpus[:: run.devices // run.workers][:workers]  # the first of each worker's
     near = [card.numa_node for card in cards] if run.kind == "gpu" else None
-    return numa.core_groups(numa.nodes(), workers, run.cores_per_worker, near)
+    return hardware.core_groups(hardware.nodes(), workers, run.cores_per_worker, near)
 
 
 def own_gpus(run: Run, here: int) -> dict[str, str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from poc import data, engines
 from poc.engines import Session
-from poc.recipe import CIFAR10
+from poc.recipe import CIFAR10, Synthetic
 from poc.records.record import COMPLETED, FAILED
 from poc.records.timing import Clock
 from poc.run import Run
@@ -67,11 +67,9 @@ class Worker:
         """Does what the request asks for; returns what it tells at its end."""
         run, request = self.run, self._request
         with self._clock.part("initialise"):
-            if request["stand_in"] and isinstance(run.data, CIFAR10):
-                dataset = data.stand_in()
-            else:
-                source = Path(request["source"]) if request["source"] else None
-                dataset = data.load(run.data, source=source, cache=Path(request["cache"]))
+            asked_for = Synthetic() if request["stand_in"] and isinstance(run.data, CIFAR10) else run.data
+            source = Path(request["source"]) if request["source"] else None
+            dataset = data.load(asked_for, source=source, cache=Path(request["cache"]))
             session = self._session = self._open(data.held(dataset, run.data))
         self._tell("ready", {"dataset": dataset.name, "parameters": session.parameters})
         share = {"worker": self._number, "workers": run.workers}
@@ -95,7 +93,7 @@ class Worker:
             save_every=request["checkpoint_every"],
         )
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one.
-        with data.Prefetch(stream, depth=run.window) as batches:
+        with data.prefetch(stream, depth=run.window) as batches:
             end = self._end(*loop.train(batches))
             end["exchanged"] = session.exchange_stats() or None
             if end["outcome"] == COMPLETED:

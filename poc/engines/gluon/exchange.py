@@ -15,7 +15,7 @@ from mxnet import autograd, gluon
 from poc import recipe
 from poc.engines import gluon as engine
 from poc.engines.gluon import launch, optimizers
-from poc.machine import network
+from poc.machine import processes
 
 if TYPE_CHECKING:
     from poc.run import Run
@@ -205,7 +205,7 @@ class Horovod(BetweenWorkers):
 
     def _connect(self) -> None:
         address = os.environ["HOROVOD_HOSTNAME"]
-        os.environ["HOROVOD_GLOO_IFACE"] = network.interface(address)
+        os.environ["HOROVOD_GLOO_IFACE"] = processes.interface(address)
         launch.check_name_resolves(address)
         import horovod.mxnet  # optional: only where a run asks for it
 

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 
 from poc.machine import processes
-from poc.machine.network import free_port
+from poc.machine.processes import free_port
 
 LOOPBACK = "127.0.0.1"
 Environment = dict[str, str]

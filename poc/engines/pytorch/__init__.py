@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from poc.engines import Cluster, installed
-from poc.machine.network import free_port
+from poc.machine.processes import free_port
 from poc.recipe import NCCL, SGD, Device, Independent, Muon, Nesterov
 from poc.recipe.networks import CIFAR_RESNET_V2, Cost, Network
 

@@ -19,7 +19,7 @@ from poc.data import Views
 from poc.engines.pytorch import optimizers
 from poc.engines.pytorch.networks import build
 from poc.engines.session import Part, Session, fastest
-from poc.machine.network import interface
+from poc.machine.processes import interface
 from poc.recipe import networks
 
 if TYPE_CHECKING:
