@@ -130,7 +130,7 @@ def _doctor(_: argparse.Namespace) -> int:
         print("links   nvidia-smi topo -m shows them")
     for name in engines.ENGINES:
         engine = engines.load(name)
-        versions = ", ".join(f"{package} {version}" for package, version in engine.versions().items())
+        versions = ", ".join(f"{package} {version}" for package, version in engines.versions(name).items())
         print(f"engine  {name}: {versions or 'not installed'}")
         if hint := engine.missing(machine):
             print(f"        {hint}")

@@ -100,7 +100,7 @@ def blank(run: Run, machine: hardware.Hardware, infrastructure: str, **fields: A
         started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         infrastructure=infrastructure,
         hardware=machine,
-        versions={**hardware.versions(), **engines.load(run.engine).versions()},
+        versions={**hardware.versions(), **engines.versions(run.engine)},
         commit=hardware.commit(),
         dataset=run.data.name,
         **fields,

@@ -16,7 +16,7 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
-from poc.engines.gluon import BUILDERS
+from poc.engines.gluon import NETWORKS
 from poc.recipe.networks import Cost, Network
 
 # As in MXNet 0.11's resnet symbol; Gluon's own default epsilon is 1e-5.
@@ -299,7 +299,7 @@ def build(network: Network, classes: int, *, fused: bool) -> Any:
     gradient is right only once the block is hybridized. On two cores it made ResNet-50 at batch 128 8% faster (median
     of 16 pairs of 6 steps each).
     """
-    builder, *arguments = BUILDERS[network.name]
+    builder, *arguments = NETWORKS[network.name]
     net = globals()[builder](classes, *arguments)
     _rebuild(net, fused=fused)
     return net
