@@ -315,18 +315,13 @@ def _rebuild(net: Any, *, fused: bool) -> None:
         return
     layers = list(net._children.items())
     for (name, layer), (after, follower) in zip(layers, [*layers[1:], ("", None)]):
-        if _is_global_mean(layer):
+        # 7 x 7 or 8 x 8 values are all that is left of an image, in the networks that say how many they average.
+        averages_all = isinstance(layer, nn.AvgPool2D) and layer._kwargs["kernel"] in ((7, 7), (8, 8))
+        if averages_all or isinstance(layer, nn.GlobalAvgPool2D):
             net._children[name] = _SpatialMean()
         elif fused and isinstance(layer, nn.BatchNorm) and getattr(follower, "_act_type", "") == "relu":
             layer.fuse_relu = True
             del net._children[after]
-
-
-def _is_global_mean(layer: Any) -> bool:
-    """Whether it averages all that is left of an image: 7x7 or 8x8 values, in the networks that say how many."""
-    if isinstance(layer, nn.AvgPool2D):
-        return bool(layer._kwargs["kernel"] in ((7, 7), (8, 8)))
-    return isinstance(layer, nn.GlobalAvgPool2D)
 
 
 def branch_ends(net: Any) -> list[Any]:
