@@ -130,7 +130,7 @@ def _doctor(_: argparse.Namespace) -> int:
             print(f"warning {line}")
         print("links   nvidia-smi topo -m shows them")
     for name, engine in loaded.items():
-        print(f"engine  {name}: {_listed(engine.versions()) or 'not installed'}")
+        print(f"engine  {name}: {_listed(engines.versions(name)) or 'not installed'}")
         if hint := engine.missing(machine):
             print(f"        {hint}")
     print(f"python  {_listed(hardware.versions())}")

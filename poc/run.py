@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from poc.recipe import DATA, EXCHANGES, OPTIMIZERS, Device, Training
+from poc.recipe import DATA, OPTIMIZERS, Device, Training
+from poc.recipe.exchanges import EXCHANGES
 from poc.recipe.rates import Schedule
 from poc.values import UserError, field, from_plain, value, words
 

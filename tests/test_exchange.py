@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from poc import DistAsync, DistSync, Horovod, Stale, engines
-from poc.recipe import Exchange
+from poc.recipe.exchanges import Exchange
 from poc.run import Run
 from tests.engine_worker import CORES, SUMS, distance, planned, trained, workers
 

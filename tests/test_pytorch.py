@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from poc import Synthetic, engines
-from poc.engines.pytorch import BUILDERS
+from poc.engines.pytorch import NETWORKS
 from poc.machine.hardware import GPU, detect
 from poc.recipe import networks
 from poc.train.local import Place
@@ -26,7 +26,7 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is 
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n, (builder, *_) in BUILDERS.items() if builder == "PreactivationResNet"])
+@pytest.mark.parametrize("name", [n for n, (builder, *_) in NETWORKS.items() if builder == "PreactivationResNet"])
 def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name: str) -> None:
     run = planned("pytorch", model=name, data=Synthetic(size=32, crop=32, train=640)).run
     session = engines.open_session(run)
@@ -74,7 +74,7 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
         ({"devices": 2, "workers": 2, "exchange": "dist_sync"}, "exchange DistSync is not PyTorch's; it has device"),
         ({"optimizer": "lars"}, "optimizer LARS is not PyTorch's"),
         ({"dtype": "tf32"}, "tf32 is for GPUs"),
-        ({"model": "cifar_vgg16"}, "cifar_vgg16 is none of this engine's networks"),
+        ({"model": "cifar_vgg16"}, "model cifar_vgg16 is not PyTorch's"),
     ],
 )
 def test_what_it_cannot_do_is_a_reason(fields: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:

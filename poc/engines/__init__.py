@@ -22,7 +22,7 @@ import numpy as np
 
 from poc.engines.session import Evaluation as Evaluation
 from poc.engines.session import Session
-from poc.recipe import Training
+from poc.recipe import NCCL, Training
 from poc.values import UserError, nearest, value
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Engine(Protocol):
     """The framework's name, as tables show it."""
 
     PACKAGES: tuple[str, ...]
-    """Under which of these names the framework is installed, and its version stands in `versions`."""
+    """What it is made of, as installed: the names that its framework may have come first."""
 
     LAYOUT: str
     """Of images in memory: what it is usually fastest with."""
@@ -62,6 +62,10 @@ class Engine(Protocol):
 
     HEEDS: tuple[str, ...]
     """Of the fields of `Training` that an engine may know or not (`by_engine`), those that it knows."""
+
+    @property
+    def NETWORKS(self) -> Collection[str]:  # noqa: N802
+        """The names of the networks that it builds."""
 
     @property
     def OPTIMIZERS(self) -> Collection[type[Any]]:  # noqa: N802
@@ -85,16 +89,16 @@ class Engine(Protocol):
         """Why this engine cannot run on `gpu`, in one line; None where it can."""
 
     def lacks(self, run: Run, machine: Hardware) -> str | None:
-        """Why this build cannot do `run` on `machine`, in one line; None where it can, or for what is `unknown`."""
+        """Why it cannot do `run` on `machine` as it is installed, in one line; None where it can.
+
+        Besides what is `unknown` to it, and what no engine can.
+        """
 
     def missing(self, machine: Hardware) -> str | None:
         """What has to be installed so that `machine` is made use of, in one line; None where all is."""
 
     def count(self, network: Network) -> Cost | None:
-        """What `network` costs, counted in it as it is built; None where this engine does not build or count it."""
-
-    def versions(self) -> dict[str, str]:
-        """Names and versions of what the engine is made of."""
+        """What `network`, one of its own, costs, counted in it as it is built; None where that cannot be had."""
 
     def open_session(self, run: Run, *, first_step: int = ..., state: Mapping[str, np.ndarray] | None = ...) -> Session:
         """Imports the framework and builds the network of `run`, initialised from its seed, by one of its workers.
@@ -106,6 +110,8 @@ class Engine(Protocol):
 def unknown(run: Run) -> str | None:
     """What of `run` its engine has never heard of, in one line; None where it knows all."""
     engine = load(run.engine)
+    if run.model not in engine.NETWORKS:
+        return f"model {run.model} is not {engine.LABEL}'s"
     for field, kind, known in (
         ("optimizer", type(run.optimizer), engine.OPTIMIZERS),
         ("exchange", type(run.exchange), engine.EXCHANGES),
@@ -123,7 +129,16 @@ def unknown(run: Run) -> str | None:
 
 def lacks(run: Run, machine: Hardware) -> str | None:
     """Why the engine of `run` cannot do it on the devices of `machine`, in one line; None where it can."""
-    return load(run.engine).lacks(run, machine) or unknown(run)
+    reason = load(run.engine).lacks(run, machine) or unknown(run)
+    if reason or run.kind == "gpu":
+        return reason
+    if run.exchanges and isinstance(run.exchange, NCCL):
+        return "exchange nccl is NVIDIA's, between GPUs"
+    if run.dtype in ("float16", "tf32"):
+        return f"{run.dtype} is for GPUs"
+    if run.dtype == "bfloat16" and not machine.bfloat16:
+        return "bfloat16 needs a CPU with AVX-512 bf16, which this one lacks"
+    return None
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
@@ -133,13 +148,13 @@ def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarra
     return load(run.engine).open_session(run, first_step=first_step, state=state)
 
 
-def installed(*packages: str) -> dict[str, str]:
-    """The versions of those of the `packages` that are installed, by name."""
-    versions = {}
-    for package in packages:
+def versions(name: str) -> dict[str, str]:
+    """The versions of what engine `name` is made of, as far as it is installed."""
+    found = {}
+    for package in load(name).PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def load(name: str) -> Engine:
@@ -151,7 +166,7 @@ def load(name: str) -> Engine:
 
 def count(network: Network) -> Cost:
     """What `network` costs, as an engine that builds it counts; raises UserError where none does."""
-    cost = next(filter(None, (load(name).count(network) for name in ENGINES)), None)
-    if cost is None:
-        raise UserError(f"model: no engine that is installed builds {network.name}; give it a builder in poc/engines/")
-    return cost
+    for engine in map(load, ENGINES):
+        if network.name in engine.NETWORKS and (cost := engine.count(network)):
+            return cost
+    raise UserError(f"model: no engine that is installed builds {network.name}; give it a builder in poc/engines/")

@@ -1,19 +1,7 @@
 """What the user writes: one experiment as data."""
 
 from poc.recipe.datasets import CIFAR10, DATA, Data, ImageNet, Synthetic, synthetic
-from poc.recipe.exchanges import (
-    EXCHANGES,
-    NCCL,
-    Device,
-    DistAsync,
-    DistDeviceSync,
-    DistSync,
-    Exchange,
-    Horovod,
-    Independent,
-    Local,
-    Stale,
-)
+from poc.recipe.exchanges import NCCL, Device, DistAsync, DistDeviceSync, DistSync, Horovod, Independent, Local, Stale
 from poc.recipe.optimizers import LARS, OPTIMIZERS, SGD, Muon, Nesterov, Optimizer
 from poc.recipe.rates import Fixed, Linear, Rate, SquareRoot, Steps
 from poc.recipe.recipe import AUTO, EPOCHS, NODE, Recipe, Setting, Training, load

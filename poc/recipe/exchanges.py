@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from poc.values import checked, choice, either, field, nearest, positive, refuse, value, whole, whole_or_zero, words
+from poc.values import checked, choice, either, field, positive, refuse, value, whole, whole_or_zero, words
 
 
 @value
@@ -125,12 +125,3 @@ class Independent(Exchange):
 EXCHANGES: dict[str, type[Exchange]] = {
     kind.name: kind for kind in (Device, Local, NCCL, DistSync, DistDeviceSync, DistAsync, Stale, Horovod, Independent)
 }
-
-
-def exchange(given: Any) -> Exchange:
-    """The exchange that is given, or that a name means; raises UserError."""
-    if isinstance(given, Exchange):
-        return given
-    if isinstance(given, str) and given in EXCHANGES and given != Stale.name:
-        return EXCHANGES[given]()
-    raise refuse("exchange", given, nearest(given, [*(EXCHANGES.keys() - {Stale.name}), "Stale(bound=2)"]))

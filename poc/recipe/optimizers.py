@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from poc.values import checked, field, flag, nearest, positive, positive_or_zero, refuse, share, value, words
+from poc.values import checked, field, flag, positive, positive_or_zero, share, value, words
 
 
 @value
@@ -71,12 +71,3 @@ class Muon(Optimizer):
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Nesterov, LARS, Muon)}
-
-
-def optimizer(given: Any) -> Optimizer:
-    """The optimizer that is given, or that the name of a class without a field of its own means; raises UserError."""
-    if isinstance(given, Optimizer):
-        return given
-    if given in ("sgd", "nesterov", "lars"):
-        return OPTIMIZERS[given]()
-    raise refuse("optimizer", given, nearest(given, ("sgd", "nesterov", "lars", "Muon(rate=0.02)")))

@@ -94,13 +94,11 @@ class Linear(Rate):
     per: int = field(check=positive)
 
     scaling = "linear"
+    power = 1.0
 
     def at(self, total_batch: int) -> float:
         # 12 significant digits: 0.05 * 512 / 128 is 0.2, in the run's id as on paper.
-        return float(f"{self.base * self._growth(total_batch / self.per):.12g}")
-
-    def _growth(self, batches: float) -> float:
-        return batches
+        return float(f"{self.base * (total_batch / self.per) ** self.power:.12g}")
 
     def __str__(self) -> str:
         return f"{self.scaling}: {self.base:g} per {self.per}"
@@ -111,9 +109,7 @@ class SquareRoot(Linear):
     """The square-root scaling rule (Krizhevsky 2014): `base` times the root of the total batch over `per`."""
 
     scaling = "square root"
-
-    def _growth(self, batches: float) -> float:
-        return math.sqrt(batches)
+    power = 0.5
 
 
 def rate(given: Any) -> Rate:

@@ -6,32 +6,19 @@ import dataclasses
 import itertools
 import math
 import runpy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from poc import values
 from poc.recipe import networks
 from poc.recipe.datasets import CIFAR10, Data, a_data_set
-from poc.recipe.exchanges import Device, Exchange, exchange
-from poc.recipe.optimizers import SGD, Optimizer, optimizer
+from poc.recipe.exchanges import EXCHANGES, Device, Exchange
+from poc.recipe.optimizers import OPTIMIZERS, SGD, Optimizer
 from poc.recipe.rates import Linear, Rate, rate, steps_per_epoch
-from poc.values import (
-    UserError,
-    checked,
-    choice,
-    either,
-    field,
-    flag,
-    nearest,
-    positive,
-    positive_or_zero,
-    refuse,
-    share,
-    value,
-    whole,
-    whole_or_zero,
-)
+from poc.values import UserError, checked, choice, either, field, flag, nearest, refuse, value, whole
 
+T = TypeVar("T")
 NODE = "node"
 """Cores of a worker: a NUMA node's."""
 PER_DEVICE = "per-device"
@@ -42,6 +29,18 @@ usually fastest with."""
 EPOCHS = 12
 """Of a recipe that says nothing of its length: as many as the main study's."""
 _MOST_RUNS = 10_000
+
+
+def _meant(name: str, given: Any, kinds: Mapping[str, type[T]], spelled_out: Mapping[str, str]) -> T:
+    """One of the `kinds` that is given, or that its name means where it has defaults for all; raises UserError.
+
+    Those that have not are `spelled_out`, as they may be given.
+    """
+    if isinstance(given, tuple(kinds.values())):
+        return given
+    if isinstance(given, str) and given in kinds and given not in spelled_out:
+        return kinds[given]()
+    raise refuse(name, given, nearest(given, [spelled_out.get(kind, kind) for kind in kinds]))
 
 
 def _devices(name: str, given: Any) -> None:
@@ -75,7 +74,7 @@ class Training:
     optimizer: Optimizer = field(default=SGD(), label="{}")
     """How parameters follow gradients: `SGD()`, `Nesterov()`, `LARS()` or `Muon(rate=0.02)`, each with its momentum
     and weight decay; "sgd", "nesterov" and "lars" are these with their defaults."""
-    label_smoothing: float = field(default=0.0, check=share, by_engine=True, label="label smoothing {:g}")
+    label_smoothing: float = field(default=0.0, check=values.share, by_engine=True, label="label smoothing {:g}")
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
     gradient_noise: int | None = field(default=None, check=either(whole, None))
     """Every so many steps the squared norms of one device's gradient and of all devices' are taken, which give the
@@ -103,13 +102,15 @@ class Training:
     cores_per_worker: int | None = field(default=None, check=either(whole, None, NODE), label="{} cores a worker")
     """CPU cores each worker is bound to, all of one NUMA node where that has so many; "node": a whole NUMA node, or its
     share of one. By default one worker has them all, several share them equally, and on GPUs none is bound."""
-    straggler: float = field(default=0.0, check=positive_or_zero, json="slowed", label="last worker slowed by {:.0%}")
+    straggler: float = field(
+        default=0.0, check=values.positive_or_zero, json="slowed", label="last worker slowed by {:.0%}"
+    )
     """The last of several workers takes so much longer for each step, on purpose: 0.3 is 30%."""
-    restarts: int = field(default=0, check=whole_or_zero)
+    restarts: int = field(default=0, check=values.whole_or_zero)
     """So often the run goes on from its last checkpoint after a process of it was lost; 0: it has failed then."""
     window: int = field(default=20, check=whole)
     """Steps between two readings of the clock; nothing is waited for in between."""
-    seconds: float | None = field(default=None, check=either(positive, None))
+    seconds: float | None = field(default=None, check=either(values.positive, None))
     """Stop at the end of the first window after so many seconds of training; with one worker. The epochs or steps are
     then the most that it may take."""
     engine: str = field(default=AUTO, label="{}")
@@ -131,8 +132,12 @@ class Setting(Training):
     """Repeat every run with so many seeds, 0 upwards."""
 
     def __post_init__(self) -> None:
-        for name, meant in (("optimizer", optimizer), ("exchange", exchange), ("lr", rate)):
-            object.__setattr__(self, name, meant(getattr(self, name)))
+        for name, meant in (
+            ("optimizer", _meant("optimizer", self.optimizer, OPTIMIZERS, {"muon": "Muon(rate=0.02)"})),
+            ("exchange", _meant("exchange", self.exchange, EXCHANGES, {"stale": "Stale(bound=2)"})),
+            ("lr", rate(self.lr)),
+        ):
+            object.__setattr__(self, name, meant)
         checked(self)
         if self.epochs is not None and self.steps is not None:
             raise UserError("epochs and steps: both say how long it trains; give one of them")

@@ -90,7 +90,7 @@ def blank(run: Run, place: Place, **fields: Any) -> Record:
         started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         infrastructure=place.infrastructure,
         hardware=place.machine,
-        versions={**hardware.versions(), **engines.load(run.engine).versions()},
+        versions={**hardware.versions(), **engines.versions(run.engine)},
         commit=hardware.commit(),
         dataset=run.data.name,
         **fields,

@@ -7,23 +7,9 @@ import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from poc.engines import Cluster, installed
+from poc import recipe
+from poc.engines import Cluster, versions
 from poc.engines.gluon import launch
-from poc.recipe import (
-    LARS,
-    NCCL,
-    SGD,
-    Device,
-    DistAsync,
-    DistDeviceSync,
-    DistSync,
-    Horovod,
-    Independent,
-    Local,
-    Muon,
-    Nesterov,
-    Stale,
-)
 from poc.recipe.networks import CIFAR_RESNET_V1, CIFAR_RESNET_V2, Cost, Network
 
 if TYPE_CHECKING:
@@ -34,48 +20,39 @@ if TYPE_CHECKING:
     from poc.run import Run
 
 LABEL = "MXNet"
-PACKAGES: tuple[str, ...] = ("mxnet", "mxnet-cu112")
+PACKAGES: tuple[str, ...] = ("mxnet", "mxnet-cu112", "gluoncv", "horovod")
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32", "float16", "bfloat16")
-HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma", "layout")
-OPTIMIZERS = {SGD: "sgd", Nesterov: "nesterov", LARS: "lars", Muon: "muon"}
-"""Which function of `optimizers.py` makes each."""
+HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma")
+OPTIMIZERS = (recipe.SGD, recipe.Nesterov, recipe.LARS, recipe.Muon)
+"""A function of `optimizers.py`, of its name, makes each."""
 EXCHANGES = {
-    Device: "InProcess",
-    Local: "InProcess",
-    NCCL: "InProcess",
-    DistSync: "BetweenWorkers",
-    DistDeviceSync: "BetweenWorkers",
-    DistAsync: "OnServers",
-    Stale: "BoundedStaleness",
-    Horovod: "Horovod",
-    Independent: "Independent",
+    recipe.Device: "InProcess",
+    recipe.Local: "InProcess",
+    recipe.NCCL: "InProcess",
+    recipe.DistSync: "BetweenWorkers",
+    recipe.DistDeviceSync: "BetweenWorkers",
+    recipe.DistAsync: "OnServers",
+    recipe.Stale: "BoundedStaleness",
+    recipe.Horovod: "Horovod",
+    recipe.Independent: "Independent",
 }
 """Which class of `exchange.py` does each."""
-ON_SERVERS = (DistAsync, Stale)
+ON_SERVERS = (recipe.DistAsync, recipe.Stale)
 # The machine code in the wheel, without PTX: a card runs it if its major version is here and its minor is not older.
 _COMPILED_FOR = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
-BUILDERS: dict[str, tuple[Any, ...]] = {
+NETWORKS: dict[str, tuple[Any, ...]] = {
     **{f"cifar_resnet{layers}_v2": ("PreactivationResNet", layers) for layers in CIFAR_RESNET_V2},
     "cifar_resnet20_v2_no_norm": ("PreactivationResNet", 20, False),
     **{f"cifar_resnet{layers}_v1": ("cifar_resnet_v1", layers) for layers in CIFAR_RESNET_V1},
-    "cifar_densenet40_k12": ("cifar_densenet", 40, 12),
-    "cifar_densenet100_k12": ("cifar_densenet", 100, 12),
-    "cifar_alexnet": ("cifar_alexnet",),
-    "cifar_vgg16": ("cifar_vgg", 16),
-    "cifar_vgg19": ("cifar_vgg", 19),
-    "cifar_inception": ("cifar_inception",),
-    "cifar_lenet": ("cifar_lenet",),
-    "cifar_mlp": ("cifar_mlp",),
-    "alexnet": ("zoo", "alexnet"),
-    "vgg16": ("zoo", "vgg16"),
-    "vgg19": ("zoo", "vgg19"),
-    "googlenet": ("googlenet",),
+    **{f"cifar_densenet{layers}_k12": ("cifar_densenet", layers, 12) for layers in (40, 100)},
+    **{f"cifar_vgg{layers}": ("cifar_vgg", layers) for layers in (16, 19)},
+    **{f"cifar_{name}": (f"cifar_{name}",) for name in ("alexnet", "inception", "lenet", "mlp")},
+    **{name: (name,) for name in ("googlenet", "inception_v4")},
+    **{name: ("zoo", name) for name in ("alexnet", "vgg16", "vgg19", "densenet121")},
     "inception_v3": ("zoo", "inceptionv3"),
-    "inception_v4": ("inception_v4",),
     **{name: ("zoo", name) for name in (f"resnet{n}_v{version}" for n in (50, 101, 152) for version in (1, 2))},
-    "densenet121": ("zoo", "densenet121"),
 }
 """What builds each network: its name in `networks.py`, and arguments behind the number of classes.
 
@@ -102,7 +79,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
     if run.workers == 1 and not isinstance(run.exchange, ON_SERVERS):
         yield Cluster(environments=[common], helpers={})
         return
-    if isinstance(run.exchange, Horovod):
+    if isinstance(run.exchange, recipe.Horovod):
         meeting = launch.rendezvous(run.workers, hosts)
     else:
         meeting = launch.parameter_servers(run.workers, getattr(run.exchange, "servers", 1), hosts)
@@ -112,27 +89,15 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
 
 def lacks(run: Run, machine: Hardware) -> str | None:
     """Why MXNet 1.9.1, as it is installed, cannot do `run` on `machine`, in one line; None where it can."""
-    on_cpu = run.kind == "cpu"
     exchange = run.exchange if run.exchanges else None
-    plain = isinstance(run.optimizer, SGD) and not run.optimizer.momentum_correction
-    reasons = {
-        f"{run.model} is none of this engine's networks": run.model not in BUILDERS,
-        "exchange nccl is NVIDIA's, between GPUs": isinstance(exchange, NCCL) and on_cpu,
-        "Horovod is not installed: ./make_environment.sh --horovod": (
-            isinstance(exchange, Horovod) and importlib.util.find_spec("horovod") is None
-        ),
-        f"with exchange {run.exchange.name} servers update, by SGD without momentum correction": (
-            isinstance(exchange, ON_SERVERS) and not plain
-        ),
-        "float16 is for GPUs: MXNet's layers have none on a CPU": run.dtype == "float16" and on_cpu,
-        "bfloat16 is for CPUs: MXNet 1.9.1 has none on a GPU": run.dtype == "bfloat16" and not on_cpu,
-        "bfloat16 needs a CPU with AVX-512 bf16, which this one lacks": (
-            run.dtype == "bfloat16" and on_cpu and not machine.bfloat16
-        ),
-        "layout NHWC is for GPUs: oneDNN's convolutions have none": run.layout == "NHWC" and on_cpu,
-        "layout NHWC: the networks of Gluon and GluonCV are NCHW": run.layout == "NHWC" and not on_cpu,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    if isinstance(exchange, recipe.Horovod) and importlib.util.find_spec("horovod") is None:
+        return "Horovod is not installed: ./make_environment.sh --horovod"
+    plain = isinstance(run.optimizer, recipe.SGD) and not run.optimizer.momentum_correction
+    if isinstance(exchange, ON_SERVERS) and not plain:
+        return f"with exchange {exchange.name} servers update, by SGD without momentum correction"
+    if run.dtype == "bfloat16" and run.kind == "gpu":
+        return "bfloat16 is for CPUs: MXNet 1.9.1 has none on a GPU"
+    return None
 
 
 def unsupported(gpu: GPU) -> str | None:
@@ -148,26 +113,19 @@ def unsupported(gpu: GPU) -> str | None:
 
 def missing(machine: Hardware) -> str | None:
     """What has to be installed so that the GPUs of `machine` are made use of, in one line; None where all is."""
-    if machine.gpus and "mxnet-cu112" not in versions():
+    if machine.gpus and "mxnet-cu112" not in versions("gluon"):
         return "mxnet without CUDA is installed: run ./run_all.sh, which installs requirements-gpu.txt"
     return None
 
 
-def count(network: Network) -> Cost | None:
-    """What `network` costs, counted in it as it is built; None where this engine does not build it."""
-    if network.name not in BUILDERS:
-        return None
+def count(network: Network) -> Cost:
+    """What `network` costs, counted in it as it is built."""
     from poc.engines.gluon import compatibility
 
     compatibility.prepare()
     from poc.engines.gluon import networks
 
     return networks.count(network)
-
-
-def versions() -> dict[str, str]:
-    """Names and versions of what the engine is made of."""
-    return installed(*PACKAGES, "gluoncv", "horovod")
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:

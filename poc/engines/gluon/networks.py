@@ -16,7 +16,7 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
-from poc.engines.gluon import BUILDERS
+from poc.engines.gluon import NETWORKS
 from poc.recipe.networks import Cost, Network
 
 # As in MXNet 0.11's resnet symbol; Gluon's own default epsilon is 1e-5.
@@ -299,7 +299,7 @@ def build(network: Network, classes: int, *, fused: bool) -> Any:
     gradient is right only once the block is hybridized. On two cores it made ResNet-50 at batch 128 8% faster (median
     of 16 pairs of 6 steps each).
     """
-    builder, *arguments = BUILDERS[network.name]
+    builder, *arguments = NETWORKS[network.name]
     net = globals()[builder](classes, *arguments)
     _rebuild(net, fused=fused)
     return net
@@ -315,18 +315,13 @@ def _rebuild(net: Any, *, fused: bool) -> None:
         return
     layers = list(net._children.items())
     for (name, layer), (after, follower) in zip(layers, [*layers[1:], ("", None)]):
-        if _is_global_mean(layer):
+        # 7 x 7 or 8 x 8 values are all that is left of an image, in the networks that say how many they average.
+        averages_all = isinstance(layer, nn.AvgPool2D) and layer._kwargs["kernel"] in ((7, 7), (8, 8))
+        if averages_all or isinstance(layer, nn.GlobalAvgPool2D):
             net._children[name] = _SpatialMean()
         elif fused and isinstance(layer, nn.BatchNorm) and getattr(follower, "_act_type", "") == "relu":
             layer.fuse_relu = True
             del net._children[after]
-
-
-def _is_global_mean(layer: Any) -> bool:
-    """Whether it averages all that is left of an image: 7x7 or 8x8 values, in the networks that say how many."""
-    if isinstance(layer, nn.AvgPool2D):
-        return bool(layer._kwargs["kernel"] in ((7, 7), (8, 8)))
-    return isinstance(layer, nn.GlobalAvgPool2D)
 
 
 def branch_ends(net: Any) -> list[Any]:

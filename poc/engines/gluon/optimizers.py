@@ -9,7 +9,6 @@ import mxnet as mx
 import numpy as np
 
 from poc import recipe
-from poc.engines import gluon
 from poc.engines.muon import COEFFICIENTS, ITERATIONS
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ _ALL = 1_000_000
 
 def make(run: Run, trained: Sequence[Any]) -> mx.optimizer.Optimizer:
     """The optimizer of `run` for the parameters `trained`, at its full learning rate."""
-    maker = globals()[gluon.OPTIMIZERS[type(run.optimizer)]]
+    maker = globals()[run.optimizer.name]
     options = {
         "learning_rate": run.learning_rate,
         "momentum": run.optimizer.momentum,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from poc.engines import Cluster, installed
+from poc.engines import Cluster
 from poc.machine.processes import free_port
 from poc.recipe import NCCL, SGD, Device, Independent, Muon, Nesterov
 from poc.recipe.networks import CIFAR_RESNET_V2, Cost, Network
@@ -21,26 +21,20 @@ if TYPE_CHECKING:
     from poc.run import Run
 
 LABEL = "PyTorch"
-PACKAGES: tuple[str, ...] = ("torch",)
+PACKAGES: tuple[str, ...] = ("torch", "torchvision")
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma", "layout", "compile")
 _MISSING = "PyTorch is not installed: ./make_environment.sh --torch"
-OPTIMIZERS = {SGD: "SGD", Nesterov: "Nesterov", Muon: "Muon"}
-"""Which class of `optimizers.py` does each."""
+OPTIMIZERS = (SGD, Nesterov, Muon)
+"""A class of `optimizers.py`, of its name, does each."""
 EXCHANGES = (Device, NCCL, Independent)
-BUILDERS: dict[str, tuple[Any, ...]] = {
+NETWORKS: dict[str, tuple[Any, ...]] = {
     **{f"cifar_resnet{layers}_v2": ("PreactivationResNet", layers) for layers in CIFAR_RESNET_V2},
     "cifar_resnet20_v2_no_norm": ("PreactivationResNet", 20, False),
-    "alexnet": ("torchvision", "alexnet"),
-    "vgg16": ("torchvision", "vgg16"),
-    "vgg19": ("torchvision", "vgg19"),
-    "googlenet": ("torchvision_inception", "googlenet"),
-    "inception_v3": ("torchvision_inception", "inception_v3"),
-    "resnet50_v1": ("torchvision_resnet", "resnet50"),
-    "resnet101_v1": ("torchvision_resnet", "resnet101"),
-    "resnet152_v1": ("torchvision_resnet", "resnet152"),
-    "densenet121": ("torchvision", "densenet121"),
+    **{name: ("torchvision", name) for name in ("alexnet", "vgg16", "vgg19", "densenet121")},
+    **{name: ("torchvision_inception", name) for name in ("googlenet", "inception_v3")},
+    **{f"resnet{layers}_v1": ("torchvision_resnet", f"resnet{layers}") for layers in (50, 101, 152)},
 }
 """What builds each network: its name in `networks.py`, and arguments behind the number of classes.
 
@@ -83,31 +77,23 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
 
 def lacks(run: Run, machine: Hardware) -> str | None:
     """Why PyTorch, as it is installed, cannot do `run` on `machine`, in one line; None where it can."""
-    on_cpu = run.kind == "cpu"
-    reasons = {
-        _MISSING: importlib.util.find_spec("torch") is None,
-        "exchange nccl is NVIDIA's, between GPUs": run.exchanges and isinstance(run.exchange, NCCL) and on_cpu,
-        "compression to two bits is MXNet's": getattr(run.exchange, "two_bit", None) is not None,
-        "float16 is for GPUs": run.dtype == "float16" and on_cpu,
-        "tf32 is for GPUs": run.dtype == "tf32" and on_cpu,
-        "bfloat16 needs a CPU with AVX-512 bf16, which this one lacks": (
-            run.dtype == "bfloat16" and on_cpu and not machine.bfloat16
-        ),
-        f"{run.model} is none of this engine's networks": run.model not in BUILDERS,
-        f"{run.model} is torchvision's, which is not installed": _needs_torchvision(run.model),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    if importlib.util.find_spec("torch") is None:
+        return _MISSING
+    if getattr(run.exchange, "two_bit", None) is not None:
+        return "compression to two bits is MXNet's"
+    if run.model in NETWORKS and _needs_torchvision(run.model):
+        return f"{run.model} is torchvision's, which is not installed"
+    return None
 
 
 def _needs_torchvision(name: str) -> bool:
     """Whether torchvision, which is optional, has to be installed for the network of that name."""
-    builder, *_ = BUILDERS.get(name, ("",))
-    return builder.startswith("torchvision") and importlib.util.find_spec("torchvision") is None
+    return NETWORKS[name][0].startswith("torchvision") and importlib.util.find_spec("torchvision") is None
 
 
 def count(network: Network) -> Cost | None:
-    """What `network` costs, counted in it as it is built; None where this engine does not build it."""
-    if network.name not in BUILDERS or importlib.util.find_spec("torch") is None or _needs_torchvision(network.name):
+    """What `network` costs, counted in it as it is built; None where that takes what is not installed."""
+    if importlib.util.find_spec("torch") is None or _needs_torchvision(network.name):
         return None
     from poc.engines.pytorch import networks
 
@@ -139,11 +125,6 @@ def unsupported(gpu: GPU) -> str | None:
 def missing(machine: Hardware) -> str | None:
     """None: one build of PyTorch is for all devices."""
     return None
-
-
-def versions() -> dict[str, str]:
-    """Names and versions of what the engine is made of."""
-    return installed(*PACKAGES, "torchvision")
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from poc.engines.pytorch import BUILDERS
+from poc.engines.pytorch import NETWORKS
 from poc.recipe.networks import Cost, Network
 
 # As in MXNet 0.11's resnet symbol; PyTorch's momentum is what is taken of the new value.
@@ -113,7 +113,7 @@ def build(network: Network, classes: int, *, zero_branches: bool, seed: int) -> 
 
 
 def _built(network: Network, classes: int) -> Any:
-    builder, *arguments = BUILDERS[network.name]
+    builder, *arguments = NETWORKS[network.name]
     return globals()[builder](classes, *arguments)
 
 

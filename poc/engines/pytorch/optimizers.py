@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from poc import recipe
-from poc.engines import pytorch
 from poc.engines.muon import COEFFICIENTS, ITERATIONS
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class Muon(SGD):
 
 def make(run: Run, parameters: Tensors, decays: Sequence[bool]) -> SGD:
     """The optimizer of `run` for these parameters, of which those that `decays` says have weight decay."""
-    made: SGD = globals()[pytorch.OPTIMIZERS[type(run.optimizer)]](run, parameters, decays)
+    made: SGD = globals()[type(run.optimizer).__name__](run, parameters, decays)
     return made
 
 

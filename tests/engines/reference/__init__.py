@@ -23,6 +23,7 @@ LABEL = "NumPy"
 PACKAGES: tuple[str, ...] = ("numpy",)
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32",)
+NETWORKS = ("cifar_mlp",)
 OPTIMIZERS = (SGD,)
 EXCHANGES = (Device, DistSync, Independent)
 HEEDS: tuple[str, ...] = ()
@@ -54,9 +55,6 @@ def unsupported(gpu: GPU) -> str | None:
 
 
 def lacks(run: Run, machine: Hardware) -> str | None:
-    for name, held, has in (("model", run.model, "cifar_mlp"), ("kind", run.kind, "cpu")):
-        if held != has:
-            return f"{name} {held} is not {LABEL}'s; it has {has}"
     if getattr(run.optimizer, "momentum_correction", False):
         return f"momentum correction is not {LABEL}'s"
     if getattr(run.exchange, "two_bit", None) or getattr(run.exchange, "gradient_bits", 32) != 32:
@@ -70,10 +68,6 @@ def missing(machine: Hardware) -> str | None:
 
 def count(network: Network) -> Cost | None:
     return None
-
-
-def versions() -> dict[str, str]:
-    return {"numpy": np.__version__}
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
