@@ -38,8 +38,8 @@ PACKAGES: tuple[str, ...] = ("mxnet", "mxnet-cu112")
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32", "float16", "bfloat16")
 HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma", "layout")
-OPTIMIZERS = {SGD: "sgd", Nesterov: "nesterov", LARS: "lars", Muon: "muon"}
-"""Which function of `optimizers.py` makes each."""
+OPTIMIZERS = {SGD: "SGD", Nesterov: "Nesterov", LARS: "LARS", Muon: "Muon"}
+"""Which class of `optimizers.py` does each."""
 EXCHANGES = {
     Device: "InProcess",
     Local: "InProcess",
