@@ -156,9 +156,9 @@ def make(run: Run, arrays: list[LongArray], device: int) -> SGD:
 class _Orthogonalised(mx.gluon.HybridBlock):
     """What `orthogonalised` does for one shape, as one operator: its own take longer to issue than to do."""
 
-    def __init__(self, rows: int, columns: int) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self._rows, self._columns = rows, columns
+        self._rows, self._columns = shape[1], int(np.prod(shape[2:]))
         self.hybridize()
 
     def hybrid_forward(self, F: Any, stack: Any) -> Any:  # noqa: N803
@@ -175,9 +175,7 @@ class _Orthogonalised(mx.gluon.HybridBlock):
         return F.reshape_like(x, stack)
 
 
-@functools.cache
-def _orthogonalising(shape: tuple[int, ...]) -> _Orthogonalised:
-    return _Orthogonalised(shape[1], int(np.prod(shape[2:])))
+_orthogonalising = functools.cache(_Orthogonalised)
 
 
 def orthogonalised(stack: Any) -> Any:

@@ -35,12 +35,6 @@ class _Smoothed(gluon.loss.Loss):
         return -(1 - self._share) * own - self._share * F.mean(logs, axis=-1)
 
 
-def _drops_out(net: Any) -> bool:
-    layers: list[Any] = []
-    net.apply(layers.append)
-    return any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
-
-
 class GluonSession(Session):
     """Trains the network of `run` on its contexts, or on one context that plays all of its devices in turn."""
 
@@ -57,7 +51,9 @@ class GluonSession(Session):
         # Those with a batch norm on the input get images as the study has them, 0 to 255 less the mean.
         self._scale = networks.network(run.model).input_scale
         self._net = self._build()
-        self._drops_out = _drops_out(self._net)
+        layers: list[Any] = []
+        self._net.apply(layers.append)
+        self._drops_out = any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
         self._trained_loss = _Smoothed(run.label_smoothing) if run.label_smoothing else self._loss
         for loss in (self._loss, self._trained_loss):
