@@ -15,7 +15,7 @@ from tests.engine_worker import batches, parameters, planned
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
 
-from poc.engines.gluon import optimizers, session  # noqa: E402
+from poc.engines.gluon import arrays, optimizers, session  # noqa: E402
 
 RATES = [0.1, 0.3, 0.2, 0.02]
 
@@ -26,15 +26,14 @@ def run_of(**fields: Any) -> Run:
 
 def followed(run: Run, weight: Any, gradients: Any) -> Any:
     """The weight after one update by each of the gradients, at the rates above."""
-    optimizer = optimizers.make(run, [])
-    updater = mx.optimizer.get_updater(optimizer)
-    held = mx.nd.array(weight)
+    parameter = mx.gluon.Parameter("weight", shape=weight.shape)
+    parameter.initialize()
+    parameter.set_data(mx.nd.array(weight))
+    optimizer = optimizers.make(run, arrays.lay([parameter]), 0)
     for rate, gradient in zip(RATES, gradients):
-        optimizer.set_learning_rate(rate)
-        if isinstance(optimizer, optimizers.CorrectedSGD):
-            optimizer.follow(rate)
-        updater(0, mx.nd.array(gradient), held)
-    return held.asnumpy()
+        parameter.grad()[:] = run.total_batch * gradient
+        optimizer.update(rate)
+    return parameter.data().asnumpy()
 
 
 @pytest.fixture
@@ -64,21 +63,27 @@ def test_nesterov_looks_ahead(drawn: tuple[Any, Any]) -> None:
     np.testing.assert_allclose(followed(run_of(optimizer="nesterov"), weight, gradients), expected, rtol=1e-4)
 
 
-def test_matrices_of_several_shapes_at_once_are_what_each_is_alone() -> None:
-    generator = np.random.default_rng(2)
-    shapes = [(16, 16, 3, 3), (32, 16, 1, 1), (16, 16, 3, 3), (64, 32, 3, 3), (32, 16, 1, 1)]
-    directions = [mx.nd.array(generator.normal(size=shape)) for shape in shapes]
-    together = optimizers.orthogonalised(directions)
-    for direction, found in zip(directions, together):
-        assert found.shape == direction.shape
-        (alone,) = optimizers.orthogonalised([direction])
-        np.testing.assert_allclose(found.asnumpy(), alone.asnumpy(), atol=1e-5)
+def test_parameters_lie_on_256_bytes_and_those_of_one_shape_are_stacked() -> None:
+    shapes = [(16, 3, 3, 3), (10, 4, 1, 1), (16, 3, 3, 3), (4, 5, 3, 3), (10, 4, 1, 1)]
+    parameters = [mx.gluon.Parameter(f"weight{number}", shape=shape) for number, shape in enumerate(shapes)]
+    for number, parameter in enumerate(parameters, start=1):
+        parameter.initialize(mx.init.Constant(number))
+    (array,) = arrays.lay(parameters)
+    (flat,) = array.values
+    stacks = list(array.stacks(flat))
+    assert [stack.shape for stack in stacks] == [(1, 4, 5, 3, 3), (2, 10, 4, 1, 1), (2, 16, 3, 3, 3)]
+    assert sorted(int(each[0, 0, 0, 0].asscalar()) for stack in stacks for each in stack) == [1, 2, 3, 4, 5]
+    assert np.array_equal(array.joined(stacks).asnumpy(), flat.asnumpy())
+    flat += 10
+    for number, parameter in enumerate(parameters, start=1):
+        assert (parameter.data().asnumpy() == 10 + number).all()
+        assert np.flatnonzero(flat.asnumpy() == 10 + number)[0] % 64 == 0
 
 
 @pytest.mark.parametrize("shape", [(16, 16, 3, 3), (64, 16, 3, 3), (256, 64, 1, 1), (10, 90, 1, 1)])
 def test_singular_values_come_near_to_one(shape: tuple[int, ...]) -> None:
     direction = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-    matrix = optimizers.orthogonalised([mx.nd.array(direction)])[0].asnumpy().reshape(shape[0], -1)
+    matrix = optimizers.orthogonalised(mx.nd.array(direction[None])).asnumpy().reshape(shape[0], -1)
     scale = max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
     values = np.linalg.svd(matrix / scale, compute_uv=False)
     # What the five steps are made for: between about 0.7 and 1.2, not exactly one.
@@ -97,7 +102,7 @@ def test_muon_moves_convolutions_by_its_own_rate_and_the_rest_as_nesterov_does(d
     np.testing.assert_allclose(followed(run_of(optimizer=Muon(0.5)), weight, gradients[:1]), plain, rtol=1e-5)
     convolution = np.random.default_rng(2).normal(size=(8, 4, 3, 3)).astype(np.float32)
     moved = followed(run_of(optimizer=Muon(rate=0.5, weight_decay=0.0)), convolution, convolution[None])
-    step = optimizers.orthogonalised([mx.nd.array(1.9 * convolution)])[0].asnumpy()
+    step = optimizers.orthogonalised(mx.nd.array(1.9 * convolution[None]))[0].asnumpy()
     # The first rate is 0.1, twice the full one of the rest, 0.05; so is that of the convolutions.
     np.testing.assert_allclose(convolution - moved, 2 * 0.5 * step, rtol=1e-3, atol=1e-5)
 

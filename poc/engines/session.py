@@ -84,7 +84,7 @@ class Session(abc.ABC):
         if norms:
             self.exchange()
             self._norms.append((squares, self._squares()))
-        self._update(learning_rate, exchange=exchange and not norms)
+        self._update(learning_rate, exchange=exchange and not norms, together=exchange)
 
     def gradient_norms(self) -> list[tuple[float, float]]:
         """The norms taken up to the last `drain`, each once.
@@ -180,8 +180,8 @@ class Session(abc.ABC):
         """The sum of squares of all gradients on the first device."""
 
     @abc.abstractmethod
-    def _update(self, learning_rate: float, *, exchange: bool) -> None:
-        """Updates the parameters, after an exchange where there is still to be one."""
+    def _update(self, learning_rate: float, *, exchange: bool, together: bool) -> None:
+        """Updates the parameters: after an exchange where there is still to be one, or `together` where there was."""
 
     @abc.abstractmethod
     def _on_devices(self, batch: Batch) -> list[Part]:

@@ -25,7 +25,7 @@ LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32", "float16", "bfloat16")
 HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma")
 OPTIMIZERS = (recipe.SGD, recipe.Nesterov, recipe.LARS, recipe.Muon)
-"""A function of `optimizers.py`, of its name, makes each."""
+"""A class of `optimizers.py`, of its name, does each."""
 EXCHANGES = {
     recipe.Device: "InProcess",
     recipe.Local: "InProcess",

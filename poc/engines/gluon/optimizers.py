@@ -1,8 +1,10 @@
-"""The optimizers by which every device, or a server, updates parameters."""
+"""The optimizers by which a device updates parameters, as many at once as there are in a long array."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
@@ -12,146 +14,178 @@ from poc import recipe
 from poc.engines.muon import COEFFICIENTS, ITERATIONS
 
 if TYPE_CHECKING:
+    from poc.engines.gluon.arrays import LongArray
     from poc.run import Run
 
-_ALL = 1_000_000
+_AT_ONCE = 50  # arrays in one of MXNet's operators for several, which have room for 60
+_TRUST = 0.001  # LARS's coefficient eta
 
 
-def make(run: Run, trained: Sequence[Any]) -> mx.optimizer.Optimizer:
-    """The optimizer of `run` for the parameters `trained`, at its full learning rate."""
-    maker = globals()[run.optimizer.name]
-    options = {
-        "learning_rate": run.learning_rate,
-        "momentum": run.optimizer.momentum,
-        "wd": run.optimizer.weight_decay,
-        # A trainer gives an optimizer no names, by which LARS spares betas and gammas.
-        "param_idx2name": {index: parameter.name for index, parameter in enumerate(trained)},
-    }
-    made: mx.optimizer.Optimizer = maker(run.optimizer, options)
-    return made
+class SGD:
+    """SGD with momentum of the parameters in `arrays` on one device.
 
-
-def sgd(chosen: recipe.SGD, options: dict[str, Any]) -> mx.optimizer.Optimizer:
-    """SGD with momentum, which may follow the rate."""
-    return CorrectedSGD(**options) if chosen.momentum_correction else mx.optimizer.SGD(**options)
-
-
-def nesterov(chosen: recipe.Nesterov, options: dict[str, Any]) -> mx.optimizer.Optimizer:
-    """SGD with Nesterov momentum."""
-    return Nesterov(**options)
-
-
-def lars(chosen: recipe.LARS, options: dict[str, Any]) -> mx.optimizer.Optimizer:
-    """It scales the rate of each weight by |weight| / |gradient| (You et al. 2017), not those of betas and gammas."""
-    return mx.optimizer.LARS(**options, momentum_correction=False)
-
-
-def muon(chosen: recipe.Muon, options: dict[str, Any]) -> mx.optimizer.Optimizer:
-    """Orthogonalised momentum for convolutions, whose rate is a share of the others'."""
-    return Muon(share=chosen.rate / options["learning_rate"], **options)
-
-
-class Nesterov(mx.optimizer.NAG):
-    """MXNet's SGD with Nesterov momentum, to the same bits in every process.
-
-    Its operator decays the momentum by the weight that it has just written, but only where it writes in place, which
-    hangs on how the weight lies in memory. So the decay is in the gradient here, and the operator adds none.
+    MXNet's velocity has the learning rate in it. With momentum correction it follows when that changes (Goyal et al.
+    2017, section 3.1, remark 3).
     """
 
-    def update_multi_precision(self, index: int, weight: Any, grad: Any, state: Any) -> None:
-        """One step of one parameter; the name by which a trainer calls it."""
-        decay, gradient = self._get_wd(index), grad * self.rescale_grad
-        self._update_count(index)
-        gradient = gradient + decay * weight if decay else gradient
-        rate = self._get_lr(index)
-        if state is None:
-            mx.nd.sgd_update(weight, gradient, out=weight, lr=rate, wd=0.0)
-        else:
-            mx.nd.nag_mom_update(weight, gradient, state, out=weight, lr=rate, momentum=self.momentum, wd=0.0)
-
-    update = update_multi_precision
-
-
-class CorrectedSGD(mx.optimizer.SGD):
-    """SGD with momentum whose velocity, which has the learning rate in it, follows when that changes.
-
-    The momentum correction of Goyal et al. 2017 (section 3.1, remark 3).
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._plain_momentum: float = options["momentum"]
-        self.previous: float | None = None
+    def __init__(self, run: Run, arrays: list[LongArray], device: int) -> None:
+        self._arrays = arrays
+        self._values = [array.values[device] for array in arrays]
+        self._gradients = [array.gradients[device] for array in arrays]
+        self._momenta = [mx.nd.zeros_like(values) for values in self._values]
+        self._decays = [run.optimizer.weight_decay * array.decays for array in arrays]
+        self._momentum = run.optimizer.momentum
+        self._scale = 1.0 / (run.total_batch * run.loss_scale)
+        self._corrected = getattr(run.optimizer, "momentum_correction", False)
+        self._previous: float | None = None
         """Learning rate of the last update."""
 
-    def follow(self, rate: float) -> None:
-        """Says that the next update is at learning rate `rate`."""
-        before = self.previous
-        self.momentum = self._plain_momentum * (rate / before if before else 1.0)
-        self.previous = rate
+    def update(self, rate: float) -> None:
+        """Enqueues one step at learning rate `rate` by the gradients, of the sum over all samples, that are there."""
+        momentum = self._momentum
+        if self._corrected and self._previous:
+            momentum *= rate / self._previous
+        self._previous = rate
+        mx.nd.multi_sgd_mom_update(
+            *_taking_turns(self._values, self._gradients, self._momenta),
+            out=self._values,
+            num_weights=len(self._values),
+            lrs=[rate] * len(self._values),
+            wds=self._decays,
+            momentum=momentum,
+            rescale_grad=self._scale,
+        )
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What `load_state` takes: "momentum/INDEX", and the "rate" before."""
+        state = {f"momentum/{number}": momentum.asnumpy() for number, momentum in enumerate(self._momenta)}
+        return state if self._previous is None else {**state, "rate": np.array(self._previous)}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes over what `state` gave."""
+        self._previous = float(state["rate"]) if "rate" in state else None
+        for number, momentum in enumerate(self._momenta):
+            momentum[:] = state[f"momentum/{number}"]
 
 
-class Muon(mx.optimizer.Optimizer):
+class Nesterov(SGD):
+    """SGD with Nesterov momentum.
+
+    MXNet's operator decays the momentum by the weight that it has just written, but only where it writes in place,
+    which hangs on how the weight lies in memory. So the decay is in the gradient here, and the operator adds none.
+    """
+
+    def update(self, rate: float) -> None:
+        for values, raw, momentum, decay in zip(self._values, self._gradients, self._momenta, self._decays):
+            gradient = raw * self._scale
+            gradient = gradient + decay * values if decay else gradient
+            mx.nd.nag_mom_update(values, gradient, momentum, out=values, lr=rate, momentum=self._momentum, wd=0.0)
+
+
+class LARS(SGD):
+    """It scales the rate of each weight by |weight| / |gradient| (You et al. 2017), not those of betas and gammas."""
+
+    def __init__(self, run: Run, arrays: list[LongArray], device: int) -> None:
+        super().__init__(run, arrays, device)
+        self._views = [
+            [array.views(flat) for flat in flats] if array.dimensions > 1 else [[flat] for flat in flats]
+            for array, *flats in zip(arrays, self._values, self._gradients, self._momenta)
+        ]
+
+    def update(self, rate: float) -> None:
+        for array, decay, (values, gradients, momenta) in zip(self._arrays, self._decays, self._views):
+            rates, decays = (mx.nd.full(len(values), number, ctx=values[0].context) for number in (rate, decay))
+            if array.dimensions > 1:
+                of_values, of_gradients = (
+                    mx.nd.multi_sum_sq(*views, num_arrays=len(views)) for views in (values, gradients)
+                )
+                rates = mx.nd.multi_lars(
+                    rates, of_values, of_gradients, decays, eta=_TRUST, eps=0.0, rescale_grad=self._scale
+                )
+            for first in range(0, len(values), _AT_ONCE):
+                part = slice(first, first + _AT_ONCE)
+                mx.nd.preloaded_multi_sgd_mom_update(
+                    *_taking_turns(values[part], gradients[part], momenta[part]),
+                    rates[part],
+                    decays[part],
+                    out=values[part],
+                    num_weights=len(values[part]),
+                    momentum=self._momentum,
+                    rescale_grad=self._scale,
+                )
+
+
+class Muon(SGD):
     """SGD with Nesterov momentum whose direction for convolutions is orthogonalised (Jordan et al. 2024, "Muon").
 
     The momentum of a convolution, (out, in, height, width), is seen as a matrix (out, the rest) and brought near to the
-    orthogonal one of the same singular vectors by five Newton-Schulz steps. Its rate is `share` of the others'. Weight
+    orthogonal one of the same singular vectors by five Newton-Schulz steps. Its rate is a share of the others'. Weight
     decay is added to the gradients of all others and, decoupled, to convolutions.
     """
 
-    def __init__(self, *, share: float, momentum: float, **options: Any) -> None:
-        super().__init__(**options)
-        self._share, self._momentum = share, momentum
-        self.aggregate_num = _ALL  # parameters that `update` is given at once
+    def __init__(self, run: Run, arrays: list[LongArray], device: int) -> None:
+        super().__init__(run, arrays, device)
+        assert isinstance(run.optimizer, recipe.Muon)
+        self._share = run.optimizer.rate / run.learning_rate
 
-    def create_state(self, index: int, weight: Any) -> Any:
-        """The momentum, in the weight's shape."""
-        return mx.nd.zeros(weight.shape, weight.context, dtype=weight.dtype)
-
-    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """One step of one parameter, or of each of several, in lists."""
-        if not isinstance(index, (list, tuple)):
-            index, weight, grad, state = [index], [weight], [grad], [state]
-        self._update_count(list(index))
-        matrices, directions = [], []
-        for number, parameter, raw, momentum in zip(index, weight, grad, state):
-            rate, decay = self._get_lr(number), self._get_wd(number)
-            matrix = len(parameter.shape) == 4
-            gradient = raw * self.rescale_grad
-            if decay and not matrix:
-                gradient = gradient + decay * parameter
+    def update(self, rate: float) -> None:
+        own = rate * self._share
+        for array, values, raw, momentum, decay in zip(
+            self._arrays, self._values, self._gradients, self._momenta, self._decays
+        ):
+            matrices = array.dimensions == 4
+            gradient = raw * self._scale
+            if decay and not matrices:
+                gradient = gradient + decay * values
             momentum[:] = self._momentum * momentum + gradient
             direction = gradient + self._momentum * momentum
-            if matrix:
-                matrices.append((parameter, rate * self._share, decay))
-                directions.append(direction)
+            if matrices:
+                direction = array.joined(map(orthogonalised, array.stacks(direction)))
+                values[:] = (1 - own * decay) * values - own * direction
             else:
-                parameter[:] = parameter - rate * direction
-        for (parameter, rate, decay), direction in zip(matrices, orthogonalised(directions)):
-            parameter[:] = (1 - rate * decay) * parameter - rate * direction
+                values[:] = values - rate * direction
 
 
-def orthogonalised(directions: Sequence[Any]) -> list[Any]:
-    """The matrices (out, the rest) of convolutions with their singular values brought near to one, in their shapes.
+def make(run: Run, arrays: list[LongArray], device: int) -> SGD:
+    """The optimizer of `run` for the parameters in `arrays` on one device."""
+    made: SGD = globals()[type(run.optimizer).__name__](run, arrays, device)
+    return made
+
+
+class _Orthogonalised(mx.gluon.HybridBlock):
+    """What `orthogonalised` does for one shape, as one operator: its own take longer to issue than to do."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self._rows, self._columns = shape[1], int(np.prod(shape[2:]))
+        self.hybridize()
+
+    def hybrid_forward(self, F: Any, stack: Any) -> Any:  # noqa: N803
+        a, b, c = COEFFICIENTS
+        x = F.reshape(stack, (-1, self._rows, self._columns))
+        size = F.reshape(F.norm(F.reshape(x, (0, -1)), axis=1), (-1, 1, 1))
+        x = F.broadcast_div(x, size + 1e-7)
+        tall = self._rows > self._columns
+        x = F.transpose(x, (0, 2, 1)) if tall else x
+        for _ in range(ITERATIONS):
+            square = F.linalg.gemm2(x, x, transpose_b=True)
+            x = F.linalg.gemm(F.linalg.gemm(square, square, square, alpha=c, beta=b), x, x, beta=a)
+        x = (F.transpose(x, (0, 2, 1)) if tall else x) * max(1.0, self._rows / self._columns) ** 0.5
+        return F.reshape_like(x, stack)
+
+
+_orthogonalising = functools.cache(_Orthogonalised)
+
+
+def orthogonalised(stack: Any) -> Any:
+    """Convolutions of one shape, seen as matrices (out, the rest), with their singular values brought near to one.
 
     Scaled by the root of rows / columns where there are more rows, so that the step of an output does not depend on
-    how many there are. Those of one shape are done together: an operator for each costs more than its arithmetic.
+    how many there are.
     """
-    alike: dict[tuple[int, int], list[int]] = {}
-    for number, direction in enumerate(directions):
-        alike.setdefault((direction.shape[0], int(np.prod(direction.shape[1:]))), []).append(number)
-    orthogonal: dict[int, Any] = {}
-    a, b, c = COEFFICIENTS
-    for (rows, columns), members in alike.items():
-        x = mx.nd.concat(*(directions[number].reshape((1, rows, columns)) for number in members), dim=0)
-        size = x.reshape((len(members), -1)).norm(axis=1).reshape((-1, 1, 1))
-        x = mx.nd.broadcast_div(x, size + 1e-7)
-        tall = rows > columns
-        x = x.transpose((0, 2, 1)) if tall else x
-        for _ in range(ITERATIONS):
-            square = mx.nd.linalg.gemm2(x, x, transpose_b=True)
-            x = mx.nd.linalg.gemm(mx.nd.linalg.gemm(square, square, square, alpha=c, beta=b), x, x, beta=a)
-        x = (x.transpose((0, 2, 1)) if tall else x) * max(1.0, rows / columns) ** 0.5
-        separated = x.split(len(members), axis=0) if len(members) > 1 else [x]
-        orthogonal.update(zip(members, separated))
-    return [orthogonal[number].reshape(direction.shape) for number, direction in enumerate(directions)]
+    return _orthogonalising(stack.shape)(stack)
+
+
+def _taking_turns(*lists: list[Any]) -> list[Any]:
+    """The first of each list, then the second of each, and so on, as MXNet's operators for several arrays take them."""
+    return list(itertools.chain.from_iterable(zip(*lists)))

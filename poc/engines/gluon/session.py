@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,6 @@ class _Smoothed(gluon.loss.Loss):
         return -(1 - self._share) * own - self._share * F.mean(logs, axis=-1)
 
 
-def _drops_out(net: Any) -> bool:
-    layers: list[Any] = []
-    net.apply(layers.append)
-    return any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
-
-
 class GluonSession(Session):
     """Trains the network of `run` on its contexts, or on one context that plays all of its devices in turn."""
 
@@ -56,7 +51,9 @@ class GluonSession(Session):
         # Those with a batch norm on the input get images as the study has them, 0 to 255 less the mean.
         self._scale = networks.network(run.model).input_scale
         self._net = self._build()
-        self._drops_out = _drops_out(self._net)
+        layers: list[Any] = []
+        self._net.apply(layers.append)
+        self._drops_out = any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
         self._trained_loss = _Smoothed(run.label_smoothing) if run.label_smoothing else self._loss
         for loss in (self._loss, self._trained_loss):
@@ -98,6 +95,11 @@ class GluonSession(Session):
         net.hybridize(static_alloc=True, static_shape=True)
         return net
 
+    @functools.cached_property
+    def _evaluating(self) -> Any:
+        """The network again: outside of training oneDNN brings weights into a layout that views cannot have."""
+        return self._build()
+
     def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[Any]:
         if self._run.virtual:
             return self._accumulate(batch, norms)
@@ -121,41 +123,38 @@ class GluonSession(Session):
         """
         squares: list[Any] = []
         # Not MXNet's own grad_req "add", for which the casts of lower precisions give zeros.
-        gradients: list[Any] = []
-        before = [p.data().copy() for p in self._statistics]
-        sums = [mx.nd.zeros_like(old) for old in before]
+        gradients = [array.gradients[0] for array in self._exchange.trained]
+        statistics = [array.values[0] for array in self._exchange.statistics]
+        before = [flat.copy() for flat in statistics]
+        sums = [mx.nd.zeros_like(flat) for flat in gradients + statistics]
         share = len(batch) // self._played
         for device in range(self._played):
-            for parameter, old in zip(self._statistics, before):
-                old.copyto(parameter.data())
+            for flat, old in zip(statistics, before):
+                old.copyto(flat)
             self._differentiate(self._on_devices(batch.part(device * share, (device + 1) * share)))
             if norms and device == 0:
                 squares = [self._squares()]
             # The backward pass updates the statistics behind the back of MXNet's engine, which does not order it before
             # those who read them.
             mx.nd.waitall()
-            for parameter, total in zip(self._statistics, sums):
-                total += parameter.data()
-            if device == 0:
-                gradients = [parameter.grad().copy() for parameter in self._trained]
-            else:
-                for parameter, total in zip(self._trained, gradients):
-                    total += parameter.grad()
-        for parameter, total in zip(self._statistics, sums):
-            (total / self._played).copyto(parameter.data())
-        for parameter, total in zip(self._trained, gradients):
-            total.copyto(parameter.grad())
+            for total, flat in zip(sums, gradients + statistics):
+                total += flat
+        for total, flat in zip(sums, gradients):
+            total.copyto(flat)
+        for total, flat in zip(sums[len(gradients) :], statistics):
+            (total / self._played).copyto(flat)
         return squares
 
     def _squares(self, device: int = 0) -> Any:
-        # Not multi_sum_sq, which does not take oneDNN's blocked layout.
-        return mx.nd.add_n(*(parameter.list_grad()[device].square().sum() for parameter in self._trained))
+        return mx.nd.add_n(*(array.gradients[device].square().sum() for array in self._exchange.trained))
 
-    def _update(self, learning_rate: float, *, exchange: bool) -> None:
+    def _update(self, learning_rate: float, *, exchange: bool, together: bool) -> None:
         if exchange:
             self._exchange.step(learning_rate)
-        else:
+        elif together:
             self._exchange.update(learning_rate)
+        else:
+            self._exchange.update_apart(learning_rate)
 
     def exchange(self) -> None:
         self._exchange.exchange()
@@ -228,11 +227,15 @@ class GluonSession(Session):
         return self._images[device].take(places).transpose((0, 3, 1, 2))
 
     def _sync_batch_stats(self) -> None:
-        """Averages the devices' batch statistics, as MXNet's Module does."""
+        """Averages the devices' batch statistics, as MXNet's Module does, and gives the evaluating network them all."""
         self._exchange.synchronize()
+        pairs = zip(self._net.collect_params().values(), self._evaluating.collect_params().values())
+        for trained, parameter in pairs:
+            for array, copy in zip(trained.list_data(), parameter.list_data()):
+                array.copyto(copy)
 
     def _classify(self, images: Any, labels: Any) -> tuple[Any, Any]:
-        scores = self._net(images)
+        scores = self._evaluating(images)
         return (scores.argmax(axis=1) == labels).sum(), self._loss(scores, labels).sum()
 
     def state(self) -> dict[str, np.ndarray]:

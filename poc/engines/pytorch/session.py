@@ -135,7 +135,7 @@ class TorchSession(Session):
         dtype = _AUTOCAST.get(self._run.dtype)
         return torch.autocast(self._device.type, dtype=dtype) if dtype else contextlib.nullcontext()
 
-    def _update(self, learning_rate: float, *, exchange: bool) -> None:
+    def _update(self, learning_rate: float, *, exchange: bool, together: bool) -> None:
         if self._run.loss_scale != 1:
             torch._foreach_div_([parameter.grad for parameter in self._trained], self._run.loss_scale)
         self._optimizer.update(learning_rate)
@@ -225,14 +225,8 @@ class TorchSession(Session):
         return {**parameters, **self._optimizer.state()}
 
     def _load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        prefix = "parameter/"
-        self._net.load_state_dict(
-            {
-                name[len(prefix) :]: torch.from_numpy(np.array(array))
-                for name, array in state.items()
-                if name.startswith(prefix)
-            }
-        )
+        names = self._net.state_dict().keys()
+        self._net.load_state_dict({name: torch.from_numpy(np.array(state[f"parameter/{name}"])) for name in names})
         self._optimizer.load_state(state)
 
     def peak_flops(self) -> float:

@@ -77,7 +77,7 @@ class NumpySession(Session):
         return float(np.square(self._gradients[0]).sum())
 
     @_quiet
-    def _update(self, learning_rate: float, *, exchange: bool) -> None:
+    def _update(self, learning_rate: float, *, exchange: bool, together: bool) -> None:
         if exchange:
             self.exchange()
         # As MXNet has it, with the learning rate in the momentum.
