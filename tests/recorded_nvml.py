@@ -24,8 +24,8 @@ class RecordedNVML:
     it is not told), whether they are peers, and whether by NVLink.
     """
 
-    def __init__(self, cards: list[dict[str, Any]], links: Links | None = None) -> None:
-        self.cards, self.links = cards, links or {}
+    def __init__(self, cards: list[dict[str, Any]], links: Links | None = None, driver: str = "535.161") -> None:
+        self.cards, self.links, self.driver = cards, links or {}, driver
         self.now = 0.0
         self.sessions = 0
 
@@ -35,13 +35,15 @@ class RecordedNVML:
         return getattr(pynvml, name)
 
     def nvmlInit(self) -> None:
+        if not self.driver:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
         self.sessions += 1
 
     def nvmlShutdown(self) -> None:
         self.sessions -= 1
 
     def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"535.161"
+        return self.driver.encode()
 
     def nvmlDeviceGetCount(self) -> int:
         return len(self.cards)

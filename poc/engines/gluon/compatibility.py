@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy
 
-# The libraries that mxnet-cu112 links, each after those it needs itself: package of the wheel, library.
+# The libraries that mxnet-cu112 links, and those that they open while they work, for which another version on
+# LD_LIBRARY_PATH would be taken: each after those it needs itself. Package of the wheel, library.
 _CUDA_LIBRARIES = (
     ("cuda_runtime", "libcudart.so.11.0"),
+    ("cuda_nvrtc", "libnvrtc-builtins.so.11.8"),
     ("cuda_nvrtc", "libnvrtc.so.11.2"),
     ("nvtx", "libnvToolsExt.so.1"),
     ("cublas", "libcublasLt.so.11"),
@@ -21,6 +23,10 @@ _CUDA_LIBRARIES = (
     ("cusparse", "libcusparse.so.11"),
     ("cusolver", "libcusolver.so.11"),
     ("cudnn", "libcudnn.so.8"),
+    ("cudnn", "libcudnn_ops_infer.so.8"),
+    ("cudnn", "libcudnn_cnn_infer.so.8"),
+    ("cudnn", "libcudnn_ops_train.so.8"),
+    ("cudnn", "libcudnn_cnn_train.so.8"),
     ("nccl", "libnccl.so.2"),
 )
 
