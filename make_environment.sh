@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# Makes .venv beside this script, for run_all.sh and tests/run.sh: a Python 3.9 to 3.12 with the pinned requirements
-# for this machine (with --dev those of the tests too, with --horovod Horovod, with --torch PyTorch). Does nothing where
-# that is already so.
+# Makes .venv beside this script, for run_all.sh and tests/run.sh: a Python 3.9 to 3.12 with the pinned requirements, and
+# in it, or in an environment beside it, the engines for this machine's cards and driver: `python -m poc environment`
+# chooses and says why. With --torch PyTorch too, with --dev what the tests need, with --horovod Horovod. Does nothing
+# where that is already so.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 venv=$here/.venv
-# Each stamp is written after its packages, so an installation that was cut off has none and is made again.
-stamp=$venv/installed
 
 stop() {
     printf '%s\n' "$1" >&2
@@ -33,7 +32,7 @@ find_python() {
         return
     fi
     # The Python that .venv was made with comes first, so that PYTHON= is needed only the first time.
-    [ ! -f "$stamp" ] || read -r made_with <"$stamp" || true
+    [ ! -f "$venv/installed" ] || read -r made_with <"$venv/installed" || true
     for candidate in ${made_with:+"$made_with"} python3.11 python3.10 python3.12 python3.9 python3; do
         if version=$(supported_version "$candidate"); then
             python=$candidate
@@ -66,44 +65,66 @@ if packages:
 PYTHON
 }
 
-has_nvidia_driver() {
-    [ -e /proc/driver/nvidia/version ] || nvidia-smi -L >/dev/null 2>&1
-}
-
 hash_of() {
-    cat "$@" | sha256sum
-}
-
-# Of the extra packages in requirements-$1.txt: whether .venv lacks them, or has others than are pinned now.
-lacks() {
-    [ "$(cat "$stamp-$1" 2>/dev/null)" != "$(hash_of "$here/requirements-$1.txt")" ]
-}
-
-has_now() {
-    hash_of "$here/requirements-$1.txt" >"$stamp-$1"
+    sha256sum <"$here/$1"
 }
 
 # -I: with the user's PYTHONPATH, pip would take what lies there for installed.
-install() {
-    "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-        --require-hashes -r "$1" || {
-        echo "Installing $1 failed (see above); start again to try once more." >&2
-        exit 1
-    }
+pip_install() {
+    "$1/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes "${@:2}"
 }
 
-# The build for CUDA does not start without CUDA's libraries, not even where there is no GPU. It names their exact
-# versions itself; pip takes them as they come.
-install_cuda_of_torch() {
-    local pin
-    "$venv/bin/python" -I -c 'import torch' 2>/dev/null && return
-    pin=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$here/requirements-torch.txt")
-    echo "Adding CUDA's libraries for it: 3 GB." >&2
-    "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --only-binary :all: "$pin" &&
-        "$venv/bin/python" -I -c 'import torch' || {
-        echo "PyTorch does not start here (see above); the rest works without it." >&2
+# make_venv ENVIRONMENT: with what all engines need; removes one that was made otherwise.
+make_venv() {
+    local wanted
+    wanted="$version $(hash_of requirements-common.txt)"
+    if [ -f "$1/installed" ] && [ "$(supported_version "$1/bin/python")" = "$version" ] &&
+        [ "$(tail -n 1 "$1/installed")" = "$wanted" ]; then
+        return
+    fi
+    check_python_is_complete
+    echo "Setting up $1 with $version: once, some minutes." >&2
+    rm -rf "$1"
+    "$python" -I -m venv "$1"
+    add "$1" requirements-common.txt
+    printf '%s\n%s\n' "$("$python" -I -c 'import sys; print(sys.executable)')" "$wanted" >"$1/installed"
+}
+
+# add ENVIRONMENT REQUIREMENTS. A stamp is written after the packages, so an installation that was cut off is made again.
+add() {
+    local stamp=$1/installed-$2
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(hash_of "$2")" ]; then
+        return
+    fi
+    echo "Adding $2 to $1." >&2
+    case $2 in
+        *horovod*) install_horovod "$2" ;;
+        # What pip keeps of downloads of gigabytes would fill the disk once more.
+        *cu1*) pip_install "$1" --only-binary :all: --no-cache-dir -r "$here/$2" ;;
+        *) pip_install "$1" --only-binary :all: -r "$here/$2" ;;
+    esac || {
+        echo "Installing $2 failed (see above); start again to try once more." >&2
         exit 1
     }
+    hash_of "$2" >"$stamp"
+}
+
+# add_engines ENGINE...: those that this machine's cards and driver want, and the named ones.
+add_engines() {
+    local chosen folder file stamp
+    chosen=$(PYTHONPATH=$here "$venv/bin/python" -m poc environment "$@") || exit
+    for stamp in "$venv"/installed-requirements-mxnet*; do
+        # Two builds of MXNet are the same folder of packages.
+        if [ -f "$stamp" ] && [[ $chosen != *" ${stamp#*installed-}"* ]]; then
+            rm "$venv/installed"
+            make_venv "$venv"
+            break
+        fi
+    done
+    while read -r folder file; do
+        make_venv "$here/$folder"
+        add "$here/$folder" "$file"
+    done <<<"$chosen"
 }
 
 # Horovod's build asks MXNet where its headers are, and MXNet cannot be imported with today's NumPy as it comes (see
@@ -124,22 +145,17 @@ else:
 PYTHON
     # PYTHONPATH is for the build's processes; -I keeps it from pip itself.
     PYTHONPATH=$shim HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
-        HOROVOD_WITHOUT_PYTORCH=1 "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-deps \
-        --require-hashes --no-build-isolation -r "$1" || status=$?
+        HOROVOD_WITHOUT_PYTORCH=1 pip_install "$venv" --no-build-isolation -r "$here/$1" || status=$?
     rm -rf "$shim"
-    if [ "$status" != 0 ]; then
-        echo "Building Horovod failed (see above); the rest works without it." >&2
-        exit 1
-    fi
+    return "$status"
 }
 
 main() {
-    local python version requirements wanted installed dev='' horovod='' with_torch='' option
+    local python version option extras=() engines=()
     for option in "$@"; do
         case $option in
-            --dev) dev=yes ;;
-            --horovod) horovod=yes ;;
-            --torch) with_torch=yes ;;
+            --dev | --horovod) extras+=("requirements-${option#--}.txt") ;;
+            --torch) engines+=(pytorch) ;;
             *) stop "make_environment.sh: unknown option $option; there are --dev, --horovod and --torch" ;;
         esac
     done
@@ -151,47 +167,14 @@ main() {
 
     find_python
     check_system_libraries
-
-    requirements=$here/requirements.txt
-    if has_nvidia_driver; then
-        requirements=$here/requirements-gpu.txt
-    fi
-
-    wanted="$version $(hash_of "$here/requirements-common.txt" "$requirements")"
-    installed=
-    if [ -f "$stamp" ] && [ "$(supported_version "$venv/bin/python")" = "$version" ]; then
-        installed=$(tail -n 1 "$stamp")
-    fi
-    if [ "$installed" != "$wanted" ]; then
-        check_python_is_complete
-        echo "Setting up $venv with $version and ${requirements##*/}: once, some minutes." >&2
-        rm -rf "$venv"
-        "$python" -I -m venv "$venv"
-        install "$requirements"
-        printf '%s\n%s\n' "$("$python" -I -c 'import sys; print(sys.executable)')" "$wanted" >"$stamp"
-    fi
-
-    if [ -n "$dev" ] && lacks dev; then
-        echo "Adding requirements-dev.txt to $venv." >&2
-        install "$here/requirements-dev.txt"
-        has_now dev
-    fi
-
-    if [ -n "$with_torch" ] && lacks torch; then
-        case $version in
-            "Python 3.9."*) stop "PyTorch needs Python 3.10 to 3.12, .venv has $version: rm -r .venv, then PYTHON=python3.11 $0 --torch" ;;
-        esac
-        echo "Adding requirements-torch.txt to $venv: some minutes." >&2
-        install "$here/requirements-torch.txt"
-        install_cuda_of_torch
-        has_now torch
-    fi
-
-    if [ -n "$horovod" ] && lacks horovod; then
-        echo "Building Horovod for $venv: some minutes, less where pip has built it before." >&2
-        install_horovod "$here/requirements-horovod.txt"
-        has_now horovod
-    fi
+    make_venv "$venv"
+    add_engines "${engines[@]}"
+    for option in "${extras[@]}"; do
+        if [[ $option == *horovod* && ! -f $venv/installed-requirements-mxnet.txt ]]; then
+            stop "Horovod is built here for CPUs: between GPUs it would send gradients through the host. Leave --horovod out."
+        fi
+        add "$venv" "$option"
+    done
 }
 
 main "$@"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Callable
 from tabulate import tabulate
 
 from poc import advice, engines, recipe, studies
+from poc.engines import Build, builds
 from poc.machine import hardware, topology
 from poc.plan import Planned, plan, select
 from poc.recipe import networks
@@ -25,6 +27,7 @@ from poc.train.parent import execute, follow, forget
 from poc.values import UserError, nearest, positive, whole
 
 HOME = Path(__file__).resolve().parent.parent
+_ROOM_GIGABYTES = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         subparser.set_defaults(command=command)
         return subparser.add_argument
 
+    to_choose = added("environment", _environment, "what make_environment.sh is to install for this machine's cards")
+    to_choose("engines", nargs="*", metavar="ENGINE", help="beside the ones it takes")
     added("doctor", _doctor, "what this machine has, what it can run, and why not the rest")
     to_plan = added("plan", _plan, "every run of a recipe on this machine, with its numbers and estimated time")
     to_run = added("run", _run, "do those runs, add them to the journal, write results.md")
@@ -116,12 +121,11 @@ def _doctor(_: argparse.Namespace) -> int:
     print(f"        a run on this CPU gets {machine.cores} OpenMP threads, divided over its workers")
     if not machine.gpus:
         print("GPU     none that an NVIDIA driver knows of: GPU rows of a recipe are skipped, CPU rows run")
-    loaded = {name: engines.load(name) for name in engines.ENGINES}
     for gpu in machine.gpus:
         major, minor = gpu.capability
         print(f"GPU {gpu.index}   {gpu.name}, compute capability {major}.{minor}, {gpu.memory_bytes / 2**30:.0f} GiB")
-        for name, engine in loaded.items():
-            print(f"        {name}: {engine.unsupported(gpu) or 'can train on it'}")
+        for name in engines.ENGINES:
+            print(f"        {name}: {engines.unsupported(name, gpu, machine) or 'can train on it'}")
     if len(machine.gpus) > 1:
         layout = topology.detect(machine.gpus)
         for line in topology.recommendations(layout):
@@ -129,11 +133,51 @@ def _doctor(_: argparse.Namespace) -> int:
         for line in topology.warnings(layout):
             print(f"warning {line}")
         print("links   nvidia-smi topo -m shows them")
-    for name, engine in loaded.items():
+    for name in engines.ENGINES:
         print(f"engine  {name}: {_listed(engines.versions(name)) or 'not installed'}")
-        if hint := engine.missing(machine):
-            print(f"        {hint}")
+    for line in _why_builds(machine, engines.wanted(machine)):
+        print(f"auto    {line}")
     print(f"python  {_listed(hardware.versions())}")
+    return 0
+
+
+def _why_builds(machine: hardware.Hardware, wanted: Mapping[str, Build]) -> list[str]:
+    """Which build of each of the engines `wanted` this machine takes and why, a line each; what others lack."""
+    lines = []
+    for name in engines.ENGINES:
+        cards = {gpu.name: builds.unsupported(engines.load(name).BUILDS, gpu, machine.driver) for gpu in machine.gpus}
+        able = [card for card, reason in cards.items() if reason is None]
+        lines += [f"{name}: not on GPUs: {reason}" for reason in filter(None, cards.values())]
+        if build := wanted.get(name):
+            reason = f"it runs on {', '.join(able)} with driver {machine.driver}" if build.code else "for the CPU"
+            lines.append(f"{name}: {build}, {build.gigabytes:g} GB: {reason}")
+    return lines
+
+
+def _environment(options: argparse.Namespace) -> int:
+    """Prints a line for each file of requirements: its environment's folder, and its name."""
+    machine = hardware.detect()
+    wanted = engines.wanted(machine, options.engines)
+    for build in wanted.values():
+        if sys.version_info < build.python:
+            oldest, own = (".".join(map(str, version[:2])) for version in (build.python, sys.version_info))
+            raise UserError(
+                f"Python: {build} needs {oldest} or later, .venv has {own}: rm -r .venv, then PYTHON=python3.11 "
+                "./make_environment.sh"
+            )
+    new = {name: build for name, build in wanted.items() if engines.versions(name).get(build.package) != build.version}
+    if new:
+        print("\n".join(_why_builds(machine, wanted)), file=sys.stderr)
+    needed, free = sum(build.gigabytes for build in new.values()), shutil.disk_usage(HOME).free / 1e9
+    if new and free < needed + _ROOM_GIGABYTES:
+        raise UserError(
+            f"disk: {HOME} has {free:.1f} GB free, and {needed + _ROOM_GIGABYTES:.1f} are needed: {needed:.1f} for "
+            f"{', '.join(map(str, new.values()))}, the rest for data and results; make room, or take a larger disk"
+        )
+    for name, build in wanted.items():
+        folder = engines.environment(name) if build.apart else HOME / ".venv"
+        for file in build.requirements:
+            print(folder.name, file)
     return 0
 
 
@@ -188,7 +232,9 @@ def _plan(options: argparse.Namespace) -> int:
         outlooks = [f"skipped: {item.skip}" if item.skip else duration(item.seconds) for item in planned]
         runs = [[item.run.id, str(item.run), item.run.total_batch, item.run.steps] for item in planned]
         rows = [[*run, outlook] for run, outlook in zip(runs, outlooks)]
-        print(f"{name}\n{tabulate(rows, headers=headers, disable_numparse=True)}\n")
+        print(f"{name}\n{tabulate(rows, headers=headers, disable_numparse=True)}")
+        choices = {(item.run.engine, item.engine_choice) for item in planned if item.engine_choice}
+        print("".join(f"engine {engine}: {why}\n" for engine, why in sorted(choices)))
         total += sum(item.seconds for item in planned if not item.skip)
     print(f"About {duration(total)} in all, estimated; `run` skips what the journal holds already.")
     return 0
@@ -260,7 +306,8 @@ def _write_report(options: argparse.Namespace, others: Sequence[Path]) -> None:
 
 def _planned(options: argparse.Namespace, machine: hardware.Hardware) -> list[tuple[str, list[Planned]]]:
     paths = [_recipe_path(name) for name in options.recipes] or sorted((HOME / "recipes").glob("*.py"))
-    plans = [(path.stem, plan(path.stem, recipe.load(path), machine, quick=options.quick)) for path in paths]
+    how = {"quick": options.quick, "cpu_waits": not (options.recipes or options.only)}
+    plans = [(path.stem, plan(path.stem, recipe.load(path), machine, **how)) for path in paths]
     chosen = select([item for _, planned in plans for item in planned], options.only)
     grouped = [(name, [item for item in planned if item in chosen]) for name, planned in plans]
     return [(name, planned) for name, planned in grouped if planned]

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from poc import engines
-from poc.engines import Engine
 from poc.machine.hardware import Hardware
 from poc.recipe import AUTO, EPOCHS, NODE, Device, Recipe, Setting, Steps, Training, networks
 from poc.recipe.rates import BASE, steps_per_epoch
@@ -32,34 +31,52 @@ class Planned:
     """Why it does not run here; empty where it does."""
     seconds: float = 0.0
     """Estimated wall time."""
+    engine_choice: str = ""
+    """Why its engine."""
 
 
-def plan(name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False) -> list[Planned]:
-    """Every run of `recipe` in the order of its grid, once each; `quick` plans its cut-down version."""
+def plan(
+    name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False, cpu_waits: bool = False
+) -> list[Planned]:
+    """Every run of `recipe` in the order of its grid, once each; `quick` plans its cut-down version.
+
+    With `cpu_waits` runs on the CPU are skipped on a machine whose GPUs can be used: hours at a GPU's price.
+    """
     planned: dict[str, Planned] = {}
     settings = (recipe.quickened() if quick else recipe).settings()
     # Repetitions are rounds over the whole grid, so that what is compared runs at about the same time.
     for seed in range(max(setting.seeds for setting in settings)):
         for setting in settings:
             if seed < setting.seeds:
-                run, skip = _resolve(setting, hardware, recipe=name, seed=seed, quick=quick)
-                planned.setdefault(run.id, Planned(run=run, skip=skip, seconds=estimate(run, hardware)))
+                run, skip, choice = _resolve(setting, hardware, recipe=name, seed=seed, quick=quick)
+                if cpu_waits and setting.kind == "cpu" and _has_usable_gpus(hardware):
+                    skip = skip or "a run on the CPU of a machine with GPUs waits until its recipe is named"
+                seconds = estimate(run, hardware)
+                item = Planned(run=run, skip=skip, seconds=seconds, engine_choice=choice)
+                planned.setdefault(run.id, item)
     return list(planned.values())
 
 
-def _resolve(setting: Setting, hardware: Hardware, **named: Any) -> tuple[Run, str]:
-    """The run of one setting, and why it does not run on this machine; empty where it does."""
-    attempts = []
-    for engine in engines.ENGINES if setting.engine == AUTO else (setting.engine,):
-        attempts.append(_with_engine(engine, setting, hardware, named))
+def _has_usable_gpus(hardware: Hardware) -> bool:
+    return any(not engines.unsupported(name, gpu, hardware) for name in engines.ENGINES for gpu in hardware.gpus)
+
+
+def _resolve(setting: Setting, hardware: Hardware, **named: Any) -> tuple[Run, str, str]:
+    """The run of one setting, why it does not run on this machine, empty where it does, and why its engine."""
+    if setting.engine != AUTO:
+        return *_with_engine(setting.engine, setting, hardware, named), "the recipe names it"
+    attempts: list[tuple[Run, str]] = []
+    for name in engines.ENGINES:
+        others = [f"not {engines.load(run.engine).LABEL}: {why}" for run, why in attempts]
+        attempts.append(_with_engine(name, setting, hardware, named))
         if not attempts[-1][1]:
-            return attempts[-1]
-    return attempts[0]
+            return *attempts[-1], "; ".join(others) or f"first of {', '.join(engines.ENGINES)} that can do it"
+    return *attempts[0], ""
 
 
 def _with_engine(name: str, setting: Setting, hardware: Hardware, named: dict[str, Any]) -> tuple[Run, str]:
     engine = engines.load(name)
-    kind, virtual, too_few_devices = _devices(setting, engine, hardware)
+    kind, virtual, too_few_devices = _devices(setting, name, hardware)
     workers = engine.workers(setting.workers, setting.devices, virtual)
     hosts = hardware.hosts if workers > 1 else 1
     cores, too_few_cores = _cores(setting, kind, workers, hosts, hardware)
@@ -84,11 +101,12 @@ def _with_engine(name: str, setting: Setting, hardware: Hardware, named: dict[st
     return run, next(filter(None, reasons), "")
 
 
-def _devices(setting: Setting, engine: Engine, hardware: Hardware) -> tuple[str, bool, str]:
+def _devices(setting: Setting, name: str, hardware: Hardware) -> tuple[str, bool, str]:
     """What plays the devices, whether one plays them all, and why there are too few; empty where there are enough."""
     if setting.kind == "cpu":
         return "cpu", setting.virtual and setting.devices > 1, ""
-    reasons = [reason for reason in map(engine.unsupported, hardware.gpus) if reason]
+    engine = engines.load(name)
+    reasons = [reason for gpu in hardware.gpus if (reason := engines.unsupported(name, gpu, hardware))]
     over_hosts = engine.workers(setting.workers, setting.devices, False) > 1
     usable = (len(hardware.gpus) - len(reasons)) * (hardware.hosts if over_hosts else 1)
     if usable >= setting.devices:

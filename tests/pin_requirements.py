@@ -17,7 +17,7 @@ HOME = Path(__file__).parent.parent
 PYTHONS = ("3.9", "3.10", "3.11", "3.12")
 PROCESSORS = ("x86_64", "aarch64")
 # From the newest C library that the oldest supported distribution has, downwards.
-PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux1")
+PLATFORMS = (*(f"manylinux_2_{minor}" for minor in range(28, 16, -1)), "manylinux2014", "manylinux1")
 FROM_SOURCE = ("requirements-horovod.txt",)
 PIN = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>[^\s;\\]+)(?P<marker>\s*;[^\\]*)?")
 

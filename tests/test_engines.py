@@ -21,7 +21,6 @@ import pytest
 
 from poc import CIFAR10, SGD, Device, DistSync, Fixed, Muon, Synthetic, data, engines
 from poc.engines import Session
-from poc.machine.hardware import GPU
 from poc.recipe.exchanges import Exchange
 from poc.run import Run
 from poc.values import UserError, value
@@ -89,18 +88,6 @@ def test_engines_that_are_installed_are_found_and_have_names_of_their_own() -> N
     assert {"gluon", "reference"} <= set(INSTALLED)
     labels = [engines.load(name).LABEL for name in engines.ENGINES]
     assert len(set(labels)) == len(labels)
-
-
-def test_what_an_engine_misses_for_the_gpus_of_a_machine_is_said_in_one_line() -> None:
-    gpu = GPU(index=0, name="Tesla P100", capability=(6, 0), memory_bytes=2**34)
-    gluon = engines.load("gluon")
-    hint = gluon.missing(dataclasses.replace(MACHINE, gpus=(gpu,)))
-    assert (
-        hint is None
-        if "mxnet-cu112" in engines.versions("gluon")
-        else hint.startswith("mxnet without CUDA is installed")
-    )
-    assert [engines.load(name).missing(MACHINE) for name in engines.ENGINES] == [None] * len(engines.ENGINES)
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["named", "not named"])

@@ -14,12 +14,16 @@ import importlib.metadata
 import os
 import pkgutil
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
+from poc.engines import builds
+from poc.engines.builds import Build as Build
 from poc.engines.session import Evaluation as Evaluation
 from poc.engines.session import Session
 from poc.recipe import NCCL, Training
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 __path__ += [folder for folder in os.environ.get("POC_ENGINES", "").split(os.pathsep) if folder]
 ENGINES = tuple(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
 """By name: the packages beside this file, then those of POC_ENGINES. Of those that can do a run the first is taken."""
+HOME = Path(__file__).resolve().parents[2]
 
 
 @value
@@ -53,6 +58,9 @@ class Engine(Protocol):
 
     PACKAGES: tuple[str, ...]
     """What it is made of, as installed: the names that its framework may have come first."""
+
+    BUILDS: tuple[Build, ...]
+    """Of its framework, those preferred first; the last is for CPUs."""
 
     LAYOUT: str
     """Of images in memory: what it is usually fastest with."""
@@ -85,17 +93,11 @@ class Engine(Protocol):
         one's first.
         """
 
-    def unsupported(self, gpu: GPU) -> str | None:
-        """Why this engine cannot run on `gpu`, in one line; None where it can."""
-
     def lacks(self, run: Run, machine: Hardware) -> str | None:
         """Why it cannot do `run` on `machine` as it is installed, in one line; None where it can.
 
         Besides what is `unknown` to it, and what no engine can.
         """
-
-    def missing(self, machine: Hardware) -> str | None:
-        """What has to be installed so that `machine` is made use of, in one line; None where all is."""
 
     def count(self, network: Network) -> Cost | None:
         """What `network`, one of its own, costs, counted in it as it is built; None where that cannot be had."""
@@ -151,10 +153,48 @@ def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarra
 def versions(name: str) -> dict[str, str]:
     """The versions of what engine `name` is made of, as far as it is installed."""
     found = {}
+    packages = Path(interpreter(name)).parent.parent.glob("lib/python*/site-packages")
+    apart = [str(folder) for folder in packages] if interpreter(name) != sys.executable else None
     for package in load(name).PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError, StopIteration):
+            if apart is None:
+                found[package] = importlib.metadata.version(package)
+            else:
+                found[package] = next(iter(importlib.metadata.distributions(name=package, path=apart))).version
     return found
+
+
+def environment(name: str) -> Path:
+    """The folder of the environment that engine `name` has where it has one of its own."""
+    return HOME / f".venv-{name}"
+
+
+def interpreter(name: str) -> str:
+    """The Python that the workers of engine `name` are started with."""
+    own = environment(name) / "bin" / "python"
+    return str(own) if own.exists() else sys.executable
+
+
+def unsupported(name: str, gpu: GPU, machine: Hardware) -> str | None:
+    """Why engine `name` cannot run on `gpu` of `machine`, in one line; None where it can."""
+    return builds.unsupported(load(name).BUILDS, gpu, machine.driver) or missing(name, machine)
+
+
+def missing(name: str, machine: Hardware) -> str | None:
+    """What has to be installed so that engine `name` makes use of the cards of `machine`; None where all is."""
+    build = builds.choose(load(name).BUILDS, machine)
+    if build is None or not build.code or versions(name).get(build.package) == build.version:
+        return None
+    return f"{build} is not installed: ./make_environment.sh{' --torch' * build.apart}"
+
+
+def wanted(machine: Hardware, named: Iterable[str] = ()) -> dict[str, Build]:
+    """The builds that `machine` wants, by engine: of the first engine, of the first that runs on its cards, and of
+    the `named` ones."""
+    chosen = {name: builds.choose(load(name).BUILDS, machine) for name in ENGINES}
+    on_cards = [name for name, build in chosen.items() if build and build.code]
+    names = dict.fromkeys([*ENGINES[:1], *on_cards[:1], *named])
+    return {name: build for name in names if (build := chosen[name])}
 
 
 def load(name: str) -> Engine:

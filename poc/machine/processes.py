@@ -49,13 +49,15 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def start(module: str, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
+def start(
+    module: str, environment: Mapping[str, str], *, python: str = sys.executable, **options: Any
+) -> subprocess.Popen[str]:
     """Starts `python -m module` with `environment` added to this process's own.
 
     The kernel kills it when this process dies, however that happens; Ctrl-C in the terminal does not reach it, so that
     this process decides in which order the others end. `options` are those of subprocess.Popen.
     """
-    command = [sys.executable, "-IS", child.__file__, str(os.getpid()), sys.executable, "-m", module]
+    command = [sys.executable, "-IS", child.__file__, str(os.getpid()), python, "-m", module]
     environment = {**os.environ, **environment}
     return subprocess.Popen(command, env=environment, cwd=_HOME, text=True, start_new_session=True, **options)
 

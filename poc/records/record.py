@@ -141,6 +141,8 @@ class Record(Told):
     others_busy_cores: float | None = None
     """Cores that other processes kept busy meanwhile."""
     monitor: Monitored | None = None
+    engine_choice: str = ""
+    """Why its engine, where the plan chose it."""
     price_per_hour: float | None = None
     """Dollars."""
     workers: tuple[Worker, ...] = ()

@@ -130,6 +130,7 @@ def _of_result(record: Record) -> dict[str, Any]:
         **{f"{part}_seconds": seconds for part, seconds in split.items()},
         "note": _note(record),
         "disturbed": _disturbed(record),
+        "engine_choice": record.engine_choice,
         "host_peak_bytes": record.memory.host_peak_bytes,
         "device_peak_bytes": record.memory.device_peak_bytes,
         "others_busy_cores": record.others_busy_cores,

@@ -136,6 +136,7 @@ class Row:
     peak_share: Measure = _number("flops / peak_flops")
     fixed: bool = _flag("one fixed batch was trained on")
     disturbed: bool = _flag("other processes took time")
+    engine_choice: str = _text("why its engine")
     contradicts: str = _text("the columns that `flag` is about")
 
     run: Run | Any = None

@@ -54,7 +54,7 @@ def undertake(
                     _say(f"{title}: in the journal already (--again repeats it)")
                 else:
                     _say(f"{title}: about {duration(item.seconds)}")
-                    outcome = _take(run, path, place, detail, others)
+                    outcome = _take(item, path, place, detail, others)
                     if outcome in DONE:
                         done.add(run.id)  # another recipe may have it, too
                     elif outcome == FAILED:
@@ -69,9 +69,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _take(run: Run, path: Path, place: Place, detail: int, others: Sequence[Link]) -> str:
+def _take(item: Planned, path: Path, place: Place, detail: int, others: Sequence[Link]) -> str:
     """Does one run and puts its record into the journal; returns its outcome."""
+    run = item.run
     record, interrupted = execute(run, place, detail=detail, others=others)
+    record = dataclasses.replace(record, engine_choice=item.engine_choice)
     try:
         journal.append(path, record)
     except OSError as error:

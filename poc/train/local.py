@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
+from poc import engines
 from poc.machine import hardware, monitor, processes
 from poc.machine.monitor import Monitor, Monitored, Source
 from poc.records.record import FAILED, Told
@@ -124,7 +125,9 @@ def train_here(
                 asked.write_text(json.dumps(request))
                 with asked.open() as stdin:
                     environment = {**environment, **own_gpus(run, here)}
-                    workers[f"worker {number}"] = processes.start("poc.train.worker", environment, stdin=stdin)
+                    python = engines.interpreter(run.engine)
+                    started = processes.start("poc.train.worker", environment, python=python, stdin=stdin)
+                    workers[f"worker {number}"] = started
             with Monitor(_sensors(run, place.machine, workers)) as watcher:
                 lost = processes.watch(workers, helpers, events, place.patience, elsewhere)
         except KeyboardInterrupt:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poc import recipe
-from poc.engines import Cluster, versions
+from poc.engines import Cluster
+from poc.engines.builds import Build
 from poc.engines.gluon import launch
 from poc.recipe.networks import CIFAR_RESNET_V1, CIFAR_RESNET_V2, Cost, Network
 
@@ -16,11 +18,38 @@ if TYPE_CHECKING:
     import numpy as np
 
     from poc.engines import Session
-    from poc.machine.hardware import GPU, Hardware
+    from poc.machine.hardware import Hardware
     from poc.run import Run
 
 LABEL = "MXNet"
-PACKAGES: tuple[str, ...] = ("mxnet", "mxnet-cu112", "gluoncv", "horovod")
+PACKAGES: tuple[str, ...] = ("mxnet", "mxnet-cu112", "mxnet-cu102", "gluoncv", "horovod")
+CUDA_10_LIBRARIES = (
+    *("libcudart.so.10.2", "libnvrtc.so.10.2", "libnvToolsExt.so.1", "libcublasLt.so.10", "libcublas.so.10"),
+    *("libcufft.so.10", "libcurand.so.10", "libcusolver.so.10", "libcudnn.so.8", "libnccl.so.2"),
+)
+"""Which mxnet-cu102 links, each after those it needs itself."""
+BUILDS = (
+    Build(
+        package="mxnet-cu112",
+        version="1.9.1",
+        requirements=("requirements-mxnet-cu112.txt",),
+        gigabytes=3.9,
+        code=((5, 0), (6, 0), (7, 0), (8, 0), (8, 6)),
+        driver="450.80.02",
+    ),
+    Build(
+        package="mxnet-cu102",
+        version="1.9.1",
+        requirements=("requirements-mxnet-cu102.txt",),
+        gigabytes=0.8,
+        code=((3, 0), (5, 0), (6, 0), (7, 0), (7, 5)),
+        driver="440.33",
+        libraries=CUDA_10_LIBRARIES,
+        hint="install CUDA 10.2, cuDNN 8 and NCCL for it, or take an image that has them",
+    ),
+    Build(package="mxnet", version="1.9.1", requirements=("requirements-mxnet.txt",), gigabytes=0.2),
+)
+"""Their machine code was read from the packages; there is no PTX in them, which newer cards could translate."""
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32", "float16", "bfloat16")
 HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma")
@@ -39,8 +68,6 @@ EXCHANGES = {
 }
 """Which class of `exchange.py` does each."""
 ON_SERVERS = (recipe.DistAsync, recipe.Stale)
-# The machine code in the wheel, without PTX: a card runs it if its major version is here and its minor is not older.
-_COMPILED_FOR = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
 NETWORKS: dict[str, tuple[Any, ...]] = {
     **{f"cifar_resnet{layers}_v2": ("PreactivationResNet", layers) for layers in CIFAR_RESNET_V2},
@@ -92,6 +119,8 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     exchange = run.exchange if run.exchanges else None
     if isinstance(exchange, recipe.Horovod) and importlib.util.find_spec("horovod") is None:
         return "Horovod is not installed: ./make_environment.sh --horovod"
+    if isinstance(exchange, recipe.Horovod) and run.kind == "gpu" and not _horovod_has_nccl():
+        return "this Horovod was built without NCCL: between GPUs it would send gradients through the host"
     plain = isinstance(run.optimizer, recipe.SGD) and not run.optimizer.momentum_correction
     if isinstance(exchange, ON_SERVERS) and not plain:
         return f"with exchange {exchange.name} servers update, by SGD without momentum correction"
@@ -100,22 +129,11 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     return None
 
 
-def unsupported(gpu: GPU) -> str | None:
-    """Why MXNet 1.9.1 cannot run on `gpu`, in one line; None where it can."""
-    major, minor = gpu.capability
-    if any(major == have[0] and minor >= have[1] for have in _COMPILED_FOR):
-        return None
-    return (
-        f"{gpu.name} has compute capability {major}.{minor}; mxnet-cu112 1.9.1 holds machine code for 5.0 to 8.9 "
-        "(Maxwell, Pascal, Volta, Turing, Ampere, Ada) and none that newer or older cards could translate"
-    )
-
-
-def missing(machine: Hardware) -> str | None:
-    """What has to be installed so that the GPUs of `machine` are made use of, in one line; None where all is."""
-    if machine.gpus and "mxnet-cu112" not in versions("gluon"):
-        return "mxnet without CUDA is installed: run ./run_all.sh, which installs requirements-gpu.txt"
-    return None
+def _horovod_has_nccl() -> bool:
+    spec = importlib.util.find_spec("horovod")
+    folders = spec.submodule_search_locations if spec else None
+    libraries = [library for folder in folders or () for library in Path(folder).glob("mxnet/*.so")]
+    return any(b"ncclAllReduce" in library.read_bytes() for library in libraries)
 
 
 def count(network: Network) -> Cost:

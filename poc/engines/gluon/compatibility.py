@@ -9,6 +9,10 @@ from pathlib import Path
 
 import numpy
 
+from poc.engines import versions
+from poc.engines.builds import shared_library
+from poc.engines.gluon import CUDA_10_LIBRARIES
+
 # The libraries that mxnet-cu112 links, and those that they open while they work, for which another version on
 # LD_LIBRARY_PATH would be taken: each after those it needs itself. Package of the wheel, library.
 _CUDA_LIBRARIES = (
@@ -46,6 +50,10 @@ def prepare() -> None:
 
 
 def _load_cuda_libraries() -> None:
+    if "mxnet-cu102" in versions("gluon"):
+        for name in CUDA_10_LIBRARIES:
+            ctypes.CDLL(str(shared_library(name)), mode=ctypes.RTLD_GLOBAL)
+        return
     spec = importlib.util.find_spec("nvidia")
     if spec is None or not spec.submodule_search_locations:
         return

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from poc.engines import Cluster
+from poc.engines import Cluster, versions
+from poc.engines.builds import Build
 from poc.machine.processes import free_port
 from poc.recipe import NCCL, SGD, Device, Independent, Muon, Nesterov
 from poc.recipe.networks import CIFAR_RESNET_V2, Cost, Network
@@ -17,11 +18,32 @@ if TYPE_CHECKING:
     import numpy as np
 
     from poc.engines import Session
-    from poc.machine.hardware import GPU, Hardware
+    from poc.machine.hardware import Hardware
     from poc.run import Run
 
 LABEL = "PyTorch"
 PACKAGES: tuple[str, ...] = ("torch", "torchvision")
+_CUDA_13 = Build(
+    package="torch",
+    version="2.13.0",
+    requirements=("requirements-torch.txt", "requirements-torch-cu13.txt"),
+    gigabytes=5.0,
+    apart=True,
+    python=(3, 10),
+    code=((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
+    driver="580.65.06",
+)
+_CUDA_12 = dataclasses.replace(
+    _CUDA_13,
+    version="2.10.0",
+    requirements=("requirements-torch-cu12.txt",),
+    gigabytes=7.0,
+    code=((7, 0), *_CUDA_13.code),
+    driver="525.60.13",
+)
+# It does not start without CUDA's libraries, not even on a CPU.
+BUILDS = (_CUDA_13, _CUDA_12, dataclasses.replace(_CUDA_13, apart=False, code=(), driver=""))
+"""Their machine code is what `torch.cuda.get_arch_list()` says."""
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma", "layout", "compile")
@@ -77,7 +99,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
 
 def lacks(run: Run, machine: Hardware) -> str | None:
     """Why PyTorch, as it is installed, cannot do `run` on `machine`, in one line; None where it can."""
-    if importlib.util.find_spec("torch") is None:
+    if "torch" not in versions("pytorch"):
         return _MISSING
     if getattr(run.exchange, "two_bit", None) is not None:
         return "compression to two bits is MXNet's"
@@ -93,38 +115,11 @@ def _needs_torchvision(name: str) -> bool:
 
 def count(network: Network) -> Cost | None:
     """What `network` costs, counted in it as it is built; None where that takes what is not installed."""
-    if importlib.util.find_spec("torch") is None or _needs_torchvision(network.name):
+    if "torch" not in versions("pytorch") or _needs_torchvision(network.name):
         return None
     from poc.engines.pytorch import networks
 
     return networks.count(network)
-
-
-def unsupported(gpu: GPU) -> str | None:
-    """Why the PyTorch that is installed cannot run on `gpu`, in one line; None where it can."""
-    if importlib.util.find_spec("torch") is None:
-        return f"{_MISSING}; MXNet 1.9.1 has nothing for cards of compute capability 9.0 and above, PyTorch has"
-    try:
-        import torch
-    except (ImportError, OSError) as error:
-        return f"PyTorch is installed and does not start: {str(error).splitlines()[0]}"
-    major, minor = gpu.capability
-    names = " ".join(torch.cuda.get_arch_list())
-    compiled, portable = (
-        [divmod(int(version), 10) for version in re.findall(kind + r"_(\d+)", names)] for kind in ("sm", "compute")
-    )
-    if any(major == own[0] and minor >= own[1] for own in compiled):
-        return None
-    if any((major, minor) >= oldest for oldest in portable):
-        return None
-    return f"{gpu.name} has compute capability {major}.{minor}; torch {torch.__version__} holds machine code for " + (
-        ", ".join(f"{major}.{minor}" for major, minor in compiled) or "no GPU"
-    )
-
-
-def missing(machine: Hardware) -> str | None:
-    """None: one build of PyTorch is for all devices."""
-    return None
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:

@@ -13,14 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from poc.engines import Cluster, Session
+from poc.engines.builds import Build
 from poc.machine import processes
-from poc.machine.hardware import GPU, Hardware
+from poc.machine.hardware import Hardware
 from poc.recipe import SGD, Device, DistSync, Independent
 from poc.recipe.networks import Cost, Network
 from poc.run import Run
 
 LABEL = "NumPy"
 PACKAGES: tuple[str, ...] = ("numpy",)
+BUILDS: tuple[Build, ...] = ()
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32",)
 NETWORKS = ("cifar_mlp",)
@@ -50,19 +52,11 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
         processes.stop([hub])
 
 
-def unsupported(gpu: GPU) -> str | None:
-    return "NumPy computes on CPUs"
-
-
 def lacks(run: Run, machine: Hardware) -> str | None:
     if getattr(run.optimizer, "momentum_correction", False):
         return f"momentum correction is not {LABEL}'s"
     if getattr(run.exchange, "two_bit", None) or getattr(run.exchange, "gradient_bits", 32) != 32:
         return f"compressed gradients are not {LABEL}'s"
-    return None
-
-
-def missing(machine: Hardware) -> str | None:
     return None
 
 

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any, Callable
 
-_INSTALLED = {"mxnet-cu112": "1.9.1", "mxnet-cu102": "1.9.1", "torch": "2.13.0"}
+_INSTALLED = {"mxnet-cu112": "1.9.1", "torch": "2.13.0"}
 
 
 def _mxnet(mx: Any) -> None:

@@ -1,0 +1,149 @@
+"""Which build of which engine runs on which card with which driver: the README's "What runs where", cell by cell."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poc import CIFAR10, Recipe, engines
+from poc.__main__ import main
+from poc.engines import builds
+from poc.machine import hardware, nvml
+from poc.machine.hardware import Hardware
+from poc.plan import plan
+from tests import stand_in
+
+CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 2.10.0", "torch 2.13.0"
+OF_CUDA_10 = "libcudart.so.10.2"
+
+
+def stand(name: str, monkeypatch: pytest.MonkeyPatch) -> Hardware:
+    """That machine, with the packages that it wants installed."""
+    monkeypatch.setattr(nvml, "pynvml", stand_in.library(name))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine = hardware.detect()
+    packages = {engine: {build.package: build.version} for engine, build in engines.wanted(machine).items()}
+    monkeypatch.setattr(engines, "versions", lambda engine: packages.get(engine, {}))
+    return dataclasses.replace(machine, memory_bytes=2**40)
+
+
+@pytest.mark.parametrize(
+    ("card", "driver", "libraries", "gluon", "pytorch"),
+    [
+        ("K80", "470.256.02", False, f"{CU102} needs {OF_CUDA_10}", "has compute capability 3.7, "),
+        ("K80", "470.256.02", True, CU102, "has compute capability 3.7, "),
+        ("K80", "418.87.01", True, f"{CU102} needs driver 440.33", "has compute capability 3.7, "),
+        ("P100", "470.57.02", False, CU112, "has compute capability 6.0, "),
+        ("P100", "450.80.02", False, CU112, "has compute capability 6.0, "),
+        ("P100", "440.33.01", False, f"{CU112} needs driver 450.80.02", "has compute capability 6.0, "),
+        ("P100", "440.33.01", True, CU102, "has compute capability 6.0, "),
+        ("V100", "450.80.02", False, CU112, f"{CUDA12} needs driver 525.60.13"),
+        ("V100", "535.161.08", False, CU112, CUDA12),
+        ("A10G", "535.161.08", False, CU112, CUDA12),
+        ("A100", "550.54.15", False, CU112, CUDA12),
+        ("A100", "580.95.05", False, CU112, CUDA13),
+        ("H100", "515.65.01", False, "has compute capability 9.0, ", f"{CUDA13} needs driver 580.65.06"),
+        ("H100", "535.161.08", False, "has compute capability 9.0, ", CUDA12),
+        ("H100", "580.95.05", False, "has compute capability 9.0, ", CUDA13),
+        ("B200", "580.95.05", False, "has compute capability 10.0, ", CUDA13),
+    ],
+)
+def test_the_build_of_each_engine_or_why_there_is_none(
+    card: str, driver: str, libraries: bool, gluon: str, pytorch: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if libraries:
+        monkeypatch.setattr(builds, "shared_library", lambda name: tmp_path / name)
+    monkeypatch.setitem(stand_in.MACHINES, "one", ([card], driver, False))
+    machine = stand("one", monkeypatch)
+    for name, expected in (("gluon", gluon), ("pytorch", pytorch)):
+        build = builds.choose(engines.load(name).BUILDS, machine)
+        reason = builds.unsupported(engines.load(name).BUILDS, machine.gpus[0], driver)
+        assert build is not None
+        assert str(build) == expected and bool(build.code) if reason is None else expected in reason, reason
+        assert reason is None or "\n" not in reason
+
+
+@pytest.mark.parametrize(
+    ("machine", "engine", "choice"),
+    [
+        ("4 V100", "gluon", "first of gluon, pytorch"),
+        ("8 P100", "gluon", "first of gluon, pytorch"),
+        ("2 V100 and a display card", "gluon", "first of gluon, pytorch"),
+        ("1 H100", "pytorch", "not MXNet: needs 1 GPU, this machine has none that MXNet can use: NVIDIA H100"),
+        ("1 H100, older driver", "pytorch", "not MXNet: needs 1 GPU"),
+    ],
+)
+def test_auto_takes_the_first_engine_that_runs_on_the_cards_and_says_why(
+    machine: str, engine: str, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (item,) = plan("r", Recipe(model="cifar_resnet8_v2", data=CIFAR10()), stand(machine, monkeypatch))
+    assert (item.skip, item.run.engine, item.run.kind) == ("", engine, "gpu")
+    assert item.engine_choice.startswith(choice)
+
+
+@pytest.mark.parametrize(("machine", "waits"), [("4 V100", True), ("8 K80", False), ("no driver", False)])
+def test_rows_of_the_cpu_wait_where_there_are_gpus_that_can_be_used(
+    machine: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = stand(machine, monkeypatch)
+    recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", engine="gluon")
+    assert bool(plan("r", recipe, here, cpu_waits=True)[0].skip) == waits
+    assert not plan("r", recipe, here)[0].skip
+
+
+def test_horovod_as_it_is_built_here_is_not_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("horovod")
+    recipe = Recipe(model="cifar_resnet8_v2", devices=2, workers=2, exchange="horovod")
+    (item,) = plan("r", recipe, stand("4 V100", monkeypatch))
+    assert item.skip.startswith("this Horovod was built without NCCL")
+
+
+def test_a_build_that_is_not_installed_is_no_reason_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = stand("4 V100", monkeypatch)
+    monkeypatch.setattr(engines, "versions", lambda engine: {"mxnet": "1.9.1", "torch": "2.13.0"})
+    (item,) = plan("r", Recipe(model="cifar_resnet8_v2"), machine)
+    assert "mxnet-cu112 1.9.1 is not installed: ./make_environment.sh" in item.skip
+
+
+@pytest.mark.parametrize(
+    ("machine", "named", "lines"),
+    [
+        ("4 V100", [], [".venv requirements-mxnet-cu112.txt"]),
+        ("8 K80", [], [".venv requirements-mxnet.txt"]),
+        ("1 H100, older driver", [], [".venv requirements-mxnet.txt", ".venv-pytorch requirements-torch-cu12.txt"]),
+        ("no driver", [], [".venv requirements-mxnet.txt"]),
+        (
+            "no driver",
+            ["pytorch"],
+            [".venv requirements-mxnet.txt", ".venv requirements-torch.txt", ".venv requirements-torch-cu13.txt"],
+        ),
+    ],
+)
+def test_what_is_to_be_installed(
+    machine: str,
+    named: list[str],
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stand(machine, monkeypatch)
+    monkeypatch.setattr(engines, "versions", lambda engine: {})
+    assert main(["environment", *named]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == lines
+    assert "GB" in said.err
+    assert all((stand_in.PATH.parents[2] / line.split()[1]).is_file() for line in lines)
+
+
+def test_a_disk_without_room_is_one_line_that_says_how_much_is_needed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand("4 V100", monkeypatch)
+    monkeypatch.setattr(engines, "versions", lambda engine: {})
+    usage: Any = lambda path: type("Usage", (), {"free": 3e9})  # noqa: E731
+    monkeypatch.setattr("poc.__main__.shutil.disk_usage", usage)
+    assert main(["environment"]) == 2
+    assert "3.0 GB free, and 5.9 are needed: 3.9 for mxnet-cu112 1.9.1" in capsys.readouterr().err
