@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import pytest
 
-from poc import CIFAR10, SGD, DistSync, Horovod, Linear, Muon, Nesterov, Recipe, Stale, Synthetic, recipe
+from poc import CIFAR10, SGD, DistSync, Horovod, Linear, Muon, Nesterov, Recipe, Stale, Synthetic, engines, recipe
 from poc.machine.hardware import GPU, Hardware
 from poc.plan import Planned, plan, select
 from poc.run import Run
@@ -21,7 +21,14 @@ CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
 
 def gpus(count: int, name: str = "Tesla P100", capability: tuple[int, int] = (6, 0)) -> Hardware:
     cards = tuple(GPU(index=i, name=name, capability=capability, memory_bytes=2**34) for i in range(count))
-    return Hardware(cpu="Test CPU", cores=16, memory_bytes=2**36, cpu_flops=1e12, gpus=cards, driver="1")
+    return Hardware(cpu="Test CPU", cores=16, memory_bytes=2**36, cpu_flops=1e12, gpus=cards, driver="535.161")
+
+
+@pytest.fixture(autouse=True)
+def with_what_gpus_want(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As make_environment.sh would have installed it on those machines, beside what is here."""
+    here = engines.versions
+    monkeypatch.setattr(engines, "versions", lambda name: {**here(name), "mxnet-cu112": "1.9.1"})
 
 
 WITH_BFLOAT16 = dataclasses.replace(CPU, bfloat16=True)
@@ -201,7 +208,7 @@ def test_seeds_repeat_a_run_under_other_ids() -> None:
         (CPU, {"devices": 4}, "needs 4 GPUs, this machine has none"),
         (gpus(2), {"devices": 4}, "needs 4 GPUs, this machine has 2"),
         (gpus(2), {"devices": 2}, ""),
-        (gpus(1, "Tesla K80", (3, 7)), {"devices": 1}, "Tesla K80 has compute capability 3.7"),
+        (gpus(1, "Tesla K80", (3, 7)), {"devices": 1}, "mxnet-cu102 1.9.1 needs libcudart.so.10.2"),
         (gpus(1, "H100", (9, 0)), {"devices": 1}, "H100 has compute capability 9.0"),
         (gpus(1, "RTX 4090", (8, 9)), {"devices": 1}, ""),
         (CPU, {"devices": 4, "kind": "cpu"}, ""),
