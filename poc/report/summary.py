@@ -21,7 +21,7 @@ def summary(rows: Sequence[Row], records: Sequence[Record] = ()) -> str:
             "`./run_all.sh` adds this machine's."
         )
     if not full:
-        best = max(measured, key=lambda row: row.samples_per_second or 0.0)
+        best = max(measured, key=lambda row: 0.0 if row.virtual else row.samples_per_second or 0.0)
         return (
             f"Only quick runs so far, which are a first look and no results. The fastest of them: {_speed(best)}. "
             "Run without `--quick` for figures that can be compared."
