@@ -13,14 +13,26 @@ import numpy as np
 import pytest
 
 from poc import CIFAR10, ImageNet, Synthetic
-from poc.machine import hardware
+from poc.machine import hardware, nvml
 from poc.records import timing
 from poc.records.record import COMPLETED, FAILED, Memory, Record, Told, merged
 from poc.train import checkpoint
 from poc.train.local import own_gpus
 from poc.train.parent import execute
-from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, end_of, executed, place_in, record_of, run_of
-from tests.launch import struck
+from tests import stand_in
+from tests.builders import (
+    GLUON,
+    MACHINE,
+    TWO_WORKERS,
+    course,
+    end_of,
+    executed,
+    place_in,
+    recipe_file,
+    record_of,
+    run_of,
+)
+from tests.launch import finish, records, struck
 from tests.test_data import part, record
 from tests.test_imagenet import picture
 
@@ -161,15 +173,40 @@ def test_a_failed_worker_fails_the_run_and_gives_the_reason() -> None:
     assert (made.outcome, made.reason) == (FAILED, "out of luck")
 
 
-@pytest.mark.parametrize(("visible", "own"), [(None, ["0,1", "2,3"]), ("7,5,3,1", ["7,5", "3,1"])])
+@pytest.mark.parametrize(
+    ("machine", "visible", "own"),
+    [
+        ("4 V100", None, [[0, 1], [2, 3]]),
+        ("8 P100", "7,5,3,1,0", [[7, 5], [3, 1]]),
+        ("2 V100 and a display card", None, [[1], [2]]),
+    ],
+)
 def test_each_worker_of_a_host_gets_its_own_cards(
-    visible: str | None, own: list[str], monkeypatch: pytest.MonkeyPatch
+    machine: str, visible: str | None, own: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = dataclasses.replace(run_of(**{**TWO_WORKERS, "devices": 4}), kind="gpu")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    library = stand_in.library(machine)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [own_gpus(run, here)["CUDA_VISIBLE_DEVICES"] for here in range(2)] == own
+        library.links[3, 7] = (10, True, True)
+        library.links.update(dict.fromkeys([(0, 1), (0, 3), (0, 5), (0, 7)], (50, False, False)))
+        for card in (0, 1, 3, 5, 7):
+            library.cards[card]["nvlinks"] = []
+    else:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvml, "pynvml", library)
+    run = dataclasses.replace(run_of(**{**TWO_WORKERS, **GLUON, "devices": sum(map(len, own))}), kind="gpu")
+    assert [[card.index for card in cards] for cards in own_gpus(run, hardware.detect(), 2)] == own
+
+
+@slow
+def test_a_display_card_beside_two_that_compute_does_no_harm(tmp_path: Path) -> None:
+    fields = {**GLUON, "kind": "gpu", "devices": [1, 2], "steps": 2, "epochs": None, "evaluate": False}
+    recipe = recipe_file(tmp_path / "mine.py", **fields, batch_per_device=16)
+    finish(recipe, tmp_path, environment=stand_in.environment("2 V100 and a display card"))
+    one, two = records(tmp_path)
+    assert [one.outcome, two.outcome] == [COMPLETED] * 2
+    assert [device.device for device in one.monitor.devices] == ["gpu 1"]
+    assert [device.device for device in two.monitor.devices] == ["gpu 1", "gpu 2"]
 
 
 def test_results_do_not_make_a_commit_dirty_and_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

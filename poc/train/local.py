@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from poc.machine import hardware, monitor, processes
+from poc import engines
+from poc.machine import hardware, monitor, nvml, processes, topology
+from poc.machine.hardware import GPU
 from poc.machine.monitor import Monitor, Monitored, Source
 from poc.records.record import FAILED, Told
 from poc.run import Run
@@ -109,7 +111,8 @@ def train_here(
         "keep": place.checkpoints is not None,
         "began": time.monotonic(),
     }
-    cores = _cores(run, place.machine, len(task.environments))
+    cards = own_gpus(run, place.machine, len(task.environments))
+    cores = _cores(run, place.machine, cards)
     workers: dict[str, subprocess.Popen[str]] = {}
     watcher: Monitor | None = None
     lost: processes.Lost | None = None
@@ -123,9 +126,11 @@ def train_here(
                 asked = events[here].with_suffix(".json")
                 asked.write_text(json.dumps(request))
                 with asked.open() as stdin:
-                    environment = {**environment, **own_gpus(run, here)}
+                    if run.kind == "gpu":
+                        visible = ",".join(str(card.index) for card in cards[here])
+                        environment = {**environment, "CUDA_VISIBLE_DEVICES": visible}
                     workers[f"worker {number}"] = processes.start("poc.train.worker", environment, stdin=stdin)
-            with Monitor(_sensors(run, place.machine, workers)) as watcher:
+            with Monitor(_sensors(run, place.machine, workers, cards)) as watcher:
                 lost = processes.watch(workers, helpers, events, place.patience, elsewhere)
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
@@ -162,26 +167,30 @@ def _told(events: Path, status: int) -> Told:
     return from_plain(Told, found)
 
 
-def _sensors(run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]]) -> Source:
+def _sensors(
+    run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]], cards: Sequence[Sequence[GPU]]
+) -> Source:
     if run.kind == "gpu":
-        return monitor.gpus(1 if run.virtual else run.devices // run.workers * len(workers))
+        return monitor.gpus([card.index for own in cards for card in own])
     cores = (run.cores_per_worker or machine.cores) * len(workers)
     return monitor.processes([process.pid for process in workers.values()], cores)
 
 
-def _cores(run: Run, machine: hardware.Hardware, workers: int) -> list[list[int]]:
+def _cores(run: Run, machine: hardware.Hardware, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
     """The cores that each of this host's workers is bound to."""
     if not run.cores_per_worker:
-        return [sorted(os.sched_getaffinity(0))] * workers
-    cards = machine.gpus[:: run.devices // run.workers][:workers]  # the first of each worker's
-    near = [card.numa_node for card in cards] if run.kind == "gpu" else None
-    return hardware.core_groups(hardware.nodes(), workers, run.cores_per_worker, near)
+        return [sorted(os.sched_getaffinity(0))] * len(cards)
+    near = [own[0].numa_node for own in cards] if run.kind == "gpu" else None
+    return hardware.core_groups(hardware.nodes(), len(cards), run.cores_per_worker, near)
 
 
-def own_gpus(run: Run, here: int) -> dict[str, str]:
-    """The cards of worker number `here` of this host, where several workers share them."""
-    if run.kind != "gpu" or run.workers == 1:
-        return {}
-    each = run.devices // run.workers
-    cards = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(run.devices)))).split(",")
-    return {"CUDA_VISIBLE_DEVICES": ",".join(cards[here * each : (here + 1) * each])}
+def own_gpus(run: Run, machine: hardware.Hardware, workers: int) -> list[list[GPU]]:
+    """The cards of each of this host's workers, none on a CPU: of those that the engine can use the best together."""
+    if run.kind == "cpu":
+        return [[]] * workers
+    each = 1 if run.virtual else run.devices // run.workers
+    usable = [card for card in machine.gpus if engines.load(run.engine).unsupported(card) is None]
+    with contextlib.suppress(nvml.NoAnswer):  # a card that is lost is the run's to find, and to tell of
+        best = topology.best_group(topology.detect(usable), each * workers)
+        usable = [card for card in usable if card.index in best]
+    return [usable[here * each : (here + 1) * each] for here in range(workers)]
