@@ -129,6 +129,18 @@ def test_a_run_without_room_for_checkpoints_goes_on_without_them(tmp_path: Path)
 
 
 @slow
+@pytest.mark.parametrize("fault", ["crash", "peak"])
+def test_what_goes_wrong_once_all_is_trained_takes_nothing_away(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POC_FAULT", fault)
+    made = executed(tmp_path, **TWO_WORKERS, epochs=1)
+    assert (made.outcome, made.reason) == (COMPLETED, "")
+    assert (made.peak_flops is None) == (fault == "peak")
+    assert made.memory.device_peak_bytes == 1_000_000  # of the training
+
+
+@slow
 def test_an_error_in_the_process_of_a_run_is_its_reason(tmp_path: Path) -> None:
     run = run_of(data=CIFAR10(crop=32))
     made, interrupted = execute(run, place_in(tmp_path, source=tmp_path / "gone"))

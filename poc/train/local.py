@@ -16,7 +16,7 @@ from poc import engines
 from poc.machine import hardware, monitor, nvml, processes, topology
 from poc.machine.hardware import GPU
 from poc.machine.monitor import Monitor, Monitored, Source
-from poc.records.record import FAILED, Told
+from poc.records.record import DONE, FAILED, Told
 from poc.run import Run
 from poc.values import from_plain, value
 
@@ -119,6 +119,10 @@ def train_here(
     interrupted = False
     with processes.scratch() as folder:
         events = [folder / f"worker{task.first + here}.jsonl" for here in range(len(task.environments))]
+
+        def done(name: str) -> bool:
+            return name in workers and _told(events[[*workers].index(name)]).outcome in DONE
+
         try:
             for here, environment in enumerate(task.environments):
                 number = task.first + here
@@ -131,7 +135,7 @@ def train_here(
                         environment = {**environment, "CUDA_VISIBLE_DEVICES": visible}
                     workers[f"worker {number}"] = processes.start("poc.train.worker", environment, stdin=stdin)
             with Monitor(_sensors(run, place.machine, workers, cards)) as watcher:
-                lost = processes.watch(workers, helpers, events, place.patience, elsewhere)
+                lost = processes.watch(workers, helpers, events, place.patience, elsewhere, done)
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
             for process in workers.values():
@@ -149,7 +153,7 @@ def train_here(
     return Share(told=tuple(heard), lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
 
 
-def _told(events: Path, status: int) -> Told:
+def _told(events: Path, status: int = 0) -> Told:
     """What the worker told whose file of `events` this is; one that told of no end has failed with exit `status`."""
     found: dict[str, Any] = {name: [] for name in _LISTED.values()}
     for line in events.read_text().splitlines() if events.exists() else []:

@@ -5,6 +5,7 @@ python -m poc.train.worker    (its request, as JSON, on the standard input; exit
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -96,11 +97,12 @@ class Worker:
         with data.prefetch(stream, depth=run.window) as batches:
             end = self._end(*loop.train(batches))
             end["exchanged"] = session.exchange_stats() or None
+            end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below
             if end["outcome"] == COMPLETED:
-                end["peak_flops"] = session.peak_flops()
+                with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands
+                    end["peak_flops"] = session.peak_flops()
                 if request["detail"]:
                     end["detail"] = to_plain(breakdown.measure(session, batches, run, request["detail"]))
-        end["memory"]["device_peak_bytes"] = session.peak_device_bytes()
         return end
 
     def _open(self, images: np.ndarray | None) -> Session:
@@ -151,10 +153,9 @@ def main() -> None:
     os.sched_setaffinity(0, request["cores"])
     with Path(request["events"]).open("a") as events:
         outcome = Worker(request, events).work()
-    if outcome == FAILED:
-        # At once: as it is taken down, a distributed kvstore waits for other workers, which may wait for this one.
-        sys.stderr.flush()
-        os._exit(1)
+    # At once, since all is told: taken down, CUDA may crash, and a distributed kvstore waits for other workers.
+    sys.stderr.flush()
+    os._exit(outcome == FAILED)
 
 
 if __name__ == "__main__":
