@@ -1,7 +1,7 @@
 """Throughput against batch size, doubled until it no longer fits: ResNet-20 on one device.
 
-On a CPU what would not fit the memory is skipped with an estimate; on a GPU a run that is out of memory has failed, and
-says so. Synthetic images in CIFAR-10's shape, through the whole input pipeline.
+On a CPU what would not fit the memory is skipped with an estimate; on a GPU it is tried, and says so. Synthetic images
+in CIFAR-10's shape, through the whole input pipeline.
 Cost: about 6 min on two CPU cores.
     ./run_all.sh batch_size
 """

@@ -15,7 +15,7 @@ import pytest
 from poc import CIFAR10, ImageNet, Synthetic
 from poc.machine import hardware, nvml
 from poc.records import timing
-from poc.records.record import COMPLETED, FAILED, Memory, Record, Told, merged
+from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, Told, merged
 from poc.train import checkpoint
 from poc.train.local import own_gpus
 from poc.train.parent import execute
@@ -141,6 +141,17 @@ def test_what_goes_wrong_once_all_is_trained_takes_nothing_away(
 
 
 @slow
+@pytest.mark.parametrize("workers", [{}, TWO_WORKERS])
+def test_a_run_that_is_out_of_memory_is_not_started_again(
+    workers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POC_FAULT", "12")
+    made = executed(tmp_path, **workers, restarts=2)
+    assert (made.outcome, made.reason[:24]) == (OUT_OF_MEMORY, "MemoryError: no room for")
+    assert "restarts left" not in capfd.readouterr().err
+
+
+@slow
 def test_an_error_in_the_process_of_a_run_is_its_reason(tmp_path: Path) -> None:
     run = run_of(data=CIFAR10(crop=32))
     made, interrupted = execute(run, place_in(tmp_path, source=tmp_path / "gone"))
@@ -183,6 +194,12 @@ def test_a_failed_worker_fails_the_run_and_gives_the_reason() -> None:
     stopped = Told(outcome=FAILED, reason="its process ended early with signal 9")
     made = merged(record_of(), [stopped, told(10.0, [1.0], outcome=FAILED, reason="out of luck")])
     assert (made.outcome, made.reason) == (FAILED, "out of luck")
+
+
+def test_memory_that_ran_out_is_the_reason_whoever_missed_that_worker_first() -> None:
+    lost = told(9.0, [1.0], outcome=FAILED, reason="connection reset")
+    made = merged(record_of(), [lost, told(10.0, [1.0], outcome=OUT_OF_MEMORY, reason="no room")])
+    assert (made.outcome, made.reason) == (OUT_OF_MEMORY, "no room")
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,9 @@ class Engine(Protocol):
         Besides what is `unknown` to it, and what no engine can.
         """
 
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """Whether `error`, which a run ended with, says that a device or the host had not enough memory for it."""
+
     def missing(self, machine: Hardware) -> str | None:
         """What has to be installed so that `machine` is made use of, in one line; None where all is."""
 

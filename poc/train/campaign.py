@@ -11,7 +11,7 @@ from poc import data
 from poc.plan import Planned
 from poc.recipe import CIFAR10, ImageNet, Synthetic
 from poc.records import journal
-from poc.records.record import DONE, FAILED, SKIPPED
+from poc.records.record import FAILED, SETTLED, SKIPPED
 from poc.run import Run
 from poc.train.hosts import Link
 from poc.train.local import Place
@@ -36,7 +36,7 @@ def undertake(
     """
     known = [record for record in journal.read([path]) if record.infrastructure == place.infrastructure]
     noted = {record.run_id for record in known}
-    done = {record.run_id for record in known if record.outcome in DONE and not again}
+    done = {record.run_id for record in known if record.outcome in SETTLED and not again}
     waiting = [item.run for _, planned in plans for item in planned if not item.skip and item.run.id not in done]
     place = dataclasses.replace(place, stand_in=_needs_stand_in(place, waiting))
     failed = []
@@ -55,7 +55,7 @@ def undertake(
                 else:
                     _say(f"{title}: about {duration(item.seconds)}")
                     outcome = _take(run, path, place, detail, others)
-                    if outcome in DONE:
+                    if outcome in SETTLED:
                         done.add(run.id)  # another recipe may have it, too
                     elif outcome == FAILED:
                         failed.append(run.id)
@@ -80,7 +80,7 @@ def _take(run: Run, path: Path, place: Place, detail: int, others: Sequence[Link
             "run goes on from its last checkpoint"
         ) from error
     _say(f"  {record.in_words()}")
-    if record.outcome in DONE:
+    if record.outcome in SETTLED:
         forget(run, place)
     if interrupted:
         raise KeyboardInterrupt

@@ -20,7 +20,7 @@ import numpy as np
 from poc import data, engines
 from poc.engines import Session
 from poc.recipe import CIFAR10, Synthetic
-from poc.records.record import COMPLETED, FAILED
+from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY
 from poc.records.timing import Clock
 from poc.run import Run
 from poc.train import breakdown, checkpoint
@@ -53,7 +53,8 @@ class Worker:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's comes twice: from it, and from the parent
             end = self._end(FAILED, "interrupted")
         except Exception as error:  # whatever it is, it belongs in the record
-            end = self._end(FAILED, f"{type(error).__name__}: {_line_of(error)}")
+            memory = engines.load(self.run.engine).is_out_of_memory(error)
+            end = self._end(OUT_OF_MEMORY if memory else FAILED, f"{type(error).__name__}: {_line_of(error)}")
         self._tell("end", end)
         self._progress.close()
         return str(end["outcome"])
@@ -155,7 +156,7 @@ def main() -> None:
         outcome = Worker(request, events).work()
     # At once, since all is told: taken down, CUDA may crash, and a distributed kvstore waits for other workers.
     sys.stderr.flush()
-    os._exit(outcome == FAILED)
+    os._exit(outcome not in DONE)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,13 @@ def unsupported(gpu: GPU) -> str | None:
         f"{gpu.name} has compute capability {major}.{minor}; mxnet-cu112 1.9.1 holds machine code for 5.0 to 8.9 "
         "(Maxwell, Pascal, Volta, Turing, Ampere, Ada) and none that newer or older cards could translate"
     )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether NumPy, MXNet's allocators (src/storage/ of 1.9.1), cuDNN or cuBLAS found too little memory."""
+    words = r"out of memory|cudaMalloc|Failed to allocate|bad_alloc|ALLOC_FAILED"
+    mxnets = type(error).__name__ == "MXNetError"
+    return isinstance(error, MemoryError) or (mxnets and re.search(words, str(error)) is not None)
 
 
 def missing(machine: Hardware) -> str | None:

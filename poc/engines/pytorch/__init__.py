@@ -122,6 +122,14 @@ def unsupported(gpu: GPU) -> str | None:
     )
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether NumPy, PyTorch's allocators (torch.OutOfMemoryError, c10/core/impl/alloc_cpu.cpp) or CUDA had too little
+    memory."""
+    words = r"out of memory|DefaultCPUAllocator: (can't allocate|not enough) memory|ALLOC_FAILED"
+    torchs = isinstance(error, RuntimeError) and re.search(words, str(error)) is not None
+    return torchs or isinstance(error, MemoryError)
+
+
 def missing(machine: Hardware) -> str | None:
     """None: one build of PyTorch is for all devices."""
     return None

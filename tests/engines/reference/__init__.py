@@ -63,6 +63,10 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     return None
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError)
+
+
 def missing(machine: Hardware) -> str | None:
     return None
 
