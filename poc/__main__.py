@@ -192,7 +192,7 @@ def _advise(options: argparse.Namespace) -> int:
     (planned,) = plan(path.stem, advice.probe(advised_on, options.steps), machine)
     if planned.skip:
         raise UserError(f"{path.name}: {planned.skip}")
-    print(f"{planned.run}: about {duration(planned.seconds)}", file=sys.stderr)
+    print(f"{planned}: about {duration(planned.seconds)}", file=sys.stderr)
     place = Place(machine=machine, infrastructure=machine.describe(), source=options.data, cache=_cache())
     record, _ = execute(planned.run, place)
     if record.outcome in DONE:
@@ -230,7 +230,7 @@ def _plan(options: argparse.Namespace) -> int:
     headers = ["id", "run", "total batch", "steps", "time, or why skipped"]
     for name, planned in _planned(options, hardware.detect()):
         outlooks = [f"skipped: {item.skip}" if item.skip else duration(item.seconds) for item in planned]
-        runs = [[item.run.id, str(item.run), item.run.total_batch, item.run.steps] for item in planned]
+        runs = [[item.run.id, str(item), item.run.total_batch, item.run.steps] for item in planned]
         rows = [[*run, outlook] for run, outlook in zip(runs, outlooks)]
         print(f"{name}\n{tabulate(rows, headers=headers, disable_numparse=True)}")
         choices = {(item.run.engine, item.engine_choice) for item in planned if item.engine_choice}

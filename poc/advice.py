@@ -40,7 +40,7 @@ def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:
         "workers": 1,
         "straggler": 0.0,
         "exchange": "device",
-        "batch_per_device": min(64, setting.batch_per_device),
+        "batch_per_device": min(64, setting.batches[-1]),
         "gradient_noise": 2,
         "steps": steps,
         "seeds": 1,

@@ -17,6 +17,10 @@ from poc.values import UserError, value
 _CPU_EFFICIENCY = 0.8
 _GPU_FLOPS = 0.6e12
 _START_SECONDS = 6.0
+# Steps of a run that shows whether its batch fits: momentum is there from the second on, and several are enqueued.
+_PROBE_STEPS = 4
+# A batch is not tried on a GPU of so many times less memory than it is estimated to take.
+_HOPELESS = 4
 # A process with an engine before it trains, and what of a machine's memory a run may take.
 _PROCESS_BYTES = 0.6e9
 _MEMORY_SHARE = 0.8
@@ -30,9 +34,15 @@ class Planned:
     skip: str = ""
     """Why it does not run here; empty where it does."""
     seconds: float = 0.0
-    """Estimated wall time."""
+    """Estimated wall time; the longest that it may take, where its batch is searched for."""
     engine_choice: str = ""
     """Why its engine."""
+    search: tuple[tuple[Run, Run], ...] = ()
+    """Where the largest batch that fits is searched for: for each that it may be, ascending, the short run that shows
+    whether it fits, and the run with it; `run` is that with the last."""
+
+    def __str__(self) -> str:
+        return str(self.run) + "; the largest batch up to this that fits is searched for" * bool(self.search)
 
 
 def plan(
@@ -42,18 +52,17 @@ def plan(
 
     With `cpu_waits` runs on the CPU are skipped on a machine whose GPUs can be used: hours at a GPU's price.
     """
-    planned: dict[str, Planned] = {}
+    planned: dict[tuple[str, bool], Planned] = {}
     settings = (recipe.quickened() if quick else recipe).settings()
     # Repetitions are rounds over the whole grid, so that what is compared runs at about the same time.
     for seed in range(max(setting.seeds for setting in settings)):
         for setting in settings:
             if seed < setting.seeds:
-                run, skip, choice = _resolve(setting, hardware, recipe=name, seed=seed, quick=quick)
-                if cpu_waits and setting.kind == "cpu" and _has_usable_gpus(hardware):
-                    skip = skip or "a run on the CPU of a machine with GPUs waits until its recipe is named"
-                seconds = estimate(run, hardware)
-                item = Planned(run=run, skip=skip, seconds=seconds, engine_choice=choice)
-                planned.setdefault(run.id, item)
+                item = _planned(setting, hardware, {"recipe": name, "seed": seed, "quick": quick})
+                if cpu_waits and setting.kind == "cpu" and _has_usable_gpus(hardware) and not item.skip:
+                    waits = "a run on the CPU of a machine with GPUs waits until its recipe is named"
+                    item = dataclasses.replace(item, skip=waits)
+                planned.setdefault((item.run.id, bool(item.search)), item)
     return list(planned.values())
 
 
@@ -61,7 +70,29 @@ def _has_usable_gpus(hardware: Hardware) -> bool:
     return any(not engines.unsupported(name, gpu, hardware) for name in engines.ENGINES for gpu in hardware.gpus)
 
 
-def _resolve(setting: Setting, hardware: Hardware, **named: Any) -> tuple[Run, str, str]:
+def _planned(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> Planned:
+    """The run of one setting; where that asks for the largest batch, with all among which it is searched for."""
+    memory = max((gpu.memory_bytes for gpu in hardware.gpus), default=0)
+    search: list[tuple[Run, Run]] = []
+    for batch in setting.batches:
+        tried = dataclasses.replace(setting, batch_per_device=batch)
+        run, skip, choice = _resolve(tried, hardware, named)
+        if setting.batches == [setting.batch_per_device] or (skip and not search):
+            return Planned(run=run, skip=skip, seconds=estimate(run, hardware), engine_choice=choice)
+        needed = networks.network(run.model).memory_bytes(run.data.crop, batch)
+        if skip or (run.kind == "gpu" and needed > _HOPELESS * memory):
+            break
+        # Nothing in it that takes no memory, so that runs which differ in that have it in common.
+        short: dict[str, Any] = {"lr": 0.001, "steps": _PROBE_STEPS, "epochs": None, "seconds": None, "evaluate": False}
+        tried = dataclasses.replace(tried, **short, window=min(tried.window, _PROBE_STEPS))
+        search.append((_resolve(tried, hardware, {**named, "seed": 0, "quick": True})[0], run))
+        taken = choice
+    probe, run = search[-1]
+    seconds = estimate(run, hardware) + len(search).bit_length() * estimate(probe, hardware)
+    return Planned(run=run, seconds=seconds, engine_choice=taken, search=tuple(search))
+
+
+def _resolve(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> tuple[Run, str, str]:
     """The run of one setting, why it does not run on this machine, empty where it does, and why its engine."""
     if setting.engine != AUTO:
         return *_with_engine(setting.engine, setting, hardware, named), "the recipe names it"

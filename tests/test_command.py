@@ -47,6 +47,30 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     assert (folder / "out" / "results.md").read_text() == page
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "found"), [("48", 48), ("0", None)])
+def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limit: str, found: int | None
+) -> None:
+    monkeypatch.setenv("POC_FAULT", limit)
+    recipe_file(folder / "mine.py", batch_per_device="largest", lr=[0.01, 0.02], epochs=1)
+    assert main(["plan", "mine.py"]) == 0
+    assert capfd.readouterr().out.count("the largest batch up to this that fits is searched for") == 2
+    arguments = ["run", "mine.py", "--results", "out", "--infrastructure", "here"]
+    assert main(arguments) == 0
+    records = journal.read([folder / "out" / "journal.jsonl"])
+    assert len({record.run_id for record in records}) == len(records)
+    batches = [record.run.batch_per_device for record in records if record.run.quick]
+    assert len(batches) <= 5  # of 18 batches, for both rates
+    for record in records:
+        assert record.outcome == ("completed" if record.run.batch_per_device <= int(limit) else "out of memory")
+    whole = [(record.run.batch_per_device, record.run.learning_rate) for record in records if not record.run.quick]
+    assert whole == ([(found, 0.01), (found, 0.02)] if found else [])
+    assert ("not even" in capfd.readouterr().err) == (found is None)
+    assert main(arguments) == 0
+    assert journal.read([folder / "out" / "journal.jsonl"]) == records
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -390,3 +390,23 @@ def test_engines_take_the_same_steps(left: Run, right: Run) -> None:
         np.testing.assert_allclose(array, other, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(seen["norms"], expected["norms"], rtol=1e-2)
     np.testing.assert_allclose(seen["evaluated"][1:], expected["evaluated"][1:], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "words", "memory"),
+    [
+        ("gluon", "MXNetError", "Check failed: e == cudaSuccess || e == cudaErrorCudartUnloading: out of memory", True),
+        ("gluon", "MXNetError", "cudaMalloc retry failed: out of memory", True),
+        ("gluon", "MXNetError", "Failed to allocate CPU Memory", True),  # as seen
+        ("gluon", "MXNetError", "Check failed: e == CUDNN_STATUS_SUCCESS (4 vs. 0) : cuDNN: INTERNAL_ERROR", False),
+        ("gluon", "ValueError", "the file is out of memory of anybody", False),
+        ("pytorch", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of", True),
+        ("pytorch", "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes", True),
+        ("pytorch", "RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", True),
+        ("pytorch", "RuntimeError", "CUDA error: device-side assert triggered", False),
+    ],
+)
+def test_memory_that_ran_out_is_told_from_other_errors(engine: str, kind: str, words: str, memory: bool) -> None:
+    error = type(kind, (ValueError if kind == "ValueError" else RuntimeError,), {})(words)
+    assert engines.load(engine).is_out_of_memory(error) == memory
+    assert engines.load(engine).is_out_of_memory(MemoryError())

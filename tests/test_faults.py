@@ -18,7 +18,7 @@ import pytest
 
 from poc import Synthetic
 from poc.records import journal
-from poc.records.record import COMPLETED, DIVERGED, FAILED
+from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY
 from tests.builders import course, end_of, executed, recipe_file, record_of
 from tests.conftest import survives
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, finish, records, start, struck
@@ -164,12 +164,13 @@ def test_a_disk_without_room_for_the_record(kept: bool, tmp_path: Path) -> None:
 def test_out_of_memory_is_the_outcome_of_one_run_and_not_the_end(tmp_path: Path) -> None:
     greedy = {"batch_per_device": 60_000, "data": Synthetic(train=60_000, validation=160)}
     recipe = recipe_file(tmp_path / "mine.py", cases=[greedy, {}], epochs=1)
-    said = finish(recipe, tmp_path, prefix=["prlimit", f"--as={3 * 2**29}"], status=1)
+    limited = {"prefix": ["prlimit", f"--as={3 * 2**29}"]}
+    said = finish(recipe, tmp_path, **limited)
     assert "Traceback" not in said
     first, second = records(tmp_path)
-    assert (first.outcome, second.outcome) == (FAILED, COMPLETED)
+    assert (first.outcome, second.outcome) == (OUT_OF_MEMORY, COMPLETED)
     assert "allocate" in first.reason
-    assert first.run_id in said.splitlines()[-1]
+    assert finish(recipe, tmp_path, **limited).count("in the journal already") == 2
 
 
 @survives("a loss that explodes")

@@ -69,6 +69,14 @@ def test_a_killed_process_is_blamed_before_a_worker_that_failed_without_it(victi
     assert lost == (victim, processes.ended_early(-signal.SIGKILL))
 
 
+def test_a_worker_that_crashes_once_it_has_done_its_work_keeps_no_other_from_ending(tmp_path: Path) -> None:
+    commands = {"worker 0": "kill -SEGV $$", "worker 1": f"sleep 0.5; touch {tmp_path / 'ended'}"}
+    started = {name: subprocess.Popen(["sh", "-c", command], text=True) for name, command in commands.items()}
+    lost = processes.watch(started, {}, [tmp_path / "none"], patience=LONG, done=lambda name: name == "worker 0")
+    assert lost is None
+    assert (tmp_path / "ended").exists()
+
+
 def test_a_worker_that_computes_is_not_taken_for_stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import time\nwhile time.process_time() < 4: pass"
     with subprocess.Popen([sys.executable, "-c", code], text=True) as busy:

@@ -268,6 +268,28 @@ def test_a_worker_may_have_a_numa_node_or_its_share_of_one(nodes: tuple[int, ...
     assert (one.run.cores_per_worker, one.skip) == (cores, "")
 
 
+def test_the_largest_batch_is_searched_for_among_those_that_may_fit() -> None:
+    sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
+    fields = {"devices": 4, "batch_per_device": "largest", "data": Synthetic(train=500), "lr": [0.1, 0.2], "seeds": 2}
+    items = planned(gpus(4), **fields)
+    assert len(items) == 4  # two rates, two seeds
+    for item in items:
+        assert [run.batch_per_device for _, run in item.search] == sizes
+        assert item.run == item.search[-1][1]
+        for probe, run in item.search:
+            assert (probe.batch_per_device, probe.steps, probe.evaluate) == (run.batch_per_device, 4, False)
+            assert probe.quick
+            assert probe.learning_rate != run.learning_rate
+    assert len({probe.id for item in items for probe, _ in item.search}) == len(sizes)
+    # What the estimate says cannot fit is not tried: on a CPU as in any plan, on a GPU beyond four times its memory.
+    for machine, kind in ((CPU, "cpu"), (gpus(1), "gpu")):
+        (item,) = planned(machine, kind=kind, batch_per_device="largest", model="cifar_resnet110_v2")
+        assert "largest batch" in str(item)
+        assert 500 < item.run.batch_per_device < 32768
+    (item,) = planned(CPU, batch_per_device="largest", devices=1)
+    assert (item.search, item.skip) == ((), "needs 1 GPU, this machine has none")
+
+
 @pytest.mark.parametrize(
     ("machine", "kind", "virtual"), [(CPU, "cpu", True), (gpus(1), "gpu", True), (gpus(4), "gpu", False)]
 )

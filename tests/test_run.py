@@ -13,14 +13,26 @@ import numpy as np
 import pytest
 
 from poc import CIFAR10, ImageNet, Synthetic
-from poc.machine import hardware
+from poc.machine import hardware, nvml
 from poc.records import timing
-from poc.records.record import COMPLETED, FAILED, Memory, Record, Told, merged
+from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, Told, merged
 from poc.train import checkpoint
 from poc.train.local import own_gpus
 from poc.train.parent import execute
-from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, end_of, executed, place_in, record_of, run_of
-from tests.launch import struck
+from tests import stand_in
+from tests.builders import (
+    GLUON,
+    MACHINE,
+    TWO_WORKERS,
+    course,
+    end_of,
+    executed,
+    place_in,
+    recipe_file,
+    record_of,
+    run_of,
+)
+from tests.launch import finish, records, struck
 from tests.test_data import part, record
 from tests.test_imagenet import picture
 
@@ -117,6 +129,29 @@ def test_a_run_without_room_for_checkpoints_goes_on_without_them(tmp_path: Path)
 
 
 @slow
+@pytest.mark.parametrize("fault", ["crash", "peak"])
+def test_what_goes_wrong_once_all_is_trained_takes_nothing_away(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POC_FAULT", fault)
+    made = executed(tmp_path, **TWO_WORKERS, epochs=1)
+    assert (made.outcome, made.reason) == (COMPLETED, "")
+    assert (made.peak_flops is None) == (fault == "peak")
+    assert made.memory.device_peak_bytes == 1_000_000  # of the training
+
+
+@slow
+@pytest.mark.parametrize("workers", [{}, TWO_WORKERS])
+def test_a_run_that_is_out_of_memory_is_not_started_again(
+    workers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POC_FAULT", "12")
+    made = executed(tmp_path, **workers, restarts=2)
+    assert (made.outcome, made.reason[:24]) == (OUT_OF_MEMORY, "MemoryError: no room for")
+    assert "restarts left" not in capfd.readouterr().err
+
+
+@slow
 def test_an_error_in_the_process_of_a_run_is_its_reason(tmp_path: Path) -> None:
     run = run_of(data=CIFAR10(crop=32))
     made, interrupted = execute(run, place_in(tmp_path, source=tmp_path / "gone"))
@@ -161,15 +196,46 @@ def test_a_failed_worker_fails_the_run_and_gives_the_reason() -> None:
     assert (made.outcome, made.reason) == (FAILED, "out of luck")
 
 
-@pytest.mark.parametrize(("visible", "own"), [(None, ["0,1", "2,3"]), ("7,5,3,1", ["7,5", "3,1"])])
+def test_memory_that_ran_out_is_the_reason_whoever_missed_that_worker_first() -> None:
+    lost = told(9.0, [1.0], outcome=FAILED, reason="connection reset")
+    made = merged(record_of(), [lost, told(10.0, [1.0], outcome=OUT_OF_MEMORY, reason="no room")])
+    assert (made.outcome, made.reason) == (OUT_OF_MEMORY, "no room")
+
+
+@pytest.mark.parametrize(
+    ("machine", "visible", "own"),
+    [
+        ("4 V100", None, [[0, 1], [2, 3]]),
+        ("8 P100", "7,5,3,1,0", [[7, 5], [3, 1]]),
+        ("2 V100 and a display card", None, [[1], [2]]),
+    ],
+)
 def test_each_worker_of_a_host_gets_its_own_cards(
-    visible: str | None, own: list[str], monkeypatch: pytest.MonkeyPatch
+    machine: str, visible: str | None, own: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = dataclasses.replace(run_of(**{**TWO_WORKERS, "devices": 4}), kind="gpu")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    library = stand_in.library(machine)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [own_gpus(run, here)["CUDA_VISIBLE_DEVICES"] for here in range(2)] == own
+        library.links[3, 7] = (10, True, True)
+        library.links.update(dict.fromkeys([(0, 1), (0, 3), (0, 5), (0, 7)], (50, False, False)))
+        for card in (0, 1, 3, 5, 7):
+            library.cards[card]["nvlinks"] = []
+    else:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvml, "pynvml", library)
+    run = dataclasses.replace(run_of(**{**TWO_WORKERS, **GLUON, "devices": sum(map(len, own))}), kind="gpu")
+    assert [[card.index for card in cards] for cards in own_gpus(run, hardware.detect(), 2)] == own
+
+
+@slow
+def test_a_display_card_beside_two_that_compute_does_no_harm(tmp_path: Path) -> None:
+    fields = {**GLUON, "kind": "gpu", "devices": [1, 2], "steps": 2, "epochs": None, "evaluate": False}
+    recipe = recipe_file(tmp_path / "mine.py", **fields, batch_per_device=16)
+    finish(recipe, tmp_path, environment=stand_in.environment("2 V100 and a display card"))
+    one, two = records(tmp_path)
+    assert [one.outcome, two.outcome] == [COMPLETED] * 2
+    assert [device.device for device in one.monitor.devices] == ["gpu 1"]
+    assert [device.device for device in two.monitor.devices] == ["gpu 1", "gpu 2"]
 
 
 def test_results_do_not_make_a_commit_dirty_and_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

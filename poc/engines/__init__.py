@@ -99,6 +99,9 @@ class Engine(Protocol):
         Besides what is `unknown` to it, and what no engine can.
         """
 
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """Whether `error`, which a run ended with, says that a device or the host had not enough memory for it."""
+
     def count(self, network: Network) -> Cost | None:
         """What `network`, one of its own, costs, counted in it as it is built; None where that cannot be had."""
 

@@ -1,6 +1,6 @@
 """What the hardware did during a run: use, memory, clocks, power and temperature, sampled once a second in a thread.
 
-    with Monitor(gpus(count=8)) as watcher:
+    with Monitor(gpus(range(8))) as watcher:
         ...
     watcher.summary()
 
@@ -174,10 +174,10 @@ class Monitor:
 
 
 @contextlib.contextmanager
-def gpus(count: int) -> Iterator[Sequence[Device]]:
-    """The first `count` cards that CUDA uses (CUDA_VISIBLE_DEVICES), named by their number in nvidia-smi."""
+def gpus(cards: Sequence[int]) -> Iterator[Sequence[Device]]:
+    """These cards by the driver's indices, named by them, which are nvidia-smi's."""
     with nvml.session():
-        yield [Device(f"gpu {card}", functools.partial(_card, card)) for card in nvml.visible()[:count]]
+        yield [Device(f"gpu {card}", functools.partial(_card, card)) for card in cards]
 
 
 @contextlib.contextmanager

@@ -84,22 +84,24 @@ def watch(
     signs: Sequence[Path],
     patience: float,
     elsewhere: Callable[[], Lost | None] = lambda: None,
+    done: Callable[[str], bool] = lambda name: False,
 ) -> Lost | None:
     """Waits until all workers have ended well; else returns which process is to blame, and why, as soon as it is clear.
 
     Where a process is lost the others would wait for it for ever. A worker or helper that fails counts, and that no
     worker has computed or added to its file of `signs` for `patience` seconds. `elsewhere` is asked, too, whether
-    something is lost.
+    something is lost, and `done` whether the process of that name, which has failed, had done all it had to.
     """
     everyone = {**workers, **helpers}
     computing = [psutil.Process(process.pid) for process in workers.values()]
     looked = active = time.monotonic()
     progress = _progress(computing, signs)
     while True:
-        if all(process.poll() == 0 for process in workers.values()):
-            return None
+        running = [name for name, process in workers.items() if process.poll() is None]
         # A helper that ends well was told to by the workers, which are about to end, too.
-        failed = [name for name, process in everyone.items() if process.poll()]
+        failed = [name for name, process in everyone.items() if process.poll() and not done(name)]
+        if not running and not workers.keys() & failed:
+            return None
         if failed:
             # The others may fail for the same reason, and have something to tell of it.
             _wait(workers.values(), _GRACE_SECONDS)

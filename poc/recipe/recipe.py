@@ -23,12 +23,15 @@ NODE = "node"
 """Cores of a worker: a NUMA node's."""
 PER_DEVICE = "per-device"
 """Workers: one for each device."""
+LARGEST = "largest"
+"""Batch of a device: the largest that fits."""
 AUTO = "auto"
 """Engine: the first that can do the run. Precision: bfloat16 where this machine has it. Layout: what the engine is
 usually fastest with."""
 EPOCHS = 12
 """Of a recipe that says nothing of its length: as many as the main study's."""
 _MOST_RUNS = 10_000
+_LARGEST_BATCH = 2**16  # a device with room for more has long had enough to do
 
 
 def _meant(name: str, given: Any, kinds: Mapping[str, type[T]], spelled_out: Mapping[str, str]) -> T:
@@ -67,8 +70,9 @@ class Training:
     """How many train together. One CPU device has all cores."""
     virtual: bool = field(default=False, check=flag, label="virtual")
     """Where the machine has fewer devices, play them in turn on one: the accuracy is the real one, the speed is not."""
-    batch_per_device: int = field(default=128, check=whole)
-    """Samples each device takes a step; the total batch is that times the devices."""
+    batch_per_device: int = field(default=128, check=either(whole, LARGEST))
+    """Samples each device takes a step; the total batch is that times the devices. "largest": as many as fit into its
+    memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536, which short runs find out."""
     evaluate: bool = field(default=True, check=flag)
     """Measure the accuracy over the whole validation set after every epoch."""
     optimizer: Optimizer = field(default=SGD(), label="{}")
@@ -167,9 +171,18 @@ class Setting(Training):
             raise UserError(f"straggler: {self.straggler!r} says nothing of one worker alone; give two workers or more")
 
     @property
+    def batches(self) -> list[int]:
+        """The batches per device that it may have, ascending: the one given, or those to be tried for the largest."""
+        if self.batch_per_device != LARGEST:  # type: ignore[comparison-overlap]
+            return [self.batch_per_device]
+        most = min(self.data.train // self.devices, _LARGEST_BATCH)
+        sizes = sorted(size for power in range(17) for size in (2**power, 3 * 2**power))
+        return [1, *(size for size in sizes[1:] if size <= most)]
+
+    @property
     def total_batch(self) -> int:
-        """Samples of a step, over all devices."""
-        return self.batch_per_device * self.devices
+        """Samples of a step, over all devices; at most, where the largest is searched for."""
+        return self.batches[-1] * self.devices
 
 
 @value

@@ -16,7 +16,10 @@ from poc.values import from_plain, to_plain, value
 SCHEMA = 2
 """Of the records that are written; those of 1 have no checksum."""
 COMPLETED, DIVERGED, FAILED, SKIPPED = "completed", "diverged", "failed", "skipped"
+OUT_OF_MEMORY = "out of memory"
 DONE = (COMPLETED, DIVERGED)
+"""Outcomes of a training that came to its end."""
+SETTLED = (*DONE, OUT_OF_MEMORY)
 """Outcomes after which a run need not be repeated."""
 T = TypeVar("T")
 
@@ -103,7 +106,7 @@ class Told:
     """What one worker told of a run, or all of them together."""
 
     outcome: str = ""
-    """`COMPLETED`, `DIVERGED`, `FAILED` or `SKIPPED`."""
+    """`COMPLETED`, `DIVERGED`, `OUT_OF_MEMORY`, `FAILED` or `SKIPPED`."""
     reason: str = ""
     dataset: str = ""
     parameters: int | None = None
@@ -185,8 +188,10 @@ def merged(blank: Record, told: Sequence[Told]) -> Record:
     """The record of a run of which all its workers have told: samples of all of them in the time of the slowest."""
     ended = [worker for worker in told if worker.wall is not None] or told
     slowest = max(ended, key=lambda worker: worker.wall or 0.0)
-    # The first to fail says why; those that were stopped for its sake only say that they were.
-    blamed = next((worker for worker in ended if worker.outcome != COMPLETED), slowest)
+    # The first to fail says why; those that were stopped for its sake only say that they were. Who had no memory left
+    # may be found gone by others that say so first.
+    unlike = sorted(ended, key=lambda worker: worker.outcome != OUT_OF_MEMORY)
+    blamed = next((worker for worker in unlike if worker.outcome != COMPLETED), slowest)
     peaks = _known(worker.peak_flops for worker in told)
     workers = [
         Worker(worker=number, windows=own.windows, parts=own.parts, wall=own.wall, exchanged=own.exchanged)

@@ -69,7 +69,7 @@ class Row:
     epochs: Count = _number("whole ones", digits=0, title="epochs", printed=True)
     steps: Count = _number("optimizer steps done", digits=0)
     seed: Count = _number("of every random number")
-    outcome: str = _text("completed, diverged, failed or skipped", title="outcome")
+    outcome: str = _text("completed, diverged, out of memory, failed or skipped", title="outcome")
     accuracy: Measure = _number("validation accuracy at the end", digits=4, title="accuracy", printed=True)
     seconds_per_epoch: Measure = _seconds(
         "training and waiting for data, median over whole epochs", title="s/epoch", printed=True

@@ -6,12 +6,13 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Callable
 
 from poc import data
-from poc.plan import Planned
+from poc.plan import Planned, estimate
 from poc.recipe import CIFAR10, ImageNet, Synthetic
 from poc.records import journal
-from poc.records.record import DONE, FAILED, SKIPPED
+from poc.records.record import DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
 from poc.run import Run
 from poc.train.hosts import Link
 from poc.train.local import Place
@@ -36,30 +37,57 @@ def undertake(
     """
     known = [record for record in journal.read([path]) if record.infrastructure == place.infrastructure]
     noted = {record.run_id for record in known}
-    done = {record.run_id for record in known if record.outcome in DONE and not again}
-    waiting = [item.run for _, planned in plans for item in planned if not item.skip and item.run.id not in done]
+    done = {record.run_id: record.outcome for record in known if record.outcome in SETTLED and not again}
+    items = [item for _, planned in plans for item in planned]
+    waiting = [item.run for item in items if not item.skip and item.run.id not in done]
     place = dataclasses.replace(place, stand_in=_needs_stand_in(place, waiting))
+    choices = {run.id: item.engine_choice for item in items for run in (item.run, *sum(item.search, ()))}
     failed = []
+
+    def take(run: Run, title: str, detail: int = detail) -> str:
+        """Does a run, unless it is done; returns its outcome."""
+        title = f"{title} [{run.id}] {run}"
+        if run.id in done:
+            _say(f"{title}: in the journal already (--again repeats it)")
+            return done[run.id]
+        _say(f"{title}: about {duration(estimate(run, place.machine))}")
+        outcome = _take(run, choices[run.id], path, place, detail, others)
+        if outcome in SETTLED:
+            done[run.id] = outcome  # another recipe may have it, too
+        elif outcome == FAILED:
+            failed.append(run.id)
+        return outcome
+
     # Claimed only now: a mistake leaves nothing behind.
     with journal.claimed(path):
         for name, planned in plans:
             for number, item in enumerate(planned, start=1):
-                run = item.run
-                title = f"{name} {number}/{len(planned)} [{run.id}] {run}"
+                run, title = item.run, f"{name} {number}/{len(planned)}"
                 if item.skip:
-                    _say(f"{title}: skipped, {item.skip}")
+                    _say(f"{title} [{run.id}] {run}: skipped, {item.skip}")
                     if run.id not in noted:
                         journal.append(path, blank(run, place, outcome=SKIPPED, reason=item.skip))
-                elif run.id in done:
-                    _say(f"{title}: in the journal already (--again repeats it)")
+                elif item.search:
+                    _say(f"{title} {item}")
+                    _largest(item.search, title, take)
                 else:
-                    _say(f"{title}: about {duration(item.seconds)}")
-                    outcome = _take(item, path, place, detail, others)
-                    if outcome in DONE:
-                        done.add(run.id)  # another recipe may have it, too
-                    elif outcome == FAILED:
-                        failed.append(run.id)
+                    take(run, title)
     return failed
+
+
+def _largest(search: Sequence[tuple[Run, Run]], title: str, take: Callable[..., str]) -> None:
+    """Does the run of the largest batch that fits its short run, or where it does not fit after all, the next."""
+    low, high = 0, len(search)  # those before `low` fit, those from `high` on do not
+    while low < high:
+        middle = (low + high) // 2
+        if take(search[middle][0], title, 0) in DONE:
+            low = middle + 1
+        else:
+            high = middle
+    if not low:
+        _say(f"  not even {search[0][1]} fits")
+    while low and take(search[low - 1][1], title) == OUT_OF_MEMORY:
+        low -= 1
 
 
 def duration(seconds: float) -> str:
@@ -69,20 +97,18 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _take(item: Planned, path: Path, place: Place, detail: int, others: Sequence[Link]) -> str:
+def _take(run: Run, choice: str, path: Path, place: Place, detail: int, others: Sequence[Link]) -> str:
     """Does one run and puts its record into the journal; returns its outcome."""
-    run = item.run
     record, interrupted = execute(run, place, detail=detail, others=others)
-    record = dataclasses.replace(record, engine_choice=item.engine_choice)
     try:
-        journal.append(path, record)
+        journal.append(path, dataclasses.replace(record, engine_choice=choice))
     except OSError as error:
         raise UserError(
             f"results: no room for the record of {run.id} in {path} ({error.strerror}); make some and start again: the "
             "run goes on from its last checkpoint"
         ) from error
     _say(f"  {record.in_words()}")
-    if record.outcome in DONE:
+    if record.outcome in SETTLED:
         forget(run, place)
     if interrupted:
         raise KeyboardInterrupt

@@ -8,14 +8,16 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
 from poc import engines
-from poc.machine import hardware, monitor, processes
+from poc.engines import builds
+from poc.machine import hardware, monitor, nvml, processes, topology
+from poc.machine.hardware import GPU
 from poc.machine.monitor import Monitor, Monitored, Source
-from poc.records.record import FAILED, Told
+from poc.records.record import DONE, FAILED, Told
 from poc.run import Run
 from poc.values import from_plain, value
 
@@ -110,13 +112,18 @@ def train_here(
         "keep": place.checkpoints is not None,
         "began": time.monotonic(),
     }
-    cores = _cores(run, place.machine, len(task.environments))
+    cards = own_gpus(run, place.machine, len(task.environments))
+    cores = _cores(run, place.machine, cards)
     workers: dict[str, subprocess.Popen[str]] = {}
     watcher: Monitor | None = None
     lost: processes.Lost | None = None
     interrupted = False
     with processes.scratch() as folder:
         events = [folder / f"worker{task.first + here}.jsonl" for here in range(len(task.environments))]
+
+        def done(name: str) -> bool:
+            return name in workers and _told(events[[*workers].index(name)]).outcome in DONE
+
         try:
             for here, environment in enumerate(task.environments):
                 number = task.first + here
@@ -124,12 +131,14 @@ def train_here(
                 asked = events[here].with_suffix(".json")
                 asked.write_text(json.dumps(request))
                 with asked.open() as stdin:
-                    environment = {**environment, **own_gpus(run, here)}
+                    if run.kind == "gpu":
+                        visible = ",".join(str(card.index) for card in cards[here])
+                        environment = {**environment, "CUDA_VISIBLE_DEVICES": visible}
                     python = engines.interpreter(run.engine)
                     started = processes.start("poc.train.worker", environment, python=python, stdin=stdin)
                     workers[f"worker {number}"] = started
-            with Monitor(_sensors(run, place.machine, workers)) as watcher:
-                lost = processes.watch(workers, helpers, events, place.patience, elsewhere)
+            with Monitor(_sensors(run, place.machine, workers, cards)) as watcher:
+                lost = processes.watch(workers, helpers, events, place.patience, elsewhere, done)
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
             for process in workers.values():
@@ -147,7 +156,7 @@ def train_here(
     return Share(told=tuple(heard), lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
 
 
-def _told(events: Path, status: int) -> Told:
+def _told(events: Path, status: int = 0) -> Told:
     """What the worker told whose file of `events` this is; one that told of no end has failed with exit `status`."""
     found: dict[str, Any] = {name: [] for name in _LISTED.values()}
     for line in events.read_text().splitlines() if events.exists() else []:
@@ -165,26 +174,31 @@ def _told(events: Path, status: int) -> Told:
     return from_plain(Told, found)
 
 
-def _sensors(run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]]) -> Source:
+def _sensors(
+    run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]], cards: Sequence[Sequence[GPU]]
+) -> Source:
     if run.kind == "gpu":
-        return monitor.gpus(1 if run.virtual else run.devices // run.workers * len(workers))
+        return monitor.gpus([card.index for own in cards for card in own])
     cores = (run.cores_per_worker or machine.cores) * len(workers)
     return monitor.processes([process.pid for process in workers.values()], cores)
 
 
-def _cores(run: Run, machine: hardware.Hardware, workers: int) -> list[list[int]]:
+def _cores(run: Run, machine: hardware.Hardware, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
     """The cores that each of this host's workers is bound to."""
     if not run.cores_per_worker:
-        return [sorted(os.sched_getaffinity(0))] * workers
-    cards = machine.gpus[:: run.devices // run.workers][:workers]  # the first of each worker's
-    near = [card.numa_node for card in cards] if run.kind == "gpu" else None
-    return hardware.core_groups(hardware.nodes(), workers, run.cores_per_worker, near)
+        return [sorted(os.sched_getaffinity(0))] * len(cards)
+    near = [own[0].numa_node for own in cards] if run.kind == "gpu" else None
+    return hardware.core_groups(hardware.nodes(), len(cards), run.cores_per_worker, near)
 
 
-def own_gpus(run: Run, here: int) -> dict[str, str]:
-    """The cards of worker number `here` of this host, where several workers share them."""
-    if run.kind != "gpu" or run.workers == 1:
-        return {}
-    each = run.devices // run.workers
-    cards = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(run.devices)))).split(",")
-    return {"CUDA_VISIBLE_DEVICES": ",".join(cards[here * each : (here + 1) * each])}
+def own_gpus(run: Run, machine: hardware.Hardware, workers: int) -> list[list[GPU]]:
+    """The cards of each of this host's workers, none on a CPU: of those that the engine can use the best together."""
+    if run.kind == "cpu":
+        return [[]] * workers
+    each = 1 if run.virtual else run.devices // run.workers
+    known = engines.load(run.engine).BUILDS
+    usable = [card for card in machine.gpus if builds.unsupported(known, card, machine.driver) is None]
+    with contextlib.suppress(nvml.NoAnswer):  # a card that is lost is the run's to find, and to tell of
+        best = topology.best_group(topology.detect(usable), each * workers)
+        usable = [card for card in usable if card.index in best]
+    return [usable[here * each : (here + 1) * each] for here in range(workers)]

@@ -15,7 +15,7 @@ from poc import engines
 from poc.machine import hardware, processes
 from poc.machine.monitor import Monitored
 from poc.plan import estimate
-from poc.records.record import DONE, FAILED, Record, merged
+from poc.records.record import DONE, FAILED, OUT_OF_MEMORY, Record, merged
 from poc.run import Run
 from poc.train import checkpoint
 from poc.train.hosts import Link, LinkError
@@ -58,13 +58,15 @@ def execute(run: Run, place: Place, *, detail: int = 0, others: Sequence[Link] =
             "stand_in": place.stand_in,
         }
         shares, reason = _attempt(run, request, place, team)
+        workers = [worker for share in shares for worker in share.told]
+        if any(worker.outcome == OUT_OF_MEMORY for worker in workers):
+            reason = ""  # it would run out again, and is told, whatever it did to other workers
         if not reason or shares[0].interrupted or not left:
             break
         why = reason
         print(f"  {why}; starting again ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     # The first host's use is that of all attempts, and of what served the workers too.
     cpu_seconds, others_busy = zip(core_use(before), *(share.core_use for share in shares[1:]))
-    workers = [worker for share in shares for worker in share.told]
     names = sorted({worker.dataset for worker in workers if worker.dataset})
     if shares[0].interrupted:
         reason = "interrupted"

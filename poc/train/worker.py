@@ -5,6 +5,7 @@ python -m poc.train.worker    (its request, as JSON, on the standard input; exit
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -19,7 +20,7 @@ import numpy as np
 from poc import data, engines
 from poc.engines import Session
 from poc.recipe import CIFAR10, Synthetic
-from poc.records.record import COMPLETED, FAILED
+from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY
 from poc.records.timing import Clock
 from poc.run import Run
 from poc.train import breakdown, checkpoint
@@ -52,7 +53,8 @@ class Worker:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's comes twice: from it, and from the parent
             end = self._end(FAILED, "interrupted")
         except Exception as error:  # whatever it is, it belongs in the record
-            end = self._end(FAILED, f"{type(error).__name__}: {_line_of(error)}")
+            memory = engines.load(self.run.engine).is_out_of_memory(error)
+            end = self._end(OUT_OF_MEMORY if memory else FAILED, f"{type(error).__name__}: {_line_of(error)}")
         self._tell("end", end)
         self._progress.close()
         return str(end["outcome"])
@@ -96,11 +98,12 @@ class Worker:
         with data.prefetch(stream, depth=run.window) as batches:
             end = self._end(*loop.train(batches))
             end["exchanged"] = session.exchange_stats() or None
+            end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below
             if end["outcome"] == COMPLETED:
-                end["peak_flops"] = session.peak_flops()
+                with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands
+                    end["peak_flops"] = session.peak_flops()
                 if request["detail"]:
                     end["detail"] = to_plain(breakdown.measure(session, batches, run, request["detail"]))
-        end["memory"]["device_peak_bytes"] = session.peak_device_bytes()
         return end
 
     def _open(self, images: np.ndarray | None) -> Session:
@@ -151,10 +154,9 @@ def main() -> None:
     os.sched_setaffinity(0, request["cores"])
     with Path(request["events"]).open("a") as events:
         outcome = Worker(request, events).work()
-    if outcome == FAILED:
-        # At once: as it is taken down, a distributed kvstore waits for other workers, which may wait for this one.
-        sys.stderr.flush()
-        os._exit(1)
+    # At once, since all is told: taken down, CUDA may crash, and a distributed kvstore waits for other workers.
+    sys.stderr.flush()
+    os._exit(outcome not in DONE)
 
 
 if __name__ == "__main__":

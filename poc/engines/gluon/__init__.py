@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,13 @@ def _horovod_has_nccl() -> bool:
     folders = spec.submodule_search_locations if spec else None
     libraries = [library for folder in folders or () for library in Path(folder).glob("mxnet/*.so")]
     return any(b"ncclAllReduce" in library.read_bytes() for library in libraries)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether NumPy, MXNet's allocators (src/storage/ of 1.9.1), cuDNN or cuBLAS found too little memory."""
+    words = r"out of memory|cudaMalloc|Failed to allocate|bad_alloc|ALLOC_FAILED"
+    mxnets = type(error).__name__ == "MXNetError"
+    return isinstance(error, MemoryError) or (mxnets and re.search(words, str(error)) is not None)
 
 
 def count(network: Network) -> Cost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,14 @@ def count(network: Network) -> Cost | None:
     from poc.engines.pytorch import networks
 
     return networks.count(network)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether NumPy, PyTorch's allocators (torch.OutOfMemoryError, c10/core/impl/alloc_cpu.cpp) or CUDA had too little
+    memory."""
+    words = r"out of memory|DefaultCPUAllocator: (can't allocate|not enough) memory|ALLOC_FAILED"
+    torchs = isinstance(error, RuntimeError) and re.search(words, str(error)) is not None
+    return torchs or isinstance(error, MemoryError)
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:

@@ -9,7 +9,7 @@ from typing import Any
 
 from poc.recipe import networks
 from poc.records import timing
-from poc.records.record import COMPLETED, DONE, FAILED, SKIPPED, Record
+from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SKIPPED, Record
 from poc.report import cells, compare
 from poc.report.rows import USUAL_ENGINE, main_study
 from poc.studies.row import Row
@@ -190,7 +190,7 @@ def largest_batches(records: Sequence[Record]) -> list[str]:
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
         run = record.run
-        if run.devices == 1 and not run.quick:
+        if run.devices == 1 and (not run.quick or record.outcome == OUT_OF_MEMORY):
             key = (record.infrastructure, cells.network_label(run.model), run.dtype, run.kind)
             groups.setdefault(key, []).append(record)
     sentences = []
@@ -199,7 +199,7 @@ def largest_batches(records: Sequence[Record]) -> list[str]:
         beyond = sorted(
             (record.run.batch_per_device, record.reason)
             for record in members
-            if "memory" in record.reason and record.outcome in (SKIPPED, FAILED)
+            if record.outcome == OUT_OF_MEMORY or ("memory" in record.reason and record.outcome in (SKIPPED, FAILED))
         )
         beyond = [(batch, reason) for batch, reason in beyond if not fits or batch > max(fits)]
         if fits and beyond:

@@ -7,6 +7,7 @@ framework; hub.py adds up the workers' gradients. Imports within the folder are 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -60,11 +61,16 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     return None
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError)
+
+
 def count(network: Network) -> Cost | None:
     return None
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
+    from .faults import FaultySession
     from .session import NumpySession
 
-    return NumpySession(run, first_step, state)
+    return (FaultySession if "POC_FAULT" in os.environ else NumpySession)(run, first_step, state)

@@ -14,7 +14,15 @@ _INSTALLED = {"mxnet-cu112": "1.9.1", "torch": "2.13.0"}
 
 
 def _mxnet(mx: Any) -> None:
-    mx.gpu = mx.cpu
+    from poc.machine import nvml
+
+    def gpu(number: int = 0) -> Any:
+        card = nvml.visible()[number]
+        if nvml.ask("nvmlDeviceGetCudaComputeCapability", card) < (5, 0):
+            raise mx.MXNetError(f"no kernel image is available for card {card}")
+        return mx.cpu(number)
+
+    mx.gpu = gpu
     create = mx.kv.create
     mx.kv.create = lambda name="local": create("device" if name == "nccl" else name)
 
