@@ -29,7 +29,7 @@ CUDA_10_LIBRARIES = (
     *("libcufft.so.10", "libcurand.so.10", "libcusolver.so.10", "libcudnn.so.8", "libnccl.so.2"),
 )
 """Which mxnet-cu102 links, each after those it needs itself."""
-BUILDS = (
+BUILDS: tuple[Build, ...] = (
     Build(
         package="mxnet-cu112",
         version="1.9.1",

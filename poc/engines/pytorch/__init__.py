@@ -43,7 +43,7 @@ _CUDA_12 = dataclasses.replace(
     driver="525.60.13",
 )
 # It does not start without CUDA's libraries, not even on a CPU.
-BUILDS = (_CUDA_13, _CUDA_12, dataclasses.replace(_CUDA_13, apart=False, code=(), driver=""))
+BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, dataclasses.replace(_CUDA_13, apart=False, code=(), driver=""))
 """Their machine code is what `torch.cuda.get_arch_list()` says."""
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
