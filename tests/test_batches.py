@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -92,6 +93,32 @@ def test_epochs_and_seeds_differ() -> None:
     shown = [augmented(CIFAR10(), seed=seed, epoch=epoch) for seed in (0, 1) for epoch in (0, 1)]
     for a, b in itertools.combinations(shown, 2):
         assert (a == b).all(axis=(1, 2, 3)).mean() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("spec", "digest"),
+    [
+        (CIFAR10(), "7b14589923f398dc"),
+        (CIFAR10(mirror=False), "0edfd1e136af4cc4"),
+        (CIFAR10(jitter=False), "935717641ab73559"),
+        (CIFAR10(mirror=False, jitter=False), "c3e94f21d419fe1b"),
+        (CIFAR10(pad=0), "aa0dc578d98fd07d"),
+        (CIFAR10(pad=0, jitter=False), "51c67c56d02f8317"),
+        (CIFAR10(crop=32, pad=4), "be22f09f828e4712"),
+        (CIFAR10(crop=5, pad=1), "e73eb7b3359f4250"),
+        (CIFAR10(crop=32, pad=0, mirror=False, jitter=False), "d0981e48d8c404ee"),
+    ],
+)
+def test_every_image_is_what_it_was_when_the_published_runs_were_made(spec: CIFAR10, digest: str) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (1000, 32, 32, 3), np.uint8)
+    split = data.Images(noise, np.arange(1000, dtype=np.int32))
+    pixels = hashlib.sha256()
+    # One image, a part of what is made at a time, several such parts and a rest.
+    for seed, epoch, count in [(0, 0, 1), (0, 5, 40), (1, 0, 128), (7, 2, 999)]:
+        shown, labels = split.augmented(np.arange(count)[::-1], spec, seed=seed, epoch=epoch)
+        np.testing.assert_array_equal(labels, np.arange(count)[::-1])
+        pixels.update(np.asarray(shown).tobytes())
+    assert pixels.hexdigest()[:16] == digest
 
 
 def test_crop_and_mirror_are_uniform() -> None:
@@ -230,6 +257,29 @@ def test_workers_together_train_on_what_one_would(workers: int) -> None:
     # Two steps an epoch: a start in the middle of the third epoch goes on where the run would have been.
     for expected, resumed in zip(alone[5:], batches(first_step=5)):
         np.testing.assert_array_equal(expected.images, resumed.images)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_as_many_batches_are_made_at_once_as_there_are_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, makers, made = threading.Barrier(cores), set(), []
+
+    class Slow(data.Images):
+        def augmented(self, indices: Any, *args: Any, **kwargs: Any) -> Any:
+            together.wait(60)
+            makers.add(threading.get_ident())
+            made.append(indices)
+            return super().augmented(indices, *args, **kwargs)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    before = threading.active_count()
+    shown: list[Any] = []
+    slow = data.Dataset("slow", Slow(DATASET.train.images, DATASET.train.labels), DATASET.validation)
+    for batch in data.training_batches(slow, CIFAR10(), total_batch=5, seed=5, steps=14):
+        assert len(made) <= len(shown) + 1 + cores
+        shown.append(batch)
+    assert len(makers) == cores
+    assert threading.active_count() == before
+    np.testing.assert_array_equal(np.concatenate([batch.labels for batch in shown]), order(70, seed=5, epoch=0))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
