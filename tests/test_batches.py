@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from poc import data
 from poc.data.batches import order
-from poc.data.images import _hls_offsets, _shift_hls
+from poc.data.images import _COLOUR, _hls_offsets, _shift_hls
+from poc.data.randomness import uniform
 from poc.recipe import CIFAR10, Synthetic, synthetic
 from poc.values import UserError
 
@@ -180,7 +181,7 @@ def test_jitter_equals_a_slow_reference() -> None:
 
 
 def test_offsets_are_uniform_independent_and_truncated_towards_zero() -> None:
-    offsets = _hls_offsets(np.arange(40_000), 0, 0)
+    offsets = _hls_offsets(uniform(0, 0, np.arange(40_000), _COLOUR))
     for values, reach in zip(offsets.T, (36, 50, 50)):
         counts = np.bincount(values + reach - 1)
         assert len(counts) == 2 * reach - 1
@@ -192,7 +193,7 @@ def test_offsets_are_uniform_independent_and_truncated_towards_zero() -> None:
 
 def test_jitter_comes_after_crop_and_mirror() -> None:
     plain, jittered = (augmented(CIFAR10(jitter=jitter), seed=4, epoch=1) for jitter in (False, True))
-    offsets = _hls_offsets(np.arange(32)[::-1], 4, 1)
+    offsets = _hls_offsets(uniform(4, 1, np.arange(32)[::-1], _COLOUR))
     expected = _shift_hls(plain.transpose(0, 2, 3, 1), offsets)
     np.testing.assert_array_equal(jittered, expected.transpose(0, 3, 1, 2))
 

@@ -1,4 +1,4 @@
-"""Batches for one worker, in the order of each epoch, and made ahead by a thread.
+"""Batches for one worker, in the order of each epoch, and made ahead by threads.
 
 Every random number is a hash of the seed, the epoch and the sample's index, so a sample looks the same whatever the
 batch, the number of devices or workers. Pixels stay uint8 all the way to the device, which subtracts the mean.

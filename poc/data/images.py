@@ -20,7 +20,10 @@ InMemory = Union[CIFAR10, Synthetic]
 Pixels = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]
+Drawn = npt.NDArray[np.float64]
 
+_VIEW = [[CROP_Y], [CROP_X], [MIRROR]]
+_COLOUR = [[HUE], [LIGHTNESS], [SATURATION]]
 _PAD_VALUE = 127
 # OpenCV's 8-bit HLS: hue in steps of two degrees, lightness and saturation, each with its limit.
 _HLS_REACH = (36, 50, 50)
@@ -81,22 +84,22 @@ class Images(Split):
         return len(self.images)
 
     def augmented(self, indices: Indices, spec: InMemory, *, seed: int, epoch: int) -> tuple[Pixels | Views, Labels]:
-        views = self._views(indices, spec, seed, epoch)
+        drawn = uniform(seed, epoch, indices, _VIEW + _COLOUR if spec.jitter else _VIEW)
+        views = self._views(indices, spec, drawn)
         labels = self.labels[indices].astype(np.float32)
         if spec.on_device:
             return views, labels
         pixels = _cut(surrounded(self.images[indices], spec.pad), views, spec.crop)
-        return _planar(_shift_hls(pixels, _hls_offsets(indices, seed, epoch)) if spec.jitter else pixels), labels
+        return _planar(_shift_hls(pixels, _hls_offsets(drawn[3:])) if spec.jitter else pixels), labels
 
     def centred(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
         top, left = ((side - spec.crop) // 2 for side in self.images.shape[1:3])
         pixels = self.images[indices, top : top + spec.crop, left : left + spec.crop]
         return _planar(pixels), self.labels[indices].astype(np.float32)
 
-    def _views(self, indices: Indices, spec: InMemory, seed: int, epoch: int) -> Views:
+    def _views(self, indices: Indices, spec: InMemory, drawn: Drawn) -> Views:
         height, width = (side + 2 * spec.pad - spec.crop + 1 for side in self.images.shape[1:3])
-        down, right, mirror = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
-        tops, lefts, mirrored = down * height, right * width, (mirror < 0.5) & spec.mirror
+        tops, lefts, mirrored = drawn[0] * height, drawn[1] * width, (drawn[2] < 0.5) & spec.mirror
         return Views(*(values.astype(np.int32) for values in (indices, tops, lefts, mirrored)))
 
 
@@ -129,11 +132,10 @@ def _cut(images: Pixels, views: Views, crop: int) -> Pixels:
     return pixels
 
 
-def _hls_offsets(indices: Indices, seed: int, epoch: int) -> Indices:
-    """Draws the offsets of hue, lightness and saturation of each sample: (samples, 3)."""
-    drawn = uniform(seed, epoch, indices[:, None], [HUE, LIGHTNESS, SATURATION])
+def _hls_offsets(drawn: Drawn) -> Indices:
+    """The offsets of hue, lightness and saturation (samples, 3), from numbers between 0 and 1 (3, samples)."""
     # Truncated towards zero, as the C++ original does.
-    return (drawn * 2 * _HLS_REACH - _HLS_REACH).astype(np.int64)
+    return (drawn.T * 2 * _HLS_REACH - _HLS_REACH).astype(np.int64)
 
 
 def _shift_hls(pixels: Pixels, offsets: Indices) -> Pixels:
