@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 
 from poc import data
 from poc.data.batches import order
-from poc.data.images import _hls_offsets, _shift_hls
+from poc.data.images import _COLOUR, _hls_offsets, _shift_hls
+from poc.data.randomness import uniform
 from poc.recipe import CIFAR10, Synthetic, synthetic
 from poc.values import UserError
 
@@ -94,6 +96,32 @@ def test_epochs_and_seeds_differ() -> None:
         assert (a == b).all(axis=(1, 2, 3)).mean() < 0.1
 
 
+@pytest.mark.parametrize(
+    ("spec", "digest"),
+    [
+        (CIFAR10(), "7b14589923f398dc"),
+        (CIFAR10(mirror=False), "0edfd1e136af4cc4"),
+        (CIFAR10(jitter=False), "935717641ab73559"),
+        (CIFAR10(mirror=False, jitter=False), "c3e94f21d419fe1b"),
+        (CIFAR10(pad=0), "aa0dc578d98fd07d"),
+        (CIFAR10(pad=0, jitter=False), "51c67c56d02f8317"),
+        (CIFAR10(crop=32, pad=4), "be22f09f828e4712"),
+        (CIFAR10(crop=5, pad=1), "e73eb7b3359f4250"),
+        (CIFAR10(crop=32, pad=0, mirror=False, jitter=False), "d0981e48d8c404ee"),
+    ],
+)
+def test_every_image_is_what_it_was_when_the_published_runs_were_made(spec: CIFAR10, digest: str) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (1000, 32, 32, 3), np.uint8)
+    split = data.Images(noise, np.arange(1000, dtype=np.int32))
+    pixels = hashlib.sha256()
+    # One image, a part of what is made at a time, several such parts and a rest.
+    for seed, epoch, count in [(0, 0, 1), (0, 5, 40), (1, 0, 128), (7, 2, 999)]:
+        shown, labels = split.augmented(np.arange(count)[::-1], spec, seed=seed, epoch=epoch)
+        np.testing.assert_array_equal(labels, np.arange(count)[::-1])
+        pixels.update(np.asarray(shown).tobytes())
+    assert pixels.hexdigest()[:16] == digest
+
+
 def test_crop_and_mirror_are_uniform() -> None:
     count = 13 * 13 * 60
     split = data.Images(np.broadcast_to(NOISE[:1], (count, 32, 32, 3)), np.zeros(count, np.int32))
@@ -153,7 +181,7 @@ def test_jitter_equals_a_slow_reference() -> None:
 
 
 def test_offsets_are_uniform_independent_and_truncated_towards_zero() -> None:
-    offsets = _hls_offsets(np.arange(40_000), 0, 0)
+    offsets = _hls_offsets(uniform(0, 0, np.arange(40_000), _COLOUR))
     for values, reach in zip(offsets.T, (36, 50, 50)):
         counts = np.bincount(values + reach - 1)
         assert len(counts) == 2 * reach - 1
@@ -165,7 +193,7 @@ def test_offsets_are_uniform_independent_and_truncated_towards_zero() -> None:
 
 def test_jitter_comes_after_crop_and_mirror() -> None:
     plain, jittered = (augmented(CIFAR10(jitter=jitter), seed=4, epoch=1) for jitter in (False, True))
-    offsets = _hls_offsets(np.arange(32)[::-1], 4, 1)
+    offsets = _hls_offsets(uniform(4, 1, np.arange(32)[::-1], _COLOUR))
     expected = _shift_hls(plain.transpose(0, 2, 3, 1), offsets)
     np.testing.assert_array_equal(jittered, expected.transpose(0, 3, 1, 2))
 
@@ -230,6 +258,29 @@ def test_workers_together_train_on_what_one_would(workers: int) -> None:
     # Two steps an epoch: a start in the middle of the third epoch goes on where the run would have been.
     for expected, resumed in zip(alone[5:], batches(first_step=5)):
         np.testing.assert_array_equal(expected.images, resumed.images)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_as_many_batches_are_made_at_once_as_there_are_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, makers, made = threading.Barrier(cores), set(), []
+
+    class Slow(data.Images):
+        def augmented(self, indices: Any, *args: Any, **kwargs: Any) -> Any:
+            together.wait(60)
+            makers.add(threading.get_ident())
+            made.append(indices)
+            return super().augmented(indices, *args, **kwargs)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    before = threading.active_count()
+    shown: list[Any] = []
+    slow = data.Dataset("slow", Slow(DATASET.train.images, DATASET.train.labels), DATASET.validation)
+    for batch in data.training_batches(slow, CIFAR10(), total_batch=5, seed=5, steps=14):
+        assert len(made) <= len(shown) + 1 + cores
+        shown.append(batch)
+    assert len(makers) == cores
+    assert threading.active_count() == before
+    np.testing.assert_array_equal(np.concatenate([batch.labels for batch in shown]), order(70, seed=5, epoch=0))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

@@ -1,4 +1,4 @@
-"""Batches for one worker, in the order of each epoch, and made ahead by a thread.
+"""Batches for one worker, in the order of each epoch, and made ahead by threads.
 
 Every random number is a hash of the seed, the epoch and the sample's index, so a sample looks the same whatever the
 batch, the number of devices or workers. Pixels stay uint8 all the way to the device, which subtracts the mean.
@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
-from poc.data.images import Dataset, Indices, Labels, Pixels, Views
+from poc.data.images import Dataset, Images, Indices, Labels, Pixels, Views
 from poc.data.randomness import ORDER, bits
 from poc.recipe import Data, Synthetic
 from poc.recipe.rates import steps_per_epoch
 
 T = TypeVar("T")
+_MOST_THREADS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +74,35 @@ def training_batches(
         yield from itertools.repeat(Batch(*dataset.train.centred(np.arange(share) % samples, spec)), steps)
         return
     in_epoch = steps_per_epoch(samples, total_batch)
-    for step in range(first_step, first_step + steps):
-        epoch, step_of_epoch = divmod(step, in_epoch)
-        if step == first_step or step_of_epoch == 0:
-            visited = order(samples, seed=seed, epoch=epoch)
-        start = step_of_epoch * total_batch + worker * share
-        yield Batch(*dataset.train.augmented(visited[start : start + share], spec, seed=seed, epoch=epoch))
+
+    def shares() -> Iterator[tuple[Indices, int]]:
+        for step in range(first_step, first_step + steps):
+            epoch, step_of_epoch = divmod(step, in_epoch)
+            if step == first_step or step_of_epoch == 0:
+                visited = order(samples, seed=seed, epoch=epoch)
+            start = step_of_epoch * total_batch + worker * share
+            yield visited[start : start + share], epoch
+
+    def make(indices: Indices, epoch: int) -> Batch:
+        return Batch(*dataset.train.augmented(indices, spec, seed=seed, epoch=epoch))
+
+    # Images in files are decoded in threads anyway; to say which views the devices cut takes less than to start one.
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    alone = threads == 1 or spec.on_device or not isinstance(dataset.train, Images)
+    yield from itertools.starmap(make, shares()) if alone else _in_threads(make, shares(), threads)
+
+
+def _in_threads(make: Callable[..., T], jobs: Iterable[tuple[Any, ...]], threads: int) -> Iterator[T]:
+    """Like `itertools.starmap`, but as many as there are threads, and one more, are under way."""
+    # Each a whole batch: parts of one would hand the interpreter's lock to and fro more often.
+    with ThreadPoolExecutor(threads, "batches") as pool:
+        ahead: deque[Future[T]] = deque()
+        for job in jobs:
+            ahead.append(pool.submit(make, *job))
+            if len(ahead) > threads:
+                yield ahead.popleft().result()
+        for made in ahead:
+            yield made.result()
 
 
 def validation_batches(

@@ -13,14 +13,17 @@ import numpy.typing as npt
 from poc.data.randomness import CROP_X, CROP_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
 from poc.recipe import CIFAR10, Synthetic
 
-# The other cores belong to the training.
+# Whole batches are made in threads, as many as are worth it.
 cv2.setNumThreads(1)
 
 InMemory = Union[CIFAR10, Synthetic]
 Pixels = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]
+Drawn = npt.NDArray[np.float64]
 
+_VIEW = [[CROP_Y], [CROP_X], [MIRROR]]
+_COLOUR = [[HUE], [LIGHTNESS], [SATURATION]]
 _PAD_VALUE = 127
 # OpenCV's 8-bit HLS: hue in steps of two degrees, lightness and saturation, each with its limit.
 _HLS_REACH = (36, 50, 50)
@@ -81,24 +84,22 @@ class Images(Split):
         return len(self.images)
 
     def augmented(self, indices: Indices, spec: InMemory, *, seed: int, epoch: int) -> tuple[Pixels | Views, Labels]:
-        views = self._views(indices, spec, seed, epoch)
+        drawn = uniform(seed, epoch, indices, _VIEW + _COLOUR if spec.jitter else _VIEW)
+        views = self._views(indices, spec, drawn)
         labels = self.labels[indices].astype(np.float32)
         if spec.on_device:
             return views, labels
         pixels = _cut(surrounded(self.images[indices], spec.pad), views, spec.crop)
-        return _planar(_shift_hls(pixels, _hls_offsets(indices, seed, epoch)) if spec.jitter else pixels), labels
+        return _planar(_shift_hls(pixels, _hls_offsets(drawn[3:])) if spec.jitter else pixels), labels
 
     def centred(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
         top, left = ((side - spec.crop) // 2 for side in self.images.shape[1:3])
         pixels = self.images[indices, top : top + spec.crop, left : left + spec.crop]
         return _planar(pixels), self.labels[indices].astype(np.float32)
 
-    def _views(self, indices: Indices, spec: InMemory, seed: int, epoch: int) -> Views:
-        tops, lefts = (
-            uniform(seed, epoch, indices, purpose) * (side + 2 * spec.pad - spec.crop + 1)
-            for purpose, side in zip((CROP_Y, CROP_X), self.images.shape[1:])
-        )
-        mirrored = (uniform(seed, epoch, indices, MIRROR) < 0.5) & spec.mirror
+    def _views(self, indices: Indices, spec: InMemory, drawn: Drawn) -> Views:
+        height, width = (side + 2 * spec.pad - spec.crop + 1 for side in self.images.shape[1:3])
+        tops, lefts, mirrored = drawn[0] * height, drawn[1] * width, (drawn[2] < 0.5) & spec.mirror
         return Views(*(values.astype(np.int32) for values in (indices, tops, lefts, mirrored)))
 
 
@@ -119,39 +120,35 @@ def surrounded(images: Pixels, pad: int) -> Pixels:
 
 
 def _cut(images: Pixels, views: Views, crop: int) -> Pixels:
-    pixels = np.empty((len(images), crop, crop, 3), np.uint8)
-    places = zip(views.tops.tolist(), views.lefts.tolist(), views.mirrored.tolist())
-    for target, image, (top, left, mirrored) in zip(pixels, images, places):
-        view = image[top : top + crop, left : left + crop]
-        if mirrored:
-            cv2.flip(view, 1, dst=target)
-        else:
-            target[:] = view
+    """Returns the crops (samples, crop, crop, 3) of images (samples, height, width, 3), some of them mirrored."""
+    count, height, width, _ = images.shape
+    # Every crop that there is, each row of it as one stretch of memory.
+    shape = (count, height - crop + 1, width - crop + 1, crop, crop * 3)
+    crops: Pixels = np.ndarray(shape, np.uint8, images, strides=(*images.strides[:3], images.strides[1], 1))
+    pixels = crops[np.arange(count), views.tops, views.lefts].reshape(count, crop, crop, 3)
+    mirrored = np.flatnonzero(views.mirrored)
+    if len(mirrored):
+        pixels[mirrored] = cv2.flip(_tall(pixels[mirrored]), 1).reshape(-1, crop, crop, 3)
     return pixels
 
 
-def _hls_offsets(indices: Indices, seed: int, epoch: int) -> Indices:
-    """Draws the offsets of hue, lightness and saturation of each sample: (samples, 3)."""
-    drawn = np.stack([uniform(seed, epoch, indices, purpose) for purpose in (HUE, LIGHTNESS, SATURATION)], axis=1)
+def _hls_offsets(drawn: Drawn) -> Indices:
+    """The offsets of hue, lightness and saturation (samples, 3), from numbers between 0 and 1 (3, samples)."""
     # Truncated towards zero, as the C++ original does.
-    return (drawn * 2 * _HLS_REACH - _HLS_REACH).astype(np.int64)
+    return (drawn.T * 2 * _HLS_REACH - _HLS_REACH).astype(np.int64)
 
 
 def _shift_hls(pixels: Pixels, offsets: Indices) -> Pixels:
     """Adds offsets (samples, 3) of hue, lightness, saturation to RGB pixels (samples, height, width, 3)."""
     count, height, width, _ = pixels.shape
-    hls = cv2.cvtColor(_tall(pixels), cv2.COLOR_RGB2HLS)
-    # Clipping before the addition gives what clipping after it would, and never leaves uint8. One row of each
-    # image is spelt out, because numpy is slow where the innermost axis that it broadcasts over is short.
-    low, high, offset = (
-        np.tile(bound.astype(np.uint8), (1, width))[:, None, :]
-        for bound in (np.maximum(-offsets, 0), np.array(_HLS_LIMIT) - np.maximum(offsets, 0), offsets)
-    )
-    rows = hls.reshape(count, height, width * 3)
-    np.maximum(rows, low, out=rows)
-    np.minimum(rows, high, out=rows)
-    np.add(rows, offset, out=rows)
-    return np.asarray(cv2.cvtColor(hls, cv2.COLOR_HLS2RGB), np.uint8).reshape(pixels.shape)
+    # In rows as long as the images': how OpenCV rounds depends on a pixel's place in its row.
+    hls = cv2.cvtColor(_tall(pixels), cv2.COLOR_RGB2HLS).reshape(count, -1)
+    # OpenCV's sums stop at 0 and 255. So that hue's do at its limit, what lies between is added and taken away again.
+    moves = (np.maximum([offsets, -offsets], 0) + 255 - _HLS_LIMIT).astype(np.uint8)
+    rows = moves.take(np.arange(width * 3) % 3, axis=2)
+    up, down = rows.repeat(height, axis=1).reshape(2, count, -1)
+    cv2.subtract(cv2.add(hls, up, dst=hls), down, dst=hls)
+    return np.asarray(cv2.cvtColor(hls.reshape(1, -1, 3), cv2.COLOR_HLS2RGB), np.uint8).reshape(pixels.shape)
 
 
 def _tall(pixels: Pixels) -> Pixels:
@@ -163,6 +160,5 @@ def _planar(pixels: Pixels) -> Pixels:
     """Returns (samples, height, width, 3) as (samples, 3, height, width), contiguous."""
     count, height, width, _ = pixels.shape
     planes = np.empty((count, 3, height, width), np.uint8)
-    for channel, plane in enumerate(cv2.split(_tall(pixels))):
-        planes[:, channel] = plane.reshape(count, height, width)
+    cv2.split(pixels.reshape(count, -1, 3), list(planes.reshape(count, 3, -1).swapaxes(0, 1)))
     return planes

@@ -10,16 +10,18 @@ import numpy.typing as npt
 # What a random number is for, so that no two purposes share one.
 ORDER, CROP_Y, CROP_X, MIRROR, HUE, LIGHTNESS, SATURATION = range(7)
 PATTERN, SHIFT_Y, SHIFT_X, CONTRAST, NOISE = range(7, 12)
+_30, _27, _31 = map(np.uint64, (30, 27, 31))
+_STEP, _A, _B = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def bits(*words: Any) -> npt.NDArray[np.uint64]:
     """Hashes integers, or arrays that broadcast, into 64 random bits: SplitMix64 (Steele et al. 2014)."""
     state = np.zeros(1, np.uint64)
     for word in words:
-        state = (state ^ np.atleast_1d(word).astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = state ^ (state >> np.uint64(31))
+        state = (state ^ np.asarray(word).astype(np.uint64)) + _STEP
+        state = (state ^ (state >> _30)) * _A
+        state = (state ^ (state >> _27)) * _B
+        state = state ^ (state >> _31)
     return state
 
 
