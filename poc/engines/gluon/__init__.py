@@ -93,8 +93,8 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     if isinstance(exchange, recipe.Horovod) and importlib.util.find_spec("horovod") is None:
         return "Horovod is not installed: ./make_environment.sh --horovod"
     plain = isinstance(run.optimizer, recipe.SGD) and not run.optimizer.momentum_correction
-    if isinstance(exchange, ON_SERVERS) and not plain:
-        return f"with exchange {exchange.name} servers update, by SGD without momentum correction"
+    if isinstance(exchange, ON_SERVERS) and (not plain or run.dtype == "float16"):
+        return f"with exchange {exchange.name} servers update, by SGD without momentum correction, and not in float16"
     if run.dtype == "bfloat16" and run.kind == "gpu":
         return "bfloat16 is for CPUs: MXNet 1.9.1 has none on a GPU"
     return None
