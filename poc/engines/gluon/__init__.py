@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LABEL = "MXNet"
 PACKAGES: tuple[str, ...] = ("mxnet", "mxnet-cu112", "gluoncv", "horovod")
 LAYOUT = "NCHW"
-DTYPES: tuple[str, ...] = ("float32", "float16", "bfloat16")
+DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma")
 OPTIMIZERS = (recipe.SGD, recipe.Nesterov, recipe.LARS, recipe.Muon)
 """A class of `optimizers.py`, of its name, does each."""
@@ -76,6 +76,8 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that card 0 is the driver's card 0, whose counters are read
         "DMLC_LOG_STACK_TRACE_DEPTH": "0",
     }
+    if run.dtype != "tf32":
+        common["NVIDIA_TF32_OVERRIDE"] = "0"  # else MXNet has Ampere round what goes into products to 10 bits
     if run.workers == 1 and not isinstance(run.exchange, ON_SERVERS):
         yield Cluster(environments=[common], helpers={})
         return
