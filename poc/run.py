@@ -36,14 +36,6 @@ class Run(Schedule, Training):
     quick: bool
 
     @property
-    def loss_scale(self) -> float:
-        """What the loss is multiplied by before the backward pass, and gradients are divided by.
-
-        float16 has no values below 6e-8, which gradients have (Micikevicius et al. 2018, Mixed Precision Training).
-        """
-        return 1024.0 if self.dtype == "float16" else 1.0
-
-    @property
     def exchanges(self) -> bool:
         """Whether there are gradients that travel, or could: those of several real devices."""
         return self.devices > 1 and not self.virtual

@@ -181,6 +181,33 @@ def test_what_the_reference_engine_lacks_is_refused_by_its_name(fields: dict[str
     assert "\n" not in skip
 
 
+@pytest.mark.parametrize(
+    ("engine", "dtype", "oldest", "capability"),
+    [
+        ("gluon", "float16", (5, 3), (5, 2)),
+        ("gluon", "float16", (6, 0), (6, 1)),
+        ("gluon", "tf32", (8, 0), (7, 5)),
+        ("pytorch", "float16", (7, 0), (6, 1)),
+        ("pytorch", "bfloat16", (8, 0), (7, 0)),
+        ("pytorch", "tf32", (8, 0), (7, 5)),
+    ],
+)
+def test_a_precision_that_a_card_only_emulates_is_refused(
+    engine: str, dtype: str, oldest: tuple[int, int], capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines.builds, "unsupported", lambda known, gpu, driver: gpu.name == "unused" or None)
+    run = dataclasses.replace(planned("gluon").run, kind="gpu", engine=engine, dtype=dtype)
+
+    def said(*cards: tuple[str, tuple[int, int]]) -> str | None:
+        gpus = tuple(GPU(index=0, name=name, capability=has, memory_bytes=2**34) for name, has in cards)
+        return engines.lacks(run, dataclasses.replace(MACHINE, gpus=gpus))
+
+    assert said(("new", oldest), ("unused", capability)) is None
+    assert said(("new", oldest), ("old", capability)) == (
+        f"old has compute capability {capability[0]}.{capability[1]}, and only emulates {dtype}"
+    )
+
+
 @pytest.mark.slow
 @having(*({"batch_per_device": 64, "steps": 12, "lr": 0.02, **fields} for fields in OPTIMIZERS), alone=True)
 def test_steps_lower_the_loss_and_the_seed_settles_all_that_is_drawn(run: Run) -> None:

@@ -29,7 +29,8 @@ def followed(run: Run, weight: Any, gradients: Any) -> Any:
     parameter = mx.gluon.Parameter("weight", shape=weight.shape)
     parameter.initialize()
     parameter.set_data(mx.nd.array(weight))
-    optimizer = optimizers.make(run, arrays.lay([parameter]), 0)
+    (array,) = arrays.lay([parameter])
+    optimizer = optimizers.make(run, array, 0)
     for rate, gradient in zip(RATES, gradients):
         parameter.grad()[:] = run.total_batch * gradient
         optimizer.update(rate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 
 from poc import Synthetic, engines
+from poc.engines import Session
 from poc.engines.pytorch import NETWORKS
 from poc.machine.hardware import detect
 from poc.recipe import networks
 from poc.train.local import Place
 from poc.train.parent import execute
-from tests.engine_worker import CORES, HOME, planned, trained
+from tests.engine_worker import CORES, HOME, Arrays, batches, distance, parameters, planned, trained
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 
@@ -66,6 +68,37 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
     assert convolutions
     for name in convolutions:
         assert 0 < np.linalg.norm(wide[name] - narrow[name]) < 0.05 * np.linalg.norm(wide[name]), name
+
+
+@needs_torch
+@pytest.mark.slow
+def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> None:
+    run, wide = (dataclasses.replace(planned("pytorch").run, dtype=dtype) for dtype in ("float16", "float32"))
+    fed, rate = list(batches(run)), run.learning_rate
+
+    def weights(session: Session) -> Arrays:
+        return {name: array for name, array in parameters(session).items() if array.ndim > 1}
+
+    session, other = engines.open_session(run), engines.open_session(wide)
+    start = 1024.0 * run.total_batch
+    assert session.state()["loss_scale"].tolist() == [start, 0]
+    for number, batch in enumerate(fed[:2], start=1):
+        session.step(batch, rate)
+        other.step(batch, rate)
+        assert session.state()["loss_scale"].tolist() == [start, number]
+    assert 0 < distance(weights(session), weights(other)) < 0.02
+    # From a scale that no gradient stands, down to the largest that the next step stands.
+    state = {name: array.copy() for name, array in session.state().items()}
+    scale, good = 2.0**36, 0.0
+    session = engines.open_session(run, first_step=2, state={**state, "loss_scale": np.array([scale, 7])})
+    while not good:
+        assert all(np.array_equal(array, state[name]) for name, array in weights(session).items())
+        session.step(fed[2], rate)
+        before, (scale, good) = scale, session.state()["loss_scale"]
+        assert scale == (before if good else before / 2)
+    other.step(fed[2], rate)
+    assert 1 < scale < 2.0**36
+    assert 0 < distance(weights(session), weights(other)) < 0.02
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ ENGINES = tuple(module.name for module in pkgutil.iter_modules(__path__) if modu
 """By name: the packages beside this file, then those of POC_ENGINES. Of those that can do a run the first is taken."""
 HOME = Path(__file__).resolve().parents[2]
 
+# From which compute capability on cards compute in a precision (CUDA C++ Programming Guide, section 16, "Arithmetic
+# Instructions" and "Feature Support per Compute Capability").
+_COMPUTES = {"float16": (5, 3), "bfloat16": (8, 0), "tf32": (8, 0)}
+
 
 @value
 class Cluster:
@@ -135,8 +139,12 @@ def unknown(run: Run) -> str | None:
 def lacks(run: Run, machine: Hardware) -> str | None:
     """Why the engine of `run` cannot do it on the devices of `machine`, in one line; None where it can."""
     reason = load(run.engine).lacks(run, machine) or unknown(run)
-    if reason or run.kind == "gpu":
+    if reason:
         return reason
+    if run.kind == "gpu":
+        known = load(run.engine).BUILDS
+        used = [gpu for gpu in machine.gpus if builds.unsupported(known, gpu, machine.driver) is None]
+        return next(filter(None, (_emulated(run, gpu) for gpu in used)), None)
     if run.exchanges and isinstance(run.exchange, NCCL):
         return "exchange nccl is NVIDIA's, between GPUs"
     if run.dtype in ("float16", "tf32"):
@@ -144,6 +152,15 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     if run.dtype == "bfloat16" and not machine.bfloat16:
         return "bfloat16 needs a CPU with AVX-512 bf16, which this one lacks"
     return None
+
+
+def _emulated(run: Run, gpu: GPU) -> str | None:
+    """Why `gpu` cannot show what the precision of `run` is worth, in one line; None where it can."""
+    slow = run.dtype == "float16" and gpu.capability == (6, 1)  # a 64th of float32's speed
+    if not slow and gpu.capability >= _COMPUTES.get(run.dtype, (0, 0)):
+        return None
+    major, minor = gpu.capability
+    return f"{gpu.name} has compute capability {major}.{minor}, and only emulates {run.dtype}"
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:

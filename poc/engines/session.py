@@ -51,8 +51,8 @@ class Session(abc.ABC):
         self._step = first_step
         self._sums = not isinstance(run.exchange, (Independent, DistAsync, Stale))
         """Whether an exchange gives every device the sum of all gradients."""
-        self._losses: list[Scalar] = []
-        """Since the last `drain`, each summed over samples."""
+        self._losses: dict[int, Scalar] = {}
+        """Of each device's samples since the last `drain`, their sum."""
         self._samples = 0
         self._norms: list[tuple[Sequence[Scalar], Scalar]] = []
         self._batch: Batch | None = None
@@ -104,8 +104,8 @@ class Session(abc.ABC):
     def drain(self) -> float:
         """Blocks until everything enqueued is done; returns the mean loss, in nats, of the steps since the last one."""
         self._synchronize()
-        mean = sum(map(self._fetched, self._losses)) / self._samples if self._samples else float("nan")
-        self._losses, self._samples = [], 0
+        mean = sum(map(self._fetched, self._losses.values())) / self._samples if self._samples else float("nan")
+        self._losses, self._samples = {}, 0
         return mean
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
@@ -128,6 +128,10 @@ class Session(abc.ABC):
     def peak_device_bytes(self) -> int | None:
         """The most memory taken on one device so far; None where the engine cannot tell."""
         return None
+
+    def _lost(self, device: int, loss: Scalar) -> None:
+        """Adds to the losses that `drain` fetches: that of a device's samples."""
+        self._losses[device] = self._losses[device] + loss if device in self._losses else loss
 
     def _resident(self, batch: Batch) -> list[Part]:
         """The parts of a batch, one for each device, in order; those of one that comes again are there already."""
@@ -172,7 +176,7 @@ class Session(abc.ABC):
     def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[Scalar]:
         """Leaves the gradients on the devices, exchanged where `exchange` and the framework does both at once.
 
-        Adds to `_losses`. Returns with `norms` the `_squares` of those devices whose gradient can be seen alone.
+        Calls `_lost`. Returns with `norms` the `_squares` of those devices whose gradient can be seen alone.
         """
 
     @abc.abstractmethod

@@ -52,7 +52,7 @@ BUILDS: tuple[Build, ...] = (
 )
 """Their machine code was read from the packages; there is no PTX in them, which newer cards could translate."""
 LAYOUT = "NCHW"
-DTYPES: tuple[str, ...] = ("float32", "float16", "bfloat16")
+DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma")
 OPTIMIZERS = (recipe.SGD, recipe.Nesterov, recipe.LARS, recipe.Muon)
 """A class of `optimizers.py`, of its name, does each."""
@@ -104,6 +104,8 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that card 0 is the driver's card 0, whose counters are read
         "DMLC_LOG_STACK_TRACE_DEPTH": "0",
     }
+    if run.dtype != "tf32":
+        common["NVIDIA_TF32_OVERRIDE"] = "0"  # else MXNet has Ampere round what goes into products to 10 bits
     if run.workers == 1 and not isinstance(run.exchange, ON_SERVERS):
         yield Cluster(environments=[common], helpers={})
         return
@@ -123,8 +125,8 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     if isinstance(exchange, recipe.Horovod) and run.kind == "gpu" and not _horovod_has_nccl():
         return "this Horovod was built without NCCL: between GPUs it would send gradients through the host"
     plain = isinstance(run.optimizer, recipe.SGD) and not run.optimizer.momentum_correction
-    if isinstance(exchange, ON_SERVERS) and not plain:
-        return f"with exchange {exchange.name} servers update, by SGD without momentum correction"
+    if isinstance(exchange, ON_SERVERS) and (not plain or run.dtype == "float16"):
+        return f"with exchange {exchange.name} servers update, by SGD without momentum correction, and not in float16"
     if run.dtype == "bfloat16" and run.kind == "gpu":
         return "bfloat16 is for CPUs: MXNet 1.9.1 has none on a GPU"
     return None

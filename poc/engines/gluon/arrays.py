@@ -65,10 +65,11 @@ class LongArray:
             rows.append(values.reshape(-1))
         return mx.nd.concat(*rows, dim=0)
 
-    def share(self) -> None:
-        """Gives all devices the values of the first one."""
-        for other in self.values[1:]:
-            self.values[0].copyto(other)
+    def share(self, device: int = 0) -> None:
+        """Gives all devices the values of one of them."""
+        for other in self.values:
+            if other is not self.values[device]:
+                self.values[device].copyto(other)
 
     def average(self) -> None:
         """Gives all devices the mean of their values."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 import numpy
 
 from poc.engines import versions
-from poc.engines.builds import shared_library
+from poc.engines.builds import as_new, shared_library
 from poc.engines.gluon import CUDA_10_LIBRARIES
+from poc.machine import nvml
 
 # The libraries that mxnet-cu112 links, and those that they open while they work, for which another version on
 # LD_LIBRARY_PATH would be taken: each after those it needs itself. Package of the wheel, library.
@@ -34,6 +36,8 @@ _CUDA_LIBRARIES = (
     ("nccl", "libnccl.so.2"),
 )
 
+_FUSING_DRIVER = "520.61"
+
 
 def prepare() -> None:
     """Makes this process ready to import mxnet; harmless where it has happened already."""
@@ -44,9 +48,25 @@ def prepare() -> None:
     if sys.version_info >= (3, 12):
         # distutils left the standard library; importing setuptools puts its own copy in place.
         import setuptools  # noqa: F401
+    if not _can_fuse():
+        os.environ["MXNET_USE_FUSION"] = "0"
     _load_cuda_libraries()
     if importlib.util.find_spec("torch") is not None:
         _import_gluoncv()
+
+
+def _can_fuse() -> bool:
+    """Whether the NVIDIA driver, if there is one, can read the code that MXNet compiles for fused operators.
+
+    CUDA 11.8's NVRTC writes PTX 7.8 (CUDA 11.8's release notes, table 3; PTX ISA, release history), which older ones
+    refuse.
+    """
+    try:
+        with nvml.session():
+            driver = str(nvml.ask("nvmlSystemGetDriverVersion", ()) or "")
+    except nvml.NoAnswer:
+        return True
+    return as_new(driver, _FUSING_DRIVER)
 
 
 def _load_cuda_libraries() -> None:

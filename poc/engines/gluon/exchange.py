@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Callable
 
 import mxnet as mx
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from poc import recipe
 from poc.engines import gluon as engine
 from poc.engines.gluon import arrays, launch, optimizers
+from poc.engines.gluon.loss_scale import LossScale
 from poc.machine import processes
 
 if TYPE_CHECKING:
@@ -26,10 +29,9 @@ _ASK_AGAIN_SECONDS = 0.002
 class InProcess:
     """The devices of one process: kvstore `device`, `local` or `nccl`, or none, where each device goes its own way.
 
-    Each long array is one key of the store. The first device has the sums of all, updates, and gives the others its
-    parameters: as many bytes travel as if each had the sums and did the same update, and the operators of an update,
-    which one thread issues for all devices, are issued once. NCCL gives its sums to all devices or none, so there each
-    updates by itself.
+    Each long array is one key of the store and has a home, the devices in turn: that one gets its sums, updates it, and
+    gives the others its parameters. As many bytes travel as if each had the sums and did the same update, and work and
+    bytes are spread over all links. NCCL gives its sums to all devices or none, so there each updates by itself.
     """
 
     rank = 0
@@ -42,12 +44,20 @@ class InProcess:
         self._run, self._first_step = run, first_step
         self.trained, self.statistics = arrays.lay(trained), arrays.lay(statistics)
         self._devices = range(len(self.trained[0].values))
-        self._optimizers: dict[int, optimizers.SGD] = {}
-        """By device."""
+        # What is done on a device is issued by a thread of its own: MXNet's calls take longer than what they enqueue.
+        several = len(self._devices) > 1
+        self.each: Callable[..., Iterable[Any]] = ThreadPoolExecutor(len(self._devices)).map if several else map
+        """As `map`, with an argument for each device."""
+        contexts = [values.context for values in self.trained[0].values]
+        self.loss_scale = LossScale(contexts) if run.dtype == "float16" else None
+        self._optimizers: dict[tuple[int, int], optimizers.SGD] = {}
+        """By array, and the device that it updates it on."""
         self._two_bit = getattr(run.exchange, "two_bit", None)
         self._dtype = np.float16 if getattr(run.exchange, "gradient_bits", 32) == 16 else np.float32
         self._apart = isinstance(run.exchange, (recipe.NCCL, recipe.Independent))
         """Whether each device updates its own parameters."""
+        self.alike = not isinstance(run.exchange, recipe.Independent)
+        """Whether all devices have the same parameters after a step."""
         self._keys: list[int] = []
         """Of each of the arrays that are trained."""
         self._made = 0
@@ -75,70 +85,91 @@ class InProcess:
 
     def step(self, rate: float) -> None:
         """Enqueues one exchange of the gradients, and the update of all parameters at learning rate `rate`."""
-        self._add_up(receivers=len(self._devices) if self._apart else 1)
+        self._add_up(everywhere=self._apart)
         self.update(rate)
+
+    def _homes(self, number: int) -> Sequence[int]:
+        """The devices that update array `number`."""
+        return self._devices if self._apart else [number % len(self._devices)]
 
     def update(self, rate: float) -> None:
         """Enqueues the update of all devices' parameters by the sums that an exchange has left."""
-        if self._apart:
-            self.update_apart(rate)
-            return
-        self._update(0, rate)
-        for array in self.trained:
-            array.share()
+        self._update([self._homes(number) for number in range(len(self.trained))], rate)
+        if not self._apart:
+            for number, array in enumerate(self.trained):
+                array.share(*self._homes(number))
 
     def update_apart(self, rate: float) -> None:
         """Enqueues the update of every device's parameters by its own gradients, as they are."""
-        for device in self._devices:
-            self._update(device, rate)
+        self._update([self._devices] * len(self.trained), rate)
 
-    def _update(self, device: int, rate: float) -> None:
-        if device not in self._optimizers:
-            self._optimizers[device] = optimizers.make(self._run, self.trained, device)
-        self._optimizers[device].update(rate)
+    def _update(self, homes: list[Sequence[int]], rate: float) -> None:
+        """Enqueues the update of each array on its `homes`; of none where a gradient is not finite in float16."""
+        if self.loss_scale:
+            pairs = zip(self.trained, homes)
+            self.loss_scale.unscale([array.gradients[device] for array, devices in pairs for device in devices])
+
+        def on(device: int) -> None:
+            for number, devices in enumerate(homes):
+                if device in devices:
+                    optimizer = self._optimizer(number, device)
+                    with self.loss_scale.skipping(optimizer.held) if self.loss_scale else contextlib.nullcontext():
+                        optimizer.update(rate)
+
+        list(self.each(on, self._devices))
+
+    def _optimizer(self, number: int, device: int) -> optimizers.SGD:
+        if (number, device) not in self._optimizers:
+            self._optimizers[number, device] = optimizers.make(self._run, self.trained[number], device)
+        return self._optimizers[number, device]
 
     def exchange(self) -> None:
         """Enqueues the exchange: every device's gradients become the sum of those of all devices of all workers."""
-        self._add_up(receivers=len(self._devices))
+        self._add_up(everywhere=True)
 
-    def _add_up(self, receivers: int) -> None:
-        """Enqueues the sums of all gradients, in place of those of the first devices here."""
+    def _add_up(self, everywhere: bool) -> None:
+        """Enqueues the sums of all gradients, in place of those at the arrays' homes, or of all here."""
         for number, (key, array) in enumerate(zip(self._keys, self.trained)):
             sent = [gradients.astype(self._dtype, copy=False) for gradients in array.gradients]
-            self._sum(key, sent, receivers, priority=-number)
-            for total, gradients in zip(sent[:receivers], array.gradients):
-                if total is not gradients:
-                    total.astype(np.float32).copyto(gradients)
+            receivers = self._devices if everywhere else self._homes(number)
+            self._sum(key, sent, [sent[device] for device in receivers], priority=-number)
+            for device in receivers:
+                if sent[device] is not array.gradients[device]:
+                    sent[device].astype(np.float32).copyto(array.gradients[device])
 
-    def _sum(self, key: int, flats: list[Any], receivers: int, priority: int = 0) -> None:
-        """Enqueues the sum of `flats`, one a device, of all workers, in place of the first of them."""
+    def _sum(self, key: int, flats: list[Any], out: list[Any], priority: int = 0) -> None:
+        """Enqueues the sum of `flats`, one a device, of all workers, in place of those of them that are `out`."""
         if self._two_bit is None:
-            self._store.pushpull(key, flats, out=flats[:receivers], priority=priority)
+            self._store.pushpull(key, flats, out=out, priority=priority)
         else:
             self._store.push(key, flats, priority=priority)
-            self._store.pull(key, out=flats[:receivers], priority=priority)
+            self._store.pull(key, out=out, priority=priority)
 
     def synchronize(self) -> None:
         """Gives every device, of all workers, the same parameters and the mean of all devices' batch statistics."""
         for array in self.statistics:
             array.average()
 
+    def _kept(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Where `state` has the optimizer of each array and home: once where all devices are alike."""
+        for number in range(len(self.trained)):
+            for device in (homes := self._homes(number)):
+                yield f"optimizer/{number}/{homes[0] if self.alike else device}/", (number, device)
+
     def state(self) -> dict[str, np.ndarray]:
-        """The state of the optimizers, as far as it is in this process: "optimizer/DEVICE/NAME"."""
-        return {
-            f"optimizer/{device}/{name}": array
-            for device, optimizer in self._optimizers.items()
-            for name, array in optimizer.state().items()
-        }
+        """The state of the optimizers, as far as it is in this process, "optimizer/ARRAY/DEVICE/NAME"; "loss_scale"."""
+        made = {start: self._optimizers[key] for start, key in self._kept() if key in self._optimizers}
+        state = {start + name: held for start, optimizer in made.items() for name, held in optimizer.state().items()}
+        return {**state, "loss_scale": self.loss_scale.state()} if self.loss_scale else state
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes over what `state` gave."""
-        for device in self._devices:
-            start = f"optimizer/{device}/"
-            own = {name.removeprefix(start): array for name, array in state.items() if name.startswith(start)}
+        for start, key in self._kept():
+            own = {name.removeprefix(start): held for name, held in state.items() if name.startswith(start)}
             if own:
-                self._optimizers[device] = optimizers.make(self._run, self.trained, device)
-                self._optimizers[device].load_state(own)
+                self._optimizer(*key).load_state(own)
+        if self.loss_scale:
+            self.loss_scale.load_state(state["loss_scale"])
 
     def barrier(self) -> None:
         """Blocks until every worker is here."""
@@ -175,7 +206,7 @@ class BetweenWorkers(InProcess):
         """As of `InProcess`; with compression only the devices of each worker share their statistics."""
         super().synchronize()
         for key, array in zip(self._statistics_keys, self.statistics):
-            self._sum(key, array.values[:1], receivers=1)
+            self._sum(key, array.values[:1], array.values[:1])
             array.values[0] /= self._run.workers
             array.share()
 
@@ -208,12 +239,13 @@ class Horovod(BetweenWorkers):
         self._made += 1
         return self._made
 
-    def _sum(self, key: int, flats: list[Any], receivers: int, priority: int = 0) -> None:
-        first, *others = flats
-        for other in others:
-            first += other.as_in_context(first.context)
+    def _sum(self, key: int, flats: list[Any], out: list[Any], priority: int = 0) -> None:
+        first, *others = out
+        for flat in flats:
+            if flat is not first:
+                first += flat.as_in_context(first.context)
         self._horovod.allreduce_(first, op=self._horovod.Sum, name=str(key), priority=priority)
-        for other in flats[1:receivers]:
+        for other in others:
             first.copyto(other)
 
     def barrier(self) -> None:
@@ -344,7 +376,7 @@ class ServerSGD(mx.optimizer.SGD):
             momentum=run.optimizer.momentum,
             wd=run.optimizer.weight_decay,
             learning_rate=run.learning_rate,
-            rescale_grad=run.workers / (run.total_batch * run.loss_scale),
+            rescale_grad=run.workers / run.total_batch,
         )
         self.wd_mult = dict.fromkeys(undecayed, 0.0)
         self._run, self._first_step = run, first_step

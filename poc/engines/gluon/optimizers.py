@@ -22,20 +22,19 @@ _TRUST = 0.001  # LARS's coefficient eta
 
 
 class SGD:
-    """SGD with momentum of the parameters in `arrays` on one device.
+    """SGD with momentum of the parameters in a long array, on one device.
 
     MXNet's velocity has the learning rate in it. With momentum correction it follows when that changes (Goyal et al.
     2017, section 3.1, remark 3).
     """
 
-    def __init__(self, run: Run, arrays: list[LongArray], device: int) -> None:
-        self._arrays = arrays
-        self._values = [array.values[device] for array in arrays]
-        self._gradients = [array.gradients[device] for array in arrays]
-        self._momenta = [mx.nd.zeros_like(values) for values in self._values]
-        self._decays = [run.optimizer.weight_decay * array.decays for array in arrays]
+    def __init__(self, run: Run, array: LongArray, device: int) -> None:
+        self._array = array
+        self._values, self._gradients = array.values[device], array.gradients[device]
+        self._velocity = mx.nd.zeros_like(self._values)
+        self._decay = run.optimizer.weight_decay * array.decays
         self._momentum = run.optimizer.momentum
-        self._scale = 1.0 / (run.total_batch * run.loss_scale)
+        self._scale = 1.0 / run.total_batch
         self._corrected = getattr(run.optimizer, "momentum_correction", False)
         self._previous: float | None = None
         """Learning rate of the last update."""
@@ -46,26 +45,31 @@ class SGD:
         if self._corrected and self._previous:
             momentum *= rate / self._previous
         self._previous = rate
-        mx.nd.multi_sgd_mom_update(
-            *_taking_turns(self._values, self._gradients, self._momenta),
+        mx.nd.sgd_mom_update(
+            self._values,
+            self._gradients,
+            self._velocity,
             out=self._values,
-            num_weights=len(self._values),
-            lrs=[rate] * len(self._values),
-            wds=self._decays,
+            lr=rate,
+            wd=self._decay,
             momentum=momentum,
             rescale_grad=self._scale,
         )
 
+    @property
+    def held(self) -> list[Any]:
+        """What an update changes."""
+        return [self._values, self._velocity]
+
     def state(self) -> dict[str, np.ndarray]:
-        """What `load_state` takes: "momentum/INDEX", and the "rate" before."""
-        state = {f"momentum/{number}": momentum.asnumpy() for number, momentum in enumerate(self._momenta)}
+        """What `load_state` takes: the "momentum", and the "rate" before."""
+        state = {"momentum": self._velocity.asnumpy()}
         return state if self._previous is None else {**state, "rate": np.array(self._previous)}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes over what `state` gave."""
         self._previous = float(state["rate"]) if "rate" in state else None
-        for number, momentum in enumerate(self._momenta):
-            momentum[:] = state[f"momentum/{number}"]
+        self._velocity[:] = state["momentum"]
 
 
 class Nesterov(SGD):
@@ -76,43 +80,42 @@ class Nesterov(SGD):
     """
 
     def update(self, rate: float) -> None:
-        for values, raw, momentum, decay in zip(self._values, self._gradients, self._momenta, self._decays):
-            gradient = raw * self._scale
-            gradient = gradient + decay * values if decay else gradient
-            mx.nd.nag_mom_update(values, gradient, momentum, out=values, lr=rate, momentum=self._momentum, wd=0.0)
+        gradient = self._gradients * self._scale
+        gradient = gradient + self._decay * self._values if self._decay else gradient
+        mx.nd.nag_mom_update(
+            self._values, gradient, self._velocity, out=self._values, lr=rate, momentum=self._momentum, wd=0.0
+        )
 
 
 class LARS(SGD):
     """It scales the rate of each weight by |weight| / |gradient| (You et al. 2017), not those of betas and gammas."""
 
-    def __init__(self, run: Run, arrays: list[LongArray], device: int) -> None:
-        super().__init__(run, arrays, device)
-        self._views = [
-            [array.views(flat) for flat in flats] if array.dimensions > 1 else [[flat] for flat in flats]
-            for array, *flats in zip(arrays, self._values, self._gradients, self._momenta)
-        ]
+    def __init__(self, run: Run, array: LongArray, device: int) -> None:
+        super().__init__(run, array, device)
+        flats = (self._values, self._gradients, self._velocity)
+        self._views = [array.views(flat) if array.dimensions > 1 else [flat] for flat in flats]
 
     def update(self, rate: float) -> None:
-        for array, decay, (values, gradients, momenta) in zip(self._arrays, self._decays, self._views):
-            rates, decays = (mx.nd.full(len(values), number, ctx=values[0].context) for number in (rate, decay))
-            if array.dimensions > 1:
-                of_values, of_gradients = (
-                    mx.nd.multi_sum_sq(*views, num_arrays=len(views)) for views in (values, gradients)
-                )
-                rates = mx.nd.multi_lars(
-                    rates, of_values, of_gradients, decays, eta=_TRUST, eps=0.0, rescale_grad=self._scale
-                )
-            for first in range(0, len(values), _AT_ONCE):
-                part = slice(first, first + _AT_ONCE)
-                mx.nd.preloaded_multi_sgd_mom_update(
-                    *_taking_turns(values[part], gradients[part], momenta[part]),
-                    rates[part],
-                    decays[part],
-                    out=values[part],
-                    num_weights=len(values[part]),
-                    momentum=self._momentum,
-                    rescale_grad=self._scale,
-                )
+        values, gradients, velocities = self._views
+        rates, decays = (mx.nd.full(len(values), number, ctx=values[0].context) for number in (rate, self._decay))
+        if self._array.dimensions > 1:
+            of_values, of_gradients = (
+                mx.nd.multi_sum_sq(*views, num_arrays=len(views)) for views in (values, gradients)
+            )
+            rates = mx.nd.multi_lars(
+                rates, of_values, of_gradients, decays, eta=_TRUST, eps=0.0, rescale_grad=self._scale
+            )
+        for first in range(0, len(values), _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            mx.nd.preloaded_multi_sgd_mom_update(
+                *itertools.chain.from_iterable(zip(values[part], gradients[part], velocities[part])),
+                rates[part],
+                decays[part],
+                out=values[part],
+                num_weights=len(values[part]),
+                momentum=self._momentum,
+                rescale_grad=self._scale,
+            )
 
 
 class Muon(SGD):
@@ -123,32 +126,29 @@ class Muon(SGD):
     decay is added to the gradients of all others and, decoupled, to convolutions.
     """
 
-    def __init__(self, run: Run, arrays: list[LongArray], device: int) -> None:
-        super().__init__(run, arrays, device)
+    def __init__(self, run: Run, array: LongArray, device: int) -> None:
+        super().__init__(run, array, device)
         assert isinstance(run.optimizer, recipe.Muon)
         self._share = run.optimizer.rate / run.learning_rate
 
     def update(self, rate: float) -> None:
-        own = rate * self._share
-        for array, values, raw, momentum, decay in zip(
-            self._arrays, self._values, self._gradients, self._momenta, self._decays
-        ):
-            matrices = array.dimensions == 4
-            gradient = raw * self._scale
-            if decay and not matrices:
-                gradient = gradient + decay * values
-            momentum[:] = self._momentum * momentum + gradient
-            direction = gradient + self._momentum * momentum
-            if matrices:
-                direction = array.joined(map(orthogonalised, array.stacks(direction)))
-                values[:] = (1 - own * decay) * values - own * direction
-            else:
-                values[:] = values - rate * direction
+        own, decay, values = rate * self._share, self._decay, self._values
+        matrices = self._array.dimensions == 4
+        gradient = self._gradients * self._scale
+        if decay and not matrices:
+            gradient = gradient + decay * values
+        self._velocity[:] = self._momentum * self._velocity + gradient
+        direction = gradient + self._momentum * self._velocity
+        if matrices:
+            direction = self._array.joined(map(orthogonalised, self._array.stacks(direction)))
+            values[:] = (1 - own * decay) * values - own * direction
+        else:
+            values[:] = values - rate * direction
 
 
-def make(run: Run, arrays: list[LongArray], device: int) -> SGD:
-    """The optimizer of `run` for the parameters in `arrays` on one device."""
-    made: SGD = globals()[type(run.optimizer).__name__](run, arrays, device)
+def make(run: Run, array: LongArray, device: int) -> SGD:
+    """The optimizer of `run` for the parameters in a long array, on one device."""
+    made: SGD = globals()[type(run.optimizer).__name__](run, array, device)
     return made
 
 
@@ -184,8 +184,3 @@ def orthogonalised(stack: Any) -> Any:
     how many there are.
     """
     return _orthogonalising(stack.shape)(stack)
-
-
-def _taking_turns(*lists: list[Any]) -> list[Any]:
-    """The first of each list, then the second of each, and so on, as MXNet's operators for several arrays take them."""
-    return list(itertools.chain.from_iterable(zip(*lists)))

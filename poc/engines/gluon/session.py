@@ -35,12 +35,23 @@ class _Smoothed(gluon.loss.Loss):
         return -(1 - self._share) * own - self._share * F.mean(logs, axis=-1)
 
 
+class _Trained(gluon.HybridBlock):
+    """A network and its loss."""
+
+    def __init__(self, net: Any, loss: Any) -> None:
+        super().__init__()
+        self._net, self._loss = net, loss
+
+    def hybrid_forward(self, F: Any, images: Any, labels: Any) -> Any:  # noqa: N803
+        return self._loss(self._net(images), labels)
+
+
 class GluonSession(Session):
     """Trains the network of `run` on its contexts, or on one context that plays all of its devices in turn."""
 
     def __init__(self, run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> None:
         super().__init__(run, first_step)
-        if run.dtype != "float32":
+        if run.dtype in ("float16", "bfloat16"):
             # Casts around the operators that have the precision, whatever network is built after this.
             amp.init(run.dtype)
         self._played = run.devices if run.virtual else 1
@@ -65,8 +76,7 @@ class GluonSession(Session):
         self._trained = [p for p in parameters.values() if p.grad_req != "null"]
         self._statistics = [p for p in parameters.values() if p.name.endswith(("running_mean", "running_var"))]
         self.parameters = int(sum(np.prod(p.shape) for p in self._trained))
-        # Gradients are those of the sum over all samples.
-        self._gradient_scale = run.total_batch * run.loss_scale
+        self._gradient_scale = run.total_batch  # they are those of the sum over all samples
         if state is not None:
             self._load_parameters(state)  # what servers are to start from
         self._exchange = exchanges.connect(run, self._trained, self._statistics, first_step)
@@ -103,16 +113,34 @@ class GluonSession(Session):
     def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[Any]:
         if self._run.virtual:
             return self._accumulate(batch, norms)
-        self._differentiate(self._resident(batch))
+        parts = self._resident(batch)
+        # A CPU's contexts share one source of random masks, which they must draw from in order.
+        each = map if self._drops_out and self._run.kind == "cpu" else self._exchange.each
+        list(each(self._differentiate, range(len(parts)), parts))
         return [self._squares(device) for device in range(len(self._contexts))] if norms else []
 
-    def _differentiate(self, parts: list[Part]) -> None:
-        """Leaves each device the gradient of its part of a batch."""
+    def _differentiate(self, device: int, part: Part) -> None:
+        """Leaves a device the gradient of its part of a batch."""
+        cached, arguments = self._compiled[device]
         with autograd.record():
-            losses = [self._trained_loss(self._net(images), labels) for images, labels in parts]
-            scaled = losses if self._run.loss_scale == 1 else [loss * self._run.loss_scale for loss in losses]
-        autograd.backward(scaled)
-        self._losses += [loss.sum() for loss in losses]
+            losses = cached(*(part[given] if isinstance(given, int) else given for given in arguments))
+        scale = self._exchange.loss_scale
+        autograd.backward([losses], [scale.by_device[device].broadcast_to(losses.shape)] if scale else None)
+        self._lost(device, losses.sum())
+
+    @functools.cached_property
+    def _compiled(self) -> list[tuple[Any, list[Any]]]:
+        """For each device network and loss as one operator and its arguments: arrays, or which half of a part.
+
+        A hybridized block gathers all parameters anew at every call, which takes longer than the call.
+        """
+        block = _Trained(self._net, self._trained_loss)
+        block.hybridize(static_alloc=True, static_shape=True)
+        block._build_cache(mx.nd.zeros(1), mx.nd.zeros(1))
+        return [
+            (block._cached_op, [held if is_given else held.data(context) for is_given, held in block._cached_op_args])
+            for context in self._contexts
+        ]
 
     def _accumulate(self, batch: Batch, norms: bool) -> list[Any]:
         """Plays the virtual devices in turn, summing their gradients; returns the first one's squares, if asked for.
@@ -131,7 +159,7 @@ class GluonSession(Session):
         for device in range(self._played):
             for flat, old in zip(statistics, before):
                 old.copyto(flat)
-            self._differentiate(self._on_devices(batch.part(device * share, (device + 1) * share)))
+            self._differentiate(0, *self._on_devices(batch.part(device * share, (device + 1) * share)))
             if norms and device == 0:
                 squares = [self._squares()]
             # The backward pass updates the statistics behind the back of MXNet's engine, which does not order it before
@@ -146,7 +174,9 @@ class GluonSession(Session):
         return squares
 
     def _squares(self, device: int = 0) -> Any:
-        return mx.nd.add_n(*(array.gradients[device].square().sum() for array in self._exchange.trained))
+        squares = mx.nd.add_n(*(array.gradients[device].square().sum() for array in self._exchange.trained))
+        scale = self._exchange.loss_scale
+        return squares / scale.by_device[device].square() if scale else squares
 
     def _update(self, learning_rate: float, *, exchange: bool, together: bool) -> None:
         if exchange:
@@ -244,14 +274,17 @@ class GluonSession(Session):
             f"parameter/{name}/{device}": array.asnumpy()
             for name, parameter in self._net._collect_params_with_prefix().items()
             for device, array in enumerate(parameter.list_data())
+            # What all devices have alike is the first one's.
+            if device == 0 or not self._exchange.alike or parameter in self._statistics
         }
         return {**parameters, **self._exchange.state()}
 
     def _load_parameters(self, state: Mapping[str, np.ndarray]) -> None:
         for name, parameter in self._net._collect_params_with_prefix().items():
             for device, array in enumerate(parameter.list_data()):
+                held = state.get(f"parameter/{name}/{device}", state[f"parameter/{name}/0"])
                 # Not array[:] = ..., which oneDNN's blocked layout does not allow.
-                mx.nd.array(state[f"parameter/{name}/{device}"], ctx=array.context).copyto(array)
+                mx.nd.array(held, ctx=array.context).copyto(array)
         mx.nd.waitall()
 
     def peak_flops(self) -> float:
@@ -259,7 +292,7 @@ class GluonSession(Session):
         on_gpu = self._run.kind == "gpu"
         size = 8192 if on_gpu else 2048
         left, right = (mx.nd.random.uniform(shape=(size, size), ctx=context) for _ in range(2))
-        if self._run.dtype != "float32":
+        if self._run.dtype in ("float16", "bfloat16"):
             short = amp.amp.bfloat16 if self._run.dtype == "bfloat16" else np.float16
             left, right = (mx.nd.amp_cast(matrix, dtype=short) for matrix in (left, right))
         # The operator of a dense layer, which oneDNN has in every precision that it has.

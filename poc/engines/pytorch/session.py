@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from poc.data import Views
+from poc.engines import loss_scale
 from poc.engines.pytorch import optimizers
 from poc.engines.pytorch.networks import build
 from poc.engines.session import Part, Session, fastest
@@ -57,7 +58,10 @@ class TorchSession(Session):
         ]
         self._drops_out = any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
         self.parameters = sum(parameter.numel() for parameter in self._trained)
-        self._gradient_scale = run.loss_scale
+        self._loss_scale = self._good = torch.zeros((), device=self._device)
+        """In float16 the scale, of the mean loss, and for how many steps it has been good."""
+        if run.dtype == "float16":
+            self._loss_scale = self._loss_scale + loss_scale.START * run.total_batch
         self._optimizer = optimizers.make(run, self._trained, self._decays())
         if state is not None:
             self._load_state(state)
@@ -89,14 +93,16 @@ class TorchSession(Session):
         for parameter in self._trained:
             parameter.grad = None
         # DistributedDataParallel divides by the number of processes.
-        share = self._run.loss_scale * (self._run.workers if together else 1) / self._run.total_batch
+        share: Any = (self._run.workers if together else 1) / self._run.total_batch
+        if self._run.dtype == "float16":
+            share = share * self._loss_scale
         if self._run.virtual:
             return self._accumulate(batch, share, norms)
         with contextlib.nullcontext() if together or self._replicated is None else self._replicated.no_sync():
             self._differentiate(self._resident(batch), share)
         return [self._squares()] if norms else []
 
-    def _differentiate(self, parts: list[Part], share: float) -> None:
+    def _differentiate(self, parts: list[Part], share: Any) -> None:
         """Adds to the gradients `share` times those of the sum of the samples' losses."""
         for images, labels in parts:
             with self._autocast():
@@ -105,9 +111,9 @@ class TorchSession(Session):
                 scores.float(), labels, reduction="sum", label_smoothing=self._run.label_smoothing
             )
             (loss * share).backward()
-            self._losses.append(loss.detach())
+            self._lost(0, loss.detach())
 
-    def _accumulate(self, batch: Batch, share: float, norms: bool) -> list[torch.Tensor]:
+    def _accumulate(self, batch: Batch, share: Any, norms: bool) -> list[torch.Tensor]:
         """Plays the virtual devices in turn, summing their gradients; returns the first one's squares, if asked for.
 
         Real devices keep batch statistics of their own, which are averaged when they are read. An update of a running
@@ -136,9 +142,19 @@ class TorchSession(Session):
         return torch.autocast(self._device.type, dtype=dtype) if dtype else contextlib.nullcontext()
 
     def _update(self, learning_rate: float, *, exchange: bool, together: bool) -> None:
-        if self._run.loss_scale != 1:
-            torch._foreach_div_([parameter.grad for parameter in self._trained], self._run.loss_scale)
+        if self._run.dtype != "float16":
+            self._optimizer.update(learning_rate)
+            return
+        overflows = torch.zeros_like(self._good)
+        torch._amp_foreach_non_finite_check_and_unscale_(self._gradients(), overflows, 1 / self._loss_scale)
+        changed = [*self._optimizer.parameters, *self._optimizer.momenta]
+        before = [held.detach().clone() for held in changed]
         self._optimizer.update(learning_rate)
+        # Nothing is fetched: what an update after an overflow has done is undone on the device.
+        with torch.no_grad():
+            for held, old in zip(changed, before):
+                held.copy_(torch.where(overflows > 0, old, held))
+        self._loss_scale, self._good = loss_scale.following(self._loss_scale, self._good, 1 - overflows)
 
     def _on_devices(self, batch: Batch) -> list[Part]:
         pixels = self._cut(batch.images) if isinstance(batch.images, Views) else self._sent(batch.images)
@@ -172,7 +188,8 @@ class TorchSession(Session):
         return [parameter.grad for parameter in self._trained if parameter.grad is not None]
 
     def _squares(self) -> torch.Tensor:
-        return torch.stack(torch._foreach_norm(self._gradients())).square().sum()
+        squares = torch.stack(torch._foreach_norm(self._gradients())).square().sum()
+        return squares / self._loss_scale.square() if self._run.dtype == "float16" else squares
 
     def exchange(self) -> None:
         if self._replicated is None or not self._sums:
@@ -222,12 +239,15 @@ class TorchSession(Session):
     def state(self) -> dict[str, np.ndarray]:
         self._synchronize()
         parameters = {f"parameter/{name}": tensor.cpu().numpy() for name, tensor in self._net.state_dict().items()}
-        return {**parameters, **self._optimizer.state()}
+        scale = {"loss_scale": np.array([float(self._loss_scale), float(self._good)])}
+        return {**parameters, **self._optimizer.state(), **(scale if self._run.dtype == "float16" else {})}
 
     def _load_state(self, state: Mapping[str, np.ndarray]) -> None:
         names = self._net.state_dict().keys()
         self._net.load_state_dict({name: torch.from_numpy(np.array(state[f"parameter/{name}"])) for name in names})
         self._optimizer.load_state(state)
+        if self._run.dtype == "float16":
+            self._loss_scale, self._good = torch.tensor(state["loss_scale"], dtype=torch.float32, device=self._device)
 
     def peak_flops(self) -> float:
         size = 8192 if self._device.type == "cuda" else 2048

@@ -90,7 +90,7 @@ class NumpySession(Session):
         images, labels = part
         *activations, scores = self._forward(layers, images)
         losses, gradient = _cross_entropy(scores, labels)
-        self._losses.append(float(losses.sum()))
+        self._lost(0, float(losses.sum()))
         gradient /= self._run.total_batch
         for values, (weights, _), (of_weights, of_biases) in reversed([*zip(activations, layers, gradients)]):
             of_weights[:], of_biases[:] = gradient.T @ values, gradient.sum(axis=0)
