@@ -21,6 +21,7 @@ import pytest
 
 from poc import CIFAR10, SGD, Device, DistSync, Fixed, Muon, Synthetic, data, engines
 from poc.engines import Session
+from poc.machine.hardware import GPU
 from poc.recipe.exchanges import Exchange
 from poc.run import Run
 from poc.values import UserError, value
