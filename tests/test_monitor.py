@@ -94,7 +94,7 @@ def test_whatever_fails_in_the_driver_is_told_and_never_reaches_the_run(
     assert summary.samples == 0
     assert said in [summary.lost, *(device.lost for device in summary.devices)]
     for device in summary.devices:
-        assert {value for key, value in vars(device).items() if key not in ("device", "lost")} == {None}
+        assert {value for key, value in vars(device).items() if key not in ("device", "lost", "throttled")} == {None}
 
 
 def test_it_stops_at_once_whatever_its_interval_and_lets_the_runs_own_errors_pass() -> None:
@@ -155,12 +155,43 @@ def test_statistics_hold_for_any_sampling(
     powers = [(at, power) for at, (_, power, _) in zip(times[1:], samples) if power is not None]
     watts = [power for _, power in powers]
     assert summary.memory_peak_bytes == max((m for _, _, m in samples if m is not None), default=None)
-    assert summary.power_peak_watts == max([*watts, *filter(None, [first])], default=None)
+    assert summary.power_peak_watts == max(watts, default=None)
     if powers:
         assert min(watts) * (1 - 1e-6) <= summary.power_watts <= max(watts) * (1 + 1e-6)
         assert summary.joules == pytest.approx(summary.power_watts * (powers[-1][0] - start))
     else:
-        assert (summary.power_watts, summary.joules) == (first, None)
+        assert (summary.power_watts, summary.joules) == (None, None)
+
+
+# Of a card that computes from 2.5 s on, at 250 W and 90%, and idles at 50 W before and from 6 s on.
+READINGS = [
+    Reading(utilisation=0.9 * busy, power_watts=50.0 + 200 * busy, memory_bytes=9 * busy, throttled=4 * busy + 1)
+    for busy in (0, 0, 0, 1, 1, 1, 1, 0, 0)
+]
+
+
+@pytest.mark.parametrize("counter", [False, True])
+def test_what_falls_into_the_windows_counts(counter: bool) -> None:
+    readings = iter(READINGS)
+    device = Device("gpu 0", lambda _: next(readings))
+    if counter:  # it counts what the readings of power, taken once a second, miss
+        energy = [0.0, 50.0, 100.0, 250.0, 500.0, 750.0, 1000.0, 1050.0, 1100.0]
+        both = iter([reading._replace(joules=joules) for reading, joules in zip(READINGS, energy)])
+        device = Device("gpu 0", lambda _: next(both))
+    for at in range(len(READINGS)):
+        device.sample(100.0 + at)
+    use = device.summary([(103.0, 104.5), (104.5, 105.0), (105.5, 106.0)])
+    assert use.seconds == pytest.approx(2.5)
+    assert (use.utilisation, use.power_watts, use.joules) == pytest.approx((0.9, 250.0, 625.0))
+    assert (use.memory_peak_bytes, use.power_peak_watts) == (9, 250.0)
+    assert use.throttled == {"power cap": 1.0}
+    # Of a window before it computed at full speed, the counter tells and power does not.
+    use = device.summary([(102.0, 103.0)])
+    assert use.joules == pytest.approx(150.0 if counter else 250.0)
+    for spans in ([], [(90.0, 95.0)], [(109.0, 120.0)]):
+        use = device.summary(spans)
+        assert (use.seconds, use.utilisation, use.joules, use.throttled) == (0.0, None, None, {})
+    assert device.summary().utilisation == pytest.approx(0.9 * 4 / 8)
 
 
 # After each line it tells the CPU seconds that it has used, and those of children that it has waited for.

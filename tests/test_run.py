@@ -16,6 +16,7 @@ from poc import CIFAR10, ImageNet, Synthetic
 from poc.machine import hardware, nvml
 from poc.records import timing
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, Told, merged
+from poc.report.rows import from_record
 from poc.train import checkpoint
 from poc.train.local import own_gpus
 from poc.train.parent import execute
@@ -110,12 +111,14 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(
         cut = executed(tmp_path / "cut", **fields)
     assert (cut.outcome, cut.reason) == (COMPLETED, "")
     (resumed,) = cut.resumed
+    assert resumed.at > cut.windows[0].start
+    assert 0 < cut.monitor.devices[0].seconds < sum(window.seconds for window in cut.windows)
     assert resumed.step >= 2 * cut.run.steps_per_epoch
     assert ("signal 9" in resumed.why) == bool(restarts)
     # The process was another one, the figures are the same to the last digit.
     assert course(cut) == course(undisturbed)
     ends = [end_of(tmp_path / name, cut.run) for name in ("cut", "undisturbed")]
-    assert any(name.startswith("momentum/") for name in ends[0])
+    assert any("momentum/" in name for name in ends[0])
     np.testing.assert_equal(*ends)
     check_split(cut)
 
@@ -236,6 +239,17 @@ def test_a_display_card_beside_two_that_compute_does_no_harm(tmp_path: Path) -> 
     assert [one.outcome, two.outcome] == [COMPLETED] * 2
     assert [device.device for device in one.monitor.devices] == ["gpu 1"]
     assert [device.device for device in two.monitor.devices] == ["gpu 1", "gpu 2"]
+    for made in (one, two):
+        kept = made.windows[timing.warmup(made.windows) :]
+        seconds = sum(window.seconds for window in kept)
+        for device in made.monitor.devices:
+            assert device.seconds == pytest.approx(seconds, abs=1e-3)
+            assert device.joules == pytest.approx(210 * seconds, rel=0.01)  # watts
+            assert device.throttled == {"power cap": 1.0}
+        samples = sum(window.samples for window in kept)
+        watts = 210 * made.run.devices
+        assert from_record(made).joules_per_sample == pytest.approx(watts * seconds / samples, rel=0.01)
+        assert "clocks held back by power cap for 100% of the time" in from_record(made).note
 
 
 def test_results_do_not_make_a_commit_dirty_and_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ that does not exist is None, never zero.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import math
 import os
 import threading
 import time
@@ -35,11 +37,11 @@ _CLOCKS_READ = 4
 
 @value
 class DeviceUse:
-    """What one device did during a run: means over the time sampled, and peaks; None where it has no such counter."""
+    """What one device did in the stretches of time that count: means and peaks; None where it has no such counter."""
 
     device: str
     seconds: float | None = None
-    """Between the first and the last sample."""
+    """Of the stretches that count, between the first and the last sample."""
     utilisation: float | None = None
     """A fraction of one."""
     sm_clock_mhz: float | None = None
@@ -51,7 +53,9 @@ class DeviceUse:
     power_peak_watts: float | None = None
     temperature_peak_celsius: float | None = None
     joules: float | None = None
-    """The integral of power over time."""
+    """By the card's own counter of energy where it has one (Volta and later), else the integral of power over time."""
+    throttled: dict[str, float] = dataclasses.field(default_factory=dict)
+    """What held its clocks back (`nvml.THROTTLE_REASONS`), for which share of the time."""
     lost: str = ""
     """Why, and when, it went away."""
 
@@ -64,6 +68,8 @@ class Monitored:
     devices: tuple[DeviceUse, ...]
     lost: str = ""
     """Why nothing more could be sampled."""
+    of_windows: bool = False
+    """What counts are the timed windows after warm-up; else, as in earlier versions, the time of the whole process."""
 
 
 class Reading(NamedTuple):
@@ -80,6 +86,15 @@ class Reading(NamedTuple):
     power_watts: float | None = None
     """Of a GPU: the whole board. Of a CPU: all packages (sockets), whoever uses them."""
     temperature_celsius: float | None = None
+    joules: float | None = None
+    """Of a GPU, since its driver was loaded."""
+    throttled: int | None = None
+    """Of a GPU: the driver's bits of what holds its clocks back."""
+
+
+_AVERAGED = Reading._fields[: Reading._fields.index("joules")]
+Spans = Sequence[tuple[float, float]]
+"""Start and end (s, of `time.monotonic`) of stretches that count, one after another."""
 
 
 class Device:
@@ -104,33 +119,55 @@ class Device:
             self._lost = f"{error}, after {at - self.samples[0][0]:.0f} s" if self.samples else str(error)
         return not self._lost
 
-    def summary(self) -> DeviceUse:
-        """What was sampled so far.
+    def summary(self, spans: Spans | None = None) -> DeviceUse:
+        """What was sampled in the `spans`, or at all.
 
-        A value stands for the time since the counter's last one: utilisation and a CPU's power are differences over it,
-        and a card reports means over up to its last second.
+        A value stands for the time since the counter's last one, and counts as far as that lies in a span: utilisation
+        and a CPU's power are differences over it, and a card reports means over up to its last second.
         """
         samples = list(self.samples)  # the thread may be adding to it
-        means, peaks, integrals = {}, {}, {}
-        for counter in Reading._fields:
-            known = [(at, amount) for at, reading in samples if (amount := getattr(reading, counter)) is not None]
-            if known:
-                start, (times, amounts) = samples[0][0], zip(*known)
-                means[counter], peaks[counter] = amounts[-1], max(amounts)
-                if times[-1] > start:
-                    integrals[counter] = float(np.diff(times, prepend=start) @ np.array(amounts))
-                    means[counter] = integrals[counter] / (times[-1] - start)
+        spans = [(-math.inf, math.inf)] if spans is None else spans
+        start = [at for at, _ in samples[:1]]
+
+        def known(counter: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            """A counter's values, the times of each, and the seconds that it counts for."""
+            found = [(at, amount) for at, reading in samples if (amount := getattr(reading, counter)) is not None]
+            times, amounts = np.array(found).reshape(-1, 2).T
+            return amounts, times, _within(np.array([*start, *times]), spans)
+
+        means, peaks, joules = {}, {}, None
+        for counter in _AVERAGED:
+            amounts, _, seconds = known(counter)
+            if seconds.sum() > 0:
+                means[counter] = float(seconds @ amounts / seconds.sum())
+                peaks[counter] = float(amounts[seconds > 0].max())
+                joules = float(seconds @ amounts) if counter == "power_watts" else joules
         means.pop("memory_bytes", None)
+        energy, times, seconds = known("joules")
+        if seconds[1:].sum() > 0:
+            joules = float(np.diff(energy) / np.diff(times) @ seconds[1:])
+        reasons, _, seconds = known("throttled")
+        held = {name: seconds @ (reasons.astype(int) & bits != 0) for name, bits in nvml.THROTTLE_REASONS.items()}
         return DeviceUse(
             device=self.name,
-            seconds=samples[-1][0] - samples[0][0] if samples else None,
+            seconds=float(_within(np.array([at for at, _ in samples]), spans).sum()) if samples else None,
             **means,
             memory_peak_bytes=peaks.get("memory_bytes"),
             power_peak_watts=peaks.get("power_watts"),
             temperature_peak_celsius=peaks.get("temperature_celsius"),
-            joules=integrals.get("power_watts"),
+            joules=joules,
+            throttled={name: float(share / seconds.sum()) for name, share in held.items() if share > 0},
             lost=self._lost,
         )
+
+
+def _within(times: np.ndarray, spans: Spans) -> np.ndarray:
+    """Seconds of the `spans` from each of some times, ascending, to the next."""
+    if not len(spans) or not len(times):
+        return np.zeros(max(0, len(times) - 1))
+    edges = np.clip(np.ravel(spans), times[0], times[-1])
+    gone = np.cumsum(np.diff(edges, prepend=edges[0]) * (np.arange(len(edges)) % 2))
+    return np.diff(np.interp(times, edges, gone))
 
 
 Source = contextlib.AbstractContextManager[Sequence[Device]]
@@ -155,10 +192,11 @@ class Monitor:
         self._leaving.set()
         self._thread.join(_PATIENCE_SECONDS)
 
-    def summary(self) -> Monitored:
-        """What was sampled so far."""
+    def summary(self, spans: Spans | None = None) -> Monitored:
+        """What was sampled so far, in the `spans` of its timed windows, or at all."""
         samples = max((len(device.samples) for device in self._devices), default=0)
-        return Monitored(samples=samples, devices=tuple(device.summary() for device in self._devices), lost=self._lost)
+        devices = tuple(device.summary(spans) for device in self._devices)
+        return Monitored(samples=samples, devices=devices, lost=self._lost, of_windows=spans is not None)
 
     def _watch(self) -> None:
         try:
@@ -193,6 +231,7 @@ def _card(card: int, at: float) -> Reading:
     rates = nvml.ask("nvmlDeviceGetUtilizationRates", card)
     memory = nvml.ask("nvmlDeviceGetMemoryInfo", card)
     milliwatts = nvml.ask("nvmlDeviceGetPowerUsage", card)
+    millijoules = nvml.ask("nvmlDeviceGetTotalEnergyConsumption", card)
     reading = Reading(
         utilisation=None if rates is None else rates.gpu / 100,
         memory_bytes=None if memory is None else memory.used,
@@ -201,6 +240,8 @@ def _card(card: int, at: float) -> Reading:
         memory_clock_mhz=nvml.ask("nvmlDeviceGetClockInfo", card, nvml.MEMORY_CLOCK) or None,
         power_watts=milliwatts / 1000 if milliwatts else None,
         temperature_celsius=nvml.ask("nvmlDeviceGetTemperature", card, nvml.CORE_TEMPERATURE),
+        joules=millijoules / 1000 if millijoules else None,
+        throttled=nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", card),
     )
     if reading == Reading():
         raise nvml.NoAnswer("it answers none of its counters")

@@ -15,6 +15,14 @@ import pynvml
 SM_CLOCK = pynvml.NVML_CLOCK_SM
 MEMORY_CLOCK = pynvml.NVML_CLOCK_MEM
 CORE_TEMPERATURE = pynvml.NVML_TEMPERATURE_GPU
+# Of these an idle card, or one whose owner set its clocks, has none.
+THROTTLE_REASONS = {
+    "power cap": pynvml.nvmlClocksThrottleReasonSwPowerCap,
+    "power brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+    "heat": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+    "hardware slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,
+}
+"""What may hold a card's clocks back, and its bits in what the driver says of that."""
 
 # After these no further question to the card can be answered; any other error concerns the one question.
 _GONE = {

@@ -99,6 +99,8 @@ class CheckpointNote:
 
     step: int
     why: str
+    at: float = 0.0
+    """Seconds of the run that had gone by."""
 
 
 @value

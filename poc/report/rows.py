@@ -173,11 +173,20 @@ def _of_monitor(record: Record) -> dict[str, Any]:
 
 
 def joules_per_sample(record: Record) -> float | None:
-    """Of all devices; None where one of them has no such counter."""
-    devices = record.monitor.devices if record.monitor else ()
+    """Of all devices, in the windows after warm-up; None where one of them has no such counter.
+
+    Of the whole process in records of versions that sampled no windows by themselves.
+    """
+    monitor = record.monitor
+    devices = monitor.devices if monitor else ()
     drawn = [device.joules for device in devices if device.joules is not None]
-    samples = sum(window.samples for window in record.windows)
-    return sum(drawn) / samples if drawn and len(drawn) == len(devices) and samples else None
+    if not monitor or not record.windows or not drawn or len(drawn) < len(devices):
+        return None
+    if monitor.of_windows:
+        kept = record.windows[timing.warmup(record.windows) :]
+        watts = sum(device.joules / device.seconds for device in devices if device.joules and device.seconds)
+        return watts * sum(window.seconds for window in kept) / sum(window.samples for window in kept)
+    return sum(drawn) / sum(window.samples for window in record.windows)
 
 
 def _of_detail(record: Record) -> dict[str, Any]:
@@ -241,10 +250,21 @@ def _note(record: Record) -> str:
     if record.resumed:
         times = f" {len(record.resumed)} times" if len(record.resumed) > 1 else ""
         notes.append(f"resumed from a checkpoint{times}")
+    for reason, share in _throttled(record).items():
+        notes.append(f"clocks held back by {reason} for {share:.0%} of the time")
     if _disturbed(record):
         busy, cores = record.others_busy_cores, record.hardware.cores
         notes.append(f"disturbed: other processes kept {busy:.2g} of {cores} cores busy meanwhile")
     return "; ".join(notes)
+
+
+def _throttled(record: Record) -> dict[str, float]:
+    """What held the clocks of a device back, and the largest share of its time; without what hardly did."""
+    held: dict[str, float] = {}
+    for device in record.monitor.devices if record.monitor else ():
+        for reason, share in device.throttled.items():
+            held[reason] = max(share, held.get(reason, BUSY))
+    return {reason: share for reason, share in held.items() if share > BUSY}
 
 
 def _disturbed(record: Record) -> bool:

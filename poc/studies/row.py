@@ -123,7 +123,7 @@ class Row:
     host_peak_bytes: Count = _number("most memory of all processes", unit="bytes")
     device_peak_bytes: Count = _number("most memory of one device", unit="bytes")
     others_busy_cores: Measure = _number("cores that other processes kept busy meanwhile")
-    joules_per_sample: Measure = _number("of all devices", unit="J", digits=4)
+    joules_per_sample: Measure = _number("of all devices, in the windows after warm-up", unit="J", digits=4)
     train_seconds_per_5120: Measure = _per_5120("training", "train (s/5,120)")
     communication_seconds_per_5120: Measure = _per_5120("communication", "communication (s/5,120)")
     sync_seconds_per_5120: Measure = _per_5120("waiting for slower workers", "sync (s/5,120)")

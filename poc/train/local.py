@@ -18,6 +18,7 @@ from poc.machine import hardware, monitor, nvml, processes, topology
 from poc.machine.hardware import GPU
 from poc.machine.monitor import Monitor, Monitored, Source
 from poc.records.record import DONE, FAILED, Told
+from poc.records.timing import warmup
 from poc.run import Run
 from poc.values import from_plain, value
 
@@ -152,7 +153,7 @@ def train_here(
     for name, worker in zip(workers, heard):
         if lost and lost[0] == name and worker.wall is not None:
             lost = name, worker.reason  # in its own words, where it had the time for some
-    summary = watcher.summary() if watcher else None
+    summary = watcher.summary(_kept(heard[0], common["began"])) if watcher else None
     return Share(told=tuple(heard), lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
 
 
@@ -172,6 +173,13 @@ def _told(events: Path, status: int = 0) -> Told:
     if "outcome" not in found:
         found.update(outcome=FAILED, reason=processes.ended_early(status))
     return from_plain(Told, found)
+
+
+def _kept(told: Told, began: float) -> list[tuple[float, float]]:
+    """Start and end of the windows after warm-up, on the clock on which the worker's process `began`."""
+    start = began - (told.resumed[-1].at if told.resumed else 0.0)
+    windows = told.windows[warmup(told.windows) :]
+    return [(start + window.start, start + window.start + window.seconds) for window in windows]
 
 
 def _sensors(

@@ -115,7 +115,7 @@ class Worker:
             for event in before.story["events"]:
                 self._tell(event["event"], event)
             self._clock.resume(*before.story["clock"])
-            self._tell("resumed", {"step": first_step, "why": self._request["why"]})
+            self._tell("resumed", {"step": first_step, "why": self._request["why"], "at": before.story["clock"][0]})
         session = engines.open_session(self.run, first_step=first_step, state=state)
         if images is not None:
             session.hold(images)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,10 @@ def environment(name: str) -> dict[str, str]:
 
 def _card(kind: str, nvlinks: list[int]) -> dict[str, Any]:
     name, capability, gibibytes, clock, watts = CARDS[kind]
+    since_volta = {
+        "nvmlDeviceGetTotalEnergyConsumption": lambda _: int(time.monotonic() * watts * 700),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 4,
+    }
     clocks = {0: clock, 1: clock, 2: 877}  # graphics, SM, memory
     return {
         "nvmlDeviceGetName": name.encode(),
@@ -74,4 +79,5 @@ def _card(kind: str, nvlinks: list[int]) -> dict[str, Any]:
         "nvmlDeviceGetClockInfo": clocks,
         "nvmlDeviceGetMaxClockInfo": clocks,
         "nvlinks": nvlinks,
+        **(since_volta if capability >= (7, 0) else {}),
     }
