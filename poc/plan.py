@@ -12,10 +12,12 @@ from poc.recipe.rates import BASE, steps_per_epoch
 from poc.run import Run
 from poc.values import UserError, value
 
-# For estimates only: the share of a matrix product's speed that training reaches on a CPU, and what a GPU reaches
-# when nothing is known of it (a K80's published 1,100 samples/s of ResNet-50 are 0.6e12).
+# For estimates only: the share of a matrix product's speed that training reaches on a CPU, and that of a GPU's peak
+# (0.129 and 0.140: the published 1,100 and 2,900 samples/s of ResNet-50 on a K80, of 2,496 cores and 875 MHz, and on a
+# P100, of 3,584 and 1,480). A card of which nothing is known is taken for a K80.
 _CPU_EFFICIENCY = 0.8
-_GPU_FLOPS = 0.6e12
+_GPU_EFFICIENCY = 0.13
+_GPU_FLOPS = 4.4e12
 _START_SECONDS = 6.0
 # Steps of a run that shows whether its batch fits: momentum is there from the second on, and several are enqueued.
 _PROBE_STEPS = 4
@@ -210,7 +212,9 @@ def estimate(run: Run, hardware: Hardware) -> float:
         share = run.workers * (run.cores_per_worker or hardware.cores) / hardware.cores  # above 1 with several hosts
         speed = hardware.cpu_flops * _CPU_EFFICIENCY * share * (2 if run.dtype == "bfloat16" else 1)
     else:
-        speed = _GPU_FLOPS * (1 if run.virtual else run.devices)
+        replicas = 1 if run.virtual else run.devices
+        peaks = sorted((gpu.flops for gpu in hardware.gpus), reverse=True)[: -(-replicas // hardware.hosts)]
+        speed = replicas * _GPU_EFFICIENCY * (min(peaks, default=0.0) or _GPU_FLOPS)  # the slowest sets the pace
     seconds = flops / speed
     return _START_SECONDS + (seconds if run.seconds is None else min(seconds, run.seconds))
 

@@ -10,10 +10,12 @@ from typing import Any, Callable
 import pytest
 
 from poc import CIFAR10, SGD, DistSync, Horovod, Linear, Muon, Nesterov, Recipe, Stale, Synthetic, engines, recipe
+from poc.machine import hardware, nvml
 from poc.machine.hardware import GPU, Hardware
 from poc.plan import Planned, plan, select
 from poc.run import Run
 from poc.values import UserError
+from tests import stand_in
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.py"))
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
@@ -266,6 +268,27 @@ def test_a_worker_may_have_a_numa_node_or_its_share_of_one(nodes: tuple[int, ...
     exchange = "dist_sync" if workers > 1 else "device"
     (one,) = planned(machine, devices=workers, workers=workers, kind="cpu", cores_per_worker="node", exchange=exchange)
     assert (one.run.cores_per_worker, one.skip) == (cores, "")
+
+
+@pytest.mark.parametrize(
+    ("machine", "rate"),
+    [("8 K80", 1100), ("8 P100", 2900), ("2 V100 and a display card", 4300), ("1 H100", 18_000), ("untold", 1100)],
+)
+def test_the_time_is_estimated_by_the_card(machine: str, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples/s of ResNet-50 on one card: as published for K80 and P100, and in proportion to cores and clock."""
+    library = stand_in.library("8 K80" if machine == "untold" else machine)
+    if machine == "untold":
+        for card in library.cards:
+            del card["nvmlDeviceGetNumGpuCores"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvml, "pynvml", library)
+    cards = hardware.detect()
+    most = min(2, len([card for card in cards.gpus if card.capability > (3, 5)]))
+    for devices in {1, most}:
+        fields = {"model": "cifar_resnet50_v2", "evaluate": False, "epochs": 12}
+        (one,) = planned(cards, devices=devices, **fields)
+        seconds = one.seconds - 6.0
+        assert one.run.steps * one.run.total_batch / seconds == pytest.approx(rate * devices, rel=0.1)
 
 
 def test_the_largest_batch_is_searched_for_among_those_that_may_fit() -> None:

@@ -28,6 +28,9 @@ class GPU:
     capability: tuple[int, int]
     """CUDA compute capability, major and minor."""
     memory_bytes: int
+    flops: float = 0.0
+    """Float32 operations a second at most: two for each core and tick of its highest clock; 0 where the driver does not
+    tell. For estimates of time."""
     numa_node: int | None = None
     """The NUMA node that it is attached to; None where the system does not tell."""
 
@@ -135,11 +138,13 @@ def _cpuinfo(field: str) -> str:
 
 def _gpu(index: int) -> GPU:
     memory = nvml.ask("nvmlDeviceGetMemoryInfo", index)
+    cores = nvml.ask("nvmlDeviceGetNumGpuCores", index) or 0
     return GPU(
         index=index,
         name=nvml.ask("nvmlDeviceGetName", index) or "unknown GPU",
         capability=tuple(nvml.ask("nvmlDeviceGetCudaComputeCapability", index) or (0, 0)),
         memory_bytes=int(memory.total) if memory else 0,
+        flops=2e6 * cores * (nvml.ask("nvmlDeviceGetMaxClockInfo", index, nvml.SM_CLOCK) or 0),
         numa_node=node_of(index),
     )
 

@@ -16,16 +16,16 @@ from typing import Any
 from tests.recorded_nvml import GIB, RecordedNVML
 
 PATH = Path(__file__).parent / "path"
-# Name, compute capability, GiB, SM clock (MHz), watts.
-CARDS: dict[str, tuple[str, tuple[int, int], int, int, int]] = {
-    "GT 710": ("NVIDIA GeForce GT 710", (3, 5), 2, 954, 19),
-    "K80": ("Tesla K80", (3, 7), 11, 875, 149),
-    "P100": ("Tesla P100-SXM2-16GB", (6, 0), 16, 1480, 300),
-    "V100": ("Tesla V100-SXM2-16GB", (7, 0), 16, 1530, 300),
-    "A10G": ("NVIDIA A10G", (8, 6), 23, 1710, 300),
-    "A100": ("NVIDIA A100-SXM4-40GB", (8, 0), 40, 1410, 400),
-    "H100": ("NVIDIA H100 80GB HBM3", (9, 0), 80, 1980, 700),
-    "B200": ("NVIDIA B200", (10, 0), 180, 1965, 1000),
+# Name, compute capability, GiB, SM clock (MHz), watts, cores.
+CARDS: dict[str, tuple[str, tuple[int, int], int, int, int, int]] = {
+    "GT 710": ("NVIDIA GeForce GT 710", (3, 5), 2, 954, 19, 192),
+    "K80": ("Tesla K80", (3, 7), 11, 875, 149, 2496),
+    "P100": ("Tesla P100-SXM2-16GB", (6, 0), 16, 1480, 300, 3584),
+    "V100": ("Tesla V100-SXM2-16GB", (7, 0), 16, 1530, 300, 5120),
+    "A10G": ("NVIDIA A10G", (8, 6), 23, 1710, 300, 9216),
+    "A100": ("NVIDIA A100-SXM4-40GB", (8, 0), 40, 1410, 400, 6912),
+    "H100": ("NVIDIA H100 80GB HBM3", (9, 0), 80, 1980, 700, 16896),
+    "B200": ("NVIDIA B200", (10, 0), 180, 1965, 1000, 18944),
 }
 # Cards in the driver's order, the driver, and whether NVLinks join them.
 MACHINES: dict[str, tuple[list[str], str, bool]] = {
@@ -63,7 +63,7 @@ def environment(name: str) -> dict[str, str]:
 
 
 def _card(kind: str, nvlinks: list[int]) -> dict[str, Any]:
-    name, capability, gibibytes, clock, watts = CARDS[kind]
+    name, capability, gibibytes, clock, watts, cores = CARDS[kind]
     since_volta = {
         "nvmlDeviceGetTotalEnergyConsumption": lambda _: int(time.monotonic() * watts * 700),
         "nvmlDeviceGetCurrentClocksThrottleReasons": 4,
@@ -78,6 +78,7 @@ def _card(kind: str, nvlinks: list[int]) -> dict[str, Any]:
         "nvmlDeviceGetTemperature": 60,
         "nvmlDeviceGetClockInfo": clocks,
         "nvmlDeviceGetMaxClockInfo": clocks,
+        "nvmlDeviceGetNumGpuCores": cores,
         "nvlinks": nvlinks,
         **(since_volta if capability >= (7, 0) else {}),
     }
