@@ -33,7 +33,7 @@ _CUDA_LIBRARIES = (
     ("nccl", "libnccl.so.2"),
 )
 
-_FUSING_DRIVER = (520, 61)
+_FUSING_DRIVER = [520, 61]
 
 
 def prepare() -> None:
@@ -55,15 +55,14 @@ def prepare() -> None:
 def _can_fuse() -> bool:
     """Whether the NVIDIA driver, if there is one, can read the code that MXNet compiles for fused operators.
 
-    CUDA 11.8's NVRTC writes PTX 7.8 (CUDA 11.8's release notes, table 3; PTX ISA, release history), which older ones
-    refuse.
+    CUDA 11.8's NVRTC writes PTX 7.8, for which it takes one of release 520 (PTX ISA, "Release Notes").
     """
     try:
         with nvml.session():
             driver = str(nvml.ask("nvmlSystemGetDriverVersion", ()) or "")
     except nvml.NoAnswer:
         return True
-    return tuple(map(int, driver.split(".")[:2])) >= _FUSING_DRIVER
+    return [int(part) for part in driver.split(".")[:2] if part.isdigit()] >= _FUSING_DRIVER
 
 
 def _load_cuda_libraries() -> None:
