@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,50 @@ def test_the_loss_of_a_window_is_the_mean_over_its_samples_of_a_batch_that_is_fe
     batch.images[:] = 0
     session.step(batch, 0.0)
     assert session.drain() == losses[0]
+
+
+@pytest.mark.slow
+@every_engine
+def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not_count(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = planned(engine).run
+    dataset = data.load(run.data, source=None, cache=Path("unused"))
+    session = engines.open_session(run)
+    classify, sizes = session._classify, []
+
+    def noted(images: Any, labels: Any) -> Any:
+        sizes.append(len(images))
+        return classify(images, labels)
+
+    monkeypatch.setattr(session, "_classify", noted)
+    seen = [session.evaluate(data.validation_batches(dataset, run.data, batch=batch)) for batch in (32, 35, 70)]
+    assert sizes == [32] * 3 + [35] * 2 + [70]
+    assert {(each.correct, each.samples) for each in seen} == {(seen[0].correct, 70)}
+    assert [each.loss for each in seen] == pytest.approx([seen[0].loss] * 3, rel=1e-6)
+
+
+@pytest.mark.slow
+@having({}, {"devices": 2}, alone=True)
+def test_batches_that_a_thread_puts_on_the_devices_ahead_train_to_the_same_bits(run: Run) -> None:
+    session = engines.open_session(run)
+    put: list[str] = []
+    on_devices = session._on_devices
+
+    def noted(batch: data.Batch) -> Any:
+        put.append(threading.current_thread().name)
+        return on_devices(batch)
+
+    session._on_devices = noted  # type: ignore[method-assign]
+    with data.prefetch(map(session.placed, batches(run)), depth=2) as ahead:
+        for step, batch in enumerate(ahead):
+            assert session.placed(batch) is batch
+            session.step(batch, run.rate(step))
+        session.drain()
+    assert len(put) == run.steps
+    assert all(name.startswith("prefetch") for name in put)
+    seen, expected = parameters(session), here(run)  # which averages the devices' statistics at its end
+    assert all(np.array_equal(array, expected[name]) for name, array in seen.items() if "running" not in name)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,17 @@ def test_products_are_rounded_to_tf32_only_where_that_is_asked_for(dtype: str) -
     with engines.load("gluon").cluster(run, 1) as cluster:
         (environment,) = cluster.environments
     assert environment.get("NVIDIA_TF32_OVERRIDE") == (None if dtype == "tf32" else "0")
+
+
+def test_the_most_memory_that_a_card_has_given_is_read_at_the_edges_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    session: Any = engines.open_session(planned("gluon", devices=2).run)
+    session.drain()
+    assert session.peak_device_bytes() is None
+    session._run = dataclasses.replace(session._run, kind="gpu")
+    for free in ({0: 7, 1: 9}, {0: 8, 1: 4}, {0: 8, 1: 8}):
+        monkeypatch.setattr("mxnet.context.gpu_memory_info", lambda device, free=free: (free[device], 10))
+        session.drain()
+    assert session.peak_device_bytes() == 6
 
 
 def test_a_checkpoint_has_what_all_devices_have_alike_once() -> None:

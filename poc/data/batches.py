@@ -63,11 +63,12 @@ def training_batches(
     first_step: int = 0,
     worker: int = 0,
     workers: int = 1,
+    threads: int = _MOST_THREADS,
 ) -> Iterator[Batch]:
     """Yields one worker's part of `steps` total batches, from `first_step` (counted over all epochs) on.
 
     Over all workers and steps of an epoch the parts are a partition of its whole batches; `workers` divides
-    `total_batch`. A fixed batch is the same object every time.
+    `total_batch`. A fixed batch is the same object every time. At most `threads` make batches, one a core.
     """
     samples, share = len(dataset.train), total_batch // workers
     if isinstance(spec, Synthetic) and spec.fixed:
@@ -87,7 +88,7 @@ def training_batches(
         return Batch(*dataset.train.augmented(indices, spec, seed=seed, epoch=epoch))
 
     # Images in files are decoded in threads anyway; to say which views the devices cut takes less than to start one.
-    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    threads = min(threads, len(os.sched_getaffinity(0)))
     alone = threads == 1 or spec.on_device or not isinstance(dataset.train, Images)
     yield from itertools.starmap(make, shares()) if alone else _in_threads(make, shares(), threads)
 

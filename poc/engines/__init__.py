@@ -39,8 +39,7 @@ ENGINES = tuple(module.name for module in pkgutil.iter_modules(__path__) if modu
 """By name: the packages beside this file, then those of POC_ENGINES. Of those that can do a run the first is taken."""
 HOME = Path(__file__).resolve().parents[2]
 
-# From which compute capability on cards compute in a precision (CUDA C++ Programming Guide, section 16, "Arithmetic
-# Instructions" and "Feature Support per Compute Capability").
+# From which compute capability on cards compute in a precision (CUDA C++ Programming Guide, "Compute Capabilities").
 _COMPUTES = {"float16": (5, 3), "bfloat16": (8, 0), "tf32": (8, 0)}
 
 

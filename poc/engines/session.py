@@ -7,21 +7,30 @@ import statistics
 import time
 import timeit
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
+from poc.data import Batch, Views
 from poc.recipe import DistAsync, Independent, Stale
 from poc.values import value
 
 if TYPE_CHECKING:
-    from poc.data import Batch
     from poc.run import Run
 
 Scalar = Any
 """A number on a device, as the framework has it."""
 Part = tuple[Any, Any]
 """Images, (n, 3, h, w), centred and scaled as the network takes them, and labels, (n,), on one device."""
+
+
+@dataclass(frozen=True, eq=False)
+class Placed(Batch):
+    """A batch with its parts on the devices, one for each, in order."""
+
+    batch: Batch
+    parts: list[Part]
 
 
 @value
@@ -55,8 +64,7 @@ class Session(abc.ABC):
         """Of each device's samples since the last `drain`, their sum."""
         self._samples = 0
         self._norms: list[tuple[Sequence[Scalar], Scalar]] = []
-        self._batch: Batch | None = None
-        self._parts: list[Part] = []
+        self._placed: Placed | None = None
 
     @property
     def gradient_bytes(self) -> int:
@@ -113,9 +121,10 @@ class Session(abc.ABC):
         self._synchronize()
         self._sync_batch_stats()
         tallies: list[tuple[Scalar, Scalar]] = []
-        samples = 0
+        samples = size = 0
         for batch in batches:
-            for part in self._on_devices(batch):
+            size = max(size, len(batch))
+            for part in self._on_devices(_padded(batch, size)):
                 tallies.append(self._classify(*part))
             samples += len(batch)
         correct, loss = (sum(map(self._fetched, scalars)) for scalars in zip(*tallies))
@@ -133,11 +142,16 @@ class Session(abc.ABC):
         """Adds to the losses that `drain` fetches: that of a device's samples."""
         self._losses[device] = self._losses[device] + loss if device in self._losses else loss
 
-    def _resident(self, batch: Batch) -> list[Part]:
-        """The parts of a batch, one for each device, in order; those of one that comes again are there already."""
-        if batch is not self._batch:
-            self._batch, self._parts = batch, self._on_devices(batch)
-        return self._parts
+    def placed(self, batch: Batch) -> Placed:
+        """`batch` with its parts on the devices, where those of one that comes again are already.
+
+        Safe in a thread of its own that does this ahead of the steps, one batch after another.
+        """
+        if isinstance(batch, Placed):
+            return batch
+        if self._placed is None or self._placed.batch is not batch:
+            self._placed = Placed(batch.images, batch.labels, batch, self._on_devices(batch))
+        return self._placed
 
     @abc.abstractmethod
     def hold(self, images: np.ndarray) -> None:
@@ -193,7 +207,7 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def _classify(self, images: Any, labels: Any) -> tuple[Scalar, Scalar]:
-        """How many of the images are classified correctly, and the sum of their losses."""
+        """How many of the images are classified correctly, and the sum of their losses; without those labelled -1."""
 
     def _sync_batch_stats(self) -> None:  # noqa: B027  # a network may have none
         """Gives all devices of all workers the mean of their batch statistics."""
@@ -207,6 +221,16 @@ class Session(abc.ABC):
 
     def _seed(self, number: int) -> None:  # noqa: B027  # a network may draw none
         """Makes the masks that are drawn from now on depend on `number`, below 2^32, alone."""
+
+
+def _padded(batch: Batch, size: int) -> Batch:
+    """`batch` with its last sample repeated up to `size`, labelled -1: compiled networks have one size of batch."""
+    rest = size - len(batch)
+    if not rest:
+        return batch
+    assert not isinstance(batch.images, Views)
+    images = np.concatenate([batch.images, batch.images[-1:].repeat(rest, axis=0)])
+    return Batch(images, np.concatenate([batch.labels, np.full(rest, -1, batch.labels.dtype)]))
 
 
 def fastest(product: Callable[[], object], size: int) -> float:

@@ -83,6 +83,8 @@ class Worker:
             first_step=self._first_step,
             steps=run.steps - self._first_step + breakdown.steps_of(request["detail"]),
             **share,
+            # A CPU's cores belong to the training, which one thread can feed.
+            **({"threads": 1} if run.kind == "cpu" else {}),
         )
         loop = Loop(
             run,
@@ -94,8 +96,10 @@ class Worker:
             first_step=self._first_step,
             save_every=request["checkpoint_every"],
         )
-        # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one.
-        with data.prefetch(stream, depth=run.window) as batches:
+        # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
+        # wait on the devices, whose memory they take.
+        ahead = data.prefetch(stream, depth=run.window)
+        with ahead as made, data.prefetch(made if run.virtual else map(session.placed, made), depth=2) as batches:
             end = self._end(*loop.train(batches))
             end["exchanged"] = session.exchange_stats() or None
             end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below

@@ -58,8 +58,7 @@ def prepare() -> None:
 def _can_fuse() -> bool:
     """Whether the NVIDIA driver, if there is one, can read the code that MXNet compiles for fused operators.
 
-    CUDA 11.8's NVRTC writes PTX 7.8 (CUDA 11.8's release notes, table 3; PTX ISA, release history), which older ones
-    refuse.
+    CUDA 11.8's NVRTC writes PTX 7.8, for which it takes one of release 520 (PTX ISA, "Release Notes").
     """
     try:
         with nvml.session():

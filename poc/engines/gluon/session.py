@@ -54,6 +54,7 @@ class GluonSession(Session):
         if run.dtype in ("float16", "bfloat16"):
             # Casts around the operators that have the precision, whatever network is built after this.
             amp.init(run.dtype)
+        self._peak_bytes = 0
         self._played = run.devices if run.virtual else 1
         context = mx.gpu if run.kind == "gpu" else mx.cpu
         self._contexts = [context(number) for number in range(1 if run.virtual else run.devices // run.workers)]
@@ -113,7 +114,7 @@ class GluonSession(Session):
     def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[Any]:
         if self._run.virtual:
             return self._accumulate(batch, norms)
-        parts = self._resident(batch)
+        parts = self.placed(batch).parts
         # A CPU's contexts share one source of random masks, which they must draw from in order.
         each = map if self._drops_out and self._run.kind == "cpu" else self._exchange.each
         list(each(self._differentiate, range(len(parts)), parts))
@@ -218,6 +219,13 @@ class GluonSession(Session):
 
     def _synchronize(self) -> None:
         mx.nd.waitall()
+        if self._run.kind == "gpu":
+            # MXNet keeps what it has taken, so that its most is what it has.
+            free_and_all = [mx.context.gpu_memory_info(context.device_id) for context in self._contexts]
+            self._peak_bytes = max(self._peak_bytes, *(whole - free for free, whole in free_and_all))
+
+    def peak_device_bytes(self) -> int | None:
+        return self._peak_bytes or None
 
     def _seed(self, number: int) -> None:
         mx.random.seed(number >> 1)
@@ -266,7 +274,7 @@ class GluonSession(Session):
 
     def _classify(self, images: Any, labels: Any) -> tuple[Any, Any]:
         scores = self._evaluating(images)
-        return (scores.argmax(axis=1) == labels).sum(), self._loss(scores, labels).sum()
+        return (scores.argmax(axis=1) == labels).sum(), (self._loss(scores, labels) * (labels >= 0)).sum()
 
     def state(self) -> dict[str, np.ndarray]:
         mx.nd.waitall()

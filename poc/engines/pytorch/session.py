@@ -99,7 +99,7 @@ class TorchSession(Session):
         if self._run.virtual:
             return self._accumulate(batch, share, norms)
         with contextlib.nullcontext() if together or self._replicated is None else self._replicated.no_sync():
-            self._differentiate(self._resident(batch), share)
+            self._differentiate(self.placed(batch).parts, share)
         return [self._squares()] if norms else []
 
     def _differentiate(self, parts: list[Part], share: Any) -> None:
@@ -233,7 +233,7 @@ class TorchSession(Session):
         with self._autocast():
             scores = self._net(images).float()
         self._net.train()
-        loss = functional.cross_entropy(scores, labels, reduction="sum")
+        loss = functional.cross_entropy(scores, labels, reduction="sum", ignore_index=-1)
         return (scores.argmax(dim=1) == labels).sum(), loss
 
     def state(self) -> dict[str, np.ndarray]:

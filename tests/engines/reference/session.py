@@ -68,7 +68,7 @@ class NumpySession(Session):
 
     @_quiet
     def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[float]:
-        for part, parameters, gradients in zip(self._resident(batch), self._parameters, self._gradients):
+        for part, parameters, gradients in zip(self.placed(batch).parts, self._parameters, self._gradients):
             self._differentiate(part, self._layers(parameters), self._layers(gradients))
         return [float(np.square(row).sum()) for row in self._gradients] if norms else []
 
@@ -141,7 +141,7 @@ class NumpySession(Session):
     def _classify(self, images: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
         *_, scores = self._forward(self._layers(self._parameters[0]), images)
         losses, _ = _cross_entropy(scores, labels)
-        return int((scores.argmax(axis=1) == labels).sum()), float(losses.sum())
+        return int((scores.argmax(axis=1) == labels).sum()), float(losses[labels >= 0].sum())
 
     def peak_flops(self) -> float:
         size = 1024
