@@ -129,6 +129,9 @@ class Session(abc.ABC):
         """The most memory taken on one device so far; None where the engine cannot tell."""
         return None
 
+    def close(self) -> None:  # noqa: B027  # an engine may have no others
+        """Leaves the other workers once all are here; the session is done with."""
+
     def _resident(self, batch: Batch) -> list[Part]:
         """The parts of a batch, one for each device, in order; those of one that comes again are there already."""
         if batch is not self._batch:

@@ -54,6 +54,8 @@ class Worker:
         except Exception as error:  # whatever it is, it belongs in the record
             end = self._end(FAILED, f"{type(error).__name__}: {_line_of(error)}")
         self._tell("end", end)
+        if end["outcome"] == COMPLETED:
+            self._session.close()
         self._progress.close()
         return str(end["outcome"])
 

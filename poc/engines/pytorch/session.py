@@ -15,7 +15,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from poc.data import Views
+from poc.data import Batch, Views
 from poc.engines.pytorch import optimizers
 from poc.engines.pytorch.networks import build
 from poc.engines.session import Part, Session, fastest
@@ -23,7 +23,6 @@ from poc.machine.processes import interface
 from poc.recipe import networks
 
 if TYPE_CHECKING:
-    from poc.data import Batch
     from poc.run import Run
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -39,7 +38,10 @@ class TorchSession(Session):
     def __init__(self, run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> None:
         super().__init__(run, first_step)
         self._device = torch.device("cuda", 0) if run.kind == "gpu" else torch.device("cpu")
-        if run.kind == "cpu":
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            self._copies = torch.cuda.Stream()
+        else:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
         for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
             backend.allow_tf32 = run.dtype == "tf32"
@@ -58,6 +60,7 @@ class TorchSession(Session):
         self._drops_out = any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
         self.parameters = sum(parameter.numel() for parameter in self._trained)
         self._gradient_scale = run.loss_scale
+        self._given: Batch | None = None
         self._optimizer = optimizers.make(run, self._trained, self._decays())
         if state is not None:
             self._load_state(state)
@@ -73,7 +76,9 @@ class TorchSession(Session):
     def _init_process_group(self) -> None:
         """Joins the other workers, by torchrun's variables."""
         os.environ["GLOO_SOCKET_IFNAME"] = interface(os.environ["POC_OWN_ADDRESS"])
-        dist.init_process_group("nccl" if self._run.kind == "gpu" else "gloo")
+        gpu = self._device.type == "cuda"
+        # With the device NCCL connects at once, and never to a card that it makes out from the worker's number.
+        dist.init_process_group("nccl" if gpu else "gloo", device_id=self._device if gpu else None)
         self._worker = dist.get_rank()
 
     def _decays(self) -> list[bool]:
@@ -147,8 +152,28 @@ class TorchSession(Session):
             images.mul_(self._scale)
         return [(images, self._sent(batch.labels).long())]
 
-    def _sent(self, array: np.ndarray) -> torch.Tensor:
-        """The array on the device; the host does not wait until it is there."""
+    def send(self, batch: Batch) -> Batch:
+        """The batch on the GPU, as `step` takes it too; blocks until it is there, beside what the GPU computes.
+
+        For one other thread. A batch that comes again is copied once.
+        """
+        if self._device.type == "cpu":
+            return batch
+        if batch is not self._given:
+            with torch.cuda.stream(self._copies):
+                views, labels = batch.images, self._sent(batch.labels)
+                images = Views(*map(self._sent, views)) if isinstance(views, Views) else self._sent(views)
+            self._copies.synchronize()
+            # Their memory is free for the next batch only behind what the steps have enqueued by then.
+            for tensor in (*(images if isinstance(images, Views) else [images]), labels):
+                tensor.record_stream(torch.cuda.default_stream())
+            self._given, self._there = batch, Batch(images, labels)
+        return self._there
+
+    def _sent(self, array: Any) -> torch.Tensor:
+        """The array, or a tensor that is there already, on the device; the host does not wait until it is there."""
+        if isinstance(array, torch.Tensor):
+            return array
         tensor = torch.from_numpy(array)
         if self._device.type == "cuda":
             tensor = tensor.pin_memory()
@@ -177,11 +202,7 @@ class TorchSession(Session):
     def exchange(self) -> None:
         if self._replicated is None or not self._sums:
             return
-        gradients = self._gradients()
-        flat = _flatten_dense_tensors(gradients)
-        dist.all_reduce(flat)
-        for gradient, total in zip(gradients, _unflatten_dense_tensors(flat, gradients)):
-            gradient.copy_(total)
+        _sum(self._gradients())
 
     def exchange_is_right(self) -> bool | None:
         if not self._sums:
@@ -197,6 +218,11 @@ class TorchSession(Session):
         if self._run.workers > 1:
             dist.barrier()
 
+    def close(self) -> None:
+        if self._replicated is not None:
+            self.barrier()
+            dist.destroy_process_group()
+
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
@@ -205,10 +231,9 @@ class TorchSession(Session):
         torch.manual_seed(number)
 
     def _sync_batch_stats(self) -> None:
-        if self._run.workers > 1 and self._sums:
-            for statistic in self._statistics:
-                dist.all_reduce(statistic)
-                statistic /= self._run.workers
+        if self._run.workers > 1 and self._sums and self._statistics:
+            _sum(self._statistics)
+            torch._foreach_div_(self._statistics, self._run.workers)
 
     @torch.no_grad()
     def _classify(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -242,3 +267,10 @@ class TorchSession(Session):
 
     def peak_device_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
+
+
+def _sum(tensors: list[torch.Tensor]) -> None:
+    """Gives each of them, in all workers, the sum of all workers'."""
+    flat = _flatten_dense_tensors(tensors)
+    dist.all_reduce(flat)
+    torch._foreach_copy_(tensors, _unflatten_dense_tensors(flat, tensors))
