@@ -96,6 +96,14 @@ def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) 
     return {**start, **after, **seen, "sums right": str(session.exchange_is_right())}
 
 
+def sent_ahead(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
+    """The parameters after all steps of `run`, each of whose batches another thread had put on the device."""
+    with data.prefetch(map(session.placed, batches(run, worker)), depth=3) as there:
+        for step, batch in enumerate(there):
+            session.step(batch, run.rate(step))
+    return {**parameters(session), "losses": np.array(session.drain())}
+
+
 def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     """Every worker's clock as this one saw them after each step, where the fast one goes as far ahead as it may.
 
@@ -172,6 +180,9 @@ def main() -> None:
     session.barrier()
     np.savez(folder / f"{worker}.npz", **globals()[what](session, run, worker, folder))
     session.barrier()
+    session.close()
+    if distributed := sys.modules.get("torch.distributed"):
+        assert not distributed.is_initialized()
 
 
 if __name__ == "__main__":

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Synthetic, engines
+from poc import Muon, Synthetic, engines
 from poc.engines import Session
 from poc.engines.pytorch import NETWORKS
 from poc.machine.hardware import detect
 from poc.recipe import networks
 from poc.train.local import Place
 from poc.train.parent import execute
-from tests.engine_worker import CORES, HOME, Arrays, batches, distance, parameters, planned, trained
+from tests import stand_in
+from tests.engine_worker import CORES, HOME, Arrays, batches, distance, parameters, planned, trained, workers
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 
@@ -99,6 +100,57 @@ def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> N
     other.step(fed[2], rate)
     assert 1 < scale < 2.0**36
     assert 0 < distance(weights(session), weights(other)) < 0.02
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Processes that start from here on have a CUDA card, whose kernels compute on the CPU."""
+    from tests.stand_in import card
+
+    for name, held in {**stand_in.environment("8 A100"), **card.environment(tmp_path)}.items():
+        monkeypatch.setenv(name, held)
+
+
+ON_A_CARD: tuple[dict[str, Any], ...] = (
+    {"layout": "NHWC", "gradient_noise": 1, "devices": 2, "virtual": True},
+    {"dtype": "tf32", "layout": "NCHW", "optimizer": Muon(rate=0.02)},
+    {"dtype": "bfloat16", "layout": "NHWC", "optimizer": "nesterov"},
+    {"dtype": "float16", "layout": "NCHW"},
+    {"layout": "NHWC", "gradient_noise": 2, "devices": 2},
+    {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-4, "steps": 2, "devices": 2},
+    {"dtype": "float16", "layout": "NCHW", "exchange": "independent", "devices": 2},
+)
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the card is compiled")
+@pytest.mark.parametrize("fields", ON_A_CARD, ids=str)
+def test_a_card_takes_the_cpu_s_steps(fields: dict[str, Any], card: None, tmp_path: Path) -> None:
+    run = planned("pytorch", **fields).run
+    for seen, expected in zip(
+        workers(dataclasses.replace(run, kind="gpu"), tmp_path / "card"),
+        workers(dataclasses.replace(run, dtype="float32"), tmp_path / "cpu"),
+    ):
+        if run.dtype in ("float32", "tf32"):
+            assert distance(seen, expected) == 0
+        else:
+            assert distance(seen, expected) > 0
+            np.testing.assert_allclose(seen["losses"], expected["losses"], rtol=0.005)
+        np.testing.assert_array_equal(seen["norms"], expected["norms"])
+        assert seen["sums right"] == expected["sums right"]
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the card is compiled")
+@pytest.mark.parametrize("fixed", [False, True], ids=["made", "fixed"])
+def test_batches_that_another_thread_puts_on_the_card_are_the_same(fixed: bool, card: None, tmp_path: Path) -> None:
+    data = Synthetic(size=16, crop=16, train=640, validation=70, fixed=fixed)
+    run = planned("pytorch", data=data).run
+    (seen,) = workers(dataclasses.replace(run, kind="gpu"), tmp_path / "card", "sent_ahead")
+    (expected,) = workers(run, tmp_path / "cpu")
+    assert distance(seen, expected) == 0
 
 
 @pytest.mark.parametrize(

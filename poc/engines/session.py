@@ -153,6 +153,9 @@ class Session(abc.ABC):
             self._placed = Placed(batch.images, batch.labels, batch, self._on_devices(batch))
         return self._placed
 
+    def close(self) -> None:  # noqa: B027  # an engine may have no others
+        """Leaves the other workers once all are here; the session is done with."""
+
     @abc.abstractmethod
     def hold(self, images: np.ndarray) -> None:
         """Takes all training images, (n, height, width, 3), with the grey around them, onto the devices.

@@ -56,6 +56,8 @@ class Worker:
             memory = engines.load(self.run.engine).is_out_of_memory(error)
             end = self._end(OUT_OF_MEMORY if memory else FAILED, f"{type(error).__name__}: {_line_of(error)}")
         self._tell("end", end)
+        if end["outcome"] == COMPLETED:
+            self._session.close()
         self._progress.close()
         return str(end["outcome"])
 

@@ -97,7 +97,6 @@ class Muon(SGD):
         self._share = run.optimizer.rate / run.learning_rate
         matrices = [number for number, parameter in enumerate(self.parameters) if parameter.dim() == 4]
         self._decayed = [number for number in self._decayed if number not in matrices]
-        self._decoupled = [self._decay if decays[number] else 0.0 for number in matrices]
         self._matrices, self._others = matrices, [n for n in range(len(self.parameters)) if n not in set(matrices)]
 
     @torch.no_grad()
@@ -114,9 +113,9 @@ class Muon(SGD):
             alpha=-rate,
         )
         orthogonal = orthogonalised([directions[number] for number in self._matrices])
-        for number, direction, decay in zip(self._matrices, orthogonal, self._decoupled):
-            weight = self.parameters[number]
-            weight.mul_(1 - rate * self._share * decay).add_(direction, alpha=-rate * self._share)
+        weights = [self.parameters[number] for number in self._matrices]
+        torch._foreach_mul_(weights, 1 - rate * self._share * self._decay)
+        torch._foreach_add_(weights, orthogonal, alpha=-rate * self._share)
 
 
 def make(run: Run, parameters: Tensors, decays: Sequence[bool]) -> SGD:

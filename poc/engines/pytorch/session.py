@@ -24,7 +24,6 @@ from poc.machine.processes import interface
 from poc.recipe import networks
 
 if TYPE_CHECKING:
-    from poc.data import Batch
     from poc.run import Run
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -40,7 +39,10 @@ class TorchSession(Session):
     def __init__(self, run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> None:
         super().__init__(run, first_step)
         self._device = torch.device("cuda", 0) if run.kind == "gpu" else torch.device("cpu")
-        if run.kind == "cpu":
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            self._copies = torch.cuda.Stream()
+        else:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
         for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
             backend.allow_tf32 = run.dtype == "tf32"
@@ -77,7 +79,9 @@ class TorchSession(Session):
     def _init_process_group(self) -> None:
         """Joins the other workers, by torchrun's variables."""
         os.environ["GLOO_SOCKET_IFNAME"] = interface(os.environ["POC_OWN_ADDRESS"])
-        dist.init_process_group("nccl" if self._run.kind == "gpu" else "gloo")
+        gpu = self._device.type == "cuda"
+        # With the device NCCL connects at once, and never to a card that it makes out from the worker's number.
+        dist.init_process_group("nccl" if gpu else "gloo", device_id=self._device if gpu else None)
         self._worker = dist.get_rank()
 
     def _decays(self) -> list[bool]:
@@ -157,18 +161,27 @@ class TorchSession(Session):
         self._loss_scale, self._good = loss_scale.following(self._loss_scale, self._good, 1 - overflows)
 
     def _on_devices(self, batch: Batch) -> list[Part]:
-        pixels = self._cut(batch.images) if isinstance(batch.images, Views) else self._sent(batch.images)
+        if isinstance(batch.images, Views):
+            (labels,), pixels = self._there(batch.labels), self._cut(batch.images)
+        else:
+            pixels, labels = self._there(batch.images, batch.labels)
         images = pixels.to(dtype=torch.float32, memory_format=self._layout).sub_(self._mean)
         if self._scale != 1:
             images.mul_(self._scale)
-        return [(images, self._sent(batch.labels).long())]
+        return [(images, labels.long())]
 
-    def _sent(self, array: np.ndarray) -> torch.Tensor:
-        """The array on the device; the host does not wait until it is there."""
-        tensor = torch.from_numpy(array)
-        if self._device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
+    def _there(self, *arrays: np.ndarray) -> list[torch.Tensor]:
+        """The arrays on the device: on a GPU copied beside what it computes, and there when this returns."""
+        tensors = list(map(torch.from_numpy, arrays))
+        if self._device.type == "cpu":
+            return tensors
+        with torch.cuda.stream(self._copies):
+            sent = [tensor.pin_memory().to(self._device, non_blocking=True) for tensor in tensors]
+        self._copies.synchronize()
+        for tensor in sent:
+            # Its memory is free for the next batch only behind what the steps have enqueued by then.
+            tensor.record_stream(torch.cuda.default_stream())
+        return sent
 
     def hold(self, images: np.ndarray) -> None:
         self._images = torch.from_numpy(np.ascontiguousarray(images)).to(self._device)
@@ -176,10 +189,7 @@ class TorchSession(Session):
     def _cut(self, views: Views) -> torch.Tensor:
         """The views, (n, 3, crop, crop), of the images that the device holds."""
         crop = self._run.data.crop
-        images, tops, lefts, mirrored = (
-            self._sent(values).long().reshape(-1, 1, 1)
-            for values in (views.images, views.tops, views.lefts, views.mirrored)
-        )
+        images, tops, lefts, mirrored = (values.long().reshape(-1, 1, 1) for values in self._there(*views))
         along = torch.arange(crop, device=self._device)
         columns = lefts + along + mirrored * (crop - 1 - 2 * along)
         return self._images[images, tops + along.reshape(1, -1, 1), columns].permute(0, 3, 1, 2)
@@ -194,11 +204,7 @@ class TorchSession(Session):
     def exchange(self) -> None:
         if self._replicated is None or not self._sums:
             return
-        gradients = self._gradients()
-        flat = _flatten_dense_tensors(gradients)
-        dist.all_reduce(flat)
-        for gradient, total in zip(gradients, _unflatten_dense_tensors(flat, gradients)):
-            gradient.copy_(total)
+        _sum(self._gradients())
 
     def exchange_is_right(self) -> bool | None:
         if not self._sums:
@@ -214,6 +220,11 @@ class TorchSession(Session):
         if self._run.workers > 1:
             dist.barrier()
 
+    def close(self) -> None:
+        if self._replicated is not None:
+            self.barrier()
+            dist.destroy_process_group()
+
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
@@ -222,10 +233,9 @@ class TorchSession(Session):
         torch.manual_seed(number)
 
     def _sync_batch_stats(self) -> None:
-        if self._run.workers > 1 and self._sums:
-            for statistic in self._statistics:
-                dist.all_reduce(statistic)
-                statistic /= self._run.workers
+        if self._run.workers > 1 and self._sums and self._statistics:
+            _sum(self._statistics)
+            torch._foreach_div_(self._statistics, self._run.workers)
 
     @torch.no_grad()
     def _classify(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -262,3 +272,10 @@ class TorchSession(Session):
 
     def peak_device_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
+
+
+def _sum(tensors: list[torch.Tensor]) -> None:
+    """Gives each of them, in all workers, the sum of all workers'."""
+    flat = _flatten_dense_tensors(tensors)
+    dist.all_reduce(flat)
+    torch._foreach_copy_(tensors, _unflatten_dense_tensors(flat, tensors))

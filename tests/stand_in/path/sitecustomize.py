@@ -29,6 +29,10 @@ def _mxnet(mx: Any) -> None:
 
 
 def _torch(torch: Any) -> None:
+    if "POC_CARD" in os.environ:
+        from tests.stand_in import card
+
+        return card.take_place()
     device = torch.device
     torch.device = lambda kind, *number: device("cpu")
 
