@@ -133,8 +133,7 @@ def train_here(
                 asked.write_text(json.dumps(request))
                 with asked.open() as stdin:
                     if run.kind == "gpu":
-                        visible = ",".join(str(card.index) for card in cards[here])
-                        environment = {**environment, "CUDA_VISIBLE_DEVICES": visible}
+                        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[here])
                     python = engines.interpreter(run.engine)
                     started = processes.start("poc.train.worker", environment, python=python, stdin=stdin)
                     workers[f"worker {number}"] = started
