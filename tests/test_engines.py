@@ -332,13 +332,13 @@ def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not
 def test_batches_that_a_thread_puts_on_the_devices_ahead_train_to_the_same_bits(run: Run) -> None:
     session = engines.open_session(run)
     put: list[str] = []
-    on_devices = session._on_devices
+    ahead_of_steps = session._ahead
 
     def noted(batch: data.Batch) -> Any:
         put.append(threading.current_thread().name)
-        return on_devices(batch)
+        return ahead_of_steps(batch)
 
-    session._on_devices = noted  # type: ignore[method-assign]
+    session._ahead = noted  # type: ignore[method-assign]
     with data.prefetch(map(session.placed, batches(run)), depth=2) as ahead:
         for step, batch in enumerate(ahead):
             assert session.placed(batch) is batch

@@ -150,8 +150,12 @@ class Session(abc.ABC):
         if isinstance(batch, Placed):
             return batch
         if self._placed is None or self._placed.batch is not batch:
-            self._placed = Placed(batch.images, batch.labels, batch, self._on_devices(batch))
+            self._placed = Placed(batch.images, batch.labels, batch, self._ahead(batch))
         return self._placed
+
+    def _ahead(self, batch: Batch) -> list[Part]:
+        """The parts of a batch as `placed` leaves them."""
+        return self._on_devices(batch)
 
     def close(self) -> None:  # noqa: B027  # an engine may have no others
         """Leaves the other workers once all are here; the session is done with."""

@@ -19,11 +19,12 @@ from poc.data import Views
 from poc.engines import loss_scale
 from poc.engines.pytorch import optimizers
 from poc.engines.pytorch.networks import build
-from poc.engines.session import Part, Session, fastest
+from poc.engines.session import Part, Placed, Session, fastest
 from poc.machine.processes import interface
 from poc.recipe import networks
 
 if TYPE_CHECKING:
+    from poc.data import Batch
     from poc.run import Run
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -64,6 +65,8 @@ class TorchSession(Session):
         """In float16 the scale, of the mean loss, and for how many steps it has been good."""
         if run.dtype == "float16":
             self._loss_scale = self._loss_scale + loss_scale.START * run.total_batch
+        self._ready: tuple[Placed | None, list[Part]] = (None, [])
+        """The last batch and its parts as the network takes them, which one that comes again has already."""
         self._optimizer = optimizers.make(run, self._trained, self._decays())
         if state is not None:
             self._load_state(state)
@@ -103,7 +106,10 @@ class TorchSession(Session):
         if self._run.virtual:
             return self._accumulate(batch, share, norms)
         with contextlib.nullcontext() if together or self._replicated is None else self._replicated.no_sync():
-            self._differentiate(self.placed(batch).parts, share)
+            placed = self.placed(batch)
+            if placed is not self._ready[0]:
+                self._ready = placed, [self._prepared(*part) for part in placed.parts]
+            self._differentiate(self._ready[1], share)
         return [self._squares()] if norms else []
 
     def _differentiate(self, parts: list[Part], share: Any) -> None:
@@ -161,14 +167,21 @@ class TorchSession(Session):
         self._loss_scale, self._good = loss_scale.following(self._loss_scale, self._good, 1 - overflows)
 
     def _on_devices(self, batch: Batch) -> list[Part]:
+        return [self._prepared(*part) for part in self._ahead(batch)]
+
+    def _ahead(self, batch: Batch) -> list[Part]:
+        """As they are: their arithmetic is the step's."""
         if isinstance(batch.images, Views):
-            (labels,), pixels = self._there(batch.labels), self._cut(batch.images)
-        else:
-            pixels, labels = self._there(batch.images, batch.labels)
+            *views, labels = self._there(*batch.images, batch.labels)
+            return [(Views(*views), labels)]
+        return [tuple(self._there(batch.images, batch.labels))]
+
+    def _prepared(self, raw: torch.Tensor | Views, labels: torch.Tensor) -> Part:
+        pixels = self._cut(raw) if isinstance(raw, Views) else raw
         images = pixels.to(dtype=torch.float32, memory_format=self._layout).sub_(self._mean)
         if self._scale != 1:
             images.mul_(self._scale)
-        return [(images, labels.long())]
+        return images, labels.long()
 
     def _there(self, *arrays: np.ndarray) -> list[torch.Tensor]:
         """The arrays on the device: on a GPU copied beside what it computes, and there when this returns."""
@@ -186,10 +199,10 @@ class TorchSession(Session):
     def hold(self, images: np.ndarray) -> None:
         self._images = torch.from_numpy(np.ascontiguousarray(images)).to(self._device)
 
-    def _cut(self, views: Views) -> torch.Tensor:
+    def _cut(self, views: Any) -> torch.Tensor:
         """The views, (n, 3, crop, crop), of the images that the device holds."""
         crop = self._run.data.crop
-        images, tops, lefts, mirrored = (values.long().reshape(-1, 1, 1) for values in self._there(*views))
+        images, tops, lefts, mirrored = (values.long().reshape(-1, 1, 1) for values in views)
         along = torch.arange(crop, device=self._device)
         columns = lefts + along + mirrored * (crop - 1 - 2 * along)
         return self._images[images, tops + along.reshape(1, -1, 1), columns].permute(0, 3, 1, 2)

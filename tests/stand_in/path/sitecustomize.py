@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any, Callable
 
-_INSTALLED = {"mxnet-cu112": "1.9.1", "torch": "2.13.0"}
+_INSTALLED = {"mxnet-cu112": "1.9.1"}
 
 
 def _mxnet(mx: Any) -> None:
@@ -40,6 +40,8 @@ def _torch(torch: Any) -> None:
 def _session(session: Any) -> None:
     """Two samples a device in place of all, and little of an evaluation: what a GPU does in a second takes minutes."""
     session.fastest = lambda product, size: 1e12
+    if "POC_CARD" in os.environ:  # there the same is computed as on a CPU, to be compared
+        return
     step, evaluate = session.Session.step, session.Session.evaluate
 
     def few(self: Any, batch: Any, *rate: float, **options: bool) -> None:
@@ -77,6 +79,7 @@ def _stand(name: str) -> None:
     from tests import stand_in
 
     sys.modules["pynvml"] = stand_in.library(name)  # type: ignore[assignment]
+    _INSTALLED["torch"] = "2.13.0" if stand_in.MACHINES[name][1] >= "580" else "2.10.0"
     sys.meta_path.insert(0, _Finder())
     version = importlib.metadata.version
     importlib.metadata.version = lambda package: _INSTALLED.get(package) or version(package)
