@@ -32,9 +32,10 @@ MOST_CHANGES = 60
 def files(folder: Path, pattern: str = "**/*") -> dict[Path, tuple[int, int]]:
     """Those that match, each with its size and when it was last written."""
     there = {}
-    for path in folder.glob(pattern):
-        with contextlib.suppress(FileNotFoundError):
-            there[path] = (path.stat().st_size, path.stat().st_mtime_ns)
+    with contextlib.suppress(FileNotFoundError):  # a folder that went as it was looked into: look again next time
+        for path in folder.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):
+                there[path] = (path.stat().st_size, path.stat().st_mtime_ns)
     return there
 
 
