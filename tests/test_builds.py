@@ -79,8 +79,11 @@ def test_the_build_of_each_engine_or_why_there_is_none(
 def test_auto_takes_the_first_engine_that_runs_on_the_cards_and_says_why(
     machine: str, engine: str, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (item,) = plan("r", Recipe(model="cifar_resnet8_v2", data=CIFAR10()), stand(machine, monkeypatch))
+    here = stand(machine, monkeypatch)
+    (item,) = plan("r", Recipe(model="cifar_resnet8_v2", data=CIFAR10()), here)
     assert (item.skip, item.run.engine, item.run.kind) == ("", engine, "gpu")
+    (played,) = plan("r", Recipe(model="cifar_resnet8_v2", devices=16, virtual=True), here)
+    assert (played.skip, played.run.engine, played.run.kind) == ("", engine, "gpu")
     assert item.engine_choice.startswith(choice)
 
 
