@@ -128,8 +128,6 @@ def _doctor(_: argparse.Namespace) -> int:
             print(f"        {name}: {engines.unsupported(name, gpu, machine) or 'can train on it'}")
     if len(machine.gpus) > 1:
         layout = topology.detect(machine.gpus)
-        for line in topology.recommendations(layout):
-            print(f"choice  {line}")
         for line in topology.warnings(layout):
             print(f"warning {line}")
         print("links   nvidia-smi topo -m shows them")

@@ -97,6 +97,13 @@ def test_rows_of_the_cpu_wait_where_there_are_gpus_that_can_be_used(
     assert not plan("r", recipe, here)[0].skip
 
 
+def test_norms_of_scaled_gradients_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = stand("4 V100", monkeypatch)
+    for noise in (None, 2):
+        (item,) = plan("r", Recipe(model="cifar_resnet8_v2", devices=2, dtype="float16", gradient_noise=noise), here)
+        assert item.skip.startswith("gradient_noise is not measured in float16") == bool(item.skip) == bool(noise)
+
+
 def test_horovod_as_it_is_built_here_is_not_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod")
     recipe = Recipe(model="cifar_resnet8_v2", devices=2, workers=2, exchange="horovod")

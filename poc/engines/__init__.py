@@ -140,6 +140,8 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     reason = load(run.engine).lacks(run, machine) or unknown(run)
     if reason:
         return reason
+    if run.dtype == "float16" and run.gradient_noise:
+        return "gradient_noise is not measured in float16, whose gradients are scaled"
     if run.kind == "gpu":
         known = load(run.engine).BUILDS
         used = [gpu for gpu in machine.gpus if builds.unsupported(known, gpu, machine.driver) is None]

@@ -52,15 +52,6 @@ def best_group(topology: Topology, count: int) -> tuple[int, ...]:
     return max(itertools.combinations(sorted(topology.clocks), count), key=merit, default=())
 
 
-def recommendations(topology: Topology) -> list[str]:
-    """A line for each usual number of cards that leaves a choice: which of them train fastest together."""
-    kinds = {(topology.names[card], clocks) for card, clocks in topology.clocks.items()}
-    if len(kinds) <= 1 and len(set(topology.link_ranks.values())) <= 1:
-        return []
-    groups = [best_group(topology, count) for count in (2, 4, 8) if count < len(topology.clocks)]
-    return [f"{len(group)} cards train best on CUDA_VISIBLE_DEVICES={','.join(map(str, group))}" for group in groups]
-
-
 def warnings(topology: Topology) -> list[str]:
     """A line for each kind of cards whose clocks differ, for the slowest card sets the pace of all.
 
