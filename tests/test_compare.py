@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from poc import studies
+from poc.records import journal
 from poc.records.timing import PARTS
-from poc.report import compare
-from poc.report.compare import Estimate
+from poc.report import compare, rows
+from poc.report.measurements import by_speed
 from poc.studies.row import MEASURED, Row
+
+HOME = Path(__file__).resolve().parent.parent
 
 
 def row(**fields: Any) -> Row:
@@ -55,18 +62,17 @@ def test_speedups_of_all_of_theano() -> None:
 
 
 def test_the_main_study_s_series() -> None:
-    rows = printed("beeva_poc_mxnet")
-    members = [(series, row) for series in compare.series(rows) for row in series.rows if "K80" in row.hardware]
+    study = printed("beeva_poc_mxnet")
+    members = [(series, row) for series in compare.series(study) for row in series.rows if "K80" in row.hardware]
     of = {row.printed.split(" | ")[0]: (series, row) for series, row in members}
     series, eight = of["128x8=1024 (lr=0.4)"]
     assert compare.by_throughput(series.alone, eight) == pytest.approx(6800 / 1100)
-    assert compare.by_epoch_time(series.alone, eight) == pytest.approx(44.7 / 7.1)
     assert compare.by_wall(series.alone, eight) is None
     # Of the two rows on one GPU, the one whose learning rate grows to this one's.
     series, eight = of["512x8 (lr=3.2)"]
     assert [one.printed for one in series.alone] == ["512x1 (lr=0.4)"]
     # 64 x 1 has no throughput, P100's 512 x 8 no row on one GPU, and a CPU is no device of a series.
-    texts = [one.printed for series in compare.series(rows) for one in (*series.alone, *series.rows)]
+    texts = [one.printed for series in compare.series(study) for one in (*series.alone, *series.rows)]
     assert not any(text.startswith(("64x", "512x8=4096", "256 (", "512 (")) for text in texts)
     assert len(texts) == 4 + 4 + 2 + 4 + 4
 
@@ -104,37 +110,6 @@ def test_speedup_by_wall_time_is_of_the_same_work_only() -> None:
     assert compare.efficiency(None, 2) is None
 
 
-def test_the_difference_between_both_speedups_is_the_start_that_got_no_faster() -> None:
-    found = compare.reconcile([row()], two())
-    assert found is not None
-    assert (found.by_throughput, found.by_wall) == (pytest.approx(2.0), pytest.approx(12 / 7))
-    assert found.parts == pytest.approx({**dict.fromkeys(PARTS, 0.0), "initialise": 2 / 7})
-
-
-def test_usual_waiting_is_in_throughput_already() -> None:
-    # 9 ms of training and 1 ms of waiting for each of 1,000 samples, and one wait of 3 s more.
-    waiting = row(usual_wait_per_sample=0.001, train_seconds=9.0, data_seconds=4.0, wall_seconds=15.0)
-    assert compare.unseen(waiting) == pytest.approx({**dict.fromkeys(PARTS, 0.0), "initialise": 0.002, "data": 0.003})
-
-
-@st.composite
-def timed_rows(draw: Any, **fields: Any) -> Row:
-    parts = {f"{part}_seconds": draw(st.floats(0.001, 1000)) for part in PARTS}
-    rate, samples = draw(st.floats(1, 1e4)), draw(st.integers(960, 1000))
-    work = dict(samples_per_second=rate, samples_trained=samples, warmup_samples=draw(st.integers(0, samples)))
-    wait = draw(st.floats(0, 1)) / rate
-    return row(**fields, **parts, **work, wall_seconds=math.fsum(parts.values()), usual_wait_per_sample=wait)
-
-
-@given(st.lists(timed_rows(), min_size=1, max_size=3), timed_rows(devices=2))
-def test_parts_add_up_to_the_whole_difference(alone: list[Row], other: Row) -> None:
-    found = compare.reconcile(alone, other)
-    assert found is not None
-    largest = max(found.by_throughput, found.by_wall, *map(abs, found.parts.values()))
-    assert found.by_throughput - math.fsum(found.parts.values()) == pytest.approx(found.by_wall, abs=1e-9 * largest)
-    assert set(found.parts) == set(PARTS)
-
-
 any_rows = st.builds(
     row,
     devices=st.sampled_from([1, 2, 4]),
@@ -149,8 +124,8 @@ any_rows = st.builds(
 
 
 @given(st.lists(any_rows, max_size=12))
-def test_a_series_never_mixes(rows: list[Row]) -> None:
-    for series in compare.series(rows):
+def test_a_series_never_mixes(several: list[Row]) -> None:
+    for series in compare.series(several):
         members = [*series.alone, *series.rows]
         held = "batch_per_device" if series.kind == "weak" else "total_batch"
         assert {getattr(one, held) for one in members} == {series.batch}
@@ -168,29 +143,67 @@ def test_a_series_never_mixes(rows: list[Row]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "margin", "within_noise"),
+    ("a", "b", "differs"),
     [
-        # Welch with equal spreads and three each has four degrees of freedom.
-        (3, 2.776445 * math.sqrt(1 / 3 + 1 / 3), True),
-        (4, 2.446912 * math.sqrt(1 / 2), False),
-        (500, 1.962344 * math.sqrt(2 / 500), False),
-        # One measurement says nothing of noise.
-        (1, None, None),
+        # By hand: means of logarithms 0.2 apart, standard deviations of 0.1, so 2.776 x 0.0816 = 0.227 of margin.
+        ((0.9, 1.0, 1.1), (1.1, 1.2, 1.3), False),
+        ((0.99, 1.0, 1.01), (1.19, 1.2, 1.21), True),
+        # Takes that do not differ at all.
+        ((1.0, 1.0, 1.0), (2.0, 2.0, 2.0), True),
+        ((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), False),
+        # However far apart: two takes on one side bear no verdict.
+        ((1.0, 1.001), (2.0, 2.001, 2.002), None),
+        ((1.0,), (9.0,), None),
     ],
 )
-def test_difference_and_noise(n: int, margin: float | None, within_noise: bool | None) -> None:
-    ten = Estimate(mean=10, spread=1 if n > 1 else 0, n=n)
-    difference = compare.difference(ten, Estimate(mean=8, spread=1, n=max(n, 3)))
-    assert (difference.value, difference.within_noise) == (2, within_noise)
-    assert difference.margin == (None if margin is None else pytest.approx(margin))
+def test_a_verdict_takes_three_takes_on_either_side(
+    a: tuple[float, ...], b: tuple[float, ...], differs: bool | None
+) -> None:
+    one, other = (compare.verdict(*map(exponentials, sides)) for sides in ((a, b), (b, a)))
+    assert one.differs is other.differs is differs
+    assert one.ratio == pytest.approx(math.exp(sum(a) / len(a) - sum(b) / len(b)))
+    assert one.ratio == pytest.approx(1 / other.ratio)
 
 
-estimates = st.builds(Estimate, mean=st.floats(-1e6, 1e6), spread=st.floats(0, 1e6), n=st.integers(2, 100))
+def exponentials(logarithms: Sequence[float]) -> list[float]:
+    return [math.exp(logarithm) for logarithm in logarithms]
 
 
-@given(estimates, estimates)
-def test_difference_does_not_depend_on_the_order(a: Estimate, b: Estimate) -> None:
-    one, other = compare.difference(a, b), compare.difference(b, a)
-    assert one.value == -other.value
-    assert one.margin == pytest.approx(other.margin)
-    assert one.within_noise == other.within_noise
+def test_the_margin_of_a_verdict() -> None:
+    found = compare.verdict(exponentials((0.9, 1.0, 1.1)), exponentials((1.1, 1.2, 1.3)))
+    assert found.low is not None
+    assert math.log(found.ratio / found.low) == pytest.approx(2.776445 * math.sqrt(0.01 / 3 + 0.01 / 3))
+
+
+def called_different(takes: Sequence[float]) -> tuple[int, int]:
+    """Of all ways to part these takes of one setting into halves: in how many the halves are called different."""
+    half, numbers = len(takes) // 2, range(len(takes))
+    parts = [set(part) for part in itertools.combinations(numbers, half)]
+    found = [
+        compare.verdict(*([takes[n] for n in numbers if (n in part) == side] for side in (True, False)))
+        for part in parts
+    ]
+    return sum(bool(verdict.differs) for verdict in found), len(found)
+
+
+def test_repeats_of_one_setting_in_the_journal_are_not_called_different() -> None:
+    records = journal.read(sorted((HOME / "results").rglob("journal.jsonl")))
+    measured = by_speed(rows.from_record(record) for record in records)
+    repeated = [taken.rate.values for taken in measured if taken.rate and taken.rate.n > 1]
+    assert len(repeated) > 10
+    different, compared = map(sum, zip(*map(called_different, repeated)))
+    assert different <= 0.05 * compared
+
+
+def test_simulated_repeats_are_not_called_different() -> None:
+    """Windows of a run are correlated as measured here (lag 1: 0.52), runs differ by 14%: page after page of noise."""
+    random = np.random.default_rng(0)
+    called = 0
+    for _ in range(400):
+        takes = np.exp(random.normal(0, 0.14, 6))
+        windows = random.normal(0, 0.05, (6, 60))
+        for step in range(1, 60):
+            windows[:, step] += 0.52 * windows[:, step - 1]
+        rates = takes * np.exp(np.median(windows, axis=1))
+        called += bool(compare.verdict(list(rates[:3]), list(rates[3:])).differs)
+    assert called <= 0.05 * 400

@@ -233,9 +233,9 @@ def test_a_study_of_one_s_own_needs_no_more_than_its_file(tmp_path: Path) -> Non
     read = [(row.study, row.printed, row.samples_per_second, row.accuracy) for row in mine.rows]
     assert read == [("mine", "a, one", 400.0, None), ("mine", "a, two", 780.0, None)]
     report.write([], [*others, mine], page=tmp_path / "results.md", folder=tmp_path)
-    _, table = (tmp_path / "results.md").read_text().split("### My own cluster\n")
-    # The speed-up is worked out.
-    assert "| ResNet-50 v1 | 64 | 2 | weak | 780 | 1.95 | 0.975 | a, two |" in table
+    _, table = (tmp_path / "studies.md").read_text().split("## My own cluster\n")
+    # The efficiency is worked out.
+    assert "| ResNet-50 v1 | 64 | 400 | 2 | 780 | 0.97 |" in table
     assert "\npublished,mine,,,,,resnet50_v1," in (tmp_path / "rows.csv").read_text()
 
 

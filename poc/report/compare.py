@@ -1,4 +1,4 @@
-"""Speed-up and efficiency over devices, what the two speed-ups hide from each other, and what is only noise."""
+"""Speed-up and efficiency over devices, and which differences are more than noise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from scipy.stats import t
 
 from poc.records.record import COMPLETED
-from poc.records.timing import PARTS
 from poc.studies.row import Row
 from poc.values import value
 
@@ -24,14 +23,17 @@ SHARED = (
     *("dtype", "layout", "setting"),
 )
 SAME_WORK = 0.05
+MIN_TAKES = 3
+"""On either side of a comparison, for a verdict."""
+CONFIDENCE = 0.95
 SERIES_RULE = (
     "a series holds rows that differ only in the number of devices and, in a weak series, in a learning rate that "
     "grows with it; weak keeps the batch per device, strong the total batch; virtual devices and quick runs are "
     "never in one; without its own row on one device there is no speed-up"
 )
-WALL_RULE = (
-    "speed-up by wall time compares whole runs, from start to end, in seconds for each sample trained, and only "
-    f"where the numbers of samples trained are within {SAME_WORK:.0%} of each other (whole batches leave a remainder)"
+VERDICT_RULE = (
+    f"a difference is called one where each side has at least {MIN_TAKES} takes and the {CONFIDENCE:.0%} interval of "
+    "Welch's t over the logarithms of takes leaves out zero"
 )
 
 
@@ -53,43 +55,38 @@ class Series:
 
 
 @value
-class Reconciliation:
-    """Why the two speed-ups of a row differ: `by_throughput` less all of `parts` is `by_wall`."""
+class Verdict:
+    """Two settings, as the ratio of what they gave."""
 
-    by_throughput: float
-    by_wall: float
-    parts: dict[str, float]
-    """What each of `poc.records.timing.PARTS` takes from the speed-up by throughput; negative where it adds to it."""
-
-
-@value
-class Estimate:
-    """A figure that was measured `n` times."""
-
-    mean: float
-    spread: float
-    """Standard deviation of one measurement."""
-    n: int
-
-
-@value
-class Difference:
-    """One estimate less another."""
-
-    value: float
-    margin: float | None
-    """Half of the 95% confidence interval; None where neither was measured twice, so that nothing can be said."""
+    ratio: float
+    """Geometric mean over the takes of the first, over that of the second."""
+    low: float | None
+    """Of the confidence interval of the ratio; None, as `high`, where there are too few takes for one."""
+    high: float | None
 
     @property
-    def within_noise(self) -> bool | None:
-        """Whether there may be no difference at all; None where that cannot be said."""
-        return None if self.margin is None else abs(self.value) <= self.margin
+    def differs(self) -> bool | None:
+        """Whether the spread between takes allows to call them different; None where there are too few takes."""
+        return None if self.low is None or self.high is None else not self.low <= 1 <= self.high
 
 
-def key(row: Row, *besides: str) -> tuple[str, ...]:
-    """What measured rows share whose runs compute the same, on the same machine and data, but for these fields."""
-    framework = "" if "engine" in besides else row.framework
-    return (row.infrastructure, row.hardware, framework, row.dataset, row.run.key(*besides))
+def verdict(a: Sequence[float], b: Sequence[float]) -> Verdict:
+    """The takes of one setting against those of another, by `VERDICT_RULE`; all figures are above zero.
+
+    Windows of one run are correlated, and know nothing of what differs from run to run: only takes count.
+    """
+    logs = [[math.log(figure) for figure in takes] for takes in (a, b)]
+    ratio = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
+    if min(len(a), len(b)) < MIN_TAKES:
+        return Verdict(ratio=math.exp(ratio), low=None, high=None)
+    errors = [statistics.variance(takes) / len(takes) for takes in logs]
+    total = sum(errors)
+    margin = 0.0
+    if total > 0:
+        # Shares first: squares of very small errors would underflow.
+        freedom = 1 / sum((error / total) ** 2 / (len(takes) - 1) for error, takes in zip(errors, logs))
+        margin = float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(total)
+    return Verdict(ratio=math.exp(ratio), low=math.exp(ratio - margin), high=math.exp(ratio + margin))
 
 
 def series(rows: Iterable[Row]) -> list[Series]:
@@ -124,13 +121,11 @@ def by_throughput(alone: Sequence[Row], row: Row) -> float | None:
     return _ratio([1 / other if other else None for other in rates], 1 / own if own else None)
 
 
-def by_epoch_time(alone: Sequence[Row], row: Row) -> float | None:
-    """Seconds of an epoch on one device over those of `row`: training and waiting for data, no evaluation."""
-    return _ratio([base.seconds_per_epoch for base in alone], row.seconds_per_epoch)
-
-
 def by_wall(alone: Sequence[Row], row: Row) -> float | None:
-    """Wall seconds for each sample trained, on one device over those of `row`; None for unequal work (`WALL_RULE`)."""
+    """Wall seconds for each sample trained, on one device over those of `row`; None for unequal work.
+
+    That is where the numbers of samples trained are not within `SAME_WORK` of each other.
+    """
     if not all(_same_work(base, row) for base in alone):
         return None
     return _ratio([_wall_per_sample(base) for base in alone], _wall_per_sample(row))
@@ -144,56 +139,6 @@ def without_sync(alone: Sequence[Row], row: Row) -> float | None:
 def efficiency(speedup: float | None, devices: int) -> float | None:
     """Speed-up over the number of devices, as a fraction of one."""
     return None if speedup is None or devices < 1 else speedup / devices
-
-
-def reconcile(alone: Sequence[Row], row: Row) -> Reconciliation | None:
-    """Accounts for the whole difference between the two speed-ups of `row`, part by part.
-
-    A run's wall seconds for a sample are those at its throughput, t, plus what throughput does not see: o of each part
-    (`unseen`). With t1 and o1 on one device, S = t1 / t by throughput and w = t + sum(o), the speed-up by wall time is
-    (t1 + sum(o1)) / w, and S less that is the sum over the parts of (S x o - o1) / w: a part costs speed-up as far as
-    it does not shrink S times. None where there is no speed-up by wall time, or the parts are unknown.
-    """
-    speedup, total = by_throughput(alone, row), by_wall(alone, row)
-    wall, own = _wall_per_sample(row), unseen(row)
-    others = [beyond for beyond in map(unseen, alone) if beyond is not None]
-    if speedup is None or wall is None or total is None or own is None or len(others) != len(alone):
-        return None
-    parts = {part: (speedup * own[part] - statistics.fmean(beyond[part] for beyond in others)) / wall for part in PARTS}
-    return Reconciliation(by_throughput=speedup, by_wall=total, parts=parts)
-
-
-def unseen(row: Row) -> dict[str, float] | None:
-    """Seconds for each sample trained that a run's throughput does not show, by part; None where any is unknown.
-
-    Throughput is the median over windows, and so holds the usual time of training and the usual wait for data. What is
-    left of "warmup", "train" and "data" is what they took beyond that; it can be negative.
-    """
-    beyond = {part: getattr(row, f"{part}_seconds") for part in PARTS}
-    samples, warm, wait = row.samples_trained, row.warmup_samples, row.usual_wait_per_sample
-    if not samples or not row.samples_per_second or None in (warm, wait, *beyond.values()):
-        return None
-    usual = 1 / row.samples_per_second - wait
-    beyond["warmup"] -= usual * warm
-    beyond["train"] -= usual * (samples - warm)
-    beyond["data"] -= wait * samples
-    return {part: seconds / samples for part, seconds in beyond.items()}
-
-
-def difference(a: Estimate, b: Estimate) -> Difference:
-    """`a` less `b`, with the 95% margin of Welch's t interval, which allows for unequal spreads and few measurements.
-
-    The windows of one run know nothing of what differs from run to run: for that, compare means over seeds.
-    """
-    errors = [estimate.spread**2 / estimate.n for estimate in (a, b) if estimate.n > 1]
-    if len(errors) < 2:
-        return Difference(value=a.mean - b.mean, margin=None)
-    total = sum(errors)
-    if total == 0:
-        return Difference(value=a.mean - b.mean, margin=0.0)
-    # Shares first: squares of very small errors would underflow.
-    freedom = 1 / sum((error / total) ** 2 / (estimate.n - 1) for error, estimate in zip(errors, (a, b)))
-    return Difference(value=a.mean - b.mean, margin=float(t.ppf(0.975, math.floor(freedom))) * math.sqrt(total))
 
 
 def rate(row: Row) -> float | None:

@@ -25,6 +25,9 @@ USUAL_ENGINE = engines.ENGINES[0]
 BUSY = 0.05
 """Share of a machine's cores that other processes may keep busy before a row's note says so."""
 
+TARGET = 0.75
+"""The accuracy whose time and price are told."""
+
 # What may differ within a series over devices, or only says how a run was cut.
 _VARIED = (
     *("devices", "virtual", "batch_per_device", "total_batch", "learning_rate", "lr_rule", "seed", "exchange"),
@@ -42,14 +45,8 @@ def collect(records: Sequence[Record], published: Iterable[Study]) -> list[Row]:
     measured = [from_record(record, superseded=id(record) not in standing) for record in records]
     printed = [dataclasses.replace(row) for study in published for row in study.rows]
     shown = [row for row in measured if not row.superseded]
-    _add_repeats(shown)
     _add_speedups([*shown, *printed])
     return [*measured, *printed]
-
-
-def main_study(rows: Iterable[Row]) -> str:
-    """The name of the study that comes first; empty where nothing is published."""
-    return next((row.study for row in rows if not row.measured), "")
 
 
 def last_takes(records: Sequence[Record]) -> list[Record]:
@@ -128,6 +125,7 @@ def _of_result(record: Record) -> dict[str, Any]:
         "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
         "wall_seconds": record.wall,
         **{f"{part}_seconds": seconds for part, seconds in split.items()},
+        "seconds_to_075": _seconds_to(TARGET, record),
         "note": _note(record),
         "disturbed": _disturbed(record),
         "engine_choice": record.engine_choice,
@@ -136,6 +134,12 @@ def _of_result(record: Record) -> dict[str, Any]:
         "others_busy_cores": record.others_busy_cores,
         "peak_flops": record.peak_flops if record.windows else None,
     }
+
+
+def _seconds_to(accuracy: float, record: Record) -> float | None:
+    """Of training to the end of the first epoch after which it was reached; None where it never was."""
+    epoch = next((seen.epoch for seen in record.evaluations if seen.accuracy >= accuracy), None)
+    return None if epoch is None else sum(window.seconds for window in record.windows if window.epoch <= epoch)
 
 
 def _of_windows(record: Record) -> dict[str, Any]:
@@ -283,25 +287,6 @@ def _epoch_seconds(windows: Sequence[timing.Window], steps_per_epoch: int) -> fl
         if sum(window.steps for window in members) == steps_per_epoch
     ]
     return statistics.median(whole) if whole else None
-
-
-def _add_repeats(rows: Sequence[Row]) -> None:
-    """Mean, standard deviation and number over the seeds of runs that are otherwise equal, in each of their rows."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if row.outcome == COMPLETED:
-            groups.setdefault(compare.key(row, "seed"), []).append(row)
-    for group in groups.values():
-        if len(group) < 2:
-            continue
-        accuracies = [row.accuracy for row in group]
-        rates = [row.samples_per_second for row in group]
-        for row in group:
-            row.repeats = len(group)
-            if None not in accuracies:
-                row.accuracy_mean, row.accuracy_spread = statistics.fmean(accuracies), statistics.stdev(accuracies)
-            if None not in rates:
-                row.throughput_mean, row.throughput_spread = statistics.fmean(rates), statistics.stdev(rates)
 
 
 def _add_speedups(rows: Sequence[Row]) -> None:

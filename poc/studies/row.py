@@ -111,11 +111,6 @@ class Row:
     started: str = _text("UTC")
     quick: bool = _flag("a first look, cut short")
     accuracy_last4: Measure = _number("mean of the last four epochs", digits=4, title="mean of last 4 epochs")
-    accuracy_mean: Measure = _number("over seeds", digits=4)
-    accuracy_spread: Measure = _number("standard deviation over seeds", digits=4)
-    throughput_mean: Measure = _number("over seeds", unit="samples/s", digits=1)
-    throughput_spread: Measure = _number("standard deviation over seeds", unit="samples/s", digits=1)
-    repeats: Count = _number("runs alike but for their seed", digits=0, title="seeds")
     dropped_windows: Count = _number("of the warm-up")
     samples_trained: Count = _number("in all windows")
     warmup_samples: Count = _number("in the dropped windows")
@@ -137,6 +132,9 @@ class Row:
     fixed: bool = _flag("one fixed batch was trained on")
     disturbed: bool = _flag("other processes took time")
     engine_choice: str = _text("why its engine")
+    seconds_to_075: Measure = _seconds("training, until the accuracy was first 0.75 at an epoch's end")
+    dollars_per_hour: Measure = _number("price of the devices in use", unit="$")
+    price_from: str = _text("where and when that was the price")
     contradicts: str = _text("the columns that `flag` is about")
 
     run: Run | Any = None

@@ -1,0 +1,111 @@
+"""What a page is made of: sections of prose, tables and pictures; and the results that all of them draw on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Callable, Union
+
+from matplotlib.figure import Figure
+
+from poc.recipe import networks
+from poc.records.record import Record
+from poc.report.measurements import Measurement, by_accuracy, by_speed
+from poc.report.tables import machine_of
+from poc.studies import Study
+from poc.studies.row import Row
+from poc.values import value
+
+MAIN_NETWORK = "cifar_resnet50_v2"
+MAIN_EPOCHS = 12
+MAIN_BATCH = 128
+"""Network, epochs and batch per device of the main study's reference setting."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of a page."""
+
+    name: str
+    """Of its file, without an ending."""
+    caption: str
+    """What it shows, and under which conditions."""
+    figure: Figure
+
+
+Block = Union[str, Picture]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One topic of a page; one without blocks is left out."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@value
+class Results:
+    """All that the pages are made from."""
+
+    rows: tuple[Row, ...]
+    """Measured ones, and then those of studies in their order."""
+    records: tuple[Record, ...]
+    studies: tuple[Study, ...]
+    here: str
+    """The machine at hand, which measured last; empty where nothing was measured."""
+
+    @property
+    def full(self) -> list[Row]:
+        """Rows but those of quick runs."""
+        return [row for row in self.rows if not row.quick]
+
+    def speeds(self, chosen: Callable[[Row], bool]) -> list[Measurement]:
+        """The measured speeds of chosen rows, the machine at hand first; of real devices only."""
+        rows = [row for row in self.full if row.samples_per_second and not row.virtual and chosen(row)]
+        return sorted(by_speed(rows), key=lambda taken: self._order(taken.row))
+
+    def accuracies(self, chosen: Callable[[Row], bool]) -> list[Measurement]:
+        """The accuracies of chosen rows, the machine at hand first; on real images only."""
+        rows = [row for row in self.full if row.accuracy is not None and row.dataset != "synthetic" and chosen(row)]
+        return sorted(by_accuracy(rows), key=lambda taken: self._order(taken.row))
+
+    def name(self, row: Row) -> str:
+        """The machine of a row in a table: bold where it is the one at hand, with its source where it is a study's."""
+        name = machine_of(row)
+        if row.measured:
+            return f"**{name}**" if self.is_here(row) else name
+        linked = any(study.address for study in self.studies if study.name == row.study)
+        return f"[{name}][{row.study}]" if linked else name
+
+    def is_here(self, row: Row) -> bool:
+        """Whether it was measured on the machine at hand."""
+        return row.measured and row.infrastructure == self.here
+
+    def published(self, chosen: Callable[[Row], bool]) -> list[Row]:
+        """Chosen rows of the main study."""
+        main = self.studies[0].name if self.studies else ""
+        return [row for row in self.rows if not row.measured and row.study == main and chosen(row)]
+
+    def _order(self, row: Row) -> tuple[object, ...]:
+        network = list(networks.NETWORKS).index(row.network) if row.network in networks.NETWORKS else -1
+        size = (row.total_batch or 0, row.devices or 0, row.learning_rate or 0.0)
+        return (not self.is_here(row), not row.measured, row.infrastructure, network, row.framework, row.dtype, *size)
+
+
+Topic = Callable[[Results], Union[Section, "list[Section]"]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: the name of its file without an ending, its title, and its topics in their order."""
+
+    name: str
+    title: str
+    topics: Sequence[Topic]
+
+    def sections(self, results: Results) -> list[Section]:
+        """Those of its topics that have anything to show."""
+        found = [topic(results) for topic in self.topics]
+        flat = [section for one in found for section in (one if isinstance(one, list) else [one])]
+        return [section for section in flat if section.blocks]

@@ -1,0 +1,1 @@
+"""The topics of the pages: a file each, with its prose, its tables and its figures."""

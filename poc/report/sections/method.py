@@ -1,0 +1,141 @@
+"""How it was measured: the rules, the machines, where the time went, and what did not run."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from typing import Any
+
+from poc.records import timing
+from poc.records.record import COMPLETED, SKIPPED, Record
+from poc.report import compare
+from poc.report.page import Results, Section
+from poc.report.rows import BUSY
+from poc.report.tables import markdown, network_label, rounded
+
+
+def rules(results: Results) -> Section:
+    """What every figure means."""
+    lines = [
+        "A window is a stretch of steps between two points where all work of the devices is drained; only there is the "
+        "clock read. Nothing is waited for in between.",
+        "A take is one run in processes of its own. Its samples/s are the median over its windows after warm-up, "
+        f"waiting for data included. Warm-up: {timing.WARMUP_RULE}.",
+        "Tables show the median over takes, with their range and number n. Takes are taken in turn with what they are "
+        "compared with.",
+        f"{compare.VERDICT_RULE[0].upper()}{compare.VERDICT_RULE[1:]}. Windows of one run bear no verdict: they are "
+        "correlated, and know nothing of what differs from run to run.",
+        f"A take is disturbed where other processes, or the hypervisor, took more than {BUSY:.0%} of the machine's "
+        "cores meanwhile. Disturbed takes count only where there are no others; a star says so.",
+        "With several workers a window has the samples of all and the seconds of the slowest.",
+        "Accuracy is over the whole test set, each image once, whatever the number of devices.",
+        "Virtual devices are played in turn by a real one: gradients are summed before the update and batch statistics "
+        "stay apart, so the accuracy is that of real devices; the throughput is not, and is shown nowhere.",
+        "`cifar10` are the original images. `cifar10 (jpeg)` are copies compressed with loss, on which accuracy is "
+        "some hundredths lower. `synthetic` is made-up data: good for speed alone.",
+        "Dollars are the price of an hour for the share of a machine's devices that were in use.",
+    ]
+    return Section("Rules", ("\n".join(f"- {line}" for line in lines),))
+
+
+def machines(results: Results) -> Section:
+    """Each machine with its versions and the days of its runs."""
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in results.records:
+        if record.outcome != SKIPPED:
+            machine = record.hardware
+            cards = tuple(Counter(gpu.name for gpu in machine.gpus).items())
+            groups.setdefault((record.infrastructure, machine.cpu, machine.cores, machine.driver, cards), []).append(
+                record
+            )
+    lines = []
+    for (infrastructure, cpu, cores, driver, cards), members in groups.items():
+        days = sorted({record.started[:10] for record in members})
+        lines.append(
+            {
+                "machine": f"**{infrastructure}**" if infrastructure == results.here else infrastructure,
+                "CPU": cpu,
+                "cores": str(cores),
+                "GPUs": ", ".join(f"{count}x {name}" for name, count in cards),
+                "driver": driver,
+                "commits": str(len({record.commit for record in members})),
+                "runs": str(len(members)),
+                "first": days[0],
+                "last": days[-1],
+            }
+        )
+    versions = Counter(
+        f"{name} {version}"
+        for record in results.records
+        for name, version in record.versions.items()
+        if name != "system"
+    )
+    used = f"Versions: {', '.join(sorted(versions))}. Every record names its own, with its commit."
+    return Section("Machines", (markdown(lines), used) if lines else ())
+
+
+def time(results: Results) -> Section:
+    """Shares of the wall time, medians over runs of a machine and network."""
+    groups: dict[tuple[str, str, int], list[dict[str, float]]] = {}
+    for row in results.full:
+        if row.measured and row.outcome == COMPLETED and row.wall_seconds and row.rest_seconds is not None:
+            parts = {part: getattr(row, f"{part}_seconds") / row.wall_seconds for part in timing.PARTS}
+            groups.setdefault((row.infrastructure, row.network, row.workers), []).append(parts)
+    lines = [
+        {
+            "machine": f"**{machine}**" if machine == results.here else machine,
+            "network": network_label(network),
+            "workers": str(workers),
+            "runs": str(len(runs)),
+            **{
+                name: f"{statistics.median(run[part] for run in runs):.0%}"
+                for part, name in (
+                    ("initialise", "start"),
+                    ("train", "training"),
+                    ("data", "data"),
+                    ("evaluate", "evaluation"),
+                )
+            },
+            "rest": f"{statistics.median(run['warmup'] + run['checkpoint'] + run['rest'] for run in runs):.0%}",
+        }
+        for (machine, network, workers), runs in groups.items()
+        if len(runs) > 1
+    ]
+    about = (
+        "Of the wall time, from the start of a run's process to its end; medians over runs. Start: imports, data, "
+        "network. Data: training stood still for the next batch. Rest: warm-up, checkpoints, and what no part claims."
+    )
+    return Section("Where the time went", (about, markdown(lines)) if lines else ())
+
+
+def not_run(results: Results) -> Section:
+    """Runs that were skipped, failed or diverged, those of one reason in one line."""
+    groups = Counter(
+        (record.infrastructure, record.outcome, record.reason)
+        for record in results.records
+        if record.outcome != COMPLETED
+    )
+    listed = [
+        f"- {machine}, {runs} run{'s' * (runs > 1)} {outcome}: {reason}"
+        for (machine, outcome, reason), runs in sorted(groups.items())
+    ]
+    return Section("Not run, failed or diverged", ("\n".join(listed),) if listed else ())
+
+
+def memory(results: Results) -> Section:
+    """The most memory and power that a network took on GPUs."""
+    lines = []
+    for taken in results.speeds(lambda row: row.measured and row.kind == "gpu"):
+        row = taken.row
+        lines.append(
+            {
+                "machine": results.name(row),
+                "network": network_label(row.network),
+                "devices": f"{row.devices}",
+                "batch a device": f"{row.batch_per_device}",
+                "device memory (GiB)": rounded(row.device_peak_bytes and row.device_peak_bytes / 2**30),
+                "in use": f"{row.utilisation:.0%}" if row.utilisation is not None else "",
+                "J a sample": rounded(row.joules_per_sample),
+            }
+        )
+    return Section("What the GPUs did", (markdown(lines),) if lines else ())

@@ -1,0 +1,115 @@
+"""Tables as GitHub shows them: one function, and the columns that measurements have in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Callable
+
+from tabulate import tabulate
+
+from poc.recipe import networks
+from poc.report.measurements import Figures, Measurement
+from poc.studies.row import Row
+
+_LONG_NAME = 24
+_NUMBER = re.compile(r"(\*\*)?([-+(≤]?[$]?[\d.,]+%?\)?( .*)?)?(\*\*)?")
+
+
+def markdown(lines: Sequence[Mapping[str, str]]) -> str:
+    """A table whose columns are the keys of its lines, those that any of them fills; figures stand to the right."""
+    names = [name for name in (lines[0] if lines else ()) if any(line[name] for line in lines)]
+    if not names:
+        return ""
+    body = [[re.sub(r"\s+", " ", line[name]).replace("|", "\\|") for name in names] for line in lines]
+    figures = [all(_NUMBER.fullmatch(row[index]) for row in body) for index in range(len(names))]
+    aligned = ["right" if figure else "left" for figure in figures]
+    text = tabulate(body, headers=names, tablefmt="pipe", disable_numparse=True, colalign=aligned)
+    # Columns padded to their longest cell would make long lines of blanks.
+    return re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", text))
+
+
+def network_label(name: str) -> str:
+    """A network's name in tables and figures."""
+    return networks.NETWORKS[name].label if name in networks.NETWORKS else name
+
+
+def network_of(row: Row) -> str:
+    """The network of the registry that a row means, by its own name or as a study calls it; else the study's word."""
+    small = str(row.dataset).startswith("cifar")
+    known = networks.NETWORKS.values()
+    called = (one.name for one in known if one.study_name == row.network and (one.classes == 10) == small)
+    return row.network if row.network in networks.NETWORKS or not row.network else next(called, row.network)
+
+
+def machine_of(row: Row) -> str:
+    """What its user calls a machine; what a study's machine is, which tells more than the study's name for it."""
+    return row.infrastructure if row.measured else row.hardware or row.infrastructure
+
+
+def short_machine(row: Row) -> str:
+    """A machine's name for a figure: without what stands in brackets, or after the first comma of a long one."""
+    name = machine_of(row).split(" (")[0]
+    return name if len(name) <= _LONG_NAME else name.split(",")[0]
+
+
+def devices_of(row: Row) -> str:
+    """How many replicas trained, and what they were: 8 GPUs, 2 workers, a CPU."""
+    if row.devices is None:
+        return ""
+    if row.kind == "cpu" and row.devices <= 1:
+        return f"{row.cores_per_worker} core" + "s" * (row.cores_per_worker > 1) if row.cores_per_worker else "CPU"
+    name = "virtual" if row.virtual else "GPU" if row.kind == "gpu" else "worker" if row.workers > 1 else "CPU device"
+    return f"{row.devices} {name}" + "s" * (row.devices > 1 and not row.virtual)
+
+
+def rounded(figure: float | None, digits: int = 3) -> str:
+    """So many significant digits, thousands parted; empty where unknown."""
+    if figure is None:
+        return ""
+    if figure != 0 and abs(figure) < 10 ** (digits - 1):
+        return f"{figure:.{digits}g}" if abs(figure) >= 1e-3 else f"{figure:.1e}"
+    return f"{figure:,.0f}"
+
+
+def ranged(figures: Figures | None, digits: int = 3) -> str:
+    """The median, and where there are several takes their range and number."""
+    if figures is None:
+        return ""
+    if figures.n == 1:
+        return rounded(figures.median, digits)
+    low, high = rounded(figures.low, digits), rounded(figures.high, digits)
+    return f"{rounded(figures.median, digits)} ({low}-{high}, n={figures.n})"
+
+
+def rate_of(measurement: Measurement) -> str:
+    """Samples/s with range and number of takes; starred where every take was disturbed."""
+    return ranged(measurement.rate) + ("" if measurement.calm else "*")
+
+
+def accuracy_of(figures: Figures | None) -> str:
+    """The middle accuracy, and of several runs their number; to as many digits as studies print."""
+    if figures is None:
+        return ""
+    return f"{figures.median:.3f}" + (f" (n={figures.n})" if figures.n > 1 else "")
+
+
+COLUMNS: Mapping[str, tuple[str, Callable[[Measurement], str]]] = {
+    "network": ("network", lambda taken: network_label(taken.row.network)),
+    "devices": ("devices", lambda taken: devices_of(taken.row)),
+    "batch": ("batch a device", lambda taken: rounded(taken.row.batch_per_device, 9)),
+    "total_batch": ("total batch", lambda taken: rounded(taken.row.total_batch, 9)),
+    "exchange": ("exchange", lambda taken: taken.row.exchange if (taken.row.devices or 0) > 1 else ""),
+    "precision": ("precision", lambda taken: taken.row.dtype),
+    "framework": ("engine", lambda taken: taken.row.framework),
+    "rate": ("samples/s", rate_of),
+    "origin": ("origin", lambda taken: taken.row.origin),
+}
+"""Columns by name: their title, and what a measurement has in them."""
+
+
+def table(measurements: Sequence[Measurement], columns: str, **own: tuple[str, Callable[[Measurement], str]]) -> str:
+    """A table of the named columns, of `COLUMNS` or its `own`."""
+    named = {**COLUMNS, **own}
+    chosen = [named[name] for name in columns.split()]
+    return markdown([{title: cell(taken) for title, cell in chosen} for taken in measurements])

@@ -1,1 +1,0 @@
-"""The tables of results.md, a file a topic."""

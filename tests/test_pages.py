@@ -1,0 +1,295 @@
+"""The pages as a reader finds them, made from records whose figures are known beforehand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from poc import report, studies
+from poc.records import journal
+from poc.records.record import Record
+from poc.report import chart
+from tests.builders import record_of
+from tests.test_report import BLANK, ELSEWHERE, HOME, RECORDS, STUDIES, VIRTUAL, skipped, workers
+
+TITLE = "The same recipe on each machine"
+NAMES = ("machine", "network", "price of")
+"""Columns of names, which may be long."""
+TWELVE = {"epochs": 12, "steps": 120}
+MUON: dict[str, Any] = {
+    "optimizer": "muon",
+    "muon_rate": 0.2,
+    "decay": "linear",
+    "label_smoothing": 0.1,
+    "data": {"name": "cifar10", "crop": 28, "pad": 0, "mirror": True, "jitter": False},
+}
+
+
+def twelve(accuracies: Sequence[float], run: dict[str, Any] | None = None, **changes: Any) -> Record:
+    """Twelve epochs of 4 s, with these accuracies at their ends."""
+    known = [*accuracies[:-1], *[accuracies[-1]] * (13 - len(accuracies))]
+    return record_of(run={**TWELVE, **(run or {})}, epoch_seconds=[4.0] * 12, accuracies=known, **changes)
+
+
+def take(number: int, seconds: float, **changes: Any) -> Record:
+    """One of several takes of a run of 6 epochs, each of 1,280 samples in so many seconds."""
+    return record_of(epoch_seconds=[seconds] * 6, started=f"2026-11-2{number}T10:00:00+00:00", accuracies=(), **changes)
+
+
+def written(folder: Path, records: Sequence[Record]) -> dict[str, str]:
+    """The text of each page by its name."""
+    report.write(records, STUDIES, page=folder / "results.md", folder=folder / "results")
+    return {path.name: path.read_text() for path in [folder / "results.md", *(folder / "results").glob("*.md")]}
+
+
+def cells(page: str, title: str) -> list[dict[str, str]]:
+    """The lines of the table of a section, under their headings."""
+    section = page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    heading, _, *others = [[cell.strip() for cell in line] for line in lines]
+    return [dict(zip(heading, line)) for line in others]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("made")
+
+
+@pytest.fixture(scope="module")
+def pages(folder: Path) -> dict[str, str]:
+    """Of takes at 128, a curve, two workers by two exchanges, another engine, another machine, virtual devices."""
+    reached = twelve([0.5, 0.7, 0.76], run_id="twelve", started="2026-11-24T10:00:00+00:00")
+    best = twelve([0.8, 0.9], {**FOUR_FIFTHS, **MUON}, run_id="muon")
+    worse = twelve([0.4, 0.6], FOUR_FIFTHS, run_id="closed")
+    torch = [
+        take(n, s, run={"engine": "pytorch"}, versions={"torch": "2.13.0"}) for n, s in ((1, 8), (2, 8.1), (3, 7.9))
+    ]
+    own = [take(n, s) for n, s in ((1, 3.9), (2, 4.0), (3, 4.1))]
+    ring = workers(2, [4.5] * 6, run={"exchange": "horovod"}, run_id="ring")
+    return written(folder, [*RECORDS, reached, best, worse, *torch, *own, ring])
+
+
+FOUR_FIFTHS = {"devices": 8, "virtual": True, "total_batch": 1024, "learning_rate": 0.4}
+
+
+def test_the_reference_setting_on_each_machine(pages: dict[str, str]) -> None:
+    lines = cells(pages["results.md"], TITLE)
+    own = next(line for line in lines if "**test machine**" in line["machine"] and line["engine"] == "MXNet 1.9.1")
+    # 1,280 samples in 3.9 to 4.1 s, beside the P100's printed 2,900 samples/s; two more records are takes of it too.
+    assert own["samples/s (range, takes)"] == "320 (312-328, n=5)"
+    assert (own["x one P100"], own["accuracy"]) == ("0.11", "0.760")
+    printed = {
+        (line["machine"].split("]")[0], line["devices"]): line for line in lines if line["machine"].startswith("[")
+    }
+    assert printed["[8x Tesla K80 (AWS p2.8x)", "1 GPU"]["samples/s (range, takes)"] == "1,100"
+    assert printed["[DGX-1, 8x P100", "8 GPUs"]["accuracy"] == "0.773"
+    assert printed["[CPU of AWS p2.8x", "CPU"]["total batch"] == "512"
+    # A virtual device's speed is nobody's.
+    assert not any("virtual" in line["devices"] for line in lines)
+
+
+def test_the_rates_of_each_division_and_what_a_larger_batch_loses(pages: dict[str, str]) -> None:
+    lines = {line["total batch"]: line for line in cells(pages["results.md"], "Which learning rate")}
+    assert lines["128"]["closed: accuracy (lost)"] == "0.760"
+    assert (lines["1,024"]["closed: rate"], lines["1,024"]["closed: accuracy (lost)"]) == ("0.4", "0.600 (-0.160)")
+    assert (lines["1,024"]["open: rate"], lines["1,024"]["open: accuracy (lost)"]) == ("Muon 0.2, 0.4", "0.900")
+    # The best of what was printed at each batch.
+    assert [line["published: accuracy (lost)"][:5] for line in lines.values()] == [
+        *("0.817", "0.783", "0.810", "0.786", "0.733", "0.611")
+    ]
+    assert (lines["4,096"]["published: rate"], lines["4,096"]["published: accuracy (lost)"]) == (
+        "0.4",
+        "0.611 (-0.206)",
+    )
+
+
+def test_scaling_is_told_with_its_efficiency(pages: dict[str, str]) -> None:
+    lines = cells(pages["results.md"], "How it scales")
+    own = [line for line in lines if "**" in line["machine"]]
+    # Of two exchanges the one that recipes name first: 1,280 samples in 4 s against 8 s.
+    assert [(line["exchange"], line["x2"], line["efficiency at most"]) for line in own] == [("dist_sync", "2", "1.00")]
+    k80 = next(line for line in lines if "K80" in line["machine"] and line["batch a device"] == "128")
+    assert (k80["x8"], k80["efficiency at most"]) == ("6.18", "0.77")
+    # What contradicts itself is no baseline: 13.9 s an epoch, printed as 2,600 samples/s.
+    assert not any("P100" in line["machine"] and line["batch a device"] == "256" for line in lines)
+
+
+def test_what_an_accuracy_costs(pages: dict[str, str]) -> None:
+    lines = cells(pages["results.md"], "Time and money")
+    own = next(line for line in lines if "**" in line["machine"])
+    # Three epochs of 4 s; a study's is a bound: 12 epochs of 4.5 s.
+    assert (own["division"], own["minutes"]) == ("closed", "0.2")
+    assert any("P100" in line["machine"] and line["minutes"] == "≤ 0.9" for line in lines)
+
+
+def test_findings_name_their_n(pages: dict[str, str]) -> None:
+    findings = pages["results.md"].split("## Findings")[1].split("\n## ")[0]
+    for words in (
+        "test machine trains 320 samples/s at batch 128 (median of 5 takes, 312-328)",
+        "reach 0.760 on test machine (n=1); published: a P100 0.817, a K80 0.810",
+        "published 0.786 at rate 0.4, the study's way here 0.600 at rate 0.4",
+        "the best way found here 0.900 at rate 0.4",
+        "2 workers here are 2.00 times one (n=1)",
+        "0.75 takes least time on",
+    ):
+        assert words in findings, words
+
+
+def test_verdicts_need_takes(pages: dict[str, str], tmp_path: Path) -> None:
+    (engines,) = cells(pages["networks.md"], "Engines")
+    assert (engines["ratio"], engines["different?"].split(" ")[0]) == ("2.00", "yes")
+    exchanges = cells(pages["scaling.md"], "Ways to exchange gradients")
+    assert ["different?" in line or line["exchange"] for line in exchanges] == ["dist_sync", "horovod"]
+    independent = workers(2, [4.0] * 6, run={"exchange": "independent"}, run_id="alone")
+    page = written(tmp_path, [*RECORDS, independent])["scaling.md"]
+    found = cells(page, "Ways to exchange gradients")
+    assert [(line["exchange"], line["of none"], line["different?"]) for line in found if line["of none"]] == [
+        ("dist_sync", "1.00", "too few")
+    ]
+
+
+def test_a_step_taken_apart_and_staleness(tmp_path: Path) -> None:
+    first = {"staleness": {"0": 60}, "stale_wait_seconds": 0.0}
+    second = {"staleness": {"1": 20, "2": 40}, "stale_wait_seconds": 6.0}
+    told = [{"worker": index, "windows": [], "exchanged": exchanged} for index, exchanged in enumerate([first, second])]
+    stale = workers(2, [4.0] * 6, run={"exchange": "stale", "staleness": 2, "slowed": 0.3}, workers=told)
+    page = written(tmp_path, [*RECORDS, stale])["scaling.md"]
+    (line,) = cells(page, "Bounded staleness")
+    # (20 x 1 + 40 x 2) / 120 steps.
+    assert (line["bound"], line["one slowed by"], line["steps ahead, mean"], line["most"]) == ("2", "30%", "0.83", "2")
+    (step,) = cells(page, "A step taken apart")
+    # A whole step of 400 ms, 300 ms of computation, 150 ms of exchange: nothing is left to wait.
+    figures = ("whole step (ms)", "computation (ms)", "exchange (ms)", "waiting (ms)")
+    assert [step[name] for name in figures] == ["400", "300", "150", "0"]
+
+
+def test_a_network_s_share_of_the_peak_and_the_largest_batch(tmp_path: Path) -> None:
+    fixed = {"name": "synthetic", "size": 224, "crop": 224, "classes": 1000, "fixed": True}
+    model = {"model": "vgg16", "data": fixed, "batch_per_device": 4, "total_batch": 4}
+    made = record_of(run=model, dataset="synthetic", evaluations=[], peak_flops=2e12)
+    full = {"outcome": "out of memory", "reason": "no room", **BLANK}
+    larger = record_of(run={**model, "batch_per_device": 8, "total_batch": 8}, run_id="eight", **full)
+    page = written(tmp_path, [made, larger])["networks.md"]
+    (line,) = cells(page, "Networks")
+    # 40 samples in 4 s; 6 x 15.47 GFLOP a sample of 2 TFLOP/s.
+    assert [line[name] for name in ("network", "GFLOP/s", "of peak")] == ["VGG-16", "928", "46%"]
+    (line,) = cells(page, "Largest batches")
+    assert (line["largest batch"], line["did not fit"]) == ("4", "8")
+
+
+def test_what_did_not_run_is_told_once(pages: dict[str, str]) -> None:
+    method = pages["method.md"]
+    assert "- test machine, 10 runs skipped: needs 8 GPUs, this machine has none" in method
+
+
+def test_each_study_stands_beside_what_was_measured(pages: dict[str, str]) -> None:
+    lines = cells(pages["studies.md"], "beeva-poc-mxnet")
+    own = next(
+        line for line in lines if "K80" in line["machine"] and line["batch"] == "128" and "50" in line["network"]
+    )
+    assert (own["samples/s, one"], own["efficiency"], own["measured, one"]) == ("1,100", "0.77", "320 (312-328, n=5)")
+    theano = cells(pages["studies.md"], "Theano-MPI speed-up vs n-workers")
+    assert [line["efficiency"] for line in theano if line["network"] == "AlexNet"] == ["0.41"]
+    assert "13.9 s an epoch is 3,597 samples/s, printed 2,600." in pages["studies.md"]
+    for study in studies.load():
+        assert study.title in pages["studies.md"]
+        assert study.address in pages["studies.md"]
+
+
+def test_no_table_is_too_wide_no_page_too_long_and_every_link_leads_somewhere(
+    pages: dict[str, str], folder: Path
+) -> None:
+    own = {path.name: path for path in folder.rglob("*.md")}
+    assert len(pages["results.md"].splitlines()) <= 150
+    assert len(pages["results.md"].encode()) <= 40_000
+    for name, page in pages.items():
+        for block in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
+            lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block.splitlines()]
+            assert {len(line) for line in lines} == {len(lines[0])}, block
+            assert len(lines[0]) <= 9, lines[0]
+            long = [
+                cell
+                for line in lines[2:]
+                for title, cell in zip(lines[0], line)
+                if len(cell) > 30 and title not in NAMES
+            ]
+            assert not long, (name, long)
+        links = re.findall(r"\]\(([^)]+)\)", page)
+        assert all((own[name].parent / link).is_file() for link in links if not link.startswith("http")), name
+        for study in set(re.findall(r"\]\[(\w+)\]", page)):
+            assert f"\n[{study}]: http" in page
+    assert not [path for path in folder.rglob("*") if path.name.startswith(".")]
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    for name, records in (("a", RECORDS), ("b", RECORDS[::-1])):
+        written(tmp_path / name, records)
+
+    def contents(folder: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([], "Nothing has been measured yet"),
+        ([record_of(run={"quick": True, "steps": 12})], "has quick runs alone"),
+        ([skipped(8, 0)], "Nothing has been measured yet"),
+    ],
+)
+def test_without_full_runs_the_page_says_so_and_shows_what_is_published(
+    records: list[Record], words: str, tmp_path: Path
+) -> None:
+    page = written(tmp_path, records)["results.md"]
+    assert words in page
+    assert "[8x Tesla K80 (AWS p2.8x)][beeva_poc_mxnet]" in page
+    assert "320" not in page.split("## The same recipe")[1]
+
+
+def test_a_disturbed_take_counts_only_where_there_is_no_other(tmp_path: Path) -> None:
+    busy = replace(take(1, 8.0), others_busy_cores=1.0)
+    (calm,) = (
+        line for line in cells(written(tmp_path, [busy, take(2, 4.0)])["results.md"], TITLE) if "**" in line["machine"]
+    )
+    assert calm["samples/s (range, takes)"] == "320"
+    (alone,) = (line for line in cells(written(tmp_path, [busy])["results.md"], TITLE) if "**" in line["machine"])
+    assert alone["samples/s (range, takes)"] == "160*"
+
+
+TITLE = "The same recipe on each machine"
+
+
+def test_a_machine_that_is_not_at_hand_is_not_bold(tmp_path: Path) -> None:
+    later = replace(ELSEWHERE, started="2026-11-30T10:00:00+00:00")
+    lines = cells(written(tmp_path, [record_of(), VIRTUAL, later])["results.md"], TITLE)
+    assert [line["machine"] for line in lines][:2] == ["**another machine**", "test machine"]
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_figures_are_small_labelled_and_the_same_twice(count: int) -> None:
+    several = [
+        chart.Line(label=f"machine {n}", points=tuple(chart.Point(x=2**x, y=x + n + 1) for x in range(4)), here=n == 0)
+        for n in range(count)
+    ]
+    texts = {chart.svg(chart.lines(several, title="t", xlabel="x", ylabel="y", log="x", ticks="x")) for _ in range(2)}
+    assert len(texts) == 1
+    (text,) = texts
+    ElementTree.fromstring(text)  # noqa: S314  # our own
+    assert len(text) < 60_000
+    assert text.count(">machine ") == (count if count > 1 else 0)
+
+
+def test_committed_results_are_what_the_journals_say(tmp_path: Path) -> None:
+    records = journal.read(sorted((HOME / "results").rglob("journal.jsonl")))
+    report.write(records, STUDIES, page=tmp_path / "results.md", folder=tmp_path / "results")
+    made = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    for path in made:
+        assert (tmp_path / path).read_bytes() == (HOME / path).read_bytes(), path
