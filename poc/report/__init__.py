@@ -20,6 +20,7 @@ from poc.report.sections import (
     networks,
     rates,
     reading,
+    runs,
     scaling,
 )
 from poc.report.sections import studies as by_study
@@ -29,7 +30,15 @@ from poc.studies.row import to_csv
 MAIN = Page(
     "results",
     "Results: data-parallel training of ResNet-50 on CIFAR-10",
-    (findings.section, machines.section, rates.section, scaling.section, cost.section, reading.section),
+    (
+        findings.section,
+        machines.section,
+        rates.section,
+        scaling.section,
+        cost.section,
+        runs.latest,
+        reading.section,
+    ),
 )
 BEHIND = (
     Page("learning_rate", "Learning rate", (learning.every_training, learning.published, learning.noise)),
@@ -39,6 +48,7 @@ BEHIND = (
         (scaling.both_speedups, exchanges.section, exchanges.steps, exchanges.staleness),
     ),
     Page("networks", "Networks and engines", (networks.engines, networks.section, networks.batches, networks.largest)),
+    Page("runs", "All settings", (runs.every,)),
     Page("studies", "The studies beside this suite", (by_study.sections,)),
     Page("method", "How it was measured", (method.rules, method.machines, method.time, method.memory, method.not_run)),
 )

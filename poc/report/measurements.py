@@ -83,10 +83,14 @@ def by_speed(rows: Iterable[Row]) -> list[Measurement]:
     return _grouped(rows, NO_MATTER_FOR_SPEED)
 
 
+def by_run(rows: Iterable[Row]) -> list[Measurement]:
+    """Rows of the same run but for the seed, as one measurement each."""
+    return _grouped(rows, ("seed",))
+
+
 def by_accuracy(rows: Iterable[Row]) -> list[Measurement]:
     """Rows that train alike but for the seed, the last take of every seed."""
-    groups = _grouped(rows, ("seed",))
-    return [Measurement(tuple({row.seed: row for row in group.rows}.values())) for group in groups]
+    return [Measurement(tuple({row.seed: row for row in taken.rows}.values())) for taken in by_run(rows)]
 
 
 def _grouped(rows: Iterable[Row], besides: Sequence[str]) -> list[Measurement]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from poc.recipe import networks
-from poc.report.measurements import CLOSED, OPEN, Measurement
+from poc.report.measurements import CLOSED, OPEN
 from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, Results, Section
 from poc.report.rows import TARGET
 from poc.report.sections import cost, machines, rates, scaling
-from poc.report.tables import accuracy_of, devices_of, machine_of, markdown, ranged, rounded
+from poc.report.tables import accuracy_of, devices_of, machine_of, rounded
 from poc.studies.row import Row
 
 _LARGE = 1024
@@ -25,10 +24,7 @@ def section(results: Results) -> Section:
             0, "Nothing has been measured yet: every figure is a published one. `./run_all.sh` adds this machine's."
         )
     elif quick and not any(results.is_here(row) for row in results.full if row.samples_per_second):
-        blocks += [
-            f"**{results.here}** has quick runs alone: a first look, no results, and in no table below.",
-            _quick(quick),
-        ]
+        blocks.append(f"**{results.here}** has quick runs alone: a first look and no results, listed under *Latest*.")
     return Section("Findings", blocks)
 
 
@@ -130,21 +126,3 @@ def _at_most(found: cost.Reached) -> str:
 def _short(row: Row) -> str:
     """The name of a published machine's device, or of a measured machine."""
     return f"a {machine_of(row).split('(')[0].split()[-1]}" if not row.measured else machine_of(row)
-
-
-def _quick(quick: list[Row]) -> str:
-    lines = []
-    for row in quick:
-        network = networks.NETWORKS[row.network].label if row.network in networks.NETWORKS else row.network
-        taken = Measurement((row,))
-        lines.append(
-            {
-                "network": network,
-                "devices": devices_of(row),
-                "total batch": f"{row.total_batch:,}",
-                "engine": row.framework,
-                "samples/s": ranged(taken.rate),
-                "windows": str(row.windows),
-            }
-        )
-    return markdown(lines)
