@@ -1,4 +1,4 @@
-"""Which build of which engine runs on which card with which driver: the README's "What runs where", cell by cell."""
+"""Which build of which engine runs on which card with which driver: docs/what_runs_where.md, cell by cell."""
 
 from __future__ import annotations
 

@@ -294,3 +294,9 @@ def test_committed_results_are_what_the_journals_say(tmp_path: Path) -> None:
     made = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     for path in made:
         assert (tmp_path / path).read_bytes() == (HOME / path).read_bytes(), path
+
+
+def test_the_readme_shows_what_the_results_say() -> None:
+    shown = [line for line in (HOME / "README.md").read_text().splitlines() if line.startswith("| ")]
+    assert len(shown) > 3
+    assert set(shown) <= set((HOME / "results.md").read_text().splitlines())
