@@ -31,8 +31,9 @@ def rules(results: Results) -> Section:
         "Accuracy is over the whole test set, each image once, whatever the number of devices.",
         "Virtual devices are played in turn by a real one: gradients are summed before the update and batch statistics "
         "stay apart, so the accuracy is that of real devices; the throughput is not, and is shown nowhere.",
-        "`cifar10` are the original images, `cifar10 (jpeg)` copies compressed with loss, on which the study's own script "
-        "too stays some hundredths below what it printed (docs/design.md). `synthetic` is made-up data: good for speed.",
+        "`cifar10` are the original images, `cifar10 (jpeg)` copies compressed with loss, on which the study's own "
+        "script too stays some hundredths below what it printed (docs/design.md). `synthetic` is made-up data: good "
+        "for speed.",
         "Dollars are the price of an hour for the share of a machine's devices that were in use.",
     ]
     return Section("Rules", ("\n".join(f"- {line}" for line in lines),))
