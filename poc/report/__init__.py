@@ -9,7 +9,7 @@ from pathlib import Path
 
 from poc.records import timing
 from poc.records.record import Record
-from poc.report import cells, compare, figures, rows, summary, ways
+from poc.report import cells, compare, explorer, figures, rows, summary, ways
 from poc.report.tables import batches, runs, scaling, sources, speed
 from poc.studies import Study
 from poc.studies.row import Row, to_csv
@@ -18,7 +18,7 @@ Figures = dict[str, tuple[Path, str]]
 
 
 def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, folder: Path) -> None:
-    """Writes `page`, and rows.csv and figures/ in `folder`, whose links are relative to where `page` is.
+    """Writes `page`, and rows.csv, explorer.html and figures/ in `folder`, whose links are relative to where `page` is.
 
     The same records give the same bytes, in whatever order they come. Each file is replaced at once or not at all.
     """
@@ -28,6 +28,7 @@ def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, 
     folder.mkdir(parents=True, exist_ok=True)
     drawn = figures.draw(shown, standing, folder / "figures")
     _replace(folder / "rows.csv", to_csv(table))
+    _replace(folder / "explorer.html", explorer.page(table, records))
     _replace(page, _page(shown, standing, published, runs.takes(table), drawn, page.parent, folder))
 
 
