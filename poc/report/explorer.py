@@ -48,7 +48,7 @@ _CONFIG = {
         **{"labelLimit": 230, "symbolLimit": 40, "titleFontWeight": 600},
         "layout": {"bottom": {"direction": "vertical", "anchor": "start"}},
     },
-    "range": {"category": {"scheme": "tableau20"}},
+    "range": {"category": {"scheme": "tableau20"}, "ramp": {"scheme": "viridis"}},
 }
 
 
@@ -108,9 +108,9 @@ _WINDOWS_CHART = {
 }
 _ACCURACY_CHART = {
     "title": "Validation accuracy",
-    "mark": {"type": "line", "point": _OPAQUE, "color": "#009e73", "tooltip": True},
+    "mark": {"type": "line", "point": {**_OPAQUE, "color": "#009e73"}, "color": "#009e73", "tooltip": True},
     "encoding": {
-        "x": _quantity("epoch", "epoch", axis={"tickMinStep": 1, "format": "d"}),
+        "x": _quantity("epoch", "epoch", axis={"labelExpr": "datum.value % 1 ? '' : datum.value"}),
         "y": _quantity("accuracy", "accuracy", scale={"zero": False}, axis={"tickCount": 5}),
     },
 }
