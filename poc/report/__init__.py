@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poc.records.record import COMPLETED, SKIPPED, Record
-from poc.report import chart, rows
+from poc.report import chart, explorer, rows
 from poc.report.page import Page, Picture, Results
 from poc.report.sections import (
     cost,
@@ -56,9 +56,10 @@ BEHIND = (
 
 
 def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, folder: Path) -> None:
-    """Writes `page`, and in `folder` the pages behind it, rows.csv and figures/; links are relative to their page.
+    """Writes `page`, and in `folder` the pages behind it, rows.csv, explorer.html and figures/.
 
-    The same records give the same bytes, in whatever order they come. Each file is replaced at once or not at all.
+    Links are relative to their page. The same records give the same bytes, in whatever order they come. Each file is
+    replaced at once or not at all.
     """
     records = rows.ordered(records)
     table = rows.collect(records, published)
@@ -70,9 +71,11 @@ def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, 
         here=last.infrastructure if last else "",
     )
     _replace(folder / "rows.csv", to_csv(table))
+    _replace(folder / "explorer.html", explorer.page(table, records))
     behind = {folder / f"{made.name}.md": made for made in BEHIND}
     links = [f"- [{made.title}]({_link(path, page)})" for path, made in behind.items()]
-    links.append(f"- [rows.csv]({_link(folder / 'rows.csv', page)}): every row")
+    links.append(f"- [explorer.html]({_link(folder / 'explorer.html', page)}): every row and run, opened from disk")
+    links.append(f"- [rows.csv]({_link(folder / 'rows.csv', page)}): every row, for pandas")
     start = f"Made by `python -m poc report` from {_counted(results)}; nothing in it is typed by hand."
     figures = _write(page, MAIN, start, results, folder / "figures", ["## Details", "\n".join(links)])
     for path, made in behind.items():
