@@ -148,7 +148,7 @@ def test_a_run_opens_by_its_id_with_all_its_takes(browser: Any, made: Path) -> N
     warm = throughput.find_elements(By.CSS_SELECTOR, "path[aria-roledescription=point][aria-label*=warm-up]")
     assert (len(warm), len(windows)) == (timing.warmup(RECORDS[2].windows), 6) == (1, 6)
     split = timing.split(RECORDS[2].wall, RECORDS[2].parts, RECORDS[2].windows)
-    for words in ("Validation accuracy", f"train {split['train']:.1f} s (", f"warm-up {split['warmup']:.1f} s ("):
+    for words in ("Validation accuracy", f"train {split['train']:.1f} s (", f"warmup {split['warmup']:.1f} s ("):
         assert words in takes[0].text
     choose(browser, "outcome", "skipped")
     wait(browser, f"document.querySelectorAll('{POINTS}').length", 0)
