@@ -44,6 +44,7 @@ def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:
         "gradient_noise": 2,
         "steps": steps,
         "seeds": 1,
+        "takes": 1,
         "evaluate": False,
     }
     return Recipe(**{**given, **short})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 from poc import engines
@@ -42,29 +43,36 @@ class Planned:
     search: tuple[tuple[Run, Run], ...] = ()
     """Where the largest batch that fits is searched for: for each that it may be, ascending, the short run that shows
     whether it fits, and the run with it; `run` is that with the last."""
+    take: int = 1
+    """How many times the plan has the run up to here."""
 
     def __str__(self) -> str:
-        return str(self.run) + "; the largest batch up to this that fits is searched for" * bool(self.search)
+        searched = "; the largest batch up to this that fits is searched for" * bool(self.search)
+        return str(self.run) + (f", take {self.take}" if self.take > 1 else "") + searched
 
 
 def plan(
     name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False, cpu_waits: bool = False
 ) -> list[Planned]:
-    """Every run of `recipe` in the order of its grid, once each; `quick` plans its cut-down version.
+    """Every run of `recipe`, as often as it is taken, in rounds over the grid; `quick` plans its cut-down version.
 
+    Repetitions are rounds so that what is compared runs at about the same time. Every other round goes backwards, so
+    that none of two always comes first.
     With `cpu_waits` runs on the CPU are skipped on a machine whose GPUs can be used: hours at a GPU's price.
     """
-    planned: dict[tuple[str, bool], Planned] = {}
+    planned: dict[tuple[str, bool, int], Planned] = {}
     settings = (recipe.quickened() if quick else recipe).settings()
-    # Repetitions are rounds over the whole grid, so that what is compared runs at about the same time.
-    for seed in range(max(setting.seeds for setting in settings)):
-        for setting in settings:
-            if seed < setting.seeds:
+    takes, seeds = (range(max(getattr(setting, name) for setting in settings)) for name in ("takes", "seeds"))
+    for number, (take, seed) in enumerate(itertools.product(takes, seeds)):
+        for setting in settings[:: -1 if number % 2 else 1]:
+            if seed < setting.seeds and take < setting.takes:
                 item = _planned(setting, hardware, {"recipe": name, "seed": seed, "quick": quick})
                 if cpu_waits and setting.kind == "cpu" and _has_usable_gpus(hardware) and not item.skip:
                     waits = "a run on the CPU of a machine with GPUs waits until its recipe is named"
                     item = dataclasses.replace(item, skip=waits)
-                planned.setdefault((item.run.id, bool(item.search)), item)
+                if take and not item.skip:  # what is searched for is known by now
+                    item = dataclasses.replace(item, take=take + 1, seconds=estimate(item.run, hardware))
+                planned.setdefault((item.run.id, bool(item.search), item.take), item)
     return list(planned.values())
 
 

@@ -1,7 +1,8 @@
 """MXNet and PyTorch side by side on this machine's CPU: throughput over the batch, in float32 and in bfloat16.
 
-Each combination runs once with each engine, one right after the other, and that three times over, so that a ratio is of
-neighbours. PyTorch is an extra: ./make_environment.sh --torch
+Each combination runs once with each engine, one right after the other, and that three times over, the second time in
+the opposite order, so that a ratio is of neighbours of which neither always comes first.
+PyTorch is an extra: ./make_environment.sh --torch
 Cost: about 35 min on two CPU cores.
     ./run_all.sh engines
 """
@@ -18,8 +19,8 @@ recipe = Recipe(
     steps=14,
     window=2,
     evaluate=False,
-    seeds=3,
+    takes=3,
     layout="auto",
     engine=["gluon", "pytorch"],
-    quick=dict(model="cifar_resnet20_v2", batch_per_device=32, dtype="float32", seeds=1, steps=8, window=2),
+    quick=dict(model="cifar_resnet20_v2", batch_per_device=32, dtype="float32", steps=8, window=2),
 )

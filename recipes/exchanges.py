@@ -3,7 +3,7 @@
 After the Keras study, which compared parameter servers, replicated variables and NCCL with independent training.
 Throughput only: 128 samples a worker, and with `--detail` what of the exchange is exposed.
 Horovod is an extra (./make_environment.sh --horovod); without it its rows are skipped.
-Cost: about 20 min on two CPU cores.
+Cost: three takes, about 45 min on two CPU cores, and with `--detail` half an hour more.
     ./run_all.sh exchanges --detail
 """
 
@@ -19,6 +19,7 @@ recipe = Recipe(
     steps=60,
     window=5,
     evaluate=False,
+    takes=3,
     cases=[
         dict(devices=1),
         dict(devices=2, workers=2, exchange="independent"),

@@ -3,7 +3,7 @@
 It found speed-ups by throughput and by wall time that contradict each other; results.md shows both, and what lies
 between them. VGG-19 and ResNet-50 in their CIFAR-10 form, Inception-v4 at its own 299 pixels. On a CPU: two workers
 with one core each. Horovod is an extra (./make_environment.sh --horovod); without it its rows are skipped.
-Cost: about 5 min on two CPU cores, about a minute a row on GPUs.
+Cost: three takes, about 5 min on two CPU cores (with `--detail` 15), about a minute each of a row on GPUs.
     ./run_all.sh hacksa_horovod --detail
 """
 
@@ -19,6 +19,7 @@ recipe = Recipe(
     exchange="horovod",
     lr=0.01,
     evaluate=False,
+    takes=3,
     cases=[
         dict(model=CIFAR, devices=[1, 2, 4], batch_per_device=128, steps=200, window=20),
         dict(**INCEPTION, devices=[1, 4], batch_per_device=32, steps=100, window=10),

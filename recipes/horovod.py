@@ -2,7 +2,7 @@
 
 After the Hacksa study, which trained with Horovod on up to four GPUs. On a CPU: two workers with one core each.
 Horovod is an extra (./make_environment.sh --horovod); without it its rows are skipped.
-Cost: about 6 min on two CPU cores, less than a minute a row on GPUs.
+Cost: three takes, about 10 min on two CPU cores (with `--detail` 20), less than a minute each of a row on GPUs.
     ./run_all.sh horovod --detail
 """
 
@@ -16,6 +16,7 @@ recipe = Recipe(
     steps=100,
     window=10,
     evaluate=False,
+    takes=3,
     cases=[
         dict(kind="cpu", cores_per_worker=1, devices=1),
         dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, exchange=["horovod", "dist_sync", "independent"]),

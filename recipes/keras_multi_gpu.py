@@ -1,8 +1,8 @@
 """The Keras study: eight CIFAR-10 networks, Inception-v3 and ResNet-50 at 32, exchanges, layouts, batch sizes.
 
 Its parameter server on the CPU is the exchange `local`, on the GPU `device`, NCCL `nccl`, and independent replicas are
-`independent`. Images are synthetic, one fixed batch in device memory, as in tf_cnn_benchmarks. On a CPU each network
-once. Cost: about 6 min on two CPU cores, about a minute a row on GPUs.
+`independent`. Images are synthetic, one fixed batch in device memory, as in tf_cnn_benchmarks. On a CPU one setting of
+each network. Cost: three takes, about 16 min on two CPU cores, about a minute each of a row on GPUs.
     ./run_all.sh keras_multi_gpu
 """
 
@@ -16,6 +16,7 @@ recipe = Recipe(
     data=synthetic("cifar"),
     lr=0.01,
     evaluate=False,
+    takes=3,
     cases=[
         dict(
             model=[

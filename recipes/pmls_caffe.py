@@ -2,7 +2,7 @@
 
 One worker stands for one of its nodes; on several hosts start the same command on each (docs/hosts.md). Images are synthetic,
 one fixed batch in device memory. On a CPU: two workers with one core each.
-Cost: about 4 min on two CPU cores, about a minute a row on GPUs.
+Cost: three takes, about 8 min on two CPU cores, about a minute each of a row on GPUs.
     ./run_all.sh pmls_caffe
 """
 
@@ -15,6 +15,7 @@ recipe = Recipe(
     exchange=[Stale(0), Stale(1)],
     lr=0.01,
     evaluate=False,
+    takes=3,
     cases=[
         dict(model="alexnet", devices=[1, 2, 4, 8], batch_per_device=256, steps=60, window=6),
         dict(model="googlenet", devices=[1, 8], batch_per_device=32, steps=100, window=10),

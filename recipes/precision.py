@@ -1,7 +1,7 @@
 """bfloat16 against float32 on a CPU that has it: speed and accuracy of ResNet-50, three epochs of CIFAR-10.
 
-Also a few networks on one fixed batch in both, for the share of what the CPU can do in each.
-Cost: about 20 min on two CPU cores.
+Also three takes of a few networks on one fixed batch in both, for the share of what the CPU can do in each.
+Cost: about 25 min on two CPU cores.
     ./run_all.sh precision
 """
 
@@ -24,6 +24,7 @@ recipe = Recipe(
             steps=16,
             window=1,
             evaluate=False,
+            takes=3,
         ),
         dict(
             model="resnet50_v1",
@@ -33,6 +34,7 @@ recipe = Recipe(
             steps=16,
             window=1,
             evaluate=False,
+            takes=3,
         ),
     ],
     quick=dict(cases=[dict(model="cifar_resnet20_v2", data=synthetic("cifar"))], steps=6, window=1, evaluate=False),

@@ -1,7 +1,7 @@
 """The search behind `batch_and_rate`, on something cheap: ResNet-20, three epochs at total batches of 1,024 and 128.
 
 At 1,024 they take 144 steps, as 12 epochs at 4,096 do: what learns much in few steps here is worth a trial there.
-Cost: about 60 min on two CPU cores.
+Cost: about 95 min on two CPU cores.
     ./run_all.sh rate_search
 """
 

@@ -2,7 +2,7 @@
 
 After the PMLS-Caffe study, which trained with stale synchronous parallel and showed accuracy against steps and time.
 Two workers, each with one CPU core; bound 0 is synchronous, None sets no bound.
-Cost: about 35 min on two CPU cores.
+Cost: about 20 min on two CPU cores.
     ./run_all.sh staleness
 """
 

@@ -1,7 +1,7 @@
 """Throughput of ResNet-50 and ResNet-110 against the batch size, on one device; no accuracy.
 
 Source: beeva-poc-mxnet, Experiment 1, batches 64 to 512.
-Cost: 3 to 40 s a run on one K80; about 8 min for the eight runs on two CPU cores.
+Cost: 3 to 40 s a run on one K80; about 25 min for three takes of the eight runs on two CPU cores.
     ./run_all.sh throughput
 """
 
@@ -16,5 +16,6 @@ recipe = Recipe(
     steps=40,
     window=5,
     evaluate=False,
+    takes=3,
     quick=dict(batch_per_device=128, steps=12, window=3),
 )

@@ -2,7 +2,7 @@
 
 Source: beeva-poc-mxnet, row "128x4=512 (lr=0.2)": accuracy 0.810 on four K80, 0.734 on four P100. The accuracy is that
 of four real devices, the throughput is not.
-Cost: about 35 min on two CPU cores.
+Cost: about 55 min on two CPU cores.
     ./run_all.sh virtual_devices
 """
 

@@ -26,15 +26,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    recipe_file(folder / "mine.py", kind=["cpu", "gpu"], epochs=2)
-    recipe_file(folder / "yours.py", epochs=2)
+    recipe_file(folder / "mine.py", kind=["cpu", "gpu"], epochs=2, takes=2)
+    recipe_file(folder / "yours.py", epochs=2, takes=3)
     arguments = ["run", "mine.py", "yours.py", "--results", "out", "--infrastructure", "A machine", "--price", "0.5"]
     assert main(arguments) == 0
     said = capfd.readouterr().err
     assert "epoch 2/2" in said
-    assert re.search("yours 1/1 .*: in the journal already", said)
+    # The same run of another recipe shares its takes.
+    assert len(re.findall(r"yours [12]/3 .*: in the journal already", said)) == 2
     records = journal.read([folder / "out" / "journal.jsonl"])
-    assert [record.outcome for record in records] == ["completed", "skipped"]
+    assert [record.outcome for record in records] == ["completed", "skipped", "completed", "completed"]
+    assert len({record.run_id for record in records}) == 2
     assert records[0].price_per_hour == 0.5
     page = (folder / "out" / "results.md").read_text()
     assert "A machine" in page
@@ -42,7 +44,7 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     rows = (folder / "out" / "rows.csv").read_text()
     assert rows.startswith("origin,study,run_id,infrastructure,hardware,framework,network,parameters,dataset")
     assert main(arguments) == 0
-    assert capfd.readouterr().err.count("in the journal already") == 2
+    assert capfd.readouterr().err.count("in the journal already") == 5
     assert journal.read([folder / "out" / "journal.jsonl"]) == records
     assert (folder / "out" / "results.md").read_text() == page
 
@@ -53,19 +55,20 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limit: str, found: int | None
 ) -> None:
     monkeypatch.setenv("POC_FAULT", limit)
-    recipe_file(folder / "mine.py", batch_per_device="largest", lr=[0.01, 0.02], epochs=1)
+    recipe_file(folder / "mine.py", batch_per_device="largest", lr=[0.01, 0.02], epochs=1, takes=2)
     assert main(["plan", "mine.py"]) == 0
-    assert capfd.readouterr().out.count("the largest batch up to this that fits is searched for") == 2
+    assert capfd.readouterr().out.count("the largest batch up to this that fits is searched for") == 4
     arguments = ["run", "mine.py", "--results", "out", "--infrastructure", "here"]
     assert main(arguments) == 0
     records = journal.read([folder / "out" / "journal.jsonl"])
-    assert len({record.run_id for record in records}) == len(records)
+    searched = [record.run_id for record in records if record.run.quick]
+    assert len(set(searched)) == len(searched)
     batches = [record.run.batch_per_device for record in records if record.run.quick]
     assert len(batches) <= 5  # of 18 batches, for both rates
     for record in records:
         assert record.outcome == ("completed" if record.run.batch_per_device <= int(limit) else "out of memory")
     whole = [(record.run.batch_per_device, record.run.learning_rate) for record in records if not record.run.quick]
-    assert whole == ([(found, 0.01), (found, 0.02)] if found else [])
+    assert whole == ([(found, 0.01), (found, 0.02), (found, 0.02), (found, 0.01)] if found else [])
     assert ("not even" in capfd.readouterr().err) == (found is None)
     assert main(arguments) == 0
     assert journal.read([folder / "out" / "journal.jsonl"]) == records

@@ -164,19 +164,19 @@ def test_a_disk_without_room_for_the_record(kept: bool, tmp_path: Path) -> None:
 @survives("out of memory")
 def test_out_of_memory_is_the_outcome_of_one_run_and_not_the_end(tmp_path: Path) -> None:
     greedy = {"batch_per_device": 60_000, "data": Synthetic(train=60_000, validation=160)}
-    recipe = recipe_file(tmp_path / "mine.py", cases=[greedy, {}], epochs=1)
+    recipe = recipe_file(tmp_path / "mine.py", cases=[{**greedy, "takes": 2}, {}], epochs=1)
     limited = {"prefix": ["prlimit", f"--as={3 * 2**29}"]}
     said = finish(recipe, tmp_path, **limited)
     assert "Traceback" not in said
     first, second = records(tmp_path)
     assert (first.outcome, second.outcome) == (OUT_OF_MEMORY, COMPLETED)
     assert "allocate" in first.reason
-    assert finish(recipe, tmp_path, **limited).count("in the journal already") == 2
+    assert finish(recipe, tmp_path, **limited).count("in the journal already") == 3  # and not for the second take
 
 
 @survives("a loss that explodes")
 def test_a_loss_that_explodes_ends_its_run_and_no_other(tmp_path: Path) -> None:
-    finish(recipe_file(tmp_path / "mine.py", lr=[1e6, 0.01]), tmp_path)
+    finish(recipe_file(tmp_path / "mine.py", cases=[{"lr": 1e6, "takes": 2}, {"lr": 0.01}]), tmp_path)
     first, second = records(tmp_path)
     assert (first.outcome, second.outcome) == (DIVERGED, COMPLETED)
     assert "after step" in first.reason

@@ -202,6 +202,22 @@ def test_seeds_repeat_a_run_under_other_ids() -> None:
     assert len({run.id for run in runs}) == 3
 
 
+def test_takes_are_rounds_over_the_grid_every_other_one_backwards() -> None:
+    cases = [dict(lr=0.1), dict(lr=0.2, takes=3), dict(lr=0.3, takes=2), dict(devices=4, takes=3)]
+    items = planned(gpus(1), cases=cases, seeds=1, takes=1)
+    rounds = [(item.run.learning_rate, item.take) for item in items if not item.skip]
+    assert rounds == [(0.1, 1), (0.2, 1), (0.3, 1), (0.3, 2), (0.2, 2), (0.2, 3)]
+    assert len({item.run.id for item in items}) == 4
+    assert [item.skip for item in items if item.skip] == ["needs 4 GPUs, this machine has 1"]
+    assert [item.take for item in planned(gpus(1), cases=cases, quick=True)] == [1] * 4
+    several = planned(kind="cpu", lr=[0.1, 0.2], seeds=2, takes=2)
+    seeds = [(item.take, item.run.seed, item.run.learning_rate) for item in several]
+    assert seeds[:4] == [(1, 0, 0.1), (1, 0, 0.2), (1, 1, 0.2), (1, 1, 0.1)]
+    assert len(set(seeds)) == 8
+    with pytest.raises(UserError, match="takes: 0 is not allowed"):
+        planned(takes=0)
+
+
 @pytest.mark.parametrize(
     ("machine", "fields", "skip"),
     [
@@ -294,7 +310,8 @@ def test_the_time_is_estimated_by_the_card(machine: str, rate: float, monkeypatc
 def test_the_largest_batch_is_searched_for_among_those_that_may_fit() -> None:
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
     fields = {"devices": 4, "batch_per_device": "largest", "data": Synthetic(train=500), "lr": [0.1, 0.2], "seeds": 2}
-    items = planned(gpus(4), **fields)
+    *items, again = planned(gpus(4), **fields, takes=2)[:5]
+    assert again.seconds < items[0].seconds  # what fits is known then
     assert len(items) == 4  # two rates, two seeds
     for item in items:
         assert [run.batch_per_device for _, run in item.search] == sizes

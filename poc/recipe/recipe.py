@@ -134,6 +134,9 @@ class Setting(Training):
     """Optimizer steps, in place of epochs: for runs that only measure throughput."""
     seeds: int = field(default=1, check=whole)
     """Repeat every run with so many seeds, 0 upwards."""
+    takes: int = field(default=1, check=whole)
+    """Measure every run so many times, each in fresh processes: the windows of one run do not show by how much runs
+    differ. `--quick` takes one."""
 
     def __post_init__(self) -> None:
         for name, meant in (
@@ -199,9 +202,9 @@ class Recipe(Setting):
         if self.quick is not None:
             _known_fields("quick", self.quick, (*_SETTING, "cases"))
             _known_cases("quick: cases", self.quick.get("cases", ()))
-        runs = sum(setting.seeds for setting in self.settings())
+        runs = sum(setting.seeds * setting.takes for setting in self.settings())
         if runs > _MOST_RUNS:
-            raise UserError(f"seeds: with them this recipe has {runs:,} runs; give at most {_MOST_RUNS:,}")
+            raise UserError(f"seeds, takes: with them this recipe has {runs:,} runs; give at most {_MOST_RUNS:,}")
 
     def settings(self) -> list[Setting]:
         """Every combination of the grid, in the order written. Raises UserError where they are too many."""
@@ -229,7 +232,7 @@ class Recipe(Setting):
     def quickened(self) -> Recipe:
         """The same experiment cut down to a first look (`--quick`)."""
         short: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False}
-        change = short if self.quick is None else self.quick
+        change = {"takes": 1, **(short if self.quick is None else self.quick)}
         if "steps" in change or "epochs" in change:
             change = {"steps": None, "epochs": None, **change}
         # A case must not undo what the quick version sets.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Callable
@@ -12,7 +13,7 @@ from poc import data
 from poc.plan import Planned, estimate
 from poc.recipe import CIFAR10, ImageNet, Synthetic
 from poc.records import journal
-from poc.records.record import DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
+from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
 from poc.run import Run
 from poc.train.hosts import Link
 from poc.train.local import Place
@@ -37,23 +38,34 @@ def undertake(
     """
     known = [record for record in journal.read([path]) if record.infrastructure == place.infrastructure]
     noted = {record.run_id for record in known}
-    done = {record.run_id: record.outcome for record in known if record.outcome in SETTLED and not again}
+    settled = [record for record in known if record.outcome in SETTLED and not again]
+    taken = Counter(record.run_id for record in settled)
+    last = {record.run_id: record.outcome for record in settled}
     items = [item for _, planned in plans for item in planned]
-    waiting = [item.run for item in items if not item.skip and item.run.id not in done]
+
+    def is_done(run: Run, number: int) -> bool:
+        """Whether a run has that many takes, or need have no more."""
+        return taken[run.id] >= number or last.get(run.id, COMPLETED) != COMPLETED
+
+    waiting = [item.run for item in items if not item.skip and not is_done(item.run, item.take)]
     place = dataclasses.replace(place, stand_in=_needs_stand_in(place, waiting))
     choices = {run.id: item.engine_choice for item in items for run in (item.run, *sum(item.search, ()))}
-    failed = []
+    failed: list[str] = []
 
-    def take(run: Run, title: str, detail: int = detail) -> str:
-        """Does a run, unless it is done; returns its outcome."""
-        title = f"{title} [{run.id}] {run}"
-        if run.id in done:
+    def take(run: Run, title: str, number: int = 1, detail: int = detail) -> str:
+        """Does that take of a run, unless it is done; returns its outcome."""
+        title = f"{title} [{run.id}] {run}" + (f", take {number}" if number > 1 else "")
+        if is_done(run, number):
             _say(f"{title}: in the journal already (--again repeats it)")
-            return done[run.id]
+            return last[run.id]
+        if run.id in failed:  # it may have hung, and would again
+            _say(f"{title}: not tried again, it has failed")
+            return FAILED
         _say(f"{title}: about {duration(estimate(run, place.machine))}")
         outcome = _take(run, choices[run.id], path, place, detail, others)
         if outcome in SETTLED:
-            done[run.id] = outcome  # another recipe may have it, too
+            last[run.id] = outcome
+            taken[run.id] += 1  # another recipe may have it, too
         elif outcome == FAILED:
             failed.append(run.id)
         return outcome
@@ -69,24 +81,25 @@ def undertake(
                         journal.append(path, blank(run, place, outcome=SKIPPED, reason=item.skip))
                 elif item.search:
                     _say(f"{title} {item}")
-                    _largest(item.search, title, take)
+                    _largest(item.search, title, item.take, take)
                 else:
-                    take(run, title)
+                    take(run, title, item.take)
     return failed
 
 
-def _largest(search: Sequence[tuple[Run, Run]], title: str, take: Callable[..., str]) -> None:
-    """Does the run of the largest batch that fits its short run, or where it does not fit after all, the next."""
+def _largest(search: Sequence[tuple[Run, Run]], title: str, number: int, take: Callable[..., str]) -> None:
+    """Does that take of the run with the largest batch that fits its short run, or where it does not after all, the
+    next."""
     low, high = 0, len(search)  # those before `low` fit, those from `high` on do not
     while low < high:
         middle = (low + high) // 2
-        if take(search[middle][0], title, 0) in DONE:
+        if take(search[middle][0], title, detail=0) in DONE:
             low = middle + 1
         else:
             high = middle
     if not low:
         _say(f"  not even {search[0][1]} fits")
-    while low and take(search[low - 1][1], title) == OUT_OF_MEMORY:
+    while low and take(search[low - 1][1], title, number) == OUT_OF_MEMORY:
         low -= 1
 
 
