@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from poc import Fixed, Synthetic
 from poc.data import Batch
 from poc.engines import Evaluation
+from poc.machine import hardware
 from poc.records import timing
 from poc.records.record import COMPLETED, DIVERGED
 from poc.records.timing import Window
@@ -215,3 +218,22 @@ def test_the_parts_always_add_up_to_the_wall_time(
     assert sum(split.values()) == pytest.approx(wall)
     assert split["rest"] == pytest.approx(rest, abs=1e-6 * max(1.0, wall))
     assert tuple(split) == timing.PARTS
+
+
+def test_time_is_stolen_from_the_cores_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a virtual machine with two cores, ticks of 10 ms."""
+    stat = tmp_path / "stat"
+    stat.write_text(
+        "cpu  2111632 1358614 493373 1554983 15128 0 9737 26142 0 0\n"
+        "cpu0 974469 666088 243738 878932 4496 0 3451 13093 0 0\n"
+        "cpu1 1137163 692525 249634 676050 10632 0 6286 13048 0 0\n"
+        "intr 27006599 0 0\n"
+    )
+    whole = (2, pytest.approx(39733.54), pytest.approx(261.41))
+    for usable, found in (
+        ({0, 1}, whole),
+        ({1}, (1, pytest.approx(20856.08), pytest.approx(130.48))),
+        ({4, 5}, whole),  # a container that numbers its cores anew
+    ):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, usable=usable: usable)
+        assert hardware.core_times(stat) == found

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from poc import report, studies
-from poc.records import timing
+from poc.records import journal, timing
 from poc.records.record import Record
 from poc.report import rows
 from poc.studies.row import COLUMNS, Row
@@ -145,7 +145,12 @@ def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
         ({"run": {"virtual": True, "devices": 4}}, "its throughput is not that of 4"),
         ({"outcome": "failed", "reason": "out of memory"}, "failed: out of memory"),
         ({"outcome": "diverged", "reason": "loss nan"}, "diverged: loss nan"),
-        ({"others_busy_cores": 0.5}, "other processes kept 0.5 of 2 cores busy"),
+        # An earlier version said of the whole machine, of how many cores not, what kept them busy.
+        ({"others_busy_cores": 0.5}, "other processes kept 0.5 cores busy"),
+        (
+            {"others_busy_cores": 0.15, "stolen_cores": 0.06, "usable_cores": 4},
+            "disturbed: other processes kept 0.15 of 4 cores busy meanwhile, and 0.06 were stolen",
+        ),
     ],
 )
 def test_the_note_says_what_is_not_as_it_seems(changes: dict[str, Any], words: str) -> None:
@@ -223,3 +228,46 @@ def test_a_precision_is_said_and_makes_another_series() -> None:
     data = [{"name": "cifar10", "jitter": False, **place} for place in ({}, {"on_device": False}, {"on_device": True})]
     settings = [rows.from_record(record_of(run={"data": images})).setting for images in data]
     assert settings[0] == settings[1] != settings[2]
+
+
+def test_others_disturb_on_the_cores_that_the_run_could_use() -> None:
+    for others, stolen, cores, disturbed in ((0.2, 0.0, 4, False), (0.2, 0.0, 1, True), (0.0, 0.1, 1, True)):
+        made = record_of(others_busy_cores=others, stolen_cores=stolen, usable_cores=cores)
+        assert rows.from_record(made).disturbed == disturbed
+
+
+def test_every_take_that_completed_is_a_row_and_what_completed_later_has_not_failed() -> None:
+    slow = record_of(run_id="same", epoch_seconds=[8.0] * 6)
+    fast = record_of(run_id="same", started="2026-11-22T10:00:00+00:00")
+    broken = record_of(run_id="same", outcome="failed", reason="x", started="2026-11-21T15:00", **BLANK)
+    elsewhere = record_of(run_id="same", infrastructure="another", epoch_seconds=[8.0] * 6)
+    synthetic = record_of(run_id="same", dataset="synthetic", started="2026-11-24T10:00:00+00:00")
+    table = collect(fast, synthetic, broken, elsewhere, slow)
+    assert [(row.infrastructure, row.dataset, row.started[8:10], row.take) for row in table if row.measured] == [
+        ("another", "cifar10", "21", 1),
+        ("test machine", "cifar10", "21", 1),
+        ("test machine", "cifar10", "22", 2),
+        ("test machine", "synthetic", "24", 1),
+    ]
+    later = replace(broken, started="2026-11-25T10:00")
+    assert [row.outcome for row in collect(fast, later) if row.measured] == ["completed", "failed"]
+
+
+def test_a_share_is_of_the_best_peak_of_as_many_of_the_same_devices() -> None:
+    def take(peak: float | None, **changes: Any) -> Record:
+        return record_of(peak_flops=peak, **changes)
+
+    slow, best, none = take(1e11), take(4e11), take(None)
+    short, alone = take(8e11, run={"dtype": "bfloat16"}), take(3e11, run={"cores_per_worker": 1})
+    one_core = take(2e11, hardware={**TEST_CPU, "cores": 1})
+    made = [slow, best, none, short, alone, one_core, take(9e11, infrastructure="another")]
+    table = collect(*made)[: len(made)]
+    assert sorted(row.peak_flops for row in table) == [3e11, 3e11, 4e11, 4e11, 4e11, 8e11, 9e11]
+    assert all(row.peak_share == row.flops / row.peak_flops for row in table)
+
+
+def test_the_parts_of_every_published_record_add_up_and_none_is_negative() -> None:
+    for record in journal.read(HOME.glob("results/**/journal.jsonl")):
+        parts = record.split() or {}
+        assert math.fsum(parts.values()) == pytest.approx(record.wall or 0.0)
+        assert all(seconds >= -1e-6 for seconds in parts.values()), record.run_id

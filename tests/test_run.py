@@ -61,6 +61,8 @@ def test_a_run_learns_and_leaves_a_record_of_all_it_did(tmp_path: Path) -> None:
     assert made.memory.host_peak_bytes > 2**25
     assert 0 < made.cpu_seconds < made.wall * MACHINE.cores * 1.5
     assert made.monitor.devices
+    assert made.usable_cores == MACHINE.cores
+    assert made.others_busy_cores >= 0 <= made.stolen_cores
     # The last checkpoint is kept, and known by the conditions of this host.
     conditions = {"versions": made.versions, "commit": made.commit, "cpu": MACHINE.cpu}
     conditions |= {"stand_in": False, "workers_here": 1}
@@ -77,6 +79,7 @@ def test_two_workers_train_as_one_and_take_themselves_apart(tmp_path: Path) -> N
     assert made.evaluations[0].samples == 160
     for worker in made.workers:
         check_split(worker)
+    assert made.split()["rest"] >= 0
     detail = made.detail
     assert (detail.sums_right, detail.pairs, detail.exchange_bytes) == (True, 3, 4 * made.parameters)
     assert detail.efficiency > 0
@@ -190,6 +193,11 @@ def test_the_slowest_worker_sets_the_pace() -> None:
     assert made.wall == 12.0
     assert (made.memory.host_peak_bytes, made.memory.device_peak_bytes) == (200, None)
     assert [worker.wall for worker in made.workers] == [10.0, 12.0]
+    # The slowest was in its windows for 4 s, both together would be for 6 s.
+    parts = made.split()
+    assert parts is not None
+    assert sum(parts.values()) == pytest.approx(12.0)
+    assert parts["rest"] == pytest.approx(8.0)
     assert made.evaluations[0].samples == 18_000
 
 

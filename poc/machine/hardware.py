@@ -124,10 +124,17 @@ def _cpu_flops() -> float:
     return 2 * size**3 / min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=3))
 
 
-def busy_seconds() -> float:
-    """Core-seconds that all processes of this machine together have been busy since it started."""
-    times = psutil.cpu_times()
-    return float(times.user + times.system + times.nice + times.irq + times.softirq)
+def core_times(stat: Path = Path("/proc/stat")) -> tuple[int, float, float]:
+    """How many cores this process may use, for how many core-seconds since the machine started these were busy with any
+    process, and for how many the hypervisor had them at work for other machines."""
+    lines = [line.split() for line in text(stat).splitlines() if re.match(r"cpu\d", line)]
+    usable = os.sched_getaffinity(0)
+    cores = [ticks for name, *ticks in lines if int(name[3:]) in usable]
+    if len(cores) < len(usable):  # a container may number its cores anew
+        cores = [ticks for _, *ticks in lines]
+    seconds = [sum(map(int, column)) / os.sysconf("SC_CLK_TCK") for column in zip(*cores)]
+    user, nice, system, _, _, irq, softirq, stolen = (*seconds, *[0.0] * 8)[:8]
+    return len(cores), user + nice + system + irq + softirq, stolen
 
 
 def _cpuinfo(field: str) -> str:

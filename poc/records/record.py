@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from poc.machine.hardware import Hardware
 from poc.machine.monitor import Monitored
 from poc.records.noise import Noise, Norms, estimate
-from poc.records.timing import Window, throughput
+from poc.records.timing import Window, split, throughput, warmup
 from poc.run import Run
 from poc.values import from_plain, to_plain, value
 
@@ -144,7 +144,11 @@ class Record(Told):
     commit: str
     cpu_seconds: float | None = None
     others_busy_cores: float | None = None
-    """Cores that other processes kept busy meanwhile."""
+    """Cores that other processes kept busy meanwhile, of `usable_cores`; in earlier versions of all the machine's."""
+    stolen_cores: float | None = None
+    """Of these cores, those that the hypervisor gave to other machines although there was work for them."""
+    usable_cores: int | None = None
+    """Cores that the run's processes could use, on the host that was disturbed most."""
     monitor: Monitored | None = None
     engine_choice: str = ""
     """Why its engine, where the plan chose it."""
@@ -167,6 +171,17 @@ class Record(Told):
         if self.evaluations:
             said.append(f"accuracy {self.evaluations[-1].accuracy:.4f}")
         return ", ".join(said)
+
+    def split(self) -> dict[str, float] | None:
+        """Its wall time in parts (`timing.split`); None where that was lost.
+
+        All parts are of one and the same worker, the slowest: windows of all workers together take longer than those of
+        any of them.
+        """
+        if self.wall is None:
+            return None
+        windows = next((worker.windows for worker in self.workers if worker.wall == self.wall), self.windows)
+        return split(self.wall, self.parts, windows, warmup(self.windows))
 
     def noise(self, first: float = 0.0, last: float = 1.0) -> Noise | None:
         """The gradient's noise in the part of the training from share `first` to share `last` of its steps."""

@@ -114,9 +114,15 @@ def spread(values: Sequence[float]) -> float:
     return 1.4826 * statistics.median(abs(value - middle) for value in values)
 
 
-def split(wall: float, parts: dict[str, float], windows: Sequence[Window]) -> dict[str, float]:
-    """Seconds of a run's wall time in each of `PARTS`, which add up to it; "rest" is what no part claimed."""
-    dropped = warmup(windows)
+def split(
+    wall: float, parts: Mapping[str, float], windows: Sequence[Window], dropped: int | None = None
+) -> dict[str, float]:
+    """Seconds of a worker's wall time in each of `PARTS`, which add up to it; so many first windows are `dropped`.
+
+    "rest" is what no part claims: mostly the start of its process, before the first line of `poc.train.worker`; that of
+    the threads that make batches; and between windows the telling of what was measured.
+    """
+    dropped = warmup(windows) if dropped is None else dropped
     seconds = {name: parts.get(name, 0.0) for name in PARTS}
     seconds["warmup"] = sum(window.seconds - window.waited for window in windows[:dropped])
     seconds["train"] = sum(window.seconds - window.waited for window in windows[dropped:])

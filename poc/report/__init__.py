@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from poc.records.record import COMPLETED, SKIPPED, Record
+from poc.records.record import SKIPPED, Record
 from poc.report import chart, explorer, rows
 from poc.report.page import Page, Picture, Results
 from poc.report.sections import (
@@ -65,8 +65,8 @@ def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, 
     table = rows.collect(records, published)
     last = max((record for record in records if record.outcome != SKIPPED), key=lambda one: one.started, default=None)
     results = Results(
-        rows=tuple(row for row in table if row.outcome == COMPLETED or not row.superseded),
-        records=tuple(records),
+        rows=tuple(table),
+        records=tuple(rows.shown(records)),
         studies=tuple(published),
         here=last.infrastructure if last else "",
     )

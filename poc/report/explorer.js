@@ -143,8 +143,8 @@ function mark(index) {
 }
 function take(row) {
   const head = [row.network || row.study, row.total_batch && `total batch ${row.total_batch}`].filter(Boolean).join(', ');
-  const {origin, outcome, infrastructure, framework, started} = row, again = row.superseded && 'taken again later';
-  const about = [origin, outcome, infrastructure, framework, started, again].filter(Boolean).join(' · ');
+  const {origin, outcome, infrastructure, framework, started} = row, number = row.take && `take ${row.take}`;
+  const about = [origin, outcome, infrastructure, framework, started, number].filter(Boolean).join(' · ');
   const article = made('article', '', {}, made('h2', head), made('div', about, {className: 'soft'}));
   const plots = Object.entries(data.charts.take).map(([name, {title, ...chart}]) => {
     const values = data.runs[row.index]?.[name] ?? [], element = made('div', '', {className: 'plot'});
@@ -161,7 +161,7 @@ async function open() {
   find('run').classList.toggle('open', Boolean(kind));
   if (!kind) return selected < 0 || mark(-1);
   const found = rows.filter(row => address(row) === location.hash || row.computes && row.computes === wanted);
-  const first = found.find(row => row.index === selected) ?? found.find(row => !row.superseded) ?? found[0];
+  const first = found.find(row => row.index === selected) ?? found.at(-1);
   if (first && first.index !== selected) mark(first.index);
   const takes = [...found].sort((one, other) => (other === first) - (one === first)).map(take);
   const missing = takes.length ? [] : [made('p', `No run ${wanted} in this file.`)];

@@ -200,7 +200,7 @@ def _rounded(figure: float) -> float | None:
 def _course(record: Record) -> dict[str, Any]:
     """What the charts of a take draw: rates in samples/s, times in seconds."""
     windows, dropped, wall = record.windows, timing.warmup(record.windows), record.wall or 0.0
-    split = timing.split(wall, record.parts, windows) if wall else {}
+    split = record.split() or {}
     return {
         "windows": [*_rates(windows[:dropped], _PHASES[0]), *_rates(windows[dropped:], _PHASES[1])],
         "accuracy": [{"epoch": one.epoch, "accuracy": _rounded(one.accuracy)} for one in record.evaluations],

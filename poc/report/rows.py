@@ -12,7 +12,7 @@ from typing import Any
 from poc import engines
 from poc.recipe import SGD, networks
 from poc.records import timing
-from poc.records.record import COMPLETED, Record
+from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
 from poc.report import compare
 from poc.run import Run
 from poc.studies import Study
@@ -23,7 +23,7 @@ FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward a
 USUAL_ENGINE = engines.ENGINES[0]
 """What trained is said only of others; of two in one comparison it is the reference."""
 BUSY = 0.05
-"""Share of a machine's cores that other processes may keep busy before a row's note says so."""
+"""Share of the usable cores that other processes and machines may take before a row's note says so."""
 
 TARGET = 0.75
 """The accuracy whose time and price are told."""
@@ -36,35 +36,54 @@ _VARIED = (
 
 
 def collect(records: Sequence[Record], published: Iterable[Study]) -> list[Row]:
-    """One row a record, in their order, then every published row, in that of its source.
+    """One row for each record that is `shown`, in their order, then every published row, in that of its source.
 
-    Speed-ups are worked out (`poc.report.compare`) where the source prints none; a row in a weak and in a strong series
-    shows the weak one's. A superseded row, which no table but that of the takes shows, has none.
+    Speed-ups are worked out (`poc.report.compare`) where a source prints none; a row in a weak and in a strong series
+    shows the weak one's.
     """
-    standing = {id(record) for record in last_takes(records)}
-    measured = [from_record(record, superseded=id(record) not in standing) for record in records]
-    printed = [dataclasses.replace(row) for study in published for row in study.rows]
-    shown = [row for row in measured if not row.superseded]
-    _add_speedups([*shown, *printed])
-    return [*measured, *printed]
+    records, peaks = shown(records), best_peaks(records)
+    measured = [from_record(record, peaks.get(_devices(record))) for record in records]
+    _add_takes(measured)
+    table = [*measured, *(dataclasses.replace(row) for study in published for row in study.rows)]
+    _add_speedups(table)
+    return table
 
 
-def last_takes(records: Sequence[Record]) -> list[Record]:
-    """The records that stand: of each run on a machine the last that completed.
-
-    Of a run that never completed it is the last. Runs on different data are different runs.
-    """
-    completed: dict[tuple[str, ...], Record] = {}
-    last: dict[tuple[str, ...], Record] = {}
-    for record in sorted(records, key=lambda record: record.started):
-        key = (record.infrastructure, record.hardware.describe(), record.run.id)
-        last[key] = record
+def shown(records: Sequence[Record]) -> list[Record]:
+    """All records but those of failed and skipped runs that completed later on the same machine."""
+    completed: dict[tuple[str, ...], str] = {}
+    for record in records:
         if record.outcome == COMPLETED:
-            completed[(*key, record.dataset)] = record
-    succeeded = {key[:-1] for key in completed}
-    standing = {id(record) for record in completed.values()}
-    standing |= {id(record) for key, record in last.items() if key not in succeeded}
-    return [record for record in records if id(record) in standing]
+            completed[_same_run(record)] = max(record.started, completed.get(_same_run(record), ""))
+    mended = [record.started <= completed.get(_same_run(record), "") for record in records]
+    lost = (FAILED, SKIPPED)
+    return [record for record, later in zip(records, mended) if not (later and record.outcome in lost)]
+
+
+def _same_run(record: Record) -> tuple[str, ...]:
+    return record.infrastructure, record.hardware.describe(), record.run.id
+
+
+def best_peaks(records: Iterable[Record]) -> dict[tuple[Any, ...], float]:
+    """Operations a second of a large matrix product: the most that any record has, by devices (`_devices`).
+
+    A machine that is shared can be slower than its best, and not faster: what training reached is held against that.
+    """
+    peaks: dict[tuple[Any, ...], float] = {}
+    for record in records:
+        key = _devices(record)
+        peaks[key] = max(record.peak_flops or 0.0, peaks.get(key, 0.0))
+    return peaks
+
+
+def _devices(record: Record) -> tuple[Any, ...]:
+    """What records share that were measured on as many of the same cores or cards, in the same precision."""
+    run, machine = record.run, record.hardware
+    if run.kind == "cpu":
+        used = machine.cpu, run.workers * (run.cores_per_worker or machine.cores)
+    else:
+        used = machine.describe(), 1 if run.virtual else run.devices
+    return (record.infrastructure, run.kind, run.dtype, *used)
 
 
 def ordered(records: Sequence[Record]) -> list[Record]:
@@ -78,15 +97,14 @@ def ordered(records: Sequence[Record]) -> list[Record]:
     return sorted(records, key=place)
 
 
-def from_record(record: Record, *, superseded: bool = False) -> Row:
-    """The row of one record, without what it takes other rows to know."""
+def from_record(record: Record, peak_flops: float | None = None) -> Row:
+    """The row of one record, without what it takes other rows to know; `peak_flops` are those of its devices."""
     return Row(
         origin=MEASURED,
-        superseded=superseded,
         run=record.run,
         **_of_run(record),
         **_of_result(record),
-        **_of_windows(record),
+        **_of_windows(record, peak_flops),
         **_of_monitor(record),
         **_of_detail(record),
     )
@@ -113,7 +131,7 @@ def _of_run(record: Record) -> dict[str, Any]:
 
 def _of_result(record: Record) -> dict[str, Any]:
     accuracies = [evaluation.accuracy for evaluation in record.evaluations]
-    split = {} if record.wall is None else timing.split(record.wall, record.parts, record.windows)
+    split = record.split() or {}
     return {
         "infrastructure": record.infrastructure,
         "hardware": record.hardware.describe(),
@@ -132,7 +150,8 @@ def _of_result(record: Record) -> dict[str, Any]:
         "host_peak_bytes": record.memory.host_peak_bytes,
         "device_peak_bytes": record.memory.device_peak_bytes,
         "others_busy_cores": record.others_busy_cores,
-        "peak_flops": record.peak_flops if record.windows else None,
+        "stolen_cores": record.stolen_cores,
+        "usable_cores": record.usable_cores,
     }
 
 
@@ -142,7 +161,7 @@ def _seconds_to(accuracy: float, record: Record) -> float | None:
     return None if epoch is None else sum(window.seconds for window in record.windows if window.epoch <= epoch)
 
 
-def _of_windows(record: Record) -> dict[str, Any]:
+def _of_windows(record: Record, peak_flops: float | None) -> dict[str, Any]:
     run, windows = record.run, record.windows
     throughput = timing.throughput(windows)
     if throughput is None:
@@ -166,7 +185,8 @@ def _of_windows(record: Record) -> dict[str, Any]:
         "usual_wait_per_sample": statistics.median(window.waited / window.samples for window in windows[dropped:]),
         "multiply_adds": multiply_adds,
         "flops": flops,
-        "peak_share": flops / record.peak_flops if flops and record.peak_flops else None,
+        "peak_flops": peak_flops or None,
+        "peak_share": flops / peak_flops if flops and peak_flops else None,
     }
 
 
@@ -257,8 +277,10 @@ def _note(record: Record) -> str:
     for reason, share in _throttled(record).items():
         notes.append(f"clocks held back by {reason} for {share:.0%} of the time")
     if _disturbed(record):
-        busy, cores = record.others_busy_cores, record.hardware.cores
-        notes.append(f"disturbed: other processes kept {busy:.2g} of {cores} cores busy meanwhile")
+        # Of how many, earlier versions did not tell.
+        cores = f"of {record.usable_cores} cores" if record.usable_cores else "cores"
+        stolen = f", and {record.stolen_cores:.2g} were stolen" if record.stolen_cores else ""
+        notes.append(f"disturbed: other processes kept {record.others_busy_cores:.2g} {cores} busy meanwhile{stolen}")
     return "; ".join(notes)
 
 
@@ -272,8 +294,12 @@ def _throttled(record: Record) -> dict[str, float]:
 
 
 def _disturbed(record: Record) -> bool:
-    busy = record.others_busy_cores
-    return busy is not None and busy > BUSY * record.hardware.cores
+    """Whether others took more than `BUSY` of the cores that the run could use, on which they get in its way.
+
+    Of earlier versions, which counted what went on on any core, it may be said of a run that had only some of them.
+    """
+    taken = (record.others_busy_cores or 0.0) + (record.stolen_cores or 0.0)
+    return taken > BUSY * (record.usable_cores or record.hardware.cores)
 
 
 def _epoch_seconds(windows: Sequence[timing.Window], steps_per_epoch: int) -> float | None:
@@ -287,6 +313,13 @@ def _epoch_seconds(windows: Sequence[timing.Window], steps_per_epoch: int) -> fl
         if sum(window.steps for window in members) == steps_per_epoch
     ]
     return statistics.median(whole) if whole else None
+
+
+def _add_takes(rows: Sequence[Row]) -> None:
+    groups: dict[tuple[str, ...], int] = {}
+    for row in sorted(rows, key=lambda row: row.started):
+        key = (row.infrastructure, row.hardware, row.computes, row.dataset)
+        row.take = groups[key] = groups.get(key, 0) + 1
 
 
 def _add_speedups(rows: Sequence[Row]) -> None:

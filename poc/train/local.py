@@ -69,6 +69,19 @@ class Task:
 
 
 @value
+class CoreUse:
+    """What the cores that one host's processes may use did during a run."""
+
+    cores: int
+    own_seconds: float
+    """CPU seconds of the run's processes."""
+    others_busy: float
+    """Cores that all other processes kept busy, on average."""
+    stolen: float
+    """Cores that the hypervisor gave to other machines although there was work for them, on average."""
+
+
+@value
 class Share:
     """What one host did of a run."""
 
@@ -78,20 +91,22 @@ class Share:
     """Which process is to blame, and why."""
     interrupted: bool
     monitor: Monitored | None
-    core_use: tuple[float, float]
-    """As `core_use` gives it."""
+    core_use: CoreUse
 
 
-def core_seconds() -> tuple[float, float, float]:
-    """Seconds of a clock, of cores that were busy, and of these the ones with processes that this one waited for."""
-    times = os.times()
-    return time.monotonic(), hardware.busy_seconds(), times.children_user + times.children_system
+def core_seconds() -> tuple[float, float, float, float]:
+    """Seconds of a clock, of processes that this one waited for, and of usable cores that were busy, or stolen."""
+    times, (_, busy, stolen) = os.times(), hardware.core_times()
+    return time.monotonic(), times.children_user + times.children_system, busy, stolen
 
 
-def core_use(before: tuple[float, float, float]) -> tuple[float, float]:
-    """Since `core_seconds` were as `before`: CPU seconds of the run's processes, and cores kept busy by all others."""
-    seconds, busy, own = (now - then for now, then in zip(core_seconds(), before))
-    return own, round(max(0.0, busy - own) / seconds, 3)
+def core_use(before: tuple[float, float, float, float]) -> CoreUse:
+    """Since `core_seconds` were as `before`."""
+    seconds, own, busy, stolen = (now - then for now, then in zip(core_seconds(), before))
+    others, cores = max(0.0, busy - own), hardware.core_times()[0]
+    return CoreUse(
+        cores=cores, own_seconds=own, others_busy=round(others / seconds, 3), stolen=round(stolen / seconds, 3)
+    )
 
 
 def train_here(

@@ -66,7 +66,8 @@ def execute(run: Run, place: Place, *, detail: int = 0, others: Sequence[Link] =
         why = reason
         print(f"  {why}; starting again ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     # The first host's use is that of all attempts, and of what served the workers too.
-    cpu_seconds, others_busy = zip(core_use(before), *(share.core_use for share in shares[1:]))
+    uses = [core_use(before), *(share.core_use for share in shares[1:])]
+    most_disturbed = max(uses, key=lambda use: (use.others_busy + use.stolen) / max(1, use.cores))
     names = sorted({worker.dataset for worker in workers if worker.dataset})
     if shares[0].interrupted:
         reason = "interrupted"
@@ -76,8 +77,10 @@ def execute(run: Run, place: Place, *, detail: int = 0, others: Sequence[Link] =
     record = dataclasses.replace(
         record,
         monitor=_monitored(shares),
-        cpu_seconds=sum(cpu_seconds),
-        others_busy_cores=max(others_busy),
+        cpu_seconds=sum(use.own_seconds for use in uses),
+        others_busy_cores=most_disturbed.others_busy,
+        stolen_cores=most_disturbed.stolen,
+        usable_cores=most_disturbed.cores,
         outcome=FAILED if reason else record.outcome,
         reason=reason or record.reason,
     )
