@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     added("doctor", _doctor, "what this machine has, what it can run, and why not the rest")
     to_plan = added("plan", _plan, "every run of a recipe on this machine, with its numbers and estimated time")
     to_run = added("run", _run, "do those runs, add them to the journal, write results.md")
-    to_report = added("report", _report, "write results.md again from the journal")
+    to_report = added("report", _report, "write results.md again from the journals")
     to_advise = added("advise", _advise, "a short run, and from it up to which batch more devices pay, and its rate")
     to_networks = added("networks", _networks, "the networks that a recipe may name, with what they cost")
     for add in (to_plan, to_run):
@@ -93,12 +93,10 @@ def _parser() -> argparse.ArgumentParser:
     rounds = "of --detail: pairs of windows, with the exchange and without (default: %(default)s)"
     to_run("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
     for add in (to_run, to_report):
-        where = "journal, rows.csv, figures and results.md go here (default: results/, with results.md beside it)"
+        where = "journals, rows.csv, figures and results.md go here (default: results/, with results.md beside it)"
         add("--results", type=_absolute, metavar="DIR", help=where)
         study = "a published study of your own, as those in poc/studies/; may be repeated"
         add("--study", type=Path, action="append", default=[], metavar="FILE", help=study)
-    joined = "another machine's journal, to be joined"
-    to_report("--journal", type=Path, action="append", default=[], metavar="FILE", help=joined)
     to_networks("--count", action="store_true", help="first count what they cost anew, as engines build them")
     return parser
 
@@ -273,8 +271,8 @@ def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link
     """Does the runs, with what help the `others` give, and writes the results."""
     detail = options.rounds if options.detail else 0
     plans = _planned(options, place.machine)
-    failed = undertake(plans, _journal(options), place, others, detail=detail, again=options.again)
-    _write_report(options, [])
+    failed = undertake(plans, _results(options), place, others, detail=detail, again=options.again)
+    _write_report(options)
     if failed:
         how = "start again without --again" if options.again else "start again"
         print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)
@@ -283,22 +281,19 @@ def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link
 
 def _report(options: argparse.Namespace) -> int:
     options.study = studies.load(options.study)
-    for extra in options.journal:
-        if not extra.is_file():
-            raise UserError(f"--journal: no file {extra}")
-    _write_report(options, options.journal)
+    _write_report(options)
     return 0
 
 
-def _write_report(options: argparse.Namespace, others: Sequence[Path]) -> None:
-    """Writes the page of this journal and those of `others`."""
+def _write_report(options: argparse.Namespace) -> None:
+    """Writes the page of all journals in the folder of results."""
     # matplotlib keeps its list of fonts in the user's own folders, if not told where.
     os.environ.setdefault("MPLCONFIGDIR", str(_cache() / "matplotlib"))
     # scipy and matplotlib take a second to import, which plan and doctor need not wait for.
     from poc import report
 
-    own, page = _journal(options), (options.results or HOME) / "results.md"
-    report.write(journal.read([own, *others]), options.study, page=page, folder=own.parent)
+    folder, page = _results(options), (options.results or HOME) / "results.md"
+    report.write(journal.read(journal.paths(folder)), options.study, page=page, folder=folder)
     print(f"Written: {page}", file=sys.stderr)
 
 
@@ -320,8 +315,8 @@ def _recipe_path(name: str) -> Path:
     return path
 
 
-def _journal(options: argparse.Namespace) -> Path:
-    return (options.results or HOME / "results") / "journal.jsonl"
+def _results(options: argparse.Namespace) -> Path:
+    return options.results or HOME / "results"
 
 
 def _cache() -> Path:

@@ -71,7 +71,7 @@ def finish(recipe: Path, folder: Path, *, status: int = 0, **how: Any) -> str:
 
 def records(folder: Path) -> list[Record]:
     """The records of the runs that were done in `folder`."""
-    return journal.read([folder / "results" / "journal.jsonl"])
+    return journal.read(journal.paths(folder / "results"))
 
 
 def family(pid: int | None, workers: int, after: str = "", over: Callable[[], bool] = lambda: False) -> Any:

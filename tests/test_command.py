@@ -34,7 +34,7 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     assert "epoch 2/2" in said
     # The same run of another recipe shares its takes.
     assert len(re.findall(r"yours [12]/3 .*: in the journal already", said)) == 2
-    records = journal.read([folder / "out" / "journal.jsonl"])
+    records = journal.read(journal.paths(folder / "out"))
     assert [record.outcome for record in records] == ["completed", "skipped", "completed", "completed"]
     assert len({record.run_id for record in records}) == 2
     assert records[0].price_per_hour == 0.5
@@ -45,8 +45,18 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     assert rows.startswith("origin,study,run_id,infrastructure,hardware,framework,network,parameters,dataset")
     assert main(arguments) == 0
     assert capfd.readouterr().err.count("in the journal already") == 5
-    assert journal.read([folder / "out" / "journal.jsonl"]) == records
+    assert journal.read(journal.paths(folder / "out")) == records
     assert (folder / "out" / "results.md").read_text() == page
+    # A journal of an earlier version, beside the folders of all machines, is known too; another machine has its own.
+    own = journal.folder(folder / "out", "A machine") / journal.FILE
+    own.rename(folder / "out" / journal.FILE)
+    assert main(arguments) == 0
+    assert capfd.readouterr().err.count("in the journal already") == 5
+    assert not own.exists()
+    assert main(["run", "yours.py", "--quick", "--results", "out", "--infrastructure", "B"]) == 0
+    (other,) = journal.read([folder / "out" / "B" / journal.FILE])
+    assert (other.infrastructure, other.run.quick) == ("B", True)
+    assert journal.read(journal.paths(folder / "out")) == [*records, other]
 
 
 @pytest.mark.slow
@@ -60,7 +70,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
     assert capfd.readouterr().out.count("the largest batch up to this that fits is searched for") == 4
     arguments = ["run", "mine.py", "--results", "out", "--infrastructure", "here"]
     assert main(arguments) == 0
-    records = journal.read([folder / "out" / "journal.jsonl"])
+    records = journal.read(journal.paths(folder / "out"))
     searched = [record.run_id for record in records if record.run.quick]
     assert len(set(searched)) == len(searched)
     batches = [record.run.batch_per_device for record in records if record.run.quick]
@@ -71,7 +81,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
     assert whole == ([(found, 0.01), (found, 0.02), (found, 0.02), (found, 0.01)] if found else [])
     assert ("not even" in capfd.readouterr().err) == (found is None)
     assert main(arguments) == 0
-    assert journal.read([folder / "out" / "journal.jsonl"]) == records
+    assert journal.read(journal.paths(folder / "out")) == records
 
 
 @pytest.mark.parametrize(
@@ -85,7 +95,6 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("run quick --detail --rounds 2", "--rounds: 2 is not allowed; give a whole number of at least 3"),
         ("run quick --rounds many", "invalid int value"),
         ("run quick --patience 0", "--patience: 0.0 is not allowed"),
-        ("report --journal nowhere", "--journal: no file nowhere"),
         ("run imagenet.py --data empty", "imagenet_train.rec is missing"),
         ("run imagenet.py --data junk", "imagenet_train.rec is not RecordIO at byte 0"),
         ("rum", "invalid choice"),

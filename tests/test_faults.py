@@ -92,7 +92,7 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(tmp_path
         folder = folders[-1]
         reached: Callable[[], bool] = Moment(folder, moments.randint(0, MOST_CHANGES))
         if kills == KILLS - 1:
-            reached = written(folder, "results/journal.jsonl")
+            reached = written(folder, "results/*/journal.jsonl")
         elif moments.random() < 0.3:
             reached = written(folder, "checkpoints/*/*.unfinished")
         kills += killed(start(recipe, folder, environment=environment), reached)
@@ -128,7 +128,7 @@ def test_a_run_that_is_told_to_end_goes_on_later(tmp_path: Path) -> None:
 @survives("two starts at once")
 def test_a_second_start_beside_the_first_says_so_and_harms_nothing(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", epochs=1)
-    lock = tmp_path / "results" / "journal.lock"
+    lock = tmp_path / "results" / "here" / "journal.lock"
     with start(recipe, tmp_path) as first:
         eventually(lambda: lock.exists() and lock.read_text(), unless=lambda: first.poll() is not None)
         first.send_signal(signal.SIGSTOP)  # so that it is not done before the second one starts
@@ -145,7 +145,7 @@ def test_a_second_start_beside_the_first_says_so_and_harms_nothing(tmp_path: Pat
 @pytest.mark.parametrize("kept", [False, True], ids=["nor for checkpoints", "but for checkpoints"])
 def test_a_disk_without_room_for_the_record(kept: bool, tmp_path: Path) -> None:
     with survives("a disk without room for the record, " + ("but for checkpoints" if kept else "nor for checkpoints")):
-        recipe, path = recipe_file(tmp_path / "mine.py"), tmp_path / "results" / "journal.jsonl"
+        recipe, path = recipe_file(tmp_path / "mine.py"), tmp_path / "results" / "here" / "journal.jsonl"
         # No file can grow beyond the journal's size: so large that the files which a run cannot do without fit, and,
         # where they are to, its checkpoints of 3.2 MB.
         journal.append(path, record_of(run_id="padding", reason=" " * (6_000_000 if kept else 600_000)))

@@ -41,6 +41,22 @@ def process(code: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=HOME, stdout=subprocess.PIPE, text=True)
 
 
+def test_each_machine_has_a_folder_that_tells_its_name(tmp_path: Path) -> None:
+    names = ["EPYC-2", "p2.8xlarge", "CPU: AMD EPYC, 2 cores", "CPU-AMD-EPYC-2-cores", "CPU: AMD EPYC: 2 cores"]
+    names += ["", ".", "..", "../up", "a/b", "a b", "rows.csv", "journal.jsonl", "名", "\udcff", "x" * 300, "x" * 301]
+    folders = [journal.folder(tmp_path, name) for name in names]
+    assert [folder.name for folder in folders[:2]] == names[:2]
+    assert folders[2].name.startswith("CPU-AMD-EPYC-2-cores~")
+    assert len(set(folders)) == len(names)
+    assert {folder.parent for folder in folders} == {tmp_path}
+    for name, folder in zip(names, folders):
+        journal.append(folder / journal.FILE, record_of(run_id=repr(name)))
+    # Beside what an earlier version left, and what is no machine's.
+    journal.append(tmp_path / journal.FILE, record_of(run_id="old"))
+    (tmp_path / "figures").mkdir()
+    assert sorted(names_in(*journal.paths(tmp_path))) == sorted([*map(repr, names), "old"])
+
+
 def test_records_come_back_in_order_and_once_from_journals_apart_or_joined(tmp_path: Path) -> None:
     paths = [tmp_path / machine / "journal.jsonl" for machine in ("K80", "P100")]
     both = [record for path in paths for record in appended(path, "b", "a", "c", infrastructure=path.parent.name)]

@@ -267,7 +267,7 @@ def test_a_share_is_of_the_best_peak_of_as_many_of_the_same_devices() -> None:
 
 
 def test_the_parts_of_every_published_record_add_up_and_none_is_negative() -> None:
-    for record in journal.read(HOME.glob("results/**/journal.jsonl")):
+    for record in journal.read(journal.paths(HOME / "results")):
         parts = record.split() or {}
         assert math.fsum(parts.values()) == pytest.approx(record.wall or 0.0)
         assert all(seconds >= -1e-6 for seconds in parts.values()), record.run_id

@@ -180,7 +180,7 @@ def stopped(*_: Any, **__: Any) -> Any:
     arguments=st.lists(
         st.one_of(
             st.sampled_from(["run", "plan", "report", "advise", "doctor", "networks", "quick"]),
-            st.sampled_from(["--quick", "--only", "--results", "--rounds", "--price", "--patience", "--journal"]),
+            st.sampled_from(["--quick", "--only", "--results", "--rounds", "--price", "--patience"]),
             st.sampled_from(["--data", "--steps", "-1", "nan", "1e999"]),
             st.text(max_size=8).filter(lambda word: "\x00" not in word),
         ),

@@ -1,4 +1,4 @@
-"""Records on disk: one JSON line each, append-only, self-contained, so that those of several machines can be joined."""
+"""Records on disk: one JSON line each, append-only, self-contained; a folder with a journal for each machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +16,25 @@ from typing import Any
 from poc.records.record import SCHEMA, Record
 from poc.values import UserError
 
+FILE = "journal.jsonl"
+"""Its name, in the folder of its machine."""
+
 _CHECKSUM = "checksum"
+# Names of machines that folders may have, too; not those of files that are beside them.
+_PLAIN = re.compile(r"(?!.*\.(csv|html|jsonl|lock|md)$)[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")
+
+
+def folder(results: Path, infrastructure: str) -> Path:
+    """The folder in `results` of the machine of that name: called so, or like it and unlike those of other names."""
+    if _PLAIN.fullmatch(infrastructure):
+        return results / infrastructure
+    like = re.sub(r"[^A-Za-z0-9]+", "-", infrastructure).strip("-")[:60] or "machine"
+    return results / f"{like}~{hashlib.sha256(os.fsencode(infrastructure)).hexdigest()[:6]}"
+
+
+def paths(results: Path) -> list[Path]:
+    """The journals in `results`: those in folders of machines, and one for all that an earlier version left there."""
+    return [results / FILE, *sorted(results.glob(f"*/{FILE}"))]
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from poc.values import UserError
 
 def undertake(
     plans: Sequence[tuple[str, Sequence[Planned]]],
-    path: Path,
+    results: Path,
     place: Place,
     others: Sequence[Link] = (),
     *,
@@ -32,11 +32,12 @@ def undertake(
 ) -> list[str]:
     """Does every run of `plans`, the plan of each recipe by its name; returns the ids of those that failed.
 
-    Records go to the journal at `path`; what that holds already is done only `again`. `detail` and `others` are those
-    of `execute`. Raises UserError where the data cannot be had, or the journal not be written; KeyboardInterrupt once
-    an interrupted run is in the journal.
+    Records go to this machine's journal in `results`; what is there already of it is done only `again`. `detail` and
+    `others` are those of `execute`. Raises UserError where the data cannot be had, or the journal not be written;
+    KeyboardInterrupt once an interrupted run is in the journal.
     """
-    known = [record for record in journal.read([path]) if record.infrastructure == place.infrastructure]
+    path = journal.folder(results, place.infrastructure) / journal.FILE
+    known = [one for one in journal.read(journal.paths(results)) if one.infrastructure == place.infrastructure]
     noted = {record.run_id for record in known}
     settled = [record for record in known if record.outcome in SETTLED and not again]
     taken = Counter(record.run_id for record in settled)

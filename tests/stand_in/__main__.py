@@ -37,7 +37,7 @@ def main() -> int:
             env=stand_in.environment(name),
             stdout=subprocess.DEVNULL,
         )
-        records = journal.read([folder / "journal.jsonl"])
+        records = journal.read(journal.paths(folder))
         ran = collections.Counter((r.run.kind, r.run.engine, r.outcome) for r in records if r.outcome != "skipped")
         skipped = sum(record.outcome == "skipped" for record in records)
         said = ", ".join(f"{count} {kind} {engine} {outcome}" for (kind, engine, outcome), count in ran.items())
