@@ -39,6 +39,8 @@ class Planned:
     """Estimated wall time; the longest that it may take, where its batch is searched for."""
     engine_choice: str = ""
     """Why its engine."""
+    rank: int = 5
+    """Lower ones are done first (`poc.recipe.recipe.Setting`)."""
     search: tuple[tuple[Run, Run], ...] = ()
     """Where the largest batch that fits is searched for: for each that it may be, ascending, the short run that shows
     whether it fits, and the run with it; `run` is that with the last."""
@@ -64,6 +66,7 @@ def plan(
                 if cpu_waits and setting.kind == "cpu" and _has_usable_gpus(hardware) and not item.skip:
                     waits = "a run on the CPU of a machine with GPUs waits until its recipe is named"
                     item = dataclasses.replace(item, skip=waits)
+                item = dataclasses.replace(item, rank=setting.rank)
                 planned.setdefault((item.run.id, bool(item.search)), item)
     return list(planned.values())
 

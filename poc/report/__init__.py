@@ -12,14 +12,18 @@ from poc.records.record import Record
 from poc.report import cells, compare, figures, rows, summary, ways
 from poc.report.tables import batches, runs, scaling, sources, speed
 from poc.studies import Study
+from poc.studies.prices import Prices
 from poc.studies.row import Row, to_csv
 
 Figures = dict[str, tuple[Path, str]]
 
 
-def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, folder: Path) -> None:
+def write(
+    records: Sequence[Record], published: Sequence[Study], *, page: Path, folder: Path, prices: Prices | None = None
+) -> None:
     """Writes `page`, and rows.csv and figures/ in `folder`, whose links are relative to where `page` is.
 
+    `prices` are those of machines.
     The same records give the same bytes, in whatever order they come. Each file is replaced at once or not at all.
     """
     records = rows.ordered(records)

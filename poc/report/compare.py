@@ -24,6 +24,7 @@ SHARED = (
     *("dtype", "layout", "setting"),
 )
 SAME_WORK = 0.05
+_TAKES = 3
 SERIES_RULE = (
     "a series holds rows that differ only in the number of devices and, in a weak series, in a learning rate that "
     "grows with it; weak keeps the batch per device, strong the total batch; virtual devices and quick runs are "
@@ -194,6 +195,24 @@ def difference(a: Estimate, b: Estimate) -> Difference:
     # Shares first: squares of very small errors would underflow.
     freedom = 1 / sum((error / total) ** 2 / (estimate.n - 1) for error, estimate in zip(errors, (a, b)))
     return Difference(value=a.mean - b.mean, margin=float(t.ppf(0.975, math.floor(freedom))) * math.sqrt(total))
+
+
+def verdict(a: Sequence[float], b: Sequence[float]) -> str:
+    """Whether two speeds differ, each measured in several takes: the 95% interval of Welch's t over their logarithms.
+
+    In words. Fewer than three takes on either side allow none: runs differ by more than their windows.
+    """
+    if min(len(a), len(b)) < _TAKES:
+        return f"No verdict: it takes {_TAKES} takes of each, and there are {len(a)} and {len(b)}."
+    logarithms = [[math.log(rate) for rate in rates] for rates in (a, b)]
+    estimates = [
+        Estimate(mean=statistics.fmean(each), spread=statistics.stdev(each), n=len(each)) for each in logarithms
+    ]
+    apart = difference(*estimates)
+    margin = apart.margin or 0.0
+    low, middle, high = (math.exp(apart.value + way * margin) for way in (-1, 0, 1))
+    said = f"the first has {middle:.3f} times the speed of the second, 95% interval {low:.3f} to {high:.3f}"
+    return f"Not told apart: {said}." if apart.within_noise else f"Different: {said}."
 
 
 def rate(row: Row) -> float | None:
