@@ -40,6 +40,7 @@ recipe = Recipe(
             dict(kind=["cpu", "gpu"], batch_per_device=128, lr=0.05),
             dict(devices=8, batch_per_device=128, lr=0.4),
         ],
+        rank=1,
         steps=8,
         window=2,
         evaluate=False,

@@ -33,6 +33,8 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     said = capfd.readouterr().err
     assert "epoch 2/2" in said
     assert re.search("yours 1/1 .*: in the journal already", said)
+    assert re.search(r"mine +1 +0 +\d+ s +0\.00\nin all +1 +0", said)
+    assert re.search(r"completed, .* samples/s .* windows\), accuracy 0\.\d+, \d+ s", said)
     records = journal.read([folder / "out" / "journal.jsonl"])
     assert [record.outcome for record in records] == ["completed", "skipped"]
     assert records[0].price_per_hour == 0.5
@@ -82,6 +84,10 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("run quick --detail --rounds 2", "--rounds: 2 is not allowed; give a whole number of at least 3"),
         ("run quick --rounds many", "invalid int value"),
         ("run quick --patience 0", "--patience: 0.0 is not allowed"),
+        ("run quick --hours 0", "--hours: 0.0 is not allowed"),
+        ("run quick --dollars 3 --infrastructure mine", "--dollars: what 'mine' costs is not known; give --price"),
+        ("report --price p3.2xlarge", "give NAME=DOLLARS"),
+        ("show abc --journal nowhere", "--journal: no file nowhere"),
         ("report --journal nowhere", "--journal: no file nowhere"),
         ("run imagenet.py --data empty", "imagenet_train.rec is missing"),
         ("run imagenet.py --data junk", "imagenet_train.rec is not RecordIO at byte 0"),

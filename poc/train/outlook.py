@@ -80,14 +80,14 @@ class Pace:
 def table(items: Sequence[Item], done: Container[str], pace: Pace, price: float | None) -> str:
     """What there is to do, a line a recipe and one for all; `price` in dollars an hour.
 
-    A run that two recipes have is done with the first.
+    A run that two recipes have counts with the first.
     """
     counted: dict[str, list[float]] = {}
     seen: set[str] = set()
     for name, _, item in items:
         line = counted.setdefault(name, [0, 0, 0.0])
-        if not item.skip:
-            already = over(item, done) or item.run.id in seen
+        if not item.skip and item.run.id not in seen:
+            already = over(item, done)
             line[0] += 1
             line[1] += already
             line[2] += 0.0 if already else pace.seconds(item)
