@@ -105,7 +105,7 @@ def train_here(
 ) -> Share:
     """Starts this host's workers of a run, waits for their end, and gathers what they told.
 
-    `elsewhere` says what of the run is lost on another host.
+    `elsewhere` says what of the run is lost on another host. At `place.until` it is as after a KeyboardInterrupt.
     """
     before, run = core_seconds(), task.run
     common = {

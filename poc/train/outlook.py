@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
@@ -45,22 +44,21 @@ class Pace:
 
     def __init__(self, place: Place, records: Iterable[Record]) -> None:
         self._place = place
-        self._taken: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        self._seconds: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])  # taken, estimated
         for record in records:
             self.learn(record)
 
     def learn(self, record: Record) -> None:
-        """Takes in what a run took of its estimate on the machine as it was then; of one that was cut off nothing."""
+        """Takes in what a run took and its estimate on the machine as it was then; of one that was cut off nothing."""
         if record.outcome == COMPLETED and record.wall and not record.resumed:
-            run, ratio = record.run, record.wall / estimate(record.run, record.hardware)
-            self._taken[run.kind, run.model, run.dtype].append(ratio)
-            self._taken[run.kind,].append(ratio)
+            for kind in _kinds(record.run):
+                self._seconds[kind][0] += record.wall
+                self._seconds[kind][1] += estimate(record.run, record.hardware)
 
     def factor(self, run: Run) -> float:
-        """The median over runs of its network and precision, else over all on such a device; 1 where there is none."""
-        return statistics.median(
-            self._taken.get((run.kind, run.model, run.dtype)) or self._taken.get((run.kind,)) or [1]
-        )
+        """Of the runs of its network and precision together, else of all on such a device; 1 where there is none."""
+        known = next((self._seconds[kind] for kind in _kinds(run) if kind in self._seconds), [1.0, 1.0])
+        return known[0] / known[1]
 
     def seconds(self, item: Planned) -> float:
         """That a planned run will take, from its checkpoint on where it has one."""
@@ -75,6 +73,11 @@ class Pace:
     def left(self) -> float:
         """Seconds before the bound."""
         return self._place.until - time.monotonic()
+
+
+def _kinds(run: Run) -> tuple[tuple[str, ...], ...]:
+    """What a run is one of, the narrowest first."""
+    return (run.kind, run.model, run.dtype), (run.kind,)
 
 
 def table(items: Sequence[Item], done: Container[str], pace: Pace, price: float | None) -> str:
