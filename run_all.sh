@@ -6,17 +6,23 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 
 usage() {
     cat <<'USAGE'
-usage: ./run_all.sh [RECIPE ...] [--quick] [--data DIR] [--results DIR] [--infrastructure NAME] [--study FILE]
+usage: ./run_all.sh [RECIPE ...] [--quick] [--hours H] [--dollars D] [--data DIR] [--results DIR]
+                    [--infrastructure NAME] [--price DOLLARS] [--study FILE]
 
-Runs recipes, by default every one in recipes/, and writes results.md.
+Runs recipes, by default every one in recipes/, and writes results.md. It says first how long that takes and what it
+costs, and does the most telling runs first. The same command goes on with what is left.
 
   RECIPE                 the name of a file in recipes/, without .py
-  --quick                a first look: everything finishes within 10 minutes on two CPU cores
+  --quick                a first look: everything finishes within 5 minutes on two CPU cores
+  --hours H              end by then, with what there is
+  --dollars D            the same, when so much is spent
   --data DIR             where CIFAR-10 is (default: $POC_DATA, then the cache, then a download)
   --results DIR          where the journal, the figures and results.md are written
-  --infrastructure NAME  what to call this machine in the tables
+  --infrastructure NAME  what to call this machine in the tables; p3.16xlarge and its like have a price
+  --price DOLLARS        what this machine costs an hour
   --study FILE           a published study of your own, a CSV like those in poc/studies/
 
+`.venv/bin/python -m poc --help` lists the other commands: plan, report, show, compare, ...
 The first start makes .venv, with Python 3.9 to 3.12 (PYTHON=/path/to/python chooses one).
 USAGE
 }

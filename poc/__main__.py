@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -20,8 +21,9 @@ from poc.plan import Planned, plan, select
 from poc.recipe import networks
 from poc.records import journal
 from poc.records.record import COMPLETED, DONE
-from poc.train import breakdown, hosts
-from poc.train.campaign import duration, undertake
+from poc.studies import prices
+from poc.train import breakdown, hosts, outlook
+from poc.train.campaign import undertake
 from poc.train.local import Place
 from poc.train.parent import execute, follow, forget
 from poc.values import UserError, nearest, positive, whole
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     question = "How fast does data-parallel training go on this machine, how does it scale, and how does that compare?"
     parser = argparse.ArgumentParser(prog="python -m poc", description=question)
-    commands = parser.add_subparsers(required=True, metavar="{doctor,plan,run,report,advise,networks}")
+    commands = parser.add_subparsers(required=True, metavar="{doctor,plan,run,report,show,compare,advise,networks}")
 
     def added(name: str, command: Callable[[argparse.Namespace], int], what: str) -> Callable[..., Any]:
         """Adds a command; returns what adds an option to it."""
@@ -71,12 +73,16 @@ def _parser() -> argparse.ArgumentParser:
     to_plan = added("plan", _plan, "every run of a recipe on this machine, with its numbers and estimated time")
     to_run = added("run", _run, "do those runs, add them to the journal, write results.md")
     to_report = added("report", _report, "write results.md again from the journals")
+    to_show = added("show", _show, "one run of the journals: its takes, curve and where its time went")
+    to_compare = added("compare", _compare, "two runs of the journals: in what they differ, and whether in speed")
     to_advise = added("advise", _advise, "a short run, and from it up to which batch more devices pay, and its rate")
     to_networks = added("networks", _networks, "the networks that a recipe may name, with what they cost")
     for add in (to_plan, to_run):
         add("recipes", nargs="*", metavar="RECIPE", help="a name in recipes/, or a Python file (default: all)")
         add("--quick", action="store_true", help="a first look: each run cut short; its rows say so")
         add("--only", action="append", metavar="ID", help="only the run whose id (see plan) starts so; may be repeated")
+    to_show("run", metavar="ID", help="how its id starts (see plan); @MACHINE after it where several have it")
+    to_compare("runs", nargs=2, metavar="ID", help="as for show")
     to_advise("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting")
     to_advise("--steps", type=int, metavar="N", default=advice.STEPS, help="of that run (default: %(default)s)")
     for add in (to_run, to_advise):
@@ -87,16 +93,22 @@ def _parser() -> argparse.ArgumentParser:
     patience = "end a run in which nothing has gone on for so long (default: %(default)g)"
     to_run("--patience", type=float, metavar="SECONDS", default=300.0, help=patience)
     to_run("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
-    to_run("--price", type=float, metavar="DOLLARS", help="what this machine costs an hour: adds costs to rows")
+    price = "what this machine costs an hour (default: that of --infrastructure, where poc/studies/prices.csv has it)"
+    to_run("--price", type=float, metavar="DOLLARS", help=price)
+    to_run("--hours", type=float, metavar="H", help="end by then; the same command goes on with what is left")
+    to_run("--dollars", type=float, metavar="D", help="the same, when so much is spent at the machine's price")
     to_run("--again", action="store_true", help="repeat runs that the journal holds already")
     to_run("--detail", action="store_true", help="afterwards, take computation and communication apart")
     rounds = "of --detail: pairs of windows, with the exchange and without (default: %(default)s)"
     to_run("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
-    for add in (to_run, to_report):
+    for add in (to_run, to_report, to_show, to_compare):
         where = "journals, rows.csv, figures and results.md go here (default: results/, with results.md beside it)"
         add("--results", type=_absolute, metavar="DIR", help=where)
+    for add in (to_run, to_report):
         study = "a published study of your own, as those in poc/studies/; may be repeated"
         add("--study", type=Path, action="append", default=[], metavar="FILE", help=study)
+    costs = "what the machine of that name in the tables costs an hour; may be repeated"
+    to_report("--price", type=prices.named, action="append", default=[], metavar="NAME=DOLLARS", help=costs)
     to_networks("--count", action="store_true", help="first count what they cost anew, as engines build them")
     return parser
 
@@ -188,7 +200,7 @@ def _advise(options: argparse.Namespace) -> int:
     (planned,) = plan(path.stem, advice.probe(advised_on, options.steps), machine)
     if planned.skip:
         raise UserError(f"{path.name}: {planned.skip}")
-    print(f"{planned}: about {duration(planned.seconds)}", file=sys.stderr)
+    print(f"{planned}: about {outlook.duration(planned.seconds)}", file=sys.stderr)
     place = Place(machine=machine, infrastructure=machine.describe(), source=options.data, cache=_cache())
     record, _ = execute(planned.run, place)
     if record.outcome in DONE:
@@ -223,23 +235,25 @@ def _networks(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     total = 0.0
-    headers = ["id", "run", "total batch", "steps", "time, or why skipped"]
+    headers = ["id", "run", "total batch", "time, or why skipped"]
     for name, planned in _planned(options, hardware.detect()):
-        outlooks = [f"skipped: {item.skip}" if item.skip else duration(item.seconds) for item in planned]
-        runs = [[item.run.id, str(item), item.run.total_batch, item.run.steps] for item in planned]
+        outlooks = [f"skipped: {item.skip}" if item.skip else outlook.duration(item.seconds) for item in planned]
+        runs = [[item.run.id, str(item), item.run.total_batch] for item in planned]
         rows = [[*run, outlook] for run, outlook in zip(runs, outlooks)]
         print(f"{name}\n{tabulate(rows, headers=headers, disable_numparse=True)}")
         choices = {(item.run.engine, item.engine_choice) for item in planned if item.engine_choice}
         print("".join(f"engine {engine}: {why}\n" for engine, why in sorted(choices)))
         total += sum(item.seconds for item in planned if not item.skip)
-    print(f"About {duration(total)} in all, estimated; `run` skips what the journal holds already.")
+    print(f"About {outlook.duration(total)} in all, estimated; `run` skips what the journal holds already.")
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
+    began = time.monotonic()
     options.study = studies.load(options.study)
-    if options.price is not None:
-        positive("--price", options.price)
+    for name in ("price", "hours", "dollars"):
+        if getattr(options, name) is not None:
+            positive(f"--{name}", getattr(options, name))
     positive("--patience", options.patience)
     whole("--rounds", options.rounds, least=3)
     here = hosts.find(os.environ)
@@ -253,6 +267,15 @@ def _run(options: argparse.Namespace) -> int:
         price_per_hour=options.price,
         patience=options.patience,
     )
+    options.prices = prices.load({place.infrastructure: options.price} if options.price is not None else {})
+    known = options.prices.of(place.infrastructure, machine.describe())
+    if known is None and options.dollars is not None:
+        raise UserError(
+            f"--dollars: what {place.infrastructure!r} costs is not known; give --price DOLLARS (an hour), or "
+            "--infrastructure with the name of a machine in poc/studies/prices.csv"
+        )
+    options.price = known and known.dollars_per_hour
+    place = dataclasses.replace(place, until=outlook.bound(began, options.hours, options.dollars, options.price))
     if here is None:
         return _lead(options, place, [])
     if here.number == 0:
@@ -271,7 +294,8 @@ def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link
     """Does the runs, with what help the `others` give, and writes the results."""
     detail = options.rounds if options.detail else 0
     plans = _planned(options, place.machine)
-    failed = undertake(plans, _results(options), place, others, detail=detail, again=options.again)
+    undertaken = {"detail": detail, "again": options.again, "price": options.price}
+    failed = undertake(plans, _results(options), place, others, **undertaken)
     _write_report(options)
     if failed:
         how = "start again without --again" if options.again else "start again"
@@ -280,8 +304,22 @@ def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link
 
 
 def _report(options: argparse.Namespace) -> int:
-    options.study = studies.load(options.study)
+    options.study, options.prices = studies.load(options.study), prices.load(dict(options.price))
     _write_report(options)
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from poc.report import single
+
+    print(single.shown(journal.read(journal.paths(_results(options))), options.run))
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from poc.report import single
+
+    print(single.compared(journal.read(journal.paths(_results(options))), *options.runs))
     return 0
 
 
@@ -293,7 +331,8 @@ def _write_report(options: argparse.Namespace) -> None:
     from poc import report
 
     folder, page = _results(options), (options.results or HOME) / "results.md"
-    report.write(journal.read(journal.paths(folder)), options.study, page=page, folder=folder)
+    records = journal.read(journal.paths(folder))
+    report.write(records, options.study, page=page, folder=folder, prices=options.prices)
     print(f"Written: {page}", file=sys.stderr)
 
 

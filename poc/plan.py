@@ -40,6 +40,8 @@ class Planned:
     """Estimated wall time; the longest that it may take, where its batch is searched for."""
     engine_choice: str = ""
     """Why its engine."""
+    rank: int = 5
+    """Lower ones are done first (`poc.recipe.recipe.Setting`)."""
     search: tuple[tuple[Run, Run], ...] = ()
     """Where the largest batch that fits is searched for: for each that it may be, ascending, the short run that shows
     whether it fits, and the run with it; `run` is that with the last."""
@@ -72,6 +74,7 @@ def plan(
                     item = dataclasses.replace(item, skip=waits)
                 if take and not item.skip:  # what is searched for is known by now
                     item = dataclasses.replace(item, take=take + 1, seconds=estimate(item.run, hardware))
+                item = dataclasses.replace(item, rank=setting.rank)
                 planned.setdefault((item.run.id, bool(item.search), item.take), item)
     return list(planned.values())
 

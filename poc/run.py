@@ -29,11 +29,11 @@ class Run(Schedule, Training):
 
     recipe: str
     total_batch: int
-    lr_rule: str
+    lr_rule: str = field(label=lambda rule: "" if rule == "fixed" else f"rate {rule}")
     epochs: int
     steps_per_epoch: int
     seed: int = field(label=lambda seed: f"seed {seed}" if seed else "")
-    quick: bool
+    quick: bool = field(label=lambda quick: "quick" * quick)
 
     @property
     def exchanges(self) -> bool:
@@ -50,7 +50,9 @@ class Run(Schedule, Training):
         with_others = ("virtual", "exchange", "straggler")  # said with the devices, or with the exchange
         said = [word for name, word in words(self).items() if name not in with_others]
         devices = f"{self.devices} {self.kind}" + (" (virtual)" if self.virtual else "")
-        start = [self.model, f"{self.batch_per_device} x {devices}"]
+        whole = self.steps == self.epochs * self.steps_per_epoch
+        length = f"{self.epochs} epoch{'s' * (self.epochs > 1)}" if whole else f"{self.steps} steps"
+        start = [self.model, f"{self.batch_per_device} x {devices}", length]
         return ", ".join([*start, *([self.exchange_label] if self.exchanges else []), *said])
 
     @property

@@ -29,6 +29,7 @@ FAST = dict(
 
 recipe = Recipe(
     model="cifar_resnet50_v2",
+    rank=4,
     epochs=12,
     virtual=True,
     dtype="auto",
@@ -63,11 +64,11 @@ recipe = Recipe(
         dict(kind="cpu", batch_per_device=128, **STUDY, lr=0.05, dtype="float32"),
     ],
     quick=dict(
-        model="cifar_resnet20_v2",
+        model="cifar_resnet8_v2",
         dtype="float32",
         devices=8,
         batch_per_device=128,
-        steps=22,
+        steps=20,
         window=2,
         gradient_noise=None,
         cases=[dict(**STUDY, lr=0.4), dict(lr=Fixed(base=0.5, decay="linear"))],

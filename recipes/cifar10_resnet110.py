@@ -15,4 +15,5 @@ recipe = Recipe(
         dict(kind=["cpu", "gpu"], batch_per_device=128, lr=0.05),
         dict(devices=8, batch_per_device=512, lr=0.4),
     ],
+    quick=dict(batch_per_device=32, steps=8, window=2, evaluate=False),
 )

@@ -31,11 +31,9 @@ recipe = Recipe(
     ],
     quick=dict(
         model="cifar_resnet20_v2",
-        steps=12,
-        window=4,
-        cases=[
-            dict(devices=2, workers=2, exchange="independent"),
-            dict(devices=2, workers=2, exchange=["dist_sync", "dist_async"]),
-        ],
+        batch_per_device=32,
+        steps=8,
+        window=2,
+        cases=[dict(devices=2, workers=2, exchange=["independent", "dist_sync"])],
     ),
 )

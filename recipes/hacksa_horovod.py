@@ -28,7 +28,7 @@ recipe = Recipe(
     ],
     quick=dict(
         cases=[dict(kind="cpu", devices=[1, 2], cores_per_worker=1, batch_per_device=8)],
-        steps=6,
+        steps=4,
         window=1,
     ),
 )

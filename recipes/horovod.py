@@ -23,5 +23,11 @@ recipe = Recipe(
         dict(devices=1),
         dict(devices=[2, 4, 8], workers="per-device", exchange=["horovod", "dist_device_sync", "independent"]),
     ],
-    quick=dict(steps=12, window=4, cases=[dict(kind="cpu", devices=2, workers=2, exchange=["horovod", "independent"])]),
+    quick=dict(
+        cases=[dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, exchange=["independent", "horovod"])],
+        batch_per_device=32,
+        lr=0.05,  # as exchanges has it: what both have is run once
+        steps=8,
+        window=2,
+    ),
 )

@@ -37,5 +37,5 @@ recipe = Recipe(
             takes=3,
         ),
     ],
-    quick=dict(cases=[dict(model="cifar_resnet20_v2", data=synthetic("cifar"))], steps=6, window=1, evaluate=False),
+    quick=dict(cases=[dict(model="cifar_resnet8_v2", data=synthetic("cifar"))], steps=6, window=1, evaluate=False),
 )

@@ -13,5 +13,5 @@ recipe = Recipe(
     batch_per_device=128,
     lr=0.05,
     epochs=2,
-    quick={},
+    quick=dict(steps=100, window=10),
 )

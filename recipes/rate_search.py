@@ -14,6 +14,7 @@ SMALL_MUON = dict(**SMALL, lr=Fixed(base=0.3, **LINEAR))
 
 recipe = Recipe(
     model="cifar_resnet20_v2",
+    rank=4,
     epochs=3,
     devices=2,
     batch_per_device=512,

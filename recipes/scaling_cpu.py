@@ -9,6 +9,7 @@ from poc import CIFAR10, Linear, Recipe
 
 recipe = Recipe(
     model="cifar_resnet50_v2",
+    rank=3,
     data=CIFAR10(crop=28, jitter=True),
     kind="cpu",
     devices=[1, 2],
@@ -19,4 +20,5 @@ recipe = Recipe(
     epochs=1,
     takes=3,
     exchange="dist_sync",
+    quick=dict(model="cifar_resnet20_v2", steps=8, window=2, evaluate=False),
 )

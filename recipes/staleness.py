@@ -20,5 +20,5 @@ recipe = Recipe(
     epochs=4,
     exchange=[Stale(0), Stale(1), Stale(2), Stale(4), Stale(None)],
     straggler=[0.0, 0.3],
-    quick=dict(exchange=[Stale(0), Stale(2)], steps=12, window=4, evaluate=False),
+    quick=dict(exchange=[Stale(0), Stale(2)], straggler=0.3, steps=12, window=4, evaluate=False),
 )

@@ -9,6 +9,7 @@ from poc import CIFAR10, Linear, Recipe
 
 recipe = Recipe(
     model=["cifar_resnet50_v2", "cifar_resnet110_v2"],
+    rank=2,
     data=CIFAR10(crop=28, jitter=True),
     kind=["cpu", "gpu"],
     batch_per_device=[64, 128, 256, 512],
@@ -17,5 +18,5 @@ recipe = Recipe(
     window=5,
     evaluate=False,
     takes=3,
-    quick=dict(batch_per_device=128, steps=12, window=3),
+    quick=dict(model="cifar_resnet50_v2", batch_per_device=[64, 128], lr=0.05, steps=8, window=2),
 )

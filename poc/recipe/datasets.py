@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
-from poc.values import UserError, checked, field, flag, nearest, value, whole, whole_or_zero
+from poc.values import UserError, checked, field, flag, nearest, value, whole, whole_or_zero, words
 
 _IMAGENET_TRAIN = 1_281_167
 
@@ -12,6 +12,7 @@ _IMAGENET_TRAIN = 1_281_167
 class _Images:
     """What all sets of colour images have; a fixed batch stays in the device's memory."""
 
+    name: ClassVar[str]
     crop: int
     train: int = 50_000
     """Images in the training set."""
@@ -22,6 +23,10 @@ class _Images:
     def input_shape(self) -> tuple[int, int, int]:
         """Channels, height, width of what the network sees."""
         return (3, self.crop, self.crop)
+
+    def __str__(self) -> str:
+        """Its name, and all that is not at its default."""
+        return " ".join([self.name, *words(self).values()])
 
 
 def _check(data: Any, size: int) -> None:
@@ -34,15 +39,15 @@ def _check(data: Any, size: int) -> None:
 class CIFAR10(_Images):
     """The 60,000 images of CIFAR-10; the defaults are the augmentation of MXNet 0.11's `train_cifar10.py`."""
 
-    crop: int = field(default=28, check=whole)
+    crop: int = field(default=28, check=whole, label="crop {}")
     """Height and width that the network sees, in pixels: a random crop in training, the centre in validation."""
-    pad: int = field(default=4, check=whole_or_zero)
+    pad: int = field(default=4, check=whole_or_zero, label="pad {}")
     """Pixels of border (value 127) put around the image before the random crop."""
-    mirror: bool = field(default=True, check=flag)
+    mirror: bool = field(default=True, check=flag, label="unmirrored")
     """Mirror with probability 1/2."""
-    jitter: bool = field(default=True, check=flag)
+    jitter: bool = field(default=True, check=flag, label="without jitter")
     """Move hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
-    on_device: bool = field(default=False, check=flag)
+    on_device: bool = field(default=False, check=flag, label="on the device")
     """The training images stay in the device's memory, where they are cropped and mirrored; without `jitter`."""
 
     name = "cifar10"
@@ -58,20 +63,20 @@ class CIFAR10(_Images):
 class Synthetic(_Images):
     """Made-up images that a network can learn, the same on every machine."""
 
-    size: int = field(default=32, check=whole)
+    size: int = field(default=32, check=whole, label="of {} pixels")
     """Height and width of the images, in pixels."""
-    classes: int = field(default=10, check=whole)
-    train: int = field(default=50_000, check=whole)
+    classes: int = field(default=10, check=whole, label="{} classes")
+    train: int = field(default=50_000, check=whole, label="{:,} images")
     """Images in the training set."""
-    validation: int = field(default=10_000, check=whole)
+    validation: int = field(default=10_000, check=whole, label="{:,} for validation")
     """Images in the validation set."""
-    fixed: bool = field(default=False, check=flag)
+    fixed: bool = field(default=False, check=flag, label="one fixed batch")
     """Train on one and the same batch, which stays in the device's memory: the speed of training without any input
     pipeline, as `tf_cnn_benchmarks` and MXNet's `--benchmark 1` measure it."""
-    crop: int = field(default=32, check=whole)
-    pad: int = field(default=0, check=whole_or_zero)
-    mirror: bool = field(default=False, check=flag)
-    jitter: bool = field(default=False, check=flag)
+    crop: int = field(default=32, check=whole, label="crop {}")
+    pad: int = field(default=0, check=whole_or_zero, label="pad {}")
+    mirror: bool = field(default=False, check=flag, label="mirrored")
+    jitter: bool = field(default=False, check=flag, label="jitter")
 
     name = "synthetic"
 
@@ -79,6 +84,13 @@ class Synthetic(_Images):
         _check(self, self.size)
         if self.fixed and (self.pad or self.mirror or self.jitter):
             raise UserError("data: Synthetic.fixed: one batch is never augmented; leave pad, mirror and jitter out")
+
+    def __str__(self) -> str:
+        like = self == synthetic("imagenet", size=self.size, fixed=self.fixed)
+        whole_image = ("crop",) if self.crop == self.size else ()
+        left_out = (*whole_image, "classes", "train", "validation") if like else whole_image
+        said = [word for name, word in words(self).items() if name not in left_out]
+        return " ".join([self.name, *["ImageNet"] * like, *said])
 
 
 def synthetic(like: str, *, size: int | None = None, fixed: bool = True) -> Synthetic:
@@ -105,14 +117,14 @@ class ImageNet(_Images):
     brought to `resize` pixels; the centre in validation. Decoded as the training goes, in threads.
     """
 
-    crop: int = field(default=224, check=whole)
+    crop: int = field(default=224, check=whole, label="crop {}")
     """Height and width that the network sees, in pixels."""
-    resize: int = field(default=256, check=whole)
+    resize: int = field(default=256, check=whole, label="resize {}")
     """Pixels of the shorter side before the crop."""
-    mirror: bool = field(default=True, check=flag)
-    train: int = field(default=_IMAGENET_TRAIN, check=whole)
+    mirror: bool = field(default=True, check=flag, label="unmirrored")
+    train: int = field(default=_IMAGENET_TRAIN, check=whole, label="{:,} images")
     """Images in the training file, for those who have a part of it."""
-    validation: int = field(default=50_000, check=whole)
+    validation: int = field(default=50_000, check=whole, label="{:,} for validation")
     """Images in the validation file."""
 
     name = "imagenet"

@@ -125,14 +125,14 @@ class Schedule:
     """The learning rate over a training of so many steps."""
 
     learning_rate: float = field(label="lr {:g}")
-    warmup_from: float
-    warmup_steps: int
+    warmup_from: float = field(label=lambda rate: f"warm-up from {rate:g}" if rate else "")
+    warmup_steps: int = field(label=lambda steps: f"warm-up of {steps} steps" if steps else "")
     steps: int
     """Optimizer steps in all."""
     decay: str = field(default="constant", label="decay {}")
     """After the warm-up: one of `DECAYS`, or "steps": by `decay_factor` at each share of training in `decay_at`."""
-    decay_at: tuple[float, ...] = ()
-    decay_factor: float = 0.1
+    decay_at: tuple[float, ...] = field(default=(), label=lambda at: "at " + " and ".join(map("{:g}".format, at)))
+    decay_factor: float = field(default=0.1, label="times {:g}")
 
     def rate(self, step: int) -> float:
         """Learning rate of optimizer step `step` (0 is the first).

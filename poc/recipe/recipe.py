@@ -62,7 +62,7 @@ class Training:
 
     model: str = field(check=lambda name, given: networks.network(given))
     """Name of a network (`poc/recipe/networks.py`)."""
-    data: Data = field(default=CIFAR10(), check=a_data_set)
+    data: Data = field(default=CIFAR10(), check=a_data_set, label="{}")
     """What is trained on: `CIFAR10()`, `Synthetic()`, `synthetic("imagenet")` or `ImageNet()`."""
     kind: str = field(default="gpu", check=choice(("gpu", "cpu")))
     """What `devices` counts: "gpu", or "cpu": sets of this machine's cores."""
@@ -73,14 +73,14 @@ class Training:
     batch_per_device: int = field(default=128, check=either(whole, LARGEST))
     """Samples each device takes a step; the total batch is that times the devices. "largest": as many as fit into its
     memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536, which short runs find out."""
-    evaluate: bool = field(default=True, check=flag)
+    evaluate: bool = field(default=True, check=flag, label="not evaluated")
     """Measure the accuracy over the whole validation set after every epoch."""
     optimizer: Optimizer = field(default=SGD(), label="{}")
     """How parameters follow gradients: `SGD()`, `Nesterov()`, `LARS()` or `Muon(rate=0.02)`, each with its momentum
     and weight decay; "sgd", "nesterov" and "lars" are these with their defaults."""
     label_smoothing: float = field(default=0.0, check=values.share, by_engine=True, label="label smoothing {:g}")
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
-    gradient_noise: int | None = field(default=None, check=either(whole, None))
+    gradient_noise: int | None = field(default=None, check=either(whole, None), label="gradient noise every {} steps")
     """Every so many steps the squared norms of one device's gradient and of all devices' are taken, which give the
     gradient noise scale (`poc/records/noise.py`); with several devices, virtual ones too."""
     zero_gamma: bool = field(default=False, check=flag, by_engine=True, label="zero gammas")
@@ -103,7 +103,9 @@ class Training:
     servers); "independent" not at all. Names are the classes with their defaults: `DistSync(servers=2)`."""
     workers: int = field(default=1, check=either(whole, PER_DEVICE), label="{} workers")
     """Processes that the devices are divided over, equally; "per-device": as many as devices."""
-    cores_per_worker: int | None = field(default=None, check=either(whole, None, NODE), label="{} cores a worker")
+    cores_per_worker: int | None = field(
+        default=None, check=either(whole, None, NODE), label="bound to {} of the cores"
+    )
     """CPU cores each worker is bound to, all of one NUMA node where that has so many; "node": a whole NUMA node, or its
     share of one. By default one worker has them all, several share them equally, and on GPUs none is bound."""
     straggler: float = field(
@@ -112,9 +114,9 @@ class Training:
     """The last of several workers takes so much longer for each step, on purpose: 0.3 is 30%."""
     restarts: int = field(default=0, check=values.whole_or_zero)
     """So often the run goes on from its last checkpoint after a process of it was lost; 0: it has failed then."""
-    window: int = field(default=20, check=whole)
+    window: int = field(default=20, check=whole, label="windows of {}")
     """Steps between two readings of the clock; nothing is waited for in between."""
-    seconds: float | None = field(default=None, check=either(values.positive, None))
+    seconds: float | None = field(default=None, check=either(values.positive, None), label="at most {:g} s")
     """Stop at the end of the first window after so many seconds of training; with one worker. The epochs or steps are
     then the most that it may take."""
     engine: str = field(default=AUTO, label="{}")
@@ -137,6 +139,8 @@ class Setting(Training):
     takes: int = field(default=1, check=whole)
     """Measure every run so many times, each in fresh processes: the windows of one run do not show by how much runs
     differ. `--quick` takes one."""
+    rank: int = field(default=5, check=whole)
+    """Of the runs of all recipes those of the lowest rank are done first: 1 answers the first question of a reader."""
 
     def __post_init__(self) -> None:
         for name, meant in (

@@ -170,6 +170,8 @@ class Record(Told):
             said.append(f"{rate.median:.1f} samples/s (spread {rate.spread:.1f}, n = {rate.windows} windows)")
         if self.evaluations:
             said.append(f"accuracy {self.evaluations[-1].accuracy:.4f}")
+        if self.wall is not None:
+            said.append(f"{self.wall:.0f} s")
         return ", ".join(said)
 
     def split(self) -> dict[str, float] | None:

@@ -25,6 +25,8 @@ from poc.report.sections import (
 )
 from poc.report.sections import studies as by_study
 from poc.studies import Study
+from poc.studies.prices import Prices
+from poc.studies.prices import load as load_prices
 from poc.studies.row import to_csv
 
 MAIN = Page(
@@ -55,14 +57,16 @@ BEHIND = (
 """The pages that results.md leads to."""
 
 
-def write(records: Sequence[Record], published: Sequence[Study], *, page: Path, folder: Path) -> None:
+def write(
+    records: Sequence[Record], published: Sequence[Study], *, page: Path, folder: Path, prices: Prices | None = None
+) -> None:
     """Writes `page`, and in `folder` the pages behind it, rows.csv, explorer.html and figures/.
 
     Links are relative to their page. The same records give the same bytes, in whatever order they come. Each file is
     replaced at once or not at all.
     """
     records = rows.ordered(records)
-    table = rows.collect(records, published)
+    table = rows.collect(records, published, prices or load_prices({}))
     last = max((record for record in records if record.outcome != SKIPPED), key=lambda one: one.started, default=None)
     results = Results(
         rows=tuple(table),

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from poc import engines
@@ -16,6 +16,7 @@ from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
 from poc.report import compare
 from poc.run import Run
 from poc.studies import Study
+from poc.studies.prices import GIVEN, Price, Prices
 from poc.studies.row import MEASURED, Row
 from poc.values import words
 
@@ -35,7 +36,7 @@ _VARIED = (
 )
 
 
-def collect(records: Sequence[Record], published: Iterable[Study]) -> list[Row]:
+def collect(records: Sequence[Record], published: Iterable[Study], prices: Prices | None = None) -> list[Row]:
     """One row for each record that is `shown`, in their order, then every published row, in that of its source.
 
     Speed-ups are worked out (`poc.report.compare`) where a source prints none; a row in a weak and in a strong series
@@ -46,6 +47,8 @@ def collect(records: Sequence[Record], published: Iterable[Study]) -> list[Row]:
     _add_takes(measured)
     table = [*measured, *(dataclasses.replace(row) for study in published for row in study.rows)]
     _add_speedups(table)
+    if prices is not None:
+        _add_prices(table, prices, {(record.run_id, record.started): record for record in records})
     return table
 
 
@@ -320,6 +323,19 @@ def _add_takes(rows: Sequence[Row]) -> None:
     for row in sorted(rows, key=lambda row: row.started):
         key = (row.infrastructure, row.hardware, row.computes, row.dataset)
         row.take = groups[key] = groups.get(key, 0) + 1
+
+
+def _add_prices(rows: Sequence[Row], prices: Prices, records: Mapping[tuple[str, str], Record]) -> None:
+    """What the devices in use cost an hour: what the run's user said of the machine, else what is known of it."""
+    for row in rows:
+        known, record = prices.of(row.infrastructure, row.hardware), records.get((row.run_id, row.started))
+        if record and record.price_per_hour is not None and (known is None or known.source != GIVEN):
+            known = Price(machine="", dollars_per_hour=record.price_per_hour, source=GIVEN)
+        if known is not None:
+            cards = known.devices or (len(record.hardware.gpus) if record else None)
+            share = row.devices / cards if cards and row.devices and row.kind == "gpu" else 1.0
+            row.dollars_per_hour = known.dollars_per_hour * min(share, 1.0)
+            row.price_from = f"{known.machine}, {known.date}" if known.date else known.source
 
 
 def _add_speedups(rows: Sequence[Row]) -> None:

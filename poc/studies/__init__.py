@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from poc.studies import prices
 from poc.studies.row import COLUMNS, PUBLISHED, Row
 from poc.values import UserError, nearest, value
 
@@ -60,7 +61,8 @@ def load(own: Sequence[Path] = (), folder: Path = Path(__file__).parent) -> list
 
     Raises UserError where a file cannot be read or understood, and where two have the same name.
     """
-    studies = sorted(map(_read, folder.glob("*.csv")), key=lambda study: (int(study.order), study.name))
+    files = (path for path in folder.glob("*.csv") if path.name != prices.FILE.name)
+    studies = sorted(map(_read, files), key=lambda study: (int(study.order), study.name))
     for path in own:
         if path.stem in {study.name for study in studies}:
             raise UserError(f"--study: {path.stem!r} is the name of another study; rename {path}")

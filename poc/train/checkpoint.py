@@ -78,6 +78,11 @@ def steps(folder: Path, workers: Iterable[int], conditions: Mapping[str, Any]) -
     return sorted(set.intersection(*map(usable, workers)))
 
 
+def furthest(folder: Path) -> int:
+    """The last step of which there is a checkpoint in `folder`, by its name; 0 for none."""
+    return max((step for step, _ in _stored(folder, 0)), default=0)
+
+
 def read(folder: Path, worker: int, step: int) -> Checkpoint:
     """What `write` wrote; raises OSError where it is not there, or no longer whole."""
     for stored_step, path in _stored(folder, worker):

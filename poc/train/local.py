@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -45,6 +46,8 @@ class Place:
     """No CIFAR-10 is to be had: the synthetic set takes its place."""
     patience: float = 300.0
     """Seconds after which a run in which nothing goes on is ended."""
+    until: float = math.inf
+    """On the monotonic clock: a run that still goes on then is interrupted."""
 
     def checkpoints_of(self, run: Run) -> Path:
         """Folder for the checkpoints of `run`."""
@@ -117,7 +120,7 @@ def train_here(
 ) -> Share:
     """Starts this host's workers of a run, waits for their end, and gathers what they told.
 
-    `elsewhere` says what of the run is lost on another host.
+    `elsewhere` says what of the run is lost on another host. At `place.until` it is as after a KeyboardInterrupt.
     """
     before, run = core_seconds(), task.run
     common = {
@@ -137,6 +140,11 @@ def train_here(
     with processes.scratch() as folder:
         events = [folder / f"worker{task.first + here}.jsonl" for here in range(len(task.environments))]
 
+        def lost_elsewhere() -> processes.Lost | None:
+            if time.monotonic() >= place.until:
+                raise KeyboardInterrupt  # as if its user had stopped it
+            return elsewhere()
+
         def done(name: str) -> bool:
             return name in workers and _told(events[[*workers].index(name)]).outcome in DONE
 
@@ -153,7 +161,7 @@ def train_here(
                     started = processes.start("poc.train.worker", environment, python=python, stdin=stdin)
                     workers[f"worker {number}"] = started
             with Monitor(_sensors(run, place.machine, workers, cards)) as watcher:
-                lost = processes.watch(workers, helpers, events, place.patience, elsewhere, done)
+                lost = processes.watch(workers, helpers, events, place.patience, lost_elsewhere, done)
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
             for process in workers.values():

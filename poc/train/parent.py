@@ -26,12 +26,14 @@ _LOOK_SECONDS = 0.1
 _CHECKPOINT_SECONDS = 180.0
 
 
-def execute(run: Run, place: Place, *, detail: int = 0, others: Sequence[Link] = ()) -> tuple[Record, bool]:
+def execute(
+    run: Run, place: Place, *, detail: int = 0, others: Sequence[Link] = (), pace: float = 1.0
+) -> tuple[Record, bool]:
     """Trains `run` in processes of its own, one a worker; returns its record, and whether the user interrupted it.
 
     Where it was cut off before it goes on from its last checkpoint; where a process is lost it does so `run.restarts`
     times. `detail` adds a pass of so many rounds that takes computation and communication apart. Several workers are
-    shared with the `others`, hosts that follow this one.
+    shared with the `others`, hosts that follow this one. `pace` is what such runs took of their estimates.
     """
     record, before = blank(run, place, price_per_hour=place.price_per_hour), core_seconds()
     team = list(others) if run.workers > 1 else []
@@ -53,7 +55,7 @@ def execute(run: Run, place: Place, *, detail: int = 0, others: Sequence[Link] =
             "first_step": first_step,
             "why": why,
             "conditions": conditions,
-            "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / estimate(run, place.machine)),
+            "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / (pace * estimate(run, place.machine))),
             "detail": detail,
             "stand_in": place.stand_in,
         }

@@ -8,7 +8,7 @@ from poc.report.measurements import CLOSED, OPEN, Measurement, division
 from poc.report.page import MAIN_NETWORK, Results, Section
 from poc.report.rows import TARGET
 from poc.report.sections.rates import trainings
-from poc.report.tables import devices_of, markdown, rounded
+from poc.report.tables import devices_of, machine_of, markdown, rounded
 from poc.studies.row import Row
 from poc.values import value
 
@@ -65,7 +65,7 @@ def reached(results: Results) -> list[Reached]:
     for found in [*own, *theirs]:
         row = found.row
         kind = division(row.run) if row.measured else CLOSED
-        groups.setdefault((row.infrastructure, row.hardware, kind), []).append(found)
+        groups.setdefault((machine_of(row), kind), []).append(found)
     return [found for group in groups.values() for found in _best(group)]
 
 

@@ -1,0 +1,123 @@
+"""What a plan will take: its order, estimates that learn, a bound that holds; and what machines cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poc import Recipe, studies
+from poc.plan import Planned, plan
+from poc.records import journal
+from poc.studies import prices
+from poc.studies.prices import Prices
+from poc.train import checkpoint, outlook
+from poc.train.campaign import undertake
+from poc.train.outlook import Pace
+from poc.values import UserError
+from tests.builders import MACHINE, SMALL, place_in, record_of, run_of
+
+
+def planned(seconds: float, **fields: Any) -> Planned:
+    return Planned(run=run_of(**fields), seconds=seconds)
+
+
+def test_the_lowest_rank_goes_first_and_in_it_short_runs_before_long_ones_as_written() -> None:
+    given = [("a", 5, 60.0), ("b", 5, 7200.0), ("c", 5, 30.0), ("d", 1, 7200.0), ("e", 1, 90.0), ("f", 5, 600.0)]
+    items = [(name, name, dataclasses.replace(planned(seconds), rank=rank)) for name, rank, seconds in given]
+    assert "".join(name for name, *_ in outlook.in_order(items)) == "edacfb"
+
+
+def test_estimates_follow_what_was_measured_here(tmp_path: Path) -> None:
+    place = dataclasses.replace(place_in(tmp_path), until=time.monotonic() + 1000)
+    run = record_of().run
+    usual = Pace(place, []).seconds(Planned(run=run, seconds=400.0))
+    assert usual == 400.0
+    estimated = outlook.estimate(run, record_of().hardware)
+    slow = [record_of(wall=factor * estimated) for factor in (2.0, 3.0, 10.0)]
+    other = [record_of(wall=50 * estimated, outcome="failed"), record_of(wall=0.5 * estimated, run={"model": "vgg16"})]
+    pace = Pace(place, [*slow, *other])
+    assert pace.factor(run) == pytest.approx(5.0)
+    item = Planned(run=run, seconds=400.0)
+    assert not pace.fits(item)
+    # What was begun counts from its checkpoint on, and goes on though it does not fit.
+    folder = place.checkpoints_of(run)
+    checkpoint.write(folder, 0, checkpoint.Checkpoint(step=run.steps // 4, arrays={}, story={}))
+    assert pace.seconds(item) == pytest.approx(1500.0)
+    assert pace.fits(Planned(run=run, seconds=4000.0))
+    assert not Pace(dataclasses.replace(place, until=time.monotonic() + 5), []).fits(item)
+
+
+def test_what_a_bound_leaves() -> None:
+    assert outlook.bound(10.0, None, None, 3.0) == math.inf
+    assert outlook.bound(10.0, 2.0, None, None) == 7210.0
+    assert outlook.bound(10.0, 2.0, 1.5, 3.0) == 1810.0
+
+
+def test_each_recipe_has_a_line_and_a_run_of_two_counts_once(tmp_path: Path) -> None:
+    one, two = planned(1800.0), planned(3600.0, lr=0.02)
+    skipped = dataclasses.replace(planned(9.0, lr=0.03), skip="why")
+    items = [("a", "", one), ("a", "", two), ("b", "", two), ("b", "", skipped)]
+    text = outlook.table(items, lambda run, take: run is one.run, Pace(place_in(tmp_path), []), 7.2)
+    assert [line.split() for line in text.splitlines()[2:]] == [
+        ["a", "2", "1", "60", "min", "7.20"],
+        ["in", "all", "2", "1", "60", "min", "7.20"],
+    ]
+    assert "dollars" not in outlook.table(items, lambda run, take: False, Pace(place_in(tmp_path), []), None)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_left_and_a_run_at_the_bound_is_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def undertaken(until: float, **fields: Any) -> list[str]:
+        place = dataclasses.replace(place_in(tmp_path), until=time.monotonic() + until)
+        plans = [("mine", plan("mine", Recipe(**{**SMALL, **fields}), MACHINE))]
+        return undertake(plans, tmp_path / "results", place)
+
+    path = tmp_path / "results"
+    # Estimated at an hour, and at 6 s; the second fits.
+    assert undertaken(600.0, batch_per_device=[32, 64], epochs=[400_000_000, 1]) == []
+    done = journal.read(journal.paths(path))
+    assert [(record.run.epochs, record.outcome) for record in done] == [(1, "completed")] * 2
+    assert "2 are left" in capsys.readouterr().err
+    # Estimated at less than 8 s, it takes minutes: steps of one image, which an estimate does not know to be slow.
+    long = {"batch_per_device": 1, "epochs": 200, "evaluate": False}
+    assert undertaken(8.0, **long) == []
+    assert "1 are left" in capsys.readouterr().err
+    assert [(record.outcome, record.reason) for record in journal.read(journal.paths(path))[2:]] == [
+        ("failed", "interrupted")
+    ]
+    assert undertaken(-1.0, **long) == []
+    assert len(journal.read(journal.paths(path))) == 3
+
+
+def test_every_price_has_a_date_and_a_source_and_the_users_come_first() -> None:
+    known = prices.load({"DGX-1, 8x P100": 12.0, "p3.2xlarge": 3.0})
+    assert len(known.by_name) > 20
+    for price in known.by_name.values():
+        assert price.dollars_per_hour > 0
+        assert price.source == prices.GIVEN or (price.source.startswith("https://") and len(price.date) == 10)
+    assert known.of("p3.2xlarge", "").source == prices.GIVEN  # type: ignore[union-attr]
+    assert known.of("2", "DGX-1, 8x P100").dollars_per_hour == 12.0  # type: ignore[union-attr]
+    assert known.of("my machine", "CPU: some, 2 cores") is None
+    for mistake in ("12", "=3", "a=b", ""):
+        with pytest.raises(UserError, match="give NAME=DOLLARS"):
+            prices.named(mistake)
+    with pytest.raises(UserError, match="--price a"):
+        prices.load({"a": -1.0})
+    assert prices.named("a=b=2.5") == ("a=b", 2.5)
+
+
+def test_the_studys_k80_are_p2_and_its_p100_were_not_rented() -> None:
+    known: Prices = prices.load({})
+    rows = studies.load()[0].rows
+    found = {row.infrastructure: known.of(row.infrastructure, row.hardware) for row in rows}
+    assert {name: price and (price.machine, price.devices) for name, price in found.items()} == {
+        **{"1": ("p2.8xlarge", 8), "1*": ("p2.8xlarge", 8)},
+        **{"2": None, "3": None, "4": None},
+    }
