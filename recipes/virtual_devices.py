@@ -16,5 +16,5 @@ recipe = Recipe(
     batch_per_device=128,
     lr=Linear(base=0.05, per=128),
     virtual=True,
-    quick=dict(model="cifar_resnet20_v2", batch_per_device=64, steps=8, window=2, evaluate=False),
+    quick=dict(model="cifar_resnet20_v2", batch_per_device=32, steps=8, window=2, evaluate=False),
 )
