@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -13,8 +15,7 @@ from poc import Muon, engines
 from poc.machine.hardware import detect
 from poc.run import Run
 from tests import stand_in
-from tests.benchmark_launches import issuing
-from tests.engine_worker import HOME, Arrays, distance, planned, trained
+from tests.engine_worker import HOME, Arrays, batches, distance, planned, trained
 
 
 def after(run: Run) -> Arrays:
@@ -43,12 +44,27 @@ def test_batch_norm_is_what_sets_four_devices_apart_from_one(model: str) -> None
     assert (distance(one, four) < 1e-5) == model.endswith("no_norm")
 
 
+def issuing(optimizer: object, devices: int, steps: int = 5) -> float:
+    """CPU seconds a step of ResNet-50 at batch 1 costs the thread that issues it; MXNet computes in others."""
+    fields = {"model": "cifar_resnet50_v2", "batch_per_device": 1, "optimizer": optimizer, "devices": devices}
+    run = planned("gluon", **fields).run
+    session = engines.open_session(run)
+    (batch,) = batches(run, steps=1)
+    taken = []
+    for _ in range(3 + steps):
+        start = time.thread_time()
+        session.step(batch, run.learning_rate)
+        taken.append(time.thread_time() - start)
+        session.drain()
+    return statistics.median(taken[3:])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", Muon(rate=0.02)], ids=str)
 def test_a_step_on_eight_devices_costs_the_main_thread_at_most_twice_that_on_one(optimizer: object) -> None:
     # 9 times as long where it issued all devices' work itself.
-    (*_, alone, _), (*_, together, _) = (issuing(optimizer, devices, steps=5) for devices in (1, 8))
-    assert together < min(2 * alone, 16)
+    alone, together = (issuing(optimizer, devices) for devices in (1, 8))
+    assert together < min(2 * alone, 0.016)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +73,8 @@ def test_a_step_on_eight_devices_costs_the_main_thread_at_most_twice_that_on_one
 def test_operators_are_fused_only_where_the_driver_can_read_the_code(machine: str, fusion: str) -> None:
     code = "import os; from poc.engines.gluon import compatibility; compatibility.prepare(); "
     code += "print(os.environ.get('MXNET_USE_FUSION'))"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, cwd=HOME, env=stand_in.environment(machine), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == [fusion]
+    said = subprocess.check_output([sys.executable, "-c", code], cwd=HOME, env=stand_in.environment(machine), text=True)
+    assert said.split() == [fusion]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "tf32"])

@@ -22,6 +22,7 @@ from poc.recipe import networks
 from poc.train.local import Place
 from poc.train.parent import execute
 from tests import stand_in
+from tests.builders import recipe_file
 from tests.engine_worker import CORES, HOME, Arrays, batches, distance, parameters, planned, trained, workers
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
@@ -153,21 +154,6 @@ def test_batches_that_another_thread_puts_on_the_card_are_the_same(fixed: bool, 
     assert distance(seen, expected) == 0
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"devices": 2, "workers": 2, "exchange": "dist_sync"}, "exchange DistSync is not PyTorch's; it has device"),
-        ({"optimizer": "lars"}, "optimizer LARS is not PyTorch's"),
-        ({"dtype": "tf32"}, "tf32 is for GPUs"),
-        ({"model": "cifar_vgg16"}, "model cifar_vgg16 is not PyTorch's"),
-    ],
-)
-def test_what_it_cannot_do_is_a_reason(fields: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poc.engines.pytorch.versions", lambda name: {"torch": "2.13.0"})
-    monkeypatch.setattr("poc.engines.pytorch.importlib.util.find_spec", lambda name: object())
-    assert planned("pytorch", **fields).skip.startswith(reason)
-
-
 def test_without_pytorch_its_runs_are_skipped_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("poc.engines.pytorch.versions", lambda name: {})
     assert planned("pytorch", model="cifar_resnet8_v2").skip.endswith("is not installed: ./make_environment.sh --torch")
@@ -178,26 +164,13 @@ def test_the_rest_works_without_its_folder(tmp_path: Path) -> None:
     home = tmp_path / "home"
     shutil.copytree(HOME / "poc", home / "poc", ignore=shutil.ignore_patterns("__pycache__", "pytorch"))
     shutil.copytree(HOME / "recipes", home / "recipes")
-    (home / "mine.py").write_text(
-        "from poc import Recipe, Synthetic\n"
-        "recipe = Recipe(model='cifar_mlp', engine='reference', kind='cpu', batch_per_device=32, epochs=1,"
-        " data=Synthetic(train=640, validation=70))\n"
-    )
-    other = "from poc import Recipe\nrecipe = Recipe(model='cifar_resnet8_v2', engine='pytorch')\n"
-    (home / "other.py").write_text(other)
-
-    def poc(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "poc", *arguments],
-            cwd=home,
-            env={**os.environ, "PYTHONPATH": str(home), "POC_CACHE": str(tmp_path / "cache")},
-            capture_output=True,
-            text=True,
-        )
-
-    assert poc("doctor").returncode == 0
-    done = poc("run", "mine.py", "--results", str(tmp_path / "results"))
-    assert done.returncode == 0, done.stderr
-    done = poc("plan", "other.py")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("poc: engine: 'pytorch' is not allowed")
+    recipe_file(home / "mine.py", epochs=1)
+    recipe_file(home / "other.py", engine="pytorch", model="cifar_resnet8_v2")
+    environment = {**os.environ, "PYTHONPATH": str(home), "POC_CACHE": str(tmp_path / "cache")}
+    said = {}
+    for arguments, status in (("doctor", 0), ("run mine.py --results ../results", 0), ("plan other.py", 2)):
+        command = [sys.executable, "-W", "ignore", "-m", "poc", *arguments.split()]
+        done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        said[arguments] = done.stderr
+    assert said["plan other.py"].splitlines()[-1].startswith("poc: engine: 'pytorch' is not allowed")

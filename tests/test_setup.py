@@ -232,7 +232,12 @@ def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout
     added = only_line("\n".join(checkout.calls("-m pip install")))
     assert added.endswith("requirements-dev.txt")
     assert "--require-hashes" in added
-    for check in ["-m ruff check .", "-m ruff format --check .", "-m mypy poc", "-m pytest -q -n 2 --dist worksteal -k a b"]:
+    for check in [
+        "-m ruff check .",
+        "-m ruff format --check .",
+        "-m mypy poc",
+        "-m pytest -q -n 2 --dist worksteal -k a b",
+    ]:
         assert only_line("\n".join(checkout.calls(check))).startswith(f"{checkout.root}|")
     checkout.start("tests/run.sh", PYTHON=python)
     assert checkout.calls("-m pip install") == []
