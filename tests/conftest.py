@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import os
 import resource
 from collections import Counter
@@ -20,6 +22,18 @@ os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Before poc.engines is imported, here and in every process that a test starts: there is an engine for tests, too.
 os.environ["POC_ENGINES"] = str(Path(__file__).parent / "engines")
+
+
+def give_memory_back() -> None:
+    """To the machine, which the C library would keep for this process: networks of MXNet refer to themselves."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_is_given_back() -> Iterator[None]:
+    yield
+    give_memory_back()
 
 
 _made: Counter[str] = Counter()

@@ -284,8 +284,9 @@ def test_a_session_goes_on_to_the_same_bits_from_the_state_of_another(run: Run) 
             session.step(batch, rates[step])
         return {name: array.copy() for name, array in session.state().items()}
 
-    whole = engines.open_session(run)
-    cut, end = go_on(whole, 0, 2), go_on(whole, 2, 2)
+    session = engines.open_session(run)
+    cut, end = go_on(session, 0, 2), go_on(session, 2, 2)
+    del session  # the memory of two is much
     resumed = engines.open_session(run, first_step=2, state=cut)
     assert all(np.array_equal(array, cut[name]) for name, array in resumed.state().items())
     after = go_on(resumed, 2, 2)
