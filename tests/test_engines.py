@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,11 @@ def words(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name} {given}" for name, given in fields.items()) or "plain"
 
 
-def having(*ways: dict[str, Any], alone: bool = False) -> pytest.MarkDecorator:
+def slowly(mark: pytest.MarkDecorator) -> Callable[[Any], Any]:
+    return lambda test: pytest.mark.slow(mark(test))
+
+
+def having(*ways: dict[str, Any], alone: bool = False) -> Callable[[Any], Any]:
     """Each engine with each of the ways to train that it has; `alone`, where that takes one process."""
     cases = {}
     for engine in INSTALLED:
@@ -60,10 +64,10 @@ def having(*ways: dict[str, Any], alone: bool = False) -> pytest.MarkDecorator:
             case = planned(engine, **fields)
             if not case.skip and not (alone and case.run.workers > 1):
                 cases.setdefault(case.run.id, pytest.param(case.run, id=f"{engine}, {words(fields)}"))
-    return pytest.mark.parametrize("run", cases.values())
+    return slowly(pytest.mark.parametrize("run", cases.values()))
 
 
-every_engine = pytest.mark.parametrize("engine", INSTALLED)
+every_engine = slowly(pytest.mark.parametrize("engine", INSTALLED))
 
 
 def python(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -141,7 +145,7 @@ class Telepathy(Exchange):
     inside = True
 
 
-@every_engine
+@pytest.mark.parametrize("engine", INSTALLED)
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -218,7 +222,6 @@ def test_a_precision_that_a_card_only_emulates_is_refused(
     )
 
 
-@pytest.mark.slow
 @having(*({"batch_per_device": 64, "steps": 12, "lr": 0.02, **fields} for fields in OPTIMIZERS), alone=True)
 def test_steps_lower_the_loss_and_the_seed_settles_all_that_is_drawn(run: Run) -> None:
     first, again = here(run), trained(engines.open_session(run), run)
@@ -233,7 +236,6 @@ def test_steps_lower_the_loss_and_the_seed_settles_all_that_is_drawn(run: Run) -
     assert distance(other, started(first)) > 0.1
 
 
-@pytest.mark.slow
 @having(*({"devices": 2, **fields} for fields in (*REAL, *BETWEEN, *APART)))
 def test_devices_train_as_one_that_plays_them_all_or_each_for_itself(run: Run, tmp_path: Path) -> None:
     """Parameters and statistics, and an evaluation of each image once: 70 of them, the last 6 a short batch."""
@@ -261,13 +263,11 @@ def test_devices_train_as_one_that_plays_them_all_or_each_for_itself(run: Run, t
     assert np.mean([worker["losses"] for worker in seen], axis=0) == pytest.approx(alone["losses"], rel=1e-4)
 
 
-@pytest.mark.slow
 @having(*({"devices": 2, "steps": 3, **fields} for fields in OPTIMIZERS[1:]), alone=True)
 def test_every_optimizer_trains_two_devices_as_one_that_plays_them(run: Run) -> None:
     assert distance(here(run), played(run)) < 1e-5
 
 
-@pytest.mark.slow
 @having(
     *OPTIMIZERS,
     {"devices": 2},
@@ -295,7 +295,6 @@ def test_a_session_goes_on_to_the_same_bits_from_the_state_of_another(run: Run) 
     assert distance(end, cut) > 1e-3
 
 
-@pytest.mark.slow
 @every_engine
 def test_the_loss_of_a_window_is_the_mean_over_its_samples_each_batch_fetched_once_and_a_peak(engine: str) -> None:
     run = planned(engine).run
@@ -316,7 +315,6 @@ def test_the_loss_of_a_window_is_the_mean_over_its_samples_each_batch_fetched_on
     assert session.drain() == losses[0]
 
 
-@pytest.mark.slow
 @every_engine
 def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not_count(
     engine: str, monkeypatch: pytest.MonkeyPatch
@@ -337,7 +335,6 @@ def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not
     assert [each.loss for each in seen] == pytest.approx([seen[0].loss] * 3, rel=1e-6)
 
 
-@pytest.mark.slow
 @having({}, {"devices": 2}, alone=True)
 def test_batches_that_a_thread_puts_on_the_devices_ahead_train_to_the_same_bits(run: Run) -> None:
     session = engines.open_session(run)
@@ -360,7 +357,6 @@ def test_batches_that_a_thread_puts_on_the_devices_ahead_train_to_the_same_bits(
     assert all(np.array_equal(array, expected[name]) for name, array in seen.items() if "running" not in name)
 
 
-@pytest.mark.slow
 @having({"devices": 4}, {"devices": 4, "virtual": True}, alone=True)
 def test_norms_are_those_of_one_device_s_gradient_and_of_the_mean(run: Run) -> None:
     # Without momentum and decay a step at rate 1 subtracts the gradient.
@@ -387,7 +383,6 @@ def test_norms_are_those_of_one_device_s_gradient_and_of_the_mean(run: Run) -> N
     assert large < small
 
 
-@pytest.mark.slow
 @every_engine
 def test_views_cut_on_the_device_are_those_cut_on_the_host(engine: str) -> None:
     generator = np.random.default_rng(0)

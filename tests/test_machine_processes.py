@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from poc.machine import child, processes
+from tests.launch import HOME
 
-HOME = Path(__file__).parent.parent
 LONG = 300.0  # seconds: what has not happened by then never will
 
 
@@ -58,10 +58,13 @@ def test_a_scratch_folder_goes_with_its_owner_or_with_the_next_one(
     assert list(tmp_path.iterdir()) == []
 
 
+def shells(**commands: str) -> dict[str, subprocess.Popen[str]]:
+    return {name: subprocess.Popen(["sh", "-c", command], text=True) for name, command in commands.items()}
+
+
 @pytest.mark.parametrize("victim", ["worker 1", "hub"])
 def test_a_killed_process_is_blamed_before_a_worker_that_failed_without_it(victim: str, tmp_path: Path) -> None:
-    commands = {"worker 0": "exit 1", victim: "kill -KILL $$"}
-    started = {name: subprocess.Popen(["sh", "-c", command], text=True) for name, command in commands.items()}
+    started = shells(**{"worker 0": "exit 1", victim: "kill -KILL $$"})
     for process in started.values():  # until it has ended, without taking note of it
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     helpers = {name: started.pop(name) for name in ("hub",) if name in started}
@@ -70,8 +73,7 @@ def test_a_killed_process_is_blamed_before_a_worker_that_failed_without_it(victi
 
 
 def test_a_worker_that_crashes_once_it_has_done_its_work_keeps_no_other_from_ending(tmp_path: Path) -> None:
-    commands = {"worker 0": "kill -SEGV $$", "worker 1": f"sleep 0.5; touch {tmp_path / 'ended'}"}
-    started = {name: subprocess.Popen(["sh", "-c", command], text=True) for name, command in commands.items()}
+    started = shells(**{"worker 0": "kill -SEGV $$", "worker 1": f"sleep 0.5; touch {tmp_path / 'ended'}"})
     lost = processes.watch(started, {}, [tmp_path / "none"], patience=LONG, done=lambda name: name == "worker 0")
     assert lost is None
     assert (tmp_path / "ended").exists()

@@ -43,25 +43,26 @@ def drawn() -> tuple[Any, Any]:
     return generator.normal(size=(5, 3)).astype(np.float32), generator.normal(size=(4, 5, 3)).astype(np.float32)
 
 
-def test_a_corrected_velocity_has_no_rate_in_it(drawn: tuple[Any, Any]) -> None:
+def corrected(weight: Any, velocity: Any, gradient: Any, rate: float) -> Any:
+    velocity = 0.9 * velocity + gradient
+    return weight - rate * velocity, velocity
+
+
+def nesterov(weight: Any, velocity: Any, gradient: Any, rate: float) -> Any:
+    velocity = 0.9 * velocity - rate * gradient
+    return weight + 0.9 * velocity - rate * gradient, velocity
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "formula"), [(SGD(momentum_correction=True), corrected), ("nesterov", nesterov)], ids=str
+)
+def test_a_velocity_is_that_of_the_formula(optimizer: Any, formula: Any, drawn: tuple[Any, Any]) -> None:
     weight, gradients = drawn
     expected, velocity = weight.astype(float), np.zeros_like(weight, dtype=float)
     for rate, gradient in zip(RATES, gradients):
-        velocity = 0.9 * velocity + gradient + 1e-4 * expected
-        expected = expected - rate * velocity
-    corrected = followed(run_of(optimizer=SGD(momentum_correction=True)), weight, gradients)
-    np.testing.assert_allclose(corrected, expected, rtol=1e-5)
+        expected, velocity = formula(expected, velocity, gradient + 1e-4 * expected, rate)
+    np.testing.assert_allclose(followed(run_of(optimizer=optimizer), weight, gradients), expected, rtol=1e-4)
     assert np.abs(followed(run_of(), weight, gradients) - expected).max() > 0.01
-
-
-def test_nesterov_looks_ahead(drawn: tuple[Any, Any]) -> None:
-    weight, gradients = drawn
-    expected, velocity = weight.astype(float), np.zeros_like(weight, dtype=float)
-    for rate, gradient in zip(RATES, gradients):
-        gradient = gradient + 1e-4 * expected
-        velocity = 0.9 * velocity - rate * gradient
-        expected = expected + 0.9 * velocity - rate * gradient
-    np.testing.assert_allclose(followed(run_of(optimizer="nesterov"), weight, gradients), expected, rtol=1e-4)
 
 
 def test_parameters_lie_on_256_bytes_and_those_of_one_shape_are_stacked() -> None:

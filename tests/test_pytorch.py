@@ -25,11 +25,16 @@ from tests import stand_in
 from tests.builders import recipe_file
 from tests.engine_worker import CORES, HOME, Arrays, batches, distance, parameters, planned, trained, workers
 
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+
+def of_torch(test: Any) -> Any:
+    return pytest.mark.slow(pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")(test))
 
 
-@needs_torch
-@pytest.mark.slow
+def on_card(test: Any) -> Any:
+    return pytest.mark.skipif(shutil.which("g++") is None, reason="the card is compiled")(of_torch(test))
+
+
+@of_torch
 @pytest.mark.parametrize("name", [n for n, (builder, *_) in NETWORKS.items() if builder == "PreactivationResNet"])
 def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name: str) -> None:
     run = planned("pytorch", model=name, data=Synthetic(size=32, crop=32, train=640)).run
@@ -44,8 +49,7 @@ def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name
             assert set(np.unique(weight)) <= {0.0, 1.0}, key
 
 
-@needs_torch
-@pytest.mark.slow
+@of_torch
 @pytest.mark.skipif(CORES < 2, reason="two workers need two cores")
 def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
     run = planned("pytorch", devices=2, evaluate=True).run
@@ -57,8 +61,7 @@ def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
     assert "torch" in record.versions
 
 
-@needs_torch
-@pytest.mark.slow
+@of_torch
 def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> None:
     if not detect().bfloat16:
         pytest.skip("this CPU has no bfloat16")
@@ -72,8 +75,7 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
         assert 0 < np.linalg.norm(wide[name] - narrow[name]) < 0.05 * np.linalg.norm(wide[name]), name
 
 
-@needs_torch
-@pytest.mark.slow
+@of_torch
 def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> None:
     run, wide = (dataclasses.replace(planned("pytorch").run, dtype=dtype) for dtype in ("float16", "float32"))
     fed, rate = list(batches(run)), run.learning_rate
@@ -123,16 +125,14 @@ ON_A_CARD: tuple[dict[str, Any], ...] = (
 )
 
 
-@needs_torch
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the card is compiled")
+@on_card
 @pytest.mark.parametrize("fields", ON_A_CARD, ids=str)
 def test_a_card_takes_the_cpu_s_steps(fields: dict[str, Any], card: None, tmp_path: Path) -> None:
     run = planned("pytorch", **fields).run
-    for seen, expected in zip(
-        workers(dataclasses.replace(run, kind="gpu"), tmp_path / "card"),
-        workers(dataclasses.replace(run, dtype="float32"), tmp_path / "cpu"),
-    ):
+    on_cpu = dataclasses.replace(run, dtype="float32")
+    alone = run.workers == 1
+    cpu = [trained(engines.open_session(on_cpu), on_cpu)] if alone else workers(on_cpu, tmp_path / "cpu")
+    for seen, expected in zip(workers(dataclasses.replace(run, kind="gpu"), tmp_path / "card"), cpu):
         if run.dtype in ("float32", "tf32"):
             assert distance(seen, expected) == 0
         else:
@@ -142,16 +142,13 @@ def test_a_card_takes_the_cpu_s_steps(fields: dict[str, Any], card: None, tmp_pa
         assert seen["sums right"] == expected["sums right"]
 
 
-@needs_torch
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the card is compiled")
+@on_card
 @pytest.mark.parametrize("fixed", [False, True], ids=["made", "fixed"])
 def test_batches_that_another_thread_puts_on_the_card_are_the_same(fixed: bool, card: None, tmp_path: Path) -> None:
     data = Synthetic(size=16, crop=16, train=640, validation=70, fixed=fixed)
     run = planned("pytorch", data=data).run
     (seen,) = workers(dataclasses.replace(run, kind="gpu"), tmp_path / "card", "sent_ahead")
-    (expected,) = workers(run, tmp_path / "cpu")
-    assert distance(seen, expected) == 0
+    assert distance(seen, trained(engines.open_session(run), run)) == 0
 
 
 def test_without_pytorch_its_runs_are_skipped_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

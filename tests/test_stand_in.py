@@ -21,7 +21,6 @@ recipe = Recipe(model="cifar_resnet8_v2", data=data, devices=[1, 2], batch_per_d
     ("machine", "engine", "completed"),
     [
         ("4 V100, old driver", "gluon", 2),
-        ("2 V100 and a display card", "gluon", 2),
         ("1 H100, older driver", "pytorch", 1),
         ("8 K80", "gluon", 0),
         ("4 V100, too old a driver", "gluon", 0),
