@@ -9,8 +9,6 @@ import dataclasses
 import functools
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +25,7 @@ from poc.recipe.exchanges import Exchange
 from poc.run import Run
 from poc.values import UserError, value
 from tests.engine_worker import CORES, HOME, MACHINE, Arrays, batches, distance, parameters, planned, trained, workers
+from tests.launch import python
 
 INSTALLED = [name for name in engines.ENGINES if engines.versions(name)]
 REAL = {"exchange": "device"}, {"exchange": "local"}
@@ -68,12 +67,6 @@ def having(*ways: dict[str, Any], alone: bool = False) -> Callable[[Any], Any]:
 
 
 every_engine = slowly(pytest.mark.parametrize("engine", INSTALLED))
-
-
-def python(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script], cwd=HOME, env={**os.environ, **environment}, capture_output=True, text=True
-    )
 
 
 @functools.cache

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -15,7 +13,8 @@ from poc import Muon, engines
 from poc.machine.hardware import detect
 from poc.run import Run
 from tests import stand_in
-from tests.engine_worker import HOME, Arrays, batches, distance, planned, trained
+from tests.engine_worker import Arrays, batches, distance, planned, trained
+from tests.launch import python
 
 
 def after(run: Run) -> Arrays:
@@ -73,8 +72,7 @@ def test_a_step_on_eight_devices_costs_the_main_thread_at_most_twice_that_on_one
 def test_operators_are_fused_only_where_the_driver_can_read_the_code(machine: str, fusion: str) -> None:
     code = "import os; from poc.engines.gluon import compatibility; compatibility.prepare(); "
     code += "print(os.environ.get('MXNET_USE_FUSION'))"
-    said = subprocess.check_output([sys.executable, "-c", code], cwd=HOME, env=stand_in.environment(machine), text=True)
-    assert said.split() == [fusion]
+    assert python(code, **stand_in.environment(machine)).stdout.split() == [fusion]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "tf32"])
@@ -108,7 +106,6 @@ def test_a_checkpoint_has_what_all_devices_have_alike_once() -> None:
 
 # What one step from the same weights adds to each: the learning rate times its gradient.
 BFLOAT16 = """
-import sys
 import numpy as np
 from poc import SGD, Synthetic, engines
 from tests.engine_worker import batches, parameters, planned
@@ -123,7 +120,7 @@ def gradients(dtype, fields):
     return {name: (before[name] - after[name]).ravel() for name in before if "running" not in name}
 ways = ({}, {"devices": 2, "virtual": True})
 # All in float32 first: the casts stay.
-both = [[gradients(dtype, fields) for fields in ways] for dtype in ("float32", sys.argv[1])]
+both = [[gradients(dtype, fields) for fields in ways] for dtype in ("float32", "bfloat16")]
 norm = np.linalg.norm
 for wide, narrow in zip(*both):
     assert wide.keys() == narrow.keys(), "parameters stay in float32"
@@ -139,8 +136,7 @@ for wide, narrow in zip(*both):
 def test_bfloat16_gives_every_parameter_a_gradient_of_the_right_direction_and_size() -> None:
     # With the fused norm of float32 the first weights got a wrong one, and with virtual devices all weights a zero. Its
     # casts change MXNet for good: a process of its own.
-    command = [sys.executable, "-W", "ignore", "-c", BFLOAT16, "bfloat16"]
-    done = subprocess.run(command, cwd=HOME, capture_output=True, text=True)
+    done = python(BFLOAT16)
     assert done.returncode == 0, done.stderr
     figures = [[float(word) for word in line.split()] for line in done.stdout.splitlines()[-2:]]
     for cosine, size, difference in figures:

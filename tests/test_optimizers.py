@@ -54,7 +54,9 @@ def nesterov(weight: Any, velocity: Any, gradient: Any, rate: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "formula"), [(SGD(momentum_correction=True), corrected), ("nesterov", nesterov)], ids=str
+    ("optimizer", "formula"),
+    [(SGD(momentum_correction=True), corrected), ("nesterov", nesterov)],
+    ids=["SGD", "Nesterov"],
 )
 def test_a_velocity_is_that_of_the_formula(optimizer: Any, formula: Any, drawn: tuple[Any, Any]) -> None:
     weight, gradients = drawn
