@@ -174,6 +174,7 @@ recipe = Recipe(model="cifar_resnet8_v2", data=data, devices=[1, 2], batch_per_d
         ("4 V100, old driver", "gluon", 2),
         ("1 H100, older driver", "pytorch", 1),
         ("8 K80", "gluon", 0),
+        ("8 K80, CUDA 10.2", "gluon", 2),
         ("4 V100, too old a driver", "gluon", 0),
         ("no driver", "gluon", 0),
     ],
