@@ -137,15 +137,10 @@ def main() -> None:
         if engine == "pytorch" and find_spec("torch") is None:
             print("PyTorch is not installed: ./make_environment.sh --torch")
             continue
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "tests.benchmark_engines", str(rounds), engine],
-            cwd=HOME,
-            env={**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))},
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        found.append(json.loads(done.stdout.splitlines()[-1]))
+        command = [sys.executable, "-W", "ignore", "-m", "tests.benchmark_engines", str(rounds), engine]
+        threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+        done = subprocess.check_output(command, cwd=HOME, env={**os.environ, **threads}, text=True)
+        found.append(json.loads(done.splitlines()[-1]))
     print(tabulate(found, headers="keys", floatfmt=".3f"))
 
 

@@ -39,15 +39,9 @@ def main() -> int:
         driver = Path(scratch) / "driver"
         driver.mkdir()
         make_driver(folder, driver)
-        environment = {
-            **os.environ,
-            "LD_LIBRARY_PATH": str(driver),
-            "PYTHONPATH": f"{folder}{os.pathsep}{HOME}",
-            "POC_CHECK_INSIDE": "yes",
-        }
-        return subprocess.run(
-            [sys.executable, "-m", "tests.check_cuda_libraries", str(folder)], env=environment
-        ).returncode
+        given = {"LD_LIBRARY_PATH": str(driver), "PYTHONPATH": f"{folder}{os.pathsep}{HOME}", "POC_CHECK_INSIDE": "yes"}
+        command = [sys.executable, "-m", "tests.check_cuda_libraries", str(folder)]
+        return subprocess.run(command, env={**os.environ, **given}).returncode
 
 
 def make_driver(folder: Path, driver: Path) -> None:
@@ -58,17 +52,8 @@ def make_driver(folder: Path, driver: Path) -> None:
         called |= set(re.findall(r" U (cu[A-Z]\w*)$", listed, re.MULTILINE))
     source = driver / "driver.c"
     source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in sorted(called)))
-    command = [
-        "gcc",
-        "-shared",
-        "-fPIC",
-        "-w",
-        "-Wl,-soname,libcuda.so.1",
-        "-o",
-        str(driver / "libcuda.so.1"),
-        str(source),
-    ]
-    subprocess.run(command, check=True)
+    options = ["-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o"]
+    subprocess.run(["gcc", *options, str(driver / "libcuda.so.1"), str(source)], check=True)
     for library in (*folder.rglob("libcudnn_*"), *folder.rglob("libnvrtc-builtins*")):
         (driver / library.name).touch()
 
@@ -85,9 +70,7 @@ def inside(folder: Path) -> int:
     assert float(mx.nd.ones((2, 3)).sum().asscalar()) == 6
     print(f"mxnet {mx.__version__} for CUDA starts, and computes on the CPU")
     missing = []
-    loaded = sorted(
-        {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line}
-    )
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line}
     names = {name.decode() for path in loaded for name in OPENED_LATER.findall(Path(path).read_bytes())}
     for name in sorted(name for name in names if not NOT_OURS.search(name) and re.search(r"\.so\.\d", name)):
         try:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import os
 import resource
 from collections import Counter
@@ -8,14 +10,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tabulate import tabulate
 
 import poc  # noqa: F401  # before a test's own import of cv2, which reads poc's limit on the size of images only then
 
-# Read once, when a test imports mxnet in this process.
-os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+# Read once, when a test imports a framework, here or in a process that it starts: the cores are shared by the workers
+# of this suite and by whatever else runs here, so a thread that has to wait gives its core away.
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // WORKERS)))
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Before poc.engines is imported, here and in every process that a test starts: there is an engine for tests, too.
 os.environ["POC_ENGINES"] = str(Path(__file__).parent / "engines")
+
+
+def give_memory_back() -> None:
+    """To the machine, which the C library would keep for this process: networks of MXNet refer to themselves."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_is_given_back() -> Iterator[None]:
+    yield
+    give_memory_back()
 
 
 _made: Counter[str] = Counter()
@@ -39,6 +57,17 @@ def no_file_beyond(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def pytest_sessionfinish(session: Any) -> None:
+    if told := getattr(session.config, "workeroutput", None):  # of a worker, to its controller
+        told["faults"] = [dict(_made), dict(_survived)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for counted, told in zip((_made, _survived), getattr(node, "workeroutput", {}).get("faults", ())):
+        counted.update(told)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -22,14 +22,13 @@ import numpy as np
 from poc import Fixed, Recipe, Synthetic, data, engines
 from poc.data import Batch
 from poc.engines import Session
-from poc.machine.hardware import Hardware
 from poc.plan import Planned, plan
 from poc.recipe import networks
 from poc.run import Run
+from tests.builders import MACHINE
+from tests.launch import HOME
 
-HOME = Path(__file__).parent.parent
-CORES = len(os.sched_getaffinity(0))
-MACHINE = Hardware(cpu="Test CPU", cores=CORES, memory_bytes=2**34, cpu_flops=2e11)
+CORES = MACHINE.cores
 MODELS = ("cifar_resnet8_v2", "cifar_mlp")
 SUMS = 8
 SLOW_SECONDS = 100

@@ -32,6 +32,12 @@ _FONTS = tempfile.mkdtemp(prefix="fonts-")  # matplotlib's list of them, made on
 atexit.register(shutil.rmtree, _FONTS, ignore_errors=True)
 
 
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a process of Python's makes of `code`, beside this one's variables and others."""
+    command, variables = [sys.executable, "-W", "ignore", "-c", code], {**os.environ, **environment}
+    return subprocess.run(command, cwd=HOME, env=variables, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+
+
 def eventually(look: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
     """What `look` gives as soon as that is true; fails where `unless` comes first, or after minutes."""
     end = time.monotonic() + DEADLINE_SECONDS

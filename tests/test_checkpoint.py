@@ -32,27 +32,19 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [array.dtype for array in read.arrays.values()] == [array.dtype for array in of(20).arrays.values()]
 
 
-def test_the_last_two_are_kept(tmp_path: Path) -> None:
-    for worker in (0, 11):
-        write(tmp_path, 9, 10, 100, worker=worker)
-    assert checkpoint.steps(tmp_path, [0, 11], HERE) == [10, 100]
-    assert len(list(tmp_path.iterdir())) == 4
-
-
-def test_a_later_checkpoint_of_a_step_takes_the_place_of_the_former(tmp_path: Path) -> None:
-    write(tmp_path, 9, 10)
-    later = Checkpoint(step=10, arrays=of(10).arrays, story={"conditions": HERE, "events": []})
-    checkpoint.write(tmp_path, 0, later)
-    assert checkpoint.steps(tmp_path, [0], HERE) == [9, 10]
-    assert len(list(tmp_path.iterdir())) == 2
-    assert checkpoint.read(tmp_path, 0, 10).story == later.story
-
-
-def test_those_of_other_conditions_do_not_count_and_push_none_out(tmp_path: Path) -> None:
+def test_the_last_two_of_the_same_conditions_are_kept_and_a_later_one_of_a_step_replaces_the_former(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, 90, 100, machine="another")
     assert checkpoint.steps(tmp_path, [0], HERE) == []
-    write(tmp_path, 10, 20, 30)
-    assert checkpoint.steps(tmp_path, [0], HERE) == [20, 30]
+    for worker in (0, 11):
+        write(tmp_path, 9, 10, 20, worker=worker)  # those of other conditions push none out
+    assert checkpoint.steps(tmp_path, [0, 11], HERE) == [10, 20]
+    later = Checkpoint(step=20, arrays=of(20).arrays, story={"conditions": HERE, "events": []})
+    checkpoint.write(tmp_path, 0, later)
+    assert checkpoint.steps(tmp_path, [0, 11], HERE) == [10, 20]
+    assert len(list(tmp_path.glob("worker*-[12]0-*"))) == 4
+    assert checkpoint.read(tmp_path, 0, 20).story == later.story
 
 
 def test_a_run_goes_on_where_all_its_workers_were(tmp_path: Path) -> None:

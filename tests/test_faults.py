@@ -186,13 +186,17 @@ def test_a_loss_that_explodes_ends_its_run_and_no_other(tmp_path: Path) -> None:
 
 @survives("a run that hangs")
 def test_a_run_in_which_nothing_goes_on_is_ended(tmp_path: Path) -> None:
+    undisturbed = executed(tmp_path / "undisturbed", epochs=25)
     with struck("worker 0", signal.SIGSTOP, after='"evaluation", "epoch": 1'):
         hung = executed(tmp_path, epochs=25)
     assert hung.outcome == FAILED
     assert "nothing has gone on" in hung.reason
+    assert hung.windows
+    assert not hung.resumed
     record = executed(tmp_path, epochs=25)
     assert record.outcome == COMPLETED
     assert record.resumed
+    assert course(record) == course(undisturbed)
 
 
 def test_nothing_is_written_but_to_the_cache_and_the_results(tmp_path: Path) -> None:

@@ -168,14 +168,14 @@ def test_horovod_on_a_host_whose_name_leads_nowhere_says_so(cable: Cable, tmp_pa
 
 @pytest.mark.slow
 def test_a_worker_lost_on_the_other_host_is_started_again(cable: Cable, tmp_path: Path) -> None:
-    with both(tmp_path, cable, epochs=25, restarts=1) as members:
+    with both(tmp_path, cable, epochs=12, restarts=1) as members:
         family(members[1].pid, workers=1, after='"evaluation", "epoch": 2')["worker 1"].kill()
         record, _ = ended(members, tmp_path, 0)
     assert (record.outcome, record.reason) == (COMPLETED, "")
     (resumed,) = record.resumed
     assert resumed.step >= record.run.steps_per_epoch
     assert "host 1" in resumed.why or "worker 1" in resumed.why
-    assert [evaluation.epoch for evaluation in record.evaluations] == list(range(1, 26))
+    assert [evaluation.epoch for evaluation in record.evaluations] == list(range(1, 13))
 
 
 @pytest.mark.slow

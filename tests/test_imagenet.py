@@ -69,18 +69,14 @@ def test_crop_and_mirror_are_those_drawn_for_the_epoch(folder: Path) -> None:
     assert 0 < mirrored < 8
 
 
-def test_validation_images_are_centre_crops(folder: Path) -> None:
-    batches = list(data.validation_batches(load(folder), SPEC, batch=3))
+def test_validation_images_are_centre_crops_and_those_smaller_than_the_crop_are_enlarged(folder: Path) -> None:
+    batches: list[Any] = list(data.validation_batches(load(folder), SPEC, batch=3))
     assert [len(batch) for batch in batches] == [3, 2]
     expected = picture(1, 256, 256)[16:240, 16:240].transpose(2, 0, 1).astype(int)
     assert np.abs(batches[0].images[1].astype(int) - expected).mean() < 3  # JPEG loses some
-
-
-def test_images_smaller_than_the_crop_are_enlarged(folder: Path) -> None:
-    pixels, labels = load(folder).train.centred(np.array([3]), SPEC)
-    assert pixels.shape == (1, 3, 224, 224)
-    assert labels.tolist() == [300.0]
-    assert cv2.Laplacian(pixels[0, 1], cv2.CV_64F).var() < 50  # smooth, as it was
+    enlarged = batches[1].images[0]  # of 100 x 120 pixels
+    assert (enlarged.shape, batches[1].labels[0]) == ((3, 224, 224), 300.0)
+    assert cv2.Laplacian(enlarged[1], cv2.CV_64F).var() < 50  # smooth, as it was
 
 
 @pytest.mark.parametrize(

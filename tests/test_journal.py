@@ -86,6 +86,12 @@ def test_a_record_of_a_newer_schema_is_refused(tmp_path: Path, monkeypatch: pyte
         journal.read([path])
 
 
+def test_what_is_not_a_number_is_never_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        journal.append(tmp_path / "journal", dataclasses.replace(record_of(), wall=float("nan")))
+    assert names_in(tmp_path / "journal") == []
+
+
 @pytest.mark.faults
 def test_a_line_that_somebody_changed_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "journal"
@@ -141,12 +147,6 @@ def test_a_journal_is_claimed_by_one_process_until_that_ends_however_it_ends(tmp
         holder.wait()
     with journal.claimed(path):
         pass
-
-
-def test_what_is_not_a_number_is_never_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="JSON"):
-        journal.append(tmp_path / "journal", dataclasses.replace(record_of(), wall=float("nan")))
-    assert names_in(tmp_path / "journal") == []
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import operator
 import subprocess
@@ -24,6 +23,8 @@ from poc.plan import plan
 from poc.recipe import networks
 from poc.recipe.networks import NETWORKS
 from poc.values import UserError
+from tests.conftest import give_memory_back
+from tests.launch import HOME
 
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
@@ -31,7 +32,6 @@ from mxnet import autograd  # noqa: E402
 
 from poc.engines.gluon import networks as built  # noqa: E402
 
-HOME = Path(__file__).parent.parent
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**36, cpu_flops=2e11)
 RESNET = "He et al. 2016 (deep residual learning)"
 IDENTITY = "He et al. 2016 (identity mappings), table 3"
@@ -95,7 +95,9 @@ def test_pytorch_s_networks_cost_the_same(name: str) -> None:
     assert cost.activations == pytest.approx(known.activations, rel=0.01)
 
 
-def test_a_network_that_nobody_counted_or_builds_is_refused() -> None:
+def test_a_network_that_nobody_counted_or_builds_is_refused_and_multiply_adds_go_with_the_area() -> None:
+    small = NETWORKS["cifar_resnet8_v2"]
+    assert small.multiply_adds(64) == 4 * small.cost.forward_multiply_adds
     unknown = dataclasses.replace(NETWORKS["cifar_mlp"], name="unknown")
     with pytest.raises(UserError, match="unknown is not in network_costs"):
         unknown.multiply_adds(32)
@@ -103,10 +105,6 @@ def test_a_network_that_nobody_counted_or_builds_is_refused() -> None:
         engines.count(unknown)
     run = plan("", Recipe(model="cifar_mlp", data=synthetic("cifar", size=32), kind="cpu"), CPU)[0].run
     assert engines.lacks(dataclasses.replace(run, model="unknown"), CPU) == "model unknown is not MXNet's"
-
-
-def test_multiply_adds_go_with_the_area() -> None:
-    assert NETWORKS["cifar_resnet8_v2"].multiply_adds(64) == 4 * NETWORKS["cifar_resnet8_v2"].cost.forward_multiply_adds
 
 
 @pytest.mark.parametrize(
@@ -187,4 +185,4 @@ if __name__ == "__main__":
     for network_name in sys.argv[1:]:
         print(network_name)
         trains_and_is_compiled_to_the_same(network_name)
-        gc.collect()  # a network refers to itself, and its arrays would stay
+        give_memory_back()

@@ -22,13 +22,19 @@ from poc.recipe import networks
 from poc.train.local import Place
 from poc.train.parent import execute
 from tests import stand_in
+from tests.builders import recipe_file
 from tests.engine_worker import CORES, HOME, Arrays, batches, distance, parameters, planned, trained, workers
 
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+
+def of_torch(test: Any) -> Any:
+    return pytest.mark.slow(pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")(test))
 
 
-@needs_torch
-@pytest.mark.slow
+def on_card(test: Any) -> Any:
+    return pytest.mark.skipif(shutil.which("g++") is None, reason="the card is compiled")(of_torch(test))
+
+
+@of_torch
 @pytest.mark.parametrize("name", [n for n, (builder, *_) in NETWORKS.items() if builder == "PreactivationResNet"])
 def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name: str) -> None:
     run = planned("pytorch", model=name, data=Synthetic(size=32, crop=32, train=640)).run
@@ -43,8 +49,7 @@ def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name
             assert set(np.unique(weight)) <= {0.0, 1.0}, key
 
 
-@needs_torch
-@pytest.mark.slow
+@of_torch
 @pytest.mark.skipif(CORES < 2, reason="two workers need two cores")
 def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
     run = planned("pytorch", devices=2, evaluate=True).run
@@ -56,8 +61,7 @@ def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
     assert "torch" in record.versions
 
 
-@needs_torch
-@pytest.mark.slow
+@of_torch
 def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> None:
     if not detect().bfloat16:
         pytest.skip("this CPU has no bfloat16")
@@ -71,8 +75,7 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
         assert 0 < np.linalg.norm(wide[name] - narrow[name]) < 0.05 * np.linalg.norm(wide[name]), name
 
 
-@needs_torch
-@pytest.mark.slow
+@of_torch
 def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> None:
     run, wide = (dataclasses.replace(planned("pytorch").run, dtype=dtype) for dtype in ("float16", "float32"))
     fed, rate = list(batches(run)), run.learning_rate
@@ -122,16 +125,14 @@ ON_A_CARD: tuple[dict[str, Any], ...] = (
 )
 
 
-@needs_torch
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the card is compiled")
+@on_card
 @pytest.mark.parametrize("fields", ON_A_CARD, ids=str)
 def test_a_card_takes_the_cpu_s_steps(fields: dict[str, Any], card: None, tmp_path: Path) -> None:
     run = planned("pytorch", **fields).run
-    for seen, expected in zip(
-        workers(dataclasses.replace(run, kind="gpu"), tmp_path / "card"),
-        workers(dataclasses.replace(run, dtype="float32"), tmp_path / "cpu"),
-    ):
+    on_cpu = dataclasses.replace(run, dtype="float32")
+    alone = run.workers == 1
+    cpu = [trained(engines.open_session(on_cpu), on_cpu)] if alone else workers(on_cpu, tmp_path / "cpu")
+    for seen, expected in zip(workers(dataclasses.replace(run, kind="gpu"), tmp_path / "card"), cpu):
         if run.dtype in ("float32", "tf32"):
             assert distance(seen, expected) == 0
         else:
@@ -141,31 +142,13 @@ def test_a_card_takes_the_cpu_s_steps(fields: dict[str, Any], card: None, tmp_pa
         assert seen["sums right"] == expected["sums right"]
 
 
-@needs_torch
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the card is compiled")
+@on_card
 @pytest.mark.parametrize("fixed", [False, True], ids=["made", "fixed"])
 def test_batches_that_another_thread_puts_on_the_card_are_the_same(fixed: bool, card: None, tmp_path: Path) -> None:
     data = Synthetic(size=16, crop=16, train=640, validation=70, fixed=fixed)
     run = planned("pytorch", data=data).run
     (seen,) = workers(dataclasses.replace(run, kind="gpu"), tmp_path / "card", "sent_ahead")
-    (expected,) = workers(run, tmp_path / "cpu")
-    assert distance(seen, expected) == 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"devices": 2, "workers": 2, "exchange": "dist_sync"}, "exchange DistSync is not PyTorch's; it has device"),
-        ({"optimizer": "lars"}, "optimizer LARS is not PyTorch's"),
-        ({"dtype": "tf32"}, "tf32 is for GPUs"),
-        ({"model": "cifar_vgg16"}, "model cifar_vgg16 is not PyTorch's"),
-    ],
-)
-def test_what_it_cannot_do_is_a_reason(fields: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poc.engines.pytorch.versions", lambda name: {"torch": "2.13.0"})
-    monkeypatch.setattr("poc.engines.pytorch.importlib.util.find_spec", lambda name: object())
-    assert planned("pytorch", **fields).skip.startswith(reason)
+    assert distance(seen, trained(engines.open_session(run), run)) == 0
 
 
 def test_without_pytorch_its_runs_are_skipped_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,26 +161,13 @@ def test_the_rest_works_without_its_folder(tmp_path: Path) -> None:
     home = tmp_path / "home"
     shutil.copytree(HOME / "poc", home / "poc", ignore=shutil.ignore_patterns("__pycache__", "pytorch"))
     shutil.copytree(HOME / "recipes", home / "recipes")
-    (home / "mine.py").write_text(
-        "from poc import Recipe, Synthetic\n"
-        "recipe = Recipe(model='cifar_mlp', engine='reference', kind='cpu', batch_per_device=32, epochs=1,"
-        " data=Synthetic(train=640, validation=70))\n"
-    )
-    other = "from poc import Recipe\nrecipe = Recipe(model='cifar_resnet8_v2', engine='pytorch')\n"
-    (home / "other.py").write_text(other)
-
-    def poc(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "poc", *arguments],
-            cwd=home,
-            env={**os.environ, "PYTHONPATH": str(home), "POC_CACHE": str(tmp_path / "cache")},
-            capture_output=True,
-            text=True,
-        )
-
-    assert poc("doctor").returncode == 0
-    done = poc("run", "mine.py", "--results", str(tmp_path / "results"))
-    assert done.returncode == 0, done.stderr
-    done = poc("plan", "other.py")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("poc: engine: 'pytorch' is not allowed")
+    recipe_file(home / "mine.py", epochs=1)
+    recipe_file(home / "other.py", engine="pytorch", model="cifar_resnet8_v2")
+    environment = {**os.environ, "PYTHONPATH": str(home), "POC_CACHE": str(tmp_path / "cache")}
+    said = {}
+    for arguments, status in (("doctor", 0), ("run mine.py --results ../results", 0), ("plan other.py", 2)):
+        command = [sys.executable, "-W", "ignore", "-m", "poc", *arguments.split()]
+        done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        said[arguments] = done.stderr
+    assert said["plan other.py"].splitlines()[-1].startswith("poc: engine: 'pytorch' is not allowed")

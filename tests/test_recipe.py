@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 
-from poc import CIFAR10, SGD, DistSync, Horovod, Linear, Muon, Nesterov, Recipe, Stale, Synthetic, engines, recipe
+from poc import (
+    CIFAR10,
+    SGD,
+    DistSync,
+    Fixed,
+    Horovod,
+    Linear,
+    Muon,
+    Nesterov,
+    Recipe,
+    Stale,
+    Steps,
+    Synthetic,
+    engines,
+    recipe,
+)
 from poc.machine import hardware, nvml
 from poc.machine.hardware import GPU, Hardware
 from poc.plan import Planned, plan, select
@@ -98,18 +114,6 @@ def test_a_mistake_is_one_line_that_names_field_and_value(fields: dict[str, Any]
     assert "\n" not in str(caught.value)
 
 
-def test_fields_have_to_be_named_and_there() -> None:
-    with pytest.raises(UserError, match="fields are named"):
-        Linear(0.1, 128)  # type: ignore[misc]
-    with pytest.raises(UserError, match="'model' is missing"):
-        Recipe()  # type: ignore[call-arg]
-    with pytest.raises(UserError, match=r"crop: 33 is larger than the images"):
-        CIFAR10(crop=33)
-    assert Stale(2) == Stale(bound=2)  # the only field that has to be given may go without its name
-    with pytest.raises(UserError, match="fields are named"):
-        Stale(2, bound=3)  # type: ignore[misc]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -124,11 +128,23 @@ def test_fields_have_to_be_named_and_there() -> None:
         (lambda: Muon(), r"Muon: field 'rate' is missing"),
         (lambda: Linear(base=0.1, per=128, warmup_from=0.1), r"warmup_from: 0.1 is not allowed; give warmup_epochs"),
         (lambda: Synthetic(fixed=True, mirror=True), r"Synthetic.fixed: one batch is never augmented"),
+        (lambda: Linear(0.1, 128), "fields are named"),  # type: ignore[misc]
+        (lambda: Stale(2, bound=3), "fields are named"),  # type: ignore[misc]
+        (lambda: Recipe(), "'model' is missing"),  # type: ignore[call-arg]
+        (lambda: CIFAR10(crop=33), "crop: 33 is larger than the images"),
+        (lambda: Linear(base=0, per=128), "above zero"),
+        (lambda: Linear(base=-1, per=128), "above zero"),
+        (lambda: Linear(base=0.1, per=0), "above zero"),
+        (lambda: Fixed(base=0.1, decay="cosin"), "did you mean 'cosine'"),
+        (lambda: Fixed(base=0.1, warmup_epochs=-1), "warmup_epochs: -1"),
+        (lambda: Fixed(base=0.1, warmup_from="bases"), "warmup_from: 'bases'"),  # type: ignore[arg-type]
+        *((lambda at=at: Steps(at=at), r"Steps\.at") for at in ([], [1.5], [0], "0.5")),
     ],
 )
 def test_what_a_value_may_not_hold_is_refused_where_it_is_made(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make()
+    assert Stale(2) == Stale(bound=2)  # the only field that has to be given may go without its name
 
 
 @pytest.mark.parametrize("fields", [{"exchange": "local"}, {"virtual": True}, {"gradient_noise": 5}], ids=str)
@@ -140,52 +156,49 @@ def test_a_field_that_says_nothing_of_any_run_is_refused(fields: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("machine", "fields", "names", "rows"),
     [
-        ("x = 1", "defines no `recipe"),
-        ("from poc import Recipe\nrecipe = Recipe(model='nothing')", "unknown network 'nothing'"),
-        ("recipe = (", "SyntaxError"),
-        ("1 / 0", "ZeroDivisionError"),
+        (
+            gpus(8),
+            {"devices": [1, 2], "batch_per_device": [64, 128], "lr": [0.1, 0.2]},
+            "devices batch_per_device learning_rate",
+            [(devices, batch, lr) for devices in (1, 2) for batch in (64, 128) for lr in (0.1, 0.2)],
+        ),
+        (
+            gpus(8),
+            {"devices": 4, "batch_per_device": 128, "lr": Linear(base=0.05, per=128, warmup_epochs=5), "epochs": 12},
+            "total_batch learning_rate steps_per_epoch steps warmup_steps kind virtual",
+            [(512, 0.2, 97, 12 * 97, 5 * 97, "gpu", False)],
+        ),
+        (CPU, {"steps": 500, "batch_per_device": 128}, "steps epochs", [(500, 2)]),
+        (
+            CPU,
+            {"epochs": 3, "cases": [{"lr": [0.1, 0.2]}, {"epochs": 5}]},
+            "learning_rate epochs",
+            [(0.1, 3), (0.2, 3), (0.05, 5)],
+        ),
+        (
+            gpus(4),
+            {"devices": [1, 2, 4], "workers": "per-device", "exchange": "dist_sync"},
+            "workers exchange.name",
+            [(1, "device"), (2, "dist_sync"), (4, "dist_sync")],
+        ),
+        (CPU, {"seeds": 3}, "seed", [0, 1, 2]),
+        (CPU, {"devices": 4, "virtual": True}, "kind virtual devices", [("cpu", True, 4)]),
+        (gpus(1), {"devices": 4, "virtual": True}, "kind virtual devices", [("gpu", True, 4)]),
+        (gpus(4), {"devices": 4, "virtual": True}, "kind virtual devices", [("gpu", False, 4)]),
+        (
+            CPU,
+            {"data": Synthetic(size=16, crop=16, train=640, validation=100, classes=4), "batch_per_device": 64},
+            "steps_per_epoch data.input_shape data.classes",
+            [(10, (3, 16, 16), 4)],
+        ),
     ],
 )
-def test_a_broken_recipe_file_is_the_users_mistake(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(text)
-    with pytest.raises(UserError, match=f"mine.py: .*{message}") as caught:
-        recipe.load(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_every_list_is_a_dimension_of_the_grid() -> None:
-    runs = [one.run for one in planned(gpus(8), devices=[1, 2, 8], batch_per_device=[64, 128], lr=[0.1, 0.2])]
-    grid = [(devices, batch, lr) for devices in (1, 2, 8) for batch in (64, 128) for lr in (0.1, 0.2)]
-    assert [(run.devices, run.batch_per_device, run.learning_rate) for run in runs] == grid
-
-
-def test_a_run_has_every_number_worked_out() -> None:
-    (one,) = planned(
-        gpus(8), devices=4, batch_per_device=128, lr=Linear(base=0.05, per=128, warmup_epochs=5), epochs=12
-    )
-    run = one.run
-    assert (run.total_batch, run.learning_rate, run.steps_per_epoch) == (512, 0.2, 97)
-    assert (run.steps, run.warmup_steps, run.kind, run.virtual) == (12 * 97, 5 * 97, "gpu", False)
-
-
-def test_steps_cut_a_run_short() -> None:
-    (one,) = planned(steps=500, kind="cpu", batch_per_device=128)
-    assert (one.run.steps, one.run.epochs) == (500, 2)
-
-
-def test_cases_are_grids_over_what_they_have_in_common() -> None:
-    runs = [
-        one.run for one in planned(epochs=3, cases=[{"kind": "cpu", "lr": [0.1, 0.2]}, {"kind": "cpu", "epochs": 5}])
-    ]
-    assert [(run.learning_rate, run.epochs) for run in runs] == [(0.1, 3), (0.2, 3), (0.05, 5)]
-
-
-def test_a_worker_for_each_device() -> None:
-    runs = [one.run for one in planned(gpus(4), devices=[1, 2, 4], workers="per-device", exchange="dist_sync")]
-    assert [(run.workers, run.exchange.name) for run in runs] == [(1, "device"), (2, "dist_sync"), (4, "dist_sync")]
+def test_what_a_recipe_comes_to(machine: Hardware, fields: dict[str, Any], names: str, rows: list[Any]) -> None:
+    runs = [one.run for one in planned(machine, **fields)]
+    assert list(map(operator.attrgetter(*names.split()), runs)) == rows
+    assert len({run.id for run in runs}) == len(runs)
 
 
 def test_runs_that_differ_in_a_field_alone_share_the_key_without_it() -> None:
@@ -331,14 +344,6 @@ def test_the_largest_batch_is_searched_for_among_those_that_may_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "kind", "virtual"), [(CPU, "cpu", True), (gpus(1), "gpu", True), (gpus(4), "gpu", False)]
-)
-def test_virtual_devices_stand_in_only_for_missing_ones(machine: Hardware, kind: str, virtual: bool) -> None:
-    (one,) = planned(machine, devices=4, virtual=True)
-    assert (one.skip, one.run.kind, one.run.virtual, one.run.devices) == ("", kind, virtual, 4)
-
-
-@pytest.mark.parametrize(
     ("fields", "label"),
     [
         ({}, "dist_sync"),
@@ -413,8 +418,3 @@ def test_the_studys_table_is_in_the_recipe() -> None:
     }
     assert {(8, 64, 0.05), (8, 64, 0.4), (4, 64, 0.2), (8, 128, 0.4), (1, 128, 0.05), (8, 256, 0.4)} <= found
     assert {(1, 512, 0.05), (1, 512, 0.4), (8, 512, 3.2), (8, 512, 0.4), (8, 512, 0.8), (2, 256, 0.1)} <= found
-
-
-def test_synthetic_data_has_a_shape_of_its_own() -> None:
-    (one,) = planned(data=Synthetic(size=16, crop=16, train=640, validation=100, classes=4), batch_per_device=64)
-    assert (one.run.steps_per_epoch, one.run.data.input_shape, one.run.data.classes) == (10, (3, 16, 16), 4)

@@ -114,6 +114,7 @@ def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(fields: dict[str,
         ("1 / 0", r"ZeroDivisionError: division by zero"),
         ("from poc import *\nrecipe = Recipe(model='cifar_resnet20_v2', devices=list(range(1, 200)), "
          "batch_per_device=list(range(1, 200)), lr=[0.1] * 50)", r"1,980,050 runs; give at most 10,000"),
+        ("from poc import *\nrecipe = Recipe(model='nothing')", r"unknown network 'nothing'"),
         ("\x00", r"Error"),
     ],
 )  # fmt: skip

@@ -4,15 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poc import Fixed, Linear, SquareRoot, Steps
+from poc import Fixed, Linear, SquareRoot
 from poc.recipe.rates import Schedule, steps_per_epoch
 from poc.values import UserError
 
 
-def test_the_linear_rule_gives_the_studys_rates() -> None:
-    # 0.05 for every 128 samples of total batch.
+def test_rules_give_the_rate_of_a_total_batch() -> None:
+    # The study's: 0.05 for every 128 samples of total batch.
     rates = [Linear(base=0.05, per=128).at(total_batch) for total_batch in (64, 128, 256, 512, 1024, 8192)]
     assert rates == [0.025, 0.05, 0.1, 0.2, 0.4, 3.2]
+    assert SquareRoot(base=0.05, per=128).at(2048) == 0.2
+    assert str(SquareRoot(base=0.05, per=128)) == "square root: 0.05 per 128"
+    assert Fixed(base=0.4).at(2048) == Fixed(base=0.4).at(1) == 0.4
 
 
 def test_warm_up_rises_every_step() -> None:
@@ -28,12 +31,6 @@ def test_an_epoch_is_its_whole_batches(samples: int, batch: int) -> None:
             steps_per_epoch(samples, batch)
     else:
         assert 0 <= samples - steps_per_epoch(samples, batch) * batch < batch
-
-
-def test_the_square_root_rule_and_a_fixed_rate() -> None:
-    assert SquareRoot(base=0.05, per=128).at(2048) == 0.2
-    assert str(SquareRoot(base=0.05, per=128)) == "square root: 0.05 per 128"
-    assert Fixed(base=0.4).at(2048) == Fixed(base=0.4).at(1) == 0.4
 
 
 # Over 20 steps after a warm-up of 10: its start, its middle, and what the step after the last would have.
@@ -70,25 +67,3 @@ def test_a_rate_is_never_negative_nor_above_its_target(decay: str, steps: int, w
     warmup = min(warmup, steps - 1)
     schedule = Schedule(learning_rate=target, warmup_from=0.0, warmup_steps=warmup, steps=steps, decay=decay)
     assert all(0 <= schedule.rate(step) <= target * (1 + 1e-12) for step in range(steps))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"base": 0}, "above zero"),
-        ({"base": -1}, "above zero"),
-        ({"per": 0}, "above zero"),
-        ({"decay": "cosin"}, "did you mean 'cosine'"),
-        ({"warmup_epochs": -1}, "warmup_epochs: -1"),
-        ({"warmup_from": "bases"}, "warmup_from: 'bases'"),
-    ],
-)
-def test_a_mistake_in_a_rule_is_named(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Linear(**{"base": 0.1, "per": 128, **fields})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("at", [[], [1.5], [0], "0.5"])
-def test_steps_are_shares_of_the_training(at: object) -> None:
-    with pytest.raises(UserError, match=r"Steps\.at"):
-        Steps(at=at)  # type: ignore[arg-type]

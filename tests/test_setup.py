@@ -49,19 +49,23 @@ class Checkout:
     def stand_in(self, version: str, name: str = "python") -> Path:
         return script(self.root.parent / version / name, STAND_IN.format(version=version))
 
-    def start(self, name: str, *arguments: str, **environment: str | Path) -> subprocess.CompletedProcess[str]:
+    def start(
+        self, name: str, *arguments: str, status: int = 0, **environment: str | Path
+    ) -> subprocess.CompletedProcess[str]:
         """Starts a script from another folder, with only those calls in the notes that it made."""
         self.calls_file.write_text("")
         inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHON", "PYTHONPATH", "PYTHONSAFEPATH")}
         given = {name: str(value) for name, value in environment.items()}
-        return subprocess.run(
-            [str(self.root / name), *arguments],
-            cwd=self.elsewhere,
-            env={**inherited, "CALLS": str(self.calls_file), **given},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command, variables = [str(self.root / name), *arguments], {**inherited, "CALLS": str(self.calls_file), **given}
+        done = subprocess.run(command, cwd=self.elsewhere, env=variables, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        return done
+
+    def refuse(self, name: str, *arguments: str, **environment: str | Path) -> str:
+        """The line with which a script ends before it made anything."""
+        done = self.start(name, *arguments, status=2, **environment)
+        assert not self.venv.exists()
+        return only_line(done.stderr)
 
     def calls(self, containing: str) -> list[str]:
         return [line for line in self.calls_file.read_text().splitlines() if containing in line]
@@ -81,13 +85,6 @@ def only_line(text: str) -> str:
     lines = text.splitlines()
     assert len(lines) == 1, text
     return lines[0]
-
-
-def refusal(checkout: Checkout, done: subprocess.CompletedProcess[str]) -> str:
-    """The line with which a script ended before it made anything."""
-    assert done.returncode == 2
-    assert not checkout.venv.exists()
-    return only_line(done.stderr)
 
 
 def script(path: Path, text: str) -> Path:
@@ -110,18 +107,18 @@ def tools_only(folder: Path, *others: str) -> Path:
 @pytest.mark.parametrize("name", ["run_all.sh", "tests/run.sh"])
 @pytest.mark.parametrize("version", ["3.13.0", "3.8.18", "3.1.0", "2.7.18"])
 def test_a_python_out_of_range_is_one_line(checkout: Checkout, name: str, version: str) -> None:
-    line = refusal(checkout, checkout.start(name, PYTHON=checkout.stand_in(version)))
+    line = checkout.refuse(name, PYTHON=checkout.stand_in(version))
     assert re.search(f"Python {version}.* 3.9 to 3.12", line)
 
 
 def test_a_python_that_does_not_start_none_that_is_old_enough_and_an_unknown_option_are_one_line(
     checkout: Checkout, tmp_path: Path
 ) -> None:
-    assert "PYTHON=/no/such/python" in refusal(checkout, checkout.start("run_all.sh", PYTHON="/no/such/python"))
-    assert "--horrorvod" in refusal(checkout, checkout.start("make_environment.sh", "--horrorvod"))
+    assert "PYTHON=/no/such/python" in checkout.refuse("run_all.sh", PYTHON="/no/such/python")
+    assert "--horrorvod" in checkout.refuse("make_environment.sh", "--horrorvod")
     newer = checkout.stand_in("3.14.0", "python3").parent
-    done = checkout.start("run_all.sh", PATH=f"{newer}:{tools_only(tmp_path / 'tools')}")
-    assert "apt-get install python3.11 python3.11-venv" in refusal(checkout, done)
+    line = checkout.refuse("run_all.sh", PATH=f"{newer}:{tools_only(tmp_path / 'tools')}")
+    assert "apt-get install python3.11 python3.11-venv" in line
 
 
 def test_a_shim_that_fails_is_passed_over(checkout: Checkout, tmp_path: Path) -> None:
@@ -129,34 +126,29 @@ def test_a_shim_that_fails_is_passed_over(checkout: Checkout, tmp_path: Path) ->
     script(path / "python3.11", "echo 'shim: python3.11: command not found' >&2; exit 127")
     working = checkout.stand_in("3.12.1", "python3").parent
     done = checkout.start("run_all.sh", PATH=f"{path}:{working}")
-    assert done.returncode == 0, done.stderr
     assert "Python 3.12.1" in done.stderr.splitlines()[0]
 
 
 def test_missing_system_libraries_or_venv_are_one_line_with_their_packages(checkout: Checkout, tmp_path: Path) -> None:
     for library in ("libquadmath.so.0", "libgomp.so.1"):
         (tmp_path / library).write_bytes(b"")
-    done = checkout.start("run_all.sh", PYTHON=sys.executable, LD_LIBRARY_PATH=tmp_path)
-    assert refusal(checkout, done).endswith("sudo apt-get install libquadmath0 libgomp1")
+    line = checkout.refuse("run_all.sh", PYTHON=sys.executable, LD_LIBRARY_PATH=tmp_path)
+    assert line.endswith("sudo apt-get install libquadmath0 libgomp1")
     # As Debian has it without python3-venv: a Python whose ensurepip cannot be imported.
     text = f'case "$*" in *ensurepip*) exit 1 ;; esac\nexec "{sys.executable}" "$@"'
-    done = checkout.start("run_all.sh", PYTHON=script(tmp_path / "python", text))
-    assert "sudo apt-get install python3-venv" in refusal(checkout, done)
+    line = checkout.refuse("run_all.sh", PYTHON=script(tmp_path / "python", text))
+    assert "sudo apt-get install python3-venv" in line
 
 
 def test_help_needs_no_environment(checkout: Checkout) -> None:
     done = checkout.start("run_all.sh", "quick", "--help", PYTHON="/no/such/python")
-    assert done.returncode == 0
     for option in ["RECIPE", "--quick", "--data", "--results", "--infrastructure"]:
         assert option in done.stdout
     assert not checkout.venv.exists()
 
 
 def test_run_all_hands_on_arguments_and_folder_unchanged(checkout: Checkout) -> None:
-    done = checkout.start(
-        "run_all.sh", "quick", "--data", "my data", PYTHON=checkout.stand_in("3.11.7"), PYTHONPATH="/other"
-    )
-    assert done.returncode == 0, done.stderr
+    checkout.start("run_all.sh", "quick", "--data", "my data", PYTHON=checkout.stand_in("3.11.7"), PYTHONPATH="/other")
     assert checkout.calls("-m poc run") == [f"{checkout.elsewhere}|{checkout.root}|-m poc run quick --data my data"]
 
 
@@ -165,7 +157,6 @@ def test_second_start_installs_nothing_and_keeps_the_python(checkout: Checkout) 
     assert installed(checkout) == ["requirements-common.txt", "requirements-mxnet.txt"]
     for environment in [{}, {"PYTHON": checkout.stand_in("3.10.99")}]:
         done = checkout.start("run_all.sh", **environment)
-        assert done.returncode == 0
         assert done.stderr == ""
         assert checkout.calls("-m pip install") == []
         assert len(checkout.calls("-m poc run")) == 1
@@ -173,13 +164,11 @@ def test_second_start_installs_nothing_and_keeps_the_python(checkout: Checkout) 
 
 def test_a_failed_installation_is_made_again_from_nothing(checkout: Checkout) -> None:
     python = checkout.stand_in("3.11.7")
-    failed = checkout.start("run_all.sh", PYTHON=python, PIP_EXIT="1")
-    assert failed.returncode == 1
+    checkout.start("run_all.sh", PYTHON=python, PIP_EXIT="1", status=1)
     assert checkout.calls("-m poc") == []
     left_over = checkout.venv / "left-over"
     left_over.touch()
-    done = checkout.start("run_all.sh", PYTHON=python)
-    assert done.returncode == 0
+    checkout.start("run_all.sh", PYTHON=python)
     assert installed(checkout) == ["requirements-common.txt", "requirements-mxnet.txt"]
     assert not left_over.exists()
 
@@ -192,8 +181,7 @@ def test_an_environment_that_no_longer_fits_is_made_again(checkout: Checkout, fa
             file.write("one-more==1.0\n")
     elif fault == "interpreter":
         (checkout.venv / "bin" / "python").unlink()
-    done = checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.12.1" if fault == "python" else "3.11.7"))
-    assert done.returncode == 0, done.stderr
+    checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.12.1" if fault == "python" else "3.11.7"))
     assert len(checkout.calls("-m venv")) == 1
     assert len(installed(checkout)) == 2
 
@@ -201,8 +189,7 @@ def test_an_environment_that_no_longer_fits_is_made_again(checkout: Checkout, fa
 def test_engines_go_where_the_plan_says_and_another_mxnet_takes_the_place_of_the_first(checkout: Checkout) -> None:
     cards = "\n".join([".venv requirements-mxnet-cu112.txt", ".venv-pytorch requirements-torch-cu12.txt"])
     checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.11.7"))
-    done = checkout.start("run_all.sh", PLAN=cards)
-    assert done.returncode == 0, done.stderr
+    checkout.start("run_all.sh", PLAN=cards)
     made = [line.split()[-1] for line in checkout.calls("-m venv ")]
     assert [Path(folder).name for folder in made] == [".venv", ".venv-pytorch"]
     common = "requirements-common.txt"
@@ -210,16 +197,14 @@ def test_engines_go_where_the_plan_says_and_another_mxnet_takes_the_place_of_the
     # Of gigabytes nothing is kept twice.
     assert all("--no-cache-dir" in line for line in checkout.calls("-cu1"))
     assert checkout.start("run_all.sh", PLAN=cards).stderr == ""
-    refused = checkout.start("make_environment.sh", "--horovod", PLAN=cards)
-    assert refused.returncode == 2
+    refused = checkout.start("make_environment.sh", "--horovod", PLAN=cards, status=2)
     assert "Horovod is built here for CPUs" in only_line(refused.stderr)
 
 
 def test_the_choice_of_engines_can_refuse(checkout: Checkout) -> None:
     python = checkout.stand_in("3.11.7")
     python.write_text(python.read_text().replace('echo "${PLAN:-', 'exit 2; echo "${PLAN:-'))
-    done = checkout.start("run_all.sh", PYTHON=python)
-    assert done.returncode == 2
+    checkout.start("run_all.sh", PYTHON=python, status=2)
     assert checkout.calls("-m poc run") == []
 
 
@@ -232,7 +217,12 @@ def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout
     added = only_line("\n".join(checkout.calls("-m pip install")))
     assert added.endswith("requirements-dev.txt")
     assert "--require-hashes" in added
-    for check in ["-m ruff check .", "-m ruff format --check .", "-m mypy poc", "-m pytest -q -k a b"]:
+    for check in [
+        "-m ruff check .",
+        "-m ruff format --check .",
+        "-m mypy poc",
+        "-m pytest -q -n 2 --dist worksteal -k a b",
+    ]:
         assert only_line("\n".join(checkout.calls(check))).startswith(f"{checkout.root}|")
     checkout.start("tests/run.sh", PYTHON=python)
     assert checkout.calls("-m pip install") == []
@@ -241,8 +231,7 @@ def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout
 def test_horovod_is_built_once_against_mxnet(checkout: Checkout) -> None:
     python = checkout.stand_in("3.11.7")
     for _ in range(2):
-        done = checkout.start("make_environment.sh", "--horovod", PYTHON=python)
-        assert done.returncode == 0, done.stderr
+        checkout.start("make_environment.sh", "--horovod", PYTHON=python)
     assert checkout.calls("-m pip install") == []
     shutil.rmtree(checkout.venv)
     checkout.start("make_environment.sh", "--horovod", PYTHON=python)
@@ -265,8 +254,7 @@ def test_a_build_without_a_compiler_is_one_line(checkout: Checkout, tmp_path: Pa
     python = checkout.stand_in("3.11.7")
     checkout.start("make_environment.sh", PYTHON=python)
     tools = tools_only(tmp_path / "tools", "ldconfig", "sh", "env")
-    done = checkout.start("make_environment.sh", "--horovod", PYTHON=python, PATH=tools)
-    assert done.returncode == 2
+    done = checkout.start("make_environment.sh", "--horovod", PYTHON=python, PATH=tools, status=2)
     assert "sudo apt-get install g++ cmake make" in only_line(done.stderr.split("\n", 1)[1].strip())
 
 

@@ -6,8 +6,13 @@ computes on the CPU what it believes to compute on them (`path/sitecustomize.py`
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
 import os
+import shutil
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +38,7 @@ MACHINES: dict[str, tuple[list[str], str, bool]] = {
     "4 V100, old driver": (["V100"] * 4, "450.80.02", True),
     "4 V100, too old a driver": (["V100"] * 4, "440.33.01", True),
     "8 K80": (["K80"] * 8, "470.256.02", False),
+    "8 K80, CUDA 10.2": (["K80"] * 8, "470.256.02", False),
     "8 P100": (["P100"] * 8, "470.57.02", True),
     "4 A10G": (["A10G"] * 4, "535.161.08", False),
     "8 A100": (["A100"] * 8, "550.54.15", True),
@@ -59,7 +65,22 @@ def library(name: str) -> RecordedNVML:
 def environment(name: str) -> dict[str, str]:
     """What makes a process, and all that it starts, stand on the machine of that name."""
     paths = [str(PATH), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "POC_STAND_IN": name, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    variables = {**os.environ, "POC_STAND_IN": name, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {**variables, "LD_LIBRARY_PATH": str(_cuda_10())} if name.endswith("CUDA 10.2") else variables
+
+
+@functools.cache
+def _cuda_10() -> Path:
+    """A folder with CUDA 10.2's libraries as far as they are looked for and opened, until this process ends."""
+    from poc.engines.gluon import (
+        CUDA_10_LIBRARIES,  # here: a process of a stand-in machine changes it as it is imported
+    )
+
+    folder = Path(tempfile.mkdtemp(prefix="cuda-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for library in CUDA_10_LIBRARIES:
+        subprocess.run(["gcc", "-shared", "-o", str(folder / library), "-x", "c", os.devnull], check=True)
+    return folder
 
 
 def _card(kind: str, nvlinks: list[int]) -> dict[str, Any]:

@@ -10,15 +10,17 @@ import os
 import sys
 from typing import Any, Callable
 
-_INSTALLED = {"mxnet-cu112": "1.9.1"}
+_INSTALLED: dict[str, str] = {}
 
 
 def _mxnet(mx: Any) -> None:
     from poc.machine import nvml
 
+    oldest = (3, 7) if "mxnet-cu102" in _INSTALLED else (5, 0)
+
     def gpu(number: int = 0) -> Any:
         card = nvml.visible()[number]
-        if nvml.ask("nvmlDeviceGetCudaComputeCapability", card) < (5, 0):
+        if nvml.ask("nvmlDeviceGetCudaComputeCapability", card) < oldest:
             raise mx.MXNetError(f"no kernel image is available for card {card}")
         return mx.cpu(number)
 
@@ -79,6 +81,7 @@ def _stand(name: str) -> None:
     from tests import stand_in
 
     sys.modules["pynvml"] = stand_in.library(name)  # type: ignore[assignment]
+    _INSTALLED["mxnet-cu102" if name.endswith("CUDA 10.2") else "mxnet-cu112"] = "1.9.1"
     _INSTALLED["torch"] = "2.13.0" if stand_in.MACHINES[name][1] >= "580" else "2.10.0"
     sys.meta_path.insert(0, _Finder())
     version = importlib.metadata.version
