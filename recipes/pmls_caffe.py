@@ -1,7 +1,7 @@
 """The PMLS-Caffe study: AlexNet and GoogLeNet over nodes with one GPU each, under bounded staleness.
 
-One worker stands for one of its nodes; on several hosts start the same command on each (docs/hosts.md). Images are synthetic,
-one fixed batch in device memory. On a CPU: two workers with one core each.
+One worker stands for one of its nodes; on several hosts the same command starts on each (docs/hosts.md). Images are
+synthetic, one fixed batch in device memory. On a CPU: two workers with one core each.
 Cost: three takes, about 8 min on two CPU cores, about a minute each of a row on GPUs.
     ./run_all.sh pmls_caffe
 """
