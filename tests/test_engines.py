@@ -24,6 +24,7 @@ from poc.machine.hardware import GPU
 from poc.recipe.exchanges import Exchange
 from poc.run import Run
 from poc.values import UserError, value
+from tests.conftest import give_memory_back
 from tests.engine_worker import CORES, HOME, MACHINE, Arrays, batches, distance, parameters, planned, trained, workers
 from tests.launch import python
 
@@ -277,9 +278,11 @@ def test_a_session_goes_on_to_the_same_bits_from_the_state_of_another(run: Run) 
             session.step(batch, rates[step])
         return {name: array.copy() for name, array in session.state().items()}
 
+    give_memory_back()  # the largest networks of these tests
     session = engines.open_session(run)
     cut, end = go_on(session, 0, 2), go_on(session, 2, 2)
-    del session  # the memory of two is much
+    del session
+    give_memory_back()
     resumed = engines.open_session(run, first_step=2, state=cut)
     assert all(np.array_equal(array, cut[name]) for name, array in resumed.state().items())
     after = go_on(resumed, 2, 2)
