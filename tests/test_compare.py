@@ -29,7 +29,7 @@ def row(**fields: Any) -> Row:
     base: dict[str, Any] = dict(infrastructure="here", network="net", setting="s", outcome="completed", devices=1)
     base.update(batch_per_device=batch, total_batch=batch * devices, learning_rate=0.1 * devices)
     base.update(exchange="dist_sync" if devices > 1 else "", samples_per_second=100.0, samples_trained=1000)
-    base.update({f"{part}_seconds": 0.0 for part in PARTS}, warmup_samples=0, usual_wait_per_sample=0.0)
+    base.update({f"{part}_seconds": 0.0 for part in PARTS})
     base.update(initialise_seconds=2.0, train_seconds=10.0, wall_seconds=12.0)
     return Row(origin=MEASURED, **{**base, **fields})
 

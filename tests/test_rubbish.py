@@ -16,13 +16,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from poc import Linear, Recipe, Synthetic, recipe, studies
+from poc import Linear, Recipe, Synthetic, recipe, report, studies
 from poc.__main__ import main
 from poc.machine.hardware import Hardware
 from poc.plan import plan
 from poc.records import journal
-from poc.report import rows, summary
-from poc.report.tables import runs, speed
+from poc.report import rows
+from poc.report.page import Results
 from poc.values import UserError
 from tests import test_data
 from tests.builders import record_of
@@ -158,9 +158,10 @@ def test_a_record_with_a_value_of_another_kind_is_left_out_or_shown(
         return
     shown = rows.collect(records, [])
     assert "whole" in {row.run_id for row in shown}
-    summary.summary(shown)
-    speed.accuracy(shown)
-    runs.not_run(records)
+    results = Results(rows=tuple(shown), records=tuple(rows.shown(records)), studies=(), here="test machine")
+    assert all(page.sections(results) for page in (report.MAIN, *report.BEHIND[-1:]))
+    for page in report.BEHIND:
+        page.sections(results)
 
 
 def leaves_of(held: Any) -> Iterator[tuple[Any, Any]]:

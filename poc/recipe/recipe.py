@@ -89,7 +89,7 @@ class Training:
     dtype: str = field(
         default="float32", check=choice(("float32", "tf32", "bfloat16", "float16", AUTO)), label="precision {}"
     )
-    """Precision of the layers' arithmetic: "bfloat16", "float16" (with a constant loss scale), "tf32", which is float32
+    """Precision of the layers' arithmetic: "bfloat16", "float16" (with dynamic loss scaling), "tf32", which is float32
     on the tensor cores of a GPU; "auto" is bfloat16 where it can be had and float32 elsewhere. Parameters, gradients
     and their sums stay in float32."""
     layout: str = field(default="NCHW", by_engine=True, check=choice(("NCHW", "NHWC", AUTO)), label="{}")

@@ -184,8 +184,6 @@ def _of_windows(record: Record, peak_flops: float | None) -> dict[str, Any]:
         "windows": throughput.windows,
         "dropped_windows": dropped,
         "samples_trained": sum(window.samples for window in windows),
-        "warmup_samples": sum(window.samples for window in windows[:dropped]),
-        "usual_wait_per_sample": statistics.median(window.waited / window.samples for window in windows[dropped:]),
         "multiply_adds": multiply_adds,
         "flops": flops,
         "peak_flops": peak_flops or None,

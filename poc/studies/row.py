@@ -113,8 +113,6 @@ class Row:
     accuracy_last4: Measure = _number("mean of the last four epochs", digits=4, title="mean of last 4 epochs")
     dropped_windows: Count = _number("of the warm-up")
     samples_trained: Count = _number("in all windows")
-    warmup_samples: Count = _number("in the dropped windows")
-    usual_wait_per_sample: Measure = _number("for data, median over windows after warm-up", unit="s")
     host_peak_bytes: Count = _number("most memory of all processes", unit="bytes")
     device_peak_bytes: Count = _number("most memory of one device", unit="bytes")
     others_busy_cores: Measure = _number("cores that other processes kept busy meanwhile")

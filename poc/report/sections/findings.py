@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from poc.report.measurements import CLOSED, OPEN
@@ -20,12 +21,16 @@ def section(results: Results) -> Section:
     blocks = ["\n".join(f"- {sentence}" for sentence in said)] if said else []
     quick = [row for row in results.rows if row.quick and results.is_here(row) and row.samples_per_second]
     if not results.here:
-        blocks.insert(
-            0, "Nothing has been measured yet: every figure is a published one. `./run_all.sh` adds this machine's."
-        )
+        nothing = "Nothing has been measured yet: every figure is a published one. `./run_all.sh` adds this machine's."
+        blocks.insert(0, f"{nothing}{_why_nothing(results)}")
     elif quick and not any(results.is_here(row) for row in results.full if row.samples_per_second):
         blocks.append(f"**{results.here}** has quick runs alone: a first look and no results, listed under *Latest*.")
     return Section("Findings", blocks)
+
+
+def _why_nothing(results: Results) -> str:
+    reasons = Counter(record.reason for record in results.records)
+    return "".join(f" Skipped here, {count} times: {why}." for why, count in reasons.most_common(1))
 
 
 def _speed(results: Results) -> Iterator[str]:

@@ -21,8 +21,8 @@ def rules(results: Results) -> Section:
         "clock read. Nothing is waited for in between.",
         "A take is one run in processes of its own. Its samples/s are the median over its windows after warm-up, "
         f"waiting for data included. Warm-up: {timing.WARMUP_RULE}.",
-        "Tables show the median over takes, with their range and number n. Takes are taken in turn with what they are "
-        "compared with.",
+        "Tables show the median over takes, with their range and number n. A recipe's takes are rounds over all of its "
+        "runs, every other one backwards; repeats from before there were takes may lie hours apart.",
         f"{compare.VERDICT_RULE[0].upper()}{compare.VERDICT_RULE[1:]}. Windows of one run bear no verdict: they are "
         "correlated, and know nothing of what differs from run to run.",
         f"A take is disturbed where other processes, or the hypervisor, took more than {BUSY:.0%} of the machine's "
