@@ -63,6 +63,11 @@ def devices_of(row: Row) -> str:
     return f"{row.devices} {name}" + "s" * (row.devices > 1 and not row.virtual)
 
 
+def counted(number: int | None) -> str:
+    """A whole number, thousands parted; empty where unknown."""
+    return "" if number is None else f"{number:,}"
+
+
 def rounded(figure: float | None, digits: int = 3) -> str:
     """So many significant digits, thousands parted; empty where unknown."""
     if figure is None:
@@ -97,8 +102,8 @@ def accuracy_of(figures: Figures | None) -> str:
 COLUMNS: Mapping[str, tuple[str, Callable[[Measurement], str]]] = {
     "network": ("network", lambda taken: network_label(taken.row.network)),
     "devices": ("devices", lambda taken: devices_of(taken.row)),
-    "batch": ("batch a device", lambda taken: rounded(taken.row.batch_per_device, 9)),
-    "total_batch": ("total batch", lambda taken: rounded(taken.row.total_batch, 9)),
+    "batch": ("batch a device", lambda taken: counted(taken.row.batch_per_device)),
+    "total_batch": ("total batch", lambda taken: counted(taken.row.total_batch)),
     "exchange": ("exchange", lambda taken: taken.row.exchange if (taken.row.devices or 0) > 1 else ""),
     "precision": ("precision", lambda taken: taken.row.dtype),
     "framework": ("engine", lambda taken: taken.row.framework),
