@@ -13,7 +13,7 @@ Runs recipes, by default every one in recipes/, and writes results.md. It says f
 costs, and does the most telling runs first. The same command goes on with what is left.
 
   RECIPE                 the name of a file in recipes/, without .py
-  --quick                a first look: everything finishes within 5 minutes on two CPU cores
+  --quick                a first look: everything takes about 5 minutes on two CPU cores
   --hours H              end by then, with what there is
   --dollars D            the same, when so much is spent
   --data DIR             where CIFAR-10 is (default: $POC_DATA, then the cache, then a download)

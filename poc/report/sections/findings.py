@@ -47,6 +47,8 @@ def _speed(results: Results) -> Iterator[str]:
     how = f"median of {first.rate.n} take{'s' * (first.rate.n > 1)}"
     if first.rate.n > 1:
         how += f", {rounded(first.rate.low)}-{rounded(first.rate.high)}"
+    if not first.calm:
+        how += ", disturbed by other processes"
     yield (
         f"**Speed.** {results.here} trains {rounded(first.rate.median)} samples/s at batch {MAIN_BATCH} ({how})"
         + (f": {beside}." if beside else ".")
