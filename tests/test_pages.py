@@ -135,7 +135,7 @@ def test_findings_name_their_n(pages: dict[str, str]) -> None:
         "reach 0.760 on test machine (n=1); published: a P100 0.817, a K80 0.810",
         "published 0.786 at rate 0.4, the study's way here 0.600 at rate 0.4",
         "the best way found here 0.900 at rate 0.4",
-        "2 workers here are 2.00 times one (n=1)",
+        "2 workers here 2.00 (batch 64, n=1), 8 of a K80 6.18 (published)",
         "0.75 takes least time on",
     ):
         assert words in findings, words
@@ -266,6 +266,12 @@ def test_a_disturbed_take_counts_only_where_there_is_no_other(tmp_path: Path) ->
 
 
 TITLE = "The same recipe on each machine"
+
+
+def test_what_a_disturbed_run_learned_counts(tmp_path: Path) -> None:
+    busy = replace(twelve([0.5], {"seed": 1}, run_id="busy"), others_busy_cores=1.0)
+    page = written(tmp_path, [twelve([0.7], run_id="calm"), busy])["results.md"]
+    assert cells(page, "Which learning rate")[0]["closed: accuracy (lost)"] == "0.600 (n=2)"
 
 
 def test_a_machine_that_is_not_at_hand_is_not_bold(tmp_path: Path) -> None:

@@ -73,7 +73,14 @@ class Measurement:
 
     def figures(self, column: str) -> Figures | None:
         """That column of the same takes; None where none has it."""
-        rows = [row for row in self.rows if not (self.calm and row.disturbed)]
+        return self._of([row for row in self.rows if not (self.calm and row.disturbed)], column)
+
+    def accuracies(self, column: str = "accuracy") -> Figures | None:
+        """That column of all takes: what else a machine did changes how fast it trains, not what it learns."""
+        return self._of(self.rows, column)
+
+    @staticmethod
+    def _of(rows: Sequence[Row], column: str) -> Figures | None:
         known = [getattr(row, column) for row in rows if getattr(row, column) is not None]
         return Figures(tuple(known)) if known else None
 

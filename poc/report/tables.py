@@ -104,11 +104,9 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Measurement], str]]] = {
     "devices": ("devices", lambda taken: devices_of(taken.row)),
     "batch": ("batch a device", lambda taken: counted(taken.row.batch_per_device)),
     "total_batch": ("total batch", lambda taken: counted(taken.row.total_batch)),
-    "exchange": ("exchange", lambda taken: taken.row.exchange if (taken.row.devices or 0) > 1 else ""),
     "precision": ("precision", lambda taken: taken.row.dtype),
     "framework": ("engine", lambda taken: taken.row.framework),
-    "rate": ("samples/s", rate_of),
-    "origin": ("origin", lambda taken: taken.row.origin),
+    "rate": ("samples/s (range, takes)", rate_of),
 }
 """Columns by name: their title, and what a measurement has in them."""
 

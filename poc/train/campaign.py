@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Callable
 
@@ -26,6 +26,27 @@ from poc.values import UserError
 
 class _TimeIsUpError(Exception):
     """The run that was going on has been interrupted at the bound."""
+
+
+class _Takes:
+    """What is settled of the runs of a campaign: by this one, by another recipe of it, or in the journal already."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.last: dict[str, str] = {}
+        """The outcome of the last take of each run, by its id."""
+        self._number: Counter[str] = Counter()
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        """Counts a take; one that failed or was skipped is none."""
+        if record.outcome in SETTLED:
+            self.last[record.run_id] = record.outcome
+            self._number[record.run_id] += 1
+
+    def enough(self, run: Run, number: int) -> bool:
+        """Whether a run has that many takes, or need have no more."""
+        return self._number[run.id] >= number or self.last.get(run.id, COMPLETED) != COMPLETED
 
 
 def undertake(
@@ -48,20 +69,13 @@ def undertake(
     path = journal.folder(results, place.infrastructure) / journal.FILE
     known = [one for one in journal.read(journal.paths(results)) if one.infrastructure == place.infrastructure]
     noted = {record.run_id for record in known}
-    settled = [record for record in known if record.outcome in SETTLED and not again]
-    taken = Counter(record.run_id for record in settled)
-    last = {record.run_id: record.outcome for record in settled}
+    taken = _Takes([] if again else known)
     items = outlook.in_order(
         (name, f"{name} {number}/{len(planned)}", item)
         for name, planned in plans
         for number, item in enumerate(planned, start=1)
     )
-
-    def is_done(run: Run, number: int) -> bool:
-        """Whether a run has that many takes, or need have no more."""
-        return taken[run.id] >= number or last.get(run.id, COMPLETED) != COMPLETED
-
-    waiting = [item.run for *_, item in items if not item.skip and not is_done(item.run, item.take)]
+    waiting = [item.run for *_, item in items if not item.skip and not taken.enough(item.run, item.take)]
     place = dataclasses.replace(place, stand_in=_needs_stand_in(place, waiting))
     pace = outlook.Pace(place, known)
     choices = {run.id: item.engine_choice for *_, item in items for run in (item.run, *sum(item.search, ()))}
@@ -70,19 +84,17 @@ def undertake(
     def take(run: Run, title: str, number: int = 1, detail: int = detail) -> str:
         """Does that take of a run, unless it is done; returns its outcome."""
         title = f"{title} [{run.id}] {run}" + (f", take {number}" if number > 1 else "")
-        if is_done(run, number):
+        if taken.enough(run, number):
             _say(f"{title}: in the journal already (--again repeats it)")
-            return last[run.id]
+            return taken.last[run.id]
         if run.id in failed:  # it may have hung, and would again
             _say(f"{title}: not tried again, it has failed")
             return FAILED
         _say(f"{title}: about {duration(pace.factor(run) * estimate(run, place.machine))}")
         record = _take(run, choices[run.id], path, place, detail, others, pace.factor(run))
         pace.learn(record)
-        if record.outcome in SETTLED:
-            last[run.id] = record.outcome
-            taken[run.id] += 1  # another recipe may have it, too
-        elif record.outcome == FAILED:
+        taken.add(record)
+        if record.outcome == FAILED:
             failed.append(run.id)
         return record.outcome
 
@@ -93,8 +105,8 @@ def undertake(
 
     # Claimed only now: a mistake leaves nothing behind.
     with journal.claimed(path):
-        _say(outlook.table(items, is_done, pace, price))
-        left = _through(items, take, note, is_done, pace)
+        _say(outlook.table(items, taken.enough, pace, price))
+        left = _through(items, take, note, taken.enough, pace)
     if left:
         seconds = sum(map(pace.seconds, left))
         _say(f"{len(left)} are left, about {duration(seconds)}, beyond the bound: the same command goes on with them")

@@ -152,14 +152,9 @@ def train_here(
             for here, environment in enumerate(task.environments):
                 number = task.first + here
                 request = {**common, "worker": number, "cores": cores[here], "events": str(events[here])}
-                asked = events[here].with_suffix(".json")
-                asked.write_text(json.dumps(request))
-                with asked.open() as stdin:
-                    if run.kind == "gpu":
-                        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[here])
-                    python = engines.interpreter(run.engine)
-                    started = processes.start("poc.train.worker", environment, python=python, stdin=stdin)
-                    workers[f"worker {number}"] = started
+                if run.kind == "gpu":
+                    environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[here])
+                workers[f"worker {number}"] = _started(run, request, environment)
             with Monitor(_sensors(run, place.machine, workers, cards)) as watcher:
                 lost = processes.watch(workers, helpers, events, place.patience, lost_elsewhere, done)
         except KeyboardInterrupt:
@@ -177,6 +172,15 @@ def train_here(
             lost = name, worker.reason  # in its own words, where it had the time for some
     summary = watcher.summary(_kept(heard[0], common["began"])) if watcher else None
     return Share(told=tuple(heard), lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
+
+
+def _started(run: Run, request: Mapping[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
+    """A worker that reads its `request` from a file beside that of its events."""
+    asked = Path(request["events"]).with_suffix(".json")
+    asked.write_text(json.dumps(request))
+    with asked.open() as stdin:
+        python = engines.interpreter(run.engine)
+        return processes.start("poc.train.worker", environment, python=python, stdin=stdin)
 
 
 def _told(events: Path, status: int = 0) -> Told:

@@ -15,7 +15,7 @@ from poc import engines
 from poc.machine import hardware, processes
 from poc.machine.monitor import Monitored
 from poc.plan import estimate
-from poc.records.record import DONE, FAILED, OUT_OF_MEMORY, Record, merged
+from poc.records.record import DONE, FAILED, OUT_OF_MEMORY, Record, Told, merged
 from poc.run import Run
 from poc.train import checkpoint
 from poc.train.hosts import Link, LinkError
@@ -70,11 +70,7 @@ def execute(
     # The first host's use is that of all attempts, and of what served the workers too.
     uses = [core_use(before), *(share.core_use for share in shares[1:])]
     most_disturbed = max(uses, key=lambda use: (use.others_busy + use.stolen) / max(1, use.cores))
-    names = sorted({worker.dataset for worker in workers if worker.dataset})
-    if shares[0].interrupted:
-        reason = "interrupted"
-    elif not reason and len(names) > 1:
-        reason = f"the hosts trained on different data: {', '.join(names)}"
+    reason = "interrupted" if shares[0].interrupted else reason or _different_data(workers)
     record = merged(record, workers)
     record = dataclasses.replace(
         record,
@@ -87,6 +83,12 @@ def execute(
         reason=reason or record.reason,
     )
     return record, shares[0].interrupted
+
+
+def _different_data(workers: Sequence[Told]) -> str:
+    """Why workers that did not train on the same images have failed; empty where they did."""
+    names = sorted({worker.dataset for worker in workers if worker.dataset})
+    return f"the hosts trained on different data: {', '.join(names)}" if len(names) > 1 else ""
 
 
 def blank(run: Run, place: Place, **fields: Any) -> Record:

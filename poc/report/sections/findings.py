@@ -84,7 +84,7 @@ def _rate(results: Results) -> Iterator[str]:
     for kind, name in (("published", "published"), (CLOSED, "the study's way here"), (OPEN, "the best way found here")):
         taken = best[kind].get(_LARGE)
         if taken is not None:
-            reached = accuracy_of(taken.figures("accuracy"))
+            reached = accuracy_of(taken.accuracies())
             said.append(f"{name} {reached} at rate {taken.row.learning_rate:g}")
     if said:
         yield f"**Rate.** At a total batch of {_LARGE:,}: {', '.join(said)}; n=1 each unless said."
@@ -93,19 +93,16 @@ def _rate(results: Results) -> Iterator[str]:
 def _scaling(results: Results) -> Iterator[str]:
     shown = scaling.weak(results)
     said = []
-    own = next((scaled for scaled in shown if results.is_here(scaled.last)), None)
-    if own is not None:
-        said.append(f"{devices_of(own.last)} here are {own.speedups[own.last.devices]:.2f} times one (n={own.takes})")
-    for scaled in scaling.fastest_first(shown):
-        if not scaled.last.measured and scaled.series.batch == MAIN_BATCH:
-            many = scaled.last.devices
-            said.append(f"{_short(scaled.last)} x{many} published at {scaled.speedups[many]:.2g}")
+    ordered = scaling.fastest_first(shown)
+    own = [scaled for scaled in ordered if results.is_here(scaled.last)][:1]
+    theirs = [one for one in ordered if not one.last.measured and one.series.batch == MAIN_BATCH]
+    for scaled in [*own, *theirs]:
+        many, speedup = max(scaled.speedups), scaled.speedups[max(scaled.speedups)]
+        what = devices_of(scaled.last) + " here" if scaled.last.measured else f"{many} of {_short(scaled.last)}"
+        how = f"batch {scaled.series.batch}, n={scaled.takes}" if scaled.last.measured else "published"
+        said.append(f"{what} {speedup:.2f} ({how})")
     if said:
-        yield (
-            f"**Scaling.** {', '.join(said)} times one (batch {MAIN_BATCH} a device)."
-            if own is None
-            else (f"**Scaling.** {'; '.join(said)} times.")
-        )
+        yield f"**Scaling.** Times as fast as one: {', '.join(said)}."
 
 
 def _cost(results: Results) -> Iterator[str]:

@@ -25,7 +25,7 @@ def every_training(results: Results) -> Section:
             "rate": short_way(taken.row),
             "precision": taken.row.dtype,
             "devices": devices_of(taken.row),
-            "accuracy": accuracy_of(taken.figures("accuracy")),
+            "accuracy": accuracy_of(taken.accuracies()),
             "last 4 epochs": rounded(_last4(taken)),
             "machine": results.name(taken.row),
         }
@@ -98,7 +98,7 @@ def _letter(number: int) -> str:
 
 
 def _last4(taken: Measurement) -> float | None:
-    figures = taken.figures("accuracy_last4")
+    figures = taken.accuracies("accuracy_last4")
     return figures.median if figures else None
 
 

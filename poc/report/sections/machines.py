@@ -10,7 +10,7 @@ from poc.report import chart
 from poc.report.measurements import CLOSED, NO_MATTER_FOR_SPEED, Figures, Measurement, of_division, same_machine
 from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
 from poc.report.rows import USUAL_ENGINE
-from poc.report.tables import accuracy_of, devices_of, machine_of, rate_of, rounded, short_machine, table
+from poc.report.tables import accuracy_of, devices_of, machine_of, rounded, short_machine, table
 from poc.studies.row import Row
 
 _RATE_PER_SAMPLE = 0.05 / 128
@@ -31,7 +31,6 @@ def section(results: Results) -> Section:
                 shown,
                 "machine devices framework precision total_batch rate compared accuracy dollars",
                 machine=("machine", lambda taken: results.name(taken.row)),
-                rate=("samples/s (range, takes)", rate_of),
                 compared=(compared, lambda taken: share_of(taken, fastest)),
                 accuracy=("accuracy", lambda taken: accuracy_of(accuracy(taken))),
                 dollars=("$ a run", _dollars),

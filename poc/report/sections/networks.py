@@ -32,7 +32,6 @@ def section(results: Results) -> Section:
                 shown,
                 "network machine batch precision rate gflops peak",
                 machine=("machine", lambda taken: results.name(taken.row)),
-                rate=("samples/s (range, takes)", rate_of),
                 gflops=("GFLOP/s", lambda taken: rounded((taken.row.flops or 0) / 1e9)),
                 peak=("of peak", lambda taken: "" if not taken.row.peak_share else f"{taken.row.peak_share:.0%}"),
             ),

@@ -92,7 +92,7 @@ def _best(measurements: Iterable[Measurement]) -> dict[int, Measurement]:
 
 def median_accuracy(taken: Measurement) -> float:
     """Of a measurement whose rows have one."""
-    figures = taken.figures("accuracy")
+    figures = taken.accuracies()
     assert figures is not None
     return figures.median
 
@@ -113,7 +113,7 @@ def _cells(kind: str, taken: Measurement | None, smallest: Measurement | None) -
     if taken is None or smallest is None:
         return dict.fromkeys(titles, "")
     lost = median_accuracy(taken) - median_accuracy(smallest)
-    text = accuracy_of(taken.figures("accuracy"))
+    text = accuracy_of(taken.accuracies())
     return dict(zip(titles, (short_way(taken.row), f"{text} ({lost:+.3f})" if taken is not smallest else text)))
 
 

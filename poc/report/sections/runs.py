@@ -38,7 +38,7 @@ def _table(results: Results, shown: list[Measurement]) -> str:
         devices=("devices", lambda taken: ", ".join(filter(None, [devices_of(taken.row), _exchange(taken)]))),
         learning=("rate", lambda taken: short_way(taken.row)),
         rate=("samples/s (range, takes)", lambda taken: "" if taken.row.virtual else rate_of(taken)),
-        accuracy=("accuracy", lambda taken: accuracy_of(taken.figures("accuracy"))),
+        accuracy=("accuracy", lambda taken: accuracy_of(taken.accuracies())),
     )
 
 
