@@ -254,6 +254,7 @@ def test_as_many_batches_are_made_at_once_as_there_are_cores(cores: int, monkeyp
             return super().augmented(indices, *args, **kwargs)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr("poc.data.batches._BYTES_AT_ONCE", 0)  # else small batches are made together
     before = threading.active_count()
     shown: list[Any] = []
     slow = data.Dataset("slow", Slow(DATASET.train.images, DATASET.train.labels), DATASET.validation)

@@ -24,6 +24,8 @@ from poc.recipe.rates import steps_per_epoch
 
 T = TypeVar("T")
 _MOST_THREADS = 16
+# Small batches are made several together: threads that do little at a time often wait for the interpreter's lock.
+_BYTES_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,15 +76,19 @@ def training_batches(
     if isinstance(spec, Synthetic) and spec.fixed:
         yield from itertools.repeat(Batch(*dataset.train.centred(np.arange(share) % samples, spec)), steps)
         return
-    in_epoch = steps_per_epoch(samples, total_batch)
+    in_epoch, end = steps_per_epoch(samples, total_batch), first_step + steps
+    at_once = max(1, _BYTES_AT_ONCE // (share * 3 * spec.crop**2))
 
     def shares() -> Iterator[tuple[Indices, int]]:
-        for step in range(first_step, first_step + steps):
+        step = first_step
+        while step < end:
             epoch, step_of_epoch = divmod(step, in_epoch)
             if step == first_step or step_of_epoch == 0:
                 visited = order(samples, seed=seed, epoch=epoch)
-            start = step_of_epoch * total_batch + worker * share
-            yield visited[start : start + share], epoch
+            count = min(at_once, in_epoch - step_of_epoch, end - step)
+            chosen = visited[step_of_epoch * total_batch :][: count * total_batch]
+            yield chosen.reshape(count, workers, share)[:, worker].ravel(), epoch
+            step += count
 
     def make(indices: Indices, epoch: int) -> Batch:
         return Batch(*dataset.train.augmented(indices, spec, seed=seed, epoch=epoch))
@@ -90,12 +96,13 @@ def training_batches(
     # Images in files are decoded in threads anyway; to say which views the devices cut takes less than to start one.
     threads = min(threads, len(os.sched_getaffinity(0)))
     alone = threads == 1 or spec.on_device or not isinstance(dataset.train, Images)
-    yield from itertools.starmap(make, shares()) if alone else _in_threads(make, shares(), threads)
+    for several in itertools.starmap(make, shares()) if alone else _in_threads(make, shares(), threads):
+        for first in range(0, len(several), share):
+            yield several.part(first, first + share)
 
 
 def _in_threads(make: Callable[..., T], jobs: Iterable[tuple[Any, ...]], threads: int) -> Iterator[T]:
     """Like `itertools.starmap`, but as many as there are threads, and one more, are under way."""
-    # Each a whole batch: parts of one would hand the interpreter's lock to and fro more often.
     with ThreadPoolExecutor(threads, "batches") as pool:
         ahead: deque[Future[T]] = deque()
         for job in jobs:

@@ -3,6 +3,8 @@ centre."""
 
 from __future__ import annotations
 
+import functools
+import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Union
 
@@ -22,6 +24,7 @@ Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]
 Drawn = npt.NDArray[np.float64]
 
+_one_at_a_time = threading.Lock()
 _VIEW = [[CROP_Y], [CROP_X], [MIRROR]]
 _COLOUR = [[HUE], [LIGHTNESS], [SATURATION]]
 _PAD_VALUE = 127
@@ -89,7 +92,9 @@ class Images(Split):
         labels = self.labels[indices].astype(np.float32)
         if spec.on_device:
             return views, labels
-        pixels = _cut(surrounded(self.images[indices], spec.pad), views, spec.crop)
+        with _one_at_a_time:
+            images = _kept(self, spec.pad)
+        pixels = _cut(images, views, spec.crop)
         return _planar(_shift_hls(pixels, _hls_offsets(drawn[3:])) if spec.jitter else pixels), labels
 
     def centred(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
@@ -113,19 +118,27 @@ def held(dataset: Dataset, spec: Any) -> Pixels | None:
 
 def surrounded(images: Pixels, pad: int) -> Pixels:
     """The images (n, height, width, 3) with `pad` pixels of grey on each side."""
+    if not pad:
+        return images
     count, height, width, _ = images.shape
     padded = np.full((count, height + 2 * pad, width + 2 * pad, 3), _PAD_VALUE, np.uint8)
     padded[:, pad : pad + height, pad : pad + width] = images
     return padded
 
 
+@functools.lru_cache(maxsize=1)
+def _kept(split: Images, pad: int) -> Pixels:
+    """All images of a split as `surrounded` gives them, so that a batch need not do it."""
+    return surrounded(split.images, pad)
+
+
 def _cut(images: Pixels, views: Views, crop: int) -> Pixels:
-    """Returns the crops (samples, crop, crop, 3) of images (samples, height, width, 3), some of them mirrored."""
+    """Returns the crops (samples, crop, crop, 3) of some of the images (n, height, width, 3), some of them mirrored."""
     count, height, width, _ = images.shape
     # Every crop that there is, each row of it as one stretch of memory.
     shape = (count, height - crop + 1, width - crop + 1, crop, crop * 3)
     crops: Pixels = np.ndarray(shape, np.uint8, images, strides=(*images.strides[:3], images.strides[1], 1))
-    pixels = crops[np.arange(count), views.tops, views.lefts].reshape(count, crop, crop, 3)
+    pixels = crops[views.images, views.tops, views.lefts].reshape(-1, crop, crop, 3)
     mirrored = np.flatnonzero(views.mirrored)
     if len(mirrored):
         pixels[mirrored] = cv2.flip(_tall(pixels[mirrored]), 1).reshape(-1, crop, crop, 3)
