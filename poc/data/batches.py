@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,13 +16,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from poc.data.images import Dataset, Images, Indices, Labels, Pixels, Views
+from poc.data.images import Dataset, Images, Indices, Labels, Pixels, Views, usable_threads
 from poc.data.randomness import ORDER, bits
 from poc.recipe import Data, Synthetic
 from poc.recipe.rates import steps_per_epoch
 
 T = TypeVar("T")
-_MOST_THREADS = 16
 # Small batches are made several together: threads that do little at a time often wait for the interpreter's lock.
 _BYTES_AT_ONCE = 1 << 21
 
@@ -65,12 +63,11 @@ def training_batches(
     first_step: int = 0,
     worker: int = 0,
     workers: int = 1,
-    threads: int = _MOST_THREADS,
 ) -> Iterator[Batch]:
     """Yields one worker's part of `steps` total batches, from `first_step` (counted over all epochs) on.
 
     Over all workers and steps of an epoch the parts are a partition of its whole batches; `workers` divides
-    `total_batch`. A fixed batch is the same object every time. At most `threads` make batches, one a core.
+    `total_batch`. A fixed batch is the same object every time. Batches are made by a thread for each of up to 16 cores.
     """
     samples, share = len(dataset.train), total_batch // workers
     if isinstance(spec, Synthetic) and spec.fixed:
@@ -94,7 +91,7 @@ def training_batches(
         return Batch(*dataset.train.augmented(indices, spec, seed=seed, epoch=epoch))
 
     # Images in files are decoded in threads anyway; to say which views the devices cut takes less than to start one.
-    threads = min(threads, len(os.sched_getaffinity(0)))
+    threads = usable_threads()
     alone = threads == 1 or spec.on_device or not isinstance(dataset.train, Images)
     for several in itertools.starmap(make, shares()) if alone else _in_threads(make, shares(), threads):
         for first in range(0, len(several), share):

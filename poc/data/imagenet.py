@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,13 +11,12 @@ import cv2
 import numpy as np
 
 from poc.data import recordio
-from poc.data.images import Dataset, Indices, Labels, Pixels, Split
+from poc.data.images import Dataset, Indices, Labels, Pixels, Split, usable_threads
 from poc.data.randomness import CROP_X, CROP_Y, MIRROR, uniform
 from poc.recipe import ImageNet
 from poc.values import UserError
 
 FILES = ("imagenet_train.rec", "imagenet_val.rec")
-_MOST_THREADS = 16
 
 
 class Records(Split):
@@ -43,7 +41,7 @@ class Records(Split):
                 f"data: {path} holds {len(self)} images, ImageNet(...) says {expected}: give its train= and "
                 "validation= as many as there are, or get it again"
             )
-        self._pool = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "decode")
+        self._pool = ThreadPoolExecutor(usable_threads(), "decode")
 
     def __len__(self) -> int:
         return len(self._records)

@@ -4,6 +4,7 @@ centre."""
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Union
@@ -106,6 +107,11 @@ class Images(Split):
         height, width = (side + 2 * spec.pad - spec.crop + 1 for side in self.images.shape[1:3])
         tops, lefts, mirrored = drawn[0] * height, drawn[1] * width, (drawn[2] < 0.5) & spec.mirror
         return Views(*(values.astype(np.int32) for values in (indices, tops, lefts, mirrored)))
+
+
+def usable_threads() -> int:
+    """How many threads make images: one a core, as far as that is worth it."""
+    return min(16, len(os.sched_getaffinity(0)))
 
 
 def held(dataset: Dataset, spec: Any) -> Pixels | None:

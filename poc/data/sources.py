@@ -51,36 +51,7 @@ OFFICIAL = Release(
 )
 
 
-@dataclass(frozen=True)
-class Files:
-    """CIFAR-10 in files of one format."""
-
-    paths: Sequence[Path]
-    read: Callable[[Sequence[Path]], Dataset]
-
-    def sha256(self, release: Release) -> str:
-        """The hash of all files, one after the other; raises UserError where an archive is not `release`'s."""
-        digest = hashlib.sha256()
-        for path in self.paths:
-            digest.update(path.read_bytes())
-        sha256 = digest.hexdigest()
-        if self.read is _read_archive and sha256 != release.sha256:
-            raise UserError(
-                f"data: {self.paths[0]} has sha256 {sha256} where the official archive has {release.sha256}: "
-                f"it is truncated or altered; get it again from {release.url}"
-            )
-        return sha256
-
-    def decode(self, release: Release) -> Dataset:
-        """All images, in memory; raises UserError where they are damaged or not as many as `release` has."""
-        dataset = self.read(self.paths)
-        train, validation = len(dataset.train), len(dataset.validation)
-        if (train, validation) != (release.train, release.validation):
-            raise UserError(
-                f"data: {self.paths[0].parent} holds {train} training and {validation} validation images, CIFAR-10 has "
-                f"{release.train} and {release.validation}: it is truncated or another data set; get it again"
-            )
-        return dataset
+Reader = Callable[[Sequence[Path]], Dataset]
 
 
 def load(spec: Data, *, source: Path | None, cache: Path, release: Release = OFFICIAL) -> Dataset:
@@ -98,10 +69,19 @@ def load(spec: Data, *, source: Path | None, cache: Path, release: Release = OFF
     if isinstance(spec, ImageNet):
         return imagenet.open_files(spec, source)
     if source is not None:
-        files = _find(source)
-        return _cached(cache, files.sha256(release), lambda folder: files.decode(release))
+        paths, read = _find(source)
+        digest = hashlib.sha256()
+        for path in paths:
+            digest.update(path.read_bytes())
+        sha256 = digest.hexdigest()
+        if read is _read_archive and sha256 != release.sha256:
+            raise UserError(
+                f"data: {paths[0]} has sha256 {sha256} where the official archive has {release.sha256}: "
+                f"it is truncated or altered; get it again from {release.url}"
+            )
+        return _cached(cache, sha256, lambda folder: _complete(read(paths), paths[0].parent, release))
     try:
-        return _cached(cache, release.sha256, lambda folder: _download(release, folder).decode(release))
+        return _cached(cache, release.sha256, lambda folder: _complete(_download(release, folder), folder, release))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         warning = (
@@ -113,14 +93,25 @@ def load(spec: Data, *, source: Path | None, cache: Path, release: Release = OFF
         return synthetic.make(Synthetic(train=release.train, validation=release.validation))
 
 
-def _download(release: Release, folder: Path) -> Files:
+def _complete(dataset: Dataset, folder: Path, release: Release) -> Dataset:
+    """The data set, if it has as many images as `release`; else raises UserError."""
+    train, validation = len(dataset.train), len(dataset.validation)
+    if (train, validation) != (release.train, release.validation):
+        raise UserError(
+            f"data: {folder} holds {train} training and {validation} validation images, CIFAR-10 has "
+            f"{release.train} and {release.validation}: it is truncated or another data set; get it again"
+        )
+    return dataset
+
+
+def _download(release: Release, folder: Path) -> Dataset:
     import pooch  # only a download needs it
 
     print(f"Downloading CIFAR-10 from {release.url}, once.", file=sys.stderr)
     pooch.get_logger().setLevel("WARNING")
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 16, timeout=20)
     archive = pooch.retrieve(release.url, f"sha256:{release.sha256}", path=folder, downloader=downloader)
-    return Files([Path(archive)], _read_archive)
+    return _read_archive([Path(archive)])
 
 
 def _cached(cache: Path, key: str, decode: Callable[[Path], Dataset]) -> Dataset:
@@ -180,8 +171,8 @@ def _writing(cache: Path) -> Iterator[None]:
         raise UserError(f"cache: {why}") from error
 
 
-def _find(source: Path) -> Files:
-    """Returns the CIFAR-10 files in folder `source`, or those that the file `source` is one of.
+def _find(source: Path) -> tuple[list[Path], Reader]:
+    """Returns the CIFAR-10 files in folder `source`, or those that the file `source` is one of, and what reads them.
 
     Raises UserError where there are none, or some are missing.
     """
@@ -193,17 +184,18 @@ def _find(source: Path) -> Files:
         raise UserError(f"data: {source} does not exist; {allowed}")
     folder, suffix = (source, "") if source.is_dir() else (source.parent, source.suffix)
     missing = []
-    for files in (
-        Files([folder / name for name in _BINARY_FILES], _read_binaries),
-        Files([folder / "cifar-10-batches-bin" / name for name in _BINARY_FILES], _read_binaries),
-        Files([source if suffix == ".gz" else folder / _ARCHIVE], _read_archive),
-        Files([folder / name for name in _RECORD_FILES], _read_records),
-    ):
-        absent = [path for path in files.paths if not path.is_file()]
-        if suffix in ("", files.paths[0].suffix):
+    formats: list[tuple[list[Path], Reader]] = [
+        ([folder / name for name in _BINARY_FILES], _read_binaries),
+        ([folder / "cifar-10-batches-bin" / name for name in _BINARY_FILES], _read_binaries),
+        ([source if suffix == ".gz" else folder / _ARCHIVE], _read_archive),
+        ([folder / name for name in _RECORD_FILES], _read_records),
+    ]
+    for paths, read in formats:
+        if suffix in ("", paths[0].suffix):
+            absent = [path for path in paths if not path.is_file()]
             if not absent:
-                return files
-            if len(absent) < len(files.paths):
+                return paths, read
+            if len(absent) < len(paths):
                 missing += absent
     problem = f"{missing[0]} is missing" if missing else f"{source} holds no CIFAR-10"
     raise UserError(f"data: {problem}; {allowed}")
