@@ -33,8 +33,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(folder: Path | None, spec: ImageNet = SPEC) -> data.Dataset:
-    return data.load(spec, source=folder, cache=Path("unused"))
+def load(folder: Path | None) -> data.Dataset:
+    return data.load(SPEC, source=folder, cache=Path("unused"))
 
 
 def test_training_images_are_crops_of_the_resized_ones_with_their_labels(folder: Path) -> None:
@@ -82,14 +82,13 @@ def test_validation_images_are_centre_crops_and_those_smaller_than_the_crop_are_
 @pytest.mark.parametrize(
     ("change", "message", "opens"),
     [
-        (lambda content: content[:-500], "imagenet_train.rec is truncated in the record at byte", False),
         (lambda content: b"", "imagenet_train.rec cannot be read", False),
         (lambda content: b"\x00" + content[1:], "imagenet_train.rec is not RecordIO at byte 0", False),
         (lambda content: content + part(0, b""), r"_train.rec holds 11 images, ImageNet\(...\) says 10", False),
         (lambda content: content[:32] + bytes(200) + content[232:], "_train.rec, record 0: nothing that decodes", True),
         (lambda content: content[:14] + b"zD" + content[16:], "record 0 has the label 1000, ImageNet", True),
     ],
-    ids=["cut short", "empty", "flipped byte", "one too many", "spoilt image", "label"],
+    ids=["empty", "flipped byte", "one too many", "spoilt image", "label"],
 )
 def test_damage_is_one_line_before_anything_is_spent_or_names_the_image(
     change: Any, message: str, opens: bool, folder: Path
