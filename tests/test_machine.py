@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,52 +205,39 @@ def test_what_falls_into_the_windows_counts(counter: bool) -> None:
     assert device.summary().utilisation == pytest.approx(0.9 * 4 / 8)
 
 
-# After each line it tells the CPU seconds that it has used, and those of children that it has waited for.
-WORKER = """
-import resource, subprocess, sys, time
-BURN = "import time\\nuntil = time.process_time() + 0.5\\nwhile time.process_time() < until: pass"
-for line in map(str.strip, sys.stdin):
-    if line == "burn":
-        exec(BURN)
-    elif line == "wait for a child that burns":
-        subprocess.run([sys.executable, "-c", BURN])
-    elif line == "allocate":
-        held = b"x" * (64 << 20)
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(time.process_time() + children.ru_utime + children.ru_stime, flush=True)
-"""
 # The kernel rounds each of four times (user, system, of the children too) down to whole ticks, at both readings.
 ROUNDING = 8 / os.sysconf("SC_CLK_TCK")
 
 
 def test_use_and_memory_are_what_the_process_says_of_itself() -> None:
-    command = [sys.executable, "-c", WORKER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as worker:
+    def spent() -> float:
+        """CPU seconds of this process and of the children that it has waited for."""
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + children.ru_utime + children.ru_stime
 
-        def tell(line: str) -> float:
-            assert worker.stdin
-            assert worker.stdout
-            worker.stdin.write(f"{line}\n")
-            return float(worker.stdout.readline())
-
-        with monitor.processes([worker.pid], cores=2) as [device]:
-            earliest = tell("start")
-            first = device.read(0.0)
-            latest = tell("go on")
-            assert first.utilisation is None
-            for at, work in enumerate(["burn", "wait for a child that burns", "allocate"], start=1):
-                spent = tell(work)
-                reading = device.read(at)
-                now = tell("go on")
-                assert reading.utilisation is not None
-                used = reading.utilisation * 2  # seconds of two cores, in one second
-                assert spent - latest - ROUNDING <= used <= now - earliest + ROUNDING
-                earliest, latest = spent, now
-            assert first.memory_bytes is not None
-            assert reading.memory_bytes is not None
-            assert reading.memory_bytes - first.memory_bytes > 60 << 20
-            worker.communicate()
-            assert device.read(9.0) == Reading()
+    with monitor.processes([os.getpid()], cores=2) as [device]:
+        earliest = spent()
+        first = device.read(0.0)
+        latest = spent()
+        assert first.utilisation is None
+        for at, work in enumerate(["burn", "wait for a child that burns", "allocate"], start=1):
+            until = time.process_time() + 0.5
+            while work == "burn" and time.process_time() < until:
+                pass
+            if work == "wait for a child that burns":
+                subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
+            held = b"x" * (64 << 20) if work == "allocate" else b""
+            before = spent()
+            reading = device.read(at)
+            now = spent()
+            used = reading.utilisation * 2  # seconds of two cores, in one second
+            assert before - latest - ROUNDING <= used <= now - earliest + ROUNDING
+            earliest, latest = before, now
+        assert reading.memory_bytes - first.memory_bytes > len(held) - (4 << 20)
+    with subprocess.Popen(["sleep", "9999"]) as ended, monitor.processes([ended.pid], cores=2) as [device]:
+        ended.kill()
+        ended.wait()
+        assert device.read(9.0) == Reading()
 
 
 def packages(root: Path, microjoules: int) -> Path:

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poc import Fixed, Linear, SquareRoot
-from poc.recipe.rates import Schedule, steps_per_epoch
-from poc.values import UserError
+from poc.recipe.rates import Schedule
 
 
 def test_rules_give_the_rate_of_a_total_batch() -> None:
@@ -22,15 +21,6 @@ def test_warm_up_rises_every_step() -> None:
     schedule = Schedule(learning_rate=0.5, warmup_from=0.1, warmup_steps=4, steps=2000)
     rates = [schedule.rate(step) for step in (0, 1, 2, 3, 4, 5, 1000)]
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5], rel=1e-12)
-
-
-@given(st.integers(1, 10**6), st.integers(1, 10**6))
-def test_an_epoch_is_its_whole_batches(samples: int, batch: int) -> None:
-    if batch > samples:
-        with pytest.raises(UserError, match="larger than"):
-            steps_per_epoch(samples, batch)
-    else:
-        assert 0 <= samples - steps_per_epoch(samples, batch) * batch < batch
 
 
 # Over 20 steps after a warm-up of 10: its start, its middle, and what the step after the last would have.
