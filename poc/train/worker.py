@@ -19,7 +19,6 @@ import numpy as np
 
 from poc import data, engines
 from poc.engines import Session
-from poc.recipe import CIFAR10, Synthetic
 from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY
 from poc.records.timing import Clock
 from poc.run import Run
@@ -71,9 +70,9 @@ class Worker:
         """Does what the request asks for; returns what it tells at its end."""
         run, request = self.run, self._request
         with self._clock.part("initialise"):
-            asked_for = Synthetic() if request["stand_in"] and isinstance(run.data, CIFAR10) else run.data
             source = Path(request["source"]) if request["source"] else None
-            dataset = data.load(asked_for, source=source, cache=Path(request["cache"]))
+            made_up = request["stand_in"]
+            dataset = data.load(run.data, source=source, cache=Path(request["cache"]), made_up=made_up)
             session = self._session = self._open(data.held(dataset, run.data))
         self._tell("ready", {"dataset": dataset.name, "parameters": session.parameters})
         share = {"worker": self._number, "workers": run.workers}
