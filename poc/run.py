@@ -57,8 +57,9 @@ class Run(Schedule, Training):
 
     @property
     def whole_epochs(self) -> bool:
-        """Whether it trains to the end of an epoch, and is not cut short by steps or seconds."""
-        return self.steps == self.epochs * self.steps_per_epoch and self.seconds is None
+        """Whether it trains to the end of an epoch, and is not cut short by steps, seconds or a target."""
+        cut_short = self.seconds is not None or self.target_accuracy is not None
+        return self.steps == self.epochs * self.steps_per_epoch and not cut_short
 
     @property
     def id(self) -> str:
@@ -93,8 +94,8 @@ class Run(Schedule, Training):
                     yield _json_name(option), getattr(held, option.name), unset
             elif declared.name == "data":
                 # The same rule as for fields of a run: these came later.
-                later = {"fixed", "on_device"}
-                fields = {k: v for k, v in dataclasses.asdict(held).items() if v or k not in later}
+                later = {"fixed": False, "on_device": False, "validate_on": "test"}
+                fields = {k: v for k, v in dataclasses.asdict(held).items() if k not in later or v != later[k]}
                 yield "data", {"name": held.name, **fields}, None
             else:
                 yield _json_name(declared), held, declared.default

@@ -1,9 +1,9 @@
-"""MXNet and PyTorch side by side on this machine's CPU: throughput over the batch, in float32 and in bfloat16.
+"""MXNet and PyTorch side by side on one device: throughput over the batch, in the precisions that it has.
 
 Each combination runs once with each engine, one right after the other, and that three times over, the second time in
 the opposite order, so that a ratio is of neighbours of which neither always comes first.
 PyTorch is an extra: ./make_environment.sh --torch
-Cost: about 35 min on two CPU cores.
+Cost: about 35 min on two CPU cores, less than a minute each of a row on GPUs.
     ./run_all.sh engines
 """
 
@@ -12,12 +12,12 @@ from poc import CIFAR10, Recipe
 recipe = Recipe(
     model=["cifar_resnet50_v2", "cifar_resnet110_v2"],
     data=CIFAR10(crop=28, jitter=True),
-    kind="cpu",
     batch_per_device=[64, 128, 256, 512],
-    dtype=["float32", "bfloat16"],
+    cases=[
+        dict(kind="cpu", dtype=["float32", "bfloat16"], steps=14, window=2),
+        dict(kind="gpu", dtype=["float32", "tf32", "bfloat16", "float16"], steps=100, window=10),
+    ],
     lr=0.05,
-    steps=14,
-    window=2,
     evaluate=False,
     takes=3,
     layout="auto",

@@ -1,22 +1,25 @@
-"""bfloat16 against float32 on a CPU that has it: speed and accuracy of ResNet-50, three epochs of CIFAR-10.
+"""Each precision that a device has against float32: speed and accuracy of ResNet-50, three epochs of CIFAR-10.
 
-Also three takes of a few networks on one fixed batch in both, for the share of what the CPU can do in each.
-Cost: about 25 min on two CPU cores.
+Also three takes of a few networks on one fixed batch in each, for the share of what the device can do in it.
+Cost: about 25 min on two CPU cores, about a minute each of a row on GPUs.
     ./run_all.sh precision
 """
 
 from poc import CIFAR10, Recipe, synthetic
 
+CPU = dict(kind="cpu", dtype=["float32", "bfloat16"])
+GPU = dict(kind="gpu", dtype=["float32", "tf32", "bfloat16", "float16"])
+
 recipe = Recipe(
     model="cifar_resnet50_v2",
     data=CIFAR10(crop=28, jitter=True),
-    kind="cpu",
     batch_per_device=128,
-    dtype=["float32", "bfloat16"],
     lr=0.05,
     cases=[
-        dict(epochs=3),
+        dict(**CPU, epochs=3),
+        dict(**GPU, epochs=3),
         dict(
+            **CPU,
             model=["cifar_resnet110_v2", "cifar_vgg16"],
             data=synthetic("cifar"),
             batch_per_device=64,
@@ -27,6 +30,7 @@ recipe = Recipe(
             takes=3,
         ),
         dict(
+            **CPU,
             model="resnet50_v1",
             data=synthetic("imagenet"),
             batch_per_device=8,
@@ -36,6 +40,23 @@ recipe = Recipe(
             evaluate=False,
             takes=3,
         ),
+        dict(
+            **GPU,
+            model="resnet50_v1",
+            data=synthetic("imagenet"),
+            batch_per_device=32,
+            lr=0.01,
+            steps=100,
+            window=10,
+            evaluate=False,
+            takes=3,
+        ),
     ],
-    quick=dict(cases=[dict(model="cifar_resnet8_v2", data=synthetic("cifar"))], steps=6, window=1, evaluate=False),
+    quick=dict(
+        cases=[dict(**CPU, model="cifar_resnet8_v2"), dict(**GPU, model="cifar_resnet8_v2")],
+        data=synthetic("cifar"),
+        steps=6,
+        window=1,
+        evaluate=False,
+    ),
 )

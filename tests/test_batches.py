@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from poc import data
 from poc.data.batches import order
-from poc.data.images import _COLOUR, _hls_offsets, _shift_hls
+from poc.data.images import _COLOUR, _hls_offsets, _shift_hls, without_test_set
 from poc.data.randomness import uniform
 from poc.recipe import CIFAR10, Synthetic, synthetic
 from poc.values import UserError
@@ -80,6 +80,42 @@ def test_a_fixed_batch_is_the_same_object_every_time() -> None:
     # Fewer images than the batch: they come again.
     np.testing.assert_array_equal(first.images[64:], first.images[:36])
     assert len(np.unique(first.images[:64].reshape(64, -1), axis=0)) == 64
+
+
+# Held-out images
+
+
+class Untouchable:
+    """A test set that nobody may look at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"the test set was asked for its {name}")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_held_out_images_are_never_trained_on_nor_the_test_set_read(workers: int) -> None:
+    count, generator = 6_000, np.random.default_rng(0)
+    numbers, labels = np.arange(count), generator.permutation(np.repeat(np.arange(10, dtype=np.int32), 600))
+    # Each image is of one colour, its number.
+    colours = np.stack([numbers // 256, numbers % 256, numbers * 0], axis=1).astype(np.uint8)
+    everything = data.Images(np.broadcast_to(colours[:, None, None], (count, 8, 8, 3)), labels)
+    dataset = without_test_set(data.Dataset("numbered", everything, Untouchable()))  # type: ignore[arg-type]
+    spec = CIFAR10(crop=6, pad=0, jitter=False, validate_on="held-out")
+
+    def shown(batches: Iterator[data.Batch]) -> list[int]:
+        return [
+            int(image[0, 0, 0]) * 256 + int(image[1, 0, 0]) for batch in batches for image in np.asarray(batch.images)
+        ]
+
+    share = [{"worker": worker, "workers": workers} for worker in range(workers)]
+    options: Any = {"total_batch": 100, "seed": 3, "steps": 35}
+    trained_on = {n for part in share for n in shown(data.training_batches(dataset, spec, **options, **part))}
+    held_out = [n for part in share for n in shown(data.validation_batches(dataset, spec, batch=64, **part))]
+    assert len(trained_on) == 1_000
+    assert len(held_out) == len(set(held_out)) == 5_000
+    assert not trained_on & set(held_out)
+    assert np.bincount(labels[held_out]).tolist() == [500] * 10
+    assert spec.train == CIFAR10().train - 5_000
 
 
 # Augmentation

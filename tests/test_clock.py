@@ -130,6 +130,13 @@ def test_a_run_by_time_ends_with_the_window_in_which_the_time_is_up() -> None:
     assert (short_one.epochs_evaluated, short_one.split["evaluate"]) == ([], 0.0)
 
 
+@pytest.mark.parametrize(("target", "epochs"), [(0.75, 1), (0.76, 3)])
+def test_a_run_ends_with_the_evaluation_that_reaches_its_target(target: float, epochs: int) -> None:
+    done = Driven(short(epochs=3, target_accuracy=target), lambda step: 0.5, save=True)
+    assert done.epochs_evaluated == list(range(1, epochs + 1))  # each finds 0.75
+    assert (done.saved[-1], done.outcome) == (epochs * 10, COMPLETED)
+
+
 @pytest.mark.parametrize("first_step", [4, 10, 14])
 def test_a_run_that_goes_on_does_the_steps_that_are_left(first_step: int) -> None:
     run = short(lr=Fixed(base=0.5, warmup_epochs=1.5))

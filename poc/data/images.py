@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from poc.data.randomness import CROP_X, CROP_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
 from poc.recipe import CIFAR10, Synthetic
+from poc.recipe.datasets import HELD_OUT_IMAGES
 
 # Whole batches are made in threads, as many as are worth it.
 cv2.setNumThreads(1)
@@ -112,6 +113,21 @@ class Images(Split):
 def usable_threads() -> int:
     """How many threads make images: one a core, as far as that is worth it."""
     return min(16, len(os.sched_getaffinity(0)))
+
+
+def without_test_set(dataset: Dataset) -> Dataset:
+    """The training images of `dataset` alone: the last 500 of each of ten classes validate, the others train.
+
+    The test set is not looked at.
+    """
+    train = dataset.train
+    assert isinstance(train, Images)
+    trained_on = np.ones(len(train), bool)
+    classes = np.unique(train.labels)
+    for number in classes:
+        trained_on[np.flatnonzero(train.labels == number)[-HELD_OUT_IMAGES // len(classes) :]] = False
+    kept, held_out = (Images(train.images[those], train.labels[those]) for those in (trained_on, ~trained_on))
+    return Dataset(dataset.name, kept, held_out)
 
 
 def held(dataset: Dataset, spec: Any) -> Pixels | None:

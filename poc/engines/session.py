@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from poc.data import Batch, Views
-from poc.recipe import DistAsync, Independent, Stale
+from poc.data import Batch, Pixels, Views
+from poc.engines import whitening
+from poc.recipe import DistAsync, Independent, Stale, networks
 from poc.values import value
 
 if TYPE_CHECKING:
@@ -70,6 +71,14 @@ class Session(abc.ABC):
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that one device sends in an exchange."""
         return 4 * self.parameters
+
+    def whiten(self, images: Pixels) -> None:
+        """Gives the first convolution of a network that whitens the filters for `images` (n, 3, h, w), 0 to 255."""
+        centred = images.astype(np.float32) - np.array(networks.MEAN, np.float32).reshape(1, 3, 1, 1)
+        self._set_whitening(whitening.filters(centred * networks.network(self._run.model).input_scale))
+
+    def _set_whitening(self, filters: np.ndarray) -> None:
+        raise NotImplementedError
 
     def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True, norms: bool = False) -> None:
         """Enqueues one optimizer step over the whole batch of this process and returns at once.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Union
 
-from poc.values import UserError, checked, field, flag, nearest, value, whole, whole_or_zero, words
+from poc.values import UserError, checked, choice, field, flag, nearest, value, whole, whole_or_zero, words
 
 _IMAGENET_TRAIN = 1_281_167
+HELD_OUT = "held-out"
+"""Validate on training images that are kept from training."""
+HELD_OUT_IMAGES = 5_000
 
 
 class _Images:
@@ -49,9 +52,17 @@ class CIFAR10(_Images):
     """Move hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
     on_device: bool = field(default=False, check=flag, label="on the device")
     """The training images stay in the device's memory, where they are cropped and mirrored; without `jitter`."""
+    validate_on: str = field(default="test", check=choice(("test", HELD_OUT)), label="validated on {} images")
+    """"held-out": 5,000 of the training images, 500 of each class and always the same, which are not trained on: for a
+    search, so that the test set is for the ways that it chose."""
 
     name = "cifar10"
     classes = 10
+
+    @property
+    def train(self) -> int:  # type: ignore[override]
+        """Images that are trained on."""
+        return 50_000 - HELD_OUT_IMAGES * (self.validate_on == HELD_OUT)
 
     def __post_init__(self) -> None:
         _check(self, 32)

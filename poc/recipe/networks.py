@@ -49,6 +49,8 @@ class Network:
     """Why a source prints another number of parameters, where one does."""
     study_name: str = ""
     """What published studies call it, where it is in one."""
+    whitens: bool = False
+    """Its first convolution whitens the training images, and is not trained."""
     input_scale: float = 1 / 58.0
     """What images less `MEAN` are multiplied by: one over ImageNet's deviation; 1 before a batch norm on the input."""
 
@@ -105,6 +107,7 @@ _INCEPTION = "MXNet's Inception with batch norm for 28x28 images, after Ioffe an
 _GOOGLENET = "Szegedy et al. 2015, Going Deeper with Convolutions; batch norm, without the auxiliary classifiers"
 _INCEPTION_V3 = "Szegedy et al. 2016, Rethinking the Inception Architecture; without the auxiliary classifier"
 _INCEPTION_V4 = "Szegedy et al. 2016, Inception-v4, Inception-ResNet"
+_AIRBENCH = "after Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU"
 _ABLATION = "an ablation of ours: cifar_resnet20_v2 without its batch norms, for exact comparisons between devices"
 _ELEVEN = "(tf_cnn_benchmarks, with an eleventh class)"
 
@@ -153,6 +156,8 @@ _NETWORKS = [
     _cifar("vgg19", "VGG-19", f"{_VGG}; batch norm, and dense layers of 512", "vgg_19", sizes=(32, 63)),
     _cifar("inception", "Inception", _INCEPTION),
     _cifar("lenet", "LeNet-5", "LeCun et al. 1998, for three colours", sizes=(32, 32)),
+    _cifar("airbench94", "airbench94", _AIRBENCH, sizes=(32, 32), whitens=True),
+    _cifar("airbench94_slim", "airbench94, second block of 128", _AIRBENCH, sizes=(32, 32), whitens=True),
     _cifar("mlp", "MLP 128-64", "the perceptron of MXNet's examples", "mlp", sizes=(32, 32)),
     _imagenet("alexnet", "AlexNet", "Krizhevsky 2014, One weird trick for parallelizing CNNs", "alexnet"),
     _imagenet("vgg16", "VGG-16", _VGG, "vgg16"),

@@ -119,6 +119,8 @@ class Training:
     seconds: float | None = field(default=None, check=either(values.positive, None), label="at most {:g} s")
     """Stop at the end of the first window after so many seconds of training; with one worker. The epochs or steps are
     then the most that it may take."""
+    target_accuracy: float | None = field(default=None, check=either(values.share, None), label="to accuracy {:g}")
+    """Stop at the first evaluation that reaches it; with one worker. The epochs are then the most that it may take."""
     engine: str = field(default=AUTO, label="{}")
     """A folder of `poc/engines/`; "auto": the first of them that can do the run. `plan` says what an engine lacks."""
 
@@ -152,6 +154,8 @@ class Setting(Training):
         checked(self)
         if self.epochs is not None and self.steps is not None:
             raise UserError("epochs and steps: both say how long it trains; give one of them")
+        if self.target_accuracy is not None and not self.evaluate:
+            raise UserError("target_accuracy: without evaluations nothing reaches it; leave evaluate out")
         if self.workers == PER_DEVICE:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "workers", self.devices)
         networks.network(self.model).check_input(self.data.crop)
@@ -172,6 +176,8 @@ class Setting(Training):
                 raise UserError("virtual: one device plays all replicas; leave workers at 1")
             if self.seconds is not None:
                 raise UserError("seconds: workers have to stop after the same step; with several give steps")
+            if self.target_accuracy is not None:
+                raise UserError("target_accuracy: each worker evaluates its share; give one worker")
         elif devices > 1 and not self.exchange.inside:
             raise UserError(f"exchange: {self.exchange.name!r} is between processes; with one worker give 'device'")
         elif self.straggler:

@@ -50,10 +50,9 @@ class Loop:
                 due = self.save_every is not None and self._step - self._saved >= self.save_every
                 if due and self._step < last and not out_of_time:
                     self._checkpoint()
-            if run.evaluate:
-                self._evaluate(epoch)
+            accuracy = self._evaluate(epoch) if run.evaluate else 0.0
             self._checkpoint()
-            if out_of_time:
+            if out_of_time or (run.target_accuracy is not None and accuracy >= run.target_accuracy):
                 break
         return COMPLETED, ""
 
@@ -84,7 +83,7 @@ class Loop:
                 self.tell("norms", Norms(step=step, small=small, large=large))
         return loss
 
-    def _evaluate(self, epoch: int) -> None:
+    def _evaluate(self, epoch: int) -> float:
         start = self.clock.elapsed()
         with self.clock.part("evaluate"):
             scored = self.session.evaluate(self.validation())
@@ -93,6 +92,7 @@ class Loop:
             epoch=epoch, at=start, seconds=seconds, accuracy=accuracy, samples=scored.samples, loss=_finite(scored.loss)
         )
         self.tell("evaluation", evaluation)
+        return accuracy
 
     def _checkpoint(self) -> None:
         with self.clock.part("checkpoint"):

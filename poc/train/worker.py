@@ -19,7 +19,8 @@ import numpy as np
 
 from poc import data, engines
 from poc.engines import Session
-from poc.recipe import CIFAR10, Synthetic
+from poc.engines.whitening import IMAGES as WHITENING_IMAGES
+from poc.recipe import networks
 from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY
 from poc.records.timing import Clock
 from poc.run import Run
@@ -71,10 +72,10 @@ class Worker:
         """Does what the request asks for; returns what it tells at its end."""
         run, request = self.run, self._request
         with self._clock.part("initialise"):
-            asked_for = Synthetic() if request["stand_in"] and isinstance(run.data, CIFAR10) else run.data
             source = Path(request["source"]) if request["source"] else None
-            dataset = data.load(asked_for, source=source, cache=Path(request["cache"]))
-            session = self._session = self._open(data.held(dataset, run.data))
+            made_up = request["stand_in"]
+            dataset = data.load(run.data, source=source, cache=Path(request["cache"]), made_up=made_up)
+            session = self._session = self._open(dataset)
         self._tell("ready", {"dataset": dataset.name, "parameters": session.parameters})
         share = {"worker": self._number, "workers": run.workers}
         stream = data.training_batches(
@@ -112,7 +113,7 @@ class Worker:
                     end["detail"] = to_plain(breakdown.measure(session, batches, run, request["detail"]))
         return end
 
-    def _open(self, images: np.ndarray | None) -> Session:
+    def _open(self, dataset: data.Dataset) -> Session:
         """The session, where there is a checkpoint to go on from as it was then; all workers leave this together."""
         first_step, state = self._first_step, None
         if first_step:
@@ -123,8 +124,10 @@ class Worker:
             self._clock.resume(*before.story["clock"])
             self._tell("resumed", {"step": first_step, "why": self._request["why"], "at": before.story["clock"][0]})
         session = engines.open_session(self.run, first_step=first_step, state=state)
-        if images is not None:
+        if (images := data.held(dataset, self.run.data)) is not None:
             session.hold(images)
+        if networks.network(self.run.model).whitens and not first_step:
+            session.whiten(dataset.train.centred(np.arange(WHITENING_IMAGES), self.run.data)[0])
         session.barrier()
         return session
 

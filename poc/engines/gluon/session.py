@@ -276,6 +276,9 @@ class GluonSession(Session):
         scores = self._evaluating(images)
         return (scores.argmax(axis=1) == labels).sum(), (self._loss(scores, labels) * (labels >= 0)).sum()
 
+    def _set_whitening(self, filters: np.ndarray) -> None:
+        self._net.whitening.weight.set_data(mx.nd.array(filters))
+
     def state(self) -> dict[str, np.ndarray]:
         mx.nd.waitall()
         parameters = {

@@ -196,6 +196,10 @@ class TorchSession(Session):
             tensor.record_stream(torch.cuda.default_stream())
         return sent
 
+    @torch.no_grad()
+    def _set_whitening(self, filters: np.ndarray) -> None:
+        self._net.whitening.weight.copy_(torch.from_numpy(filters))
+
     def hold(self, images: np.ndarray) -> None:
         self._images = torch.from_numpy(np.ascontiguousarray(images)).to(self._device)
 
