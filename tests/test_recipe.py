@@ -95,8 +95,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"workers": "per_device"}, r"workers: 'per_device' is not allowed"),
     ({"restarts": -1}, r"restarts: -1"),
     ({"warmup_epochs": 1}, r"Recipe: no field 'warmup_epochs'"),
-    ({"optimizer": "adam"}, r"optimizer: 'adam' is not allowed"),
-    ({"optimizer": "nestorov"}, r"did you mean 'nesterov'"),
+    ({"optimizer": "nestorov"}, r"optimizer: 'nestorov' is not allowed; did you mean 'nesterov'"),
     ({"label_smoothing": 1.0}, r"label_smoothing: 1.0 is not allowed"),
     ({"zero_gamma": 1}, r"zero_gamma: 1 is not allowed; give True or False"),
     ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; give images of 224 pixels"),
@@ -136,7 +135,6 @@ def test_a_mistake_is_one_line_that_names_field_and_value(fields: dict[str, Any]
         (lambda: Recipe(), "'model' is missing"),  # type: ignore[call-arg]
         (lambda: CIFAR10(crop=33), "crop: 33 is larger than the images"),
         (lambda: Linear(base=0, per=128), "above zero"),
-        (lambda: Linear(base=-1, per=128), "above zero"),
         (lambda: Linear(base=0.1, per=0), "above zero"),
         (lambda: Fixed(base=0.1, decay="cosin"), "did you mean 'cosine'"),
         (lambda: Fixed(base=0.1, warmup_epochs=-1), "warmup_epochs: -1"),
@@ -210,12 +208,6 @@ def test_runs_that_differ_in_a_field_alone_share_the_key_without_it() -> None:
     assert sgd.key("optimizer") == muon.key("optimizer")
     slow, fast = (one.run for one in planned(lr=[0.1, 0.2], optimizer=SGD()))
     assert slow.key("learning_rate") == fast.key("learning_rate") != slow.key("optimizer")
-
-
-def test_seeds_repeat_a_run_under_other_ids() -> None:
-    runs = [one.run for one in planned(seeds=3)]
-    assert [run.seed for run in runs] == [0, 1, 2]
-    assert len({run.id for run in runs}) == 3
 
 
 def test_takes_are_rounds_over_the_grid_every_other_one_backwards() -> None:

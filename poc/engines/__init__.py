@@ -58,19 +58,14 @@ class Engine(Protocol):
 
     LABEL: str
     """The framework's name, as tables show it."""
-
     PACKAGES: tuple[str, ...]
     """What it is made of, as installed: the names that its framework may have come first."""
-
     BUILDS: tuple[Build, ...]
     """Of its framework, those preferred first; the last is for CPUs."""
-
     LAYOUT: str
     """Of images in memory: what it is usually fastest with."""
-
     DTYPES: tuple[str, ...]
     """The precisions that it trains in."""
-
     HEEDS: tuple[str, ...]
     """Of the fields of `Training` that an engine may know or not (`by_engine`), those that it knows."""
 

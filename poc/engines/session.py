@@ -209,6 +209,36 @@ class Session(abc.ABC):
         Calls `_lost`. Returns with `norms` the `_squares` of those devices whose gradient can be seen alone.
         """
 
+    def _play(
+        self, batch: Batch, differentiate: Callable[..., None], summed: list[Any], averaged: list[Any], norms: bool
+    ) -> list[Scalar]:
+        """Plays the virtual devices in turn, each by `differentiate` of its parts; returns the first one's squares.
+
+        `summed` are what each leaves anew, such as gradients, and `averaged` the batch statistics, which real devices
+        have each their own of and average when they are read. An update of a running statistic is linear in it, so
+        starting every virtual device from the same average and averaging what comes out gives just that.
+        """
+        squares: list[Scalar] = []
+        sums: list[Any] = []
+        before = [held + 0 for held in averaged]  # copies, in any framework
+        samples = self._run.batch_per_device
+        for device in range(self._run.devices):
+            for held, old in zip(averaged, before):
+                held[:] = old
+            differentiate(self._on_devices(batch.part(device * samples, (device + 1) * samples)))
+            if norms and device == 0:
+                squares = [self._squares()]
+            if device == 0:
+                sums = [held + 0 for held in summed + averaged]
+                continue
+            for total, held in zip(sums, summed + averaged):
+                total += held
+        for held, total in zip(summed, sums):
+            held[:] = total
+        for held, total in zip(averaged, sums[len(summed) :]):
+            held[:] = total / self._run.devices
+        return squares
+
     @abc.abstractmethod
     def _squares(self) -> Scalar:
         """The sum of squares of all gradients on the first device."""

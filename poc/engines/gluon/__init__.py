@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +96,7 @@ def workers(given: int, devices: int, virtual: bool) -> int:
     return given
 
 
-@contextlib.contextmanager
-def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> Iterator[Cluster]:
+def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> AbstractContextManager[Cluster]:
     """Starts the scheduler and servers of a distributed kvstore, or what Horovod's workers meet at, or nothing.
 
     OpenMP reads its thread count once, at import; left alone, MXNet takes half of the cores.
@@ -109,14 +109,9 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = (launch.LOOPBACK,)) -> 
     if run.dtype != "tf32":
         common["NVIDIA_TF32_OVERRIDE"] = "0"  # else MXNet has Ampere round what goes into products to 10 bits
     if run.workers == 1 and not isinstance(run.exchange, ON_SERVERS):
-        yield Cluster(environments=[common], helpers={})
-        return
-    if isinstance(run.exchange, recipe.Horovod):
-        meeting = launch.rendezvous(run.workers, hosts)
-    else:
-        meeting = launch.parameter_servers(run.workers, getattr(run.exchange, "servers", 1), hosts)
-    with meeting as (environments, helpers):
-        yield Cluster(environments=[{**common, **environment} for environment in environments], helpers=helpers)
+        return contextlib.nullcontext(Cluster(environments=[common], helpers={}))
+    meet = launch.rendezvous if isinstance(run.exchange, recipe.Horovod) else launch.parameter_servers
+    return meet(run, common, hosts)
 
 
 def lacks(run: Run, machine: Hardware) -> str | None:

@@ -16,26 +16,19 @@ from poc.engines.gluon import CUDA_10_LIBRARIES
 from poc.machine import nvml
 
 # The libraries that mxnet-cu112 links, and those that they open while they work, for which another version on
-# LD_LIBRARY_PATH would be taken: each after those it needs itself. Package of the wheel, library.
-_CUDA_LIBRARIES = (
-    ("cuda_runtime", "libcudart.so.11.0"),
-    ("cuda_nvrtc", "libnvrtc-builtins.so.11.8"),
-    ("cuda_nvrtc", "libnvrtc.so.11.2"),
-    ("nvtx", "libnvToolsExt.so.1"),
-    ("cublas", "libcublasLt.so.11"),
-    ("cublas", "libcublas.so.11"),
-    ("cufft", "libcufft.so.10"),
-    ("curand", "libcurand.so.10"),
-    ("cusparse", "libcusparse.so.11"),
-    ("cusolver", "libcusolver.so.11"),
-    ("cudnn", "libcudnn.so.8"),
-    ("cudnn", "libcudnn_ops_infer.so.8"),
-    ("cudnn", "libcudnn_cnn_infer.so.8"),
-    ("cudnn", "libcudnn_ops_train.so.8"),
-    ("cudnn", "libcudnn_cnn_train.so.8"),
-    ("nccl", "libnccl.so.2"),
-)
-
+# LD_LIBRARY_PATH would be taken: each after those it needs itself, by package of the wheel.
+_CUDA_LIBRARIES = {
+    "cuda_runtime": ["libcudart.so.11.0"],
+    "cuda_nvrtc": ["libnvrtc-builtins.so.11.8", "libnvrtc.so.11.2"],
+    "nvtx": ["libnvToolsExt.so.1"],
+    "cublas": ["libcublasLt.so.11", "libcublas.so.11"],
+    "cufft": ["libcufft.so.10"],
+    "curand": ["libcurand.so.10"],
+    "cusparse": ["libcusparse.so.11"],
+    "cusolver": ["libcusolver.so.11"],
+    "cudnn": ["libcudnn.so.8", *(f"libcudnn_{ops}_{use}.so.8" for use in ("infer", "train") for ops in ("ops", "cnn"))],
+    "nccl": ["libnccl.so.2"],
+}
 _FUSING_DRIVER = "520.61"
 
 
@@ -77,10 +70,9 @@ def _load_cuda_libraries() -> None:
     if spec is None or not spec.submodule_search_locations:
         return
     for root in map(Path, spec.submodule_search_locations):
-        for package, library in _CUDA_LIBRARIES:
-            path = root / package / "lib" / library
-            if path.exists():
-                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        paths = [root / package / "lib" / name for package, names in _CUDA_LIBRARIES.items() for name in names]
+        for path in filter(Path.exists, paths):
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 def _import_gluoncv() -> None:

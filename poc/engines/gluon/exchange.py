@@ -48,8 +48,7 @@ class InProcess:
         several = len(self._devices) > 1
         self.each: Callable[..., Iterable[Any]] = ThreadPoolExecutor(len(self._devices)).map if several else map
         """As `map`, with an argument for each device."""
-        contexts = [values.context for values in self.trained[0].values]
-        self.loss_scale = LossScale(contexts) if run.dtype == "float16" else None
+        self.loss_scale = LossScale(self.trained[0].values[0].context) if run.dtype == "float16" else None
         self._optimizers: dict[tuple[int, int], optimizers.SGD] = {}
         """By array, and the device that it updates it on."""
         self._two_bit = getattr(run.exchange, "two_bit", None)
@@ -60,6 +59,8 @@ class InProcess:
         """Whether all devices have the same parameters after a step."""
         self._keys: list[int] = []
         """Of each of the arrays that are trained."""
+        self._statistics_keys: list[int] = []
+        """Of the batch statistics, where workers share them."""
         self._made = 0
         self._connect()
 
@@ -92,19 +93,12 @@ class InProcess:
         """The devices that update array `number`."""
         return self._devices if self._apart else [number % len(self._devices)]
 
-    def update(self, rate: float) -> None:
-        """Enqueues the update of all devices' parameters by the sums that an exchange has left."""
-        self._update([self._homes(number) for number in range(len(self.trained))], rate)
-        if not self._apart:
-            for number, array in enumerate(self.trained):
-                array.share(*self._homes(number))
+    def update(self, rate: float, *, apart: bool = False) -> None:
+        """Enqueues the update of all devices' parameters by the sums that an exchange has left.
 
-    def update_apart(self, rate: float) -> None:
-        """Enqueues the update of every device's parameters by its own gradients, as they are."""
-        self._update([self._devices] * len(self.trained), rate)
-
-    def _update(self, homes: list[Sequence[int]], rate: float) -> None:
-        """Enqueues the update of each array on its `homes`; of none where a gradient is not finite in float16."""
+        Where `apart`, of every device's by its own gradients, as they are; in float16 of none where one is not finite.
+        """
+        homes = [self._devices if apart else self._homes(number) for number in range(len(self.trained))]
         if self.loss_scale:
             pairs = zip(self.trained, homes)
             self.loss_scale.unscale([array.gradients[device] for array, devices in pairs for device in devices])
@@ -117,6 +111,9 @@ class InProcess:
                         optimizer.update(rate)
 
         list(self.each(on, self._devices))
+        for array, (home, *others) in zip(self.trained, homes):
+            if not others:
+                array.share(home)
 
     def _optimizer(self, number: int, device: int) -> optimizers.SGD:
         if (number, device) not in self._optimizers:
@@ -146,9 +143,16 @@ class InProcess:
             self._store.pull(key, out=out, priority=priority)
 
     def synchronize(self) -> None:
-        """Gives every device, of all workers, the same parameters and the mean of all devices' batch statistics."""
+        """Gives every device, of all workers, the same parameters and the mean of all devices' batch statistics.
+
+        With compression, and without an exchange, only the devices of each worker share their statistics.
+        """
         for array in self.statistics:
             array.average()
+        for key, array in zip(self._statistics_keys, self.statistics):
+            self._sum(key, array.values[:1], array.values[:1])
+            array.values[0] /= self._run.workers
+            array.share()
 
     def _kept(self) -> Iterator[tuple[str, tuple[int, int]]]:
         """Where `state` has the optimizer of each array and home: once where all devices are alike."""
@@ -199,16 +203,8 @@ class BetweenWorkers(InProcess):
     def _make_keys(self) -> None:
         super()._make_keys()
         # Compression would take the batch statistics for gradients.
-        averaged = self.statistics if self._two_bit is None else []
-        self._statistics_keys = [self._new_key(array.values[0]) for array in averaged]
-
-    def synchronize(self) -> None:
-        """As of `InProcess`; with compression only the devices of each worker share their statistics."""
-        super().synchronize()
-        for key, array in zip(self._statistics_keys, self.statistics):
-            self._sum(key, array.values[:1], array.values[:1])
-            array.values[0] /= self._run.workers
-            array.share()
+        if self._two_bit is None:
+            self._statistics_keys = [self._new_key(array.values[0]) for array in self.statistics]
 
     def barrier(self) -> None:
         mx.nd.waitall()
@@ -262,10 +258,6 @@ class Independent(BetweenWorkers):
     def _make_keys(self) -> None:
         """None are needed."""
 
-    def synchronize(self) -> None:
-        """Gives the devices of this worker, which are replicas of no other's, the mean of their batch statistics."""
-        InProcess.synchronize(self)
-
 
 class OnServers(BetweenWorkers):
     """Kvstore `dist_async`: the servers update the parameters by each worker's gradients as they come.
@@ -308,7 +300,7 @@ class OnServers(BetweenWorkers):
     def synchronize(self) -> None:
         self.barrier()
         self._pull()
-        InProcess.synchronize(self)
+        super().synchronize()
         for keys, array in zip(self._keys_by_worker, self.statistics):
             self._store.push(keys[self.rank], array.values[0].copy())
             self.barrier()

@@ -6,54 +6,56 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from poc.engines import Cluster
 from poc.machine import processes
 from poc.machine.processes import free_port
 
-LOOPBACK = "127.0.0.1"
-Environment = dict[str, str]
-Helpers = dict[str, "subprocess.Popen[str]"]
+if TYPE_CHECKING:
+    from poc.run import Run
 
 
 @contextlib.contextmanager
-def parameter_servers(workers: int, servers: int, hosts: Sequence[str]) -> Iterator[tuple[list[Environment], Helpers]]:
-    """Starts a scheduler and servers here, where `hosts` are the addresses of all that take part, this one's first.
-
-    Gives each worker's environment variables by which it finds them, and their processes by name.
-    """
+def parameter_servers(run: Run, common: Mapping[str, str], hosts: Sequence[str]) -> Iterator[Cluster]:
+    """Starts a scheduler and servers here, for workers on `hosts`; all get the environment variables in `common`."""
+    servers = getattr(run.exchange, "servers", 1)
     common = {
+        **common,
         "DMLC_PS_ROOT_URI": hosts[0],
         "DMLC_PS_ROOT_PORT": str(free_port(hosts[0])),
         "DMLC_NODE_HOST": hosts[0],
-        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_WORKER": str(run.workers),
         "DMLC_NUM_SERVER": str(servers),
         # Several servers share every array that is not tiny; by default only those of a million values.
         "MXNET_KVSTORE_BIGARRAY_BOUND": str(10_000 if servers > 1 else 1_000_000),
     }
     roles = {"scheduler": "scheduler", **{f"server {number}": "server" for number in range(servers)}}
-    started: Helpers = {}
+    started: dict[str, subprocess.Popen[str]] = {}
     try:
         for name, role in roles.items():
             environment = {**common, "DMLC_ROLE": role, "OMP_NUM_THREADS": "1"}
             started[name] = processes.start("poc.engines.gluon.serve", environment)
-        places = [host for host in hosts for _ in range(workers // len(hosts))]
-        yield [{**common, "DMLC_ROLE": "worker", "DMLC_NODE_HOST": host} for host in places], started
+        places = [host for host in hosts for _ in range(run.workers // len(hosts))]
+        environments = [{**common, "DMLC_ROLE": "worker", "DMLC_NODE_HOST": host} for host in places]
+        yield Cluster(environments=environments, helpers=started)
     finally:
         # The run is over, well or badly: nothing that they hold is needed any more.
         processes.stop(started.values())
 
 
 @contextlib.contextmanager
-def rendezvous(workers: int, hosts: Sequence[str]) -> Iterator[tuple[list[Environment], Helpers]]:
-    """Starts the server where Horovod's workers find one another; gives what `parameter_servers` does."""
-    each = workers // len(hosts)
+def rendezvous(run: Run, common: Mapping[str, str], hosts: Sequence[str]) -> Iterator[Cluster]:
+    """Starts the server where Horovod's workers find one another; as `parameter_servers`."""
+    each = run.workers // len(hosts)
     common = {
+        **common,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(free_port(hosts[0])),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_SIZE": str(workers),
+        "HOROVOD_SIZE": str(run.workers),
         "HOROVOD_LOCAL_SIZE": str(each),
         "HOROVOD_CROSS_SIZE": str(len(hosts)),
     }
@@ -65,15 +67,15 @@ def rendezvous(workers: int, hosts: Sequence[str]) -> Iterator[tuple[list[Enviro
             "HOROVOD_CROSS_RANK": str(worker // each),
             "HOROVOD_HOSTNAME": hosts[worker // each],
         }
-        for worker in range(workers)
+        for worker in range(run.workers)
     ]
-    plan = ",".join(f"{host}:{each}" for host in hosts)
-    server = processes.start("poc.engines.gluon.meet", {**common, "HOROVOD_HOSTS": plan}, stdout=subprocess.PIPE)
+    slots = ",".join(f"{host}:{each}" for host in hosts)
+    server = processes.start("poc.engines.gluon.meet", {**common, "HOROVOD_HOSTS": slots}, stdout=subprocess.PIPE)
     assert server.stdout is not None
     try:
         # Workers ask a few times, for a second or two. One that has died is found by whoever watches the helpers.
         server.stdout.readline()
-        yield environments, {"rendezvous": server}
+        yield Cluster(environments=environments, helpers={"rendezvous": server})
     finally:
         processes.stop([server])
         server.stdout.close()

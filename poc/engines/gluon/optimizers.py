@@ -92,19 +92,16 @@ class LARS(SGD):
 
     def __init__(self, run: Run, array: LongArray, device: int) -> None:
         super().__init__(run, array, device)
-        flats = (self._values, self._gradients, self._velocity)
-        self._views = [array.views(flat) if array.dimensions > 1 else [flat] for flat in flats]
+        self._views = [array.views(flat) for flat in (self._values, self._gradients, self._velocity)]
 
     def update(self, rate: float) -> None:
+        if self._array.dimensions == 1:
+            super().update(rate)
+            return
         values, gradients, velocities = self._views
         rates, decays = (mx.nd.full(len(values), number, ctx=values[0].context) for number in (rate, self._decay))
-        if self._array.dimensions > 1:
-            of_values, of_gradients = (
-                mx.nd.multi_sum_sq(*views, num_arrays=len(views)) for views in (values, gradients)
-            )
-            rates = mx.nd.multi_lars(
-                rates, of_values, of_gradients, decays, eta=_TRUST, eps=0.0, rescale_grad=self._scale
-            )
+        squares = (mx.nd.multi_sum_sq(*views, num_arrays=len(views)) for views in (values, gradients))
+        rates = mx.nd.multi_lars(rates, *squares, decays, eta=_TRUST, eps=0.0, rescale_grad=self._scale)
         for first in range(0, len(values), _AT_ONCE):
             part = slice(first, first + _AT_ONCE)
             mx.nd.preloaded_multi_sgd_mom_update(

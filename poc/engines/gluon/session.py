@@ -55,7 +55,6 @@ class GluonSession(Session):
             # Casts around the operators that have the precision, whatever network is built after this.
             amp.init(run.dtype)
         self._peak_bytes = 0
-        self._played = run.devices if run.virtual else 1
         context = mx.gpu if run.kind == "gpu" else mx.cpu
         self._contexts = [context(number) for number in range(1 if run.virtual else run.devices // run.workers)]
         mean = np.array(networks.MEAN, dtype=np.float32).reshape(1, 3, 1, 1)
@@ -113,7 +112,10 @@ class GluonSession(Session):
 
     def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[Any]:
         if self._run.virtual:
-            return self._accumulate(batch, norms)
+            # Not MXNet's own grad_req "add", for which the casts of lower precisions give zeros.
+            gradients = [array.gradients[0] for array in self._exchange.trained]
+            statistics = [array.values[0] for array in self._exchange.statistics]
+            return self._play(batch, self._differentiate_alone, gradients, statistics, norms)
         parts = self.placed(batch).parts
         # A CPU's contexts share one source of random masks, which they must draw from in order.
         each = map if self._drops_out and self._run.kind == "cpu" else self._exchange.each
@@ -126,8 +128,14 @@ class GluonSession(Session):
         with autograd.record():
             losses = cached(*(part[given] if isinstance(given, int) else given for given in arguments))
         scale = self._exchange.loss_scale
-        autograd.backward([losses], [scale.by_device[device].broadcast_to(losses.shape)] if scale else None)
+        autograd.backward([losses], [scale.on(losses.context).broadcast_to(losses.shape)] if scale else None)
         self._lost(device, losses.sum())
+
+    def _differentiate_alone(self, parts: list[Part]) -> None:
+        self._differentiate(0, *parts)
+        # The backward pass updates the statistics behind the back of MXNet's engine, which does not order it before
+        # those who read them.
+        mx.nd.waitall()
 
     @functools.cached_property
     def _compiled(self) -> list[tuple[Any, list[Any]]]:
@@ -143,49 +151,16 @@ class GluonSession(Session):
             for context in self._contexts
         ]
 
-    def _accumulate(self, batch: Batch, norms: bool) -> list[Any]:
-        """Plays the virtual devices in turn, summing their gradients; returns the first one's squares, if asked for.
-
-        Real devices keep batch statistics of their own, which are averaged when they are read. An update of a running
-        statistic is linear in it, so starting every virtual device from the same average and averaging what comes out
-        gives just that, without a copy per device.
-        """
-        squares: list[Any] = []
-        # Not MXNet's own grad_req "add", for which the casts of lower precisions give zeros.
-        gradients = [array.gradients[0] for array in self._exchange.trained]
-        statistics = [array.values[0] for array in self._exchange.statistics]
-        before = [flat.copy() for flat in statistics]
-        sums = [mx.nd.zeros_like(flat) for flat in gradients + statistics]
-        share = len(batch) // self._played
-        for device in range(self._played):
-            for flat, old in zip(statistics, before):
-                old.copyto(flat)
-            self._differentiate(0, *self._on_devices(batch.part(device * share, (device + 1) * share)))
-            if norms and device == 0:
-                squares = [self._squares()]
-            # The backward pass updates the statistics behind the back of MXNet's engine, which does not order it before
-            # those who read them.
-            mx.nd.waitall()
-            for total, flat in zip(sums, gradients + statistics):
-                total += flat
-        for total, flat in zip(sums, gradients):
-            total.copyto(flat)
-        for total, flat in zip(sums[len(gradients) :], statistics):
-            (total / self._played).copyto(flat)
-        return squares
-
     def _squares(self, device: int = 0) -> Any:
         squares = mx.nd.add_n(*(array.gradients[device].square().sum() for array in self._exchange.trained))
         scale = self._exchange.loss_scale
-        return squares / scale.by_device[device].square() if scale else squares
+        return squares / scale.on(squares.context).square() if scale else squares
 
     def _update(self, learning_rate: float, *, exchange: bool, together: bool) -> None:
         if exchange:
             self._exchange.step(learning_rate)
-        elif together:
-            self._exchange.update(learning_rate)
         else:
-            self._exchange.update_apart(learning_rate)
+            self._exchange.update(learning_rate, apart=not together)
 
     def exchange(self) -> None:
         self._exchange.exchange()

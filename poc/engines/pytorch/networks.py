@@ -51,11 +51,6 @@ class _Unit(nn.Module):
             y = getattr(self, f"conv{number}")(functional.relu(getattr(self, f"bn{number}")(y)))
         return y + residual
 
-    @property
-    def end(self) -> nn.Conv2d:
-        """Its last convolution."""
-        return getattr(self, f"conv{self.depth}")
-
 
 class PreactivationResNet(nn.Module):
     """The pre-activation ResNets for CIFAR as MXNet 0.11 has them: a batch norm on the input, which has a learnt shift
@@ -158,7 +153,7 @@ def build(network: Network, classes: int, *, zero_branches: bool, seed: int) -> 
             net.start()
         if zero_branches:
             # Gammas of zero before the last ReLU of a pre-activation unit would let no gradient through.
-            ends = [unit.end for unit in net.modules() if isinstance(unit, _Unit)]
+            ends = [getattr(unit, f"conv{unit.depth}") for unit in net.modules() if isinstance(unit, _Unit)]
             for end in ends + [unit.bn3 for unit in _bottlenecks(net)]:
                 end.weight.zero_()
     return net

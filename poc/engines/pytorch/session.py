@@ -104,7 +104,7 @@ class TorchSession(Session):
         if self._run.dtype == "float16":
             share = share * self._loss_scale
         if self._run.virtual:
-            return self._accumulate(batch, share, norms)
+            return self._play(batch, lambda parts: self._differentiate(parts, share), [], self._statistics, norms)
         with contextlib.nullcontext() if together or self._replicated is None else self._replicated.no_sync():
             placed = self.placed(batch)
             if placed is not self._ready[0]:
@@ -122,29 +122,6 @@ class TorchSession(Session):
             )
             (loss * share).backward()
             self._lost(0, loss.detach())
-
-    def _accumulate(self, batch: Batch, share: Any, norms: bool) -> list[torch.Tensor]:
-        """Plays the virtual devices in turn, summing their gradients; returns the first one's squares, if asked for.
-
-        Real devices keep batch statistics of their own, which are averaged when they are read. An update of a running
-        statistic is linear in it, so starting every virtual device from the same average and averaging what comes out
-        gives just that.
-        """
-        squares: list[torch.Tensor] = []
-        before = [statistic.clone() for statistic in self._statistics]
-        sums = [torch.zeros_like(statistic) for statistic in before]
-        samples = self._run.batch_per_device
-        for device in range(self._run.devices):
-            for statistic, old in zip(self._statistics, before):
-                statistic.copy_(old)
-            self._differentiate(self._on_devices(batch.part(device * samples, (device + 1) * samples)), share)
-            if norms and device == 0:
-                squares = [self._squares()]
-            for statistic, total in zip(self._statistics, sums):
-                total += statistic
-        for statistic, total in zip(self._statistics, sums):
-            statistic.copy_(total / self._run.devices)
-        return squares
 
     def _autocast(self) -> Any:
         """Inside it layers compute in the run's precision."""
