@@ -106,8 +106,6 @@ def test_speedup_by_wall_time_is_of_the_same_work_only() -> None:
     assert compare.by_wall([row()], two(samples_trained=980)) == pytest.approx(12 / 7 * 0.98)
     assert compare.by_wall([row()], two(samples_trained=2000)) is None
     assert compare.by_wall([row(wall_seconds=None)], two()) is None
-    assert compare.efficiency(12 / 7, 2) == pytest.approx(6 / 7)
-    assert compare.efficiency(None, 2) is None
 
 
 any_rows = st.builds(

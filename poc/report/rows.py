@@ -356,4 +356,4 @@ def _add_speedups(rows: Sequence[Row]) -> None:
     for row in rows:
         for kind in ("throughput", "wall"):
             speedup = getattr(row, f"speedup_{kind}")
-            fill(row, f"efficiency_{kind}", compare.efficiency(speedup, row.devices or 0))
+            fill(row, f"efficiency_{kind}", speedup / row.devices if speedup is not None and row.devices else None)
