@@ -6,7 +6,7 @@ import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Callable
 
 from scipy.stats import t
 
@@ -118,8 +118,7 @@ def series(rows: Iterable[Row]) -> list[Series]:
 
 def by_throughput(alone: Sequence[Row], row: Row) -> float | None:
     """Samples/s of `row` over those of one device (where several rows are `alone`: samples over their mean time)."""
-    own, others = rate(row), [rate(base) for base in alone]
-    return _ratio([1 / other if other else None for other in others], 1 / own if own else None)
+    return _ratio(lambda one: 1 / own if (own := rate(one)) else None, alone, row)
 
 
 def by_wall(alone: Sequence[Row], row: Row) -> float | None:
@@ -127,14 +126,13 @@ def by_wall(alone: Sequence[Row], row: Row) -> float | None:
 
     That is where the numbers of samples trained are not within `SAME_WORK` of each other.
     """
-    if not all(_same_work(base, row) for base in alone):
-        return None
-    return _ratio([_wall_per_sample(base) for base in alone], _wall_per_sample(row))
+    same = all(_same_work(base, row) for base in alone)
+    return _ratio(lambda one: one.wall_seconds and one.wall_seconds / one.samples_trained, alone, row) if same else None
 
 
 def without_sync(alone: Sequence[Row], row: Row) -> float | None:
     """Speed-up as the Theano study has it: seconds of training and communication alone, no waiting for one another."""
-    return _ratio([_seconds_without_sync(base) for base in alone], _seconds_without_sync(row))
+    return _ratio(_seconds_without_sync, alone, row)
 
 
 def rate(row: Row) -> float | None:
@@ -173,17 +171,11 @@ def _same_work(row: Row, other: Row) -> bool:
     return bool(left and right and abs(left - right) <= SAME_WORK * max(left, right))
 
 
-def _wall_per_sample(row: Row) -> float | None:
-    return row.wall_seconds / row.samples_trained if row.wall_seconds is not None and row.samples_trained else None
-
-
 def _seconds_without_sync(row: Row) -> float | None:
     train = row.train_seconds_per_5120
     return None if train is None else train + (row.communication_seconds_per_5120 or 0.0)
 
 
-def _ratio(alone: Sequence[float | None], other: float | None) -> float | None:
-    known = [figure for figure in alone if figure is not None]
-    if not other or not known or len(known) != len(alone):
-        return None
-    return statistics.fmean(known) / other
+def _ratio(seconds: Callable[[Row], float | None], alone: Sequence[Row], row: Row) -> float | None:
+    own, others = seconds(row), [known for base in alone if (known := seconds(base)) is not None]
+    return statistics.fmean(others) / own if own and others and len(others) == len(alone) else None

@@ -32,8 +32,8 @@ class Scaled:
     @property
     def efficiency(self) -> float:
         """At the most devices."""
-        most = max(self.speedups)
-        return self.speedups[most] / most
+        most, speedup = max(self.speedups.items())
+        return speedup / most
 
     @property
     def last(self) -> Row:
