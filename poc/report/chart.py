@@ -111,11 +111,11 @@ def dots(several: Sequence[Line], *, title: str, xlabel: str) -> Figure:
         axes.hlines(place, low, high, color=color, linewidth=3)
         axes.plot([point.x], [place], marker="D" if line.here else "o", color=color)
         text = f"{point.x:,.3g}" if point.x < 1000 else f"{point.x:,.0f}"
-        beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "weight": _weight(line)}
-        axes.annotate(text, (high, place), (9, 0), **beside)
+        weight = "bold" if line.here else "normal"
+        axes.annotate(text, (high, place), (9, 0), textcoords="offset points", va="center", weight=weight)
     axes.set_yticks(range(len(several)), [line.label for line in several])
     for label, line in zip(axes.get_yticklabels(), several):
-        label.set_fontweight(_weight(line))
+        label.set_fontweight("bold" if line.here else "normal")
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     axes.set(xscale="log", xlabel=xlabel)
@@ -148,10 +148,6 @@ def _looks(several: Sequence[Line]) -> list[tuple[Line, dict[str, Any]]]:
             look = {"color": next(left[line.here]), "linestyle": "-" if line.here else "--", "marker": marker}
         looks.append((line, {**look, "linewidth": 2.6 if line.here else 1.8, "markersize": 7}))
     return looks
-
-
-def _weight(line: Line) -> str:
-    return "bold" if line.here else "normal"
 
 
 def _ticks(axis: Axis, at: Locator) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Callable, TypeVar, Union
 
 from poc.recipe import CIFAR10, SGD
@@ -25,29 +25,13 @@ T = TypeVar("T")
 
 @value
 class Figures:
-    """One quantity, of several takes."""
+    """One quantity, of several takes: the middle one, the least and the most."""
 
     values: tuple[float, ...]
-
-    @property
-    def n(self) -> int:
-        """How many takes."""
-        return len(self.values)
-
-    @property
-    def median(self) -> float:
-        """The middle one."""
-        return statistics.median(self.values)
-
-    @property
-    def low(self) -> float:
-        """The least."""
-        return min(self.values)
-
-    @property
-    def high(self) -> float:
-        """The most."""
-        return max(self.values)
+    n: int
+    median: float
+    low: float
+    high: float
 
 
 # None where no take has one; as in a row, `Any` lets arithmetic follow a check in another function.
@@ -79,16 +63,19 @@ class Measurement:
 
     def figures(self, column: str) -> Known:
         """That column of the same takes."""
-        return _figures([row for row in self.rows if not (self.calm and row.disturbed)], column)
+        return figures_of(getattr(row, column) for row in self.rows if not (self.calm and row.disturbed))
 
     def accuracies(self, column: str = "accuracy") -> Known:
         """That column of all takes: what else a machine did changes how fast it trains, not what it learns."""
-        return _figures(self.rows, column)
+        return figures_of(getattr(row, column) for row in self.rows)
 
 
-def _figures(rows: Sequence[Row], column: str) -> Known:
-    known = [getattr(row, column) for row in rows if getattr(row, column) is not None]
-    return Figures(values=tuple(known)) if known else None
+def figures_of(takes: Iterable[float | None]) -> Known:
+    """What is known of takes, together; None where that is nothing."""
+    known = tuple(figure for figure in takes if figure is not None)
+    if not known:
+        return None
+    return Figures(values=known, n=len(known), median=statistics.median(known), low=min(known), high=max(known))
 
 
 def by_speed(rows: Iterable[Row]) -> list[Measurement]:

@@ -85,10 +85,10 @@ class Results:
         """Whether it was measured on the machine at hand."""
         return row.measured and row.infrastructure == self.here
 
-    def published(self, chosen: Callable[[Row], bool]) -> list[Row]:
+    def published(self, chosen: Callable[[Row], bool]) -> list[Measurement]:
         """Chosen rows of the main study."""
         main = self.studies[0].name if self.studies else ""
-        return [row for row in self.rows if not row.measured and row.study == main and chosen(row)]
+        return [Measurement((row,)) for row in self.rows if not row.measured and row.study == main and chosen(row)]
 
     def _order(self, row: Row) -> tuple[object, ...]:
         network = list(networks.NETWORKS).index(row.network) if row.network in networks.NETWORKS else -1

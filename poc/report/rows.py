@@ -79,11 +79,8 @@ def best_peaks(records: Iterable[Record]) -> dict[tuple[Any, ...], float]:
 
     A machine that is shared can be slower than its best, and not faster: what training reached is held against that.
     """
-    peaks: dict[tuple[Any, ...], float] = {}
-    for record in records:
-        key = _devices(record)
-        peaks[key] = max(record.peak_flops or 0.0, peaks.get(key, 0.0))
-    return peaks
+    groups = grouped(records, _devices)
+    return {devices: max(record.peak_flops or 0.0 for record in group) for devices, group in groups.items()}
 
 
 def _devices(record: Record) -> tuple[Any, ...]:

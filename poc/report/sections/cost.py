@@ -69,8 +69,8 @@ def reached(results: Results) -> list[Reached]:
         if (figures := taken.figures("seconds_to_075")) and not taken.row.virtual
     ]
     theirs = [
-        Reached(taken=Measurement((row,)), minutes=row.epochs * row.seconds_per_epoch / 60, n=1)
-        for row in results.published(_printed)
+        Reached(taken=taken, minutes=taken.row.epochs * taken.row.seconds_per_epoch / 60, n=1)
+        for taken in results.published(_printed)
     ]
     groups = grouped([*own, *theirs], lambda found: (machine_of(found.row), division(found.row.run)))
     return [found for group in groups.values() for found in _best(group)]

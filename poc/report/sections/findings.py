@@ -90,18 +90,15 @@ def _cost(results: Results) -> Iterator[str]:
         return
     fastest = min(reached, key=lambda found: found.minutes)
     cheapest = min(reached, key=lambda found: float("inf") if found.dollars is None else found.dollars)
-    text = f"{TARGET:g} takes least time on {_of(fastest)}: {_at_most(fastest)}{rounded(fastest.minutes, 2)} min"
+    text = f"{TARGET:g} takes least time on {_took(fastest, f'{rounded(fastest.minutes, 2)} min')}"
     if cheapest.dollars is not None:
-        text += f"; least money on {_of(cheapest)}: {_at_most(cheapest)}${rounded(cheapest.dollars, 2)}"
+        text += f"; least money on {_took(cheapest, f'${rounded(cheapest.dollars, 2)}')}"
     yield f"**Cost.** {text}."
 
 
-def _of(found: cost.Reached) -> str:
-    return f"{_short(found.row)} ({devices_of(found.row)}, {f'n={found.n}' if found.row.measured else 'published'})"
-
-
-def _at_most(found: cost.Reached) -> str:
-    return "at most " * found.bound
+def _took(found: cost.Reached, most: str) -> str:
+    how = f"{devices_of(found.row)}, {f'n={found.n}' if found.row.measured else 'published'}"
+    return f"{_short(found.row)} ({how}): {'at most ' * found.bound}{most}"
 
 
 def _short(row: Row) -> str:

@@ -16,7 +16,6 @@ def every_training(results: Results) -> Section:
     shown = trainings(results)
     ways = list(dict.fromkeys(way(taken.row.run) for taken in shown))
     letters = {words: chr(ord("A") + number) if number < 26 else f"A{number}" for number, words in enumerate(ways)}
-    shown.sort(key=lambda taken: (taken.row.total_batch, -taken.accuracies().median))
     lines = [
         {
             **cells(taken, "total batch"),
@@ -28,7 +27,7 @@ def every_training(results: Results) -> Section:
             "last 4 epochs": rounded(last.median if (last := taken.accuracies("accuracy_last4")) else None),
             "machine": results.name(taken.row),
         }
-        for taken in shown
+        for taken in sorted(shown, key=_by_batch)
     ]
     listed = "\n".join(f"- {letter}: {words}" for words, letter in letters.items())
     about = (
@@ -41,15 +40,15 @@ def every_training(results: Results) -> Section:
 
 def published(results: Results) -> Section:
     """What the main study printed at each total batch and rate."""
-    rows = results.published(lambda row: row.network == MAIN_NETWORK and row.accuracy is not None)
+    shown = results.published(lambda row: row.network == MAIN_NETWORK and row.accuracy is not None)
     lines = [
         {
-            **cells(Measurement((row,)), "total batch", "devices", "batch a device"),
-            "rate": f"{row.learning_rate:g}",
-            "accuracy": f"{row.accuracy:.3f}",
-            "machine": results.name(row),
+            **cells(taken, "total batch", "devices", "batch a device"),
+            "rate": short_way(taken.row),
+            "accuracy": accuracy_of(taken.accuracies()),
+            "machine": results.name(taken.row),
         }
-        for row in sorted(rows, key=lambda row: (row.total_batch, -row.accuracy))
+        for taken in sorted(shown, key=_by_batch)
     ]
     return Section("Published rates", (markdown(lines),))
 
@@ -80,6 +79,10 @@ def noise(results: Results) -> Section:
         "measures it in a short run."
     )
     return Section("Gradient noise", (about, markdown(lines)))
+
+
+def _by_batch(taken: Measurement) -> tuple[int, float]:
+    return taken.row.total_batch, -taken.accuracies().median
 
 
 def _curves(results: Results) -> Sequence[Picture]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from poc.recipe import CIFAR10, Independent
 from poc.recipe.exchanges import EXCHANGES
 from poc.report import chart
-from poc.report.measurements import CLOSED, Figures, Known, Measurement, alike, division
+from poc.report.measurements import CLOSED, Known, Measurement, alike, division, figures_of
 from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
 from poc.report.rows import USUAL_ENGINE
 from poc.report.tables import RATE, accuracy_of, cells, devices_of, machine_of, markdown, rounded, short_machine
@@ -56,9 +56,8 @@ def reference(results: Results) -> list[Measurement]:
         usable = row.samples_per_second and not row.doubtful("samples_per_second")
         return bool(row.network == MAIN_NETWORK and (like or row.devices == 0) and usable)
 
-    theirs = [Measurement((row,)) for row in results.published(printed)]
-    own = usual_exchange(results.speeds(measured))
-    return [*own, *sorted(theirs, key=lambda taken: -taken.row.samples_per_second)]
+    theirs = sorted(results.published(printed), key=lambda taken: -taken.rate.median)
+    return [*usual_exchange(results.speeds(measured)), *theirs]
 
 
 def usual_exchange(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -75,19 +74,16 @@ def fastest_device(results: Results) -> Row | None:
     """The main study's fastest single device at the reference setting."""
 
     def alone(row: Row) -> bool:
-        return (row.devices, row.batch_per_device, row.network) == (1, MAIN_BATCH, MAIN_NETWORK)
+        like = (row.devices, row.batch_per_device, row.network) == (1, MAIN_BATCH, MAIN_NETWORK)
+        return like and row.samples_per_second is not None
 
-    return max(results.published(alone), key=lambda row: float(row.samples_per_second or 0), default=None)
+    return max((taken.row for taken in results.published(alone)), key=lambda row: row.samples_per_second, default=None)
 
 
 def accuracy(taken: Measurement) -> Known:
     """What runs of the reference length and rate reached, among the takes of a speed."""
-    by_seed = {
-        row.seed: row.accuracy
-        for row in taken.rows
-        if row.accuracy is not None and row.epochs == MAIN_EPOCHS and row.dataset != "synthetic" and linear(row)
-    }
-    return Figures(values=tuple(by_seed.values())) if by_seed else None
+    rows = [row for row in taken.rows if row.epochs == MAIN_EPOCHS and row.dataset != "synthetic" and linear(row)]
+    return figures_of({row.seed: row.accuracy for row in rows if row.accuracy is not None}.values())
 
 
 def linear(row: Row) -> bool:

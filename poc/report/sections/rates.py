@@ -46,7 +46,7 @@ def best_rates(results: Results) -> dict[str, dict[int, Measurement]]:
 
     measured = grouped(trainings(results), lambda taken: division(taken.row.run))
     return {
-        "published": _best(Measurement((row,)) for row in results.published(printed)),
+        "published": _best(results.published(printed)),
         **{name: _best(measured.get(name, ())) for name in (CLOSED, OPEN)},
     }
 

@@ -72,9 +72,8 @@ def weak(results: Results) -> list[Scaled]:
     def printable(row: Row) -> bool:
         return row.network == MAIN_NETWORK and not row.doubtful("samples_per_second", "devices")
 
-    measured = usual_exchange(results.speeds(fits))
-    printed = [Measurement((row,)) for row in results.published(printable)]
-    return [scaled for scaled in scalings([*measured, *printed]) if scaled.series.kind == compare.WEAK]
+    shown = [*usual_exchange(results.speeds(fits)), *results.published(printable)]
+    return [scaled for scaled in scalings(shown) if scaled.series.kind == compare.WEAK]
 
 
 def scalings(measurements: Sequence[Measurement]) -> list[Scaled]:
