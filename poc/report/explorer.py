@@ -36,9 +36,6 @@ MOST_WINDOWS = 120
 _TITLES = {"infrastructure": "machine", "framework": "engine"}
 _KINDS = {"Count": "number", "Measure": "number", "str": "text", "bool": "flag"}
 
-_PHASES = ("warm-up", "counted")
-_HOME = Path(__file__).parent
-
 
 def page(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """The text of explorer.html: all `rows`, and of `records` what a row does not hold.
@@ -53,12 +50,15 @@ def page(rows: Sequence[Row], records: Sequence[Record]) -> str:
         "filters": [name for name in FILTERS if name in names],
         "values": {name: [_value(row, name) for row in rows] for name in names},
         "runs": [runs.get(_key(row)) if row.measured else None for row in rows],
-        "charts": json.loads(_HOME.joinpath("explorer.json").read_text(encoding="utf-8")),
+        "charts": json.loads(_own("json")),
     }
     # Nothing that a user wrote stands in the page's own text: base64 holds no "<".
-    text = _HOME.joinpath("explorer.html").read_text(encoding="utf-8")
-    text = text.replace("SCRIPT", _HOME.joinpath("explorer.js").read_text(encoding="utf-8"))
+    text = _own("html").replace("SCRIPT", _own("js"))
     return text.replace("LIBRARIES", _libraries()).replace("DATA", _packed(data))
+
+
+def _own(ending: str) -> str:
+    return Path(__file__).with_suffix(f".{ending}").read_text(encoding="utf-8")
 
 
 @functools.cache  # vl_convert takes two seconds to put its scripts together
@@ -106,17 +106,12 @@ def _rounded(figure: float) -> float | None:
 def _course(record: Record) -> dict[str, Any]:
     """What the charts of a take draw: rates in samples/s, times in seconds."""
     windows, dropped, wall = record.windows, timing.warmup(record.windows), record.wall or 0.0
-    split = record.split() or {}
     return {
-        "windows": [*_rates(windows[:dropped], _PHASES[0]), *_rates(windows[dropped:], _PHASES[1])],
+        "windows": [*_rates(windows[:dropped], "warm-up"), *_rates(windows[dropped:], "counted")],
         "accuracy": [{"epoch": one.epoch, "accuracy": _rounded(one.accuracy)} for one in record.evaluations],
         "parts": [
-            {
-                "order": order,
-                "seconds": _rounded(seconds),
-                "part": f"{part} {seconds:.1f} s ({seconds / wall:.0%})",
-            }
-            for order, (part, seconds) in enumerate(split.items())
+            {"order": order, "seconds": _rounded(seconds), "part": f"{part} {seconds:.1f} s ({seconds / wall:.0%})"}
+            for order, (part, seconds) in enumerate((record.split() or {}).items())
         ],
     }
 
