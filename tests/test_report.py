@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Sequence
@@ -12,12 +13,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from poc import report, studies
+from poc import studies
 from poc.records import journal, timing
 from poc.records.record import Record
 from poc.report import rows
 from poc.studies import prices
-from poc.studies.row import COLUMNS, Row
+from poc.studies.row import COLUMNS, Row, to_csv
 from tests.builders import TEST_CPU, record_of
 
 HOME = Path(__file__).resolve().parent.parent
@@ -32,8 +33,6 @@ DESIGN = """
 """
 
 STUDIES = studies.load()
-
-
 BLANK: dict[str, Any] = {"windows": [], "evaluations": [], "parts": {}, "wall": None, "memory": {}}
 
 
@@ -84,33 +83,6 @@ def collect(*records: Record) -> list[Row]:
     return rows.collect(rows.ordered(records), STUDIES)
 
 
-def cells(text: str) -> list[dict[str, str]]:
-    """The cells of a table under their headings."""
-    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
-    heading, _, *others = [[cell.strip() for cell in line] for line in lines]
-    return [dict(zip(heading, line)) for line in others]
-
-
-def by_id(records: Sequence[Record]) -> dict[str, Row]:
-    return {row.run_id: row for row in collect(*records)}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    report.write(RECORDS, STUDIES, page=folder / "results.md", folder=folder / "results")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def page(made: Path) -> str:
-    return (made / "results.md").read_text()
-
-
-def section(page: str, title: str) -> str:
-    return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
-
-
 def test_known_answers_of_one_record() -> None:
     row = collect(record_of())[0]
     texts = dict(origin="measured", framework="MXNet 1.9.1", network="cifar_resnet50_v2", kind="cpu", exchange="")
@@ -124,7 +96,7 @@ def test_known_answers_of_one_record() -> None:
     assert sum(getattr(row, f"{part}_seconds") for part in timing.PARTS) == pytest.approx(row.wall_seconds)
     assert (row.utilisation, row.speedup_throughput, row.seconds_to_075) == (None, None, 26.0)
     # Hardware counters that are not there are empty.
-    cpu, gpu = by_id(RECORDS)["workers-2"], collect(ELSEWHERE)[0]
+    cpu, gpu = rows.from_record(TWO), rows.from_record(ELSEWHERE)
     assert (cpu.utilisation, cpu.joules_per_sample, gpu.joules_per_sample) == (0.9, None, 1.0)
 
 
@@ -140,7 +112,9 @@ def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({}, ""),
         ({"run": {"quick": True}}, "quick: a first look"),
+        ({"run": {"dtype": "bfloat16"}}, "precision bfloat16"),
         ({"dataset": "synthetic"}, "synthetic data"),
         ({"run": {"virtual": True, "devices": 4}}, "its throughput is not that of 4"),
         ({"outcome": "failed", "reason": "out of memory"}, "failed: out of memory"),
@@ -151,10 +125,16 @@ def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
             {"others_busy_cores": 0.15, "stolen_cores": 0.06, "usable_cores": 4},
             "disturbed: other processes kept 0.15 of 4 cores busy meanwhile, and 0.06 were stolen",
         ),
+        ({"others_busy_cores": 0.2, "usable_cores": 4}, ""),
+        ({"others_busy_cores": 0.2, "usable_cores": 1}, "disturbed"),
+        ({"stolen_cores": 0.1, "usable_cores": 1}, "and 0.1 were stolen"),
     ],
 )
 def test_the_note_says_what_is_not_as_it_seems(changes: dict[str, Any], words: str) -> None:
-    assert words in collect(record_of(**changes))[0].note
+    row = rows.from_record(record_of(**changes))
+    assert words in row.note
+    assert bool(words) == bool(row.note)
+    assert row.disturbed == ("cores busy" in row.note)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +154,7 @@ def test_a_row_says_which_engine_trained_it(engine: str, versions: dict[str, str
 
 
 def test_speedups_of_a_measured_series() -> None:
-    table = by_id(RECORDS)
+    table = {row.run_id: row for row in collect(*RECORDS)}
     one, two = table["workers-1"], table["workers-2"]
     assert (one.speedup_throughput, one.efficiency_wall, two.scaling) == (1.0, 1.0, "weak")
     speedups = (two.speedup_throughput, two.efficiency_throughput, two.speedup_wall)
@@ -201,10 +181,10 @@ def test_published_rows_stand_as_they_were_printed() -> None:
     assert speedups["64x8 (lr=0.4)"][0] is None
 
 
-def test_pandas_reads_every_row_of_rows_csv(made: Path) -> None:
-    path = made / "results" / "rows.csv"
+def test_pandas_reads_every_row_of_rows_csv() -> None:
     collected = rows.collect(rows.ordered(RECORDS), STUDIES, prices.load({}))
-    table = pd.read_csv(path)
+    text = to_csv(collected)
+    table = pd.read_csv(io.StringIO(text))
     assert list(table.columns[: len(DESIGN.split())]) == DESIGN.split()
     assert len(table) == len(RECORDS) + 186
     for name, field in COLUMNS.items():
@@ -216,25 +196,21 @@ def test_pandas_reads_every_row_of_rows_csv(made: Path) -> None:
             assert table[name].tolist() == pytest.approx(figures, rel=1e-9, nan_ok=True), name
         else:
             assert table[name].fillna("").astype(str).tolist() == [str(text) for text in expected], name
-    assert not re.search(r"(^|,)(nan|none|<na>)(,|$)", path.read_text(), re.IGNORECASE | re.MULTILINE)
+    assert not re.search(r"(^|,)(nan|none|<na>)(,|$)", text, re.IGNORECASE | re.MULTILINE)
 
 
 def test_a_precision_is_said_and_makes_another_series() -> None:
-    plain, short = (rows.from_record(record_of(run=run)) for run in ({}, {"dtype": "bfloat16"}))
+    def row(**run: Any) -> Row:
+        return rows.from_record(record_of(run=run))
+
+    plain, short = row(), row(dtype="bfloat16")
     assert (plain.dtype, short.dtype) == ("float32", "bfloat16")
     assert plain.setting != short.setting
-    assert "precision bfloat16" in short.note
     # Records made before there was a choice are of the same series as those made since.
-    assert rows.from_record(record_of(run={"dtype": "float32", "layout": "NCHW"})).setting == plain.setting
+    assert row(dtype="float32", layout="NCHW").setting == plain.setting
     data = [{"name": "cifar10", "jitter": False, **place} for place in ({}, {"on_device": False}, {"on_device": True})]
-    settings = [rows.from_record(record_of(run={"data": images})).setting for images in data]
+    settings = [row(data=images).setting for images in data]
     assert settings[0] == settings[1] != settings[2]
-
-
-def test_others_disturb_on_the_cores_that_the_run_could_use() -> None:
-    for others, stolen, cores, disturbed in ((0.2, 0.0, 4, False), (0.2, 0.0, 1, True), (0.0, 0.1, 1, True)):
-        made = record_of(others_busy_cores=others, stolen_cores=stolen, usable_cores=cores)
-        assert rows.from_record(made).disturbed == disturbed
 
 
 def test_every_take_that_completed_is_a_row_and_what_completed_later_has_not_failed() -> None:
@@ -255,14 +231,10 @@ def test_every_take_that_completed_is_a_row_and_what_completed_later_has_not_fai
 
 
 def test_a_share_is_of_the_best_peak_of_as_many_of_the_same_devices() -> None:
-    def take(peak: float | None, **changes: Any) -> Record:
-        return record_of(peak_flops=peak, **changes)
-
-    slow, best, none = take(1e11), take(4e11), take(None)
-    short, alone = take(8e11, run={"dtype": "bfloat16"}), take(3e11, run={"cores_per_worker": 1})
-    one_core = take(2e11, hardware={**TEST_CPU, "cores": 1})
-    made = [slow, best, none, short, alone, one_core, take(9e11, infrastructure="another")]
-    table = collect(*made)[: len(made)]
+    changes: list[dict[str, Any]] = [{}, {}, {}, {"run": {"dtype": "bfloat16"}}, {"run": {"cores_per_worker": 1}}]
+    changes += [{"hardware": {**TEST_CPU, "cores": 1}}, {"infrastructure": "another"}]
+    peaks = (1e11, 4e11, None, 8e11, 3e11, 2e11, 9e11)
+    table = collect(*(record_of(peak_flops=peak, **change) for peak, change in zip(peaks, changes)))[: len(peaks)]
     assert sorted(row.peak_flops for row in table) == [3e11, 3e11, 4e11, 4e11, 4e11, 8e11, 9e11]
     assert all(row.peak_share == row.flops / row.peak_flops for row in table)
 

@@ -67,19 +67,18 @@ def write(
     """
     records = rows.ordered(records)
     table = rows.collect(records, published, prices or load_prices({}))
-    last = max((record for record in records if record.outcome != SKIPPED), key=lambda one: one.started, default=None)
-    results = Results(
-        rows=tuple(table),
-        records=tuple(rows.shown(records)),
-        studies=tuple(published),
-        here=last.infrastructure if last else "",
-    )
+    tried = sorted((record for record in records if record.outcome != SKIPPED), key=lambda record: record.started)
+    here = tried[-1].infrastructure if tried else ""
+    shown = tuple(rows.shown(records))
+    results = Results(rows=tuple(table), records=shown, studies=tuple(published), here=here)
     _replace(folder / "rows.csv", to_csv(table))
     _replace(folder / "explorer.html", explorer.page(table, records))
     behind = {folder / f"{made.name}.md": made for made in BEHIND}
-    links = [f"- [{made.title}]({_link(path, page)})" for path, made in behind.items()]
-    links.append(f"- [explorer.html]({_link(folder / 'explorer.html', page)}): every row and run, opened from disk")
-    links.append(f"- [rows.csv]({_link(folder / 'rows.csv', page)}): every row, for pandas")
+    links = [
+        *(f"- [{made.title}]({_link(path, page)})" for path, made in behind.items()),
+        f"- [explorer.html]({_link(folder / 'explorer.html', page)}): every row and run, opened from disk",
+        f"- [rows.csv]({_link(folder / 'rows.csv', page)}): every row, for pandas",
+    ]
     start = f"Made by `python -m poc report` from {_counted(results)}; nothing in it is typed by hand."
     figures = _write(page, MAIN, start, results, folder / "figures", ["## Details", "\n".join(links)])
     for path, made in behind.items():

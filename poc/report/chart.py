@@ -6,17 +6,17 @@ The same data give the same bytes.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import io
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, Locator, LogLocator, NullLocator
 
 from poc.values import value
 
@@ -67,17 +67,14 @@ class Line:
     """No measurement: a line to compare with."""
 
 
-def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    @functools.wraps(draw)
-    def drawn(*arguments: Any, **named: Any) -> Figure:
-        matplotlib.rcdefaults()  # whatever the user's own matplotlibrc says
-        with matplotlib.rc_context(_STYLE):
-            return draw(*arguments, **named)
-
-    return drawn
+@contextlib.contextmanager
+def _styled() -> Iterator[None]:
+    matplotlib.rcdefaults()  # whatever the user's own matplotlibrc says
+    with matplotlib.rc_context(_STYLE):
+        yield
 
 
-@_styled
+@_styled()
 def lines(several: Sequence[Line], *, title: str, xlabel: str, ylabel: str, log: str = "", ticks: str = "") -> Figure:
     """Lines in one pair of axes, at most `MOST_LINES`, and a legend below.
 
@@ -90,16 +87,12 @@ def lines(several: Sequence[Line], *, title: str, xlabel: str, ylabel: str, log:
         for point in line.points:
             if point.low is not None and point.high is not None:
                 axes.vlines(point.x, point.low, point.high, color=look["color"], linewidth=1.2)
+    axes.set(xlabel=xlabel, ylabel=ylabel, **{f"{name}scale": "log" for name in log})
     for axis, name in ((axes.xaxis, "x"), (axes.yaxis, "y")):
-        if name in log:
-            (axes.set_xscale if name == "x" else axes.set_yscale)("log")
-            _one_three(axis)
         if name in ticks:
-            at = sorted({getattr(point, name) for line in several for point in line.points})
-            axis.set_major_locator(FixedLocator(at))
-            axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(_plain)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
+            _ticks(axis, FixedLocator(sorted({getattr(point, name) for line in several for point in line.points})))
+        elif name in log:
+            _ticks(axis, LogLocator(base=10, subs=(1.0, 3.0)))
     if len(looks) > 1:
         handles = [Line2D([], [], **look, label=line.label) for line, look in looks]
         columns = 1 if max(len(line.label) for line in several) > _LONG_LABEL else 2
@@ -108,7 +101,7 @@ def lines(several: Sequence[Line], *, title: str, xlabel: str, ylabel: str, log:
     return figure
 
 
-@_styled
+@_styled()
 def dots(several: Sequence[Line], *, title: str, xlabel: str) -> Figure:
     """A line of the chart for each of `several`, from above, with its one point's x beside it; a logarithmic axis."""
     figure, axes = _blank(1.3 + _ROW * len(several), title)
@@ -118,25 +111,24 @@ def dots(several: Sequence[Line], *, title: str, xlabel: str) -> Figure:
         axes.hlines(place, low, high, color=color, linewidth=3)
         axes.plot([point.x], [place], marker="D" if line.here else "o", color=color)
         text = f"{point.x:,.3g}" if point.x < 1000 else f"{point.x:,.0f}"
-        beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "weight": _weight(line)}
-        axes.annotate(text, (high, place), (9, 0), **beside)
+        weight = "bold" if line.here else "normal"
+        axes.annotate(text, (high, place), (9, 0), textcoords="offset points", va="center", weight=weight)
     axes.set_yticks(range(len(several)), [line.label for line in several])
     for label, line in zip(axes.get_yticklabels(), several):
-        label.set_fontweight(_weight(line))
+        label.set_fontweight("bold" if line.here else "normal")
     axes.invert_yaxis()
     axes.grid(False, axis="y")
-    axes.set_xscale("log")
-    _one_three(axes.xaxis)
+    axes.set(xscale="log", xlabel=xlabel)
+    _ticks(axes.xaxis, LogLocator(base=10, subs=(1.0, 3.0)))  # 100, 300, 1,000
     axes.margins(x=0.12)
-    axes.set_xlabel(xlabel)
     return figure
 
 
+@_styled()
 def svg(figure: Figure) -> str:
     """The figure's file, without the date and the name of its writer."""
     buffer = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
-        figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 
@@ -151,24 +143,14 @@ def _looks(several: Sequence[Line]) -> list[tuple[Line, dict[str, Any]]]:
     left = {True: iter(_HERE), False: iter(_OTHERS)}
     looks: list[tuple[Line, dict[str, Any]]] = []
     for line, marker in zip(several, _MARKERS):
-        if line.ideal:
-            look = {"color": "#999999", "linestyle": ":", "marker": ""}
-        else:
+        look = {"color": "#999999", "linestyle": ":", "marker": ""}
+        if not line.ideal:
             look = {"color": next(left[line.here]), "linestyle": "-" if line.here else "--", "marker": marker}
         looks.append((line, {**look, "linewidth": 2.6 if line.here else 1.8, "markersize": 7}))
     return looks
 
 
-def _weight(line: Line) -> str:
-    return "bold" if line.here else "normal"
-
-
-def _one_three(axis: Axis) -> None:
-    """Ticks of a logarithmic axis: 100, 300, 1,000."""
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0)))
+def _ticks(axis: Axis, at: Locator) -> None:
+    axis.set_major_locator(at)
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(_plain)
-
-
-def _plain(number: float, place: float) -> str:
-    return f"{number:,g}"
+    axis.set_major_formatter("{x:,g}")

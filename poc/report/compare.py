@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Callable
 
 from scipy.stats import t
 
 from poc.records.record import COMPLETED
+from poc.report.measurements import grouped
 from poc.studies.row import Row
 from poc.values import value
 
@@ -27,12 +29,12 @@ MIN_TAKES = 3
 """On either side of a comparison, for a verdict."""
 CONFIDENCE = 0.95
 SERIES_RULE = (
-    "a series holds rows that differ only in the number of devices and, in a weak series, in a learning rate that "
+    "A series holds rows that differ only in the number of devices and, in a weak series, in a learning rate that "
     "grows with it; weak keeps the batch per device, strong the total batch; virtual devices and quick runs are "
     "never in one; without its own row on one device there is no speed-up"
 )
 VERDICT_RULE = (
-    f"a difference is called one where each side has at least {MIN_TAKES} takes and the {CONFIDENCE:.0%} interval of "
+    f"A difference is called one where each side has at least {MIN_TAKES} takes and the {CONFIDENCE:.0%} interval of "
     "Welch's t over the logarithms of takes leaves out zero"
 )
 
@@ -69,6 +71,11 @@ class Verdict:
         """Whether the spread between takes allows to call them different; None where there are too few takes."""
         return None if self.low is None or self.high is None else not self.low <= 1 <= self.high
 
+    def __str__(self) -> str:
+        """Yes, no or too few takes, with the interval of the ratio."""
+        words = {None: "too few", True: "yes", False: "no"}[self.differs]
+        return words if self.low is None else f"{words} ({self.low:.2f}-{self.high:.2f})"
+
 
 def verdict(a: Sequence[float], b: Sequence[float]) -> Verdict:
     """The takes of one setting against those of another, by `VERDICT_RULE`; all figures are above zero.
@@ -95,30 +102,23 @@ def series(rows: Iterable[Row]) -> list[Series]:
     A published row is only in the kind of series that its study says it is in; a measured one may be in both kinds.
     """
     usable = [row for row in rows if _usable(row)]
-    several = []
-    for kind, held in HELD_FIXED.items():
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for kind in HELD_FIXED:
         fitting = [row for row in usable if row.measured or row.scaling == kind]
-        groups: dict[tuple[Any, ...], tuple[list[Row], list[Row]]] = {}
-        on_one: dict[tuple[Any, ...], list[Row]] = {}
+        on_one = grouped((row for row in fitting if row.devices == 1), functools.partial(_shared, kind=kind))
         for row in fitting:
-            if row.devices == 1:
-                on_one.setdefault(_shared(row, held), []).append(row)
-        for row in fitting:
-            key = _shared(row, held)
-            alone = _baselines(on_one.get(key, []), row, kind) if row.devices > 1 else []
+            alone = _baselines(on_one.get(_shared(row, kind), []), row, kind) if row.devices > 1 else ()
             if alone:
-                groups.setdefault((*key, row.exchange, *alone), (alone, []))[1].append(row)
-        several += [
-            Series(kind=kind, alone=tuple(alone), rows=tuple(sorted(others, key=lambda row: int(row.devices))))
-            for alone, others in groups.values()
-        ]
-    return several
+                found.setdefault((kind, alone, row.exchange, _shared(row, kind)), []).append(row)
+    return [
+        Series(kind=kind, alone=alone, rows=tuple(sorted(others, key=lambda row: int(row.devices))))
+        for (kind, alone, *_), others in found.items()
+    ]
 
 
 def by_throughput(alone: Sequence[Row], row: Row) -> float | None:
     """Samples/s of `row` over those of one device (where several rows are `alone`: samples over their mean time)."""
-    own, rates = rate(row), map(rate, alone)
-    return _ratio([1 / other if other else None for other in rates], 1 / own if own else None)
+    return _ratio(lambda one: 1 / own if (own := rate(one)) else None, alone, row)
 
 
 def by_wall(alone: Sequence[Row], row: Row) -> float | None:
@@ -126,19 +126,13 @@ def by_wall(alone: Sequence[Row], row: Row) -> float | None:
 
     That is where the numbers of samples trained are not within `SAME_WORK` of each other.
     """
-    if not all(_same_work(base, row) for base in alone):
-        return None
-    return _ratio([_wall_per_sample(base) for base in alone], _wall_per_sample(row))
+    same = all(_same_work(base, row) for base in alone)
+    return _ratio(lambda one: one.wall_seconds and one.wall_seconds / one.samples_trained, alone, row) if same else None
 
 
 def without_sync(alone: Sequence[Row], row: Row) -> float | None:
     """Speed-up as the Theano study has it: seconds of training and communication alone, no waiting for one another."""
-    return _ratio([_seconds_without_sync(base) for base in alone], _seconds_without_sync(row))
-
-
-def efficiency(speedup: float | None, devices: int) -> float | None:
-    """Speed-up over the number of devices, as a fraction of one."""
-    return None if speedup is None or devices < 1 else speedup / devices
+    return _ratio(_seconds_without_sync, alone, row)
 
 
 def rate(row: Row) -> float | None:
@@ -150,18 +144,17 @@ def rate(row: Row) -> float | None:
 
 
 def _usable(row: Row) -> bool:
-    if row.virtual or row.quick or row.outcome not in (COMPLETED, ""):
-        return False
-    return (rate(row) or 0) > 0 and (row.devices or 0) >= 1
+    done = row.outcome in (COMPLETED, "") and not (row.virtual or row.quick)
+    return bool(done and rate(row) and row.devices)
 
 
-def _shared(row: Row, held: str) -> tuple[Any, ...]:
-    batch = getattr(row, held)
+def _shared(row: Row, kind: str) -> tuple[Any, ...]:
+    batch = getattr(row, HELD_FIXED[kind])
     # A batch nobody knows is not the same as another such.
     return (*(getattr(row, name) for name in SHARED), row if batch is None else batch)
 
 
-def _baselines(candidates: list[Row], row: Row, kind: str) -> list[Row]:
+def _baselines(candidates: Sequence[Row], row: Row, kind: str) -> tuple[Row, ...]:
     """Those of the rows on one device against which `row` is held."""
 
     def grown(base: Row, factor: float) -> bool:
@@ -170,7 +163,7 @@ def _baselines(candidates: list[Row], row: Row, kind: str) -> list[Row]:
 
     scaled = [base for base in candidates if kind == WEAK and grown(base, row.devices)]
     alone = scaled or [base for base in candidates if grown(base, 1)]
-    return [base for base in alone if _same_work(base, row)] or alone
+    return tuple([base for base in alone if _same_work(base, row)] or alone)
 
 
 def _same_work(row: Row, other: Row) -> bool:
@@ -178,17 +171,11 @@ def _same_work(row: Row, other: Row) -> bool:
     return bool(left and right and abs(left - right) <= SAME_WORK * max(left, right))
 
 
-def _wall_per_sample(row: Row) -> float | None:
-    return row.wall_seconds / row.samples_trained if row.wall_seconds is not None and row.samples_trained else None
-
-
 def _seconds_without_sync(row: Row) -> float | None:
     train = row.train_seconds_per_5120
     return None if train is None else train + (row.communication_seconds_per_5120 or 0.0)
 
 
-def _ratio(alone: Sequence[float | None], other: float | None) -> float | None:
-    known = [figure for figure in alone if figure is not None]
-    if not other or not known or len(known) != len(alone):
-        return None
-    return statistics.fmean(known) / other
+def _ratio(seconds: Callable[[Row], float | None], alone: Sequence[Row], row: Row) -> float | None:
+    own, others = seconds(row), [known for base in alone if (known := seconds(base)) is not None]
+    return statistics.fmean(others) / own if own and others and len(others) == len(alone) else None

@@ -1,6 +1,8 @@
 """explorer.html: every row in one file that needs no network, with filters, a chart of any two columns, and each run.
 
-DataTables draws the table and Vega-Lite the charts; their scripts come from the packages that carry them.
+DataTables draws the table and Vega-Lite the charts; their scripts come from the packages that carry them. What of the
+charts does not depend on what the reader picks stands in explorer.json, in Vega-Lite's own terms. They are zoomed with
+Shift and the mouse alone: a wheel or a finger scrolls the page.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from poc.records import timing
 from poc.records.record import Record
 from poc.records.timing import Window
 from poc.report.tables import machine_of
-from poc.studies.row import COLUMNS, MEASURED, PUBLISHED, Row
+from poc.studies.row import COLUMNS, Row
 
 SHOWN = (
     *("run_id", "origin", "infrastructure", "network", "framework", "dtype", "total_batch", "devices"),
@@ -33,105 +35,6 @@ MOST_WINDOWS = 120
 """Points of a run's chart of windows; where there are more windows, neighbours are taken together."""
 _TITLES = {"infrastructure": "machine", "framework": "engine"}
 _KINDS = {"Count": "number", "Measure": "number", "str": "text", "bool": "flag"}
-
-# What of the charts does not depend on what the reader picks, in Vega-Lite's terms.
-_OPAQUE = {"filled": True, "size": 40, "opacity": 1}
-_INK, _LINE = "#3e4c59", "#9aa5b1"
-_CONFIG = {
-    "font": 'system-ui, "DejaVu Sans", sans-serif',
-    "view": {"stroke": None},
-    "axis": {
-        **{"gridColor": "#e8ecf0", "domainColor": _LINE, "tickColor": _LINE, "labelColor": _INK, "titleColor": _INK},
-        **{"titleFontWeight": 600, "labelFontSize": 11},
-    },
-    "legend": {
-        **{"labelLimit": 230, "symbolLimit": 40, "titleFontWeight": 600},
-        "layout": {"bottom": {"direction": "vertical", "anchor": "start"}},
-    },
-    "range": {"category": {"scheme": "tableau20"}, "ramp": {"scheme": "viridis"}},
-}
-
-
-def _quantity(field: str, title: str, **more: Any) -> dict[str, Any]:
-    return {"field": field, "title": title, "type": "quantitative", **more}
-
-
-def _if_picked(then: Any, otherwise: Any) -> dict[str, Any]:
-    return {"condition": {"test": "datum.index === picked", "value": then}, "value": otherwise}
-
-
-_ROWS_CHART = {
-    "height": "container",
-    "mark": {"type": "point", "filled": True, "opacity": 0.8, "clip": True},
-    "params": [
-        {"name": "picked", "value": -1},
-        {
-            "name": "zoom",
-            "bind": "scales",
-            # By the mouse with Shift alone: a wheel or a finger scrolls the page.
-            "select": {
-                "type": "interval",
-                "zoom": "wheel![event.shiftKey]",
-                "translate": "[mousedown, window:mouseup] > window:mousemove!",
-            },
-        },
-    ],
-    "encoding": {
-        "shape": {
-            "field": "origin",
-            "scale": {"domain": [MEASURED, PUBLISHED], "range": ["circle", "triangle-up"]},
-        },
-        "stroke": _if_picked("#000", "#fff"),
-        "strokeWidth": _if_picked(2, 0.5),
-        "size": _if_picked(180, 60),
-    },
-}
-_PHASES = ("warm-up", "counted")
-_WINDOWS_CHART = {
-    "title": "Throughput over its windows",
-    "encoding": {
-        "x": _quantity("at", "seconds since the run began", scale={"nice": False}),
-        "y": _quantity("rate", "samples/s", axis={"tickCount": 5}),
-    },
-    "layer": [
-        {"mark": {"type": "line", "color": "#b8c2cc", "strokeWidth": 1}},
-        {
-            "mark": {"type": "point", "tooltip": True, **_OPAQUE},
-            "encoding": {
-                "color": {
-                    **{"field": "phase", "title": None, "legend": {"orient": "top"}},
-                    "scale": {"domain": _PHASES, "range": ("#e69f00", "#0072b2")},
-                }
-            },
-        },
-    ],
-}
-_ACCURACY_CHART = {
-    "title": "Validation accuracy",
-    "mark": {"type": "line", "point": {**_OPAQUE, "color": "#009e73"}, "color": "#009e73", "tooltip": True},
-    "encoding": {
-        "x": _quantity("epoch", "epoch", axis={"labelExpr": "datum.value % 1 ? '' : datum.value"}),
-        "y": _quantity("accuracy", "accuracy", scale={"zero": False}, axis={"tickCount": 5}),
-    },
-}
-_PART_COLOURS = ("#999999", "#e69f00", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
-_PARTS_CHART = {
-    "title": "Where its wall time went",
-    "mark": {"type": "bar", "height": 26, "tooltip": True},
-    "encoding": {
-        "x": _quantity("seconds", "seconds", stack="zero"),
-        "order": {"field": "order"},
-        "color": {
-            **{"field": "part", "title": None, "sort": None, "scale": {"range": _PART_COLOURS}},
-            "legend": {"orient": "bottom", "columns": 2},
-        },
-    },
-}
-_CHARTS = {
-    **{"config": _CONFIG, "rows": _ROWS_CHART},
-    "take": {"windows": _WINDOWS_CHART, "accuracy": _ACCURACY_CHART, "parts": _PARTS_CHART},
-}
-_HOME = Path(__file__).parent
 
 
 def page(rows: Sequence[Row], records: Sequence[Record]) -> str:
@@ -147,12 +50,15 @@ def page(rows: Sequence[Row], records: Sequence[Record]) -> str:
         "filters": [name for name in FILTERS if name in names],
         "values": {name: [_value(row, name) for row in rows] for name in names},
         "runs": [runs.get(_key(row)) if row.measured else None for row in rows],
-        "charts": _CHARTS,
+        "charts": json.loads(_own("json")),
     }
     # Nothing that a user wrote stands in the page's own text: base64 holds no "<".
-    text = _HOME.joinpath("explorer.html").read_text(encoding="utf-8")
-    text = text.replace("SCRIPT", _HOME.joinpath("explorer.js").read_text(encoding="utf-8"))
+    text = _own("html").replace("SCRIPT", _own("js"))
     return text.replace("LIBRARIES", _libraries()).replace("DATA", _packed(data))
+
+
+def _own(ending: str) -> str:
+    return Path(__file__).with_suffix(f".{ending}").read_text(encoding="utf-8")
 
 
 @functools.cache  # vl_convert takes two seconds to put its scripts together
@@ -200,17 +106,12 @@ def _rounded(figure: float) -> float | None:
 def _course(record: Record) -> dict[str, Any]:
     """What the charts of a take draw: rates in samples/s, times in seconds."""
     windows, dropped, wall = record.windows, timing.warmup(record.windows), record.wall or 0.0
-    split = record.split() or {}
     return {
-        "windows": [*_rates(windows[:dropped], _PHASES[0]), *_rates(windows[dropped:], _PHASES[1])],
+        "windows": [*_rates(windows[:dropped], "warm-up"), *_rates(windows[dropped:], "counted")],
         "accuracy": [{"epoch": one.epoch, "accuracy": _rounded(one.accuracy)} for one in record.evaluations],
         "parts": [
-            {
-                "order": order,
-                "seconds": _rounded(seconds),
-                "part": f"{part} {seconds:.1f} s ({seconds / wall:.0%})",
-            }
-            for order, (part, seconds) in enumerate(split.items())
+            {"order": order, "seconds": _rounded(seconds), "part": f"{part} {seconds:.1f} s ({seconds / wall:.0%})"}
+            for order, (part, seconds) in enumerate((record.split() or {}).items())
         ],
     }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Callable, TypeVar, Union
 
 from poc.recipe import CIFAR10, SGD
 from poc.records.record import COMPLETED
 from poc.run import Run
 from poc.studies.row import Row
+from poc.values import value
 
 NO_MATTER_FOR_SPEED = (
     *("seed", "learning_rate", "lr_rule", "warmup_from", "warmup_steps", "decay", "decay_at", "decay_factor"),
@@ -19,33 +20,22 @@ NO_MATTER_FOR_SPEED = (
 """In which runs of one setting may differ, as far as their samples a second go: how long they train, at which rate."""
 CLOSED, OPEN = "closed", "open"
 """Divisions: trained as the main study's script did, but perhaps for the rate; in any other way."""
+T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class Figures:
-    """One quantity, of several takes."""
+    """One quantity, of several takes: the middle one, the least and the most."""
 
     values: tuple[float, ...]
+    n: int
+    median: float
+    low: float
+    high: float
 
-    @property
-    def n(self) -> int:
-        """How many takes."""
-        return len(self.values)
 
-    @property
-    def median(self) -> float:
-        """The middle one."""
-        return statistics.median(self.values)
-
-    @property
-    def low(self) -> float:
-        """The least."""
-        return min(self.values)
-
-    @property
-    def high(self) -> float:
-        """The most."""
-        return max(self.values)
+# None where no take has one; as in a row, `Any` lets arithmetic follow a check in another function.
+Known = Union[Figures, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,32 +57,35 @@ class Measurement:
         return any(not row.disturbed for row in self.rows)
 
     @property
-    def rate(self) -> Figures | None:
+    def rate(self) -> Known:
         """Samples/s of the takes that nothing disturbed, or of all where none was left in peace."""
         return self.figures("samples_per_second")
 
-    def figures(self, column: str) -> Figures | None:
-        """That column of the same takes; None where none has it."""
-        return self._of([row for row in self.rows if not (self.calm and row.disturbed)], column)
+    def figures(self, column: str) -> Known:
+        """That column of the same takes."""
+        return figures_of(getattr(row, column) for row in self.rows if not (self.calm and row.disturbed))
 
-    def accuracies(self, column: str = "accuracy") -> Figures | None:
+    def accuracies(self, column: str = "accuracy") -> Known:
         """That column of all takes: what else a machine did changes how fast it trains, not what it learns."""
-        return self._of(self.rows, column)
+        return figures_of(getattr(row, column) for row in self.rows)
 
-    @staticmethod
-    def _of(rows: Sequence[Row], column: str) -> Figures | None:
-        known = [getattr(row, column) for row in rows if getattr(row, column) is not None]
-        return Figures(tuple(known)) if known else None
+
+def figures_of(takes: Iterable[float | None]) -> Known:
+    """What is known of takes, together; None where that is nothing."""
+    known = tuple(figure for figure in takes if figure is not None)
+    if not known:
+        return None
+    return Figures(values=known, n=len(known), median=statistics.median(known), low=min(known), high=max(known))
 
 
 def by_speed(rows: Iterable[Row]) -> list[Measurement]:
     """Rows that train at the same speed but for noise, as one measurement each; quick runs apart from others."""
-    return _grouped(rows, NO_MATTER_FOR_SPEED)
+    return _measurements(rows, *NO_MATTER_FOR_SPEED)
 
 
 def by_run(rows: Iterable[Row]) -> list[Measurement]:
     """Rows of the same run but for the seed, as one measurement each."""
-    return _grouped(rows, ("seed",))
+    return _measurements(rows, "seed")
 
 
 def by_accuracy(rows: Iterable[Row]) -> list[Measurement]:
@@ -100,27 +93,35 @@ def by_accuracy(rows: Iterable[Row]) -> list[Measurement]:
     return [Measurement(tuple({row.seed: row for row in taken.rows}.values())) for taken in by_run(rows)]
 
 
-def _grouped(rows: Iterable[Row], besides: Sequence[str]) -> list[Measurement]:
-    groups: dict[Any, list[Row]] = {}
-    for row in rows:
-        if not row.measured:
-            groups[row] = [row]
-        elif row.outcome == COMPLETED:
-            groups.setdefault((*same_machine(row), row.quick, row.run.key(*besides)), []).append(row)
+def alike(measurements: Iterable[Measurement], *besides: str) -> list[list[Measurement]]:
+    """Measured ones, those together whose runs differ only in these fields and in what does not matter for speed."""
+    key = (*besides, *NO_MATTER_FOR_SPEED)
+    return list(grouped(measurements, lambda taken: _but_for(taken.row, *key)).values())
+
+
+def _measurements(rows: Iterable[Row], *besides: str) -> list[Measurement]:
+    done = [row for row in rows if not row.measured or row.outcome == COMPLETED]
+    groups = grouped(done, lambda row: (row.quick, _but_for(row, *besides)) if row.measured else row)
     return [Measurement(tuple(sorted(group, key=lambda row: row.started))) for group in groups.values()]
 
 
-def same_machine(row: Row) -> tuple[str, ...]:
-    """What rows share that were measured on one machine, with one version of one framework, on the same images."""
-    return (row.infrastructure, row.hardware, row.framework, row.dataset)
+def _but_for(row: Row, *besides: str) -> tuple[str, ...]:
+    """What measured rows share that differ only in these fields of their runs: machine, versions and images too."""
+    framework = "" if "engine" in besides else row.framework
+    return row.infrastructure, row.hardware, row.dataset, framework, row.run.key(*besides)
 
 
-def division(run: Run) -> str:
-    """`CLOSED` or `OPEN`."""
+def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """The items by what `key` says of them, in the order in which it first said so."""
+    groups: dict[Any, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def division(run: Run | None) -> str:
+    """`CLOSED` or `OPEN`; of the main study there are no runs but only rows, all of them closed."""
+    if run is None:
+        return CLOSED
     scheduled = run.warmup_steps or run.decay != "constant" or run.label_smoothing or run.zero_gamma
     return CLOSED if run.optimizer == SGD() and run.data == CIFAR10() and not scheduled else OPEN
-
-
-def of_division(row: Row, name: str) -> bool:
-    """Whether a row trained so; the main study's rows are all closed."""
-    return (division(row.run) if row.measured else CLOSED) == name

@@ -38,7 +38,7 @@ Block = Union[str, Picture]
 
 @dataclass(frozen=True)
 class Section:
-    """One topic of a page; one without blocks is left out."""
+    """One topic of a page; one without blocks, or with an empty one such as a table without lines, is left out."""
 
     title: str
     blocks: Sequence[Block]
@@ -49,7 +49,7 @@ class Results:
     """All that the pages are made from."""
 
     rows: tuple[Row, ...]
-    """Measured ones, and then those of studies in their order."""
+    """Measured ones, in the order of `records`, and then those of studies in theirs."""
     records: tuple[Record, ...]
     studies: tuple[Study, ...]
     here: str
@@ -61,36 +61,39 @@ class Results:
         return [row for row in self.rows if not row.quick]
 
     def speeds(self, chosen: Callable[[Row], bool]) -> list[Measurement]:
-        """The measured speeds of chosen rows, the machine at hand first; of real devices only."""
-        rows = [row for row in self.full if row.samples_per_second and not row.virtual and chosen(row)]
-        return sorted(by_speed(rows), key=lambda taken: self._order(taken.row))
+        """The speeds of chosen measured rows, the machine at hand first; of real devices only."""
+        real = [row for row in self.full if row.measured and row.samples_per_second and not row.virtual]
+        return sorted(by_speed(filter(chosen, real)), key=lambda taken: self._order(taken.row))
 
     def accuracies(self, chosen: Callable[[Row], bool]) -> list[Measurement]:
-        """The accuracies of chosen rows, the machine at hand first; on real images only."""
-        rows = [row for row in self.full if row.accuracy is not None and row.dataset != "synthetic" and chosen(row)]
-        return sorted(by_accuracy(rows), key=lambda taken: self._order(taken.row))
+        """The accuracies of chosen measured rows, the machine at hand first; on real images only."""
+        real = [row for row in self.full if row.measured and row.accuracy is not None and row.dataset != "synthetic"]
+        return sorted(by_accuracy(filter(chosen, real)), key=lambda taken: self._order(taken.row))
 
     def name(self, row: Row) -> str:
         """The machine of a row in a table: bold where it is the one at hand, with its source where it is a study's."""
-        name = machine_of(row)
         if row.measured:
-            return f"**{name}**" if self.is_here(row) else name
+            return self.bold(row.infrastructure)
         linked = any(study.address for study in self.studies if study.name == row.study)
-        return f"[{name}][{row.study}]" if linked else name
+        return f"[{machine_of(row)}][{row.study}]" if linked else machine_of(row)
+
+    def bold(self, machine: str) -> str:
+        """A machine's name, bold where it is the one at hand."""
+        return f"**{machine}**" if machine == self.here else machine
 
     def is_here(self, row: Row) -> bool:
         """Whether it was measured on the machine at hand."""
         return row.measured and row.infrastructure == self.here
 
-    def published(self, chosen: Callable[[Row], bool]) -> list[Row]:
+    def published(self, chosen: Callable[[Row], bool]) -> list[Measurement]:
         """Chosen rows of the main study."""
         main = self.studies[0].name if self.studies else ""
-        return [row for row in self.rows if not row.measured and row.study == main and chosen(row)]
+        return [Measurement((row,)) for row in self.rows if not row.measured and row.study == main and chosen(row)]
 
     def _order(self, row: Row) -> tuple[object, ...]:
         network = list(networks.NETWORKS).index(row.network) if row.network in networks.NETWORKS else -1
         size = (row.total_batch or 0, row.devices or 0, row.learning_rate or 0.0)
-        return (not self.is_here(row), not row.measured, row.infrastructure, network, row.framework, row.dtype, *size)
+        return (not self.is_here(row), row.infrastructure, network, row.framework, row.dtype, *size)
 
 
 Topic = Callable[[Results], Union[Section, "list[Section]"]]
@@ -106,6 +109,6 @@ class Page:
 
     def sections(self, results: Results) -> list[Section]:
         """Those of its topics that have anything to show."""
-        found = [topic(results) for topic in self.topics]
-        flat = [section for one in found for section in (one if isinstance(one, list) else [one])]
-        return [section for section in flat if section.blocks]
+        made = [topic(results) for topic in self.topics]
+        flat = [section for one in made for section in (one if isinstance(one, list) else [one])]
+        return [section for section in flat if section.blocks and all(section.blocks)]

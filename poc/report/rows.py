@@ -14,6 +14,7 @@ from poc.recipe import SGD, networks
 from poc.records import timing
 from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
 from poc.report import compare
+from poc.report.measurements import grouped
 from poc.run import Run
 from poc.studies import Study
 from poc.studies.prices import GIVEN, Price, Prices
@@ -29,6 +30,15 @@ BUSY = 0.05
 TARGET = 0.75
 """The accuracy whose time and price are told."""
 
+# What a row has as the run or the record has it.
+_OF_RUN = (
+    *("total_batch", "batch_per_device", "learning_rate", "lr_rule", "devices", "virtual", "workers", "dtype"),
+    *("layout", "seed", "kind", "cores_per_worker", "recipe", "quick"),
+)
+_OF_RECORD = (
+    *("run_id", "infrastructure", "parameters", "dataset", "outcome", "started", "engine_choice"),
+    *("others_busy_cores", "stolen_cores", "usable_cores"),
+)
 # What may differ within a series over devices, or only says how a run was cut.
 _VARIED = (
     *("devices", "virtual", "batch_per_device", "total_batch", "learning_rate", "lr_rule", "seed", "exchange"),
@@ -54,17 +64,14 @@ def collect(records: Sequence[Record], published: Iterable[Study], prices: Price
 
 def shown(records: Sequence[Record]) -> list[Record]:
     """All records but those of failed and skipped runs that completed later on the same machine."""
-    completed: dict[tuple[str, ...], str] = {}
-    for record in records:
-        if record.outcome == COMPLETED:
-            completed[_same_run(record)] = max(record.started, completed.get(_same_run(record), ""))
-    mended = [record.started <= completed.get(_same_run(record), "") for record in records]
+
+    def run(record: Record) -> tuple[str, ...]:
+        return record.infrastructure, record.hardware.describe(), record.run.id
+
+    done = sorted((record for record in records if record.outcome == COMPLETED), key=lambda record: record.started)
+    last = {run(record): record.started for record in done}
     lost = (FAILED, SKIPPED)
-    return [record for record, later in zip(records, mended) if not (later and record.outcome in lost)]
-
-
-def _same_run(record: Record) -> tuple[str, ...]:
-    return record.infrastructure, record.hardware.describe(), record.run.id
+    return [record for record in records if record.outcome not in lost or record.started > last.get(run(record), "")]
 
 
 def best_peaks(records: Iterable[Record]) -> dict[tuple[Any, ...], float]:
@@ -72,11 +79,8 @@ def best_peaks(records: Iterable[Record]) -> dict[tuple[Any, ...], float]:
 
     A machine that is shared can be slower than its best, and not faster: what training reached is held against that.
     """
-    peaks: dict[tuple[Any, ...], float] = {}
-    for record in records:
-        key = _devices(record)
-        peaks[key] = max(record.peak_flops or 0.0, peaks.get(key, 0.0))
-    return peaks
+    groups = grouped(records, _devices)
+    return {devices: max(record.peak_flops or 0.0 for record in group) for devices, group in groups.items()}
 
 
 def _devices(record: Record) -> tuple[Any, ...]:
@@ -102,60 +106,38 @@ def ordered(records: Sequence[Record]) -> list[Record]:
 
 def from_record(record: Record, peak_flops: float | None = None) -> Row:
     """The row of one record, without what it takes other rows to know; `peak_flops` are those of its devices."""
+    run = record.run
+    parts: dict[str, Any] = {f"{part}_seconds": seconds for part, seconds in (record.split() or {}).items()}
+    accuracies = [evaluation.accuracy for evaluation in record.evaluations]
+    devices = record.monitor.devices if record.monitor else ()
+    used = [device.utilisation for device in devices if device.utilisation is not None]
     return Row(
         origin=MEASURED,
-        run=record.run,
-        **_of_run(record),
-        **_of_result(record),
+        run=run,
+        **{name: getattr(run, name) for name in _OF_RUN},
+        **{name: getattr(record, name) for name in _OF_RECORD},
+        **parts,
         **_of_windows(record, peak_flops),
-        **_of_monitor(record),
         **_of_detail(record),
+        computes=run.id,
+        framework=framework(record),
+        network=run.model,
+        input_shape="x".join(map(str, run.data.input_shape)),
+        exchange=run.exchange_label if run.devices > 1 else "",
+        setting=_setting(run),
+        fixed=run.data.fixed,
+        hardware=record.hardware.describe(),
+        accuracy=accuracies[-1] if accuracies else None,
+        accuracy_last4=statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
+        wall_seconds=record.wall,
+        seconds_to_075=_seconds_to(TARGET, record),
+        note=_note(record),
+        disturbed=_disturbed(record),
+        host_peak_bytes=record.memory.host_peak_bytes,
+        device_peak_bytes=record.memory.device_peak_bytes,
+        utilisation=statistics.fmean(used) if used else None,
+        joules_per_sample=_joules_per_sample(record),
     )
-
-
-def _of_run(record: Record) -> dict[str, Any]:
-    run = record.run
-    same = (
-        *("total_batch", "batch_per_device", "learning_rate", "lr_rule", "devices", "virtual", "workers", "dtype"),
-        *("layout", "seed", "kind", "cores_per_worker", "recipe", "quick"),
-    )
-    return {
-        **{name: getattr(run, name) for name in same},
-        "run_id": record.run_id,
-        "computes": run.id,
-        "framework": framework(record),
-        "network": run.model,
-        "input_shape": "x".join(map(str, run.data.input_shape)),
-        "exchange": run.exchange_label if run.devices > 1 else "",
-        "setting": _setting(run),
-        "fixed": run.data.fixed,
-    }
-
-
-def _of_result(record: Record) -> dict[str, Any]:
-    accuracies = [evaluation.accuracy for evaluation in record.evaluations]
-    split = record.split() or {}
-    return {
-        "infrastructure": record.infrastructure,
-        "hardware": record.hardware.describe(),
-        "parameters": record.parameters,
-        "dataset": record.dataset,
-        "outcome": record.outcome,
-        "started": record.started,
-        "accuracy": accuracies[-1] if accuracies else None,
-        "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
-        "wall_seconds": record.wall,
-        **{f"{part}_seconds": seconds for part, seconds in split.items()},
-        "seconds_to_075": _seconds_to(TARGET, record),
-        "note": _note(record),
-        "disturbed": _disturbed(record),
-        "engine_choice": record.engine_choice,
-        "host_peak_bytes": record.memory.host_peak_bytes,
-        "device_peak_bytes": record.memory.device_peak_bytes,
-        "others_busy_cores": record.others_busy_cores,
-        "stolen_cores": record.stolen_cores,
-        "usable_cores": record.usable_cores,
-    }
 
 
 def _seconds_to(accuracy: float, record: Record) -> float | None:
@@ -169,20 +151,20 @@ def _of_windows(record: Record, peak_flops: float | None) -> dict[str, Any]:
     throughput = timing.throughput(windows)
     if throughput is None:
         return {}
-    steps, dropped = sum(window.steps for window in windows), throughput.dropped
-    flops = None
-    network = networks.NETWORKS.get(run.model)
-    multiply_adds = None if network is None else network.multiply_adds(run.data.crop)
-    if multiply_adds is not None:
-        flops = 6 * multiply_adds * throughput.median
+    steps, network = sum(window.steps for window in windows), networks.NETWORKS.get(run.model)
+    multiply_adds = network.multiply_adds(run.data.crop) if network else None
+    flops = None if multiply_adds is None else 6 * multiply_adds * throughput.median
+    epochs = grouped(windows, lambda window: window.epoch).values()
+    whole = [epoch for epoch in epochs if sum(window.steps for window in epoch) == run.steps_per_epoch]
+    seconds = [sum(window.seconds for window in epoch) for epoch in whole]
     return {
         "epochs": steps // run.steps_per_epoch,
         "steps": steps,
-        "seconds_per_epoch": _epoch_seconds(windows, run.steps_per_epoch),
+        "seconds_per_epoch": statistics.median(seconds) if seconds else None,
         "samples_per_second": throughput.median,
         "spread": throughput.spread,
         "windows": throughput.windows,
-        "dropped_windows": dropped,
+        "dropped_windows": throughput.dropped,
         "samples_trained": sum(window.samples for window in windows),
         "multiply_adds": multiply_adds,
         "flops": flops,
@@ -191,13 +173,7 @@ def _of_windows(record: Record, peak_flops: float | None) -> dict[str, Any]:
     }
 
 
-def _of_monitor(record: Record) -> dict[str, Any]:
-    devices = record.monitor.devices if record.monitor else ()
-    used = [device.utilisation for device in devices if device.utilisation is not None]
-    return {"utilisation": statistics.fmean(used) if used else None, "joules_per_sample": joules_per_sample(record)}
-
-
-def joules_per_sample(record: Record) -> float | None:
+def _joules_per_sample(record: Record) -> float | None:
     """Of all devices, in the windows after warm-up; None where one of them has no such counter.
 
     Of the whole process in records of versions that sampled no windows by themselves.
@@ -254,35 +230,27 @@ def _setting(run: Run) -> str:
 
 def _note(record: Record) -> str:
     run, said = record.run, words(record.run)
-    steps = sum(window.steps for window in record.windows)
-    notes = []
-    if record.outcome != COMPLETED:
-        notes.append(f"{record.outcome}: {record.reason}")
-    if run.quick:
-        notes.append("quick: a first look, not a result")
-    if record.dataset == "synthetic" and record.evaluations:
-        notes.append("synthetic data: its accuracy says nothing of CIFAR-10")
-    if run.engine != USUAL_ENGINE:
-        notes.append(framework(record) + (", channels-last" if run.layout == "NHWC" else ""))
-    notes += [said[name] for name in ("compile", "dtype") if name in said]
-    if not isinstance(run.optimizer, SGD):
-        notes.append(f"optimizer {run.optimizer.name}")
-    notes += [said[name] for name in ("decay", "label_smoothing") if name in said]
-    if run.virtual:
-        notes.append(f"virtual: one device played all {run.devices}; its throughput is not that of {run.devices}")
-    if record.outcome == COMPLETED and steps % run.steps_per_epoch:
-        notes.append(f"stopped after {steps} steps")
-    if record.resumed:
-        times = f" {len(record.resumed)} times" if len(record.resumed) > 1 else ""
-        notes.append(f"resumed from a checkpoint{times}")
-    for reason, share in _throttled(record).items():
-        notes.append(f"clocks held back by {reason} for {share:.0%} of the time")
+    steps, times = sum(window.steps for window in record.windows), len(record.resumed)
+    notes = [
+        f"{record.outcome}: {record.reason}" if record.outcome != COMPLETED else "",
+        "quick: a first look, not a result" * run.quick,
+        "synthetic data: its accuracy says nothing of CIFAR-10"
+        * (record.dataset == "synthetic" and bool(record.evaluations)),
+        framework(record) + ", channels-last" * (run.layout == "NHWC") if run.engine != USUAL_ENGINE else "",
+        *(said.get(name, "") for name in ("compile", "dtype")),
+        f"optimizer {run.optimizer.name}" if not isinstance(run.optimizer, SGD) else "",
+        *(said.get(name, "") for name in ("decay", "label_smoothing")),
+        f"virtual: one device played all {run.devices}; its throughput is not that of {run.devices}" * run.virtual,
+        f"stopped after {steps} steps" if record.outcome == COMPLETED and steps % run.steps_per_epoch else "",
+        "resumed from a checkpoint" * bool(times) + f" {times} times" * (times > 1),
+        *(f"clocks held back by {reason} for {share:.0%} of the time" for reason, share in _throttled(record).items()),
+    ]
     if _disturbed(record):
         # Of how many, earlier versions did not tell.
         cores = f"of {record.usable_cores} cores" if record.usable_cores else "cores"
         stolen = f", and {record.stolen_cores:.2g} were stolen" if record.stolen_cores else ""
         notes.append(f"disturbed: other processes kept {record.others_busy_cores:.2g} {cores} busy meanwhile{stolen}")
-    return "; ".join(notes)
+    return "; ".join(filter(None, notes))
 
 
 def _throttled(record: Record) -> dict[str, float]:
@@ -303,24 +271,11 @@ def _disturbed(record: Record) -> bool:
     return taken > BUSY * (record.usable_cores or record.hardware.cores)
 
 
-def _epoch_seconds(windows: Sequence[timing.Window], steps_per_epoch: int) -> float | None:
-    """Median over whole epochs of the seconds of their windows: training and waiting for data, no evaluation."""
-    epochs: dict[int, list[timing.Window]] = {}
-    for window in windows:
-        epochs.setdefault(window.epoch, []).append(window)
-    whole = [
-        sum(window.seconds for window in members)
-        for members in epochs.values()
-        if sum(window.steps for window in members) == steps_per_epoch
-    ]
-    return statistics.median(whole) if whole else None
-
-
 def _add_takes(rows: Sequence[Row]) -> None:
-    groups: dict[tuple[str, ...], int] = {}
-    for row in sorted(rows, key=lambda row: row.started):
-        key = (row.infrastructure, row.hardware, row.computes, row.dataset)
-        row.take = groups[key] = groups.get(key, 0) + 1
+    begun = sorted(rows, key=lambda row: row.started)
+    for takes in grouped(begun, lambda row: (row.infrastructure, row.hardware, row.computes, row.dataset)).values():
+        for number, row in enumerate(takes, start=1):
+            row.take = number
 
 
 def _add_prices(rows: Sequence[Row], prices: Prices, records: Mapping[tuple[str, str], Record]) -> None:
@@ -344,10 +299,7 @@ def _add_speedups(rows: Sequence[Row]) -> None:
             setattr(row, name, figure)
 
     # The last one wins: strong series come after weak ones, and a weak one is to be shown.
-    shown: dict[Row, compare.Series] = {}
-    for series in reversed(compare.series(rows)):
-        for row in (*series.alone, *series.rows):
-            shown[row] = series
+    shown = {row: series for series in reversed(compare.series(rows)) for row in (*series.alone, *series.rows)}
     for row, series in shown.items():
         row.scaling = series.kind
         fill(row, "speedup_throughput", compare.by_throughput(series.alone, row))
@@ -356,4 +308,4 @@ def _add_speedups(rows: Sequence[Row]) -> None:
     for row in rows:
         for kind in ("throughput", "wall"):
             speedup = getattr(row, f"speedup_{kind}")
-            fill(row, f"efficiency_{kind}", compare.efficiency(speedup, row.devices or 0))
+            fill(row, f"efficiency_{kind}", speedup / row.devices if speedup is not None and row.devices else None)

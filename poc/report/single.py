@@ -11,6 +11,7 @@ from tabulate import tabulate
 from poc.records import timing
 from poc.records.record import COMPLETED, DONE, Record
 from poc.report import compare
+from poc.report.measurements import grouped
 from poc.report.rows import framework
 from poc.values import UserError, nearest
 
@@ -33,18 +34,19 @@ def compared(records: Sequence[Record], first: str, second: str) -> str:
     Raises UserError where no run has such an id, or several do.
     """
     both = [_of_one_machine(_takes(records, start)) for start in (first, second)]
-    runs = [dict(_flat(takes[-1].run.to_json())) for takes in both]
-    machines = [{"machine": takes[-1].infrastructure, "hardware": takes[-1].hardware.describe()} for takes in both]
-    a, b = ({**machine, "framework": framework(takes[-1]), **run} for machine, run, takes in zip(machines, runs, both))
+    last = [takes[-1] for takes in both]
+    a, b = ({**_machine(take), "framework": framework(take), **_flat(take.run.to_json())} for take in last)
     names = [name for name in {**a, **b} if a.get(name) != b.get(name) and name not in _NOT_COMPARED]
-    rates = [_rates(takes) for takes in both]
-    rows = [[name, _cell(a.get(name)), _cell(b.get(name))] for name in names]
-    rows.append(["samples/s, median of takes (range)", *map(_spread, rates)])
-    accuracies = [[take.evaluations[-1].accuracy for take in _completed(takes) if take.evaluations] for takes in both]
-    rows.append(["accuracy at the end", *(_spread(found, ".4f") for found in accuracies)])
-    table = tabulate(rows, headers=["", *(takes[-1].run.id for takes in both)], disable_numparse=True)
-    lines = [f"{takes[-1].run.id}  {takes[-1].run}" for takes in both]
-    return "\n".join([*lines, "", table, "", _verdict(*rates)])
+    done = [[take for take in takes if take.outcome == COMPLETED] for takes in both]
+    rates = [[rate.median for take in takes if (rate := timing.throughput(take.windows))] for takes in done]
+    accuracies = [[take.evaluations[-1].accuracy for take in takes if take.evaluations] for takes in done]
+    rows = [
+        *([name, _cell(a.get(name)), _cell(b.get(name))] for name in names),
+        ["samples/s, median of takes (range)", *(_spread(takes, ".1f") for takes in rates)],
+        ["accuracy at the end", *(_spread(takes, ".4f") for takes in accuracies)],
+    ]
+    lines = [f"{take.run.id}  {take.run}" for take in last]
+    return "\n".join([*lines, "", _table(["", *(take.run.id for take in last)], rows), "", _verdict(*rates)])
 
 
 def _takes(records: Sequence[Record], start: str) -> list[Record]:
@@ -65,8 +67,15 @@ def _takes(records: Sequence[Record], start: str) -> list[Record]:
 
 def _of_one_machine(takes: Sequence[Record]) -> list[Record]:
     """Those on the machine of the last of them."""
-    machines = [(take.infrastructure, take.hardware.describe()) for take in takes]
-    return [take for take, machine in zip(takes, machines) if machine == machines[-1]]
+    return [take for take in takes if _machine(take) == _machine(takes[-1])]
+
+
+def _machine(take: Record) -> dict[str, str]:
+    return {"machine": take.infrastructure, "hardware": take.hardware.describe()}
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    return tabulate(rows, headers=headers, disable_numparse=True)
 
 
 def _head(takes: Sequence[Record]) -> str:
@@ -96,38 +105,32 @@ def _table_of_takes(takes: Sequence[Record]) -> str:
                 take.outcome + (f": {take.reason}" if take.reason else ""),
             ]
         )
-    return tabulate(rows, headers=headers, disable_numparse=True)
+    return _table(headers, rows)
 
 
 def _curve(take: Record) -> str:
     """Loss, accuracy and speed after each epoch."""
-    accuracies = {evaluation.epoch: evaluation for evaluation in take.evaluations}
-    epochs: dict[int, list[timing.Window]] = {}
-    for window in take.windows:
-        epochs.setdefault(window.epoch, []).append(window)
-    rows = []
-    for epoch, windows in epochs.items():
-        evaluated = accuracies.get(epoch)
-        rows.append(
-            [
-                epoch,
-                _cell(windows[-1].loss),
-                f"{evaluated.accuracy:.4f}" if evaluated else "",
-                f"{statistics.median(window.rate for window in windows):.1f}",
-                f"{sum(window.seconds for window in windows):.1f}",
-            ]
-        )
-    headers = ["epoch", "loss of its last window", "accuracy", "samples/s", "seconds"]
-    table = tabulate(rows, headers=headers, disable_numparse=True)
+    accuracies = {evaluation.epoch: f"{evaluation.accuracy:.4f}" for evaluation in take.evaluations}
+    rows = [
+        [
+            epoch,
+            _cell(windows[-1].loss),
+            accuracies.get(epoch, ""),
+            f"{statistics.median(window.rate for window in windows):.1f}",
+            f"{sum(window.seconds for window in windows):.1f}",
+        ]
+        for epoch, windows in grouped(take.windows, lambda window: window.epoch).items()
+    ]
+    table = _table(["epoch", "loss of its last window", "accuracy", "samples/s", "seconds"], rows)
     return f"Its epochs, {take.started[:16]}:\n{table}" if rows else ""
 
 
 def _time(take: Record) -> str:
-    if take.wall is None:
+    split = take.split()
+    if take.wall is None or split is None:
         return ""
-    split = take.split() or {}
     rows = [[part, f"{seconds:.1f}", f"{seconds / take.wall:.0%}"] for part, seconds in split.items()]
-    return f"Where its {take.wall:.0f} s went:\n" + tabulate(rows, headers=["", "seconds", ""], disable_numparse=True)
+    return f"Where its {take.wall:.0f} s went:\n" + _table(["", "seconds", ""], rows)
 
 
 def _verdict(a: Sequence[float], b: Sequence[float]) -> str:
@@ -141,28 +144,18 @@ def _verdict(a: Sequence[float], b: Sequence[float]) -> str:
     return f"{'Different' if found.differs else 'Not told apart'}: {said}."
 
 
-def _completed(takes: Sequence[Record]) -> list[Record]:
-    return [take for take in takes if take.outcome == COMPLETED]
-
-
-def _rates(takes: Sequence[Record]) -> list[float]:
-    """Samples/s of each take that completed."""
-    return [rate.median for take in _completed(takes) if (rate := timing.throughput(take.windows)) is not None]
-
-
-def _spread(found: Sequence[float], digits: str = ".1f") -> str:
-    if not found:
-        return "none"
-    if len(found) == 1:
-        return f"{found[0]:{digits}} (1 take)"
+def _spread(found: Sequence[float], digits: str) -> str:
+    if len(found) < 2:
+        return f"{found[0]:{digits}} (1 take)" if found else "none"
     return f"{statistics.median(found):{digits}} ({min(found):{digits}} to {max(found):{digits}}, {len(found)} takes)"
 
 
-def _flat(held: Any, name: str = "") -> list[tuple[str, Any]]:
+def _flat(held: dict[str, Any], before: str = "") -> dict[str, Any]:
     """The entries of a value's plain form, those inside others with both names."""
-    if not isinstance(held, dict):
-        return [(name, held)]
-    return [pair for key, inner in held.items() for pair in _flat(inner, f"{name}.{key}" if name else key)]
+    flat: dict[str, Any] = {}
+    for name, inner in held.items():
+        flat.update(_flat(inner, f"{before}{name}.") if isinstance(inner, dict) else {before + name: inner})
+    return flat
 
 
 def _cell(held: Any) -> str:

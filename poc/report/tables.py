@@ -9,9 +9,10 @@ from typing import Callable
 from tabulate import tabulate
 
 from poc.recipe import networks
-from poc.report.measurements import Figures, Measurement
+from poc.report.measurements import Known, Measurement
 from poc.studies.row import Row
 
+RATE = "samples/s (range, takes)"
 _LONG_NAME = 24
 _NUMBER = re.compile(r"(\*\*)?([-+(≤]?[$]?[\d.,]+%?\)?( .*)?)?(\*\*)?")
 
@@ -77,14 +78,12 @@ def rounded(figure: float | None, digits: int = 3) -> str:
     return f"{figure:,.0f}"
 
 
-def ranged(figures: Figures | None, digits: int = 3) -> str:
+def ranged(figures: Known, digits: int = 3) -> str:
     """The median, and where there are several takes their range and number."""
     if figures is None:
         return ""
-    if figures.n == 1:
-        return rounded(figures.median, digits)
-    low, high = rounded(figures.low, digits), rounded(figures.high, digits)
-    return f"{rounded(figures.median, digits)} ({low}-{high}, n={figures.n})"
+    median, low, high = (rounded(figure, digits) for figure in (figures.median, figures.low, figures.high))
+    return median if figures.n == 1 else f"{median} ({low}-{high}, n={figures.n})"
 
 
 def rate_of(measurement: Measurement) -> str:
@@ -92,27 +91,27 @@ def rate_of(measurement: Measurement) -> str:
     return ranged(measurement.rate) + ("" if measurement.calm else "*")
 
 
-def accuracy_of(figures: Figures | None) -> str:
+def accuracy_of(figures: Known) -> str:
     """The middle accuracy, and of several runs their number; to as many digits as studies print."""
     if figures is None:
         return ""
     return f"{figures.median:.3f}" + (f" (n={figures.n})" if figures.n > 1 else "")
 
 
-COLUMNS: Mapping[str, tuple[str, Callable[[Measurement], str]]] = {
-    "network": ("network", lambda taken: network_label(taken.row.network)),
-    "devices": ("devices", lambda taken: devices_of(taken.row)),
-    "batch": ("batch a device", lambda taken: counted(taken.row.batch_per_device)),
-    "total_batch": ("total batch", lambda taken: counted(taken.row.total_batch)),
-    "precision": ("precision", lambda taken: taken.row.dtype),
-    "framework": ("engine", lambda taken: taken.row.framework),
-    "rate": ("samples/s (range, takes)", rate_of),
+COLUMNS: Mapping[str, Callable[[Measurement], str]] = {
+    "network": lambda taken: network_label(taken.row.network),
+    "devices": lambda taken: devices_of(taken.row),
+    "batch": lambda taken: f"{taken.row.batch_per_device}",
+    "batch a device": lambda taken: counted(taken.row.batch_per_device),
+    "total batch": lambda taken: counted(taken.row.total_batch),
+    "precision": lambda taken: taken.row.dtype,
+    "engine": lambda taken: taken.row.framework,
+    "exchange": lambda taken: taken.row.exchange,
+    RATE: rate_of,
 }
-"""Columns by name: their title, and what a measurement has in them."""
+"""Columns by their titles, and what a measurement has in them."""
 
 
-def table(measurements: Sequence[Measurement], columns: str, **own: tuple[str, Callable[[Measurement], str]]) -> str:
-    """A table of the named columns, of `COLUMNS` or its `own`."""
-    named = {**COLUMNS, **own}
-    chosen = [named[name] for name in columns.split()]
-    return markdown([{title: cell(taken) for title, cell in chosen} for taken in measurements])
+def cells(taken: Measurement, *titles: str) -> dict[str, str]:
+    """What a measurement has in these of `COLUMNS`."""
+    return {title: COLUMNS[title](taken) for title in titles}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poc.report.measurements import CLOSED, OPEN, Measurement, division
+from poc.report.measurements import Measurement, division, grouped
 from poc.report.page import MAIN_NETWORK, Results, Section
 from poc.report.rows import TARGET
 from poc.report.sections.rates import trainings
-from poc.report.tables import devices_of, machine_of, markdown, rounded
+from poc.report.tables import cells, machine_of, markdown, rounded
 from poc.studies.row import Row
 from poc.values import value
 
@@ -17,12 +17,20 @@ from poc.values import value
 class Reached:
     """A setting that reached the accuracy."""
 
-    row: Row
+    taken: Measurement
     minutes: float
-    bound: bool
-    """It took at most so long: the study prints nothing but the end."""
     n: int
     """Runs that these are the median of."""
+
+    @property
+    def row(self) -> Row:
+        """One that stands for all."""
+        return self.taken.row
+
+    @property
+    def bound(self) -> bool:
+        """Whether it took at most so long: a study prints nothing but the end."""
+        return not self.row.measured
 
     @property
     def dollars(self) -> float | None:
@@ -32,9 +40,6 @@ class Reached:
 
 def section(results: Results) -> Section:
     """Minutes, dollars and joules to the accuracy, of each machine the fastest and the cheapest setting."""
-    shown = reached(results)
-    if not shown:
-        return Section("", ())
     about = (
         f"To a test accuracy of {TARGET:g}, ResNet-50 (CIFAR): minutes of training, evaluation not counted. ≤: the "
         "study prints the end of 12 epochs alone. $: the price of an hour for the share of the machine's devices in "
@@ -43,29 +48,31 @@ def section(results: Results) -> Section:
     table = [
         {
             "machine": results.name(found.row),
-            "devices": devices_of(found.row),
-            "total batch": f"{found.row.total_batch:,}",
-            "division": division(found.row.run) if found.row.measured else CLOSED,
+            **cells(found.taken, "devices", "total batch"),
+            "division": division(found.row.run),
             "minutes": _bounded(found, found.minutes),
             "$": _bounded(found, found.dollars),
             "J a sample": rounded(found.row.joules_per_sample, 2),
-            "$ an hour": rounded(found.row.dollars_per_hour, 3),
+            "$ an hour": rounded(found.row.dollars_per_hour),
             "price of": found.row.price_from,
         }
-        for found in shown
+        for found in reached(results)
     ]
     return Section("Time and money", (about, markdown(table)))
 
 
 def reached(results: Results) -> list[Reached]:
     """Of each machine and division the setting that took least, and where another one cost least that too."""
-    own = [found for name in (CLOSED, OPEN) for taken in trainings(results, name) if (found := _measured(taken))]
-    theirs = [found for row in results.published(lambda row: row.network == MAIN_NETWORK) if (found := _printed(row))]
-    groups: dict[tuple[object, ...], list[Reached]] = {}
-    for found in [*own, *theirs]:
-        row = found.row
-        kind = division(row.run) if row.measured else CLOSED
-        groups.setdefault((machine_of(row), kind), []).append(found)
+    own = [
+        Reached(taken=taken, minutes=figures.median / 60, n=figures.n)
+        for taken in trainings(results)
+        if (figures := taken.figures("seconds_to_075")) and not taken.row.virtual
+    ]
+    theirs = [
+        Reached(taken=taken, minutes=taken.row.epochs * taken.row.seconds_per_epoch / 60, n=1)
+        for taken in results.published(_printed)
+    ]
+    groups = grouped([*own, *theirs], lambda found: (machine_of(found.row), division(found.row.run)))
     return [found for group in groups.values() for found in _best(group)]
 
 
@@ -75,18 +82,9 @@ def _best(group: Sequence[Reached]) -> list[Reached]:
     return [fastest] if cheapest is fastest or fastest.dollars is None else [fastest, cheapest]
 
 
-def _measured(taken: Measurement) -> Reached | None:
-    figures = None if taken.row.virtual else taken.figures("seconds_to_075")
-    if figures is None:
-        return None
-    return Reached(row=taken.row, minutes=figures.median / 60, bound=False, n=figures.n)
-
-
-def _printed(row: Row) -> Reached | None:
-    usable = row.accuracy is not None and row.seconds_per_epoch and not row.doubtful("seconds_per_epoch", "devices")
-    if not usable or row.accuracy < TARGET:
-        return None
-    return Reached(row=row, minutes=row.epochs * row.seconds_per_epoch / 60, bound=True, n=1)
+def _printed(row: Row) -> bool:
+    reached = row.network == MAIN_NETWORK and (row.accuracy or 0) >= TARGET
+    return bool(reached and row.seconds_per_epoch and not row.doubtful("seconds_per_epoch", "devices"))
 
 
 def _bounded(found: Reached, figure: float | None) -> str:

@@ -21,83 +21,62 @@ def section(results: Results) -> Section:
     blocks = ["\n".join(f"- {sentence}" for sentence in said)] if said else []
     quick = [row for row in results.rows if row.quick and results.is_here(row) and row.samples_per_second]
     if not results.here:
+        reasons = Counter(record.reason for record in results.records).most_common(1)
+        skipped = "".join(f" Skipped here, {count} times: {why}." for why, count in reasons)
         nothing = "Nothing has been measured yet: every figure is a published one. `./run_all.sh` adds this machine's."
-        blocks.insert(0, f"{nothing}{_why_nothing(results)}")
+        blocks.insert(0, f"{nothing}{skipped}")
     elif quick and not any(results.is_here(row) for row in results.full if row.samples_per_second):
         blocks.append(f"**{results.here}** has quick runs alone: a first look and no results, listed under *Latest*.")
     return Section("Findings", blocks)
 
 
-def _why_nothing(results: Results) -> str:
-    reasons = Counter(record.reason for record in results.records)
-    return "".join(f" Skipped here, {count} times: {why}." for why, count in reasons.most_common(1))
-
-
 def _speed(results: Results) -> Iterator[str]:
-    shown = machines.reference(results)
-    alone = [taken for taken in shown if results.is_here(taken.row) and taken.row.devices == 1]
-    first = max(alone, key=lambda taken: len(taken.rows), default=None)
-    if first is None or first.rate is None:
+    alone = [taken for taken in machines.reference(results) if taken.row.devices == 1]
+    own = max((taken for taken in alone if results.is_here(taken.row)), key=lambda taken: len(taken.rows), default=None)
+    if own is None:
         return
-    theirs = [taken.row for taken in shown if not taken.row.measured and taken.row.devices == 1]
-    beside = ", ".join(
-        f"{first.rate.median / row.samples_per_second:.2g} of {_short(row)}"
-        for row in sorted(theirs, key=lambda row: row.samples_per_second)
-    )
-    how = f"median of {first.rate.n} take{'s' * (first.rate.n > 1)}"
-    if first.rate.n > 1:
-        how += f", {rounded(first.rate.low)}-{rounded(first.rate.high)}"
-    if not first.calm:
+    rate, theirs = own.rate, [taken.row for taken in reversed(alone) if not taken.row.measured]
+    beside = ", ".join(f"{rate.median / row.samples_per_second:.2g} of {_short(row)}" for row in theirs)
+    how = f"median of {rate.n} take{'s' * (rate.n > 1)}"
+    if rate.n > 1:
+        how += f", {rounded(rate.low)}-{rounded(rate.high)}"
+    if not own.calm:
         how += ", disturbed by other processes"
-    yield (
-        f"**Speed.** {results.here} trains {rounded(first.rate.median)} samples/s at batch {MAIN_BATCH} ({how})"
-        + (f": {beside}." if beside else ".")
-    )
+    told = f"{results.here} trains {rounded(rate.median)} samples/s at batch {MAIN_BATCH} ({how})"
+    yield f"**Speed.** {told}{': ' * bool(beside)}{beside}."
 
 
 def _accuracy(results: Results) -> Iterator[str]:
-    own = next(
-        (
-            (taken, found)
-            for taken in machines.reference(results)
-            if taken.row.measured and taken.row.devices == 1 and (found := machines.accuracy(taken))
-        ),
-        None,
-    )
-    if own is None:
+    alone = [taken for taken in machines.reference(results) if taken.row.devices == 1]
+    reached = [(taken, found) for taken in alone if taken.row.measured and (found := machines.accuracy(taken))]
+    if not reached:
         return
-    taken, found = own
-    theirs = [
-        f"{_short(row)} {row.accuracy:.3f}"
-        for other in machines.reference(results)
-        if not (row := other.row).measured and row.devices == 1 and row.accuracy is not None
-    ]
-    yield (
-        f"**Accuracy.** {MAIN_EPOCHS} epochs at batch {MAIN_BATCH} reach {found.median:.3f} on {machine_of(taken.row)} "
-        f"(n={found.n})" + (f"; published: {', '.join(theirs)}." if theirs else ".")
-    )
+    taken, found = reached[0]
+    theirs = [taken.row for taken in alone if not taken.row.measured and taken.row.accuracy is not None]
+    printed = ", ".join(f"{_short(row)} {row.accuracy:.3f}" for row in theirs)
+    told = f"{MAIN_EPOCHS} epochs at batch {MAIN_BATCH} reach {found.median:.3f} on {machine_of(taken.row)}"
+    yield f"**Accuracy.** {told} (n={found.n}){'; published: ' * bool(printed)}{printed}."
 
 
 def _rate(results: Results) -> Iterator[str]:
     best = rates.best_rates(results)
-    said = []
-    for kind, name in (("published", "published"), (CLOSED, "the study's way here"), (OPEN, "the best way found here")):
-        taken = best[kind].get(_LARGE)
-        if taken is not None:
-            reached = accuracy_of(taken.accuracies())
-            said.append(f"{name} {reached} at rate {taken.row.learning_rate:g}")
+    names = {"published": "published", CLOSED: "the study's way here", OPEN: "the best way found here"}
+    said = [
+        f"{names[kind]} {accuracy_of(taken.accuracies())} at rate {taken.row.learning_rate:g}"
+        for kind, found in best.items()
+        if (taken := found.get(_LARGE))
+    ]
     if said:
         yield f"**Rate.** At a total batch of {_LARGE:,}: {', '.join(said)}; n=1 each unless said."
 
 
 def _scaling(results: Results) -> Iterator[str]:
-    shown = scaling.weak(results)
     said = []
-    ordered = scaling.fastest_first(shown)
+    ordered = scaling.fastest_first(scaling.weak(results))
     own = [scaled for scaled in ordered if results.is_here(scaled.last)][:1]
-    theirs = [one for one in ordered if not one.last.measured and one.series.batch == MAIN_BATCH]
+    theirs = [scaled for scaled in ordered if not scaled.last.measured and scaled.series.batch == MAIN_BATCH]
     for scaled in [*own, *theirs]:
-        many, speedup = max(scaled.speedups), scaled.speedups[max(scaled.speedups)]
+        many, speedup = max(scaled.speedups.items())
         what = devices_of(scaled.last) + " here" if scaled.last.measured else f"{many} of {_short(scaled.last)}"
         how = f"batch {scaled.series.batch}, n={scaled.takes}" if scaled.last.measured else "published"
         said.append(f"{what} {speedup:.2f} ({how})")
@@ -106,27 +85,22 @@ def _scaling(results: Results) -> Iterator[str]:
 
 
 def _cost(results: Results) -> Iterator[str]:
-    known = [found for found in cost.reached(results) if found.dollars is not None]
-    cheapest = min(known, key=lambda found: found.dollars or 0.0, default=None)
-    fastest = min(cost.reached(results), key=lambda found: found.minutes, default=None)
-    if fastest is None:
+    reached = cost.reached(results)
+    if not reached:
         return
-    text = (
-        f"**Cost.** {TARGET:g} takes least time on {_of(fastest)}: {_at_most(fastest)}{rounded(fastest.minutes, 2)} min"
-    )
-    if cheapest is not None:
-        text += f"; least money on {_of(cheapest)}: {_at_most(cheapest)}${rounded(cheapest.dollars, 2)}"
-    yield text + "."
+    fastest = min(reached, key=lambda found: found.minutes)
+    cheapest = min(reached, key=lambda found: float("inf") if found.dollars is None else found.dollars)
+    text = f"{TARGET:g} takes least time on {_took(fastest, f'{rounded(fastest.minutes, 2)} min')}"
+    if cheapest.dollars is not None:
+        text += f"; least money on {_took(cheapest, f'${rounded(cheapest.dollars, 2)}')}"
+    yield f"**Cost.** {text}."
 
 
-def _of(found: cost.Reached) -> str:
-    return f"{_short(found.row)} ({devices_of(found.row)}, {'published' if not found.row.measured else f'n={found.n}'})"
-
-
-def _at_most(found: cost.Reached) -> str:
-    return "at most " * found.bound
+def _took(found: cost.Reached, most: str) -> str:
+    how = f"{devices_of(found.row)}, {f'n={found.n}' if found.row.measured else 'published'}"
+    return f"{_short(found.row)} ({how}): {'at most ' * found.bound}{most}"
 
 
 def _short(row: Row) -> str:
     """The name of a published machine's device, or of a measured machine."""
-    return f"a {machine_of(row).split('(')[0].split()[-1]}" if not row.measured else machine_of(row)
+    return machine_of(row) if row.measured else f"a {machine_of(row).split('(')[0].split()[-1]}"

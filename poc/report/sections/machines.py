@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from poc.recipe import CIFAR10, Independent
 from poc.recipe.exchanges import EXCHANGES
 from poc.report import chart
-from poc.report.measurements import CLOSED, NO_MATTER_FOR_SPEED, Figures, Measurement, of_division, same_machine
+from poc.report.measurements import CLOSED, Known, Measurement, alike, division, figures_of
 from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
 from poc.report.rows import USUAL_ENGINE
-from poc.report.tables import accuracy_of, devices_of, machine_of, rounded, short_machine, table
+from poc.report.tables import RATE, accuracy_of, cells, devices_of, machine_of, markdown, rounded, short_machine
 from poc.studies.row import Row
 
 _RATE_PER_SAMPLE = 0.05 / 128
@@ -21,23 +21,22 @@ def section(results: Results) -> Section:
     shown = reference(results)
     fastest = fastest_device(results)
     compared = f"x one {machine_of(fastest).split()[-1]}" if fastest else "x one GPU"
-    return Section(
-        "The same recipe on each machine",
-        (
-            "Closed division: ResNet-50 (CIFAR), SGD, rate 0.05 for every 128 samples of total batch, "
-            f"{MAIN_EPOCHS} epochs of CIFAR-10 in crops of 28 with colours moved. Linked rows are published; CPUs of "
-            "studies ran batches of 256 and 512.",
-            table(
-                shown,
-                "machine devices framework precision total_batch rate compared accuracy dollars",
-                machine=("machine", lambda taken: results.name(taken.row)),
-                compared=(compared, lambda taken: share_of(taken, fastest)),
-                accuracy=("accuracy", lambda taken: accuracy_of(accuracy(taken))),
-                dollars=("$ a run", _dollars),
-            ),
-            *_picture(results, shown),
-        ),
+    about = (
+        "Closed division: ResNet-50 (CIFAR), SGD, rate 0.05 for every 128 samples of total batch, "
+        f"{MAIN_EPOCHS} epochs of CIFAR-10 in crops of 28 with colours moved. Linked rows are published; CPUs of "
+        "studies ran batches of 256 and 512."
     )
+    table = [
+        {
+            "machine": results.name(taken.row),
+            **cells(taken, "devices", "engine", "precision", "total batch", RATE),
+            compared: rounded(taken.rate.median / fastest.samples_per_second, 2) if fastest else "",
+            "accuracy": accuracy_of(accuracy(taken)),
+            "$ a run": _dollars(taken),
+        }
+        for taken in shown
+    ]
+    return Section("The same recipe on each machine", (about, markdown(table), *_picture(results, shown)))
 
 
 def reference(results: Results) -> list[Measurement]:
@@ -47,55 +46,44 @@ def reference(results: Results) -> list[Measurement]:
     """
 
     def measured(row: Row) -> bool:
-        like = row.measured and row.network == MAIN_NETWORK and row.batch_per_device == MAIN_BATCH and not row.fixed
-        return bool(like and of_division(row, CLOSED) and not isinstance(row.run.exchange, Independent))
+        like = row.network == MAIN_NETWORK and row.batch_per_device == MAIN_BATCH and not row.fixed
+        usual = results.is_here(row) or (row.run.engine == USUAL_ENGINE and row.dtype == "float32")
+        closed = division(row.run) == CLOSED and not isinstance(row.run.exchange, Independent)
+        return bool(like and usual and closed)
 
     def printed(row: Row) -> bool:
         like = row.devices in (1, 8) and row.batch_per_device == MAIN_BATCH and linear(row)
-        return row.network == MAIN_NETWORK and (like or row.devices == 0) and not row.doubtful("samples_per_second")
+        usable = row.samples_per_second and not row.doubtful("samples_per_second")
+        return bool(row.network == MAIN_NETWORK and (like or row.devices == 0) and usable)
 
-    own = [
-        taken
-        for taken in usual_exchange(results.speeds(measured))
-        if results.is_here(taken.row) or (taken.row.run.engine == USUAL_ENGINE and taken.row.dtype == "float32")
-    ]
-    theirs = [Measurement((row,)) for row in results.published(printed) if row.samples_per_second]
-    return [*own, *sorted(theirs, key=lambda taken: -taken.row.samples_per_second)]
+    theirs = sorted(results.published(printed), key=lambda taken: -taken.rate.median)
+    return [*usual_exchange(results.speeds(measured)), *theirs]
 
 
 def usual_exchange(measurements: Sequence[Measurement]) -> list[Measurement]:
     """Of measured ones that differ only in how gradients travel the first in the order of recipes' exchanges."""
-    order = list(EXCHANGES)
-    first: dict[tuple[str, ...], Measurement] = {}
-    for taken in sorted(measurements, key=lambda taken: (order.index(taken.row.run.exchange.name), taken.row.exchange)):
-        run = taken.row.run
-        first.setdefault((*same_machine(taken.row), run.key("exchange", *NO_MATTER_FOR_SPEED)), taken)
-    return [taken for taken in measurements if taken in first.values()]
+
+    def place(taken: Measurement) -> tuple[int, str]:
+        return list(EXCHANGES).index(taken.row.run.exchange.name), taken.row.exchange
+
+    first = [min(group, key=place) for group in alike(measurements, "exchange")]
+    return [taken for taken in measurements if taken in first]
 
 
 def fastest_device(results: Results) -> Row | None:
     """The main study's fastest single device at the reference setting."""
 
     def alone(row: Row) -> bool:
-        return (row.devices, row.batch_per_device, row.network) == (1, MAIN_BATCH, MAIN_NETWORK)
+        like = (row.devices, row.batch_per_device, row.network) == (1, MAIN_BATCH, MAIN_NETWORK)
+        return like and row.samples_per_second is not None
 
-    return max(results.published(alone), key=lambda row: float(row.samples_per_second or 0), default=None)
-
-
-def share_of(taken: Measurement, other: Row | None) -> str:
-    """Its speed as a multiple of another's."""
-    rate = taken.rate
-    return rounded(rate.median / other.samples_per_second, 2) if rate and other else ""
+    return max((taken.row for taken in results.published(alone)), key=lambda row: row.samples_per_second, default=None)
 
 
-def accuracy(taken: Measurement) -> Figures | None:
+def accuracy(taken: Measurement) -> Known:
     """What runs of the reference length and rate reached, among the takes of a speed."""
-    by_seed = {
-        row.seed: row.accuracy
-        for row in taken.rows
-        if row.accuracy is not None and row.epochs == MAIN_EPOCHS and row.dataset != "synthetic" and linear(row)
-    }
-    return Figures(tuple(by_seed.values())) if by_seed else None
+    rows = [row for row in taken.rows if row.epochs == MAIN_EPOCHS and row.dataset != "synthetic" and linear(row)]
+    return figures_of({row.seed: row.accuracy for row in rows if row.accuracy is not None}.values())
 
 
 def linear(row: Row) -> bool:
@@ -106,20 +94,17 @@ def linear(row: Row) -> bool:
 
 def _dollars(taken: Measurement) -> str:
     """Of the epochs of the study at this speed, by the price of an hour of the devices in use."""
-    row, rate = taken.row, taken.rate
-    if row.dollars_per_hour is None or rate is None:
-        return ""
-    return rounded(MAIN_EPOCHS * CIFAR10().train / rate.median / 3600 * row.dollars_per_hour, 2)
+    price = taken.row.dollars_per_hour
+    return "" if price is None else rounded(MAIN_EPOCHS * CIFAR10().train / taken.rate.median / 3600 * price, 2)
 
 
 def _picture(results: Results, shown: Sequence[Measurement]) -> list[Picture]:
-    alone = [taken for taken in shown if (taken.row.devices or 0) <= 1 and taken.rate]
+    alone = [taken for taken in shown if (taken.row.devices or 0) <= 1]
     if len(alone) < 2:
         return []
     lines = []
-    for taken in sorted(alone, key=lambda taken: -taken.rate.median if taken.rate else 0.0):
+    for taken in sorted(alone, key=lambda taken: -taken.rate.median):
         row, rate = taken.row, taken.rate
-        assert rate is not None
         words = [short_machine(row)]
         if row.measured:
             words += [devices_of(row), row.framework.split()[0], row.dtype]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from poc.records import timing
 from poc.records.record import COMPLETED, SKIPPED, Record
 from poc.report import compare
+from poc.report.measurements import grouped
 from poc.report.page import Results, Section
 from poc.report.rows import BUSY
-from poc.report.tables import markdown, network_label, rounded
+from poc.report.tables import cells, markdown, network_label, rounded
+from poc.studies.row import Row
 
 
 def rules(results: Results) -> Section:
@@ -23,7 +26,7 @@ def rules(results: Results) -> Section:
         f"waiting for data included. Warm-up: {timing.WARMUP_RULE}.",
         "Tables show the median over takes, with their range and number n. A recipe's takes are rounds over all of its "
         "runs, every other one backwards; repeats from before there were takes may lie hours apart.",
-        f"{compare.VERDICT_RULE[0].upper()}{compare.VERDICT_RULE[1:]}. Windows of one run bear no verdict: they are "
+        f"{compare.VERDICT_RULE}. Windows of one run bear no verdict: they are "
         "correlated, and know nothing of what differs from run to run.",
         f"A take is disturbed where other processes, or the hypervisor, took more than {BUSY:.0%} of the machine's "
         "cores meanwhile. Disturbed takes count only where there are no others; a star says so.",
@@ -41,20 +44,19 @@ def rules(results: Results) -> Section:
 
 def machines(results: Results) -> Section:
     """Each machine with its versions and the days of its runs."""
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for record in results.records:
-        if record.outcome != SKIPPED:
-            machine = record.hardware
-            cards = tuple(Counter(gpu.name for gpu in machine.gpus).items())
-            groups.setdefault((record.infrastructure, machine.cpu, machine.cores, machine.driver, cards), []).append(
-                record
-            )
+
+    def machine(record: Record) -> tuple[Any, ...]:
+        hardware = record.hardware
+        cards = tuple(Counter(gpu.name for gpu in hardware.gpus).items())
+        return record.infrastructure, hardware.cpu, hardware.cores, hardware.driver, cards
+
+    tried = [record for record in results.records if record.outcome != SKIPPED]
     lines = []
-    for (infrastructure, cpu, cores, driver, cards), members in groups.items():
+    for (infrastructure, cpu, cores, driver, cards), members in grouped(tried, machine).items():
         days = sorted({record.started[:10] for record in members})
         lines.append(
             {
-                "machine": f"**{infrastructure}**" if infrastructure == results.here else infrastructure,
+                "machine": results.bold(infrastructure),
                 "CPU": cpu,
                 "cores": str(cores),
                 "GPUs": ", ".join(f"{count}x {name}" for name, count in cards),
@@ -65,39 +67,33 @@ def machines(results: Results) -> Section:
                 "last": days[-1],
             }
         )
-    versions = Counter(
-        f"{name} {version}"
-        for record in results.records
-        for name, version in record.versions.items()
-        if name != "system"
-    )
-    used = f"Versions: {', '.join(sorted(versions))}. Every record names its own, with its commit."
-    return Section("Machines", (markdown(lines), used) if lines else ())
+    versions = {pair for record in results.records for pair in record.versions.items() if pair[0] != "system"}
+    used = f"Versions: {', '.join(sorted(map(' '.join, versions)))}. Every record names its own, with its commit."
+    return Section("Machines", (markdown(lines), used))
 
 
 def time(results: Results) -> Section:
     """Shares of the wall time, medians over runs of a machine and network."""
-    groups: dict[tuple[str, str, int], list[dict[str, float]]] = {}
-    for row in results.full:
-        if row.measured and row.outcome == COMPLETED and row.wall_seconds and row.rest_seconds is not None:
-            parts = {part: getattr(row, f"{part}_seconds") / row.wall_seconds for part in timing.PARTS}
-            groups.setdefault((row.infrastructure, row.network, row.workers), []).append(parts)
+
+    def share(rows: Sequence[Row], *parts: str) -> str:
+        seconds = [sum(getattr(row, f"{part}_seconds") for part in parts) for row in rows]
+        return f"{statistics.median(part / row.wall_seconds for part, row in zip(seconds, rows)):.0%}"
+
+    whole = [
+        row for row in results.full if row.outcome == COMPLETED and row.wall_seconds and row.rest_seconds is not None
+    ]
+    groups = grouped(whole, lambda row: (row.infrastructure, row.network, row.workers))
     lines = [
         {
-            "machine": f"**{machine}**" if machine == results.here else machine,
+            "machine": results.bold(machine),
             "network": network_label(network),
             "workers": str(workers),
             "runs": str(len(runs)),
-            **{
-                name: f"{statistics.median(run[part] for run in runs):.0%}"
-                for part, name in (
-                    ("initialise", "start"),
-                    ("train", "training"),
-                    ("data", "data"),
-                    ("evaluate", "evaluation"),
-                )
-            },
-            "rest": f"{statistics.median(run['warmup'] + run['checkpoint'] + run['rest'] for run in runs):.0%}",
+            "start": share(runs, "initialise"),
+            "training": share(runs, "train"),
+            "data": share(runs, "data"),
+            "evaluation": share(runs, "evaluate"),
+            "rest": share(runs, "warmup", "checkpoint", "rest"),
         }
         for (machine, network, workers), runs in groups.items()
         if len(runs) > 1
@@ -106,7 +102,7 @@ def time(results: Results) -> Section:
         "Of the wall time, from the start of a run's process to its end; medians over runs. Start: imports, data, "
         "network. Data: training stood still for the next batch. Rest: warm-up, checkpoints, and what no part claims."
     )
-    return Section("Where the time went", (about, markdown(lines)) if lines else ())
+    return Section("Where the time went", (about, markdown(lines)))
 
 
 def not_run(results: Results) -> Section:
@@ -120,23 +116,19 @@ def not_run(results: Results) -> Section:
         f"- {machine}, {runs} run{'s' * (runs > 1)} {outcome}: {reason}"
         for (machine, outcome, reason), runs in sorted(groups.items())
     ]
-    return Section("Not run, failed or diverged", ("\n".join(listed),) if listed else ())
+    return Section("Not run, failed or diverged", ("\n".join(listed),))
 
 
 def memory(results: Results) -> Section:
     """The most memory and power that a network took on GPUs."""
-    lines = []
-    for taken in results.speeds(lambda row: row.measured and row.kind == "gpu"):
-        row = taken.row
-        lines.append(
-            {
-                "machine": results.name(row),
-                "network": network_label(row.network),
-                "devices": f"{row.devices}",
-                "batch a device": f"{row.batch_per_device}",
-                "device memory (GiB)": rounded(row.device_peak_bytes and row.device_peak_bytes / 2**30),
-                "in use": f"{row.utilisation:.0%}" if row.utilisation is not None else "",
-                "J a sample": rounded(row.joules_per_sample),
-            }
-        )
-    return Section("What the GPUs did", (markdown(lines),) if lines else ())
+    lines = [
+        {
+            "machine": results.name(row := taken.row),
+            **cells(taken, "network", "devices", "batch a device"),
+            "device memory (GiB)": rounded(row.device_peak_bytes and row.device_peak_bytes / 2**30),
+            "in use": f"{row.utilisation:.0%}" if row.utilisation is not None else "",
+            "J a sample": rounded(row.joules_per_sample),
+        }
+        for taken in results.speeds(lambda row: row.kind == "gpu")
+    ]
+    return Section("What the GPUs did", (markdown(lines),))

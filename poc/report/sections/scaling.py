@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from poc.recipe import Independent
 from poc.report import chart, compare
@@ -33,8 +32,8 @@ class Scaled:
     @property
     def efficiency(self) -> float:
         """At the most devices."""
-        most = max(self.speedups)
-        return self.speedups[most] / most
+        most, speedup = max(self.speedups.items())
+        return speedup / most
 
     @property
     def last(self) -> Row:
@@ -45,8 +44,6 @@ class Scaled:
 def section(results: Results) -> Section:
     """Speed-ups of the main network with a fixed batch per device, as a table and as a figure."""
     shown = weak(results)
-    if not shown:
-        return Section("", ())
     counts = sorted({devices for scaled in shown for devices in scaled.speedups})
     table = [
         {
@@ -70,32 +67,30 @@ def weak(results: Results) -> list[Scaled]:
     """Weak scaling of the main network: this machine's, then others', each by its usual exchange."""
 
     def fits(row: Row) -> bool:
-        return row.measured and row.network == MAIN_NETWORK and not isinstance(row.run.exchange, Independent)
+        return row.network == MAIN_NETWORK and not isinstance(row.run.exchange, Independent)
 
     def printable(row: Row) -> bool:
         return row.network == MAIN_NETWORK and not row.doubtful("samples_per_second", "devices")
 
-    measured = usual_exchange(results.speeds(fits))
-    printed = [Measurement((row,)) for row in results.published(printable)]
-    return [scaled for scaled in scalings([*measured, *printed]) if scaled.series.kind == compare.WEAK]
+    shown = [*usual_exchange(results.speeds(fits)), *results.published(printable)]
+    return [scaled for scaled in scalings(shown) if scaled.series.kind == compare.WEAK]
 
 
 def scalings(measurements: Sequence[Measurement]) -> list[Scaled]:
     """Every series over devices among them, by the medians of their takes."""
     # A run that was cut short is as fast as a whole one: what tells them apart must not part a series.
-    takes = {dataclasses.replace(taken.row, **_speed_alone(taken.row)): len(taken.rows) for taken in measurements}
+    besides = ("devices", "virtual", "batch_per_device", "total_batch", "exchange", "workers", *NO_MATTER_FOR_SPEED)
+    takes = {}
+    for taken in measurements:
+        row = taken.row
+        if row.measured:
+            row = dataclasses.replace(row, setting=row.run.key(*besides), learning_rate=None)
+        takes[row] = len(taken.rows)
     return [
         Scaled(series=series, takes=takes[series.rows[-1]])
         for series in compare.series(takes)
         if any(compare.by_throughput(series.alone, row) for row in series.rows)
     ]
-
-
-def _speed_alone(row: Row) -> dict[str, Any]:
-    if not row.measured:
-        return {}
-    besides = ("devices", "virtual", "batch_per_device", "total_batch", "exchange", "workers", *NO_MATTER_FOR_SPEED)
-    return {"setting": row.run.key(*besides), "learning_rate": None}
 
 
 def fastest_first(shown: Sequence[Scaled]) -> list[Scaled]:
@@ -133,27 +128,23 @@ def _picture(shown: Sequence[Scaled]) -> list[Picture]:
 
 def both_speedups(results: Results) -> Section:
     """Every measured series with both of its speed-ups, by throughput and by wall time."""
-    shown = scalings(results.speeds(lambda row: row.measured))
-    lines = []
-    for scaled in shown:
-        row, alone = scaled.last, scaled.series.alone
-        wall = compare.by_wall(alone, row)
-        lines.append(
-            {
-                "machine": results.name(row),
-                "network": network_label(row.network),
-                "scaling": f"{scaled.series.kind}, {scaled.series.batch}",
-                "exchange": row.exchange,
-                "devices": f"{row.devices}",
-                "by throughput": f"{scaled.speedups[row.devices]:.2f}",
-                "efficiency": f"{scaled.efficiency:.2f}",
-                "by wall time": rounded(wall),
-                "takes": str(scaled.takes),
-            }
-        )
+    lines = [
+        {
+            "machine": results.name(scaled.last),
+            "network": network_label(scaled.last.network),
+            "scaling": f"{scaled.series.kind}, {scaled.series.batch}",
+            "exchange": scaled.last.exchange,
+            "devices": f"{scaled.last.devices}",
+            "by throughput": f"{scaled.speedups[scaled.last.devices]:.2f}",
+            "efficiency": f"{scaled.efficiency:.2f}",
+            "by wall time": rounded(compare.by_wall(scaled.series.alone, scaled.last)),
+            "takes": str(scaled.takes),
+        }
+        for scaled in scalings(results.speeds(lambda row: True))
+    ]
     about = (
-        f"{compare.SERIES_RULE[0].upper()}{compare.SERIES_RULE[1:]}. By throughput sees the usual window alone; by "
+        f"{compare.SERIES_RULE}. By throughput sees the usual window alone; by "
         "wall time all of a run, from its start to its end, and only where both trained as many samples (within "
         f"{compare.SAME_WORK:.0%})."
     )
-    return Section("Every measured series", (about, markdown(lines)) if lines else ())
+    return Section("Every measured series", (about, markdown(lines)))

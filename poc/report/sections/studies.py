@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poc.report import compare
-from poc.report.measurements import Measurement
+from poc.report.measurements import Measurement, grouped
 from poc.report.page import Results, Section
 from poc.report.rows import USUAL_ENGINE
 from poc.report.tables import machine_of, markdown, network_label, network_of, ranged, rounded
 from poc.studies import Study
 from poc.studies.row import Row
 
-_SERIES = ("infrastructure", "hardware", "framework", "network", "dataset", "layout", "exchange", "scaling")
+_SERIES = ("infrastructure", "hardware", "framework", "network", "dataset", "layout", "scaling")
+_FIGURES = ("samples/s, one", "samples/s, all", "efficiency", "best accuracy")
 
 
 def sections(results: Results) -> list[Section]:
     """A section for each study."""
 
     def comparable(row: Row) -> bool:
-        usual = row.measured and row.run.engine == USUAL_ENGINE and row.dtype == "float32"
+        usual = row.run.engine == USUAL_ENGINE and row.dtype == "float32"
         return bool(usual and row.devices == 1 and row.cores_per_worker is None)
 
     alone = results.speeds(comparable)
@@ -28,47 +29,45 @@ def sections(results: Results) -> list[Section]:
 
 def _section(results: Results, study: Study, alone: Sequence[Measurement]) -> Section:
     rows = [row for row in results.rows if row.study == study.name and not row.measured]
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        held = row.total_batch if row.scaling == compare.STRONG else row.batch_per_device
-        groups.setdefault((*(getattr(row, name) for name in _SERIES if name != "exchange"), held), []).append(row)
     several = len({row.framework for row in rows}) > 1
-    lines = [line for group in groups.values() if (line := _line(group, alone, several))]
+    groups = grouped(rows, lambda row: (*(getattr(row, name) for name in _SERIES), _held(row)))
+    lines = [_line(group, alone, several) for group in groups.values()]
+    told = [line for line in lines if any(line[title] for title in _FIGURES)]
     source = ", ".join(filter(None, [study.authors, study.year]))
     linked = f"[{study.title or study.name}]({study.address})" if study.address else study.title or study.name
-    doubtful = [f"- {machine_of(row)}, {row.printed.split(' | ')[0]}: {row.flag}." for row in rows if row.flag]
-    blocks = [
+    about = (
         f"{linked}{': ' + source if source else ''}{' (' + study.about + ')' if study.about else ''}. {len(rows)} "
-        "rows, a line for those that differ only in devices and rate.",
-        markdown(lines),
-    ]
-    if doubtful:
-        blocks.append(
-            "Its own figures disagree, as found by recomputing them:\n\n" + "\n".join(dict.fromkeys(doubtful))
-        )
-    return Section(study.title.split(":")[0] or study.name, blocks if lines else blocks[:1])
+        "rows, a line for those that differ only in devices and rate."
+    )
+    flagged = [f"- {machine_of(row)}, {row.printed.split(' | ')[0]}: {row.flag}." for row in rows if row.flag]
+    doubtful = "Its own figures disagree, as found by recomputing them:\n\n" + "\n".join(dict.fromkeys(flagged))
+    blocks = [about, markdown(told), doubtful if flagged else ""]
+    return Section(study.title.split(":")[0] or study.name, list(filter(None, blocks)))
 
 
-def _line(group: Sequence[Row], alone: Sequence[Measurement], several: bool) -> dict[str, str] | None:
+def _held(row: Row) -> int | None:
+    """The batch that its series holds fixed."""
+    return row.total_batch if row.scaling == compare.STRONG else row.batch_per_device
+
+
+def _line(group: Sequence[Row], alone: Sequence[Measurement], several: bool) -> dict[str, str]:
     first, last = group[0], max(group, key=lambda row: row.devices or 0)
+    held, many = _held(first), (last.devices or 0) > 1
     one = next((row for row in group if (row.devices or 0) <= 1), None)
     accuracies = [row.accuracy for row in group if row.accuracy is not None]
     at_most = [row for row in group if row.devices == last.devices]
     efficiencies = [share for row in at_most for share in (row.efficiency_throughput, row.efficiency_wall) if share]
-    held = first.total_batch if first.scaling == compare.STRONG else first.batch_per_device
-    line = {
+    here = [taken for taken in alone if (taken.row.network, taken.row.batch_per_device) == (network_of(first), held)]
+    best = max(here, key=lambda taken: len(taken.rows), default=None)
+    return {
         "machine": machine_of(first),
         "network": ", ".join(filter(None, [network_label(network_of(first)), first.layout])),
         "engine": first.framework.split(", ")[-1].replace("Keras + TensorFlow", "Keras") if several else "",
         "batch": f"{held}{' in all' if first.scaling == compare.STRONG else ''}" if held else "",
         "samples/s, one": rounded(compare.rate(one) if one else None),
-        "devices": f"{last.devices}" if (last.devices or 0) > 1 else "",
-        "samples/s, all": rounded(compare.rate(last)) if (last.devices or 0) > 1 else "",
-        "efficiency": f"{efficiencies[0]:.2f}" if efficiencies and last.devices > 1 else "",
+        "devices": f"{last.devices}" if many else "",
+        "samples/s, all": rounded(compare.rate(last)) if many else "",
+        "efficiency": f"{efficiencies[0]:.2f}" if efficiencies and many else "",
         "best accuracy": f"{max(accuracies):.3f}" if accuracies else "",
+        "measured, one": ranged(best.rate) if best else "",
     }
-    if not any(line[name] for name in ("samples/s, one", "samples/s, all", "efficiency", "best accuracy")):
-        return None
-    here = [taken for taken in alone if (taken.row.network, taken.row.batch_per_device) == (network_of(first), held)]
-    best = max(here, key=lambda taken: len(taken.rows), default=None)
-    return {**line, "measured, one": ranged(best.rate) if best else ""}
