@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from poc.recipe import DATA, OPTIMIZERS, Device, Training
+from poc.recipe.datasets import HELD_OUT
 from poc.recipe.exchanges import EXCHANGES
 from poc.recipe.rates import Schedule
 from poc.values import UserError, field, from_plain, value, words
@@ -39,6 +40,11 @@ class Run(Schedule, Training):
     def exchanges(self) -> bool:
         """Whether there are gradients that travel, or could: those of several real devices."""
         return self.devices > 1 and not self.virtual
+
+    @property
+    def searches(self) -> bool:
+        """Whether its accuracy is of images held out from training, and not of the test set."""
+        return getattr(self.data, "validate_on", "") == HELD_OUT
 
     @property
     def exchange_label(self) -> str:
@@ -94,7 +100,7 @@ class Run(Schedule, Training):
                     yield _json_name(option), getattr(held, option.name), unset
             elif declared.name == "data":
                 # The same rule as for fields of a run: these came later.
-                later = {"fixed": False, "on_device": False, "validate_on": "test"}
+                later = {"fixed": False, "on_device": False, "alternate": False, "validate_on": "test"}
                 fields = {k: v for k, v in dataclasses.asdict(held).items() if k not in later or v != later[k]}
                 yield "data", {"name": held.name, **fields}, None
             else:

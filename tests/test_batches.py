@@ -47,6 +47,24 @@ def test_synthetic_is_the_same_everywhere() -> None:
     np.testing.assert_array_equal(few.train.images, many.train.images[:7])
 
 
+def test_synthetic_can_be_learned_by_shift_invariant_features_only() -> None:
+    dataset = load(Synthetic(train=3000, validation=500))
+
+    def accuracy(features: Any) -> float:
+        train, validation = (features(split.images / 255.0) for split in (dataset.train, dataset.validation))
+        means = np.stack([train[dataset.train.labels == label].mean(axis=0) for label in range(10)])
+        distances = ((validation[:, None] - means[None]) ** 2).sum(axis=2)
+        return float((distances.argmin(axis=1) == dataset.validation.labels).mean())
+
+    def spectrum(images: Any) -> Any:
+        low = np.abs(np.fft.fft2(images, axes=(1, 2)))[:, [-2, -1, 0, 1, 2], :3]
+        shapes = low.reshape(len(images), -1, 3)[:, np.arange(15) != 6].reshape(len(images), -1)
+        return shapes / np.linalg.norm(shapes, axis=1, keepdims=True)
+
+    assert accuracy(lambda images: images.reshape(len(images), -1)) < 0.5
+    assert accuracy(spectrum) > 0.95
+
+
 def test_synthetic_shapes() -> None:
     assert [synthetic(like).input_shape for like in ("cifar", "imagenet")] == [(3, 32, 32), (3, 224, 224)]
     assert synthetic("imagenet", size=64, fixed=False).input_shape == (3, 64, 64)
@@ -127,6 +145,25 @@ def test_every_image_is_what_it_was_when_the_published_runs_were_made(spec: CIFA
         np.testing.assert_array_equal(labels, np.arange(count)[::-1])
         pixels.update(np.asarray(shown).tobytes())
     assert pixels.hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_images_mirrored_every_other_epoch_are_mirrored_by_chance_in_the_first(on_device: bool) -> None:
+    # The pixels of a row are 0 to 7.
+    count = 2000
+    split = data.Images(
+        np.tile(np.arange(8, dtype=np.uint8)[None, None, :, None], (count, 8, 1, 3)), np.zeros(count, np.int32)
+    )
+    spec = CIFAR10(crop=8, pad=0, jitter=False, alternate=True, on_device=on_device)
+
+    def mirrored(epoch: int) -> Any:
+        shown: Any = split.augmented(np.arange(count), spec, seed=0, epoch=epoch)[0]
+        return shown.mirrored == 1 if on_device else shown[:, 0, 0, 0] == 7
+
+    first, *others = map(mirrored, range(4))
+    assert first.mean() == pytest.approx(0.5, abs=0.06)  # five standard deviations
+    for epoch, seen in enumerate(others, start=1):
+        np.testing.assert_array_equal(seen, ~first if epoch % 2 else first)
 
 
 def test_crop_and_mirror_are_uniform() -> None:

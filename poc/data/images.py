@@ -90,6 +90,9 @@ class Images(Split):
 
     def augmented(self, indices: Indices, spec: InMemory, *, seed: int, epoch: int) -> tuple[Pixels | Views, Labels]:
         drawn = uniform(seed, epoch, indices, _VIEW + _COLOUR if spec.jitter else _VIEW)
+        if isinstance(spec, CIFAR10) and spec.alternate:
+            first = uniform(seed, 0, indices, [[MIRROR]])[0]
+            drawn[2] = first if epoch % 2 == 0 else 1 - first
         views = self._views(indices, spec, drawn)
         labels = self.labels[indices].astype(np.float32)
         if spec.on_device:

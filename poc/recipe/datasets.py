@@ -48,6 +48,8 @@ class CIFAR10(_Images):
     """Pixels of border (value 127) put around the image before the random crop."""
     mirror: bool = field(default=True, check=flag, label="unmirrored")
     """Mirror with probability 1/2."""
+    alternate: bool = field(default=False, check=flag, label="mirrored every other epoch")
+    """An image is mirrored by chance in the first epoch, and then every other time (Jordan 2024)."""
     jitter: bool = field(default=True, check=flag, label="without jitter")
     """Move hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
     on_device: bool = field(default=False, check=flag, label="on the device")
@@ -66,6 +68,8 @@ class CIFAR10(_Images):
 
     def __post_init__(self) -> None:
         _check(self, 32)
+        if self.alternate and not self.mirror:
+            raise UserError("data: alternate: without mirror nothing alternates; leave one of them out")
         if self.on_device and self.jitter:
             raise UserError("data: on_device: colours are moved on the host only; give jitter=False")
 

@@ -43,7 +43,9 @@ MAIN = Page(
     ),
 )
 BEHIND = (
-    Page("learning_rate", "Learning rate", (learning.every_training, learning.published, learning.noise)),
+    Page(
+        "learning_rate", "Learning rate", (learning.every_training, learning.search, learning.published, learning.noise)
+    ),
     Page(
         "scaling",
         "Scaling and exchanges",

@@ -65,9 +65,13 @@ class Results:
         real = [row for row in self.full if row.measured and row.samples_per_second and not row.virtual]
         return sorted(by_speed(filter(chosen, real)), key=lambda taken: self._order(taken.row))
 
-    def accuracies(self, chosen: Callable[[Row], bool]) -> list[Measurement]:
-        """The accuracies of chosen measured rows, the machine at hand first; on real images only."""
-        real = [row for row in self.full if row.measured and row.accuracy is not None and row.dataset != "synthetic"]
+    def accuracies(self, chosen: Callable[[Row], bool], *, searched: bool = False) -> list[Measurement]:
+        """The accuracies of chosen measured rows, the machine at hand first; on real images only, of the test set.
+
+        `searched`: those of images that a search held out.
+        """
+        known = [row for row in self.full if row.measured and row.accuracy is not None]
+        real = [row for row in known if row.dataset != "synthetic" and row.run.searches == searched]
         return sorted(by_accuracy(filter(chosen, real)), key=lambda taken: self._order(taken.row))
 
     def name(self, row: Row) -> str:

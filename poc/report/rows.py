@@ -11,6 +11,7 @@ from typing import Any
 
 from poc import engines
 from poc.recipe import SGD, networks
+from poc.recipe.datasets import HELD_OUT
 from poc.records import timing
 from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
 from poc.report import compare
@@ -130,7 +131,8 @@ def from_record(record: Record, peak_flops: float | None = None) -> Row:
         accuracy=accuracies[-1] if accuracies else None,
         accuracy_last4=statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
         wall_seconds=record.wall,
-        seconds_to_075=_seconds_to(TARGET, record),
+        accuracy_on=HELD_OUT * run.searches,
+        seconds_to_075=None if run.searches else _seconds_to(TARGET, record),
         note=_note(record),
         disturbed=_disturbed(record),
         host_peak_bytes=record.memory.host_peak_bytes,

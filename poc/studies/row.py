@@ -135,6 +135,7 @@ class Row:
     seconds_to_075: Measure = _seconds("training, until the accuracy was first 0.75 at an epoch's end")
     dollars_per_hour: Measure = _number("price of the devices in use", unit="$")
     price_from: str = _text("where and when that was the price")
+    accuracy_on: str = _text("held-out, where the accuracy is of training images that a search held out")
     contradicts: str = _text("the columns that `flag` is about")
 
     run: Run | Any = None

@@ -13,7 +13,24 @@ from poc.report.tables import accuracy_of, cells, markdown, network_label, round
 
 def every_training(results: Results) -> Section:
     """What each way gave at each total batch, and the ways in full."""
-    shown = trainings(results)
+    about = (
+        f"{network_label(MAIN_NETWORK)}, {MAIN_EPOCHS} epochs; accuracy on the test set after the last epoch, and "
+        "the mean of the last four, one seed unless n says otherwise. The ways were sought on that same test set, so "
+        "the best of several is flattered."
+    )
+    return Section("Every training", (about, *_ways(results, trainings(results)), *_curves(results)))
+
+
+def search(results: Results) -> Section:
+    """The same for ways that were sought on held-out images."""
+    about = (
+        f"{network_label(MAIN_NETWORK)}, {MAIN_EPOCHS} epochs on 45,000 of the training images; accuracy on the other "
+        "5,000, which a search looks at in place of the test set."
+    )
+    return Section("The search", (about, *_ways(results, trainings(results, searched=True))))
+
+
+def _ways(results: Results, shown: Sequence[Measurement]) -> tuple[str, str]:
     ways = list(dict.fromkeys(way(taken.row.run) for taken in shown))
     letters = {words: chr(ord("A") + number) if number < 26 else f"A{number}" for number, words in enumerate(ways)}
     lines = [
@@ -30,12 +47,7 @@ def every_training(results: Results) -> Section:
         for taken in sorted(shown, key=_by_batch)
     ]
     listed = "\n".join(f"- {letter}: {words}" for words, letter in letters.items())
-    about = (
-        f"{network_label(MAIN_NETWORK)}, {MAIN_EPOCHS} epochs; accuracy on the test set after the last epoch, and "
-        "the mean of the last four, one seed unless n says otherwise. The ways were sought on that same test set, so "
-        "the best of several is flattered."
-    )
-    return Section("Every training", (about, markdown(lines), listed, *_curves(results)))
+    return markdown(lines), listed
 
 
 def published(results: Results) -> Section:

@@ -51,8 +51,11 @@ def best_rates(results: Results) -> dict[str, dict[int, Measurement]]:
     }
 
 
-def trainings(results: Results) -> list[Measurement]:
-    """What runs over the study's epochs, of its network and images gave, closed ones first; all synchronous SGD."""
+def trainings(results: Results, *, searched: bool = False) -> list[Measurement]:
+    """What runs over the study's epochs, of its network and images gave, closed ones first; all synchronous SGD.
+
+    On the test set; `searched`: on images that a search held out.
+    """
 
     def fits(row: Row) -> bool:
         run = row.run
@@ -62,7 +65,7 @@ def trainings(results: Results) -> list[Measurement]:
             and not (run.exchanges and run.exchange.name != "device")
         )
 
-    return sorted(results.accuracies(fits), key=lambda taken: division(taken.row.run))
+    return sorted(results.accuracies(fits, searched=searched), key=lambda taken: division(taken.row.run))
 
 
 def way(run: Run) -> str:
@@ -76,7 +79,9 @@ def way(run: Run) -> str:
     ]
     if isinstance(run.data, CIFAR10):
         parts.append(f"crop {run.data.crop} of {32 + 2 * run.data.pad}")
-        parts += ["mirror"] * run.data.mirror + ["colours moved"] * run.data.jitter
+        parts += ["mirror" + " every other epoch" * run.data.alternate] * run.data.mirror + [
+            "colours moved"
+        ] * run.data.jitter
     return ", ".join(filter(None, parts))
 
 

@@ -42,7 +42,7 @@ def _table(results: Results, shown: list[Measurement]) -> str:
             **cells(taken, "batch a device"),
             "rate": short_way(row),
             **cells(taken, "engine", "precision", RATE),
-            "accuracy": accuracy_of(taken.accuracies()),
+            "accuracy": accuracy_of(taken.accuracies()) + ", held-out" * bool(row.accuracy_on),
         }
         lines.append({**line, RATE: ""} if row.virtual else line)
     return markdown(lines)
