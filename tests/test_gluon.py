@@ -19,13 +19,26 @@ from poc.recipe.exchanges import Exchange
 from poc.run import Run
 from tests import stand_in
 from tests.benchmark_launches import issuing
-from tests.engine_worker import CORES, SUMS, batches, distance, parameters, planned, trained, workers
+from tests.engine_worker import CORES, SUMS, Arrays, batches, distance, parameters, planned, trained, workers
 from tests.launch import python
 
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
 
-from poc.engines.gluon import arrays, exchange, optimizers, session  # noqa: E402
+from poc.engines.gluon import arrays, exchange, networks, optimizers, session  # noqa: E402
+
+
+@pytest.mark.slow
+def test_batch_norm_and_relu_in_one_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def after(steps: int) -> Arrays:
+        run = planned("gluon", lr=0.05, steps=steps).run
+        return trained(engines.open_session(run), run)
+
+    fused = after(5)
+    assert networks.can_fuse() or pytest.skip("this CPU has no fused operator")
+    monkeypatch.setattr(session, "can_fuse", lambda: False)
+    assert distance(after(5), fused) < 1e-5
+    assert distance(after(1), fused) > 1e-3
 
 
 @pytest.mark.slow
