@@ -145,7 +145,12 @@ def from_record(record: Record, peak_flops: float | None = None) -> Row:
 def _seconds_to(accuracy: float, record: Record) -> float | None:
     """Of training to the end of the first epoch after which it was reached; None where it never was."""
     epoch = next((seen.epoch for seen in record.evaluations if seen.accuracy >= accuracy), None)
-    return None if epoch is None else sum(window.seconds for window in record.windows if window.epoch <= epoch)
+    return None if epoch is None else trained_by(epoch, record)
+
+
+def trained_by(epoch: int, record: Record) -> float:
+    """Seconds of training up to the end of an epoch, evaluation not counted."""
+    return sum(window.seconds for window in record.windows if window.epoch <= epoch)
 
 
 def _of_windows(record: Record, peak_flops: float | None) -> dict[str, Any]:

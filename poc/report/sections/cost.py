@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from poc.report import chart
 from poc.report.measurements import Measurement, division, grouped
-from poc.report.page import MAIN_NETWORK, Results, Section
-from poc.report.rows import TARGET
+from poc.report.page import MAIN_NETWORK, Picture, Results, Section
+from poc.report.rows import TARGET, trained_by
 from poc.report.sections.rates import trainings
-from poc.report.tables import cells, machine_of, markdown, rounded
+from poc.report.tables import cells, devices_of, machine_of, markdown, network_label, rounded, short_machine
 from poc.studies.row import Row
 from poc.values import value
 
@@ -58,7 +59,7 @@ def section(results: Results) -> Section:
         }
         for found in reached(results)
     ]
-    return Section("Time and money", (about, markdown(table)))
+    return Section("Time and money", (about, markdown(table), *_picture(results)))
 
 
 def reached(results: Results) -> list[Reached]:
@@ -85,6 +86,29 @@ def _best(group: Sequence[Reached]) -> list[Reached]:
 def _printed(row: Row) -> bool:
     reached = row.network == MAIN_NETWORK and (row.accuracy or 0) >= TARGET
     return bool(reached and row.seconds_per_epoch and not row.doubtful("seconds_per_epoch", "devices"))
+
+
+def _picture(results: Results) -> list[Picture]:
+    """Accuracy against minutes: the curves of measured settings, of published ones the end."""
+    records, lines = {id(row): record for row, record in zip(results.rows, results.records)}, []
+    for found in reached(results)[: chart.MOST_LINES]:
+        row, points = found.row, [chart.Point(x=found.minutes, y=found.row.accuracy)]
+        if record := records.get(id(found.taken.rows[-1])):
+            points = [
+                chart.Point(x=trained_by(seen.epoch, record) / 60, y=seen.accuracy) for seen in record.evaluations
+            ]
+        label = f"{short_machine(row)}, {devices_of(row)}, {division(row.run)}"
+        lines.append(chart.Line(label=label, points=tuple(points), here=results.is_here(row)))
+    if len(lines) < 2:
+        return []
+    figure = chart.lines(
+        lines, title="Accuracy for time", xlabel="minutes of training", ylabel="test accuracy", log="x"
+    )
+    caption = (
+        f"Test accuracy against minutes of training, {network_label(MAIN_NETWORK)}: of each machine and division what "
+        f"reached {TARGET:g} first; of a study the end alone. One run each."
+    )
+    return [Picture("accuracy_time", caption, figure)]
 
 
 def _bounded(found: Reached, figure: float | None) -> str:
