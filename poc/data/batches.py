@@ -63,11 +63,13 @@ def training_batches(
     first_step: int = 0,
     worker: int = 0,
     workers: int = 1,
+    alone: bool = False,
 ) -> Iterator[Batch]:
     """Yields one worker's part of `steps` total batches, from `first_step` (counted over all epochs) on.
 
     Over all workers and steps of an epoch the parts are a partition of its whole batches; `workers` divides
-    `total_batch`. A fixed batch is the same object every time. Batches are made by a thread for each of up to 16 cores.
+    `total_batch`. A fixed batch is the same object every time. Batches are made by a thread for each of up to 16 cores;
+    `alone`, by none but the one that asks for them.
     """
     samples, share = len(dataset.train), total_batch // workers
     if isinstance(spec, Synthetic) and spec.fixed:
@@ -92,7 +94,7 @@ def training_batches(
 
     # Images in files are decoded in threads anyway; to say which views the devices cut takes less than to start one.
     threads = usable_threads()
-    alone = threads == 1 or spec.on_device or not isinstance(dataset.train, Images)
+    alone = alone or threads == 1 or spec.on_device or not isinstance(dataset.train, Images)
     for several in itertools.starmap(make, shares()) if alone else _in_threads(make, shares(), threads):
         for first in range(0, len(several), share):
             yield several.part(first, first + share)

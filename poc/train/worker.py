@@ -87,7 +87,7 @@ class Worker:
             steps=run.steps - self._first_step + breakdown.steps_of(request["detail"]),
             **share,
             # A CPU's cores belong to the training, which one thread can feed.
-            **({"threads": 1} if run.kind == "cpu" else {}),
+            alone=run.kind == "cpu",
         )
         loop = Loop(
             run,
