@@ -1,0 +1,176 @@
+"""Hosts for tests: each a network, process and mount namespace of this machine, on one switch, with a node of Ray's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.launch import DEADLINE_SECONDS, HOME, eventually
+
+TOKEN = "0123456789abcdef" * 4
+PORT = 6379
+RAY = Path(sys.executable).with_name("ray")
+_INSIDE = ("--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
+# Ray says nothing of a cluster to anybody, and frees its memory quickly.
+_RAY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+class Host:
+    """One of them, at 10.77.0.NUMBER; `init` is the process in this namespace with which all of it ends."""
+
+    def __init__(self, switch: Switch, number: int, folder: Path, cores: str) -> None:
+        self.number, self.cores = number, cores
+        self.address = f"10.77.0.{number}"
+        self.folder = folder / f"host{number}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        setup = f"hostname {self.address} && mkdir -p /tmp/ray && mount -t tmpfs none /tmp/ray && exec sleep 100000"
+        self._outer = subprocess.Popen(["unshare", *_INSIDE, "sh", "-c", setup])
+        child = eventually(lambda: psutil.Process(self._outer.pid).children())
+        self.init = child[0]
+        eventually(lambda: self.init.name() == "sleep")
+        self.wire = f"v{os.getpid()}n{number}"
+        switch.plug(self.init.pid, self.wire, f"{self.address}/24")
+
+    def command(self, *words: object) -> list[str]:
+        """What starts a command there, bound to the host's cores."""
+        enter = ["nsenter", "-t", str(self.init.pid), "-n", "-m", "-u", "-p", f"--wd={self.folder}"]
+        return [*enter, "taskset", "-c", self.cores, *map(str, words)]
+
+    def environment(self, **others: str | None) -> dict[str, str]:
+        """Of what is started there: a cache of its own, and the token unless it is taken out."""
+        own = {**_RAY, "PYTHONPATH": str(HOME), "POC_CACHE": str(self.folder / "cache"), "HOME": str(self.folder)}
+        variables = {**os.environ, **own, **others}
+        return {name: held for name, held in variables.items() if held is not None}
+
+    def start_ray(self, *, head: str = "", label: str = "", **others: str | None) -> subprocess.CompletedProcess[str]:
+        """Makes it a node of the cluster whose head is at that address; without, the head of a new one."""
+        where = [f"--address={head}:{PORT}"] if head else ["--head", f"--port={PORT}", "--include-dashboard=false"]
+        where += [f"--labels=infrastructure={label}"] if label else []
+        sizes = ["--object-store-memory=80000000", f"--num-cpus={len(self.cores.split(','))}"]
+        words = [RAY, "start", *where, f"--node-ip-address={self.address}", "--disable-usage-stats", *sizes]
+        return subprocess.run(
+            self.command(*words),
+            env=self.environment(**others),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
+        )
+
+    def processes(self, module: str = "") -> list[psutil.Process]:
+        """Those on it whose command names `module`."""
+        found = []
+        for process in self.init.children() and _in_namespace(self.init.pid):
+            with contextlib.suppress(psutil.Error):
+                if module in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to all of it but its first process."""
+        for process in _in_namespace(self.init.pid):
+            if process.pid != self.init.pid:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+
+    def kill(self) -> None:
+        """As if its power had gone."""
+        self._outer.kill()
+        with contextlib.suppress(psutil.Error):
+            self.init.kill()
+        self._outer.wait()
+
+    def cut(self, *, up: bool = False) -> None:
+        """Pulls its wire out of the switch."""
+        _run("nsenter", "-t", self.init.pid, "-n", "ip", "link", "set", self.wire, "up" if up else "down")
+
+
+def _in_namespace(pid: int) -> list[psutil.Process]:
+    own = os.readlink(f"/proc/{pid}/ns/pid_for_children")
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{process.pid}/ns/pid") == own:
+                found.append(process)
+    return found
+
+
+class Switch:
+    """What the hosts are wired to: a bridge in a network namespace of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.hosts: list[Host] = []
+        self._process = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", "ip link add hub type bridge && ip link set hub up && exec sleep 100000"]
+        )
+        eventually(
+            lambda: psutil.Process(self._process.pid).name() == "sleep", lambda: self._process.poll() is not None
+        )
+
+    def plug(self, pid: int, wire: str, address: str) -> None:
+        """Wires the network namespace of process `pid` to it."""
+        port = f"{wire}p"
+        _run("ip", "link", "add", wire, "netns", pid, "type", "veth", "peer", "name", port, "netns", self._process.pid)
+        _run("nsenter", "-t", self._process.pid, "-n", "ip", "link", "set", port, "master", "hub", "up")
+        inside = ["nsenter", "-t", pid, "-n", "ip"]
+        _run(*inside, "addr", "add", address, "dev", wire)
+        _run(*inside, "link", "set", wire, "up")
+        _run(*inside, "link", "set", "lo", "up")
+
+    def host(self, cores: str = "0") -> Host:
+        """One more."""
+        self.hosts.append(Host(self, len(self.hosts) + 1, self._folder, cores))
+        return self.hosts[-1]
+
+    def close(self) -> None:
+        """Ends all."""
+        for host in self.hosts:
+            host.kill()
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def switch(folder: Path) -> Iterator[Switch]:
+    """A switch to which hosts can be wired; skips the test where namespaces are not allowed."""
+    try:
+        _run("unshare", *_INSIDE, "true")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"namespaces are not allowed here: {getattr(error, 'stderr', '') or error}")
+    made = Switch(folder)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def drive(host: Host, recipe: Path, *words: object, **how: Any) -> subprocess.Popen[str]:
+    """`poc run` on `host` as the driver of its cluster, with results and shared checkpoints beside the hosts' folders."""
+    results, checkpoints = host.folder.parent / "results", host.folder.parent / "checkpoints"
+    command = [sys.executable, "-W", "ignore", "-m", "poc", "run", recipe, "--results", results]
+    command += ["--checkpoints", checkpoints, "--cluster", how.pop("address", f"{host.address}:{PORT}"), *words]
+    environment = host.environment(**how.pop("environment", {}))
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(host.command(*command), env=environment, text=True, **streams, **how)
+
+
+def driven(host: Host, recipe: Path, *words: object, status: int = 0, **how: Any) -> str:
+    """What that said, once it has ended, which it has to with this exit code."""
+    with drive(host, recipe, *words, **how) as process:
+        said, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == status, said
+    return said
+
+
+def _run(*words: object) -> None:
+    subprocess.run([*map(str, words)], check=True, capture_output=True, text=True)
