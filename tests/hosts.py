@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,15 +68,20 @@ class Host:
     def processes(self, module: str = "") -> list[psutil.Process]:
         """Those on it whose command names `module`."""
         found = []
-        for process in self.init.children() and _in_namespace(self.init.pid):
+        for process in _in_namespace(self.init.pid):
             with contextlib.suppress(psutil.Error):
                 if module in " ".join(process.cmdline()):
                     found.append(process)
         return found
 
+    def listening(self) -> list[tuple[str, str]]:
+        """Address and program of every TCP port that is open there."""
+        said = subprocess.run(self.command("ss", "-Hltnp"), capture_output=True, text=True, check=True).stdout
+        return [(line.split()[3].rpartition(":")[0], line.split('"')[1]) for line in said.splitlines() if '"' in line]
+
     def send(self, number: signal.Signals) -> None:
         """A signal to all of it but its first process."""
-        for process in _in_namespace(self.init.pid):
+        for process in self.processes():
             if process.pid != self.init.pid:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(number)
@@ -154,19 +158,23 @@ def switch(folder: Path) -> Iterator[Switch]:
         made.close()
 
 
-def drive(host: Host, recipe: Path, *words: object, **how: Any) -> subprocess.Popen[str]:
-    """`poc run` on `host` as the driver of its cluster, with results and shared checkpoints beside the hosts' folders."""
-    results, checkpoints = host.folder.parent / "results", host.folder.parent / "checkpoints"
-    command = [sys.executable, "-W", "ignore", "-m", "poc", "run", recipe, "--results", results]
-    command += ["--checkpoints", checkpoints, "--cluster", how.pop("address", f"{host.address}:{PORT}"), *words]
-    environment = host.environment(**how.pop("environment", {}))
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(host.command(*command), env=environment, text=True, **streams, **how)
+def drive(host: Host, recipe: Path, folder: Path, *words: object, **environment: str | None) -> subprocess.Popen[str]:
+    """`poc run` on `host`, which drives its cluster, with results and the nodes' checkpoints in `folder`."""
+    places = ["--results", folder / "results", "--checkpoints", folder / "checkpoints"]
+    if "--cluster" not in words:
+        places += ["--cluster", f"{host.address}:{PORT}"]
+    return subprocess.Popen(
+        host.command(sys.executable, "-W", "ignore", "-m", "poc", "run", recipe, *places, *words),
+        env=host.environment(**environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
-def driven(host: Host, recipe: Path, *words: object, status: int = 0, **how: Any) -> str:
+def driven(host: Host, recipe: Path, folder: Path, *words: object, status: int = 0, **environment: str | None) -> str:
     """What that said, once it has ended, which it has to with this exit code."""
-    with drive(host, recipe, *words, **how) as process:
+    with drive(host, recipe, folder, *words, **environment) as process:
         said, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == status, said
     return said
