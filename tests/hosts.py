@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,18 @@ TOKEN = "0123456789abcdef" * 4
 PORT = 6379
 RAY = Path(sys.executable).with_name("ray")
 _INSIDE = ("--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
-# Ray says nothing of a cluster to anybody, and frees its memory quickly.
-_RAY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+# A lost node is given up after some seconds, so that the next test need not wait for it.
+_HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000"}
+_RAY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0", **_HEALTH}
+# What a run has on a node for as long as it goes on.
+_OF_RUNS = ("poc.train.worker", "poc.engines.gluon", "reference.hub")
 
 
 class Host:
     """One of them, at 10.77.0.NUMBER; `init` is the process in this namespace with which all of it ends."""
 
     def __init__(self, switch: Switch, number: int, folder: Path, cores: str) -> None:
-        self.number, self.cores = number, cores
+        self.number, self.cores, self.gone = number, cores, False
         self.address = f"10.77.0.{number}"
         self.folder = folder / f"host{number}"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -74,10 +77,21 @@ class Host:
                     found.append(process)
         return found
 
-    def listening(self) -> list[tuple[str, str]]:
-        """Address and program of every TCP port that is open there."""
+    def left_of_runs(self) -> list[str]:
+        """What there is of runs."""
+        return [module for module in _OF_RUNS if self.processes(module)]
+
+    def listening(self, *, of_runs: bool = False) -> list[tuple[str, str]]:
+        """Address and port of every TCP port that is open there, or of those that runs opened."""
         said = subprocess.run(self.command("ss", "-Hltnp"), capture_output=True, text=True, check=True).stdout
-        return [(line.split()[3].rpartition(":")[0], line.split('"')[1]) for line in said.splitlines() if '"' in line]
+        lines = said.splitlines()
+        if of_runs:
+            found = [process for module in _OF_RUNS for process in self.processes(module)]
+            status = [Path(f"/proc/{process.pid}/status").read_text() for process in found]
+            inside = [text.partition("NSpid:")[2].splitlines()[0].split()[-1] for text in status]
+            lines = [line for line in lines if any(f"pid={pid}," in line for pid in inside)]
+        addresses = [line.split()[3].rpartition(":") for line in lines]
+        return [(address, port) for address, _, port in addresses]
 
     def send(self, number: signal.Signals) -> None:
         """A signal to all of it but its first process."""
@@ -88,6 +102,7 @@ class Host:
 
     def kill(self) -> None:
         """As if its power had gone."""
+        self.gone = True
         self._outer.kill()
         with contextlib.suppress(psutil.Error):
             self.init.kill()
@@ -106,6 +121,48 @@ def _in_namespace(pid: int) -> list[psutil.Process]:
             if os.readlink(f"/proc/{process.pid}/ns/pid") == own:
                 found.append(process)
     return found
+
+
+class Nodes:
+    """A cluster of hosts: its head, of the kind "pair", and what is added."""
+
+    def __init__(self, wired: Switch, cores: Sequence[str]) -> None:
+        self.wired, self._cores = wired, cores
+        self.head = self._started(wired.host(cores[0]), label="pair")
+        self._second: Host | None = None
+
+    def second(self) -> Host:
+        """Another of the head's kind."""
+        if self._second is None or self._second.gone:
+            self._second = self.add("pair")
+        return self._second
+
+    def add(self, label: str, **environment: str | None) -> Host:
+        """One more node, on the other core."""
+        return self._started(self.wired.host(self._cores[1]), head=self.head.address, label=label, **environment)
+
+    @contextlib.contextmanager
+    def another(self, label: str, **environment: str | None) -> Iterator[Host]:
+        """A node for as long as the block lasts."""
+        host = self.add(label, **environment)
+        try:
+            yield host
+        finally:
+            if not host.gone:
+                subprocess.run(host.command(RAY, "stop", "--force"), env=host.environment(), capture_output=True)
+                host.kill()
+
+    def _started(self, host: Host, **how: Any) -> Host:
+        done = host.start_ray(**how)
+        assert done.returncode == 0, done.stderr
+        return host
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[Nodes]:
+    """A cluster whose nodes have one core each."""
+    with switch(folder) as wired:
+        yield Nodes(wired, [str(core) for core in sorted(os.sched_getaffinity(0))])
 
 
 class Switch:
@@ -158,18 +215,27 @@ def switch(folder: Path) -> Iterator[Switch]:
         made.close()
 
 
-def drive(host: Host, recipe: Path, folder: Path, *words: object, **environment: str | None) -> subprocess.Popen[str]:
-    """`poc run` on `host`, which drives its cluster, with results and the nodes' checkpoints in `folder`."""
+@contextlib.contextmanager
+def drive(
+    host: Host, recipe: Path, folder: Path, *words: object, **environment: str | None
+) -> Iterator[subprocess.Popen[str]]:
+    """`poc run` on `host`, which drives its cluster, with results and checkpoints in `folder`; gone after the block."""
     places = ["--results", folder / "results", "--checkpoints", folder / "checkpoints"]
     if "--cluster" not in words:
         places += ["--cluster", f"{host.address}:{PORT}"]
-    return subprocess.Popen(
+    driver = subprocess.Popen(
         host.command(sys.executable, "-W", "ignore", "-m", "poc", "run", recipe, *places, *words),
         env=host.environment(**environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+    try:
+        yield driver
+    finally:
+        for process in host.processes("poc run"):
+            process.kill()
+        driver.wait()
 
 
 def driven(host: Host, recipe: Path, folder: Path, *words: object, status: int = 0, **environment: str | None) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import ImageNet, Synthetic
+from poc import CIFAR10, Synthetic
 from poc.records import journal
 from poc.records.record import COMPLETED, FAILED, Record
 from poc.train import checkpoint
 from tests.builders import GLUON, TWO_WORKERS, executed, recipe_file
-from tests.hosts import PORT, Host, Switch, drive, driven, switch
+from tests.hosts import Host, Nodes, cluster, drive, driven
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, python
 
-CORES = [str(core) for core in sorted(os.sched_getaffinity(0))]
 PAIR = "2 hosts, each pair"
 IMAGES = Synthetic(train=320, validation=70)
 JOINED: dict[str, Any] = {**TWO_WORKERS, "data": IMAGES, "cores_per_worker": 1, "epochs": 2}
@@ -32,62 +30,28 @@ MXNET = {**GLUON, "batch_per_device": 8, "data": Synthetic(size=16, crop=16, tra
 # Each device has a process of its own anyway.
 PYTORCH = {**MXNET, "engine": "pytorch", "exchange": "device", "workers": 1}
 LONG: dict[str, Any] = {"epochs": 100_000, "window": 5}
-# What a run leaves on a node for as long as it goes on.
-RUNNING = ("poc.train.worker", "poc.engines", "hub")
 needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(len(CORES) < 2, reason="two hosts need a core each"), needs_ray]
-
-
-class Nodes:
-    """A cluster: its head, of the kind "pair", and what is added."""
-
-    def __init__(self, wired: Switch) -> None:
-        self.wired = wired
-        self.head = self._started(wired.host(CORES[0]), label="pair")
-
-    def add(self, label: str = "pair", **environment: str | None) -> Host:
-        """One more node, on the other core."""
-        return self._started(self.wired.host(CORES[1]), head=self.head.address, label=label, **environment)
-
-    def _started(self, host: Host, **how: Any) -> Host:
-        done = host.start_ray(**how)
-        assert done.returncode == 0, done.stderr
-        return host
-
-    @contextlib.contextmanager
-    def another(self, label: str, **environment: str | None) -> Iterator[Host]:
-        """A node for as long as the block lasts."""
-        host = self.add(label, **environment)
-        try:
-            yield host
-        finally:
-            stop = host.command(Path(sys.executable).with_name("ray"), "stop", "--force")
-            subprocess.run(stop, env=host.environment(), capture_output=True, check=True)
-            host.kill()
+few = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two hosts need a core each")
+pytestmark = [pytest.mark.slow, few, needs_ray]
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    with switch(tmp_path_factory.mktemp("hosts")) as wired:
-        yield Nodes(wired)
+    with cluster(tmp_path_factory.mktemp("hosts")) as made:
+        yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def second(nodes: Nodes) -> Host:
     """The other one of its kind."""
-    return nodes.add()
+    return nodes.second()
 
 
 def of(folder: Path, machine: str) -> list[Record]:
     """What the journal of that machine holds."""
     return journal.read([journal.folder(folder / "results", machine) / journal.FILE])
-
-
-def left_on(host: Host) -> list[str]:
-    """What is left there of runs."""
-    return [" ".join(process.cmdline()) for module in RUNNING for process in host.processes(module)]
 
 
 def training(host: Host, driver: subprocess.Popen[str]) -> None:
@@ -172,9 +136,8 @@ def test_a_run_listens_on_the_cluster_s_interface_alone_and_ends_with_its_driver
         for host in hosts:
             training(host, driver)
         for host in hosts:
-            runs = [address for address, program in host.listening() if program.startswith(("python", "pt_"))]
-            assert set(runs) <= {host.address}
-        assert any(program.startswith("python") for _, program in nodes.head.listening())
+            assert {address for address, _ in host.listening(of_runs=True)} <= {host.address}
+        assert nodes.head.listening(of_runs=True)
         said = status_of(nodes.head, tmp_path)
         assert f"{PAIR} on {nodes.head.address}" in said
         assert "epoch " in said
@@ -182,7 +145,7 @@ def test_a_run_listens_on_the_cluster_s_interface_alone_and_ends_with_its_driver
             process.kill()
         driver.communicate()
     for host in hosts:
-        eventually(lambda host=host: not left_on(host))
+        eventually(lambda host=host: not host.left_of_runs())
     assert "was killed" in status_of(nodes.head, tmp_path)
 
 
@@ -241,33 +204,35 @@ def test_a_node_that_comes_later_is_used_and_ctrl_c_ends_all(nodes: Nodes, secon
             for process in nodes.head.processes("poc run"):
                 process.send_signal(signal.SIGINT)
             said, _ = driver.communicate(timeout=DEADLINE_SECONDS)
-            assert not left_on(late)
+            assert not late.left_of_runs()
     assert driver.returncode == 130, said
     (record,) = of(tmp_path, PAIR)
     assert (record.outcome, record.reason) == (FAILED, "interrupted")
     assert record.windows
     for host in (nodes.head, second):
-        assert not left_on(host)
+        assert not host.left_of_runs()
 
 
-def test_a_node_without_the_data_or_with_a_full_disk_or_another_version_is_named(
+def test_a_node_of_another_version_or_with_a_full_disk_or_other_data_is_named(
     nodes: Nodes, second: Host, tmp_path: Path
 ) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", data=ImageNet(train=4, validation=2), model="resnet50_v1")
-    other = tmp_path / "checkout"
+    def complaint(recipe: Path) -> str:
+        return driven(nodes.head, recipe, tmp_path, status=2).splitlines()[-1]
+
+    small, other = recipe_file(tmp_path / "small.py", data=IMAGES), tmp_path / "checkout"
     subprocess.run(["git", "clone", "-q", HOME, other], check=True)
-    subprocess.run([*f"git -C {other} -c user.name=x -c user.email=x commit -q --allow-empty -m x".split()], check=True)
-    small = recipe_file(tmp_path / "small.py", data=IMAGES)
+    commit = ["-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "--allow-empty", "-m", "another"]
+    subprocess.run(["git", "-C", other, *commit], check=True)
     with nodes.another("odd", PYTHONPATH=str(other)) as odd:
-        said = driven(nodes.head, small, tmp_path, status=2)
-        assert f"poc: {odd.address} ({odd.address}): the commit is " in said.splitlines()[-1]
-    with nodes.another("odd") as odd:
+        assert complaint(small).startswith(f"poc: {odd.address} ({odd.address}): the commit is ")
+    # The others have no way to the images either, and would train on made-up ones.
+    images = recipe_file(tmp_path / "images.py", data=CIFAR10())
+    with nodes.another("odd", POC_DATA=str(tmp_path)) as odd:
+        assert complaint(images).startswith(f"poc: {odd.address} ({odd.address}): data: ")
         cache = odd.folder / "cache"
-        subprocess.run(odd.command("mkdir", cache), check=True)
+        cache.mkdir(exist_ok=True)
         subprocess.run(odd.command("mount", "-t", "tmpfs", "-o", "size=1m", "none", cache), check=True)
-        said = driven(nodes.head, small, tmp_path, status=2)
-        assert f"poc: {odd.address} ({odd.address}): its disk has 0.0 GB free" in said.splitlines()[-1]
-    assert recipe
+        assert complaint(small).startswith(f"poc: {odd.address} ({odd.address}): its disk has 0.0 GB free")
     assert not list(tmp_path.glob("results/*/journal.jsonl"))
 
 
@@ -275,18 +240,86 @@ def test_without_the_token_nobody_starts_joins_or_is_answered(nodes: Nodes, seco
     recipe = recipe_file(tmp_path / "mine.py")
     said = driven(nodes.head, recipe, tmp_path, status=2, RAY_AUTH_TOKEN=None)
     assert "ray get-auth-token --generate" in said.splitlines()[-1]
-    stranger = nodes.wired.host(CORES[1])
-    known = "import ray; ray.init('auto', logging_level='ERROR'); print(len(ray.nodes()))"
-    asked = nodes.head.command(sys.executable, "-c", known)
-    for environment in ({"RAY_AUTH_TOKEN": "f" * 64}, {"RAY_AUTH_MODE": None, "RAY_AUTH_TOKEN": None}):
-        said = driven(nodes.head, recipe, tmp_path, status=2, **{"RAY_AUTH_MODE": "disabled", **environment})
+    stranger = nodes.wired.host("0")
+    for environment in ({"RAY_AUTH_TOKEN": "f" * 64}, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": None}):
+        said = driven(nodes.head, recipe, tmp_path, status=2, **environment)
         assert "no cluster to be had at" in said.splitlines()[-1]
-        assert stranger.start_ray(head=nodes.head.address, **environment).returncode != 0
-    assert stranger_hears_nothing(stranger, nodes.head)
-    counted = subprocess.run(asked, env=nodes.head.environment(), capture_output=True, text=True, check=True)
-    assert int(counted.stdout) >= 2
-    assert not (tmp_path / "results").exists() or not list((tmp_path / "results").glob("*/journal.jsonl"))
+        assert stranger.start_ray(head=nodes.head.address, label="pair", **environment).returncode != 0
+    ask = (
+        "import sys, urllib.request, urllib.error\n"
+        "for port in sys.argv[2:]:\n"
+        "    try: print(port, urllib.request.urlopen(f'http://{sys.argv[1]}:{port}/', timeout=5).read())\n"
+        "    except urllib.error.HTTPError as error: assert error.code in (401, 403, 404), (port, error)\n"
+        "    except OSError: pass\n"
+        "    except Exception as error: assert 'BadStatusLine' in type(error).__name__, (port, error)\n"
+    )
+    ports = [port for _, port in nodes.head.listening()]
+    assert len(ports) >= 3
+    asked = stranger.command(sys.executable, "-c", ask, nodes.head.address, *ports)
+    done = subprocess.run(asked, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    count = nodes.head.command(sys.executable, "-c", "import ray; ray.init('auto'); print(len(ray.nodes()))")
+    counted = subprocess.run(count, env=nodes.head.environment(), capture_output=True, text=True, check=True)
+    alive = [host for host in nodes.wired.hosts if not host.gone and host is not stranger]
+    assert int(counted.stdout) >= len(alive)
+    assert not list(tmp_path.glob("results/*/journal.jsonl"))
 
 
-def stranger_hears_nothing(stranger: Host, head: Host) -> bool:
-    return True
+def killed(host: Host) -> None:
+    host.kill()
+
+
+def frozen(host: Host) -> None:
+    host.send(signal.SIGSTOP)
+
+
+def cut_off(host: Host) -> None:
+    host.cut()
+
+
+@pytest.mark.parametrize("strike", [killed, frozen, cut_off])
+def test_a_lost_node_is_named_and_another_goes_on_from_the_last_checkpoint(
+    strike: Callable[[Host], None], nodes: Nodes, second: Host, tmp_path: Path
+) -> None:
+    cases = [{**JOINED, "epochs": 60, "restarts": 1}, {"lr": 0.02}]
+    with nodes.another("pair") as third:
+        with drive(nodes.head, recipe_file(tmp_path / "mine.py", cases=cases), tmp_path) as driver:
+            at_work = eventually(lambda: [host for host in (second, third) if host.processes("poc.train.worker")])
+            victim = at_work[0]
+            training(victim, driver)
+            strike(victim)
+            said, _ = driver.communicate(timeout=DEADLINE_SECONDS)
+        assert driver.returncode == 0, said
+        (record,) = of(tmp_path, PAIR)
+        (resumed,) = record.resumed
+        assert resumed.step >= record.run.steps_per_epoch
+        assert f"host {victim.address} ({victim.address}): " in resumed.why
+        assert [one.outcome for one in of(tmp_path, "pair")][-1] == COMPLETED
+        if not victim.gone:
+            victim.send(signal.SIGCONT)
+            eventually(lambda: not victim.left_of_runs())
+            victim.kill()
+
+
+def test_a_lost_node_without_another_fails_its_run_alone(nodes: Nodes, second: Host, tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", cases=[{**JOINED, **LONG}, {"lr": 0.02}])
+    with drive(nodes.head, recipe, tmp_path) as driver:
+        training(second, driver)
+        second.kill()
+        said, _ = driver.communicate(timeout=DEADLINE_SECONDS)
+    assert driver.returncode == 1, said
+    (record,) = of(tmp_path, PAIR)
+    assert record.outcome == FAILED
+    assert record.reason.startswith(f"host {second.address} ({second.address}): ")
+    assert [one.outcome for one in of(tmp_path, "pair")] == ["skipped", COMPLETED]
+
+
+def test_one_machine_neither_imports_nor_needs_ray() -> None:
+    lines = (
+        "import sys",
+        "from poc.__main__ import main",
+        "main(['plan', 'throughput'])",
+        "sys.exit('ray' in sys.modules or 'poc.cluster' in sys.modules)",
+    )
+    done = python("\n".join(lines))
+    assert done.returncode == 0, done.stderr

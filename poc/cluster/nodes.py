@@ -104,7 +104,7 @@ def connect(address: str) -> None:
     try:
         import ray
     except ImportError:
-        raise UserError("Ray is not installed: ./make_environment.sh --ray") from None
+        raise UserError("Ray is not installed: ./make_environment.sh --ray (with Python 3.10 or later)") from None
     own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if address == LOCAL else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
