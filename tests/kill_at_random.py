@@ -17,41 +17,37 @@ from pathlib import Path
 import tests.conftest  # noqa: F401
 from poc import Synthetic
 from poc.records import journal
-from poc.records.record import COMPLETED
 from tests.builders import TWO_WORKERS, recipe_file
 from tests.hosts import Host, Nodes, cluster, drive
 from tests.launch import eventually
 
 VICTIMS = ("driver", "node", "worker", "server")
 _JOINED = {**TWO_WORKERS, "data": Synthetic(train=320, validation=70), "cores_per_worker": 1, "epochs": 150}
+_CASES = [{**_JOINED, "restarts": 3}, *({"lr": rate, "epochs": 40, "restarts": 3} for rate in (0.01, 0.02, 0.03))]
 _LATEST_SECONDS = 12.0
 
 
 def kill_at_random(nodes: Nodes, folder: Path, kills: int, seed: int) -> Counter[str]:
-    """Makes so many kills in runs over two hosts and on one; returns how many of each, once all is done and checked."""
-    moments, made, done = random.Random(seed), Counter[str](), 0
-    cases = [{**_JOINED, "restarts": 3}, *({"lr": rate, "epochs": 40, "restarts": 3} for rate in (0.01, 0.02, 0.03))]
-    before: list[bytes] = []
-    while done < kills or not _all_completed(folder, cases):
-        recipe = recipe_file(folder / "mine.py", cases=[{**case, "seeds": 1 + done // 3} for case in cases])
+    """Makes so many kills in runs over two hosts and on one, until all of them are done; how many of each it made."""
+    moments, made, before, status, rounds = random.Random(seed), Counter[str](), list[bytes](), -1, 0
+    while made.total() < kills or status != 0:
+        if status == 0:
+            rounds += 1
+        recipe = recipe_file(folder / "mine.py", cases=[{**case, "seeds": 1 + rounds} for case in _CASES])
         nodes.second()
         with drive(nodes.head, recipe, folder) as driver:
-            while done < kills and driver.poll() is None:
+            victim = ""
+            while made.total() < kills and driver.poll() is None and victim != "driver":
                 time.sleep(moments.uniform(0.0, _LATEST_SECONDS))  # the moment is what is drawn
                 victim = VICTIMS[moments.randrange(len(VICTIMS))]
-                if driver.poll() is None and _killed(victim, nodes, moments):
-                    made[victim] += 1
-                    done += 1
-                    if victim == "driver":
-                        break
-                    nodes.second()
-            if done >= kills or victim != "driver":
-                said, _ = driver.communicate()
-                assert "Traceback" not in said, said
-            driver.wait()
-        before = _checked(folder, before)
+                made[victim] += _killed(victim, nodes, moments)
+                nodes.second()
+            said, _ = driver.communicate()
+            status = driver.returncode
+            assert "Traceback" not in said, said
         for host in (nodes.head, nodes.second()):
             eventually(lambda host=host: not host.left_of_runs())  # type: ignore[misc]
+        before = _checked(folder, before)
     return made
 
 
@@ -75,11 +71,6 @@ def _checked(folder: Path, before: list[bytes]) -> list[bytes]:
     assert set(before) <= set(lines), "a record was lost"
     assert len(journal.read(paths)) == len(lines), "a record was torn"
     return lines
-
-
-def _all_completed(folder: Path, cases: list[dict[str, object]]) -> bool:
-    records = journal.read(journal.paths(folder / "results"))
-    return len({record.run_id for record in records if record.outcome == COMPLETED}) >= len(cases)
 
 
 if __name__ == "__main__":

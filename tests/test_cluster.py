@@ -21,6 +21,7 @@ from poc.records.record import COMPLETED, FAILED, Record
 from poc.train import checkpoint
 from tests.builders import GLUON, TWO_WORKERS, executed, recipe_file
 from tests.hosts import Host, Nodes, cluster, drive, driven
+from tests.kill_at_random import kill_at_random
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, python
 
 PAIR = "2 hosts, each pair"
@@ -55,14 +56,14 @@ def of(folder: Path, machine: str) -> list[Record]:
 
 
 def training(host: Host, driver: subprocess.Popen[str]) -> None:
-    """Returns once a worker there has written a checkpoint."""
+    """Returns once a worker there has told of its second epoch, when there is a checkpoint of the first."""
 
     def look() -> bool:
         if not (workers := host.processes("poc.train.worker")):
             return False
         with contextlib.suppress(Exception):
             events = [Path(file.path) for file in workers[0].open_files() if file.path.endswith(".jsonl")]
-            return '"evaluation"' in events[0].read_text()
+            return '"evaluation", "epoch": 2' in events[0].read_text()
         return False
 
     eventually(look, unless=lambda: driver.poll() is not None)
@@ -226,7 +227,7 @@ def test_a_node_of_another_version_or_with_a_full_disk_or_other_data_is_named(
     with nodes.another("odd", PYTHONPATH=str(other)) as odd:
         assert complaint(small).startswith(f"poc: {odd.address} ({odd.address}): the commit is ")
     # The others have no way to the images either, and would train on made-up ones.
-    images = recipe_file(tmp_path / "images.py", data=CIFAR10())
+    images = recipe_file(tmp_path / "images.py", data=CIFAR10(), engine="gluon", model="cifar_resnet8_v2")
     with nodes.another("odd", POC_DATA=str(tmp_path)) as odd:
         assert complaint(images).startswith(f"poc: {odd.address} ({odd.address}): data: ")
         cache = odd.folder / "cache"
@@ -312,6 +313,20 @@ def test_a_lost_node_without_another_fails_its_run_alone(nodes: Nodes, second: H
     assert record.outcome == FAILED
     assert record.reason.startswith(f"host {second.address} ({second.address}): ")
     assert [one.outcome for one in of(tmp_path, "pair")] == ["skipped", COMPLETED]
+
+
+def test_kills_at_random_moments_lose_no_record_and_leave_no_process(nodes: Nodes, tmp_path: Path) -> None:
+    seed = int.from_bytes(os.urandom(4), "big")
+    print(f"moments from seed {seed}")
+    kill_at_random(nodes, tmp_path, 4, seed)
+
+
+def test_this_machine_alone_is_a_cluster_too(nodes: Nodes, tmp_path: Path) -> None:
+    alone = nodes.wired.host("0")
+    driven(alone, recipe_file(tmp_path / "mine.py"), tmp_path, "--cluster", "local", RAY_AUTH_TOKEN=None)
+    (record,) = journal.read(journal.paths(tmp_path / "results"))
+    assert (record.outcome, record.infrastructure) == (COMPLETED, record.hardware.describe())
+    eventually(lambda: len(alone.processes()) == 1)
 
 
 def test_one_machine_neither_imports_nor_needs_ray() -> None:

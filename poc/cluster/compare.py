@@ -115,22 +115,28 @@ class Cluster:
                 status.unlink(missing_ok=True)
         if self._mistake:
             raise self._mistake
-        every = [machine for kind in self._kinds.values() for machine in kind.machines]
-        for machine in every:
-            left = machine.campaign.left(machine.todo) if self._time_is_up() else []
-            if machine.todo and not left:
+        failed = []
+        for machine in [machine for kind in self._kinds.values() for machine in kind.machines]:
+            if machine.todo and not self._time_is_up():
                 machine.campaign.say(f"{len(machine.todo)} are left: there are not enough nodes any more")
-            say_left(machine.campaign, [*machine.left, *left])
-        return [run for machine in every for run in machine.campaign.failed]
+                failed += [item.run.id for *_, item in machine.todo]
+                machine.todo = []
+            say_left(machine.campaign, [*machine.left, *machine.campaign.left(machine.todo)])
+            failed += machine.campaign.failed
+        return failed
 
     def _schedule(self, status: Path) -> None:
         looked = told = 0.0
-        before = ""
+        before, active = "", time.monotonic()
         while not self._over.is_set():
             with self._change:
-                started = [kind for kind in self._kinds.values() if self._start(kind)]
-                busy = any(machine.at_work for kind in self._kinds.values() for machine in kind.machines)
-            if not busy and not started:
+                for kind in self._kinds.values():
+                    self._start(kind)
+                machines = [machine for kind in self._kinds.values() for machine in kind.machines]
+            if any(machine.at_work for machine in machines):
+                active = time.monotonic()
+            # A node that was lost may come back, or another in its place.
+            elif not any(machine.todo for machine in machines) or time.monotonic() - active > _REPLACE_SECONDS:
                 return
             if time.monotonic() - looked > 1.0:
                 looked, lines = time.monotonic(), self._lines()
@@ -142,20 +148,18 @@ class Cluster:
                     print(before, file=sys.stderr)
             time.sleep(_LOOK_SECONDS)
 
-    def _start(self, kind: _Kind) -> bool:
+    def _start(self, kind: _Kind) -> None:
         """Starts what can be on the free nodes of a kind: what takes several of them first, or it would never."""
-        started = False
         for machine in sorted(kind.machines, key=lambda machine: -machine.hosts):
             for item in list(machine.todo):
-                possible = machine.hosts <= len(kind.nodes) and item[2].run.id not in machine.at_work
-                if possible and machine.hosts <= len(kind.free) - kind.wanted:
-                    machine.todo.remove(item)
-                    taken, kind.free = kind.free[: machine.hosts], kind.free[machine.hosts :]
-                    self._begin(kind, machine, item, taken)
-                    started = True
-                elif possible:
-                    return started
-        return started
+                if machine.hosts > len(kind.nodes) or item[2].run.id in machine.at_work:
+                    continue
+                if machine.hosts > len(kind.free) - kind.wanted:
+                    return
+                machine.todo.remove(item)
+                kind.free.sort(key=lambda node: node.name)
+                taken, kind.free = kind.free[: machine.hosts], kind.free[machine.hosts :]
+                self._begin(kind, machine, item, taken)
 
     def _begin(self, kind: _Kind, machine: _Machine, item: outlook.Item, taken: list[Node]) -> None:
         team = Team(taken, machine.campaign.place, self._is_over, lambda: self._another(kind))

@@ -20,9 +20,9 @@ from poc import data, engines, recipe
 from poc.data.images import Images
 from poc.machine import hardware, processes
 from poc.plan import plan
+from poc.recipe import CIFAR10, Synthetic
 from poc.run import Run
 from poc.train import checkpoint
-from poc.train.campaign import needs_stand_in
 from poc.train.local import Place, Share, Task, cache, core_seconds, core_use, forget, software, train_here
 from poc.train.progress import in_words
 from poc.values import UserError, from_plain, to_plain
@@ -81,17 +81,17 @@ class Supervisor:
 
     def _data(self, runs: Sequence[dict[str, Any]], source: str | None) -> dict[str, Any]:
         """Whether CIFAR-10 is to be had nowhere, and of the data of each of `runs` a checksum."""
-        place, checksums = self._place(source, None, ""), {}
-        each = [Run.from_json(run) for run in runs]
-        for run in each:
+        place, checksums, stand_in = self._place(source, None, ""), {}, False
+        for run in map(Run.from_json, runs):
             dataset = data.load(run.data, source=place.source, cache=place.cache)
             digest = hashlib.sha256(f"{dataset.name} {len(dataset.train)} {len(dataset.validation)}".encode())
             for split in (dataset.train, dataset.validation):
                 if isinstance(split, Images):
                     digest.update(split.images)  # type: ignore[arg-type]
                     digest.update(split.labels)  # type: ignore[arg-type]
+            stand_in |= isinstance(run.data, CIFAR10) and dataset.name == Synthetic.name
             checksums[str(run.data)] = f"{dataset.name} {digest.hexdigest()[:16]}"
-        return {"stand_in": needs_stand_in(place, each), "checksums": checksums}
+        return {"stand_in": stand_in, "checksums": checksums}
 
     def _place(self, source: str | None, checkpoints: str | None, apart: str, **fields: Any) -> Place:
         source = source or os.environ.get("POC_DATA")

@@ -181,7 +181,7 @@ def undertake(
     """
     campaign = Campaign(plans, results, place, detail=detail, again=again)
     runs = [item.run for item in campaign.left(campaign.items)]
-    campaign.place = dataclasses.replace(place, stand_in=needs_stand_in(place, runs))
+    campaign.place = dataclasses.replace(place, stand_in=_needs_stand_in(place, runs))
     # Claimed only now: a mistake leaves nothing behind.
     with journal.claimed(campaign.path):
         campaign.say(campaign.table(price))
@@ -223,7 +223,7 @@ def _say_what_is_left(campaign: Campaign, items: Sequence[outlook.Item]) -> None
         campaign.say(f"  {len(fitting)} to go, until about {until}")
 
 
-def needs_stand_in(place: Place, runs: Sequence[Run]) -> bool:
+def _needs_stand_in(place: Place, runs: Sequence[Run]) -> bool:
     """Whether CIFAR-10 is to be had nowhere. Files are opened here: a mistake is found before anything is spent."""
     for images in {run.data for run in runs if isinstance(run.data, ImageNet)}:
         data.load(images, source=place.source, cache=place.cache)
