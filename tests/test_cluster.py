@@ -169,7 +169,7 @@ def test_horovod_on_a_host_whose_name_leads_nowhere_says_so(nodes: Nodes, second
 
 
 def test_a_worker_lost_on_the_other_host_is_started_again(nodes: Nodes, second: Host, tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 60, "restarts": 1})
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 200, "restarts": 1})
     with drive(nodes.head, recipe, tmp_path) as driver:
         training(second, driver)
         for process in second.processes("poc.train.worker"):
@@ -180,11 +180,11 @@ def test_a_worker_lost_on_the_other_host_is_started_again(nodes: Nodes, second: 
     (resumed,) = record.resumed
     assert resumed.step >= record.run.steps_per_epoch
     assert "worker 1: its process ended early with signal 9" in resumed.why
-    assert [evaluation.epoch for evaluation in record.evaluations] == list(range(1, 61))
+    assert [evaluation.epoch for evaluation in record.evaluations] == list(range(1, 201))
 
 
 def test_a_killed_driver_s_run_goes_on_at_the_next_start(nodes: Nodes, second: Host, tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 60})
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 200})
     with drive(nodes.head, recipe, tmp_path) as driver:
         training(second, driver)
         for process in nodes.head.processes("poc run"):
@@ -282,9 +282,9 @@ def cut_off(host: Host) -> None:
 def test_a_lost_node_is_named_and_another_goes_on_from_the_last_checkpoint(
     strike: Callable[[Host], None], nodes: Nodes, second: Host, tmp_path: Path
 ) -> None:
-    cases = [{**JOINED, "epochs": 60, "restarts": 1}, {"lr": 0.02}]
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 200, "restarts": 1})
     with nodes.another("pair") as third:
-        with drive(nodes.head, recipe_file(tmp_path / "mine.py", cases=cases), tmp_path) as driver:
+        with drive(nodes.head, recipe, tmp_path) as driver:
             at_work = eventually(lambda: [host for host in (second, third) if host.processes("poc.train.worker")])
             victim = at_work[0]
             training(victim, driver)
@@ -295,7 +295,6 @@ def test_a_lost_node_is_named_and_another_goes_on_from_the_last_checkpoint(
         (resumed,) = record.resumed
         assert resumed.step >= record.run.steps_per_epoch
         assert f"host {victim.address} ({victim.address}): " in resumed.why
-        assert [one.outcome for one in of(tmp_path, "pair")][-1] == COMPLETED
         if not victim.gone:
             victim.send(signal.SIGCONT)
             eventually(lambda: not victim.left_of_runs())

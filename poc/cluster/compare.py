@@ -96,7 +96,7 @@ class Cluster:
         self._refused: set[str] = set()
         self._change = threading.Condition()
         self._over = threading.Event()
-        self._mistake: UserError | None = None
+        self._mistake: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._claims = contextlib.ExitStack()
 
@@ -179,7 +179,7 @@ class Cluster:
         except (TimeIsUpError, KeyboardInterrupt):
             machine.todo.append(item)
             self._over.set()
-        except UserError as error:
+        except BaseException as error:  # for the main thread
             self._mistake = error
             self._over.set()
         finally:
@@ -196,21 +196,32 @@ class Cluster:
 
     def _another(self, kind: _Kind) -> Node | None:
         """A node in place of one that was lost; None where none is free in half a minute."""
-        with self._change:
-            kind.wanted += 1
-            self._change.wait_for(lambda: kind.free or self._is_over(), timeout=_REPLACE_SECONDS)
-            kind.wanted -= 1
-            return kind.free.pop(0) if kind.free and not self._is_over() else None
+        end = time.monotonic() + _REPLACE_SECONDS
+        while True:
+            with self._change:
+                kind.wanted += 1
+                self._change.wait_for(lambda: kind.free or self._is_over(), timeout=end - time.monotonic())
+                kind.wanted -= 1
+                if not kind.free or self._is_over():
+                    return None
+                node = kind.free.pop(0)
+            with contextlib.suppress(NodeLostError):
+                node.ask("poll")
+                return node
 
     def _look_for_nodes(self) -> None:
         """Admits those that come later, or that are back."""
         while not self._over.wait(_SCAN_SECONDS):
+            found = nodes.alive()
             with self._change:
                 for kind in self._kinds.values():
+                    for node in kind.nodes:
+                        if node.id not in {known["NodeID"] for known in found}:
+                            node.lost = node.lost or "Ray has given it up"
                     kind.nodes = [node for node in kind.nodes if not node.lost]
                     kind.free = [node for node in kind.free if not node.lost]
-                known = self._refused | {node.id for kind in self._kinds.values() for node in kind.nodes}
-            self._admit([node for node in nodes.alive() if node["NodeID"] not in known], first=False)
+                ours = self._refused | {node.id for kind in self._kinds.values() for node in kind.nodes}
+            self._admit([known for known in found if known["NodeID"] not in ours], first=False)
 
     def _admit(self, found: Sequence[dict[str, Any]], *, first: bool) -> None:
         """Takes in nodes once each is found to be as it has to be; raises UserError for the `first` ones' mistakes."""

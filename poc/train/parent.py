@@ -73,8 +73,8 @@ def execute(
         why = reason
         print(f"  {why}; starting again ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     reason = "interrupted" if interrupted else reason or _different_data(workers)
-    record = merged(record, workers)
     if shares:
+        record = merged(record, workers)
         uses = [share.core_use for share in shares]
         disturbed = max(uses, key=lambda use: (use.others_busy + use.stolen) / max(1, use.cores))
         record = dataclasses.replace(
