@@ -29,7 +29,7 @@ _RESNET: dict[str, Any] = {
     "epochs": 100,
     "evaluate": False,
 }
-_JOINED = {**_RESNET, "devices": 2, "workers": 2, "cores_per_worker": 1, "seconds": 10}
+_JOINED = {**_RESNET, "devices": 2, "workers": 2, "cores_per_worker": 1, "seconds": 8}
 _EXCHANGES = {
     "dist_sync": {"exchange": "dist_sync"},
     "horovod": {"exchange": "horovod"},
@@ -67,13 +67,15 @@ def joined(folder: Path) -> dict[str, list[float]]:
         nodes = Nodes(wired, [str(core) for core in sorted(os.sched_getaffinity(0))])
         nodes.second()
         for pair in range(_PAIRS):
+            apart = folder / f"pair{pair}"
+            apart.mkdir()
+            recipe = recipe_file(apart / "mine.py", **_JOINED, cases=list(_EXCHANGES.values()))
+            driven(nodes.head, recipe, apart)
+            records = journal.read(journal.paths(apart / "results"))
+            over_two = {record.run_id: _speed(record) for record in records if record.windows}
             for name, fields in _EXCHANGES.items():
-                apart = folder / f"{name}{pair}"
-                apart.mkdir()
-                driven(nodes.head, recipe_file(apart / "mine.py", **_JOINED, **fields), apart)
                 alone = executed(apart, **_JOINED, **fields)
-                (over_two,) = [one for one in journal.read(journal.paths(apart / "results")) if one.windows]
-                found[name].append(_speed(over_two) / _speed(alone))
+                found[name].append(over_two[alone.run_id] / _speed(alone))
     return found
 
 
