@@ -169,7 +169,7 @@ def test_horovod_on_a_host_whose_name_leads_nowhere_says_so(nodes: Nodes, second
 
 
 def test_a_worker_lost_on_the_other_host_is_started_again(nodes: Nodes, second: Host, tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 200, "restarts": 1})
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 120, "restarts": 1})
     with drive(nodes.head, recipe, tmp_path) as driver:
         training(second, driver)
         for process in second.processes("poc.train.worker"):
@@ -180,11 +180,11 @@ def test_a_worker_lost_on_the_other_host_is_started_again(nodes: Nodes, second: 
     (resumed,) = record.resumed
     assert resumed.step >= record.run.steps_per_epoch
     assert "worker 1: its process ended early with signal 9" in resumed.why
-    assert [evaluation.epoch for evaluation in record.evaluations] == list(range(1, 201))
+    assert [evaluation.epoch for evaluation in record.evaluations] == list(range(1, 121))
 
 
 def test_a_killed_driver_s_run_goes_on_at_the_next_start(nodes: Nodes, second: Host, tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 200})
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 120})
     with drive(nodes.head, recipe, tmp_path) as driver:
         training(second, driver)
         for process in nodes.head.processes("poc run"):
@@ -282,7 +282,7 @@ def cut_off(host: Host) -> None:
 def test_a_lost_node_is_named_and_another_goes_on_from_the_last_checkpoint(
     strike: Callable[[Host], None], nodes: Nodes, second: Host, tmp_path: Path
 ) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 200, "restarts": 1})
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 120, "restarts": 1})
     with nodes.another("pair") as third:
         with drive(nodes.head, recipe, tmp_path) as driver:
             at_work = eventually(lambda: [host for host in (second, third) if host.processes("poc.train.worker")])
