@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv beside this script, for run_all.sh and tests/run.sh: a Python 3.9 to 3.12 with the pinned requirements, and
 # in it, or in an environment beside it, the engines for this machine's cards and driver: `python -m poc environment`
-# chooses and says why. With --torch PyTorch too, with --dev what the tests need, with --horovod Horovod. Does nothing
-# where that is already so.
+# chooses and says why. With --torch PyTorch too, with --dev what the tests need, with --horovod Horovod, with --ray Ray.
+# Does nothing where that is already so.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -154,9 +154,9 @@ main() {
     local python version option extras=() engines=()
     for option in "$@"; do
         case $option in
-            --dev | --horovod) extras+=("requirements-${option#--}.txt") ;;
+            --dev | --horovod | --ray) extras+=("requirements-${option#--}.txt") ;;
             --torch) engines+=(pytorch) ;;
-            *) stop "make_environment.sh: unknown option $option; there are --dev, --horovod and --torch" ;;
+            *) stop "make_environment.sh: unknown option $option; there are --dev, --horovod, --ray and --torch" ;;
         esac
     done
 
@@ -174,6 +174,9 @@ main() {
             stop "Horovod is built here for CPUs: between GPUs it would send gradients through the host. Leave --horovod out."
         fi
         add "$venv" "$option"
+        # What Ray starts on a node finds the checkout that the node's environment belongs to.
+        [[ $option != *ray* ]] || "$venv/bin/python" -I -c 'import sys, sysconfig
+open(sysconfig.get_path("purelib") + "/poc.pth", "w").write(sys.argv[1] + "\n")' "$here"
     done
 }
 

@@ -7,7 +7,7 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 usage() {
     cat <<'USAGE'
 usage: ./run_all.sh [RECIPE ...] [--quick] [--hours H] [--dollars D] [--data DIR] [--results DIR]
-                    [--infrastructure NAME] [--price DOLLARS] [--study FILE]
+                    [--infrastructure NAME] [--price DOLLARS] [--study FILE] [--cluster ADDRESS]
 
 Runs recipes, by default every one in recipes/, and writes results.md. It says first how long that takes and what it
 costs, and does the most telling runs first. The same command goes on with what is left.
@@ -20,6 +20,7 @@ costs, and does the most telling runs first. The same command goes on with what 
   --results DIR          where the journal, the figures and results.md are written
   --infrastructure NAME  what to call this machine in the tables; p3.16xlarge and its like have a price
   --price DOLLARS        what this machine costs an hour
+  --cluster ADDRESS      run on every machine of a cluster on Ray (docs/hosts.md; default: $RAY_ADDRESS)
   --study FILE           a published study of your own, a CSV like those in poc/studies/
 
 `.venv/bin/python -m poc --help` lists the other commands: plan, report, show, compare, ...
@@ -27,8 +28,10 @@ The first start makes .venv, with Python 3.9 to 3.12 (PYTHON=/path/to/python cho
 USAGE
 }
 
+extras=(${RAY_ADDRESS:+--ray})
 for argument in "$@"; do
     case $argument in
+        --cluster | --cluster=*) extras=(--ray) ;;
         -h | --help)
             usage
             exit 0
@@ -36,7 +39,7 @@ for argument in "$@"; do
     esac
 done
 
-"$here/make_environment.sh"
+"$here/make_environment.sh" "${extras[@]}"
 # No change of folder: the paths that the user gives are relative to where the user is. From Python 3.11 on,
 # PYTHONSAFEPATH keeps the modules that lie there out of the way.
 PYTHONPATH=$here PYTHONSAFEPATH=1 exec "$here/.venv/bin/python" -m poc run "$@"

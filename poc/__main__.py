@@ -22,10 +22,10 @@ from poc.recipe import networks
 from poc.records import journal
 from poc.records.record import COMPLETED, DONE
 from poc.studies import prices
-from poc.train import breakdown, hosts, outlook
+from poc.train import breakdown, outlook
 from poc.train.campaign import undertake
-from poc.train.local import Place
-from poc.train.parent import execute, follow, forget
+from poc.train.local import Place, cache, forget
+from poc.train.parent import execute
 from poc.values import UserError, nearest, positive, whole
 
 HOME = Path(__file__).resolve().parent.parent
@@ -48,9 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"poc: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
-    except hosts.LinkError as error:
-        print(f"poc: the link to another host is lost: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("poc: interrupted", file=sys.stderr)
         return 130
@@ -59,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     question = "How fast does data-parallel training go on this machine, how does it scale, and how does that compare?"
     parser = argparse.ArgumentParser(prog="python -m poc", description=question)
-    commands = parser.add_subparsers(required=True, metavar="{doctor,plan,run,report,show,compare,advise,networks}")
+    commands = parser.add_subparsers(
+        required=True, metavar="{doctor,plan,run,status,report,show,compare,advise,networks}"
+    )
 
     def added(name: str, command: Callable[[argparse.Namespace], int], what: str) -> Callable[..., Any]:
         """Adds a command; returns what adds an option to it."""
@@ -72,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     added("doctor", _doctor, "what this machine has, what it can run, and why not the rest")
     to_plan = added("plan", _plan, "every run of a recipe on this machine, with its numbers and estimated time")
     to_run = added("run", _run, "do those runs, add them to the journal, write results.md")
+    to_status = added("status", _status, "what each machine of a cluster that is at work does")
     to_report = added("report", _report, "write results.md again from the journals")
     to_show = added("show", _show, "one run of the journals: its takes, curve and where its time went")
     to_compare = added("compare", _compare, "two runs of the journals: in what they differ, and whether in speed")
@@ -101,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     to_run("--detail", action="store_true", help="afterwards, take computation and communication apart")
     rounds = "of --detail: pairs of windows, with the exchange and without (default: %(default)s)"
     to_run("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
-    for add in (to_run, to_report, to_show, to_compare):
+    cluster = "run on every machine of a cluster on Ray: its address, or local (default: $RAY_ADDRESS)"
+    to_run("--cluster", metavar="ADDRESS", default=os.environ.get("RAY_ADDRESS") or None, help=cluster)
+    for add in (to_run, to_status, to_report, to_show, to_compare):
         where = "journals, rows.csv, figures and results.md go here (default: results/, with results.md beside it)"
         add("--results", type=_absolute, metavar="DIR", help=where)
     for add in (to_run, to_report):
@@ -201,7 +203,7 @@ def _advise(options: argparse.Namespace) -> int:
     if planned.skip:
         raise UserError(f"{path.name}: {planned.skip}")
     print(f"{planned}: about {outlook.duration(planned.seconds)}", file=sys.stderr)
-    place = Place(machine=machine, infrastructure=machine.describe(), source=options.data, cache=_cache())
+    place = Place(machine=machine, infrastructure=machine.describe(), source=options.data, cache=cache())
     record, _ = execute(planned.run, place)
     if record.outcome in DONE:
         forget(planned.run, place)
@@ -256,17 +258,10 @@ def _run(options: argparse.Namespace) -> int:
             positive(f"--{name}", getattr(options, name))
     positive("--patience", options.patience)
     whole("--rounds", options.rounds, least=3)
-    here = hosts.find(os.environ)
-    machine = dataclasses.replace(hardware.detect(), hosts=here.count if here else 1)
-    place = Place(
-        machine=machine,
-        infrastructure=options.infrastructure or machine.describe(),
-        source=options.data,
-        cache=_cache(),
-        checkpoints=options.checkpoints,
-        price_per_hour=options.price,
-        patience=options.patience,
-    )
+    if options.cluster:
+        return _run_cluster(options, began)
+    machine = hardware.detect()
+    place = _place(options, machine, options.infrastructure or machine.describe())
     options.prices = prices.load({place.infrastructure: options.price} if options.price is not None else {})
     known = options.prices.of(place.infrastructure, machine.describe())
     if known is None and options.dollars is not None:
@@ -276,31 +271,70 @@ def _run(options: argparse.Namespace) -> int:
         )
     options.price = known and known.dollars_per_hour
     place = dataclasses.replace(place, until=outlook.bound(began, options.hours, options.dollars, options.price))
-    if here is None:
-        return _lead(options, place, [])
-    if here.number == 0:
-        with hosts.gathered(here) as others:
-            status = _lead(options, place, others)
-            for link in others:
-                link.send({"end": True})
-            return status
-    with hosts.joined(here) as leader:
-        print(f"Host {here.number} of {here.count} follows {here.address}.", file=sys.stderr)
-        follow(leader, place)
-    return 0
+    plans = _planned(options, machine)
+    undertaken = {"detail": _detail(options), "again": options.again, "price": options.price}
+    return _concluded(options, undertake(plans, _results(options), place, **undertaken))
 
 
-def _lead(options: argparse.Namespace, place: Place, others: Sequence[hosts.Link]) -> int:
-    """Does the runs, with what help the `others` give, and writes the results."""
-    detail = options.rounds if options.detail else 0
-    plans = _planned(options, place.machine)
-    undertaken = {"detail": detail, "again": options.again, "price": options.price}
-    failed = undertake(plans, _results(options), place, others, **undertaken)
+def _place(options: argparse.Namespace, machine: hardware.Hardware, infrastructure: str) -> Place:
+    return Place(
+        machine=machine,
+        infrastructure=infrastructure,
+        source=options.data,
+        cache=cache(),
+        checkpoints=options.checkpoints,
+        price_per_hour=options.price,
+        patience=options.patience,
+    )
+
+
+def _run_cluster(options: argparse.Namespace, began: float) -> int:
+    """The same on all machines of a cluster."""
+    for name in ("infrastructure", "price", "dollars"):
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name}: it is of one machine; on a cluster each node's label says what it is called")
+    # Ray, which it imports, is an extra.
+    from poc.cluster import compare, nodes
+
+    options.prices = prices.load({})
+    paths = _recipe_paths(options)
+    for path in paths:
+        recipe.load(path)  # a mistake is found before any node is asked
+    wish = compare.Wish(
+        recipes=tuple(paths),
+        quick=options.quick,
+        cpu_waits=not (options.recipes or options.only),
+        only=options.only,
+        results=_results(options),
+        place=dataclasses.replace(
+            _place(options, hardware.detect(), ""), until=outlook.bound(began, options.hours, None, None)
+        ),
+        detail=_detail(options),
+        again=options.again,
+        prices=options.prices,
+    )
+    nodes.connect(options.cluster)
+    return _concluded(options, compare.Cluster(wish).run())
+
+
+def _detail(options: argparse.Namespace) -> int:
+    return options.rounds if options.detail else 0
+
+
+def _concluded(options: argparse.Namespace, failed: Sequence[str]) -> int:
+    """Writes the results, and says which runs `failed`; the exit code."""
     _write_report(options)
     if failed:
         how = "start again without --again" if options.again else "start again"
         print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from poc.cluster import compare
+
+    print(compare.status(_results(options)))
+    return 0
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -326,7 +360,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _write_report(options: argparse.Namespace) -> None:
     """Writes the page of all journals in the folder of results."""
     # matplotlib keeps its list of fonts in the user's own folders, if not told where.
-    os.environ.setdefault("MPLCONFIGDIR", str(_cache() / "matplotlib"))
+    os.environ.setdefault("MPLCONFIGDIR", str(cache() / "matplotlib"))
     # scipy and matplotlib take a second to import, which plan and doctor need not wait for.
     from poc import report
 
@@ -337,12 +371,16 @@ def _write_report(options: argparse.Namespace) -> None:
 
 
 def _planned(options: argparse.Namespace, machine: hardware.Hardware) -> list[tuple[str, list[Planned]]]:
-    paths = [_recipe_path(name) for name in options.recipes] or sorted((HOME / "recipes").glob("*.py"))
+    paths = _recipe_paths(options)
     how = {"quick": options.quick, "cpu_waits": not (options.recipes or options.only)}
     plans = [(path.stem, plan(path.stem, recipe.load(path), machine, **how)) for path in paths]
     chosen = select([item for _, planned in plans for item in planned], options.only)
     grouped = [(name, [item for item in planned if item in chosen]) for name, planned in plans]
     return [(name, planned) for name, planned in grouped if planned]
+
+
+def _recipe_paths(options: argparse.Namespace) -> list[Path]:
+    return [_recipe_path(name) for name in options.recipes] or sorted((HOME / "recipes").glob("*.py"))
 
 
 def _recipe_path(name: str) -> Path:
@@ -356,11 +394,6 @@ def _recipe_path(name: str) -> Path:
 
 def _results(options: argparse.Namespace) -> Path:
     return options.results or HOME / "results"
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("POC_CACHE") or Path(base) / "poc-mxnet").absolute()
 
 
 if __name__ == "__main__":

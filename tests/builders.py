@@ -20,8 +20,8 @@ from poc.records.record import COMPLETED, Evaluation, Record
 from poc.records.timing import Window
 from poc.run import Run
 from poc.train import checkpoint
-from poc.train.local import Place
-from poc.train.parent import execute, forget
+from poc.train.local import Place, forget
+from poc.train.parent import execute
 
 MACHINE = Hardware(cpu="Test CPU", cores=len(os.sched_getaffinity(0)), memory_bytes=2**34, cpu_flops=2e11)
 TEST_CPU = {"cpu": "Test", "cores": 2, "memory_bytes": 2**34, "cpu_flops": 1e11}

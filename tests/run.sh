@@ -9,7 +9,7 @@ if [ "${1:-}" = --quick ]; then
     shift
     set -- -m "not slow and not faults" "$@"
 fi
-./make_environment.sh --dev
+./make_environment.sh --dev --ray
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .
 .venv/bin/python -m mypy poc

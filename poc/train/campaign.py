@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Callable
 
 from poc import data
 from poc.plan import Planned, estimate
@@ -17,14 +16,13 @@ from poc.records import journal
 from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED, Record
 from poc.run import Run
 from poc.train import outlook
-from poc.train.hosts import Link
-from poc.train.local import Place
+from poc.train.local import Here, Place
 from poc.train.outlook import duration
-from poc.train.parent import blank, execute, forget
+from poc.train.parent import Hosts, blank, execute
 from poc.values import UserError
 
 
-class _TimeIsUpError(Exception):
+class TimeIsUpError(Exception):
     """The run that was going on has been interrupted at the bound."""
 
 
@@ -49,11 +47,126 @@ class _Takes:
         return self._number[run.id] >= number or self.last.get(run.id, COMPLETED) != COMPLETED
 
 
+class Campaign:
+    """The runs of some recipes on one machine: what there is to do, and each record in the journal as it is there."""
+
+    def __init__(
+        self,
+        plans: Sequence[tuple[str, Sequence[Planned]]],
+        results: Path,
+        place: Place,
+        *,
+        detail: int = 0,
+        again: bool = False,
+        prefix: str = "",
+    ) -> None:
+        """Plans by the names of their recipes, and what `undertake` says; `prefix` comes before each line said."""
+        self.path = journal.folder(results, place.infrastructure) / journal.FILE
+        self.place = place
+        self.items = outlook.in_order(
+            (name, f"{name} {number}/{len(planned)}", item)
+            for name, planned in plans
+            for number, item in enumerate(planned, start=1)
+        )
+        self.failed: list[str] = []
+        """The ids of the runs that failed."""
+        known = [one for one in journal.read(journal.paths(results)) if one.infrastructure == place.infrastructure]
+        self.pace = outlook.Pace(place, known)
+        self._noted = {record.run_id for record in known}
+        self._taken = _Takes([] if again else known)
+        self._detail = detail
+        self._prefix = prefix
+        every = (item for *_, item in self.items)
+        self._choices = {run.id: item.engine_choice for item in every for run in (item.run, *sum(item.search, ()))}
+
+    def say(self, line: str) -> None:
+        """On standard error."""
+        sys.stderr.write(f"{self._prefix}{line}\n")  # whole, whatever others say meanwhile
+
+    def table(self, price: float | None) -> str:
+        """What there is to do; `price` in dollars an hour."""
+        return outlook.table(self.items, self._taken.enough, self.pace, price)
+
+    def is_over(self, item: outlook.Item) -> bool:
+        """Whether there is nothing to do for an item, any more."""
+        return item[2].skip != "" or outlook.over(item[2], self._taken.enough)
+
+    def left(self, items: Iterable[outlook.Item]) -> list[Planned]:
+        """What of the `items` is to be done yet, each take once."""
+        return outlook.waiting(items, self._taken.enough)
+
+    def do(self, item: outlook.Item, hosts: Hosts | None = None) -> bool:
+        """Does one of the items, on the `hosts` (None: here); False where it does not fit before the bound.
+
+        Raises `TimeIsUpError`, or KeyboardInterrupt once a run that its user interrupted is in the journal.
+        """
+        _, title, planned = item
+        if planned.skip:
+            self.say(f"{title} [{planned.run.id}] {planned.run}: skipped, {planned.skip}")
+            if planned.run.id not in self._noted:
+                self._noted.add(planned.run.id)
+                journal.append(self.path, blank(planned.run, self.place, outcome=SKIPPED, reason=planned.skip))
+            return True
+        if not outlook.over(planned, self._taken.enough) and not self.pace.fits(planned):
+            return False
+        if planned.search:
+            self._largest(planned, title, hosts)
+        else:
+            self._take(planned.run, title, hosts, planned.take, self._detail)
+        return True
+
+    def _largest(self, item: Planned, title: str, hosts: Hosts | None) -> None:
+        """Does that take of the run with the largest batch that fits its short run, or where it does not after all, the
+        next."""
+        self.say(f"{title} {item}")
+        search = item.search
+        low, high = 0, len(search)  # those before `low` fit, those from `high` on do not
+        while low < high:
+            middle = (low + high) // 2
+            if self._take(search[middle][0], title, hosts) in DONE:
+                low = middle + 1
+            else:
+                high = middle
+        if not low:
+            self.say(f"  not even {search[0][1]} fits")
+        while low and self._take(search[low - 1][1], title, hosts, item.take, self._detail) == OUT_OF_MEMORY:
+            low -= 1
+
+    def _take(self, run: Run, title: str, hosts: Hosts | None, number: int = 1, detail: int = 0) -> str:
+        """Does that take of a run, unless it is done; returns its outcome."""
+        title = f"{title} [{run.id}] {run}" + (f", take {number}" if number > 1 else "")
+        if self._taken.enough(run, number):
+            self.say(f"{title}: in the journal already (--again repeats it)")
+            return self._taken.last[run.id]
+        if run.id in self.failed:  # it may have hung, and would again
+            self.say(f"{title}: not tried again, it has failed")
+            return FAILED
+        pace, hosts = self.pace.factor(run), hosts or Here(self.place)
+        self.say(f"{title}: about {duration(pace * estimate(run, self.place.machine))}")
+        record, interrupted = execute(run, self.place, hosts, detail=detail, pace=pace)
+        try:
+            journal.append(self.path, dataclasses.replace(record, engine_choice=self._choices[run.id]))
+        except OSError as error:
+            raise UserError(
+                f"results: no room for the record of {run.id} in {self.path} ({error.strerror}); make some and start "
+                "again: the run goes on from its last checkpoint"
+            ) from error
+        self.say(f"  {record.in_words()}")
+        if record.outcome in SETTLED:
+            hosts.forget(run)
+        if interrupted:
+            raise TimeIsUpError if time.monotonic() >= self.place.until else KeyboardInterrupt
+        self.pace.learn(record)
+        self._taken.add(record)
+        if record.outcome == FAILED:
+            self.failed.append(run.id)
+        return record.outcome
+
+
 def undertake(
     plans: Sequence[tuple[str, Sequence[Planned]]],
     results: Path,
     place: Place,
-    others: Sequence[Link] = (),
     *,
     detail: int = 0,
     again: bool = False,
@@ -63,126 +176,51 @@ def undertake(
 
     The most telling come first (`poc.train.outlook.ORDER_RULE`). Records go to this machine's journal in `results`;
     what is there already of it is done only `again`. What does not fit before `place.until` is left; `price`, in
-    dollars an hour, is for what is said first. `detail` and `others` are those of `execute`. Raises UserError where the
-    data cannot be had, or the journal not be written; KeyboardInterrupt once a run that its user interrupted is in it.
+    dollars an hour, is for what is said first. `detail` is that of `execute`. Raises UserError where the data cannot be
+    had, or the journal not be written; KeyboardInterrupt once a run that its user interrupted is in it.
     """
-    path = journal.folder(results, place.infrastructure) / journal.FILE
-    known = [one for one in journal.read(journal.paths(results)) if one.infrastructure == place.infrastructure]
-    noted = {record.run_id for record in known}
-    taken = _Takes([] if again else known)
-    items = outlook.in_order(
-        (name, f"{name} {number}/{len(planned)}", item)
-        for name, planned in plans
-        for number, item in enumerate(planned, start=1)
-    )
-    waiting = [item.run for *_, item in items if not item.skip and not taken.enough(item.run, item.take)]
-    place = dataclasses.replace(place, stand_in=_needs_stand_in(place, waiting))
-    pace = outlook.Pace(place, known)
-    choices = {run.id: item.engine_choice for *_, item in items for run in (item.run, *sum(item.search, ()))}
-    failed: list[str] = []
-
-    def take(run: Run, title: str, number: int = 1, detail: int = detail) -> str:
-        """Does that take of a run, unless it is done; returns its outcome."""
-        title = f"{title} [{run.id}] {run}" + (f", take {number}" if number > 1 else "")
-        if taken.enough(run, number):
-            _say(f"{title}: in the journal already (--again repeats it)")
-            return taken.last[run.id]
-        if run.id in failed:  # it may have hung, and would again
-            _say(f"{title}: not tried again, it has failed")
-            return FAILED
-        _say(f"{title}: about {duration(pace.factor(run) * estimate(run, place.machine))}")
-        record = _take(run, choices[run.id], path, place, detail, others, pace.factor(run))
-        pace.learn(record)
-        taken.add(record)
-        if record.outcome == FAILED:
-            failed.append(run.id)
-        return record.outcome
-
-    def note(run: Run, why: str) -> None:
-        if run.id not in noted:
-            journal.append(path, blank(run, place, outcome=SKIPPED, reason=why))
-            noted.add(run.id)
-
+    campaign = Campaign(plans, results, place, detail=detail, again=again)
+    runs = [item.run for item in campaign.left(campaign.items)]
+    campaign.place = dataclasses.replace(place, stand_in=_needs_stand_in(place, runs))
     # Claimed only now: a mistake leaves nothing behind.
-    with journal.claimed(path):
-        _say(outlook.table(items, taken.enough, pace, price))
-        left = _through(items, take, note, taken.enough, pace)
+    with journal.claimed(campaign.path):
+        campaign.say(campaign.table(price))
+        left = _through(campaign)
+    say_left(campaign, left)
+    return campaign.failed
+
+
+def say_left(campaign: Campaign, left: Sequence[Planned]) -> None:
+    """That these did not fit before the bound; nothing where there are none."""
     if left:
-        seconds = sum(map(pace.seconds, left))
-        _say(f"{len(left)} are left, about {duration(seconds)}, beyond the bound: the same command goes on with them")
-    return failed
+        seconds = sum(map(campaign.pace.seconds, left))
+        campaign.say(
+            f"{len(left)} are left, about {duration(seconds)}, beyond the bound: the same command goes on with them"
+        )
 
 
-def _through(
-    items: Sequence[outlook.Item],
-    take: Callable[..., str],
-    note: Callable[[Run, str], None],
-    is_done: outlook.IsDone,
-    pace: outlook.Pace,
-) -> list[Planned]:
-    """Takes the items one after the other, as far as they fit; returns those that are left.
-
-    `note` puts into the journal why a run is skipped.
-    """
+def _through(campaign: Campaign) -> list[Planned]:
+    """Takes the items one after the other, as far as they fit; returns those that are left."""
     left: list[Planned] = []
-    for place_in_line, (_, title, item) in enumerate(items):
-        was_over = outlook.over(item, is_done)
-        if item.skip:
-            _say(f"{title} [{item.run.id}] {item.run}: skipped, {item.skip}")
-            note(item.run, item.skip)
-        elif not was_over and not pace.fits(item):
-            left.append(item)
-        else:
-            try:
-                _largest(item, title, take) if item.search else take(item.run, title, item.take)
-            except _TimeIsUpError:
-                return left + outlook.waiting(items[place_in_line:], is_done)
-            if not was_over:
-                _say_what_is_left(items[place_in_line + 1 :], is_done, pace)
+    for place_in_line, item in enumerate(campaign.items):
+        was_over = campaign.is_over(item)
+        try:
+            if not campaign.do(item):
+                left.append(item[2])
+                continue
+        except TimeIsUpError:
+            return left + campaign.left(campaign.items[place_in_line:])
+        if not was_over:
+            _say_what_is_left(campaign, campaign.items[place_in_line + 1 :])
     return left
 
 
-def _say_what_is_left(items: Sequence[outlook.Item], is_done: outlook.IsDone, pace: outlook.Pace) -> None:
-    fitting = [item for item in outlook.waiting(items, is_done) if pace.fits(item)]
+def _say_what_is_left(campaign: Campaign, items: Sequence[outlook.Item]) -> None:
+    pace = campaign.pace
+    fitting = [item for item in campaign.left(items) if pace.fits(item)]
     if fitting:
         until = outlook.clock(min(sum(map(pace.seconds, fitting)), pace.left()))
-        _say(f"  {len(fitting)} to go, until about {until}")
-
-
-def _largest(item: Planned, title: str, take: Callable[..., str]) -> None:
-    """Does that take of the run with the largest batch that fits its short run, or where it does not after all, the
-    next."""
-    _say(f"{title} {item}")
-    search = item.search
-    low, high = 0, len(search)  # those before `low` fit, those from `high` on do not
-    while low < high:
-        middle = (low + high) // 2
-        if take(search[middle][0], title, detail=0) in DONE:
-            low = middle + 1
-        else:
-            high = middle
-    if not low:
-        _say(f"  not even {search[0][1]} fits")
-    while low and take(search[low - 1][1], title, item.take) == OUT_OF_MEMORY:
-        low -= 1
-
-
-def _take(run: Run, choice: str, path: Path, place: Place, detail: int, others: Sequence[Link], pace: float) -> Record:
-    """Does one run and puts its record into the journal; returns it. Raises `_TimeIsUpError` where it was cut off."""
-    record, interrupted = execute(run, place, detail=detail, others=others, pace=pace)
-    try:
-        journal.append(path, dataclasses.replace(record, engine_choice=choice))
-    except OSError as error:
-        raise UserError(
-            f"results: no room for the record of {run.id} in {path} ({error.strerror}); make some and start again: the "
-            "run goes on from its last checkpoint"
-        ) from error
-    _say(f"  {record.in_words()}")
-    if record.outcome in SETTLED:
-        forget(run, place)
-    if interrupted:
-        raise _TimeIsUpError if time.monotonic() >= place.until else KeyboardInterrupt
-    return record
+        campaign.say(f"  {len(fitting)} to go, until about {until}")
 
 
 def _needs_stand_in(place: Place, runs: Sequence[Run]) -> bool:
@@ -191,7 +229,3 @@ def _needs_stand_in(place: Place, runs: Sequence[Run]) -> bool:
         data.load(images, source=place.source, cache=place.cache)
     real = [run.data for run in runs if isinstance(run.data, CIFAR10)]
     return bool(real) and data.load(real[0], source=place.source, cache=place.cache).name == Synthetic.name
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from poc.machine.monitor import Monitor, Monitored, Source
 from poc.records.record import DONE, FAILED, Told
 from poc.records.timing import warmup
 from poc.run import Run
+from poc.train import checkpoint
 from poc.values import from_plain, value
 
 _INTERRUPTED_SECONDS = 60.0
@@ -40,6 +42,8 @@ class Place:
     cache: Path
     checkpoints: Path | None = None
     """Folder for checkpoints, where a completed run leaves its last one; None: in the cache, until it has completed."""
+    apart: str = ""
+    """A folder in that one, for what several machines do at a time."""
     price_per_hour: float | None = None
     """Dollars."""
     stand_in: bool = False
@@ -48,10 +52,12 @@ class Place:
     """Seconds after which a run in which nothing goes on is ended."""
     until: float = math.inf
     """On the monotonic clock: a run that still goes on then is interrupted."""
+    software: dict[str, Any] | None = None
+    """What `software` gives for each engine on another machine; None: runs are done on this one."""
 
     def checkpoints_of(self, run: Run) -> Path:
         """Folder for the checkpoints of `run`."""
-        return (self.checkpoints or self.cache / "checkpoints") / run.id
+        return (self.checkpoints or self.cache / "checkpoints") / self.apart / run.id
 
 
 @value
@@ -96,6 +102,10 @@ class Share:
     monitor: Monitored | None
     core_use: CoreUse
 
+    def blamed(self, run: Run) -> str:
+        """Why `run` failed here, in a line; empty where it did not."""
+        return "" if self.lost is None else self.lost[1] if run.workers == 1 else ": ".join(self.lost)
+
 
 def core_seconds() -> tuple[float, float, float, float]:
     """Seconds of a clock, of processes that this one waited for, and of usable cores that were busy, or stolen."""
@@ -112,15 +122,67 @@ def core_use(before: tuple[float, float, float, float]) -> CoreUse:
     )
 
 
+def software(engine: str) -> dict[str, Any]:
+    """The versions that results of an engine depend on, and the commit of this checkout: fields of a record."""
+    return {"versions": {**hardware.versions(), **engines.versions(engine)}, "commit": hardware.commit()}
+
+
+def cache() -> Path:
+    """Where this machine keeps data sets, and checkpoints for which no other folder is named: POC_CACHE."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("POC_CACHE") or Path(base) / "poc-mxnet").absolute()
+
+
+class Here:
+    """This host, which does a run alone."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._before = core_seconds()
+
+    def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
+        """The steps after which every worker has a whole checkpoint."""
+        return set(checkpoint.steps(self._place.checkpoints_of(run), range(run.workers), conditions))
+
+    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[Share], str]:
+        """Trains `run` once; what was done, and why it failed."""
+        cores = run.cores_per_worker or self._place.machine.cores
+
+        def until(_: Path) -> None:
+            if time.monotonic() >= self._place.until:
+                raise KeyboardInterrupt  # as if its user had stopped it
+
+        with engines.load(run.engine).cluster(run, cores) as around:
+            task = Task(request=request, first=0, environments=tuple(around.environments))
+            share = train_here(task, self._place, around.helpers, until)
+        # What all attempts used, and what served the workers.
+        share = dataclasses.replace(share, core_use=core_use(self._before))
+        return [share], share.blamed(run)
+
+    def renewed(self) -> bool:
+        """It is here still."""
+        return True
+
+    def forget(self, run: Run) -> None:
+        """The record of `run` is safe."""
+        forget(run, self._place)
+
+
+def forget(run: Run, place: Place) -> None:
+    """Removes this host's checkpoints of a run whose record is safe, but for the last one where they have a folder."""
+    checkpoint.remove(place.checkpoints_of(run), but=run.steps if place.checkpoints else None)
+
+
 def train_here(
     task: Task,
     place: Place,
     helpers: Mapping[str, subprocess.Popen[str]],
-    elsewhere: Callable[[], processes.Lost | None],
+    elsewhere: Callable[[Path], processes.Lost | None],
 ) -> Share:
     """Starts this host's workers of a run, waits for their end, and gathers what they told.
 
-    `elsewhere` says what of the run is lost on another host. At `place.until` it is as after a KeyboardInterrupt.
+    `elsewhere` is given the file of the first one's events, and says what of the run is lost on another host, or raises
+    KeyboardInterrupt, for which each worker tells what it has.
     """
     before, run = core_seconds(), task.run
     common = {
@@ -141,9 +203,7 @@ def train_here(
         events = [folder / f"worker{task.first + here}.jsonl" for here in range(len(task.environments))]
 
         def lost_elsewhere() -> processes.Lost | None:
-            if time.monotonic() >= place.until:
-                raise KeyboardInterrupt  # as if its user had stopped it
-            return elsewhere()
+            return elsewhere(events[0])
 
         def done(name: str) -> bool:
             return name in workers and _told(events[[*workers].index(name)]).outcome in DONE

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
 from tqdm import tqdm
 
 from poc.run import Run
+
+
+def in_words(run: Run, event: str) -> str:
+    """How far a run is by an event as its worker wrote it, a line of JSON; empty for one that does not say."""
+    told = json.loads(event)
+    if told["event"] == "evaluation":
+        return f"epoch {told['epoch']}/{run.epochs}, accuracy {told['accuracy']:.4f}"
+    return f"epoch {told['epoch']}/{run.epochs}, {_speed(run, told):.0f} samples/s" if told["event"] == "window" else ""
+
+
+def _speed(run: Run, window: dict[str, Any]) -> float:
+    """Samples a second; every worker has as many."""
+    return float(window["samples"] * run.workers / window["seconds"])
 
 
 class Progress:
@@ -24,9 +38,8 @@ class Progress:
     def show(self, event: dict[str, Any]) -> None:
         """Shows one event: a window on the bar, an evaluation or the end of a run without any on a line of its own."""
         if event["event"] == "window":
-            rate = event["samples"] * self._run.workers / event["seconds"]  # every worker has as many
             loss = "not finite" if event["loss"] is None else f"{event['loss']:.4f}"
-            self._speed = f"{rate:.0f} samples/s, loss {loss}"
+            self._speed = f"{_speed(self._run, event):.0f} samples/s, loss {loss}"
             self._steps += event["steps"]
             self._bar.update(event["steps"])
             self._bar.set_description(f"epoch {event['epoch']}/{self._run.epochs}")

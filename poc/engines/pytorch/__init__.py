@@ -83,8 +83,6 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
         "MASTER_PORT": str(free_port(hosts[0])),
         "WORLD_SIZE": str(run.workers),
         "LOCAL_WORLD_SIZE": str(here),
-        # Where torchrun started this, its own processes meet at a store that is not the workers'.
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     environments = [
         {

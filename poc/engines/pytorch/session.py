@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +82,20 @@ class TorchSession(Session):
 
     def _init_process_group(self) -> None:
         """Joins the other workers, by torchrun's variables."""
-        os.environ["GLOO_SOCKET_IFNAME"] = interface(os.environ["POC_OWN_ADDRESS"])
+        own = os.environ["POC_OWN_ADDRESS"]
+        os.environ["GLOO_SOCKET_IFNAME"] = interface(own)
+        if not own.startswith("127."):
+            os.environ["NCCL_SOCKET_IFNAME"] = f"={interface(own)}"
+        self._worker, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        meeting = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # By itself the first one would listen on every interface.
+        first = self._worker == 0
+        listening = {"is_master": True, "master_listen_fd": socket.create_server(meeting).detach()} if first else {}
+        store = dist.TCPStore(*meeting, workers, wait_for_workers=False, **listening)
         gpu = self._device.type == "cuda"
         # With the device NCCL connects at once, and never to a card that it makes out from the worker's number.
-        dist.init_process_group("nccl" if gpu else "gloo", device_id=self._device if gpu else None)
-        self._worker = dist.get_rank()
+        how = {"store": store, "rank": self._worker, "world_size": workers}
+        dist.init_process_group("nccl" if gpu else "gloo", device_id=self._device if gpu else None, **how)
 
     def _decays(self) -> list[bool]:
         """Of each trained parameter, whether it has weight decay: weights, and gammas unless the run spares them."""

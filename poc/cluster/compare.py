@@ -1,0 +1,358 @@
+"""The recipes on every kind of machine of a cluster, side by side: each machine does one run at a time.
+
+A kind is planned on one of its own nodes; what takes several of them is planned for so many together, which results
+call "2 hosts, each ...". Each has its journal in the folder of results, as if it had run there alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from poc.cluster import nodes
+from poc.cluster.nodes import Node, NodeLostError
+from poc.cluster.team import Team
+from poc.plan import Planned, select
+from poc.records import journal
+from poc.run import Run
+from poc.studies.prices import Prices
+from poc.train import outlook
+from poc.train.campaign import Campaign, TimeIsUpError, say_left
+from poc.train.local import Place, software
+from poc.values import UserError, value
+
+STATUS = "cluster.json"
+"""In the folder of results, for as long as a cluster is at work: what each machine does."""
+_LOOK_SECONDS = 0.2
+_SCAN_SECONDS = 2.0
+_LINE_SECONDS = 10.0
+_REPLACE_SECONDS = 30.0
+_DATA_SECONDS = 900.0
+_ROOM_BYTES = 1e9
+
+
+@value
+class Wish:
+    """What is to be done on the cluster, as the command line names it."""
+
+    recipes: tuple[Path, ...]
+    quick: bool
+    cpu_waits: bool
+    only: list[str] | None
+    results: Path
+    place: Place
+    """For all machines: data, checkpoints, patience and the bound. None of its own."""
+    detail: int
+    again: bool
+    prices: Prices
+
+
+class _Machine:
+    """So many nodes of a kind together, as one machine of the tables."""
+
+    def __init__(self, name: str, hosts: int, campaign: Campaign) -> None:
+        self.name, self.hosts, self.campaign = name, hosts, campaign
+        self.keys = {_key(item.run) for *_, item in campaign.items if not item.skip}
+        # The longest first, so that all end the soonest.
+        waiting = [item for item in campaign.items if not campaign.is_over(item)]
+        self.todo = sorted(waiting, key=lambda item: -campaign.pace.seconds(item[2]))
+        self.left: list[Planned] = []
+        self.at_work: dict[str, Team] = {}
+        """By the run's id."""
+
+
+class _Kind:
+    """The nodes of one kind."""
+
+    def __init__(self, first: Node) -> None:
+        self.first = first
+        self.nodes: list[Node] = []
+        self.free: list[Node] = []
+        self.wanted = 0
+        """Nodes that runs wait for which have lost one."""
+        self.machines: list[_Machine] = []
+
+
+class Cluster:
+    """The nodes by kinds, and what each does."""
+
+    def __init__(self, wish: Wish) -> None:
+        self._wish = wish
+        self._texts = [[path.stem, path.read_text()] for path in wish.recipes]
+        self._kinds: dict[str, _Kind] = {}
+        self._checksums: dict[str, tuple[str, str]] = {}
+        """Of each data set, and on which node it was found."""
+        self._planned: list[Planned] = []
+        self._refused: set[str] = set()
+        self._change = threading.Condition()
+        self._over = threading.Event()
+        self._mistake: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+        self._claims = contextlib.ExitStack()
+
+    def run(self) -> list[str]:
+        """Does all there is; returns the ids of the runs that failed. Raises as `poc.train.campaign.undertake`."""
+        status = self._wish.results / STATUS
+        with self._claims, journal.claimed(status):
+            try:
+                self._admit(nodes.alive(), first=True)
+                threading.Thread(target=self._look_for_nodes, name="look for nodes", daemon=True).start()
+                self._schedule(status)
+            finally:
+                self._over.set()
+                for thread in self._threads:
+                    thread.join()
+                status.unlink(missing_ok=True)
+        if self._mistake:
+            raise self._mistake
+        failed = []
+        for machine in [machine for kind in self._kinds.values() for machine in kind.machines]:
+            if machine.todo and not self._time_is_up():
+                machine.campaign.say(f"{len(machine.todo)} are left: there are not enough nodes any more")
+                failed += [item.run.id for *_, item in machine.todo]
+                machine.todo = []
+            say_left(machine.campaign, [*machine.left, *machine.campaign.left(machine.todo)])
+            failed += machine.campaign.failed
+        return failed
+
+    def _schedule(self, status: Path) -> None:
+        looked = told = 0.0
+        before, active = "", time.monotonic()
+        while not self._over.is_set():
+            with self._change:
+                for kind in self._kinds.values():
+                    self._start(kind)
+                machines = [machine for kind in self._kinds.values() for machine in kind.machines]
+            if any(machine.at_work for machine in machines):
+                active = time.monotonic()
+            # A node that was lost may come back, or another in its place.
+            elif not any(machine.todo for machine in machines) or time.monotonic() - active > _REPLACE_SECONDS:
+                return
+            if time.monotonic() - looked > 1.0:
+                looked, lines = time.monotonic(), self._lines()
+                unfinished = status.with_suffix(".unfinished")
+                unfinished.write_text(json.dumps({"driver": os.getpid(), "lines": lines}))
+                unfinished.replace(status)
+                if time.monotonic() - told > _LINE_SECONDS and before != (before := "\n".join(lines)):
+                    told = time.monotonic()
+                    print(before, file=sys.stderr)
+            time.sleep(_LOOK_SECONDS)
+
+    def _start(self, kind: _Kind) -> None:
+        """Starts what can be on the free nodes of a kind: what takes several of them first, or it would never."""
+        for machine in sorted(kind.machines, key=lambda machine: -machine.hosts):
+            for item in list(machine.todo):
+                if machine.hosts > len(kind.nodes) or item[2].run.id in machine.at_work:
+                    continue
+                if machine.hosts > len(kind.free) - kind.wanted:
+                    return
+                machine.todo.remove(item)
+                kind.free.sort(key=lambda node: node.name)
+                taken, kind.free = kind.free[: machine.hosts], kind.free[machine.hosts :]
+                self._begin(kind, machine, item, taken)
+
+    def _begin(self, kind: _Kind, machine: _Machine, item: outlook.Item, taken: list[Node]) -> None:
+        team = Team(taken, machine.campaign.place, self._is_over, lambda: self._another(kind))
+        machine.at_work[item[2].run.id] = team
+        thread = threading.Thread(target=self._do, args=(kind, machine, item, team), name=item[1])
+        self._threads.append(thread)
+        thread.start()
+
+    def _do(self, kind: _Kind, machine: _Machine, item: outlook.Item, team: Team) -> None:
+        try:
+            for node in team.nodes:
+                node.ask("poll")
+            if not machine.campaign.do(item, team):
+                machine.left.append(item[2])
+        except NodeLostError:  # before it began
+            machine.todo.append(item)
+        except (TimeIsUpError, KeyboardInterrupt):
+            machine.todo.append(item)
+            self._over.set()
+        except BaseException as error:  # for the main thread
+            self._mistake = error
+            self._over.set()
+        finally:
+            with self._change:
+                del machine.at_work[item[2].run.id]
+                kind.free += [node for node in team.nodes if not node.lost]
+                self._change.notify_all()
+
+    def _is_over(self) -> bool:
+        return self._over.is_set() or self._time_is_up()
+
+    def _time_is_up(self) -> bool:
+        return time.monotonic() >= self._wish.place.until
+
+    def _another(self, kind: _Kind) -> Node | None:
+        """A node in place of one that was lost; None where none is free in half a minute."""
+        end = time.monotonic() + _REPLACE_SECONDS
+        while True:
+            with self._change:
+                kind.wanted += 1
+                self._change.wait_for(lambda: kind.free or self._is_over(), timeout=end - time.monotonic())
+                kind.wanted -= 1
+                if not kind.free or self._is_over():
+                    return None
+                node = kind.free.pop(0)
+            with contextlib.suppress(NodeLostError):
+                node.ask("poll")
+                return node
+
+    def _look_for_nodes(self) -> None:
+        """Admits those that come later, or that are back."""
+        while not self._over.wait(_SCAN_SECONDS):
+            found = nodes.alive()
+            with self._change:
+                for kind in self._kinds.values():
+                    for node in kind.nodes:
+                        if node.id not in {known["NodeID"] for known in found}:
+                            node.lost = node.lost or "Ray has given it up"
+                    kind.nodes = [node for node in kind.nodes if not node.lost]
+                    kind.free = [node for node in kind.free if not node.lost]
+                ours = self._refused | {node.id for kind in self._kinds.values() for node in kind.nodes}
+            self._admit([known for known in found if known["NodeID"] not in ours], first=False)
+
+    def _admit(self, found: Sequence[dict[str, Any]], *, first: bool) -> None:
+        """Takes in nodes once each is found to be as it has to be; raises UserError for the `first` ones' mistakes."""
+        for node in [Node(known) for known in found]:
+            try:
+                node.described()
+                self._check(node)
+                kind = self._kinds.get(node.kind) or _Kind(node)
+                added = self._added(node, kind)
+                with self._change:
+                    kind.nodes.append(node)
+                    kind.free.append(node)
+                    kind.machines += added
+                    self._kinds[node.kind] = kind
+                    self._change.notify_all()
+            except NodeLostError as error:
+                print(f"{node.name} is not used: {error}", file=sys.stderr)
+            except UserError as error:
+                if first:
+                    raise
+                self._refused.add(node.id)
+                node.release()
+                print(f"not used: {error}", file=sys.stderr)
+        if first and not self._kinds:
+            raise UserError("--cluster: no node answers that has a CPU and is not at work already; see `ray status`")
+        if first:
+            select(self._planned, self._wish.only)
+
+    def _check(self, node: Node) -> None:
+        """Raises UserError where a node is unlike the driver, or others of its kind."""
+        reference = self._kinds[node.kind].first if node.kind in self._kinds else None
+        own = software(next(iter(node.software)))
+        theirs = next(iter(node.software.values()))
+        for what, here, there in (
+            ("RAY_AUTH_MODE", os.environ["RAY_AUTH_MODE"], node.auth_mode),
+            ("the commit", own["commit"], theirs["commit"]),
+            ("Python", own["versions"]["python"], theirs["versions"]["python"]),
+            ("NumPy", own["versions"]["numpy"], theirs["versions"]["numpy"]),
+        ):
+            if here != there:
+                raise UserError(f"{node.name}: {what} is {there or 'unknown'} there, {here or 'unknown'} at the driver")
+        if node.free_bytes < _ROOM_BYTES:
+            raise UserError(f"{node.name}: its disk has {node.free_bytes / 1e9:.1f} GB free, 1 is needed: make room")
+        if reference and reference.machine.describe() != node.machine.describe():
+            raise UserError(
+                f"{node.name}: it is {node.machine.describe()}, and {reference.name} of the same label is "
+                f"{reference.machine.describe()}: give it another label {nodes.LABEL}="
+            )
+        for engine, held in node.software.items():
+            if reference and reference.software[engine] != held:
+                raise UserError(f"{node.name}: {engine} is {held}, on {reference.name} {reference.software[engine]}")
+
+    def _added(self, node: Node, kind: _Kind) -> list[_Machine]:
+        """What can be done with one node more of a kind, after a look at its data. Raises UserError."""
+        wish, hosts = self._wish, len(kind.nodes) + 1
+        how = {"quick": wish.quick, "cpu_waits": wish.cpu_waits}
+        answer = node.ask("plan", recipes=self._texts, hosts=hosts, **how, seconds=60.0)
+        plans = [(name, [_planned_from(plain) for plain in planned]) for name, planned in answer["plans"]]
+        runs = {str(item.run.data): item.run for _, planned in plans for item in planned if not item.skip}
+        source = wish.place.source and str(wish.place.source)
+        asked = {"runs": [run.to_json() for run in runs.values()], "source": source}
+        told = node.ask("data", **asked, seconds=_DATA_SECONDS)
+        for data, checksum in told["checksums"].items():
+            known, name = self._checksums.setdefault(data, (checksum, node.name))
+            if known != checksum:
+                raise UserError(f"{node.name}: its data are {checksum}, those of {name} {known}: give all the same")
+        if any(machine.hosts == hosts for machine in kind.machines):
+            return []
+        # What one host, or fewer, can do is theirs: with as many cores, or with fewer for each worker.
+        done = {key for machine in kind.machines for key in machine.keys}
+        chosen = [
+            (name, [item for item in planned if hosts == 1 or (not item.skip and _key(item.run) not in done)])
+            for name, planned in plans
+        ]
+        every = [item for _, planned in chosen for item in planned]
+        self._planned += every
+        if wish.only:
+            chosen = [
+                (name, [item for item in planned if item.run.id.startswith(tuple(wish.only))])
+                for name, planned in chosen
+            ]
+        chosen = [(name, planned) for name, planned in chosen if planned]
+        return [self._machine(node, hosts, chosen, told["stand_in"])] if chosen else []
+
+    def _machine(self, node: Node, hosts: int, plans: list[tuple[str, list[Planned]]], stand_in: bool) -> _Machine:
+        wish, name = self._wish, node.kind if hosts == 1 else f"{hosts} hosts, each {node.kind}"
+        place = dataclasses.replace(
+            wish.place,
+            machine=dataclasses.replace(node.machine, hosts=hosts),
+            infrastructure=name,
+            software=node.software,
+            apart=journal.folder(wish.results, name).name,
+            stand_in=stand_in,
+        )
+        again, prefix = wish.again, f"{name}: "
+        campaign = Campaign(plans, wish.results, place, detail=wish.detail, again=again, prefix=prefix)
+        self._claims.enter_context(journal.claimed(campaign.path))
+        price = wish.prices.of(node.kind, node.machine.describe())
+        campaign.say("\n" + campaign.table(hosts * price.dollars_per_hour if price else None))
+        for item in campaign.items:
+            if item[2].skip:
+                campaign.do(item)
+        return _Machine(name, hosts, campaign)
+
+    def _lines(self) -> list[str]:
+        """What each machine does, a line each."""
+        lines = []
+        for machine in [machine for kind in self._kinds.values() for machine in kind.machines]:
+            to_go = f"{len(machine.todo)} to go" if machine.todo else "the last"
+            for run, team in list(machine.at_work.items()):
+                where = ", ".join(node.name for node in team.nodes)
+                lines.append(f"{machine.name} on {where}: [{run}] {team.line}; {to_go}")
+        return lines
+
+
+def status(results: Path) -> str:
+    """What the machines do of a cluster that is at work with this folder of results, a line each."""
+    path = results / STATUS
+    try:
+        told = json.loads(path.read_text())
+    except FileNotFoundError:
+        return f"no cluster is at work for {results}"
+    if not psutil.pid_exists(told["driver"]):
+        return f"the driver of the cluster, process {told['driver']}, was killed; the same command goes on"
+    return "\n".join(told["lines"]) or "nothing has started yet"
+
+
+def _key(run: Run) -> str:
+    return run.key("cores_per_worker")
+
+
+def _planned_from(plain: dict[str, Any]) -> Planned:
+    search = tuple((Run.from_json(short), Run.from_json(whole)) for short, whole in plain["search"])
+    return Planned(**{**plain, "run": Run.from_json(plain["run"]), "search": search})

@@ -1,0 +1,177 @@
+"""What a node does at the driver's word: it says what it has, plans recipes, and trains its share of a run.
+
+Ray starts the supervisor from the node's own checkout and with its own environment. Nothing here imports Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from poc import data, engines, recipe
+from poc.data.images import Images
+from poc.machine import hardware, processes
+from poc.plan import plan
+from poc.recipe import CIFAR10, Synthetic
+from poc.run import Run
+from poc.train import checkpoint
+from poc.train.local import Place, Share, Task, cache, core_seconds, core_use, forget, software, train_here
+from poc.train.progress import in_words
+from poc.values import UserError, from_plain, to_plain
+
+_SILENCE_SECONDS = 30.0
+
+
+class Supervisor:
+    """One node's; where it has not heard of its driver for half a minute in the middle of a run it ends itself, and the
+    kernel all that it started."""
+
+    def __init__(self) -> None:
+        self._machine = hardware.detect()
+        self._heard = time.monotonic()
+        self._helpers: dict[str, Any] = {}
+        self._around = contextlib.ExitStack()
+        self._training: threading.Thread | None = None
+        self._share: Share | None = None
+        self._error = self._line = ""
+        self._told_to_end = self._told_to_interrupt = False
+        self._before = core_seconds()
+        threading.Thread(target=self._watch_driver, name="watch driver", daemon=True).start()
+
+    def ask(self, message: str) -> str:
+        """Does what the message names, and answers: both objects of JSON. A user's mistake is answered so, too."""
+        asked = json.loads(message)
+        self._heard = time.monotonic()
+        try:
+            answer = getattr(self, f"_{asked.pop('what')}")(**asked)
+        except UserError as error:
+            answer = {"mistake": str(error)}
+        except Exception as error:  # the driver's to tell; what Ray would make of it is pickled
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        self._heard = time.monotonic()
+        return json.dumps(answer)
+
+    def _describe(self) -> dict[str, Any]:
+        folder = cache()
+        folder.mkdir(parents=True, exist_ok=True)
+        return {
+            "machine": self._machine.to_json(),
+            "software": {name: software(name) for name in engines.ENGINES},
+            "free_bytes": shutil.disk_usage(folder).free,
+            "auth_mode": os.environ.get("RAY_AUTH_MODE", "disabled"),
+        }
+
+    def _plan(self, recipes: Sequence[Sequence[str]], hosts: int, **how: bool) -> dict[str, Any]:
+        """Of each recipe, a name and the file's text, the plan for so many machines like this one."""
+        machine, plans = hardware.Hardware.from_json({**self._machine.to_json(), "hosts": hosts}), []
+        with processes.scratch() as folder:
+            for name, text in recipes:
+                file = folder / f"{name}.py"
+                file.write_text(text)
+                plans.append([name, to_plain(plan(name, recipe.load(file), machine, **how))])
+        return {"plans": plans}
+
+    def _data(self, runs: Sequence[dict[str, Any]], source: str | None) -> dict[str, Any]:
+        """Whether CIFAR-10 is to be had nowhere, and of the data of each of `runs` a checksum."""
+        place, checksums, stand_in = self._place(source, None, ""), {}, False
+        for run in map(Run.from_json, runs):
+            dataset = data.load(run.data, source=place.source, cache=place.cache)
+            digest = hashlib.sha256(f"{dataset.name} {len(dataset.train)} {len(dataset.validation)}".encode())
+            for split in (dataset.train, dataset.validation):
+                if isinstance(split, Images):
+                    digest.update(split.images)  # type: ignore[arg-type]
+                    digest.update(split.labels)  # type: ignore[arg-type]
+            stand_in |= isinstance(run.data, CIFAR10) and dataset.name == Synthetic.name
+            checksums[str(run.data)] = f"{dataset.name} {digest.hexdigest()[:16]}"
+        return {"stand_in": stand_in, "checksums": checksums}
+
+    def _place(self, source: str | None, checkpoints: str | None, apart: str, **fields: Any) -> Place:
+        source = source or os.environ.get("POC_DATA")
+        return Place(
+            machine=self._machine,
+            infrastructure="",
+            source=Path(source) if source else None,
+            cache=cache(),
+            checkpoints=Path(checkpoints) if checkpoints else None,
+            apart=apart,
+            **fields,
+        )
+
+    def _steps(
+        self, run: dict[str, Any], workers: Sequence[int], conditions: dict[str, Any], place: dict[str, Any]
+    ) -> dict[str, Any]:
+        self._before = core_seconds()
+        folder = self._place(**place).checkpoints_of(Run.from_json(run))
+        return {"steps": checkpoint.steps(folder, workers, conditions)}
+
+    def _open(self, run: dict[str, Any], addresses: Sequence[str]) -> dict[str, Any]:
+        """On the first host: starts what serves all workers; the environment of each."""
+        self._around = contextlib.ExitStack()
+        asked = Run.from_json(run)
+        cluster = engines.load(asked.engine).cluster(asked, asked.cores_per_worker or self._machine.cores, addresses)
+        opened = self._around.enter_context(cluster)
+        self._helpers = dict(opened.helpers)
+        return {"environments": list(opened.environments)}
+
+    def _train(self, task: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+        self._told_to_end = self._told_to_interrupt = False
+        self._share, self._error = None, ""
+        arguments = (from_plain(Task, task), self._place(**place), self._helpers)
+        # The kernel ends what a thread started when that thread ends: here when its work is done.
+        self._training = threading.Thread(target=self._do, args=arguments, name="train")
+        self._training.start()
+        return {}
+
+    def _do(self, task: Task, place: Place, helpers: dict[str, Any]) -> None:
+        def elsewhere(events: Path) -> processes.Lost | None:
+            with contextlib.suppress(OSError, IndexError, ValueError):  # nothing told, or half a line
+                self._line = in_words(task.run, events.read_text().splitlines()[-1]) or self._line
+            if self._told_to_interrupt:
+                raise KeyboardInterrupt
+            return ("the driver", "it ended the run") if self._told_to_end else None
+
+        self._line = "starting"
+        try:
+            self._share = train_here(task, place, helpers, elsewhere)
+        except Exception as error:  # as above
+            self._error = f"{type(error).__name__}: {error}"
+
+    def _forget(self, run: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+        forget(Run.from_json(run), self._place(**place))
+        return {}
+
+    def _poll(self) -> dict[str, Any]:
+        share = self._share
+        over = self._training is None or not self._training.is_alive()
+        failed = over and self._training is not None and share is None
+        lost = ("its supervisor", self._error) if failed else share and share.lost
+        return {"over": over, "lost": lost, "line": self._line}
+
+    def _interrupt(self) -> dict[str, Any]:
+        self._told_to_interrupt = True
+        return {}
+
+    def _end(self) -> dict[str, Any]:
+        """Ends what goes on of the run; this host's share of it, None where there is none."""
+        self._told_to_end = True
+        if self._training:
+            self._training.join()
+        self._around.close()
+        share, self._share, self._training, self._helpers = self._share, None, None, {}
+        plain = share and {**to_plain(share), "core_use": to_plain(core_use(self._before))}
+        return {"share": plain}
+
+    def _watch_driver(self) -> None:
+        while True:
+            time.sleep(1.0)
+            idle = self._training is None and not self._helpers
+            if not idle and time.monotonic() - self._heard > _SILENCE_SECONDS:
+                os._exit(1)

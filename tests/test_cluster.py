@@ -1,0 +1,339 @@
+"""Clusters on Ray, of hosts that are namespaces of this machine: compared, joined, struck, and closed to strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poc import CIFAR10, Synthetic
+from poc.records import journal
+from poc.records.record import COMPLETED, FAILED, Record
+from poc.train import checkpoint
+from tests.builders import GLUON, TWO_WORKERS, executed, recipe_file
+from tests.hosts import Host, Nodes, cluster, drive, driven
+from tests.kill_at_random import kill_at_random
+from tests.launch import DEADLINE_SECONDS, HOME, eventually, python
+
+PAIR = "2 hosts, each pair"
+IMAGES = Synthetic(train=320, validation=70)
+JOINED: dict[str, Any] = {**TWO_WORKERS, "data": IMAGES, "cores_per_worker": 1, "epochs": 2}
+MXNET = {**GLUON, "batch_per_device": 8, "data": Synthetic(size=16, crop=16, train=160, validation=70)}
+# Each device has a process of its own anyway.
+PYTORCH = {**MXNET, "engine": "pytorch", "exchange": "device", "workers": 1}
+LONG: dict[str, Any] = {"epochs": 100_000, "window": 5}
+needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+few = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two hosts need a core each")
+pytestmark = [pytest.mark.slow, few, needs_ray]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with cluster(tmp_path_factory.mktemp("hosts")) as made:
+        yield made
+
+
+@pytest.fixture
+def second(nodes: Nodes) -> Host:
+    """The other one of its kind."""
+    return nodes.second()
+
+
+def of(folder: Path, machine: str) -> list[Record]:
+    """What the journal of that machine holds."""
+    return journal.read([journal.folder(folder / "results", machine) / journal.FILE])
+
+
+def training(host: Host, driver: subprocess.Popen[str]) -> None:
+    """Returns once a worker there has told of its second epoch, when there is a checkpoint of the first."""
+
+    def look() -> bool:
+        if not (workers := host.processes("poc.train.worker")):
+            return False
+        with contextlib.suppress(Exception):
+            events = [Path(file.path) for file in workers[0].open_files() if file.path.endswith(".jsonl")]
+            return '"evaluation", "epoch": 2' in events[0].read_text()
+        return False
+
+    eventually(look, unless=lambda: driver.poll() is not None)
+
+
+def test_two_kinds_of_machine_one_command_one_page(nodes: Nodes, second: Host, tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", cases=[{"lr": 0.01}, {"lr": 0.02}])
+    with nodes.another("other"):
+        said = driven(nodes.head, recipe, tmp_path)
+        ids = {record.run_id for record in of(tmp_path, "pair")}
+        for machine in ("pair", "other"):
+            found = of(tmp_path, machine)
+            assert [record.outcome for record in found] == [COMPLETED] * 2, said
+            assert {record.run_id for record in found} == ids
+            assert {(record.infrastructure, record.hardware.cores) for record in found} == {(machine, 1)}
+        rows = (tmp_path / "results" / "rows.csv").read_text()
+        assert "pair" in rows
+        assert "other" in rows
+        assert not (tmp_path / "results" / "cluster.json").exists()
+        before = {path: path.read_bytes() for path in (tmp_path / "results").glob("*/journal.jsonl")}
+        driven(nodes.head, recipe, tmp_path)
+        assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        MXNET,
+        pytest.param({**MXNET, "exchange": "horovod"}, marks=needs_horovod),
+        pytest.param(PYTORCH, marks=needs_torch),
+    ],
+    ids=["reference", "MXNet", "Horovod", "PyTorch"],
+)
+def test_two_hosts_train_as_two_workers_on_one(
+    fields: dict[str, Any], nodes: Nodes, second: Host, tmp_path: Path
+) -> None:
+    fields = {**JOINED, **fields}
+    said = driven(nodes.head, recipe_file(tmp_path / "mine.py", **fields), tmp_path)
+    assert [record.outcome for record in of(tmp_path, "pair")] == ["skipped"]
+    (record,) = of(tmp_path, PAIR)
+    assert (record.outcome, record.reason) == (COMPLETED, ""), said
+    assert [worker.worker for worker in record.workers] == [0, 1]
+    assert record.hardware.describe().startswith("2 hosts, each CPU")
+    assert [device.device for device in record.monitor.devices] == ["cpu", "host 1 cpu"]
+    alone = executed(tmp_path, **fields)
+    apart = tmp_path / "checkpoints" / journal.folder(tmp_path, PAIR).name / record.run_id
+    for worker in (0, 1):
+        there = checkpoint.read(apart, worker, record.run.steps).arrays
+        here = checkpoint.read(tmp_path / "checkpoints" / alone.run_id, worker, alone.run.steps).arrays
+        assert there.keys() == here.keys()
+        for name, array in here.items():
+            np.testing.assert_allclose(there[name], array, rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        MXNET,
+        pytest.param({**MXNET, "exchange": "horovod"}, marks=needs_horovod),
+        pytest.param(PYTORCH, marks=needs_torch),
+    ],
+    ids=["MXNet", "Horovod", "PyTorch"],
+)
+def test_a_run_listens_on_the_cluster_s_interface_alone_and_ends_with_its_driver(
+    fields: dict[str, Any], nodes: Nodes, second: Host, tmp_path: Path
+) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, **fields, **LONG})
+    hosts = (nodes.head, second)
+    with drive(nodes.head, recipe, tmp_path) as driver:
+        for host in hosts:
+            training(host, driver)
+        for host in hosts:
+            assert {address for address, _ in host.listening(of_runs=True)} <= {host.address}
+        assert nodes.head.listening(of_runs=True)
+        said = status_of(nodes.head, tmp_path)
+        assert f"{PAIR} on {nodes.head.address}" in said
+        assert "epoch " in said
+        for process in nodes.head.processes("poc run"):
+            process.kill()
+        driver.communicate()
+    for host in hosts:
+        eventually(lambda host=host: not host.left_of_runs())
+    assert "was killed" in status_of(nodes.head, tmp_path)
+
+
+def status_of(host: Host, folder: Path) -> str:
+    """What `poc status` says there."""
+    command = host.command(sys.executable, "-W", "ignore", "-m", "poc", "status", "--results", folder / "results")
+    return subprocess.run(command, env=host.environment(), capture_output=True, text=True, check=True).stdout
+
+
+@needs_horovod
+def test_horovod_on_a_host_whose_name_leads_nowhere_says_so(nodes: Nodes, second: Host, tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, **MXNET, "exchange": "horovod"})
+    subprocess.run(second.command("hostname", "localhost"), check=True)
+    try:
+        driven(nodes.head, recipe, tmp_path, status=1)
+    finally:
+        subprocess.run(second.command("hostname", second.address), check=True)
+    (record,) = of(tmp_path, PAIR)
+    assert "this host's name, localhost, leads to 127.0.0.1" in record.reason
+
+
+def test_a_worker_lost_on_the_other_host_is_started_again(nodes: Nodes, second: Host, tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 120, "restarts": 1})
+    with drive(nodes.head, recipe, tmp_path) as driver:
+        training(second, driver)
+        for process in second.processes("poc.train.worker"):
+            process.kill()
+        said, _ = driver.communicate(timeout=DEADLINE_SECONDS)
+    assert driver.returncode == 0, said
+    (record,) = of(tmp_path, PAIR)
+    (resumed,) = record.resumed
+    assert resumed.step >= record.run.steps_per_epoch
+    assert "worker 1: its process ended early with signal 9" in resumed.why
+    assert [evaluation.epoch for evaluation in record.evaluations] == list(range(1, 121))
+
+
+def test_a_killed_driver_s_run_goes_on_at_the_next_start(nodes: Nodes, second: Host, tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 120})
+    with drive(nodes.head, recipe, tmp_path) as driver:
+        training(second, driver)
+        for process in nodes.head.processes("poc run"):
+            process.kill()
+        driver.communicate()
+    driven(nodes.head, recipe, tmp_path)
+    (record,) = of(tmp_path, PAIR)
+    assert record.outcome == COMPLETED
+    assert record.resumed
+
+
+def test_a_node_that_comes_later_is_used_and_ctrl_c_ends_all(nodes: Nodes, second: Host, tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", cases=[{**JOINED, **LONG}, {"lr": 0.02}])
+    with drive(nodes.head, recipe, tmp_path) as driver:
+        training(second, driver)
+        with nodes.another("late") as late:
+            eventually(lambda: COMPLETED in {record.outcome for record in of(tmp_path, "late")})
+            for process in nodes.head.processes("poc run"):
+                process.send_signal(signal.SIGINT)
+            said, _ = driver.communicate(timeout=DEADLINE_SECONDS)
+            assert not late.left_of_runs()
+    assert driver.returncode == 130, said
+    (record,) = of(tmp_path, PAIR)
+    assert (record.outcome, record.reason) == (FAILED, "interrupted")
+    assert record.windows
+    for host in (nodes.head, second):
+        assert not host.left_of_runs()
+
+
+def test_a_node_of_another_version_or_with_a_full_disk_or_other_data_is_named(
+    nodes: Nodes, second: Host, tmp_path: Path
+) -> None:
+    def complaint(recipe: Path) -> str:
+        return driven(nodes.head, recipe, tmp_path, status=2).splitlines()[-1]
+
+    small, other = recipe_file(tmp_path / "small.py", data=IMAGES), tmp_path / "checkout"
+    subprocess.run(["git", "clone", "-q", HOME, other], check=True)
+    commit = ["-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "--allow-empty", "-m", "another"]
+    subprocess.run(["git", "-C", other, *commit], check=True)
+    with nodes.another("odd", PYTHONPATH=str(other)) as odd:
+        assert complaint(small).startswith(f"poc: {odd.address} ({odd.address}): the commit is ")
+    # The others have no way to the images either, and would train on made-up ones.
+    images = recipe_file(tmp_path / "images.py", data=CIFAR10(), engine="gluon", model="cifar_resnet8_v2")
+    with nodes.another("odd", POC_DATA=str(tmp_path)) as odd:
+        assert complaint(images).startswith(f"poc: {odd.address} ({odd.address}): data: ")
+        cache = odd.folder / "cache"
+        cache.mkdir(exist_ok=True)
+        subprocess.run(odd.command("mount", "-t", "tmpfs", "-o", "size=1m", "none", cache), check=True)
+        assert complaint(small).startswith(f"poc: {odd.address} ({odd.address}): its disk has 0.0 GB free")
+    assert not list(tmp_path.glob("results/*/journal.jsonl"))
+
+
+def test_without_the_token_nobody_starts_joins_or_is_answered(nodes: Nodes, second: Host, tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py")
+    said = driven(nodes.head, recipe, tmp_path, status=2, RAY_AUTH_TOKEN=None)
+    assert "ray get-auth-token --generate" in said.splitlines()[-1]
+    stranger = nodes.wired.host("0")
+    for environment in ({"RAY_AUTH_TOKEN": "f" * 64}, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": None}):
+        said = driven(nodes.head, recipe, tmp_path, status=2, **environment)
+        assert "no cluster to be had at" in said.splitlines()[-1]
+        assert stranger.start_ray(head=nodes.head.address, label="pair", **environment).returncode != 0
+    ask = (
+        "import sys, urllib.request, urllib.error\n"
+        "for port in sys.argv[2:]:\n"
+        "    try: print(port, urllib.request.urlopen(f'http://{sys.argv[1]}:{port}/', timeout=5).read())\n"
+        "    except urllib.error.HTTPError as error: assert error.code in (401, 403, 404), (port, error)\n"
+        "    except OSError: pass\n"
+        "    except Exception as error: assert 'BadStatusLine' in type(error).__name__, (port, error)\n"
+    )
+    ports = [port for _, port in nodes.head.listening()]
+    assert len(ports) >= 3
+    asked = stranger.command(sys.executable, "-c", ask, nodes.head.address, *ports)
+    done = subprocess.run(asked, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    count = nodes.head.command(sys.executable, "-c", "import ray; ray.init('auto'); print(len(ray.nodes()))")
+    counted = subprocess.run(count, env=nodes.head.environment(), capture_output=True, text=True, check=True)
+    alive = [host for host in nodes.wired.hosts if not host.gone and host is not stranger]
+    assert int(counted.stdout) >= len(alive)
+    assert not list(tmp_path.glob("results/*/journal.jsonl"))
+
+
+def killed(host: Host) -> None:
+    host.kill()
+
+
+def frozen(host: Host) -> None:
+    host.send(signal.SIGSTOP)
+
+
+def cut_off(host: Host) -> None:
+    host.cut()
+
+
+@pytest.mark.parametrize("strike", [killed, frozen, cut_off])
+def test_a_lost_node_is_named_and_another_goes_on_from_the_last_checkpoint(
+    strike: Callable[[Host], None], nodes: Nodes, second: Host, tmp_path: Path
+) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 120, "restarts": 1})
+    with nodes.another("pair") as third:
+        with drive(nodes.head, recipe, tmp_path) as driver:
+            at_work = eventually(lambda: [host for host in (second, third) if host.processes("poc.train.worker")])
+            victim = at_work[0]
+            training(victim, driver)
+            strike(victim)
+            said, _ = driver.communicate(timeout=DEADLINE_SECONDS)
+        assert driver.returncode == 0, said
+        (record,) = of(tmp_path, PAIR)
+        (resumed,) = record.resumed
+        assert resumed.step >= record.run.steps_per_epoch
+        assert f"host {victim.address} ({victim.address}): " in resumed.why
+        if not victim.gone:
+            victim.send(signal.SIGCONT)
+            eventually(lambda: not victim.left_of_runs())
+            victim.kill()
+
+
+def test_a_lost_node_without_another_fails_its_run_alone(nodes: Nodes, second: Host, tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", cases=[{**JOINED, **LONG}, {"lr": 0.02}])
+    with drive(nodes.head, recipe, tmp_path) as driver:
+        training(second, driver)
+        second.kill()
+        said, _ = driver.communicate(timeout=DEADLINE_SECONDS)
+    assert driver.returncode == 1, said
+    (record,) = of(tmp_path, PAIR)
+    assert record.outcome == FAILED
+    assert record.reason.startswith(f"host {second.address} ({second.address}): ")
+    assert [one.outcome for one in of(tmp_path, "pair")] == ["skipped", COMPLETED]
+
+
+def test_kills_at_random_moments_lose_no_record_and_leave_no_process(nodes: Nodes, tmp_path: Path) -> None:
+    seed = int.from_bytes(os.urandom(4), "big")
+    print(f"moments from seed {seed}")
+    kill_at_random(nodes, tmp_path, 4, seed)
+
+
+def test_this_machine_alone_is_a_cluster_too(nodes: Nodes, tmp_path: Path) -> None:
+    alone = nodes.wired.host("0")
+    driven(alone, recipe_file(tmp_path / "mine.py"), tmp_path, "--cluster", "local", RAY_AUTH_TOKEN=None)
+    (record,) = journal.read(journal.paths(tmp_path / "results"))
+    assert (record.outcome, record.infrastructure) == (COMPLETED, record.hardware.describe())
+    eventually(lambda: len(alone.processes()) == 1)
+
+
+def test_one_machine_neither_imports_nor_needs_ray() -> None:
+    lines = (
+        "import sys",
+        "from poc.__main__ import main",
+        "main(['plan', 'throughput'])",
+        "sys.exit('ray' in sys.modules or 'poc.cluster' in sys.modules)",
+    )
+    done = python("\n".join(lines))
+    assert done.returncode == 0, done.stderr
