@@ -10,7 +10,7 @@ from typing import Any
 from scipy.stats import t
 
 from poc.records.record import COMPLETED
-from poc.studies.row import Row
+from poc.studies.row import Row, rate
 from poc.values import value
 
 WEAK, STRONG = "weak", "strong"
@@ -139,14 +139,6 @@ def without_sync(alone: Sequence[Row], row: Row) -> float | None:
 def efficiency(speedup: float | None, devices: int) -> float | None:
     """Speed-up over the number of devices, as a fraction of one."""
     return None if speedup is None or devices < 1 else speedup / devices
-
-
-def rate(row: Row) -> float | None:
-    """Samples/s of `row`: as printed or measured, else of its seconds for 5,120 images, synchronisation included."""
-    seconds = _seconds_without_sync(row)
-    if row.samples_per_second is not None or seconds is None:
-        return row.samples_per_second
-    return 5120 / (seconds + (row.sync_seconds_per_5120 or 0.0))
 
 
 def _usable(row: Row) -> bool:

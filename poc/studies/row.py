@@ -63,6 +63,7 @@ class Row:
     devices: Count = _number("replicas of the network; 0 for a published CPU", digits=0, title="devices", printed=True)
     virtual: bool = _flag("one device played all in turn")
     workers: Count = _number("processes that the devices are divided over")
+    hosts: Count = _number("machines that the devices are divided over", digits=0, title="hosts", printed=True)
     exchange: str = _text("how gradients travel", title="exchange", printed=True)
     dtype: str = _text("precision of the layers' arithmetic", title="precision", printed=True)
     layout: str = _text("of images in memory", title="layout", printed=True)
@@ -148,6 +149,14 @@ class Row:
     def doubtful(self, *columns: str) -> bool:
         """Whether the source's own figures disagree about any of these columns."""
         return not set(columns).isdisjoint(self.contradicts.split())
+
+
+def rate(row: Row) -> float | None:
+    """Samples/s of `row`: as printed or measured, else of its seconds for 5,120 images, synchronisation included."""
+    seconds = row.train_seconds_per_5120
+    if row.samples_per_second is not None or seconds is None:
+        return row.samples_per_second
+    return 5120 / (seconds + (row.communication_seconds_per_5120 or 0.0) + (row.sync_seconds_per_5120 or 0.0))
 
 
 COLUMNS = {field.name: field for field in dataclasses.fields(Row) if field.metadata}
