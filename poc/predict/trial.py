@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from poc.predict.quantiles import Learnt, Prediction, splits
+from poc.predict.quantiles import Learnt, Prediction, learn, splits
 from poc.predict.rivals import RIVALS
 from poc.predict.series import Point, Series
 from poc.values import value
@@ -102,7 +102,7 @@ def _left_out(series: Sequence[Series], groups: Sequence[Sequence[Series]]) -> d
     found: dict[str, list[Guess]] = {name: [] for name in (MODEL, *RIVALS)}
     for group in groups:
         known = [one for one in series if one not in group]
-        found[MODEL] += guesses(Learnt(known), group)
+        found[MODEL] += guesses(learn(known), group)
         for name in RIVALS:
             found[name] += _of_rival(name, known, group)
     return found
@@ -124,7 +124,7 @@ def _of_rival(name: str, known: Sequence[Series], group: Sequence[Series]) -> li
     return found
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _points_of(name: str, one: Series) -> list[tuple[tuple[Point, ...], Point, float]]:
     return [(held, point, RIVALS[name](held, point.devices)) for held, asked in splits(one) for point in asked]
 
@@ -144,3 +144,25 @@ def score(name: str, guesses: Sequence[Guess]) -> Score:
         inside=statistics.fmean(one.inside for one in guesses),
         winkler=statistics.fmean(one.winkler for one in guesses),
     )
+
+
+def table(scores: Sequence[Score]) -> list[dict[str, str]]:
+    """A line for each way, in words."""
+
+    def percent(share: float | None) -> str:
+        return "" if share is None else f"{share:.1%}"
+
+    return [
+        {
+            "prediction": one.name,
+            "points": f"{one.points}",
+            "median error at 2x": percent(one.twice),
+            "at 4x": percent(one.four_times),
+            "within 15% at 2x": percent(one.within),
+            "within 25% at 4x": percent(one.within_four),
+            "mean log error": f"{one.mean_log_error:.3f}",
+            "inside 90%": percent(one.inside),
+            "interval score": f"{one.winkler:.2f}",
+        }
+        for one in scores
+    ]

@@ -144,7 +144,7 @@ class GluonSession(Session):
         ]
 
     def _accumulate(self, batch: Batch, norms: bool) -> list[Any]:
-        """Plays the virtual devices in turn, summing their gradients; returns the first one's squares, if asked for.
+        """Plays the virtual devices in turn, summing their gradients; returns the squares of each, if asked for.
 
         Real devices keep batch statistics of their own, which are averaged when they are read. An update of a running
         statistic is linear in it, so starting every virtual device from the same average and averaging what comes out
@@ -161,8 +161,8 @@ class GluonSession(Session):
             for flat, old in zip(statistics, before):
                 old.copyto(flat)
             self._differentiate(0, *self._on_devices(batch.part(device * share, (device + 1) * share)))
-            if norms and device == 0:
-                squares = [self._squares()]
+            if norms:
+                squares.append(self._squares())
             # The backward pass updates the statistics behind the back of MXNet's engine, which does not order it before
             # those who read them.
             mx.nd.waitall()
