@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     to_show = added("show", _show, "one run of the journals: its takes, curve and where its time went")
     to_compare = added("compare", _compare, "two runs of the journals: in what they differ, and whether in speed")
     to_advise = added(
-        "advise", _advise, "a short run, and from it how many devices, which batch and rate, how long, how much"
+        "advise", _advise, "short runs, and from them how many devices, which batch and rate, at what cost"
     )
     to_predict = added("predict", _predict, "how well throughput on more devices is predicted, on series left out")
     to_networks = added("networks", _networks, "the networks that a recipe may name, with what they cost")
@@ -234,9 +234,7 @@ def _advise(options: argparse.Namespace) -> int:
     counts = [count for count in advice.DEVICES if not (price and price.devices) or count <= price.devices]
     scale = (noise.scale, low, high or 16 * noise.scale)
     print(advice.answer(advice.options(advised_on, scale, speed, predict.kept().learnt, devices=counts, price=price)))
-    print(
-        advice.ASSUMED + ("" if price else " No price is known: name the machine with --machine or --infrastructure.")
-    )
+    print(advice.ASSUMED + ("" if price else " No price is known: give --machine or --infrastructure."))
     return 0
 
 

@@ -242,8 +242,8 @@ def answer(made: Sequence[Option]) -> str:
 
 ASSUMED = (
     "Assumed: the batch a device of the recipe's first setting, its rate right there, and its epochs enough there; "
-    "epochs and rates by the noise scale of a short run, which is lower than later ones; more devices as the published "
-    "series had them, of which beyond four times the devices measured nothing was tried. Evaluation and start are not in."
+    "epochs and rates by the noise scale of a short run, which is lower than later ones; more devices as the "
+    "published series had them, of which beyond four times those measured nothing was tried. Evaluation is not in."
 )
 
 

@@ -163,7 +163,8 @@ def test_advice_counts_epochs_hours_and_dollars() -> None:
     assert (eight.batch, eight.epochs[0]) == (1024, pytest.approx(12 * 2 / 1.125))
     assert 3000 < eight.rate[0] < 8000
     assert eight.hours[1] < eight.hours[0] < eight.hours[2]
-    assert eight.dollars and eight.dollars[0] == pytest.approx(8 * eight.hours[0])
+    assert eight.dollars
+    assert eight.dollars[0] == pytest.approx(8 * eight.hours[0])
 
 
 def test_the_speed_of_a_machine_that_is_not_here() -> None:
