@@ -102,7 +102,7 @@ def test_the_command_turns_a_short_run_into_advice(
     # Both probes are records: what was advised can be looked at again.
     looked, timed = journal.read(journal.paths(results))
     assert (looked.run.gradient_noise, timed.run.gradient_noise, timed.run.devices) == (2, None, 1)
-    assert re.search(r"^ +8 +128 .* to .*\d", said, re.MULTILINE)
+    assert re.search(r"^ *8 +128 .* to .*\d", said, re.MULTILINE)
     assert "fastest" in said
     best = int(re.findall(r"^(\d+) <-", said, re.MULTILINE)[0])
     assert best <= scale + 0.5 < 2 * best + 1
