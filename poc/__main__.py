@@ -14,13 +14,13 @@ from typing import Any, Callable
 
 from tabulate import tabulate
 
-from poc import advice, engines, recipe, studies
+from poc import advice, engines, predict, recipe, studies
 from poc.engines import Build, builds
 from poc.machine import hardware, topology
 from poc.plan import Planned, plan, select
 from poc.recipe import networks
 from poc.records import journal
-from poc.records.record import COMPLETED, DONE
+from poc.records.record import COMPLETED, DONE, Record
 from poc.studies import prices
 from poc.train import breakdown, outlook
 from poc.train.campaign import undertake
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     question = "How fast does data-parallel training go on this machine, how does it scale, and how does that compare?"
     parser = argparse.ArgumentParser(prog="python -m poc", description=question)
     commands = parser.add_subparsers(
-        required=True, metavar="{doctor,plan,run,status,report,show,compare,advise,networks}"
+        required=True, metavar="{doctor,plan,run,status,report,show,compare,advise,predict,networks}"
     )
 
     def added(name: str, command: Callable[[argparse.Namespace], int], what: str) -> Callable[..., Any]:
@@ -75,7 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     to_report = added("report", _report, "write results.md again from the journals")
     to_show = added("show", _show, "one run of the journals: its takes, curve and where its time went")
     to_compare = added("compare", _compare, "two runs of the journals: in what they differ, and whether in speed")
-    to_advise = added("advise", _advise, "a short run, and from it up to which batch more devices pay, and its rate")
+    to_advise = added(
+        "advise", _advise, "short runs, and from them how many devices, which batch and rate, at what cost"
+    )
+    to_predict = added("predict", _predict, "how well throughput on more devices is predicted, on series left out")
     to_networks = added("networks", _networks, "the networks that a recipe may name, with what they cost")
     for add in (to_plan, to_run):
         add("recipes", nargs="*", metavar="RECIPE", help="a name in recipes/, or a Python file (default: all)")
@@ -92,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     to_run("--checkpoints", type=_absolute, metavar="DIR", help=kept)
     patience = "end a run in which nothing has gone on for so long (default: %(default)g)"
     to_run("--patience", type=float, metavar="SECONDS", default=300.0, help=patience)
-    to_run("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
+    for add in (to_run, to_advise):
+        add("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
     price = "what this machine costs an hour (default: that of --infrastructure, where poc/studies/prices.csv has it)"
     to_run("--price", type=float, metavar="DOLLARS", help=price)
     to_run("--hours", type=float, metavar="H", help="end by then; the same command goes on with what is left")
@@ -101,16 +105,18 @@ def _parser() -> argparse.ArgumentParser:
     to_run("--detail", action="store_true", help="afterwards, take computation and communication apart")
     rounds = "of --detail: pairs of windows, with the exchange and without (default: %(default)s)"
     to_run("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
+    to_advise("--machine", metavar="NAME", help="one that is not here, as poc/studies/prices.csv or a study calls it")
     cluster = "run on every machine of a cluster on Ray: its address, or local (default: $RAY_ADDRESS)"
     to_run("--cluster", metavar="ADDRESS", default=os.environ.get("RAY_ADDRESS") or None, help=cluster)
-    for add in (to_run, to_status, to_report, to_show, to_compare):
+    for add in (to_run, to_status, to_report, to_show, to_compare, to_advise):
         where = "journals, rows.csv, figures and results.md go here (default: results/, with results.md beside it)"
         add("--results", type=_absolute, metavar="DIR", help=where)
-    for add in (to_run, to_report):
+    for add in (to_run, to_report, to_predict):
         study = "a published study of your own, as those in poc/studies/; may be repeated"
         add("--study", type=Path, action="append", default=[], metavar="FILE", help=study)
     costs = "what the machine of that name in the tables costs an hour; may be repeated"
     to_report("--price", type=prices.named, action="append", default=[], metavar="NAME=DOLLARS", help=costs)
+    to_predict("--save", action="store_true", help="first learn anew from the published series here (minutes)")
     to_networks("--count", action="store_true", help="first count what they cost anew, as engines build them")
     return parser
 
@@ -199,21 +205,53 @@ def _advise(options: argparse.Namespace) -> int:
     whole("--steps", options.steps, least=20)
     path = _recipe_path(options.recipe)
     advised_on, machine = recipe.load(path), hardware.detect()
-    (planned,) = plan(path.stem, advice.probe(advised_on, options.steps), machine)
-    if planned.skip:
-        raise UserError(f"{path.name}: {planned.skip}")
-    print(f"{planned}: about {outlook.duration(planned.seconds)}", file=sys.stderr)
-    place = Place(machine=machine, infrastructure=machine.describe(), source=options.data, cache=cache())
+    known = prices.load({})
+    elsewhere = options.machine and advice.published_speed(advised_on, options.machine, known)
+    probes = [advice.probe(advised_on, options.steps), *([] if elsewhere else [advice.speed_probe(advised_on)])]
+    plans = [plan(path.stem, probe, machine)[0] for probe in probes]
+    for planned in plans:
+        if planned.skip:
+            raise UserError(f"{path.name}: {planned.skip}")
+        print(f"{planned}: about {outlook.duration(planned.seconds)}", file=sys.stderr)
+    name = options.infrastructure or machine.describe()
+    place = Place(machine=machine, infrastructure=name, source=options.data, cache=cache())
+    looked, *timed = [_probed(planned, place, _results(options)) for planned in plans]
+    noise, between = looked.noise(first=0.5), looked.noise_interval(first=0.5)
+    failed = next((record for record in (looked, *timed) if record.outcome != COMPLETED), None)
+    if failed or noise is None or noise.scale is None or between is None:
+        unclear = "no gradient could be told from the noise: give more --steps"
+        print(f"poc: {failed.in_words() if failed else unclear}", file=sys.stderr)
+        return 1
+    low, high = between
+    print(
+        f"Gradient noise scale: {noise.scale:.0f} samples ({noise.samples} looks in the second half of the run; 90%: "
+        f"{low:.0f} to {f'{high:.0f}' if high else 'no end seen'})."
+    )
+    print(advice.in_words(advised_on, noise.scale))
+    speed = elsewhere or advice.measured_speed(timed[0])
+    print(f"\nOne device: {speed.middle:,.0f} samples/s, {speed.source}.")
+    price = known.of(options.machine or name, machine.describe() if not elsewhere else "")
+    counts = [count for count in advice.DEVICES if not (price and price.devices) or count <= price.devices]
+    scale = (noise.scale, low, high or 16 * noise.scale)
+    print(advice.answer(advice.options(advised_on, scale, speed, predict.kept().learnt, devices=counts, price=price)))
+    print(advice.ASSUMED + ("" if price else " No price is known: give --machine or --infrastructure."))
+    return 0
+
+
+def _probed(planned: Planned, place: Place, results: Path) -> Record:
+    """The record of a probe, which goes to the journal, so that what was advised can be looked at again."""
     record, _ = execute(planned.run, place)
     if record.outcome in DONE:
         forget(planned.run, place)
-    noise = record.noise(first=0.5)
-    if record.outcome != COMPLETED or noise is None or noise.scale is None:
-        unclear = "no gradient could be told from the noise: give more --steps"
-        print(f"poc: {unclear if record.outcome == COMPLETED else record.in_words()}", file=sys.stderr)
-        return 1
-    print(f"Gradient noise scale: {noise.scale:.0f} samples ({noise.samples} looks in the second half of the run).")
-    print(advice.in_words(advised_on, noise.scale))
+    journal.append(journal.folder(results, place.infrastructure) / journal.FILE, record)
+    return record
+
+
+def _predict(options: argparse.Namespace) -> int:
+    if options.save:
+        predict.save()
+    own = [path.stem for path in options.study]
+    print(predict.in_words([study for study in studies.load(options.study) if study.name in own]))
     return 0
 
 

@@ -8,14 +8,53 @@ more than they save.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from poc.recipe import EPOCHS, Linear, Recipe
-from poc.values import value
+from poc import studies
+from poc.predict.quantiles import Learnt
+from poc.predict.series import Point
+from poc.recipe import EPOCHS, Linear, Recipe, networks
+from poc.records.record import Record
+from poc.records.timing import throughput
+from poc.studies.prices import Price, Prices
+from poc.studies.row import Row, rate
+from poc.values import UserError, value
 
 STEPS = 200
 """Of the short run, unless its user says otherwise."""
+SPEED_STEPS = 30
+"""Of the run that measures speed."""
+DEVICES = (1, 2, 4, 8)
+UNLIKE = 1.25
+"""What a published speed at another batch may be off by, in factors."""
+
+
+@value
+class Option:
+    """So many devices, and what they would take: the middle, the least and the most of each."""
+
+    devices: int
+    batch: int
+    learning_rate: float
+    rate: tuple[float, float, float]
+    """Samples/s."""
+    epochs: tuple[float, float, float]
+    """To the accuracy of the recipe's first setting."""
+    hours: tuple[float, float, float]
+    dollars: tuple[float, float, float] | None
+    """None where no price is known."""
+
+
+@value
+class Speed:
+    """Samples/s of one device, as far as it is known."""
+
+    middle: float
+    low: float
+    high: float
+    source: str
 
 
 @value
@@ -59,20 +98,158 @@ def advise(recipe: Recipe, scale: float) -> tuple[list[Choice], Choice]:
     any more beyond it. Where a larger gradient makes no larger update, it follows the root of that (they found powers
     from 0.5 to 1 for Adam and RMSProp).
     """
-    setting = recipe.settings()[0]
-    at = setting.lr.per if isinstance(setting.lr, Linear) else setting.total_batch
-    power = 1.0 if setting.optimizer.sized_by_gradient else 0.5
     nearest = round(math.log2(max(1.0, scale)))
     choices = [
         Choice(
             batch=batch,
             steps=1 + scale / batch,
             samples=1 + batch / scale,
-            learning_rate=setting.lr.at(at) * ((1 + scale / at) / (1 + scale / batch)) ** power,
+            learning_rate=_rate_at(recipe, batch, scale),
         )
         for batch in (2**exponent for exponent in range(max(0, nearest - 4), nearest + 5))
     ]
     return choices, [choices[0], *(choice for choice in choices if choice.batch <= scale)][-1]
+
+
+def _rate_at(recipe: Recipe, batch: int, scale: float) -> float:
+    """The learning rate at a total batch, as `advise` says."""
+    setting = recipe.settings()[0]
+    at = setting.lr.per if isinstance(setting.lr, Linear) else setting.total_batch
+    power = 1.0 if setting.optimizer.sized_by_gradient else 0.5
+    return float(setting.lr.at(at) * ((1 + scale / at) / (1 + scale / batch)) ** power)
+
+
+def speed_probe(recipe: Recipe) -> Recipe:
+    """A short run of the first setting of `recipe` on one device, for its speed."""
+    setting = recipe.settings()[0]
+    left_out = ("cores_per_worker", "epochs", "seconds")
+    given = {name: held for name, held in vars(setting).items() if name not in left_out}
+    short = {"devices": 1, "workers": 1, "virtual": False, "straggler": 0.0, "exchange": "device"}
+    length = {"steps": SPEED_STEPS, "window": 5, "seeds": 1, "takes": 1, "evaluate": False, "gradient_noise": None}
+    return Recipe(**{**given, "batch_per_device": setting.batches[-1], **short, **length})
+
+
+def measured_speed(record: Record) -> Speed:
+    """Of a speed probe, with the spread of its windows."""
+    found = throughput(record.windows)
+    if found is None:
+        raise UserError("advise: the speed probe has no window; give a recipe of more steps")
+    return Speed(
+        middle=found.median,
+        low=max(found.median / 2, found.median - 2 * found.spread),
+        high=found.median + 2 * found.spread,
+        source="measured here",
+    )
+
+
+def published_speed(recipe: Recipe, machine: str, prices: Prices) -> Speed:
+    """Of one device of a machine that is not here, from the study of a machine like it; raises UserError without one.
+
+    The row of the batch nearest to the recipe's; where that is another, the speed may be off by `UNLIKE`.
+    """
+    setting = recipe.settings()[0]
+    price, network = prices.of(machine), networks.network(setting.model)
+    rows = [row for study in studies.load() for row in study.rows]
+    alike = [
+        row
+        for row in rows
+        if row.devices == 1
+        and row.batch_per_device
+        and rate(row)
+        and row.network in (network.name, network.study_name)
+        and row.dataset.startswith("cifar") == (network.classes == 10)
+        and not row.doubtful("samples_per_second", "devices")
+        and (machine in (row.infrastructure, row.hardware) or (price and _same_machine(row, price, prices)))
+    ]
+    if not alike:
+        known = sorted({row.hardware for row in rows if row.devices == 1 and row.network == setting.model})
+        raise UserError(
+            f"--machine: no study has {setting.model} on one device of {machine!r}; those of: "
+            f"{'; '.join(known) or 'none'}. Leave --machine out to measure here"
+        )
+    row = min(alike, key=lambda one: abs(math.log(one.batch_per_device / setting.batches[-1])))
+    middle, factor = float(rate(row) or 0.0), 1.0 if row.batch_per_device == setting.batches[-1] else UNLIKE
+    source = f"published by {row.study} for {row.hardware}, batch {row.batch_per_device}"
+    if factor > 1:
+        source += f"; it may be off by {factor - 1:.0%} at another batch"
+    return Speed(middle=middle, low=middle / factor, high=middle * factor, source=source)
+
+
+def _same_machine(row: Row, price: Price, prices: Prices) -> bool:
+    found = prices.of(row.infrastructure, row.hardware)
+    return found is not None and found.machine == price.machine
+
+
+def options(
+    recipe: Recipe,
+    scale: tuple[float, float, float],
+    speed: Speed,
+    learnt: Learnt,
+    *,
+    devices: Sequence[int] = DEVICES,
+    price: Price | None = None,
+) -> list[Option]:
+    """What each number of devices would take to the accuracy that the recipe's first setting reaches on its own batch.
+
+    `scale` is the noise scale: its middle, least and most. Epochs at batch B are 1 + B/N over the same at the recipe's
+    batch times its epochs (McCandlish et al. 2018, equation 2.7), the rate as in `advise`, samples/s what published
+    series make of `speed` at a fixed batch per device. A price is shared out by devices, where their number is known.
+    """
+    setting = recipe.settings()[0]
+    each, epochs, own = setting.batches[-1], setting.epochs or EPOCHS, setting.total_batch
+    made = []
+    wanted = [Point(devices=count, rate=speed.middle) for count in devices if count > 1]
+    predicted = {one.devices: one for one in learnt.predict([Point(devices=1, rate=speed.middle)], wanted)}
+    for count in devices:
+        batch = each * count
+        rates = (speed.middle, speed.low, speed.high)
+        if count > 1:
+            one = predicted[count]
+            rates = (one.rate, one.low * speed.low / speed.middle, one.high * speed.high / speed.middle)
+        needed = sorted(epochs * (1 + batch / noise) / (1 + own / noise) for noise in scale)
+        several = (needed[1], needed[0], needed[2])
+        hours = [
+            passes * setting.data.train / per / 3600 for passes, per in zip(several, (rates[0], rates[2], rates[1]))
+        ]
+        share = min(1.0, count / price.devices) if price and price.devices else 1.0
+        dollars = price.dollars_per_hour * share if price else None
+        made.append(
+            Option(
+                devices=count,
+                batch=batch,
+                learning_rate=_rate_at(recipe, batch, scale[0]),
+                rate=rates,
+                epochs=several,
+                hours=(hours[0], hours[1], hours[2]),
+                dollars=None if dollars is None else (hours[0] * dollars, hours[1] * dollars, hours[2] * dollars),
+            )
+        )
+    return made
+
+
+def answer(made: Sequence[Option]) -> str:
+    """A table of all options, the fastest and the cheapest marked."""
+    fastest = min(made, key=lambda one: one.hours[0])
+    cheapest = min(made, key=lambda one: one.dollars[0] if one.dollars else 0.0)
+    rows = []
+    for one in made:
+        marks = ["fastest"] * (one is fastest) + ["cheapest"] * (one is cheapest and one.dollars is not None)
+        cells = [f"{one.learning_rate:.3g}", _range(one.rate), _range(one.epochs), _range(one.hours)]
+        rows.append([one.devices, one.batch, *cells, _range(one.dollars) if one.dollars else "", ", ".join(marks)])
+    headers = ["devices", "total batch", "rate", "samples/s (90%)", "epochs", "hours", "dollars", ""]
+    return tabulate(rows, headers=headers, disable_numparse=True)
+
+
+ASSUMED = (
+    "Assumed: the batch a device of the recipe's first setting, its rate right there, and its epochs enough there; "
+    "epochs and rates by the noise scale of a short run, which is lower than later ones; more devices as the "
+    "published series had them, of which beyond four times those measured nothing was tried. Evaluation is not in."
+)
+
+
+def _range(three: tuple[float, float, float]) -> str:
+    middle, low, high = (f"{one:,.0f}" if one >= 100 else f"{one:.3g}" for one in three)
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def in_words(recipe: Recipe, scale: float) -> str:

@@ -12,7 +12,7 @@ import pytest
 from poc import Fixed, Linear, Muon, Recipe, Synthetic, advice
 from poc.__main__ import main
 from poc.plan import plan
-from poc.records import noise
+from poc.records import journal, noise
 from poc.records.noise import Norms
 from tests.builders import MACHINE, recipe_file
 
@@ -32,6 +32,23 @@ def test_a_quadratic_with_known_noise_gives_the_formula_s_answer(small: int, lar
     assert estimate.signal == pytest.approx(np.square(mean).sum(), rel=0.05)
     assert estimate.variance == pytest.approx(dimensions * deviation**2, rel=0.05)
     assert estimate.scale == pytest.approx(dimensions * deviation**2 / np.square(mean).sum(), rel=0.1)
+
+
+def test_the_interval_of_the_scale_holds_what_a_quadratic_has() -> None:
+    generator, mean, held = np.random.default_rng(5), np.ones(20), 0
+    for _ in range(40):
+        norms = []
+        for step in range(60):
+            gradients = generator.normal(mean, 3.0, size=(64, 20))
+            of_small, of_large = (float(np.square(part.mean(axis=0)).sum()) for part in (gradients[:8], gradients))
+            norms.append(Norms(step=step, small=of_small, large=of_large))
+        low, high = noise.interval(norms, small_batch=8, large_batch=64) or (0.0, None)
+        held += low < 9.0 < (high or np.inf)
+    assert 30 <= held <= 40
+    assert noise.interval([], small_batch=8, large_batch=64) is None
+    # Where no gradient is to be seen there is no upper end.
+    silent = [Norms(step=step, small=8.0, large=0.9) for step in range(9)]
+    assert noise.interval(silent, small_batch=8, large_batch=64) == (float("inf"), None)
 
 
 def test_without_signal_there_is_no_scale() -> None:
@@ -78,9 +95,15 @@ def test_the_command_turns_a_short_run_into_advice(
 ) -> None:
     monkeypatch.setenv("POC_CACHE", str(tmp_path / "cache"))
     recipe = recipe_file(tmp_path / "mine.py", data=Synthetic(train=2560, validation=70), batch_per_device=16, epochs=6)
-    assert main(["advise", str(recipe), "--steps", "40"]) == 0
+    results = tmp_path / "results"
+    assert main(["advise", str(recipe), "--steps", "40", "--results", str(results)]) == 0
     said = capsys.readouterr().out
     scale = int(re.findall(r"Gradient noise scale: (\d+) samples", said)[0])
+    # Both probes are records: what was advised can be looked at again.
+    looked, timed = journal.read(journal.paths(results))
+    assert (looked.run.gradient_noise, timed.run.gradient_noise, timed.run.devices) == (2, None, 1)
+    assert re.search(r"^ *8 +128 .* to .*\d", said, re.MULTILINE)
+    assert "fastest" in said
     best = int(re.findall(r"^(\d+) <-", said, re.MULTILINE)[0])
     assert best <= scale + 0.5 < 2 * best + 1
     least = float(re.findall(r"6 epochs get as far as ([\d.]+) with a small batch", said)[0])

@@ -212,7 +212,7 @@ class Session(abc.ABC):
     def _play(
         self, batch: Batch, differentiate: Callable[..., None], summed: list[Any], averaged: list[Any], norms: bool
     ) -> list[Scalar]:
-        """Plays the virtual devices in turn, each by `differentiate` of its parts; returns the first one's squares.
+        """Plays the virtual devices in turn, each by `differentiate` of its parts; returns the squares of each.
 
         `summed` are what each leaves anew, such as gradients, and `averaged` the batch statistics, which real devices
         have each their own of and average when they are read. An update of a running statistic is linear in it, so
@@ -226,8 +226,8 @@ class Session(abc.ABC):
             for held, old in zip(averaged, before):
                 held[:] = old
             differentiate(self._on_devices(batch.part(device * samples, (device + 1) * samples)))
-            if norms and device == 0:
-                squares = [self._squares()]
+            if norms:
+                squares.append(self._squares())
             if device == 0:
                 sums = [held + 0 for held in summed + averaged]
                 continue

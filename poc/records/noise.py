@@ -6,6 +6,7 @@ steps, beyond it more samples a step pay less and less. Pure arithmetic.
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Sequence
 
@@ -48,3 +49,28 @@ def estimate(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> N
     signal = (large_batch * large - small_batch * small) / (large_batch - small_batch)
     variance = (small - large) / (1 / small_batch - 1 / large_batch)
     return Noise(signal=signal, variance=variance, samples=len(norms))
+
+
+def interval(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> tuple[float, float | None] | None:
+    """90% of what the noise scale may be, in samples; no upper end where the signal may be none; None without any.
+
+    A bootstrap over blocks of successive looks (Kuensch 1989), as what is seen at one step is much like what was seen
+    at the last: blocks of the cube root of their number, and `RESAMPLED` draws of as many as there are.
+    """
+    if not norms or small_batch >= large_batch:
+        return None
+    length = max(1, round(len(norms) ** (1 / 3)))
+    blocks = [norms[start : start + length] for start in range(len(norms) - length + 1)]
+    draws = random.Random(0)
+    scales = []
+    for _ in range(RESAMPLED):
+        drawn = [one for _ in range(-(-len(norms) // length)) for one in draws.choice(blocks)]
+        found = estimate(drawn, small_batch=small_batch, large_batch=large_batch)
+        # Where no signal is left the noise is endless, so to speak.
+        scales.append(found.scale if found and found.scale is not None else float("inf"))
+    scales.sort()
+    low, high = scales[RESAMPLED // 20], scales[-RESAMPLED // 20]
+    return low, high if high < float("inf") else None
+
+
+RESAMPLED = 1000

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from poc.machine.hardware import Hardware
 from poc.machine.monitor import Monitored
-from poc.records.noise import Noise, Norms, estimate
+from poc.records.noise import Noise, Norms, estimate, interval
 from poc.records.timing import Window, split, throughput, warmup
 from poc.run import Run
 from poc.values import from_plain, to_plain, value
@@ -188,8 +188,18 @@ class Record(Told):
     def noise(self, first: float = 0.0, last: float = 1.0) -> Noise | None:
         """The gradient's noise in the part of the training from share `first` to share `last` of its steps."""
         run = self.run
-        chosen = [norms for norms in self.norms if first * run.steps <= norms.step <= last * run.steps]
+        chosen = self._norms(first, last)
         return estimate(chosen, small_batch=run.batch_per_device, large_batch=run.total_batch)
+
+    def noise_interval(self, first: float = 0.0, last: float = 1.0) -> tuple[float, float | None] | None:
+        """90% of what the noise scale may be there (`poc.records.noise.interval`)."""
+        run = self.run
+        chosen = self._norms(first, last)
+        return interval(chosen, small_batch=run.batch_per_device, large_batch=run.total_batch)
+
+    def _norms(self, first: float, last: float) -> list[Norms]:
+        steps = self.run.steps
+        return [norms for norms in self.norms if first * steps <= norms.step <= last * steps]
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Record:

@@ -18,6 +18,7 @@ from poc.report.sections import (
     machines,
     method,
     networks,
+    prediction,
     rates,
     reading,
     runs,
@@ -49,7 +50,14 @@ BEHIND = (
     Page(
         "scaling",
         "Scaling and exchanges",
-        (scaling.both_speedups, exchanges.section, exchanges.steps, exchanges.staleness),
+        (
+            scaling.both_speedups,
+            prediction.tested,
+            prediction.here,
+            exchanges.section,
+            exchanges.steps,
+            exchanges.staleness,
+        ),
     ),
     Page("networks", "Networks and engines", (networks.engines, networks.section, networks.batches, networks.largest)),
     Page("runs", "All settings", (runs.every,)),

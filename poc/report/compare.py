@@ -12,7 +12,7 @@ from scipy.stats import t
 
 from poc.records.record import COMPLETED
 from poc.report.measurements import grouped
-from poc.studies.row import Row
+from poc.studies.row import Row, rate
 from poc.values import value
 
 WEAK, STRONG = "weak", "strong"
@@ -133,14 +133,6 @@ def by_wall(alone: Sequence[Row], row: Row) -> float | None:
 def without_sync(alone: Sequence[Row], row: Row) -> float | None:
     """Speed-up as the Theano study has it: seconds of training and communication alone, no waiting for one another."""
     return _ratio(_seconds_without_sync, alone, row)
-
-
-def rate(row: Row) -> float | None:
-    """Samples/s of `row`: as printed or measured, else of its seconds for 5,120 images, synchronisation included."""
-    seconds = _seconds_without_sync(row)
-    if row.samples_per_second is not None or seconds is None:
-        return row.samples_per_second
-    return 5120 / (seconds + (row.sync_seconds_per_5120 or 0.0))
 
 
 def _usable(row: Row) -> bool:

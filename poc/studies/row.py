@@ -106,6 +106,7 @@ class Row:
     printed: str = _text("the source's own text, which finds the row again", title="the source's text", printed=True)
     kind: str = _text("what plays the devices, gpu or cpu")
     cores_per_worker: Count = _number("CPU cores that each worker is bound to")
+    hosts: Count = _number("machines that the devices are divided over", digits=0, title="hosts", printed=True)
     setting: str = _text("what the rows of a series over devices share, as a hash")
     recipe: str = _text("name of the recipe")
     started: str = _text("UTC")
@@ -149,6 +150,14 @@ class Row:
     def doubtful(self, *columns: str) -> bool:
         """Whether the source's own figures disagree about any of these columns."""
         return not set(columns).isdisjoint(self.contradicts.split())
+
+
+def rate(row: Row) -> float | None:
+    """Samples/s of `row`: as printed or measured, else of its seconds for 5,120 images, synchronisation included."""
+    seconds = row.train_seconds_per_5120
+    if row.samples_per_second is not None or seconds is None:
+        return row.samples_per_second
+    return 5120 / (seconds + (row.communication_seconds_per_5120 or 0.0) + (row.sync_seconds_per_5120 or 0.0))
 
 
 COLUMNS = {field.name: field for field in dataclasses.fields(Row) if field.metadata}

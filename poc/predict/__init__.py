@@ -1,0 +1,103 @@
+"""Throughput on more devices than were measured: what published series teach, and how well it did on those left out.
+
+Working it out takes minutes, so what came of it is kept in learnt.json; `poc predict --save` works it out anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from poc.predict import trial
+from poc.predict.quantiles import Learnt, learn
+from poc.predict.series import STRONG, published
+from poc.predict.trial import Score
+from poc.studies import Study
+from poc.values import UserError, from_plain, to_plain, value
+
+FILE = Path(__file__).with_name("learnt.json")
+
+
+@value
+class Kept:
+    """What learnt.json holds."""
+
+    learnt: Learnt
+    by_study: tuple[Score, ...]
+    """Leaving one study out, of every way to predict: all points."""
+    weak_by_study: tuple[Score, ...]
+    """The same, without series of a fixed total batch."""
+    by_series: tuple[Score, ...]
+    """Leaving one series out: all points."""
+    series: int
+    studies: int
+
+
+@functools.lru_cache(maxsize=1)
+def kept() -> Kept:
+    """What was learnt from the published series that are here."""
+    return from_plain(Kept, json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def save() -> None:
+    """Works everything out again, in minutes, and writes learnt.json."""
+    series = published()
+    left_out = trial.by_study(series)
+    weak = {name: [one for one in found if one.scaling != STRONG] for name, found in left_out.items()}
+    scores: dict[str, Any] = {
+        name: tuple(trial.score(way, found) for way, found in of.items())
+        for name, of in (("by_study", left_out), ("weak_by_study", weak), ("by_series", trial.by_series(series)))
+    }
+    made = Kept(learnt=learn(series), series=len(series), studies=len({one.study for one in series}), **scores)
+    FILE.write_text(json.dumps(to_plain(made), indent=1) + "\n", encoding="utf-8")
+
+
+ASSUMED = (
+    "Assumed: the same batch a device, or in all, throughout; as many hosts as said; up to four times the devices "
+    "measured; and that what limits already shows, or breaks as it did in the published series."
+)
+
+
+def in_words(own: Sequence[Study]) -> str:
+    """How well predictions did on series that were left out: of the studies here, or of a user's `own`."""
+    if not own:
+        found = kept()
+        tables = (
+            ("One study left out, all series", found.by_study),
+            ("One study left out, without series of a fixed total batch", found.weak_by_study),
+            ("One series left out, all series", found.by_series),
+        )
+        about = f"{found.series} published series of {found.studies} studies with at least three device counts."
+        said = [about, *(f"{title}:\n{_table(trial.table(scores))}" for title, scores in tables)]
+        return "\n\n".join([*said, ASSUMED])
+    series = published(own)
+    names = [study.name for study in own]
+    if not any(one.study in names for one in series):
+        raise UserError(
+            f"--study: {', '.join(names)} has no series to predict; give samples_per_second of a named network on at "
+            "least three device counts that differ in nothing else"
+        )
+    left_out = trial.by_study(series, names)
+    lines = [
+        {
+            "series": one.label,
+            "measured": ", ".join(map(str, one.measured)),
+            "devices": f"{one.point.devices}",
+            "came": f"{one.point.rate:,.4g}",
+            "predicted": f"{one.made.rate:,.4g}",
+            "90%": f"{one.made.low:,.4g} to {one.made.high:,.4g}",
+            "error": f"{(one.made.rate / one.point.rate - 1):+.1%}",
+        }
+        for one in left_out[trial.MODEL]
+    ]
+    scores = [trial.score(name, found) for name, found in left_out.items()]
+    return f"{_table(lines)}\n\nBeside rivals:\n{_table(trial.table(scores))}\n\n{ASSUMED}"
+
+
+def _table(lines: Sequence[dict[str, str]]) -> str:
+    return tabulate(lines, headers="keys", disable_numparse=True)

@@ -1,0 +1,82 @@
+"""Throughput on more and more devices, as a study printed it or as it was measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from poc import studies
+from poc.studies import Study
+from poc.studies.row import Row, rate
+from poc.values import value
+
+MORE = Path(__file__).parent / "series"
+"""Studies of nothing but scaling, that no table shows: what is learnt from them is how efficiency is lost."""
+STRONG = "strong"
+_SAME = ("study", "infrastructure", "hardware", "framework", "network", "dataset", "input_shape", "dtype", "layout")
+
+
+@value
+class Point:
+    """The throughput of some devices."""
+
+    devices: int
+    rate: float
+    """In samples/s, or in any unit that the points of a series share."""
+    hosts: int = 1
+
+
+@value
+class Series:
+    """Points that differ in the number of devices alone, fewest first."""
+
+    study: str
+    label: str
+    scaling: str
+    """`weak`, `strong`, or nothing where the source does not say."""
+    points: tuple[Point, ...]
+
+
+def published(own: Sequence[Study] = ()) -> list[Series]:
+    """Every series of the studies here, of those that are only about scaling, and of the user's `own`."""
+    known = [*studies.load(), *studies.load(folder=MORE)]
+    return [series for study in (*known, *own) for series in of_rows(study.rows)]
+
+
+def of_rows(rows: Iterable[Row], least: int = 3) -> list[Series]:
+    """The series of at least so many device counts among `rows`.
+
+    A row counts where it names its network and its own figures agree. One device exchanges nothing, so its row serves
+    every exchange. Of rows of the same count the first one counts.
+    """
+    groups: dict[tuple[Any, ...], dict[str | None, list[Row]]] = {}
+    for row in rows:
+        if row.network and row.devices and _figure(row) and not row.doubtful("samples_per_second", "devices"):
+            held = row.total_batch if row.scaling == STRONG else row.batch_per_device
+            key = (*(getattr(row, name) for name in _SAME), row.scaling, held)
+            exchange = None if row.devices == 1 else row.exchange
+            groups.setdefault(key, {}).setdefault(exchange, []).append(row)
+    found = []
+    for by_exchange in groups.values():
+        alone = by_exchange.pop(None, [])
+        found += [_series([*alone, *several]) for several in by_exchange.values()]
+    return [series for series in found if len(series.points) >= least]
+
+
+def _series(rows: Sequence[Row]) -> Series:
+    first, last = rows[0], rows[-1]
+    firsts = {int(row.devices): row for row in reversed(rows)}
+    points = [
+        Point(devices=count, rate=_figure(row) or 0.0, hosts=row.hosts or 1) for count, row in sorted(firsts.items())
+    ]
+    batch = f"{last.total_batch} in all" if last.scaling == STRONG else f"{last.batch_per_device} a device"
+    said = [first.hardware or first.infrastructure, first.framework, first.network, first.dtype, batch, last.exchange]
+    label = ", ".join(filter(None, said))
+    return Series(study=first.study, label=label, scaling=last.scaling, points=tuple(points))
+
+
+def _figure(row: Row) -> float | None:
+    """What grows as its throughput does."""
+    epochs = 1 / row.seconds_per_epoch if row.seconds_per_epoch else None
+    return rate(row) or row.speedup_throughput or row.speedup_wall or epochs

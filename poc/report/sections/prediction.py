@@ -1,0 +1,64 @@
+"""Throughput on more devices, predicted: how well that does on what it did not see, and on what was measured here."""
+
+from __future__ import annotations
+
+from poc import predict
+from poc.predict import trial
+from poc.predict.series import Point
+from poc.report import compare
+from poc.report.page import Results, Section
+from poc.report.sections.scaling import scalings
+from poc.report.tables import markdown, network_label, rounded
+
+
+def tested(results: Results) -> Section:
+    """The errors of predictions of published series that were left out, beside those of simpler rules."""
+    found = predict.kept()
+    about = (
+        f"`poc predict` predicts samples/s of more devices from those of fewer. It was tried on the {found.series} "
+        f"published series of {found.studies} studies that have three device counts or more, from every one of the "
+        "fewest counts up to four times as many devices, with nothing of the tested study known to it. Errors are "
+        "medians; the interval's score (Winkler 1972, of logarithms) is its width and twenty times what it misses by, "
+        "so less is better, and rivals have the intervals of their own errors elsewhere."
+    )
+    weak = markdown(trial.table(found.weak_by_study))
+    every = "With series of a fixed total batch, of which one study alone has any:"
+    one = "With only the tested series left out, not all of its study:"
+    tables = (every, markdown(trial.table(found.by_study)), one, markdown(trial.table(found.by_series)))
+    return Section("Predicted scaling, tried on series left out", (about, weak, *tables))
+
+
+def here(results: Results) -> Section:
+    """What the measured rows on one device would have said of several, beside what those measured."""
+    learnt = predict.kept().learnt
+    lines = []
+    for scaled in scalings(results.speeds(lambda row: row.measured)):
+        alone = scaled.series.alone[0]
+        for row in scaled.series.rows:
+            given, came = compare.rate(alone), compare.rate(row)
+            if not given or not came or row.devices > 4:
+                continue
+            (made,) = learnt.predict(
+                [Point(devices=1, rate=given)], [Point(devices=row.devices, rate=came)], scaled.series.kind
+            )
+            lines.append(
+                {
+                    "machine": results.name(row),
+                    "network": network_label(row.network),
+                    "scaling": f"{scaled.series.kind}, {scaled.series.batch:,}",
+                    "exchange": row.exchange,
+                    "devices": f"{row.devices}",
+                    "measured on one": rounded(given),
+                    "predicted (90%)": f"{rounded(made.rate)} ({rounded(made.low)}-{rounded(made.high)})",
+                    "measured": rounded(came),
+                    "inside": "yes" if made.low <= came <= made.high else "no",
+                }
+            )
+    if not lines:
+        return Section("", ())
+    inside = sum(line["inside"] == "yes" for line in lines)
+    about = (
+        "*Predicted* from the medians on one device, by what the published series teach, which know nothing of this "
+        f"machine or its exchanges. {inside} of {len(lines)} that were measured lie inside."
+    )
+    return Section("Predicted from one device, and measured", (about, markdown(lines)))

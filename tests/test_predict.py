@@ -1,0 +1,177 @@
+"""Prediction of throughput: laws that are known come back, nothing left out is looked at, and the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poc import advice, predict
+from poc.__main__ import main
+from poc.predict import rivals, series, trial
+from poc.predict.quantiles import learn, splits
+from poc.predict.series import Point, Series
+from poc.predict.trial import MODEL
+from poc.recipe import Linear, Recipe
+from poc.studies import prices
+from poc.studies.prices import Price
+from poc.values import UserError
+
+HEAD = "network,devices,batch_per_device,samples_per_second,scaling,hardware,printed\n"
+
+
+def made(study: str, rate: Callable[[int], float], counts: tuple[int, ...] = (1, 2, 4, 8)) -> Series:
+    """A series of that law."""
+    points = tuple(Point(devices=count, rate=rate(count)) for count in counts)
+    return Series(study=study, label=study, scaling="weak", points=points)
+
+
+def amdahl(serial: float) -> Callable[[int], float]:
+    return lambda n: 100 * n / (1 + serial * (n - 1))
+
+
+def noisy(studies: int, each: int, seed: int) -> list[Series]:
+    """Series of Amdahl's law with serial fractions and measurements that vary, of several studies."""
+    draws = np.random.default_rng(seed)
+    found = []
+    for study in range(studies):
+        for _ in range(each):
+            law, off = amdahl(float(draws.exponential(0.05))), draws.normal(0, 0.02, 9)
+            found.append(made(f"study {study}", lambda n, law=law, off=off: law(n) * math.exp(off[n])))  # type: ignore[misc]
+    return found
+
+
+@pytest.mark.parametrize("serial", [0.0, 0.02, 0.2])
+def test_the_fitted_laws_give_a_series_of_their_own_back(serial: float) -> None:
+    points = made("x", amdahl(serial)).points[:3]
+    for rule in (rivals.amdahl, rivals.scalability):
+        assert rule(points, 16) == pytest.approx(amdahl(serial)(16), rel=0.01)
+
+
+def test_a_law_that_all_studies_follow_is_recovered() -> None:
+    known = [made(f"study {n}", amdahl(serial)) for n, serial in enumerate((0.01, 0.03, 0.05, 0.1, 0.2))]
+    tested = made("another", amdahl(0.07))
+    (one,) = learn(known).predict(tested.points[:3], tested.points[3:])
+    assert one.rate == pytest.approx(tested.points[3].rate, rel=0.03)
+    assert one.low < tested.points[3].rate < one.high
+
+
+def test_intervals_hold_about_nine_tenths_of_what_was_left_out() -> None:
+    found = trial.by_study(noisy(studies=5, each=6, seed=1))[MODEL]
+    assert len(found) == 5 * 6 * 5
+    assert 0.8 <= trial.score(MODEL, found).inside <= 0.98
+
+
+def test_what_is_left_out_is_not_looked_at() -> None:
+    known = noisy(studies=4, each=3, seed=2)
+    halved = tuple(dataclasses.replace(point, rate=point.rate / point.devices**0.5) for point in known[0].points)
+    changed = [dataclasses.replace(known[0], points=halved), *known[1:]]
+    asked = made("new", amdahl(0.1))
+    left_out = [learn([one for one in given if one.study != "study 0"]) for given in (known, changed)]
+    assert left_out[0] == left_out[1]
+    # What was seen does count, and the rate of the point that is asked does not.
+    assert learn(known) != learn(changed)
+    unknown = [dataclasses.replace(point, rate=1.0) for point in asked.points[2:]]
+    learnt = left_out[0]
+    assert learnt.predict(asked.points[:2], asked.points[2:]) == learnt.predict(asked.points[:2], unknown)
+
+
+def test_from_every_one_of_the_fewest_counts_up_to_four_times_as_many() -> None:
+    found = [
+        ([point.devices for point in measured], [point.devices for point in asked])
+        for measured, asked in splits(made("x", amdahl(0.1), (1, 2, 8, 32)))
+    ]
+    assert found == [([1], [2]), ([1, 2], [8]), ([1, 2, 8], [32])]
+
+
+def test_scores_are_those_of_their_definitions() -> None:
+    one = trial.Guess(
+        study="x",
+        label="x",
+        scaling="weak",
+        measured=(1,),
+        point=Point(devices=2, rate=100.0),
+        made=predict.quantiles.Prediction(devices=2, rate=110.0, low=105.0, high=120.0),
+    )
+    score = trial.score("x", [one])
+    assert score.twice == pytest.approx(0.1)
+    assert (score.within, score.inside, score.four_times) == (1.0, 0.0, None)
+    assert score.mean_log_error == pytest.approx(math.log(1.1))
+    assert score.winkler == pytest.approx(math.log(120 / 105) + 20 * math.log(1.05))
+
+
+def test_series_are_found_in_the_studies() -> None:
+    found = series.published()
+    p100 = next(one for one in found if "P100" in one.label and "128 a device" in one.label)
+    assert [(point.devices, point.rate) for point in p100.points] == [(1, 2900), (2, 6100), (4, 12000), (8, 11000)]
+    # Synchronisation is in: 5,120 images in 2.63 + 0.61 + 3.03 s.
+    alexnet = next(one for one in found if one.study == "theano_mpi" and "alexnet" in one.label)
+    assert alexnet.points[-1].rate == pytest.approx(5120 / 6.27)
+    # TensorFlow's own medians name no network.
+    assert not any(one.study == "keras_multi_gpu" and "P100" in one.label for one in found)
+    assert {one.points[-1].hosts for one in found if one.study == "dlperf" and one.points[-1].devices == 32} == {4}
+    assert {one.scaling for one in found if one.study == "keras_multi_gpu"} == {"weak", "strong"}
+
+
+def test_what_is_kept_beats_its_rivals() -> None:
+    kept = predict.kept()
+    assert kept.series == len(series.published())
+    for scores in (kept.by_study, kept.weak_by_study, kept.by_series):
+        own, *others = scores
+        assert own.winkler < min(one.winkler for one in others)
+        assert own.mean_log_error < min(one.mean_log_error for one in others)
+
+
+@pytest.mark.slow
+def test_a_study_of_one_s_own_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "mine.csv"
+    rates = {1: 100, 2: 195, 4: 380, 8: 700}
+    lines = [f"resnet50,{n},64,{rate},weak,4x Test,row {n}" for n, rate in rates.items()]
+    own.write_text(HEAD + "\n".join(lines) + "\n")
+    assert main(["predict", "--study", str(own)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("4x Test, resnet50, 64 a device") == 5
+    assert all(name in said for name in (MODEL, *rivals.RIVALS))
+
+
+def test_a_study_without_a_series_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "mine.csv"
+    own.write_text(HEAD + "resnet50,1,64,100,weak,Test,row\n")
+    assert main(["predict", "--study", str(own)]) == 2
+    assert "at least three device counts" in capsys.readouterr().err
+
+
+def test_the_command_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict"]) == 0
+    said = capsys.readouterr().out
+    assert "One study left out" in said
+    assert "Assumed:" in said
+
+
+def test_advice_counts_epochs_hours_and_dollars() -> None:
+    recipe = Recipe(model="cifar_resnet50_v2", batch_per_device=128, lr=Linear(base=0.05, per=128), epochs=12)
+    speed = advice.Speed(middle=1000.0, low=900.0, high=1100.0, source="test")
+    price = Price(machine="x", dollars_per_hour=8.0, devices=8)
+    one, *_, eight = advice.options(recipe, (1024.0, 512.0, 2048.0), speed, predict.kept().learnt, price=price)
+    assert one.epochs == pytest.approx((12, 12, 12))
+    assert one.hours == pytest.approx((600 / 3600, 600 / 3960, 600 / 3240))
+    assert one.dollars == pytest.approx(one.hours)
+    assert (eight.batch, eight.epochs[0]) == (1024, pytest.approx(12 * 2 / 1.125))
+    assert 3000 < eight.rate[0] < 8000
+    assert eight.hours[1] < eight.hours[0] < eight.hours[2]
+    assert eight.dollars
+    assert eight.dollars[0] == pytest.approx(8 * eight.hours[0])
+
+
+def test_the_speed_of_a_machine_that_is_not_here() -> None:
+    recipe = Recipe(model="cifar_resnet50_v2", batch_per_device=128)
+    known = prices.load({})
+    speed = advice.published_speed(recipe, "p2.8xlarge", known)
+    assert (speed.middle, speed.low) == (1100, 1100)
+    assert advice.published_speed(dataclasses.replace(recipe, batch_per_device=64), "p2.8xlarge", known).low < 1100
+    with pytest.raises(UserError, match="no study has"):
+        advice.published_speed(recipe, "p5.48xlarge", known)
