@@ -88,26 +88,13 @@ def _parser() -> argparse.ArgumentParser:
     to_compare("runs", nargs=2, metavar="ID", help="as for show")
     to_advise("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting")
     to_advise("--steps", type=int, metavar="N", default=advice.STEPS, help="of that run (default: %(default)s)")
+    _add_options_of_run(to_run)
     for add in (to_run, to_advise):
         files = "CIFAR-10: the official binary files or archive, or cifar10_{train,val}.rec (default: $POC_DATA)"
         add("--data", type=_data, metavar="DIR", default=os.environ.get("POC_DATA") or None, help=files)
-    kept = "checkpoints go here, where a completed run leaves its last one (default: the cache, until it completes)"
-    to_run("--checkpoints", type=_absolute, metavar="DIR", help=kept)
-    patience = "end a run in which nothing has gone on for so long (default: %(default)g)"
-    to_run("--patience", type=float, metavar="SECONDS", default=300.0, help=patience)
     for add in (to_run, to_advise):
         add("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
-    price = "what this machine costs an hour (default: that of --infrastructure, where poc/studies/prices.csv has it)"
-    to_run("--price", type=float, metavar="DOLLARS", help=price)
-    to_run("--hours", type=float, metavar="H", help="end by then; the same command goes on with what is left")
-    to_run("--dollars", type=float, metavar="D", help="the same, when so much is spent at the machine's price")
-    to_run("--again", action="store_true", help="repeat runs that the journal holds already")
-    to_run("--detail", action="store_true", help="afterwards, take computation and communication apart")
-    rounds = "of --detail: pairs of windows, with the exchange and without (default: %(default)s)"
-    to_run("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
     to_advise("--machine", metavar="NAME", help="one that is not here, as poc/studies/prices.csv or a study calls it")
-    cluster = "run on every machine of a cluster on Ray: its address, or local (default: $RAY_ADDRESS)"
-    to_run("--cluster", metavar="ADDRESS", default=os.environ.get("RAY_ADDRESS") or None, help=cluster)
     for add in (to_run, to_status, to_report, to_show, to_compare, to_advise):
         where = "journals, rows.csv, figures and results.md go here (default: results/, with results.md beside it)"
         add("--results", type=_absolute, metavar="DIR", help=where)
@@ -119,6 +106,23 @@ def _parser() -> argparse.ArgumentParser:
     to_predict("--save", action="store_true", help="first learn anew from the published series here (minutes)")
     to_networks("--count", action="store_true", help="first count what they cost anew, as engines build them")
     return parser
+
+
+def _add_options_of_run(add: Callable[..., Any]) -> None:
+    kept = "checkpoints go here, where a completed run leaves its last one (default: the cache, until it completes)"
+    add("--checkpoints", type=_absolute, metavar="DIR", help=kept)
+    patience = "end a run in which nothing has gone on for so long (default: %(default)g)"
+    add("--patience", type=float, metavar="SECONDS", default=300.0, help=patience)
+    price = "what this machine costs an hour (default: that of --infrastructure, where poc/studies/prices.csv has it)"
+    add("--price", type=float, metavar="DOLLARS", help=price)
+    add("--hours", type=float, metavar="H", help="end by then; the same command goes on with what is left")
+    add("--dollars", type=float, metavar="D", help="the same, when so much is spent at the machine's price")
+    add("--again", action="store_true", help="repeat runs that the journal holds already")
+    add("--detail", action="store_true", help="afterwards, take computation and communication apart")
+    rounds = "of --detail: pairs of windows, with the exchange and without (default: %(default)s)"
+    add("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
+    cluster = "run on every machine of a cluster on Ray: its address, or local (default: $RAY_ADDRESS)"
+    add("--cluster", metavar="ADDRESS", default=os.environ.get("RAY_ADDRESS") or None, help=cluster)
 
 
 def _data(given: str) -> Path:

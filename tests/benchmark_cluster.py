@@ -29,7 +29,7 @@ _RESNET: dict[str, Any] = {
     "epochs": 100,
     "evaluate": False,
 }
-_JOINED = {**_RESNET, "devices": 2, "workers": 2, "cores_per_worker": 1, "seconds": 8}
+_JOINED = {**_RESNET, "devices": 2, "workers": 2, "cores_per_worker": 1, "epochs": None, "steps": 60, "window": 5}
 _EXCHANGES = {
     "dist_sync": {"exchange": "dist_sync"},
     "horovod": {"exchange": "horovod"},
