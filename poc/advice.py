@@ -130,7 +130,7 @@ def speed_probe(recipe: Recipe) -> Recipe:
 
 
 def measured_speed(record: Record) -> Speed:
-    """Of a speed probe, with the spread of its windows."""
+    """Of a speed probe, with the spread of its windows; raises UserError where it has none."""
     found = throughput(record.windows)
     if found is None:
         raise UserError("advise: the speed probe has no window; give a recipe of more steps")

@@ -59,7 +59,11 @@ def test_the_network_that_whitens_takes_the_same_steps_in_both_engines() -> None
         session.whiten(np.concatenate([batch.images for batch in fed]))
     shared = pytorch.state()
     # Gluon counts the poolings and activations between a convolution and its norm, too.
-    names = {"whitening.weight": "whitening.weight", "shifts": "shifts", "output.weight": "output.weight"}
+    names = {
+        "whitening.weight": "whitening.weight",
+        "whitening.bias": "whitening.bias",
+        "output.weight": "output.weight",
+    }
     for number, (convolution, norm) in enumerate([(0, 2), (4, 5), (7, 9), (11, 12), (14, 16), (18, 19)]):
         names[f"blocks.{convolution}.weight"] = f"convolutions.{number}.weight"
         for theirs, ours in (("beta", "bias"), ("running_mean", "running_mean"), ("running_var", "running_var")):

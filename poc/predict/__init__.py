@@ -64,7 +64,10 @@ ASSUMED = (
 
 
 def in_words(own: Sequence[Study]) -> str:
-    """How well predictions did on series that were left out: of the studies here, or of a user's `own`."""
+    """How well predictions did on series that were left out: of the studies here, or of a user's `own`.
+
+    Raises UserError where no series of these has three device counts.
+    """
     if not own:
         found = kept()
         tables = (

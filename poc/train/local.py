@@ -145,7 +145,7 @@ class Here:
         return set(checkpoint.steps(self._place.checkpoints_of(run), range(run.workers), conditions))
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[Share], str]:
-        """Trains `run` once; what was done, and why it failed."""
+        """Trains `run` once; what was done, and why it failed. Raises KeyboardInterrupt when its user ends it."""
         cores = run.cores_per_worker or self._place.machine.cores
 
         def until(_: Path) -> None:

@@ -107,9 +107,8 @@ class Airbench(nn.Module):
 
     def __init__(self, classes: int, *widths: int) -> None:
         super().__init__()
-        self.whitening = nn.Conv2d(3, 24, 2, bias=False)
+        self.whitening = nn.Conv2d(3, 24, 2)
         self.whitening.weight.requires_grad_(False)
-        self.shifts = nn.Parameter(torch.zeros(24))
         convolutions, entering = [], 24
         for width in widths:
             convolutions += [
@@ -123,7 +122,7 @@ class Airbench(nn.Module):
 
     def forward(self, x: Any) -> Any:
         """Scores (n, classes) of images (n, 3, 32, 32)."""
-        x = functional.gelu(functional.conv2d(x, self.whitening.weight, 10 * self.shifts))
+        x = functional.gelu(functional.conv2d(x, self.whitening.weight, 10 * self.whitening.bias))
         for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms)):
             x = convolution(x) if number % 2 else functional.max_pool2d(convolution(x), 2)
             x = functional.gelu(norm(x))

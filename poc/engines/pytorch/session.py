@@ -114,7 +114,18 @@ class TorchSession(Session):
         if self._run.dtype == "float16":
             share = share * self._loss_scale
         if self._run.virtual:
-            return self._play(batch, lambda parts: self._differentiate(parts, share), [], self._statistics, norms)
+            summed: list[Any] = []
+            if norms:  # each device's own gradients are looked at, else autograd adds them up
+                for parameter in self._trained:
+                    parameter.grad = torch.zeros_like(parameter)
+                summed = self._gradients()
+
+            def differentiate(parts: list[Part]) -> None:
+                for gradient in summed:
+                    gradient.zero_()
+                self._differentiate(parts, share)
+
+            return self._play(batch, differentiate, summed, self._statistics, norms)
         with contextlib.nullcontext() if together or self._replicated is None else self._replicated.no_sync():
             placed = self.placed(batch)
             if placed is not self._ready[0]:
