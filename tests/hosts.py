@@ -49,8 +49,14 @@ class Host:
         return [*enter, "taskset", "-c", self.cores, *map(str, words)]
 
     def environment(self, **others: str | None) -> dict[str, str]:
-        """Of what is started there: a cache of its own, and the token unless it is taken out."""
-        own = {**_RAY, "PYTHONPATH": str(HOME), "POC_CACHE": str(self.folder / "cache"), "HOME": str(self.folder)}
+        """Of what is started there: a cache of its own, no images, and the token unless it is taken out."""
+        own: dict[str, str | None] = {
+            **_RAY,
+            "POC_DATA": None,
+            "PYTHONPATH": str(HOME),
+            "POC_CACHE": str(self.folder / "cache"),
+            "HOME": str(self.folder),
+        }
         variables = {**os.environ, **own, **others}
         return {name: held for name, held in variables.items() if held is not None}
 
