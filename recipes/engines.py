@@ -3,7 +3,7 @@
 Each combination runs once with each engine, one right after the other, and that three times over, the second time in
 the opposite order, so that a ratio is of neighbours of which neither always comes first.
 PyTorch is an extra: ./make_environment.sh --torch
-Cost: about 35 min on two CPU cores, less than a minute each of a row on GPUs.
+Cost: about 35 min on two CPU cores; on GPUs not measured yet.
     ./run_all.sh engines
 """
 

@@ -2,7 +2,7 @@
 
 The networks of the five studies and their relatives. On a CPU batches are what 8 GiB can hold; larger networks get
 smaller ones. The rows that other recipes have too share their takes.
-Cost: three takes, about 45 min on two CPU cores, less than a minute each of a row on GPUs.
+Cost: three takes, about 45 min on two CPU cores; on GPUs not measured yet.
     ./run_all.sh networks
 """
 

@@ -101,7 +101,7 @@ def accuracy_of(figures: Known) -> str:
 COLUMNS: Mapping[str, Callable[[Measurement], str]] = {
     "network": lambda taken: network_label(taken.row.network),
     "devices": lambda taken: devices_of(taken.row),
-    "batch": lambda taken: f"{taken.row.batch_per_device}",
+    "batch": lambda taken: counted(taken.row.batch_per_device),
     "batch a device": lambda taken: counted(taken.row.batch_per_device),
     "total batch": lambda taken: counted(taken.row.total_batch),
     "precision": lambda taken: taken.row.dtype,
