@@ -318,17 +318,40 @@ def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not
     run = planned(engine).run
     dataset = data.load(run.data, source=None, cache=Path("unused"))
     session = engines.open_session(run)
-    classify, sizes = session._classify, []
+    scores, sizes = session._scores, []
 
-    def noted(images: Any, labels: Any) -> Any:
+    def noted(images: Any) -> Any:
         sizes.append(len(images))
-        return classify(images, labels)
+        return scores(images)
 
-    monkeypatch.setattr(session, "_classify", noted)
+    monkeypatch.setattr(session, "_scores", noted)
     seen = [session.evaluate(data.validation_batches(dataset, run.data, batch=batch)) for batch in (32, 35, 70)]
     assert sizes == [32] * 3 + [35] * 2 + [70]
     assert {(each.correct, each.samples) for each in seen} == {(seen[0].correct, 70)}
     assert [each.loss for each in seen] == pytest.approx([seen[0].loss] * 3, rel=1e-6)
+
+
+@every_engine
+def test_an_image_s_scores_are_the_mean_over_its_views(engine: str) -> None:
+    run = planned(engine, averaged_views=6).run
+    (batch,) = data.validation_batches(data.load(run.data, source=None, cache=Path("unused")), run.data, batch=70)
+    session, size = engines.open_session(run), run.data.crop
+    around = np.pad(batch.images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")
+    corners = [around[:, :, at : at + size, at : at + size] for at in (0, 1, 2)]
+    views = [np.ascontiguousarray(one) for corner in corners for one in (corner, corner[:, :, :, ::-1])]
+    placed = [session._on_devices(data.Batch(view, batch.labels)) for view in views]
+    scores = np.mean([_numpy(session._scores(images)).astype(float) for [(images, _)] in placed], axis=0)
+    labels = batch.labels.astype(int)
+    scored = session.evaluate([batch])
+    losses = np.logaddexp.reduce(scores, axis=1) - scores[np.arange(70), labels]
+    assert scored.loss == pytest.approx(losses.mean(), rel=1e-4)
+    assert scored.correct == (scores.argmax(axis=1) == labels).sum()
+    assert scored.loss != pytest.approx(engines.open_session(planned(engine).run).evaluate([batch]).loss, rel=1e-4)
+
+
+def _numpy(array: Any) -> np.ndarray:
+    """A framework's array on the host."""
+    return array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
 
 
 @having({}, {"devices": 2}, alone=True)

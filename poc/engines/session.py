@@ -6,7 +6,7 @@ import abc
 import statistics
 import time
 import timeit
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -126,15 +126,20 @@ class Session(abc.ABC):
         return mean
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        """Classifies every image once, with the batch statistics averaged over the devices."""
+        """Classifies every image once, with the batch statistics averaged over the devices.
+
+        Its scores are the mean of those of `averaged_views`.
+        """
         self._synchronize()
         self._sync_batch_stats()
         tallies: list[tuple[Scalar, Scalar]] = []
         samples = size = 0
         for batch in batches:
             size = max(size, len(batch))
-            for part in self._on_devices(_padded(batch, size)):
-                tallies.append(self._classify(*part))
+            views = [self._on_devices(view) for view in _views(_padded(batch, size), self._run.averaged_views)]
+            for parts in zip(*views):
+                scores = sum(self._scores(images) for images, _ in parts) / len(parts)
+                tallies.append(self._tally(scores, parts[0][1]))
             samples += len(batch)
         correct, loss = (sum(map(self._fetched, scalars)) for scalars in zip(*tallies))
         return Evaluation(correct=int(correct), samples=samples, loss=loss / samples)
@@ -252,7 +257,11 @@ class Session(abc.ABC):
         """The parts of a batch, one for each device, in order."""
 
     @abc.abstractmethod
-    def _classify(self, images: Any, labels: Any) -> tuple[Scalar, Scalar]:
+    def _scores(self, images: Any) -> Any:
+        """What the network gives each image for each class, (n, classes) in float32, as it is read in evaluation."""
+
+    @abc.abstractmethod
+    def _tally(self, scores: Any, labels: Any) -> tuple[Scalar, Scalar]:
         """How many of the images are classified correctly, and the sum of their losses; without those labelled -1."""
 
     def _sync_batch_stats(self) -> None:  # noqa: B027  # a network may have none
@@ -277,6 +286,20 @@ def _padded(batch: Batch, size: int) -> Batch:
     assert not isinstance(batch.images, Views)
     images = np.concatenate([batch.images, batch.images[-1:].repeat(rest, axis=0)])
     return Batch(images, np.concatenate([batch.labels, np.full(rest, -1, batch.labels.dtype)]))
+
+
+def _views(batch: Batch, count: int) -> Iterator[Batch]:
+    """What `averaged_views` names, the batch as it is first; edges are reflected."""
+    assert not isinstance(batch.images, Views)
+    if count == 1:
+        yield batch
+        return
+    height, width = batch.images.shape[2:]
+    around = np.pad(batch.images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")
+    for shift in (1, 0, 2)[: count // 2]:
+        moved = around[:, :, shift : shift + height, shift : shift + width]
+        for view in (moved, moved[..., ::-1]):
+            yield Batch(np.ascontiguousarray(view), batch.labels)
 
 
 def fastest(product: Callable[[], object], size: int) -> float:

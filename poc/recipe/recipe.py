@@ -75,6 +75,9 @@ class Training:
     memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536, which short runs find out."""
     evaluate: bool = field(default=True, check=flag, label="not evaluated")
     """Measure the accuracy over the whole validation set after every epoch."""
+    averaged_views: int = field(default=1, check=choice((1, 2, 6)), label="scores averaged over {} views")
+    """Views of an image whose scores are averaged before its class is read (Krizhevsky et al. 2012): 1 is the image
+    itself, 2 it and its mirror image, 6 both also moved by a pixel towards either corner (Jordan 2024)."""
     optimizer: Optimizer = field(default=SGD(), label="{}")
     """How parameters follow gradients: `SGD()`, `Nesterov()`, `LARS()` or `Muon(rate=0.02)`, each with its momentum
     and weight decay; "sgd", "nesterov" and "lars" are these with their defaults."""

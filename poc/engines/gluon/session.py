@@ -247,8 +247,10 @@ class GluonSession(Session):
             for array, copy in zip(trained.list_data(), parameter.list_data()):
                 array.copyto(copy)
 
-    def _classify(self, images: Any, labels: Any) -> tuple[Any, Any]:
-        scores = self._evaluating(images)
+    def _scores(self, images: Any) -> Any:
+        return self._evaluating(images)
+
+    def _tally(self, scores: Any, labels: Any) -> tuple[Any, Any]:
         return (scores.argmax(axis=1) == labels).sum(), (self._loss(scores, labels) * (labels >= 0)).sum()
 
     def _set_whitening(self, filters: np.ndarray) -> None:

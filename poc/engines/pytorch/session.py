@@ -253,11 +253,14 @@ class TorchSession(Session):
             torch._foreach_div_(self._statistics, self._run.workers)
 
     @torch.no_grad()
-    def _classify(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _scores(self, images: torch.Tensor) -> torch.Tensor:
         self._net.eval()
         with self._autocast():
             scores = self._net(images).float()
         self._net.train()
+        return scores
+
+    def _tally(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         loss = functional.cross_entropy(scores, labels, reduction="sum", ignore_index=-1)
         return (scores.argmax(dim=1) == labels).sum(), loss
 

@@ -138,8 +138,11 @@ class NumpySession(Session):
         self._hub.sum(np.zeros(1, np.float32))
 
     @_quiet
-    def _classify(self, images: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
+    def _scores(self, images: np.ndarray) -> np.ndarray:
         *_, scores = self._forward(self._layers(self._parameters[0]), images)
+        return scores
+
+    def _tally(self, scores: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
         losses, _ = _cross_entropy(scores, labels)
         return int((scores.argmax(axis=1) == labels).sum()), float(losses[labels >= 0].sum())
 
