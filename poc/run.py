@@ -20,6 +20,11 @@ _FIRST = (
     *("model", "data", "engine", "kind", "devices", "virtual", "batch_per_device", "total_batch", "window", "evaluate"),
     *("exchange", "momentum", "weight_decay"),
 )
+NO_MATTER_FOR_SPEED = (
+    *("seed", "learning_rate", "lr_rule", "warmup_from", "warmup_steps", "decay", "decay_at", "decay_factor"),
+    *("epochs", "steps", "steps_per_epoch", "seconds", "window", "evaluate", "quick"),
+)
+"""In which runs of one setting may differ, as far as their samples a second go: how long they train, at which rate."""
 _NOT_COMPUTED = ("recipe", "restarts")
 _VARIANTS: dict[str, Mapping[str, type[Any]]] = {"optimizer": OPTIMIZERS, "exchange": EXCHANGES}
 

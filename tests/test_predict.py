@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +19,12 @@ from poc.predict.quantiles import learn, splits
 from poc.predict.series import Point, Series
 from poc.predict.trial import MODEL
 from poc.recipe import Linear, Recipe
+from poc.records import journal
+from poc.records.record import FAILED, Record
 from poc.studies import prices
 from poc.studies.prices import Price
 from poc.values import UserError
+from tests.builders import TWO_WORKERS, recipe_file, record_of
 
 HEAD = "network,devices,batch_per_device,samples_per_second,scaling,hardware,printed\n"
 
@@ -175,3 +180,52 @@ def test_the_speed_of_a_machine_that_is_not_here() -> None:
     assert advice.published_speed(dataclasses.replace(recipe, batch_per_device=64), "p2.8xlarge", known).low < 1100
     with pytest.raises(UserError, match="no study has"):
         advice.published_speed(recipe, "p5.48xlarge", known)
+
+
+def at(speed: float, **run: Any) -> Record:
+    """What a worker with a core of its own was measured at, in samples/s, or several."""
+    total = run.get("batch_per_device", 128) * run.get("devices", 1)
+    run.update(total_batch=total, workers=run.get("devices", 1), cores_per_worker=1)
+    return record_of(run=run, epoch_seconds=[10 * total / speed] * 6)
+
+
+def test_a_forecast_is_made_of_runs_on_fewer_devices_that_are_the_same_otherwise() -> None:
+    two = at(1.0, devices=2, exchange="dist_sync").run
+    seen = [at(90.0), at(110.0, learning_rate=0.2, steps=30)]
+    failed = dataclasses.replace(at(500.0), outcome=FAILED)
+    others = [
+        at(500.0, zero_gamma=True),
+        at(500.0, batch_per_device=64),
+        at(500.0, devices=2, exchange="horovod"),
+        failed,
+    ]
+    learnt, asked = predict.kept().learnt, [Point(devices=2, rate=0.0)]
+    (weak,) = learnt.predict([Point(devices=1, rate=100.0)], asked)
+    found = predict.forecast(two, [*others, *seen])
+    assert found is not None
+    assert dataclasses.astuple(found) == pytest.approx((weak.rate, weak.low, weak.high, 1))
+    (strong,) = learnt.predict([Point(devices=1, rate=100.0)], asked, "strong")
+    found = predict.forecast(two, [*others, at(100.0, batch_per_device=256)])
+    assert found is not None
+    assert dataclasses.astuple(found) == pytest.approx((strong.rate, strong.low, strong.high, 1))
+    assert predict.forecast(two, others) is None
+    assert predict.forecast(seen[0].run, seen) is None
+    assert predict.forecast(at(1.0, devices=2, exchange="independent").run, seen) is None
+
+
+ONE = {"batch_per_device": 16, "cores_per_worker": 1}
+
+
+@pytest.mark.slow
+def test_a_run_is_predicted_before_it_is_measured_and_the_page_has_both(tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", cases=[ONE, {**TWO_WORKERS, **ONE}])
+    assert main(["run", str(recipe), "--results", str(tmp_path), "--infrastructure", "here"]) == 0
+    alone, together = journal.read(journal.paths(tmp_path))
+    assert alone.predicted is None
+    assert together.predicted is not None
+    assert together.predicted == predict.forecast(together.run, [alone])
+    rows = csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())
+    (row,) = [row for row in rows if row["origin"] == "predicted"]
+    assert row["run_id"] == together.run_id
+    assert float(row["samples_per_second"]) == pytest.approx(together.predicted.rate, rel=1e-3)
+    assert "## Predicted before it was measured" in (tmp_path / "scaling.md").read_text()

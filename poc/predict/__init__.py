@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from tabulate import tabulate
 
 from poc.predict import trial
 from poc.predict.quantiles import Learnt, learn
-from poc.predict.series import STRONG, published
+from poc.predict.series import STRONG, WEAK, Point, published
 from poc.predict.trial import Score
+from poc.recipe import Independent
+from poc.records.record import COMPLETED, Forecast, Record
+from poc.records.timing import throughput
+from poc.run import NO_MATTER_FOR_SPEED, Run
 from poc.studies import Study
 from poc.values import UserError, from_plain, to_plain, value
 
@@ -55,6 +60,42 @@ def save() -> None:
     }
     made = Kept(learnt=learn(series), series=len(series), studies=len({one.study for one in series}), **scores)
     FILE.write_text(json.dumps(to_plain(made), indent=1) + "\n", encoding="utf-8")
+
+
+def forecast(run: Run, records: Iterable[Record]) -> Forecast | None:
+    """Of the throughput of `run`, from what this machine measured of it on fewer devices; None where it did not.
+
+    `records` are this machine's. They count where their runs are the same but for the devices and, on one device, for
+    the exchange; with the same batch a device or, where there are none, the same total batch.
+    """
+    if not run.exchanges or isinstance(run.exchange, Independent):
+        return None
+    besides = ("devices", "workers", "exchange", "cores_per_worker", *NO_MATTER_FOR_SPEED)
+    alike: dict[str, dict[int, list[float]]] = {WEAK: {}, STRONG: {}}
+    for record in records:
+        past, speed = record.run, throughput(record.windows)
+        if record.outcome != COMPLETED or speed is None or past.virtual or past.devices >= run.devices:
+            continue
+        if _cores(past) != _cores(run) or (past.devices > 1 and past.exchange_label != run.exchange_label):
+            continue
+        for kind, held, other in (
+            (WEAK, "batch_per_device", "total_batch"),
+            (STRONG, "total_batch", "batch_per_device"),
+        ):
+            same_batch = getattr(past, held) == getattr(run, held)
+            if same_batch and past.key(other, *besides) == run.key(other, *besides):
+                alike[kind].setdefault(past.devices, []).append(speed.median)
+    for kind, speeds in alike.items():
+        if speeds:
+            points = [Point(devices=count, rate=statistics.median(found)) for count, found in sorted(speeds.items())]
+            (made,) = kept().learnt.predict(points, [Point(devices=run.devices, rate=0.0)], kind)
+            return Forecast(rate=made.rate, low=made.low, high=made.high, devices=points[-1].devices)
+    return None
+
+
+def _cores(run: Run) -> tuple[str, float | None]:
+    """What a device is, as far as the run says: of a CPU's, how many cores it has of its own."""
+    return run.kind, run.cores_per_worker and run.cores_per_worker * run.workers / run.devices
 
 
 ASSUMED = (

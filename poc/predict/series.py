@@ -13,7 +13,7 @@ from poc.values import value
 
 MORE = Path(__file__).parent / "series"
 """Studies of nothing but scaling, that no table shows: what is learnt from them is how efficiency is lost."""
-STRONG = "strong"
+WEAK, STRONG = "weak", "strong"
 _SAME = ("study", "infrastructure", "hardware", "framework", "network", "dataset", "input_shape", "dtype", "layout")
 
 

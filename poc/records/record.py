@@ -129,6 +129,20 @@ class Told:
 
 
 @value
+class Forecast:
+    """A run's throughput as it was predicted before the run began, in samples/s, with 90% of what it might be."""
+
+    rate: float
+    low: float
+    high: float
+    devices: int
+    """The most devices that it was made from."""
+
+    def __str__(self) -> str:
+        return f"{self.rate:.0f} samples/s (90%: {self.low:.0f} to {self.high:.0f}), from {self.devices} before"
+
+
+@value
 class Record(Told):
     """What came out of one run."""
 
@@ -152,6 +166,8 @@ class Record(Told):
     monitor: Monitored | None = None
     engine_choice: str = ""
     """Why its engine, where the plan chose it."""
+    predicted: Forecast | None = None
+    """What was expected of it, from runs on fewer devices before it."""
     price_per_hour: float | None = None
     """Dollars."""
     workers: tuple[Worker, ...] = ()

@@ -53,6 +53,7 @@ BEHIND = (
         (
             scaling.both_speedups,
             prediction.tested,
+            prediction.beforehand,
             prediction.here,
             exchanges.section,
             exchanges.steps,
@@ -81,7 +82,7 @@ def write(
     here = tried[-1].infrastructure if tried else ""
     shown = tuple(rows.shown(records))
     results = Results(rows=tuple(table), records=shown, studies=tuple(published), here=here)
-    _replace(folder / "rows.csv", to_csv(table))
+    _replace(folder / "rows.csv", to_csv([*table, *rows.predicted(table, shown)]))
     _replace(folder / "explorer.html", explorer.page(table, records))
     behind = {folder / f"{made.name}.md": made for made in BEHIND}
     links = [

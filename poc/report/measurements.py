@@ -9,15 +9,10 @@ from typing import Any, Callable, TypeVar, Union
 
 from poc.recipe import CIFAR10, SGD
 from poc.records.record import COMPLETED
-from poc.run import Run
+from poc.run import NO_MATTER_FOR_SPEED, Run
 from poc.studies.row import Row
 from poc.values import value
 
-NO_MATTER_FOR_SPEED = (
-    *("seed", "learning_rate", "lr_rule", "warmup_from", "warmup_steps", "decay", "decay_at", "decay_factor"),
-    *("epochs", "steps", "steps_per_epoch", "seconds", "window", "evaluate", "quick"),
-)
-"""In which runs of one setting may differ, as far as their samples a second go: how long they train, at which rate."""
 CLOSED, OPEN = "closed", "open"
 """Divisions: trained as the main study's script did, but perhaps for the rate; in any other way."""
 T = TypeVar("T")

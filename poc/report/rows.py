@@ -19,7 +19,7 @@ from poc.report.measurements import grouped
 from poc.run import Run
 from poc.studies import Study
 from poc.studies.prices import GIVEN, Price, Prices
-from poc.studies.row import MEASURED, Row
+from poc.studies.row import MEASURED, PREDICTED, Row
 from poc.values import words
 
 FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward and twice backward"
@@ -61,6 +61,25 @@ def collect(records: Sequence[Record], published: Iterable[Study], prices: Price
     if prices is not None:
         _add_prices(table, prices, {(record.run_id, record.started): record for record in records})
     return table
+
+
+def predicted(table: Iterable[Row], records: Sequence[Record]) -> list[Row]:
+    """A row for each prediction that the `records` hold, which lead the `table` as `collect` made it."""
+    same = (
+        *("infrastructure", "hardware", "framework", "network", "dataset", "input_shape", "batch_per_device", "run_id"),
+        *("total_batch", "devices", "workers", "exchange", "dtype", "layout", "kind", "cores_per_worker", "computes"),
+        *("setting", "recipe", "started", "take"),
+    )
+    return [
+        Row(
+            origin=PREDICTED,
+            **{name: getattr(row, name) for name in same},
+            samples_per_second=record.predicted.rate,
+            note=str(record.predicted),
+        )
+        for row, record in zip(table, records)
+        if record.predicted
+    ]
 
 
 def shown(records: Sequence[Record]) -> list[Record]:

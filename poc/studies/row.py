@@ -10,7 +10,7 @@ from typing import Any, Union
 
 from poc.run import Run
 
-MEASURED, PUBLISHED = "measured", "published"
+MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 
 # None where unknown. `Any` lets arithmetic follow a check that the type checker cannot see, in another function.
 Count = Union[int, Any]
@@ -46,7 +46,7 @@ class Row:
     None: as many as it has), its `title` there, and whether the file of a study may have it (`printed`).
     """
 
-    origin: str = _text("measured here, or published by a study", title="origin")
+    origin: str = _text("measured here, published by a study, or predicted before it was measured here", title="origin")
     study: str = _text("name of the study")
     run_id: str = _text("hash of what the run computes", title="id")
     infrastructure: str = _text("the machine, as its user or the source calls it", printed=True)

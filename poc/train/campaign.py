@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from poc import data
+from poc import data, predict
 from poc.plan import Planned, estimate
 from poc.recipe import CIFAR10, ImageNet, Synthetic
 from poc.records import journal
@@ -72,6 +72,7 @@ class Campaign:
         """The ids of the runs that failed."""
         known = [one for one in journal.read(journal.paths(results)) if one.infrastructure == place.infrastructure]
         self.pace = outlook.Pace(place, known)
+        self._known = list(known)
         self._noted = {record.run_id for record in known}
         self._taken = _Takes([] if again else known)
         self._detail = detail
@@ -143,9 +144,13 @@ class Campaign:
             return FAILED
         pace, hosts = self.pace.factor(run), hosts or Here(self.place)
         self.say(f"{title}: about {duration(pace * estimate(run, self.place.machine))}")
+        expected = predict.forecast(run, self._known)
+        if expected:
+            self.say(f"  predicted: {expected}")
         record, interrupted = execute(run, self.place, hosts, detail=detail, pace=pace)
+        record = dataclasses.replace(record, engine_choice=self._choices[run.id], predicted=expected)
         try:
-            journal.append(self.path, dataclasses.replace(record, engine_choice=self._choices[run.id]))
+            journal.append(self.path, record)
         except OSError as error:
             raise UserError(
                 f"results: no room for the record of {run.id} in {self.path} ({error.strerror}); make some and start "
@@ -157,6 +162,7 @@ class Campaign:
         if interrupted:
             raise TimeIsUpError if time.monotonic() >= self.place.until else KeyboardInterrupt
         self.pace.learn(record)
+        self._known.append(record)
         self._taken.add(record)
         if record.outcome == FAILED:
             self.failed.append(run.id)

@@ -29,6 +29,32 @@ def tested(results: Results) -> Section:
     return Section("Predicted scaling, tried on series left out", (about, weak, *tables))
 
 
+def beforehand(results: Results) -> Section:
+    """What was predicted of runs before they began, beside what came out."""
+    lines = [
+        {
+            "machine": results.name(row),
+            "network": network_label(row.network),
+            "batch a device": f"{row.batch_per_device:,}",
+            "exchange": row.exchange,
+            "devices": f"{said.devices} -> {row.devices}",
+            "predicted (90%)": f"{rounded(said.rate)} ({rounded(said.low)}-{rounded(said.high)})",
+            "measured": rounded(row.samples_per_second),
+            "inside": "yes" if said.low <= row.samples_per_second <= said.high else "no",
+        }
+        for row, record in zip(results.rows, results.records)
+        if (said := record.predicted) and row.samples_per_second
+    ]
+    if not lines:
+        return Section("", ())
+    inside = sum(line["inside"] == "yes" for line in lines)
+    about = (
+        "Before a run on several devices begins, its samples/s are *predicted* from this machine's runs on fewer, and "
+        f"its record keeps both. One line a take; {inside} of {len(lines)} lie inside."
+    )
+    return Section("Predicted before it was measured", (about, markdown(lines)))
+
+
 def here(results: Results) -> Section:
     """What the measured rows on one device would have said of several, beside what those measured."""
     learnt = predict.kept().learnt

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from poc.recipe import Independent
 from poc.report import chart, compare
-from poc.report.measurements import NO_MATTER_FOR_SPEED, Measurement
+from poc.report.measurements import Measurement
 from poc.report.page import MAIN_BATCH, MAIN_NETWORK, Picture, Results, Section
 from poc.report.sections.machines import usual_exchange
 from poc.report.tables import markdown, network_label, rounded, short_machine
+from poc.run import NO_MATTER_FOR_SPEED
 from poc.studies.row import Row
 from poc.values import value
 
