@@ -29,7 +29,7 @@ _RESNET: dict[str, Any] = {
     "epochs": 100,
     "evaluate": False,
 }
-_JOINED = {**_RESNET, "devices": 2, "workers": 2, "cores_per_worker": 1, "epochs": None, "steps": 60, "window": 5}
+_JOINED = {**_RESNET, "devices": 2, "workers": 2, "cores_per_worker": 1, "epochs": None, "steps": 120, "window": 5}
 _EXCHANGES = {
     "dist_sync": {"exchange": "dist_sync"},
     "horovod": {"exchange": "horovod"},
@@ -74,7 +74,7 @@ def joined(folder: Path) -> dict[str, list[float]]:
             records = journal.read(journal.paths(apart / "results"))
             over_two = {record.run_id: _speed(record) for record in records if record.windows}
             for name, fields in _EXCHANGES.items():
-                alone = executed(apart, **_JOINED, **fields)
+                alone = executed(apart, **{**_JOINED, **fields})
                 found[name].append(over_two[alone.run_id] / _speed(alone))
     return found
 

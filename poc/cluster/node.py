@@ -148,7 +148,10 @@ class Supervisor:
         forget(Run.from_json(run), self._place(**place))
         return {}
 
-    def _poll(self) -> dict[str, Any]:
+    def _poll(self, wait: float = 0.0) -> dict[str, Any]:
+        """How far it is, and whether it has ended, which it may have so many seconds for."""
+        if self._training:
+            self._training.join(wait)
         share = self._share
         over = self._training is None or not self._training.is_alive()
         failed = over and self._training is not None and share is None

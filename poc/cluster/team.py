@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -13,7 +12,8 @@ from poc.run import Run
 from poc.train.local import Place, Share, Task
 from poc.values import from_plain, to_plain
 
-_LOOK_SECONDS = 0.2
+# Each look costs a host that trains a message: it answers when it has ended, or after its part of this.
+_LOOK_SECONDS = 1.0
 # Ending its share a node may have to wait for workers that tell what they have.
 _END_SECONDS = 90.0
 
@@ -90,7 +90,7 @@ class Team:
         """Waits until all have done their shares, or something is lost; what that is."""
         interrupted = False
         while True:
-            told = [node.ask("poll") for node in self.nodes]
+            told = [node.ask("poll", wait=_LOOK_SECONDS / len(self.nodes)) for node in self.nodes]
             self.line = told[0]["line"]
             losses = [(name, why) for name, why in (one["lost"] for one in told if one["lost"])]
             if losses or all(one["over"] for one in told):
@@ -99,7 +99,6 @@ class Team:
                 interrupted = True
                 for node in self.nodes:
                     node.ask("interrupt")
-            time.sleep(_LOOK_SECONDS)
 
     def _ended(self) -> tuple[list[Share], list[Lost]]:
         """Ends what goes on, and gathers the shares; what is lost of the nodes, too."""
