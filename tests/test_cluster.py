@@ -256,30 +256,36 @@ def test_without_the_token_nobody_starts_joins_or_is_answered(nodes: Nodes, seco
     assert not list(tmp_path.glob("results/*/journal.jsonl"))
 
 
+def ended(victim: Host) -> None:
+    """A node that was struck ends what it had of the run, as soon as it can; then it is gone."""
+    if not victim.gone:
+        victim.send(signal.SIGCONT)
+        eventually(lambda: not victim.left_of_runs())
+        victim.kill()
+
+
 def test_lost_nodes_are_named_and_others_go_on_from_the_last_checkpoint(nodes: Nodes, tmp_path: Path) -> None:
-    strikes: tuple[Callable[[Host], None], ...] = (Host.cut, lambda host: host.send(signal.SIGSTOP), Host.kill)
+    strikes: tuple[Callable[[Host], None], ...] = (Host.kill, lambda host: host.send(signal.SIGSTOP), Host.cut)
     recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, "epochs": 5, "restarts": len(strikes)})
     victims: list[Host] = []
     nodes.second()
-    with drive(nodes.head, recipe, tmp_path) as driver:
-        with nodes.hold(25) as hold_at:
-            for epoch, strike in enumerate(strikes, start=2):
-                victims.append(nodes.second())
-                training(victims[-1], driver, epoch=epoch)
-                strike(victims[-1])
-                hold_at(10 * epoch + 15)
-                nodes.replace_second()
+    with nodes.hold(25) as hold_at, drive(nodes.head, recipe, tmp_path) as driver:
+        for epoch, strike in enumerate(strikes, start=2):
+            training(nodes.second(), driver, epoch=epoch)
+            for before in victims:
+                ended(before)
+            victims.append(nodes.second())
+            strike(victims[-1])
+            hold_at(10 * epoch + 15)
+            nodes.replace_second()
         said, _ = driver.communicate(timeout=DEADLINE_SECONDS)
     assert driver.returncode == 0, said
+    ended(victims[-1])
     (record,) = of(tmp_path, PAIR)
     assert len(record.resumed) == len(strikes)
     for resumed, victim in zip(record.resumed, victims):
         assert resumed.step >= record.run.steps_per_epoch
         assert f"host {victim.address} ({victim.address}): " in resumed.why
-        if not victim.gone:
-            victim.send(signal.SIGCONT)
-            eventually(lambda victim=victim: not victim.left_of_runs())
-            victim.kill()
 
 
 def test_a_lost_node_without_another_fails_its_run_alone(nodes: Nodes, second: Host, tmp_path: Path) -> None:
