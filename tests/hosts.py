@@ -122,6 +122,13 @@ class Host:
         _run("nsenter", "-t", self.init.pid, "-n", "ip", "link", "set", self.wire, "up" if up else "down")
 
 
+def _alive(process: psutil.Process) -> bool:
+    """Whether it still does anything; on a host nobody fetches the exit code of what has ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def _in_namespace(pid: int) -> list[psutil.Process]:
     own = os.readlink(f"/proc/{pid}/ns/pid_for_children")
     found = []
@@ -167,7 +174,7 @@ class Nodes:
                 ended = host.processes("raylet/raylet ")
                 for raylet in ended:
                     raylet.terminate()
-                psutil.wait_procs(ended, timeout=DEADLINE_SECONDS)
+                eventually(lambda: not any(map(_alive, ended)))
                 host.kill()
 
     @contextlib.contextmanager
