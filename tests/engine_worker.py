@@ -1,19 +1,20 @@
 """What the tests of the engines do with a session: here, and in the workers of a run, each a process of its own.
 
-python -m tests.engine_worker WORKER FOLDER WHAT
+python -m tests.engine_worker WORKER FOLDER
 
-WHAT is a function below that takes a session and says what it saw; FOLDER has the run, and gets that.
+FOLDER has the worker's runs, each with a function below that takes a session and says what it saw, and gets that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,11 @@ from poc.plan import Planned, plan
 from poc.recipe import networks
 from poc.run import Run
 from tests.builders import MACHINE
-from tests.launch import HOME
+from tests.launch import DEADLINE_SECONDS, HOME
 
 CORES = MACHINE.cores
 MODELS = ("cifar_resnet8_v2", "cifar_mlp")
 SUMS = 8
-SLOW_SECONDS = 100
 Arrays = dict[str, np.ndarray]
 
 
@@ -110,7 +110,7 @@ def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     """
     rank, allowed = session._exchange.rank, run.steps if run.exchange.bound is None else run.exchange.bound
     for step, batch in enumerate(batches(run, worker), start=1):
-        until = time.monotonic() + SLOW_SECONDS
+        until = time.monotonic() + DEADLINE_SECONDS / 2
         while rank and not (folder / f"fast-{min(step - 1 + allowed, run.steps)}").exists() and step + allowed > 1:
             assert time.monotonic() < until, f"the fast worker may go {allowed} steps ahead, and does not"
             time.sleep(0.01)
@@ -140,24 +140,42 @@ def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 
 def workers(run: Run, folder: Path, what: str = "trained", seeds: tuple[int, ...] = ()) -> list[Arrays]:
     """What each worker of `run` saw, in a process of its own; they draw their weights from their `seeds`."""
+    (seen,) = in_turn([(run, what)], folder, seeds)
+    return seen
+
+
+def in_turn(asked: Sequence[tuple[Run, str]], folder: Path, seeds: tuple[int, ...] = ()) -> list[list[Arrays]]:
+    """What `workers` gives for each of several runs, with what to do of it: of as many workers, and in their processes
+    one after the other."""
     folder.mkdir(exist_ok=True)
-    # As many threads as this process has: with another number, sums round differently, which training amplifies.
-    with engines.load(run.engine).cluster(run, int(os.environ["OMP_NUM_THREADS"])) as cluster:
-        processes = []
-        for worker, environment in enumerate(cluster.environments):
-            own = dataclasses.replace(run, seed=seeds[worker]) if seeds else run
-            (folder / f"{worker}.json").write_text(json.dumps(own.to_json()))
-            command = [sys.executable, "-W", "ignore", "-m", "tests.engine_worker", str(worker), str(folder), what]
-            processes.append(
-                subprocess.Popen(command, cwd=HOME, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", **environment})
-            )
+    count = asked[0][0].workers
+    with contextlib.ExitStack() as stack:
+        # As many threads as this process has: with another number, sums round differently, which training amplifies.
+        cores = int(os.environ["OMP_NUM_THREADS"])
+        around = [stack.enter_context(engines.load(run.engine).cluster(run, cores)) for run, _ in asked]
+        for worker in range(count):
+            tasks = [
+                {
+                    "run": (dataclasses.replace(run, seed=seeds[worker]) if seeds else run).to_json(),
+                    "what": what,
+                    "environment": cluster.environments[worker],
+                }
+                for (run, what), cluster in zip(asked, around)
+            ]
+            (folder / f"{worker}.json").write_text(json.dumps(tasks))
+        command = [sys.executable, "-W", "ignore", "-m", "tests.engine_worker"]
+        variables = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+        processes = [
+            subprocess.Popen([*command, str(worker), str(folder)], cwd=HOME, env={**variables, **environment})
+            for worker, environment in enumerate(around[0].environments)
+        ]
         try:
-            assert [process.wait(timeout=3 * SLOW_SECONDS) for process in processes] == [0] * run.workers
+            assert [process.wait(timeout=DEADLINE_SECONDS) for process in processes] == [0] * count
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-    return [dict(np.load(folder / f"{worker}.npz")) for worker in range(run.workers)]
+    return [[dict(np.load(folder / f"{worker}-{n}.npz")) for worker in range(count)] for n in range(len(asked))]
 
 
 def distance(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> float:
@@ -173,15 +191,17 @@ def distance(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) ->
 
 
 def main() -> None:
-    worker, folder, what = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    run = Run.from_json(json.loads((folder / f"{worker}.json").read_text()))
-    session = engines.open_session(run)
-    session.barrier()
-    np.savez(folder / f"{worker}.npz", **globals()[what](session, run, worker, folder))
-    session.barrier()
-    session.close()
-    if distributed := sys.modules.get("torch.distributed"):
-        assert not distributed.is_initialized()
+    worker, folder = int(sys.argv[1]), Path(sys.argv[2])
+    for number, task in enumerate(json.loads((folder / f"{worker}.json").read_text())):
+        os.environ.update(task["environment"])
+        run = Run.from_json(task["run"])
+        session = engines.open_session(run)
+        session.barrier()
+        np.savez(folder / f"{worker}-{number}.npz", **globals()[task["what"]](session, run, worker, folder))
+        session.barrier()
+        session.close()
+        if distributed := sys.modules.get("torch.distributed"):
+            assert not distributed.is_initialized()
 
 
 if __name__ == "__main__":

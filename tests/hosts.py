@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.launch import DEADLINE_SECONDS, HOME, eventually
+from tests.launch import DEADLINE_SECONDS, HOME, eventually, held
 
 TOKEN = "0123456789abcdef" * 4
 PORT = 6379
@@ -55,6 +55,7 @@ class Host:
             "POC_DATA": None,
             "PYTHONPATH": str(HOME),
             "POC_CACHE": str(self.folder / "cache"),
+            "POC_HOLD": str(self.folder.parent / "hold"),
             "HOME": str(self.folder),
         }
         variables = {**os.environ, **own, **others}
@@ -64,7 +65,9 @@ class Host:
         """Makes it a node of the cluster whose head is at that address; without, the head of a new one."""
         where = [f"--address={head}:{PORT}"] if head else ["--head", f"--port={PORT}", "--include-dashboard=false"]
         where += [f"--labels=infrastructure={label}"] if label else []
+        # Nobody reads what Ray's workers print; without a monitor of it a node is a process less.
         sizes = ["--object-store-memory=80000000", f"--num-cpus={len(self.cores.split(','))}"]
+        sizes += ["--include-log-monitor=false"]
         words = [RAY, "start", *where, f"--node-ip-address={self.address}", "--disable-usage-stats", *sizes]
         return subprocess.run(
             self.command(*words),
@@ -119,6 +122,13 @@ class Host:
         _run("nsenter", "-t", self.init.pid, "-n", "ip", "link", "set", self.wire, "up" if up else "down")
 
 
+def _alive(process: psutil.Process) -> bool:
+    """Whether it still does anything; on a host nobody fetches the exit code of what has ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def _in_namespace(pid: int) -> list[psutil.Process]:
     own = os.readlink(f"/proc/{pid}/ns/pid_for_children")
     found = []
@@ -143,6 +153,11 @@ class Nodes:
             self._second = self.add("pair")
         return self._second
 
+    def replace_second(self) -> Host:
+        """One in its place, which was struck and is for the test to end."""
+        self._second = None
+        return self.second()
+
     def add(self, label: str, **environment: str | None) -> Host:
         """One more node, on the other core."""
         return self._started(self.wired.host(self._cores[1]), head=self.head.address, label=label, **environment)
@@ -155,8 +170,18 @@ class Nodes:
             yield host
         finally:
             if not host.gone:
-                subprocess.run(host.command(RAY, "stop", "--force"), env=host.environment(), capture_output=True)
+                # It says good-bye, so that no later test waits for it.
+                ended = host.processes("raylet/raylet ")
+                for raylet in ended:
+                    raylet.terminate()
+                eventually(lambda: not any(map(_alive, ended)))
                 host.kill()
+
+    @contextlib.contextmanager
+    def hold(self, step: int) -> Iterator[Callable[[int], object]]:
+        """As `tests.launch.held`, on all nodes."""
+        with held(self.head.folder.parent / "hold", step) as hold_at:
+            yield hold_at
 
     def _started(self, host: Host, **how: Any) -> Host:
         done = host.start_ray(**how)

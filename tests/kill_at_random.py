@@ -22,8 +22,8 @@ from tests.hosts import Host, Nodes, cluster, drive
 from tests.launch import eventually
 
 VICTIMS = ("driver", "node", "worker", "server")
-_JOINED = {**TWO_WORKERS, "data": Synthetic(train=320, validation=70), "cores_per_worker": 1, "epochs": 150}
-_CASES = [{**_JOINED, "restarts": 3}, *({"lr": rate, "epochs": 40, "restarts": 3} for rate in (0.01, 0.02, 0.03))]
+_JOINED = {**TWO_WORKERS, "data": Synthetic(train=320, validation=70), "cores_per_worker": 1, "epochs": 60}
+_CASES = [{**_JOINED, "restarts": 3}, *({"lr": rate, "epochs": 15, "restarts": 3} for rate in (0.01, 0.02, 0.03))]
 _LATEST_SECONDS = 12.0
 
 

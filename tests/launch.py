@@ -28,8 +28,10 @@ from poc.records.record import Record
 T = TypeVar("T")
 HOME = Path(__file__).resolve().parent.parent
 DEADLINE_SECONDS = 600.0
-_FONTS = tempfile.mkdtemp(prefix="fonts-")  # matplotlib's list of them, made once
-atexit.register(shutil.rmtree, _FONTS, ignore_errors=True)
+HELD_AT = 45
+"""Before this step a run of the reference engine waits for the blow that a test gives it."""
+_FOLDER = tempfile.mkdtemp(prefix="tests-")  # matplotlib's list of fonts, made once
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -41,11 +43,14 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def eventually(look: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
     """What `look` gives as soon as that is true; fails where `unless` comes first, or after minutes."""
     end = time.monotonic() + DEADLINE_SECONDS
-    while not (seen := look()):
+    while True:
+        began = time.thread_time()
+        if seen := look():
+            return seen
         assert time.monotonic() < end, "it never came to pass"
         assert not unless() or look(), "it did not come to pass before the end"
-        time.sleep(0.005)
-    return seen
+        # What is waited for needs the core: looking takes a small part of one.
+        time.sleep(0.005 + 5 * (time.thread_time() - began))
 
 
 def _heed_signals() -> None:
@@ -60,7 +65,7 @@ def start(recipe: Path, folder: Path, **how: Any) -> subprocess.Popen[str]:
     command = [*how.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc", "run", str(recipe)]
     command += ["--results", str(folder / "results"), "--checkpoints", str(folder / "checkpoints")]
     command += ["--infrastructure", "here"]
-    places = {"POC_CACHE": str(folder / "cache"), "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FONTS}
+    places = {"POC_CACHE": str(folder / "cache"), "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FOLDER}
     variables = {**os.environ, **places, **how.pop("environment", {})}
     environment = {name: value for name, value in variables.items() if value is not None}
     how = {"cwd": folder, "preexec_fn": _heed_signals, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **how}
@@ -106,12 +111,25 @@ def _name(process: psutil.Process, events: list[Path]) -> str:
 
 
 @contextlib.contextmanager
+def held(hold: Path, step: int = HELD_AT) -> Iterator[Callable[[int], object]]:
+    """In the block runs of the reference engine take no step from this one on, or from that which is given to what this
+    gives, if their environment names the file as POC_HOLD."""
+    hold.write_text(str(step))
+    try:
+        yield lambda later: hold.write_text(str(later))
+    finally:
+        hold.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def struck(victim: str, number: signal.Signals, *, workers: int = 1, after: str = "") -> Iterator[None]:
     """Sends `number` to a process of the run in the block, once all workers told of a window after the words `after`.
 
-    After SIGSTOP hours pass for this process, so that its patience has an end.
+    A run of the reference engine waits for that, if it has more than `HELD_AT` steps. After SIGSTOP hours pass for this
+    process, so that its patience has an end.
     """
     over = threading.Event()
+    hold = Path(tempfile.mkdtemp(dir=_FOLDER)) / "hold"
     # A clock that can be put forward, so that the parent of the run need not wait out its patience.
     clock = SimpleNamespace(sleep=time.sleep, ahead=0.0, monotonic=lambda: time.monotonic() + clock.ahead)
 
@@ -122,11 +140,15 @@ def struck(victim: str, number: signal.Signals, *, workers: int = 1, after: str 
             for child in psutil.Process().children():
                 child.kill()
             raise
+        finally:
+            hold.unlink()
         while number == signal.SIGSTOP and not over.wait(1.0):
             clock.ahead += 3600.0
 
     with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as pool:
         patched.setattr(processes, "time", clock)
+        patched.setenv("POC_HOLD", str(hold))
+        hold.write_text(str(HELD_AT))
         blow = pool.submit(strike)
         try:
             yield

@@ -20,6 +20,7 @@ from poc import studies
 from poc.records import journal, timing
 from poc.report import explorer, rows
 from tests.builders import record_of
+from tests.launch import DEADLINE_SECONDS
 
 HOME = Path(__file__).parent.parent
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -39,8 +40,9 @@ POINTS = '#chart path[aria-roledescription="point"]'
 
 
 def wait(browser: Any, script: str, expected: Any = True) -> None:
-    """Until this piece of JavaScript is so; fails after ten seconds."""
-    WebDriverWait(browser, 10, 0.05).until(lambda _: browser.execute_script(f"return {script}") == expected, script)
+    """Until this piece of JavaScript is so; fails after minutes."""
+    waiting = WebDriverWait(browser, DEADLINE_SECONDS, 0.05)
+    waiting.until(lambda _: browser.execute_script(f"return {script}") == expected, script)
 
 
 def opened(browser: Any, path: Path, fragment: str = "") -> Any:

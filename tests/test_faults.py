@@ -21,7 +21,7 @@ from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY
 from tests.builders import course, end_of, executed, recipe_file, record_of
 from tests.conftest import survives
-from tests.launch import DEADLINE_SECONDS, HOME, eventually, finish, records, start, struck
+from tests.launch import DEADLINE_SECONDS, HOME, eventually, finish, held, records, start, struck
 
 pytestmark = pytest.mark.faults
 KILLS = 20
@@ -110,11 +110,11 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(tmp_path
 @survives("SIGTERM to the command")
 @survives("SIGHUP to the command")
 def test_a_run_that_is_told_to_end_goes_on_later(tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", epochs=40)
-    told = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in told:
+    recipe, hold = recipe_file(tmp_path / "mine.py", epochs=5), tmp_path / "hold"
+    told = {25: signal.SIGINT, 45: signal.SIGTERM, 65: signal.SIGHUP}
+    for step, number in told.items():
         checkpointed = written(tmp_path, "checkpoints/*/*.npz")
-        with start(recipe, tmp_path) as process:
+        with held(hold, step), start(recipe, tmp_path, environment={"POC_HOLD": str(hold)}) as process:
             eventually(checkpointed, unless=lambda: process.poll() is not None)
             process.send_signal(number)
             process.communicate(timeout=DEADLINE_SECONDS)
@@ -186,14 +186,14 @@ def test_a_loss_that_explodes_ends_its_run_and_no_other(tmp_path: Path) -> None:
 
 @survives("a run that hangs")
 def test_a_run_in_which_nothing_goes_on_is_ended(tmp_path: Path) -> None:
-    undisturbed = executed(tmp_path / "undisturbed", epochs=25)
+    undisturbed = executed(tmp_path / "undisturbed")
     with struck("worker 0", signal.SIGSTOP, after='"evaluation", "epoch": 1'):
-        hung = executed(tmp_path, epochs=25)
+        hung = executed(tmp_path)
     assert hung.outcome == FAILED
     assert "nothing has gone on" in hung.reason
     assert hung.windows
     assert not hung.resumed
-    record = executed(tmp_path, epochs=25)
+    record = executed(tmp_path)
     assert record.outcome == COMPLETED
     assert record.resumed
     assert course(record) == course(undisturbed)

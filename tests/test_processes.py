@@ -59,7 +59,7 @@ def test_a_lost_process_ends_the_run_and_is_named(
 
 
 @pytest.mark.parametrize(
-    ("engine", "victim", "epochs"), [("reference", "worker 1", 12), ("reference", "hub", 12), ("mxnet", "server 0", 8)]
+    ("engine", "victim", "epochs"), [("reference", "worker 1", 6), ("reference", "hub", 6), ("mxnet", "server 0", 8)]
 )
 def test_a_restart_reaches_what_an_undisturbed_run_does(engine: str, victim: str, epochs: int, tmp_path: Path) -> None:
     undisturbed = two_workers(tmp_path / "undisturbed", engine, epochs=epochs)

@@ -23,7 +23,7 @@ from poc.train.local import Place
 from poc.train.parent import execute
 from tests import stand_in
 from tests.builders import recipe_file
-from tests.engine_worker import CORES, HOME, Arrays, batches, distance, parameters, planned, trained, workers
+from tests.engine_worker import CORES, HOME, Arrays, batches, distance, in_turn, parameters, planned, trained
 
 
 def of_torch(test: Any) -> Any:
@@ -142,20 +142,13 @@ def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> N
     assert 0 < distance(weights(session), weights(other)) < 0.02
 
 
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Processes that start from here on have a CUDA card, whose kernels compute on the CPU."""
-    from tests.stand_in import card
-
-    for name, held in {**stand_in.environment("8 A100"), **card.environment(tmp_path)}.items():
-        monkeypatch.setenv(name, held)
-
-
 ON_A_CARD: tuple[dict[str, Any], ...] = (
     {"layout": "NHWC", "gradient_noise": 1, "devices": 2, "virtual": True},
     {"dtype": "tf32", "layout": "NCHW", "optimizer": Muon(rate=0.02)},
     {"dtype": "bfloat16", "layout": "NHWC", "optimizer": "nesterov"},
     {"dtype": "float16", "layout": "NCHW"},
+)
+ON_TWO_CARDS: tuple[dict[str, Any], ...] = (
     {"layout": "NHWC", "gradient_noise": 2, "devices": 2},
     {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-4, "steps": 2, "devices": 2},
     {"dtype": "float16", "layout": "NCHW", "exchange": "independent", "devices": 2},
@@ -163,29 +156,39 @@ ON_A_CARD: tuple[dict[str, Any], ...] = (
 
 
 @on_card
-@pytest.mark.parametrize("fields", ON_A_CARD, ids=str)
-def test_a_card_takes_the_cpu_s_steps(fields: dict[str, Any], card: None, tmp_path: Path) -> None:
-    run = planned("pytorch", **fields).run
-    on_cpu = dataclasses.replace(run, dtype="float32")
-    alone = run.workers == 1
-    cpu = [trained(engines.open_session(on_cpu), on_cpu)] if alone else workers(on_cpu, tmp_path / "cpu")
-    for seen, expected in zip(workers(dataclasses.replace(run, kind="gpu"), tmp_path / "card"), cpu):
-        if run.dtype in ("float32", "tf32"):
-            assert distance(seen, expected) == 0
-        else:
-            assert distance(seen, expected) > 0
-            np.testing.assert_allclose(seen["losses"], expected["losses"], rtol=0.005)
-        np.testing.assert_array_equal(seen["norms"], expected["norms"])
-        assert seen["sums right"] == expected["sums right"]
+@pytest.mark.parametrize("several", [ON_A_CARD, ON_TWO_CARDS], ids=["one process", "two processes"])
+def test_a_card_takes_the_cpu_s_steps(
+    several: tuple[dict[str, Any], ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from tests.stand_in import card
 
-
-@on_card
-@pytest.mark.parametrize("fixed", [False, True], ids=["made", "fixed"])
-def test_batches_that_another_thread_puts_on_the_card_are_the_same(fixed: bool, card: None, tmp_path: Path) -> None:
-    data = Synthetic(size=16, crop=16, train=640, validation=70, fixed=fixed)
-    run = planned("pytorch", data=data).run
-    (seen,) = workers(dataclasses.replace(run, kind="gpu"), tmp_path / "card", "sent_ahead")
-    assert distance(seen, trained(engines.open_session(run), run)) == 0
+    runs = [planned("pytorch", **fields).run for fields in several]
+    asked = [(run, "trained") for run in runs]
+    on_cpu = [(dataclasses.replace(run, dtype="float32"), what) for run, what in asked]
+    if several is ON_A_CARD:
+        # Batches that another thread puts on the card are the same, made ahead or one that comes again.
+        for fixed in (False, True):
+            data = Synthetic(size=16, crop=16, train=640, validation=70, fixed=fixed)
+            run = planned("pytorch", data=data).run
+            asked.append((run, "sent_ahead"))
+            on_cpu.append((run, "trained"))
+        cpu = [[trained(engines.open_session(run), run)] for run, _ in on_cpu]
+    else:
+        cpu = in_turn(on_cpu, tmp_path / "cpu")
+    # Processes that start from here on have a CUDA card, whose kernels compute on the CPU.
+    for name, held in {**stand_in.environment("8 A100"), **card.environment(tmp_path)}.items():
+        monkeypatch.setenv(name, held)
+    there = in_turn([(dataclasses.replace(run, kind="gpu"), what) for run, what in asked], tmp_path / "card")
+    for (run, what), made, expected in zip(asked, there, cpu):
+        for seen, wanted in zip(made, expected):
+            if run.dtype in ("float32", "tf32"):
+                assert distance(seen, wanted) == 0, run
+            else:
+                assert distance(seen, wanted) > 0, run
+                np.testing.assert_allclose(seen["losses"], wanted["losses"], rtol=0.005, err_msg=str(run))
+            if what == "trained":
+                np.testing.assert_array_equal(seen["norms"], wanted["norms"], err_msg=str(run))
+                assert seen["sums right"] == wanted["sums right"], run
 
 
 def test_without_pytorch_its_runs_are_skipped_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

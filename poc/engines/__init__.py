@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import os
 import pkgutil
@@ -166,6 +167,7 @@ def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarra
     return load(run.engine).open_session(run, first_step=first_step, state=state)
 
 
+@functools.cache  # a plan asks for every run and card
 def versions(name: str) -> dict[str, str]:
     """The versions of what engine `name` is made of, as far as it is installed."""
     found = {}

@@ -73,4 +73,5 @@ def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarra
     from .faults import FaultySession
     from .session import NumpySession
 
-    return (FaultySession if "POC_FAULT" in os.environ else NumpySession)(run, first_step, state)
+    faulty = os.environ.keys() & {"POC_FAULT", "POC_HOLD"}
+    return (FaultySession if faulty else NumpySession)(run, first_step, state)

@@ -1,11 +1,15 @@
-"""Faults that tests ask for by the environment variable POC_FAULT; an engine to start from needs none of this."""
+"""Faults that tests ask for by the environment variables POC_FAULT and POC_HOLD; an engine to start from needs none of
+this."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from poc.data import Batch
@@ -15,17 +19,25 @@ from .session import NumpySession
 
 class FaultySession(NumpySession):
     """Crashes as it is taken down ("crash"), or has no memory for the large product at the end ("peak"), or none for
-    more than 48 samples a device ("48")."""
+    more than 48 samples a device ("48"). It takes no step from the one on that the file POC_HOLD names, as long as that
+    is there."""
 
     _taken = 1_000_000
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._fault = os.environ["POC_FAULT"]
+        self._fault = os.environ.get("POC_FAULT", "")
         if self._fault == "crash":
             atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
 
+    def _is_held(self) -> bool:
+        with contextlib.suppress(OSError, ValueError):  # gone, or not written yet
+            return self._step >= int(Path(os.environ.get("POC_HOLD", "")).read_text())
+        return False
+
     def _backward(self, batch: Batch, **how: Any) -> Sequence[float]:
+        while self._is_held():
+            time.sleep(0.02)
         if self._fault.isdigit() and self._run.batch_per_device > int(self._fault):
             raise MemoryError(f"no room for {self._run.batch_per_device} samples")
         return super()._backward(batch, **how)
