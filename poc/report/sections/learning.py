@@ -74,6 +74,8 @@ def noise(results: Results) -> Section:
             continue
         found = [record.noise(half / 2, (half + 1) / 2) for half in range(2)]
         halves = [rounded(noise.scale, 2) if noise else "not found" for noise in found]
+        if between := record.noise_interval(0.5):
+            halves[1] += f" ({rounded(between[0], 2)} to {rounded(between[1], 2) or 'no end seen'})"
         lines.append(
             {
                 "total batch": f"{run.total_batch:,}",
@@ -81,14 +83,14 @@ def noise(results: Results) -> Section:
                 "optimizer": run.optimizer.label,
                 "rate": f"{run.learning_rate:g}",
                 "first half": halves[0],
-                "second half": halves[1],
+                "second half (90%)": halves[1],
                 "looks": str(whole.samples),
             }
         )
     about = (
         "Gradient noise scale (McCandlish et al. 2018), in samples: the batch at which a gradient is half noise. Far "
-        "below it twice the batch nearly halves the steps; beyond it more devices pay less and less. `poc advise` "
-        "measures it in a short run."
+        "below it twice the batch nearly halves the steps; beyond it more devices pay less and less. Intervals are a "
+        "bootstrap over blocks of looks. `poc advise` measures it in a short run."
     )
     return Section("Gradient noise", (about, markdown(lines)))
 
