@@ -191,7 +191,7 @@ def at(speed: float, **run: Any) -> Record:
 
 def test_a_forecast_is_made_of_runs_on_fewer_devices_that_are_the_same_otherwise() -> None:
     two = at(1.0, devices=2, exchange="dist_sync").run
-    seen = [at(90.0), at(110.0, learning_rate=0.2, steps=30)]
+    seen = [at(90.0), at(100.0, learning_rate=0.2, steps=30)]
     failed = dataclasses.replace(at(500.0), outcome=FAILED)
     others = [
         at(500.0, zero_gamma=True),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from tabulate import tabulate
 
 from poc.predict import trial
-from poc.predict.quantiles import Learnt, learn
+from poc.predict.quantiles import FARTHEST, Learnt, learn
 from poc.predict.series import STRONG, WEAK, Point, published
 from poc.predict.trial import Score
 from poc.recipe import Independent
@@ -63,18 +62,26 @@ def save() -> None:
 
 
 def forecast(run: Run, records: Iterable[Record]) -> Forecast | None:
-    """Of the throughput of `run`, from what this machine measured of it on fewer devices; None where it did not.
+    """Of the throughput of `run`, from that on fewer devices, a quarter at least; None where that was not measured.
 
-    `records` are this machine's. They count where their runs are the same but for the devices and, on one device, for
-    the exchange; with the same batch a device or, where there are none, the same total batch.
+    `records` are this machine's, oldest first. They count where their runs are the same but for the devices and, on one
+    device, for the exchange; with the same batch a device or, where there are none, the same total batch. The last take
+    on each number of devices counts: a machine that is shared is as fast as it was lately. CPU devices of one process
+    share its threads, of which no published series knows.
     """
-    if not run.exchanges or isinstance(run.exchange, Independent):
+    shares_threads = run.kind == "cpu" and run.workers < run.devices
+    if not run.exchanges or isinstance(run.exchange, Independent) or shares_threads:
         return None
     besides = ("devices", "workers", "exchange", "cores_per_worker", *NO_MATTER_FOR_SPEED)
-    alike: dict[str, dict[int, list[float]]] = {WEAK: {}, STRONG: {}}
+    alike: dict[str, dict[int, float]] = {WEAK: {}, STRONG: {}}
     for record in records:
         past, speed = record.run, throughput(record.windows)
-        if record.outcome != COMPLETED or speed is None or past.virtual or past.devices >= run.devices:
+        if (
+            record.outcome != COMPLETED
+            or speed is None
+            or past.virtual
+            or not run.devices > past.devices >= run.devices / FARTHEST
+        ):
             continue
         if _cores(past) != _cores(run) or (past.devices > 1 and past.exchange_label != run.exchange_label):
             continue
@@ -84,10 +91,10 @@ def forecast(run: Run, records: Iterable[Record]) -> Forecast | None:
         ):
             same_batch = getattr(past, held) == getattr(run, held)
             if same_batch and past.key(other, *besides) == run.key(other, *besides):
-                alike[kind].setdefault(past.devices, []).append(speed.median)
+                alike[kind][past.devices] = speed.median
     for kind, speeds in alike.items():
         if speeds:
-            points = [Point(devices=count, rate=statistics.median(found)) for count, found in sorted(speeds.items())]
+            points = [Point(devices=count, rate=found) for count, found in sorted(speeds.items())]
             (made,) = kept().learnt.predict(points, [Point(devices=run.devices, rate=0.0)], kind)
             return Forecast(rate=made.rate, low=made.low, high=made.high, devices=points[-1].devices)
     return None

@@ -32,7 +32,8 @@ def section(results: Results) -> Section:
 
 def _speed(results: Results) -> Iterator[str]:
     alone = [taken for taken in machines.reference(results) if taken.row.devices == 1]
-    own = max((taken for taken in alone if results.is_here(taken.row)), key=lambda taken: len(taken.rows), default=None)
+    here = [taken for taken in alone if results.is_here(taken.row) and taken.rate]
+    own = max(here, key=lambda taken: taken.rate.median, default=None)  # all of a CPU, not one core of it
     if own is None:
         return
     rate, theirs = own.rate, [taken.row for taken in reversed(alone) if not taken.row.measured]
