@@ -54,11 +54,10 @@ def test_batch_norm_is_what_sets_four_devices_apart_from_one(model: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", Muon(rate=0.02)], ids=str)
-def test_a_step_on_eight_devices_does_not_cost_the_main_thread_the_work_of_eight(optimizer: object) -> None:
-    # 9 times as long where it issued all devices' work itself, twice where it does not. Its CPU time grows, too, where
-    # others compute beside it, so there is room for that.
+def test_a_step_on_eight_devices_costs_the_main_thread_at_most_twice_that_on_one(optimizer: object) -> None:
+    # 9 times as long where it issued all devices' work itself. Milliseconds of CPU time.
     (*_, alone, _), (*_, together, _) = (issuing(optimizer, devices, steps=5) for devices in (1, 8))
-    assert together < 4 * alone
+    assert together < min(2 * alone, 16)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from poc import predict
 from poc.predict import trial
+from poc.predict.quantiles import Prediction
 from poc.predict.series import Point
+from poc.records.record import Forecast
 from poc.report import compare
 from poc.report.page import Results, Section
 from poc.report.sections.scaling import scalings
@@ -38,9 +40,7 @@ def beforehand(results: Results) -> Section:
             "batch a device": f"{row.batch_per_device:,}",
             "exchange": row.exchange,
             "devices": f"{said.devices} -> {row.devices}",
-            "predicted (90%)": f"{rounded(said.rate)} ({rounded(said.low)}-{rounded(said.high)})",
-            "measured": rounded(row.samples_per_second),
-            "inside": "yes" if said.low <= row.samples_per_second <= said.high else "no",
+            **_beside(said, row.samples_per_second),
         }
         for row, record in zip(results.rows, results.records)
         if (said := record.predicted) and row.samples_per_second
@@ -76,9 +76,7 @@ def here(results: Results) -> Section:
                     "exchange": row.exchange,
                     "devices": f"{row.devices}",
                     "measured on one": rounded(given),
-                    "predicted (90%)": f"{rounded(made.rate)} ({rounded(made.low)}-{rounded(made.high)})",
-                    "measured": rounded(came),
-                    "inside": "yes" if made.low <= came <= made.high else "no",
+                    **_beside(made, came),
                 }
             )
     if not lines:
@@ -89,3 +87,12 @@ def here(results: Results) -> Section:
         f"machine or its exchanges. {inside} of {len(lines)} that were measured lie inside."
     )
     return Section("Predicted from one device, and measured", (about, markdown(lines)))
+
+
+def _beside(made: Forecast | Prediction, came: float) -> dict[str, str]:
+    """What was predicted, with its interval, and what came out, in samples/s."""
+    return {
+        "predicted (90%)": f"{rounded(made.rate)} ({rounded(made.low)}-{rounded(made.high)})",
+        "measured": rounded(came),
+        "inside": "yes" if made.low <= came <= made.high else "no",
+    }
