@@ -20,7 +20,7 @@ from poc.machine import hardware, topology
 from poc.plan import Planned, plan, select
 from poc.recipe import networks
 from poc.records import journal
-from poc.records.record import COMPLETED, DONE, Record
+from poc.records.record import COMPLETED, DONE, Advice, Record
 from poc.studies import prices
 from poc.train import breakdown, outlook
 from poc.train.campaign import undertake
@@ -209,45 +209,57 @@ def _advise(options: argparse.Namespace) -> int:
     whole("--steps", options.steps, least=20)
     path = _recipe_path(options.recipe)
     advised_on, machine = recipe.load(path), hardware.detect()
-    known = prices.load({})
+    options.study, options.prices = studies.load([]), prices.load({})
+    known = options.prices
     elsewhere = options.machine and advice.published_speed(advised_on, options.machine, known)
-    probes = [advice.probe(advised_on, options.steps), *([] if elsewhere else [advice.speed_probe(advised_on)])]
+    name, results = options.infrastructure or machine.describe(), _results(options)
+    probes = [*([] if elsewhere else advice.speed_probes(advised_on)), advice.probe(advised_on, options.steps)]
     plans = [plan(path.stem, probe, machine)[0] for probe in probes]
+    # A second device is measured where there is one.
+    plans = [planned for planned in plans if not (planned.skip and planned.run.exchanges)]
     for planned in plans:
         if planned.skip:
             raise UserError(f"{path.name}: {planned.skip}")
         print(f"{planned}: about {outlook.duration(planned.seconds)}", file=sys.stderr)
-    name = options.infrastructure or machine.describe()
     place = Place(machine=machine, infrastructure=name, source=options.data, cache=cache())
-    looked, *timed = [_probed(planned, place, _results(options)) for planned in plans]
+    before = journal.read(journal.paths(results))
+    file = journal.folder(results, name) / journal.FILE
+    *timed, looked = (_probed(planned, place, file) for planned in plans)
     noise, between = looked.noise(first=0.5), looked.noise_interval(first=0.5)
     failed = next((record for record in (looked, *timed) if record.outcome != COMPLETED), None)
     if failed or noise is None or noise.scale is None or between is None:
+        journal.append(file, looked)
         unclear = "no gradient could be told from the noise: give more --steps"
         print(f"poc: {failed.in_words() if failed else unclear}", file=sys.stderr)
         return 1
     low, high = between
+    speeds = [elsewhere] if elsewhere else [advice.measured_speed(record, before) for record in timed]
+    price = known.of(options.machine or name, machine.describe() if not elsewhere else "")
+    counts = [count for count in advice.DEVICES if not (price and price.devices) or count <= price.devices]
+    scale = (noise.scale, low, high or 16 * noise.scale)
+    made = advice.options(advised_on, scale, speeds, predict.kept().learnt, devices=counts, price=price)
+    said = Advice(machine=options.machine or name, options=tuple(made))
+    journal.append(file, dataclasses.replace(looked, advice=said))
     print(
         f"Gradient noise scale: {noise.scale:.0f} samples ({noise.samples} looks in the second half of the run; 90%: "
         f"{low:.0f} to {f'{high:.0f}' if high else 'no end seen'})."
     )
     print(advice.in_words(advised_on, noise.scale))
-    speed = elsewhere or advice.measured_speed(timed[0])
-    print(f"\nOne device: {speed.middle:,.0f} samples/s, {speed.source}.")
-    price = known.of(options.machine or name, machine.describe() if not elsewhere else "")
-    counts = [count for count in advice.DEVICES if not (price and price.devices) or count <= price.devices]
-    scale = (noise.scale, low, high or 16 * noise.scale)
-    print(advice.answer(advice.options(advised_on, scale, speed, predict.kept().learnt, devices=counts, price=price)))
+    for speed in speeds:
+        print(f"\n{speed.devices} device{'s' * (speed.devices > 1)}: {speed.middle:,.0f} samples/s, {speed.source}.")
+    print(advice.answer(made))
     print(advice.ASSUMED + ("" if price else " No price is known: give --machine or --infrastructure."))
+    _write_report(options)
     return 0
 
 
-def _probed(planned: Planned, place: Place, results: Path) -> Record:
-    """The record of a probe, which goes to the journal, so that what was advised can be looked at again."""
-    record, _ = execute(planned.run, place)
+def _probed(planned: Planned, place: Place, file: Path) -> Record:
+    """The record of a probe; of one for speed, taken apart, in the journal `file`: advice goes with the other."""
+    record, _ = execute(planned.run, place, detail=0 if planned.run.gradient_noise else advice.ROUNDS)
     if record.outcome in DONE:
         forget(planned.run, place)
-    journal.append(journal.folder(results, place.infrastructure) / journal.FILE, record)
+    if not planned.run.gradient_noise:
+        journal.append(file, record)
     return record
 
 

@@ -7,16 +7,19 @@ more than they save.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 
 from tabulate import tabulate
 
 from poc import studies
-from poc.predict.quantiles import Learnt
+from poc.predict.limits import Apart
+from poc.predict.quantiles import Learnt, Prediction
 from poc.predict.series import Point
 from poc.recipe import EPOCHS, Linear, Recipe, networks
-from poc.records.record import Record
+from poc.records.record import COMPLETED, Option, Record
 from poc.records.timing import throughput
 from poc.studies.prices import Price, Prices
 from poc.studies.row import Row, rate
@@ -25,36 +28,26 @@ from poc.values import UserError, value
 STEPS = 200
 """Of the short run, unless its user says otherwise."""
 SPEED_STEPS = 30
-"""Of the run that measures speed."""
+"""Of the runs that measure speed."""
+ROUNDS = 4
+"""In which these are taken apart."""
 DEVICES = (1, 2, 4, 8)
 UNLIKE = 1.25
 """What a published speed at another batch may be off by, in factors."""
-
-
-@value
-class Option:
-    """So many devices, and what they would take: the middle, the least and the most of each."""
-
-    devices: int
-    batch: int
-    learning_rate: float
-    rate: tuple[float, float, float]
-    """Samples/s."""
-    epochs: tuple[float, float, float]
-    """To the accuracy of the recipe's first setting."""
-    hours: tuple[float, float, float]
-    dollars: tuple[float, float, float] | None
-    """None where no price is known."""
+_NINE_TENTHS = 1.645  # standard deviations on either side of the mean hold 90% of a normal distribution
 
 
 @value
 class Speed:
-    """Samples/s of one device, as far as it is known."""
+    """Samples/s of one device or two, as far as they are known."""
 
     middle: float
     low: float
     high: float
     source: str
+    devices: int = 1
+    apart: Apart | None = None
+    """A step of it, where it was measured here."""
 
 
 @value
@@ -119,27 +112,48 @@ def _rate_at(recipe: Recipe, batch: int, scale: float) -> float:
     return float(setting.lr.at(at) * ((1 + scale / at) / (1 + scale / batch)) ** power)
 
 
-def speed_probe(recipe: Recipe) -> Recipe:
-    """A short run of the first setting of `recipe` on one device, for its speed."""
+def speed_probes(recipe: Recipe) -> list[Recipe]:
+    """Short runs of the first setting of `recipe` on one device, and of GPUs on two, for their speed."""
     setting = recipe.settings()[0]
-    left_out = ("cores_per_worker", "epochs", "seconds")
+    left_out = ("cores_per_worker", "epochs", "seconds", "devices")
     given = {name: held for name, held in vars(setting).items() if name not in left_out}
-    short = {"devices": 1, "workers": 1, "virtual": False, "straggler": 0.0, "exchange": "device"}
+    short = {"workers": 1, "virtual": False, "straggler": 0.0, "exchange": "device"}
     length = {"steps": SPEED_STEPS, "window": 5, "seeds": 1, "takes": 1, "evaluate": False, "gradient_noise": None}
-    return Recipe(**{**given, "batch_per_device": setting.batches[-1], **short, **length})
+    given.update(batch_per_device=setting.batches[-1], **short, **length)
+    # Contexts of a CPU share its threads: two tell nothing of the exchange between two such machines.
+    return [Recipe(**given, devices=count) for count in ((1, 2) if setting.kind == "gpu" else (1,))]
 
 
-def measured_speed(record: Record) -> Speed:
-    """Of a speed probe, with the spread of its windows; raises UserError where it has none."""
+def measured_speed(record: Record, before: Sequence[Record] = ()) -> Speed:
+    """Of a speed probe; raises UserError where it has none.
+
+    Its 90% is that of its windows or, where this is more, of the takes of one and the same run `before` on its machine:
+    a machine that is shared is faster on one day than on the next, which no short run can see.
+    """
     found = throughput(record.windows)
     if found is None:
         raise UserError("advise: the speed probe has no window; give a recipe of more steps")
+    off = math.exp(_NINE_TENTHS * max(found.spread / found.median, between_takes(before, record.infrastructure)))
     return Speed(
         middle=found.median,
-        low=max(found.median / 2, found.median - 2 * found.spread),
-        high=found.median + 2 * found.spread,
+        low=found.median / off,
+        high=found.median * off,
         source="measured here",
+        devices=record.run.devices,
+        apart=Apart(run=record.run, machine=record.hardware, step=record.detail) if record.detail else None,
     )
+
+
+def between_takes(records: Sequence[Record], machine: str) -> float:
+    """The standard deviation of the logarithm of samples/s between takes of one run, over all runs of `machine`."""
+    takes: dict[str, list[float]] = {}
+    for record in records:
+        speed = throughput(record.windows)
+        if speed and record.infrastructure == machine and record.outcome == COMPLETED and not record.run.quick:
+            takes.setdefault(record.run.id, []).append(math.log(speed.median))
+    several = [logs for logs in takes.values() if len(logs) > 1]
+    freedom = sum(len(logs) - 1 for logs in several)
+    return math.sqrt(sum(statistics.variance(logs) * (len(logs) - 1) for logs in several) / freedom) if freedom else 0.0
 
 
 def published_speed(recipe: Recipe, machine: str, prices: Prices) -> Speed:
@@ -183,7 +197,7 @@ def _same_machine(row: Row, price: Price, prices: Prices) -> bool:
 def options(
     recipe: Recipe,
     scale: tuple[float, float, float],
-    speed: Speed,
+    speeds: Sequence[Speed],
     learnt: Learnt,
     *,
     devices: Sequence[int] = DEVICES,
@@ -193,19 +207,15 @@ def options(
 
     `scale` is the noise scale: its middle, least and most. Epochs at batch B are 1 + B/N over the same at the recipe's
     batch times its epochs (McCandlish et al. 2018, equation 2.7), the rate as in `advise`, samples/s what published
-    series make of `speed` at a fixed batch per device. A price is shared out by devices, where their number is known.
+    series make of `speeds` (on one device, and on two where that is known) at a fixed batch per device, as far as this
+    machine's own steps allow it. A price is shared out by devices, where their number is known.
     """
     setting = recipe.settings()[0]
     each, epochs, own = setting.batches[-1], setting.epochs or EPOCHS, setting.total_batch
     made = []
-    wanted = [Point(devices=count, rate=speed.middle) for count in devices if count > 1]
-    predicted = {one.devices: one for one in learnt.predict([Point(devices=1, rate=speed.middle)], wanted)}
     for count in devices:
-        batch = each * count
-        rates = (speed.middle, speed.low, speed.high)
-        if count > 1:
-            one = predicted[count]
-            rates = (one.rate, one.low * speed.low / speed.middle, one.high * speed.high / speed.middle)
+        batch, (one, limit) = each * count, _at(speeds, count, learnt)
+        rates = (one.rate, one.low, one.high)
         needed = sorted(epochs * (1 + batch / noise) / (1 + own / noise) for noise in scale)
         several = (needed[1], needed[0], needed[2])
         hours = [
@@ -219,12 +229,29 @@ def options(
                 batch=batch,
                 learning_rate=_rate_at(recipe, batch, scale[0]),
                 rate=rates,
+                limit=limit,
                 epochs=several,
                 hours=(hours[0], hours[1], hours[2]),
                 dollars=None if dollars is None else (hours[0] * dollars, hours[1] * dollars, hours[2] * dollars),
             )
         )
     return made
+
+
+def _at(speeds: Sequence[Speed], devices: int, learnt: Learnt) -> tuple[Prediction, str]:
+    """Samples/s on so many devices, and what limits them there, where the last of `speeds` tells it."""
+    last = speeds[-1]
+    speed = next((speed for speed in speeds if speed.devices == devices), last)
+    one = Prediction(devices=devices, rate=speed.middle, low=speed.low, high=speed.high)
+    if devices > last.devices:
+        points = [Point(devices=speed.devices, rate=speed.middle) for speed in speeds]
+        (said,) = learnt.predict(points, [Point(devices=devices, rate=0.0)])
+        low, high = said.low * last.low / last.middle, said.high * last.high / last.middle
+        one = dataclasses.replace(said, low=low, high=high)
+    if last.apart is None:
+        return one, ""
+    within, limit = last.apart.within(one)
+    return (within if devices > last.devices else one), limit
 
 
 def answer(made: Sequence[Option]) -> str:
@@ -234,9 +261,9 @@ def answer(made: Sequence[Option]) -> str:
     rows = []
     for one in made:
         marks = ["fastest"] * (one is fastest) + ["cheapest"] * (one is cheapest and one.dollars is not None)
-        cells = [f"{one.learning_rate:.3g}", _range(one.rate), _range(one.epochs), _range(one.hours)]
+        cells = [f"{one.learning_rate:.3g}", _range(one.rate), one.limit, _range(one.epochs), _range(one.hours)]
         rows.append([one.devices, one.batch, *cells, _range(one.dollars) if one.dollars else "", ", ".join(marks)])
-    headers = ["devices", "total batch", "rate", "samples/s (90%)", "epochs", "hours", "dollars", ""]
+    headers = ["devices", "total batch", "rate", "samples/s (90%)", "limited by", "epochs", "hours", "dollars", ""]
     return tabulate(rows, headers=headers, disable_numparse=True)
 
 

@@ -5,21 +5,29 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import statistics
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import psutil
+from scipy import stats
 
 # Before poc.engines is imported: the engine for tests.
 import tests.conftest  # noqa: F401
 from poc import Synthetic
 from poc.records import journal
 from poc.records.record import Record
-from poc.records.timing import throughput
-from tests.builders import executed, recipe_file
-from tests.hosts import Host, Nodes, driven, switch
+from poc.records.timing import Window
+from tests.builders import recipe_file
+from tests.hosts import DEADLINE_SECONDS, Host, drive, driven, switch
+from tests.launch import eventually
 
 _RESNET: dict[str, Any] = {
     "model": "cifar_resnet20_v2",
@@ -29,13 +37,17 @@ _RESNET: dict[str, Any] = {
     "epochs": 100,
     "evaluate": False,
 }
-_JOINED = {**_RESNET, "devices": 2, "workers": 2, "cores_per_worker": 1, "epochs": None, "steps": 120, "window": 5}
+_JOINED = {**_RESNET, "devices": 2, "workers": 2, "cores_per_worker": 1, "window": 3}
 _EXCHANGES = {
     "dist_sync": {"exchange": "dist_sync"},
     "horovod": {"exchange": "horovod"},
     "pytorch": {"exchange": "device", "engine": "pytorch", "workers": 1},
 }
-_PAIRS = 3
+# A cluster is silent while its turn is over: shorter than any of its deadlines.
+_TURN_SECONDS = 7.0
+_TURNS = 20
+_START_SECONDS = 40.0
+_PATIENT = {"RAY_health_check_period_ms": "60000", "RAY_health_check_timeout_ms": "60000"}
 
 
 def side_by_side(folder: Path) -> tuple[float, float]:
@@ -60,35 +72,68 @@ def side_by_side(folder: Path) -> tuple[float, float]:
         return timed(left, "together"), apart
 
 
-def joined(folder: Path) -> dict[str, list[float]]:
-    """By exchange, what each pair gives: samples/s of a run over two hosts, in shares of two workers on one host."""
-    found: dict[str, list[float]] = {name: [] for name in _EXCHANGES}
-    with switch(folder / "joined") as wired:
-        nodes = Nodes(wired, [str(core) for core in sorted(os.sched_getaffinity(0))])
-        nodes.second()
-        for pair in range(_PAIRS):
-            apart = folder / f"pair{pair}"
-            apart.mkdir()
-            recipe = recipe_file(apart / "mine.py", **_JOINED, cases=list(_EXCHANGES.values()))
-            driven(nodes.head, recipe, apart)
-            records = journal.read(journal.paths(apart / "results"))
-            over_two = {record.run_id: _speed(record) for record in records if record.windows}
-            for name, fields in _EXCHANGES.items():
-                alone = executed(apart, **{**_JOINED, **fields})
-                found[name].append(over_two[alone.run_id] / _speed(alone))
-    return found
+def joined(folder: Path, fields: dict[str, Any]) -> list[float]:
+    """Samples/s of a run over two hosts, in shares of two workers on one host: a share of each pair of turns.
+
+    A shared machine is faster in one minute than in the next, by more than what is looked for. So both runs go on at
+    once, and each stands still while it is the other's turn, with all that belongs to it, Ray's processes too.
+    """
+    folder.mkdir()
+    seconds = _START_SECONDS + 2 * _TURN_SECONDS * (_TURNS + 2)
+    recipe = recipe_file(folder / "mine.py", **{**_JOINED, **fields, "seconds": seconds})
+    alone_words = ["-m", "poc", "run", recipe, "--results", folder / "alone", "--checkpoints", folder / "kept"]
+    with switch(folder / "wired") as wired:
+        first, second = (wired.host(str(core)) for core in sorted(os.sched_getaffinity(0)))
+        for host, head in ((first, ""), (second, first.address)):
+            assert host.start_ray(head=head, label="pair", **_PATIENT).returncode == 0
+        with (
+            drive(first, recipe, folder) as driver,
+            subprocess.Popen(list(map(str, [sys.executable, *alone_words]))) as alone,
+        ):
+
+            def over_two(number: signal.Signals) -> None:
+                first.send(number)
+                second.send(number)
+
+            def on_one(number: signal.Signals) -> None:
+                for process in [psutil.Process(alone.pid), *psutil.Process(alone.pid).children(recursive=True)]:
+                    process.send_signal(number)
+
+            eventually(lambda: all(host.processes("poc.train.worker") for host in (first, second)))
+            time.sleep(_START_SECONDS)
+            on_one(signal.SIGSTOP)
+            for turn in range(2 * _TURNS + 2):
+                time.sleep(_TURN_SECONDS)
+                stopped, goes_on = (on_one, over_two) if turn % 2 else (over_two, on_one)
+                stopped(signal.SIGSTOP)
+                goes_on(signal.SIGCONT)
+            on_one(signal.SIGCONT)
+            assert not driver.wait(DEADLINE_SECONDS)
+            assert not alone.wait(DEADLINE_SECONDS)
+    turns = [_turns(*journal.read(journal.paths(folder / name))) for name in ("results", "alone")]
+    assert [len(each) for each in turns] == [_TURNS, _TURNS]
+    return [over_two / on_one for over_two, on_one in zip(*turns)]
 
 
-def _speed(record: Record) -> float:
-    measured = throughput(record.windows)
-    assert measured is not None, record.in_words()
-    return measured.median
+def _turns(record: Record) -> list[float]:
+    """Samples/s in each turn of a run but the first and the last: of what lies between two times of standing still."""
+    assert record.windows, record.in_words()
+    found: list[list[Window]] = [[]]
+    for before, window in itertools.pairwise(record.windows):
+        if window.start + window.seconds - before.start - before.seconds > _TURN_SECONDS:
+            found.append([])
+        else:
+            found[-1].append(window)
+    return [sum(one.samples for one in turn) / sum(one.seconds for one in turn) for turn in found[1:-1]]
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         together, apart = side_by_side(Path(name))
         print(f"two kinds: {together:.1f} s by one command, {apart:.1f} s one after the other: {together / apart:.2f}")
-        for exchange, shares in joined(Path(name)).items():
-            each = ", ".join(f"{share:.3f}" for share in shares)
-            print(f"{exchange}: two hosts give {statistics.median(shares):.3f} of two workers on one ({each})")
+        for exchange, fields in _EXCHANGES.items():
+            shares = np.log(joined(Path(name) / exchange, fields))
+            half = stats.t.ppf(0.975, len(shares) - 1) * stats.sem(shares)
+            middle, low, high = np.exp([shares.mean(), shares.mean() - half, shares.mean() + half])
+            each = ", ".join(f"{share:.2f}" for share in np.exp(shares))
+            print(f"{exchange}: two hosts give {middle:.3f} ({low:.3f} to {high:.3f}) of two workers on one: {each}")

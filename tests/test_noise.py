@@ -99,9 +99,12 @@ def test_the_command_turns_a_short_run_into_advice(
     assert main(["advise", str(recipe), "--steps", "40", "--results", str(results)]) == 0
     said = capsys.readouterr().out
     scale = int(re.findall(r"Gradient noise scale: (\d+) samples", said)[0])
-    # Both probes are records: what was advised can be looked at again.
-    looked, timed = journal.read(journal.paths(results))
+    # Both probes are records, and the page puts what was advised beside what comes.
+    timed, looked = journal.read(journal.paths(results))
     assert (looked.run.gradient_noise, timed.run.gradient_noise, timed.run.devices) == (2, None, 1)
+    assert timed.detail
+    assert [(option.devices, option.batch) for option in looked.advice.options] == [(n, 16 * n) for n in (1, 2, 4, 8)]
+    assert "## Advised, and what came" in (results / "scaling.md").read_text()
     assert re.search(r"^ *8 +128 .* to .*\d", said, re.MULTILINE)
     assert "fastest" in said
     best = int(re.findall(r"^(\d+) <-", said, re.MULTILINE)[0])

@@ -15,16 +15,20 @@ import pytest
 from poc import advice, predict
 from poc.__main__ import main
 from poc.predict import rivals, series, trial
-from poc.predict.quantiles import learn, splits
+from poc.predict.limits import Apart
+from poc.predict.quantiles import Prediction, learn, splits
 from poc.predict.series import Point, Series
 from poc.predict.trial import MODEL
 from poc.recipe import Linear, Recipe
 from poc.records import journal
 from poc.records.record import FAILED, Record
+from poc.report import rows
+from poc.report.page import Results
+from poc.report.sections import prediction
 from poc.studies import prices
 from poc.studies.prices import Price
 from poc.values import UserError
-from tests.builders import TWO_WORKERS, recipe_file, record_of
+from tests.builders import TEST_CPU, TWO_WORKERS, recipe_file, record_of
 
 HEAD = "network,devices,batch_per_device,samples_per_second,scaling,hardware,printed\n"
 
@@ -161,7 +165,7 @@ def test_advice_counts_epochs_hours_and_dollars() -> None:
     recipe = Recipe(model="cifar_resnet50_v2", batch_per_device=128, lr=Linear(base=0.05, per=128), epochs=12)
     speed = advice.Speed(middle=1000.0, low=900.0, high=1100.0, source="test")
     price = Price(machine="x", dollars_per_hour=8.0, devices=8)
-    one, *_, eight = advice.options(recipe, (1024.0, 512.0, 2048.0), speed, predict.kept().learnt, price=price)
+    one, *_, eight = advice.options(recipe, (1024.0, 512.0, 2048.0), [speed], predict.kept().learnt, price=price)
     assert one.epochs == pytest.approx((12, 12, 12))
     assert one.hours == pytest.approx((600 / 3600, 600 / 3960, 600 / 3240))
     assert one.dollars == pytest.approx(one.hours)
@@ -182,11 +186,11 @@ def test_the_speed_of_a_machine_that_is_not_here() -> None:
         advice.published_speed(recipe, "p5.48xlarge", known)
 
 
-def at(speed: float, **run: Any) -> Record:
+def at(speed: float, *, detail: dict[str, Any] | None = None, **run: Any) -> Record:
     """What a worker with a core of its own was measured at, in samples/s, or several."""
     total = run.get("batch_per_device", 128) * run.get("devices", 1)
     run.update(total_batch=total, workers=run.get("devices", 1), cores_per_worker=1)
-    return record_of(run=run, epoch_seconds=[10 * total / speed] * 6)
+    return record_of(run=run, epoch_seconds=[10 * total / speed] * 6, detail=detail)
 
 
 def test_a_forecast_is_made_of_runs_on_fewer_devices_that_are_the_same_otherwise() -> None:
@@ -203,14 +207,84 @@ def test_a_forecast_is_made_of_runs_on_fewer_devices_that_are_the_same_otherwise
     (weak,) = learnt.predict([Point(devices=1, rate=100.0)], asked)
     found = predict.forecast(two, [*others, *seen])
     assert found is not None
-    assert dataclasses.astuple(found) == pytest.approx((weak.rate, weak.low, weak.high, 1))
+    assert dataclasses.astuple(found)[:-1] == pytest.approx((weak.rate, weak.low, weak.high, 1))
     (strong,) = learnt.predict([Point(devices=1, rate=100.0)], asked, "strong")
     found = predict.forecast(two, [*others, at(100.0, batch_per_device=256)])
     assert found is not None
-    assert dataclasses.astuple(found) == pytest.approx((strong.rate, strong.low, strong.high, 1))
+    assert dataclasses.astuple(found)[:-1] == pytest.approx((strong.rate, strong.low, strong.high, 1))
     assert predict.forecast(two, others) is None
     assert predict.forecast(seen[0].run, seen) is None
     assert predict.forecast(at(1.0, devices=2, exchange="independent").run, seen) is None
+
+
+STEP: dict[str, Any] = dict(
+    steps=24, whole_step_seconds=0.12, independent_step_seconds=0.11, data_seconds=0.01, exchange_seconds=0.02,
+    exchange_bytes=4, bus_bytes_per_second=None, sums_right=True, synchronisation_seconds=None,
+)  # fmt: skip
+ON_TWO = {"devices": 2, "batch_per_device": 100, "total_batch": 200, "workers": 1}
+
+
+@pytest.mark.parametrize(
+    ("run", "step", "on_two", "on_four", "limit"),
+    [
+        # A tenth of a second for 100 samples, whatever the devices.
+        ({}, {}, 2000, 4000, "devices"),
+        # All-reduce: 2 (n - 1) / n of the gradients; from two devices to four 1.5 times as long.
+        ({}, {"exchange_seconds": 0.2}, 1000, 400 / 0.3, "link"),
+        # 32 cores make batches with 16 threads a worker: twice the workers, twice as many.
+        ({"kind": "gpu"}, {"pipeline_seconds": 0.08}, 2000, 2500, "input pipeline"),
+        ({"kind": "gpu", "workers": 2}, {"pipeline_seconds": 0.16}, 1250, 1250, "input pipeline"),
+        ({"kind": "gpu"}, {"issue_seconds": 0.09}, 2000, 200 / 0.09, "host"),
+        # A process for each device issues no more than before; on a CPU it may be what computes.
+        ({"kind": "gpu", "workers": 2}, {"issue_seconds": 0.09}, 2000, 4000, "devices"),
+        ({}, {"issue_seconds": 0.11}, 2000, 4000, "devices"),
+        # A CPU's worker makes its batches with one thread, as long as there are cores for one more.
+        ({"workers": 2}, {"pipeline_seconds": 0.2}, 1000, 2000, "input pipeline"),
+    ],
+)  # fmt: skip
+def test_what_limits_more_devices_is_told_by_a_step_taken_apart(
+    run: dict[str, Any], step: dict[str, Any], on_two: float, on_four: float, limit: str
+) -> None:
+    record = record_of(run={**ON_TWO, **run}, detail={**STEP, **step}, hardware={**TEST_CPU, "cores": 32})
+    assert record.detail
+    apart = Apart(run=record.run, machine=record.hardware, step=record.detail)
+    assert min(apart.ceilings(2).values()) == pytest.approx(on_two)
+    assert min(apart.ceilings(4).values()) == pytest.approx(on_four)
+    within, found = apart.within(Prediction(devices=4, rate=5000.0, low=4000.0, high=6000.0))
+    assert found == limit
+    if limit == "devices":  # they may be faster than when they were taken apart
+        on_four = 5000.0
+    assert (within.rate, within.low, within.high) == pytest.approx((on_four, 0.8 * on_four, 1.2 * on_four))
+
+
+def test_a_forecast_keeps_to_what_the_machine_s_own_step_allows() -> None:
+    on_gpus = {"kind": "gpu", "workers": 1, "cores_per_worker": None}
+    two = dataclasses.replace(at(1.0, devices=2).run, **on_gpus)
+    seen = at(100.0, detail={**STEP, "pipeline_seconds": 1.0})
+    found = predict.forecast(two, [dataclasses.replace(seen, run=dataclasses.replace(seen.run, **on_gpus))])
+    assert found
+    # Two devices of 128 samples each, and twice 1 s to make their batches.
+    assert (found.rate, found.limit) == (pytest.approx(2 * 128 / 2.0), "input pipeline")
+    assert "limited by the input pipeline" in str(found)
+
+
+def test_advice_is_put_beside_what_came() -> None:
+    option = dict(devices=2, batch=256, learning_rate=0.1, rate=(190, 170, 200), limit="link", epochs=(6, 6, 7))
+    option.update(hours=(1.0, 0.5, 1.5), dollars=(3.0, 1.5, 4.5))
+    advised = {"machine": "test machine", "options": [option]}
+    asked = record_of(run={"devices": 8, "virtual": True, "gradient_noise": 2, "total_batch": 1024}, advice=advised)
+    came = record_of(
+        run={"devices": 2, "total_batch": 256, "workers": 2, "exchange": "dist_sync", "steps_per_epoch": 10}
+    )
+    records = [asked, came]
+    results = Results(
+        rows=tuple(rows.collect(records, [], prices.load({}))), records=tuple(records), studies=(), here=""
+    )
+    _, table, picture = prediction.advised(results).blocks
+    cells = [cell.strip() for cell in str(table).splitlines()[-1].strip("|").split("|")]
+    assert cells[2:6] == ["2 x 128", "0.1", "190 (170-200)", "link"]
+    assert cells[-2:] == ["1 (0.5-1.5)", f"{26 / 3600:.3g}"]
+    assert "dollars" in picture.caption
 
 
 ONE = {"batch_per_device": 16, "cores_per_worker": 1}

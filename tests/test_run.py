@@ -83,6 +83,7 @@ def test_two_workers_train_as_one_and_take_themselves_apart(tmp_path: Path) -> N
     detail = made.detail
     assert (detail.sums_right, detail.pairs, detail.exchange_bytes) == (True, 3, 4 * made.parameters)
     assert detail.efficiency > 0
+    assert 0 < detail.pipeline_seconds < 1 > detail.issue_seconds > 0
     assert detail.bus_bytes_per_second == pytest.approx(detail.exchange_bytes / detail.exchange_seconds)
 
 

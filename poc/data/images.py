@@ -113,9 +113,13 @@ class Images(Split):
         return Views(*(values.astype(np.int32) for values in (indices, tops, lefts, mirrored)))
 
 
+MOST_THREADS = 16
+"""That make images: beyond it one more is not worth it."""
+
+
 def usable_threads() -> int:
-    """How many threads make images: one a core, as far as that is worth it."""
-    return min(16, len(os.sched_getaffinity(0)))
+    """How many threads make images: one a core."""
+    return min(MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def without_test_set(dataset: Dataset) -> Dataset:

@@ -14,6 +14,7 @@ from typing import Any
 from tabulate import tabulate
 
 from poc.predict import trial
+from poc.predict.limits import Apart
 from poc.predict.quantiles import FARTHEST, Learnt, learn
 from poc.predict.series import STRONG, WEAK, Point, published
 from poc.predict.trial import Score
@@ -66,14 +67,16 @@ def forecast(run: Run, records: Iterable[Record]) -> Forecast | None:
 
     `records` are this machine's, oldest first. They count where their runs are the same but for the devices and, on one
     device, for the exchange; with the same batch a device or, where there are none, the same total batch. The last take
-    on each number of devices counts: a machine that is shared is as fast as it was lately. CPU devices of one process
-    share its threads, of which no published series knows.
+    on each number of devices counts: a machine that is shared is as fast as it was lately. Where one with the same
+    batch a device was taken apart, its parts bound what is said. CPU devices of one process share its threads, of which
+    no published series knows.
     """
     shares_threads = run.kind == "cpu" and run.workers < run.devices
     if not run.exchanges or isinstance(run.exchange, Independent) or shares_threads:
         return None
     besides = ("devices", "workers", "exchange", "cores_per_worker", *NO_MATTER_FOR_SPEED)
     alike: dict[str, dict[int, float]] = {WEAK: {}, STRONG: {}}
+    apart: dict[int, Apart] = {}
     for record in records:
         past, speed = record.run, throughput(record.windows)
         if (
@@ -92,11 +95,14 @@ def forecast(run: Run, records: Iterable[Record]) -> Forecast | None:
             same_batch = getattr(past, held) == getattr(run, held)
             if same_batch and past.key(other, *besides) == run.key(other, *besides):
                 alike[kind][past.devices] = speed.median
+                if record.detail and kind == WEAK:
+                    apart[past.devices] = Apart(run=past, machine=record.hardware, step=record.detail)
     for kind, speeds in alike.items():
         if speeds:
             points = [Point(devices=count, rate=found) for count, found in sorted(speeds.items())]
             (made,) = kept().learnt.predict(points, [Point(devices=run.devices, rate=0.0)], kind)
-            return Forecast(rate=made.rate, low=made.low, high=made.high, devices=points[-1].devices)
+            made, limit = apart[max(apart)].within(made) if apart and kind == WEAK else (made, "")
+            return Forecast(rate=made.rate, low=made.low, high=made.high, devices=points[-1].devices, limit=limit)
     return None
 
 

@@ -91,6 +91,10 @@ class Breakdown:
     """What an independent step and the wait for the others are of a whole step: the median over `pairs`."""
     efficiency_spread: float | None = None
     pairs: int | None = None
+    pipeline_seconds: float | None = None
+    """In which every worker's input pipeline makes a batch, while nothing is trained."""
+    issue_seconds: float | None = None
+    """CPU time of a worker's main thread until a step is issued."""
 
 
 @value
@@ -137,9 +141,39 @@ class Forecast:
     high: float
     devices: int
     """The most devices that it was made from."""
+    limit: str = ""
+    """The part of a step that allows least (`poc.predict.limits`); empty where none was taken apart."""
 
     def __str__(self) -> str:
-        return f"{self.rate:.0f} samples/s (90%: {self.low:.0f} to {self.high:.0f}), from {self.devices} before"
+        limited = f", limited by the {self.limit}" if self.limit else ""
+        between = f"(90%: {self.low:.0f} to {self.high:.0f})"
+        return f"{self.rate:.0f} samples/s {between}, from {self.devices} before{limited}"
+
+
+@value
+class Option:
+    """So many devices of a machine, and what they would take: the middle, the least and the most of each."""
+
+    devices: int
+    batch: int
+    learning_rate: float
+    rate: tuple[float, float, float]
+    """Samples/s."""
+    limit: str
+    """As in `Forecast`."""
+    epochs: tuple[float, float, float]
+    """To the accuracy of the recipe's first setting."""
+    hours: tuple[float, float, float]
+    dollars: tuple[float, float, float] | None
+    """None where no price is known."""
+
+
+@value
+class Advice:
+    """What `poc advise` said of a recipe on a machine, which need not be the one that it was asked on."""
+
+    machine: str
+    options: tuple[Option, ...]
 
 
 @value
@@ -168,6 +202,8 @@ class Record(Told):
     """Why its engine, where the plan chose it."""
     predicted: Forecast | None = None
     """What was expected of it, from runs on fewer devices before it."""
+    advice: Advice | None = None
+    """Of a run that looked at the gradient's noise for it."""
     price_per_hour: float | None = None
     """Dollars."""
     workers: tuple[Worker, ...] = ()

@@ -54,6 +54,7 @@ BEHIND = (
             scaling.both_speedups,
             prediction.tested,
             prediction.beforehand,
+            prediction.advised,
             prediction.here,
             exchanges.section,
             exchanges.steps,

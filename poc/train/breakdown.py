@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
+from typing import Callable
 
 from poc.data import Batch
 from poc.engines import Session
@@ -18,6 +19,8 @@ from poc.run import Run
 
 ROUNDS = 7
 _STEPS_A_WINDOW = 4
+_BATCHES_ALONE = 32
+_SECONDS_ALONE = 2.0
 
 
 def steps_of(rounds: int) -> int:
@@ -25,8 +28,12 @@ def steps_of(rounds: int) -> int:
     return rounds * 2 * _STEPS_A_WINDOW
 
 
-def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -> Breakdown:
+def measure(
+    session: Session, batches: Iterator[Batch], run: Run, rounds: int, alone: Callable[[int], Iterator[Batch]]
+) -> Breakdown:
     """Takes a step apart by windows that take turns, after which the replicas no longer agree.
+
+    `alone(n)` makes n of this worker's batches anew, and nothing ahead.
 
     The first of the `rounds` is warm-up. Bus bandwidth is n bytes x 2 (devices - 1) / devices / t, as NCCL's tests
     define it.
@@ -34,7 +41,7 @@ def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -
     several = run.exchanges and not isinstance(run.exchange, Independent)
     sums_right = session.exchange_is_right() if several else None
     _, *kept = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
-    whole, independent, barrier, exchange, data = map(statistics.median, zip(*kept))
+    whole, independent, barrier, exchange, data, issuing = map(statistics.median, zip(*kept))
     efficiencies = [(alone + waiting) / together for together, alone, waiting, *_ in kept]
     moved = session.gradient_bytes * 2 * (run.devices - 1) / run.devices
     return Breakdown(
@@ -50,34 +57,51 @@ def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -
         sums_right=sums_right,
         synchronisation_seconds=barrier if run.workers > 1 else None,
         data_seconds=data,
+        pipeline_seconds=_pipeline(session, alone),
+        issue_seconds=issuing,
     )
+
+
+def _pipeline(session: Session, alone: Callable[[int], Iterator[Batch]]) -> float:
+    """Seconds in which all workers make a batch each while nothing is trained; the first one is warm-up."""
+    made = alone(_BATCHES_ALONE)
+    next(made)
+    session.barrier()
+    count, start = 0, time.monotonic()
+    for _ in made:
+        count += 1
+        if time.monotonic() - start > _SECONDS_ALONE:
+            break
+    return (time.monotonic() - start) / count
 
 
 def _round(session: Session, batches: Iterator[Batch], rate: float) -> list[float]:
     """Seconds a step, each over a window.
 
-    With the exchange; without it; waiting for the other workers after that; the exchange alone; waiting for data.
+    With the exchange; without it; waiting for the other workers after that; the exchange alone; waiting for data; the
+    CPU time in which the main thread issues a step.
     """
-    whole, waited = _steps(session, batches, rate, exchange=True)
-    independent, _ = _steps(session, batches, rate, exchange=False)
+    whole, waited, issuing = _steps(session, batches, rate, exchange=True)
+    independent, *_ = _steps(session, batches, rate, exchange=False)
     start = time.monotonic()
     session.barrier()
     arrived = time.monotonic()
     for _ in range(_STEPS_A_WINDOW):
         session.exchange()
     session.drain()
-    seconds = (whole, independent, arrived - start, time.monotonic() - arrived, waited)
+    seconds = (whole, independent, arrived - start, time.monotonic() - arrived, waited, issuing)
     return [part / _STEPS_A_WINDOW for part in seconds]
 
 
-def _steps(session: Session, batches: Iterator[Batch], rate: float, *, exchange: bool) -> tuple[float, float]:
-    """Seconds of a window of steps, and those of them spent waiting for data."""
+def _steps(session: Session, batches: Iterator[Batch], rate: float, *, exchange: bool) -> tuple[float, float, float]:
+    """Seconds of a window of steps, those of waiting for data, and this thread's CPU time until it drains."""
     session.barrier()
-    start, waited = time.monotonic(), 0.0
+    start, waited, issuing = time.monotonic(), 0.0, time.thread_time()
     for _ in range(_STEPS_A_WINDOW):
         asked = time.monotonic()
         batch = next(batches)
         waited += time.monotonic() - asked
         session.step(batch, rate, exchange=exchange)
+    issuing = time.thread_time() - issuing
     session.drain()
-    return time.monotonic() - start, waited
+    return time.monotonic() - start, waited, issuing

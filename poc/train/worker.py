@@ -78,17 +78,18 @@ class Worker:
             session = self._session = self._open(dataset)
         self._tell("ready", {"dataset": dataset.name, "parameters": session.parameters})
         share = {"worker": self._number, "workers": run.workers}
-        stream = data.training_batches(
+        stream = functools.partial(
+            data.training_batches,
             dataset,
             run.data,
             total_batch=run.total_batch,
             seed=run.seed,
-            first_step=self._first_step,
-            steps=run.steps - self._first_step + breakdown.steps_of(request["detail"]),
             **share,
             # A CPU's cores belong to the training, which one thread can feed.
             alone=run.kind == "cpu",
         )
+        steps = run.steps - self._first_step + breakdown.steps_of(request["detail"])
+        wanted = stream(first_step=self._first_step, steps=steps)
         loop = Loop(
             run,
             session,
@@ -101,7 +102,7 @@ class Worker:
         )
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they take.
-        ahead = data.prefetch(stream, depth=run.window)
+        ahead = data.prefetch(wanted, depth=run.window)
         with ahead as made, data.prefetch(made if run.virtual else map(session.placed, made), depth=2) as batches:
             end = self._end(*loop.train(batches))
             end["exchanged"] = session.exchange_stats() or None
@@ -110,7 +111,10 @@ class Worker:
                 with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands
                     end["peak_flops"] = session.peak_flops()
                 if request["detail"]:
-                    end["detail"] = to_plain(breakdown.measure(session, batches, run, request["detail"]))
+                    detail = breakdown.measure(
+                        session, batches, run, request["detail"], lambda count: stream(steps=count)
+                    )
+                    end["detail"] = to_plain(detail)
         return end
 
     def _open(self, dataset: data.Dataset) -> Session:

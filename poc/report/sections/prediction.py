@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import statistics
+
 from poc import predict
 from poc.predict import trial
 from poc.predict.quantiles import Prediction
 from poc.predict.series import Point
-from poc.records.record import Forecast
-from poc.report import compare
-from poc.report.page import Results, Section
+from poc.records.record import COMPLETED, Forecast, Record
+from poc.report import chart, compare
+from poc.report.page import Picture, Results, Section
 from poc.report.sections.scaling import scalings
 from poc.report.tables import markdown, network_label, rounded
+from poc.run import NO_MATTER_FOR_SPEED
+
+_ADVISED_BESIDES = (
+    *("devices", "workers", "virtual", "exchange", "cores_per_worker", "batch_per_device", "total_batch", "straggler"),
+    *("gradient_noise", *NO_MATTER_FOR_SPEED),
+)
+"""In which what was advised may differ from the short run that looked at the noise."""
 
 
 def tested(results: Results) -> Section:
@@ -53,6 +62,82 @@ def beforehand(results: Results) -> Section:
         f"its record keeps both. One line a take; {inside} of {len(lines)} lie inside."
     )
     return Section("Predicted before it was measured", (about, markdown(lines)))
+
+
+def advised(results: Results) -> Section:
+    """What `poc advise` said of each number of devices, beside what was measured there later or before."""
+    lines, pictures = [], []
+    for record in results.records:
+        if not record.advice:
+            continue
+        own = record.run.key(*_ADVISED_BESIDES)
+        there = [
+            (row, taken)
+            for row, taken in zip(results.rows, results.records)
+            if row.samples_per_second
+            and not taken.run.virtual
+            and taken.infrastructure == record.advice.machine
+            and taken.run.key(*_ADVISED_BESIDES) == own
+        ]
+        for option in record.advice.options:
+            came = [one for one in there if (one[0].devices, one[0].total_batch) == (option.devices, option.batch)]
+            speeds = [row.samples_per_second or 0.0 for row, _ in came]
+            hours = [option.epochs[0] * seconds / 3600 for _, taken in came if (seconds := _epoch_seconds(taken))]
+            lines.append(
+                {
+                    "machine": results.bold(record.advice.machine),
+                    "network": network_label(record.run.model),
+                    "devices": f"{option.devices} x {option.batch // option.devices:,}",
+                    "rate": f"{option.learning_rate:.3g}",
+                    "samples/s said (90%)": _said(option.rate),
+                    "limited by": option.limit,
+                    "samples/s came": rounded(statistics.median(speeds)) if speeds else "",
+                    "hours said (90%)": _said(option.hours),
+                    "hours came": rounded(statistics.median(hours)) if hours else "",
+                }
+            )
+        if all(option.dollars for option in record.advice.options):
+            pictures = [_time_against_dollars(record)]
+    about = (
+        "What `poc advise` said before anything was spent, and the medians of what was measured in that setting on "
+        "that machine: hours of training alone, for as many epochs as were advised."
+    )
+    return Section("Advised, and what came", (about, markdown(lines), *pictures) if lines else ())
+
+
+def _epoch_seconds(record: Record) -> float | None:
+    """Of training alone; None where no whole epoch was trained."""
+    if not record.run.whole_epochs or record.outcome != COMPLETED:
+        return None
+    return sum(window.seconds for window in record.windows) / record.run.epochs
+
+
+def _said(three: tuple[float, float, float]) -> str:
+    middle, low, high = map(rounded, three)
+    return f"{middle} ({low}-{high})"
+
+
+def _time_against_dollars(record: Record) -> Picture:
+    """Of the options of a record's advice, whose prices are known."""
+    assert record.advice
+    points = tuple(
+        chart.Point(x=option.dollars[0], y=option.hours[0], low=option.hours[1], high=option.hours[2])
+        for option in record.advice.options
+        if option.dollars
+    )
+    counts = ", ".join(str(option.devices) for option in record.advice.options)
+    figure = chart.lines(
+        [chart.Line(label=record.advice.machine, points=points)],
+        title=f"{network_label(record.run.model)} on {record.advice.machine}: {counts} devices",
+        xlabel="dollars",
+        ylabel="hours",
+        log="xy",
+    )
+    caption = (
+        f"Advised: hours (90%) against dollars of training {network_label(record.run.model)} on {counts} devices of "
+        f"{record.advice.machine} (from above) to the accuracy of the recipe's own batch."
+    )
+    return Picture("advice", caption, figure)
 
 
 def here(results: Results) -> Section:

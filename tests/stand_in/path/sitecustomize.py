@@ -30,6 +30,12 @@ def _mxnet(mx: Any) -> None:
     mx.kv.create = lambda name="local": create("device" if name == "nccl" else name)
 
 
+def _amp(amp: Any) -> None:
+    """MXNet's CPU has no product of float16 matrices: what a card casts stays float32, and is scaled all the same."""
+    init = amp.init
+    amp.init = lambda dtype: None if dtype == "float16" else init(dtype)
+
+
 def _torch(torch: Any) -> None:
     if "POC_CARD" in os.environ:
         from tests.stand_in import card
@@ -55,7 +61,12 @@ def _session(session: Any) -> None:
     session.Session.evaluate = lambda self, batches: evaluate(self, itertools.islice(batches, 1))
 
 
-_CHANGES: dict[str, Callable[[Any], None]] = {"mxnet": _mxnet, "torch": _torch, "poc.engines.session": _session}
+_CHANGES: dict[str, Callable[[Any], None]] = {
+    "mxnet": _mxnet,
+    "mxnet.contrib.amp": _amp,
+    "torch": _torch,
+    "poc.engines.session": _session,
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder):
