@@ -86,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
         add("--only", action="append", metavar="ID", help="only the run whose id (see plan) starts so; may be repeated")
     to_show("run", metavar="ID", help="how its id starts (see plan); @MACHINE after it where several have it")
     to_compare("runs", nargs=2, metavar="ID", help="as for show")
-    to_advise("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting")
+    to_advise(
+        "recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting that can run here"
+    )
     to_advise("--steps", type=int, metavar="N", default=advice.STEPS, help="of that run (default: %(default)s)")
     _add_options_of_run(to_run)
     for add in (to_run, to_advise):
@@ -208,7 +210,8 @@ def _listed(versions: Mapping[str, str]) -> str:
 def _advise(options: argparse.Namespace) -> int:
     whole("--steps", options.steps, least=20)
     path = _recipe_path(options.recipe)
-    advised_on, machine = recipe.load(path), hardware.detect()
+    machine = hardware.detect()
+    advised_on = advice.first_setting(recipe.load(path), machine)
     options.study, options.prices = studies.load([]), prices.load({})
     known = options.prices
     elsewhere = options.machine and advice.published_speed(advised_on, options.machine, known)

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from poc import studies
+from poc.machine.hardware import Hardware
+from poc.plan import plan
 from poc.predict.limits import Apart
 from poc.predict.quantiles import Learnt, Prediction
 from poc.predict.series import Point
@@ -60,6 +62,17 @@ class Choice:
     samples: float
     """Times the fewest that any batch needs."""
     learning_rate: float
+
+
+def first_setting(recipe: Recipe, machine: Hardware) -> Recipe:
+    """Of `recipe` what is advised on: the first setting that `machine` can do, on its GPUs where it has any."""
+    settings = []
+    for setting in recipe.settings():
+        alone = ("exchange", "virtual", "gradient_noise") if setting.devices == 1 else ()
+        settings.append(Recipe(**{name: held for name, held in vars(setting).items() if name not in alone}))
+    able = [setting for setting in settings if not plan("", setting, machine)[0].skip]
+    on_gpus = [setting for setting in able if setting.kind == "gpu"]
+    return [*on_gpus, *able, *settings][0]
 
 
 def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,7 +25,7 @@ from poc.records.record import Record
 from poc.records.timing import Window
 from tests.builders import recipe_file
 from tests.hosts import DEADLINE_SECONDS, Host, drive, driven, switch
-from tests.launch import eventually
+from tests.launch import eventually, start
 
 _RESNET: dict[str, Any] = {
     "model": "cifar_resnet20_v2",
@@ -37,6 +35,7 @@ _RESNET: dict[str, Any] = {
     "epochs": 100,
     "evaluate": False,
 }
+# Longer than it is looked at.
 _JOINED = {**_RESNET, "devices": 2, "workers": 2, "cores_per_worker": 1, "window": 3}
 _EXCHANGES = {
     "dist_sync": {"exchange": "dist_sync"},
@@ -45,7 +44,7 @@ _EXCHANGES = {
 }
 # A cluster is silent while its turn is over: shorter than any of its deadlines.
 _TURN_SECONDS = 7.0
-_TURNS = 20
+_TURNS = 16
 _START_SECONDS = 40.0
 _PATIENT = {"RAY_health_check_period_ms": "60000", "RAY_health_check_timeout_ms": "60000"}
 
@@ -79,21 +78,17 @@ def joined(folder: Path, fields: dict[str, Any]) -> list[float]:
     once, and each stands still while it is the other's turn, with all that belongs to it, Ray's processes too.
     """
     folder.mkdir()
-    seconds = _START_SECONDS + 2 * _TURN_SECONDS * (_TURNS + 2)
-    recipe = recipe_file(folder / "mine.py", **{**_JOINED, **fields, "seconds": seconds})
-    alone_words = ["-m", "poc", "run", recipe, "--results", folder / "alone", "--checkpoints", folder / "kept"]
+    recipe = recipe_file(folder / "mine.py", **{**_JOINED, **fields})
     with switch(folder / "wired") as wired:
         first, second = (wired.host(str(core)) for core in sorted(os.sched_getaffinity(0)))
         for host, head in ((first, ""), (second, first.address)):
             assert host.start_ray(head=head, label="pair", **_PATIENT).returncode == 0
-        with (
-            drive(first, recipe, folder) as driver,
-            subprocess.Popen(list(map(str, [sys.executable, *alone_words]))) as alone,
-        ):
+        with drive(first, recipe, folder) as driver, start(recipe, folder / "alone", cwd=folder) as alone:
 
             def over_two(number: signal.Signals) -> None:
                 first.send(number)
                 second.send(number)
+                driver.send_signal(number)  # nsenter, which stops with what it started
 
             def on_one(number: signal.Signals) -> None:
                 for process in [psutil.Process(alone.pid), *psutil.Process(alone.pid).children(recursive=True)]:
@@ -108,16 +103,23 @@ def joined(folder: Path, fields: dict[str, Any]) -> list[float]:
                 stopped(signal.SIGSTOP)
                 goes_on(signal.SIGCONT)
             on_one(signal.SIGCONT)
-            assert not driver.wait(DEADLINE_SECONDS)
-            assert not alone.wait(DEADLINE_SECONDS)
-    turns = [_turns(*journal.read(journal.paths(folder / name))) for name in ("results", "alone")]
+            alone.send_signal(signal.SIGINT)
+            for process in first.processes("poc run"):
+                process.send_signal(signal.SIGINT)
+            for process in (driver, alone):
+                process.communicate(timeout=DEADLINE_SECONDS)
+    places = [folder / "results", folder / "alone" / "results"]
+    turns = [_turns(next(filter(_trained, journal.read(journal.paths(place))))) for place in places]
     assert [len(each) for each in turns] == [_TURNS, _TURNS]
     return [over_two / on_one for over_two, on_one in zip(*turns)]
 
 
+def _trained(record: Record) -> bool:
+    return bool(record.windows)  # one node alone skips what two do
+
+
 def _turns(record: Record) -> list[float]:
     """Samples/s in each turn of a run but the first and the last: of what lies between two times of standing still."""
-    assert record.windows, record.in_words()
     found: list[list[Window]] = [[]]
     for before, window in itertools.pairwise(record.windows):
         if window.start + window.seconds - before.start - before.seconds > _TURN_SECONDS:
@@ -128,6 +130,7 @@ def _turns(record: Record) -> list[float]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
     with tempfile.TemporaryDirectory() as name:
         together, apart = side_by_side(Path(name))
         print(f"two kinds: {together:.1f} s by one command, {apart:.1f} s one after the other: {together / apart:.2f}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from poc import CIFAR10, Recipe, engines
+from poc import CIFAR10, Recipe, advice, engines
 from poc.__main__ import main
 from poc.engines import builds
 from poc.machine import hardware, nvml
@@ -96,6 +96,19 @@ def test_rows_of_the_cpu_wait_where_there_are_gpus_that_can_be_used(
     recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", engine="gluon")
     assert bool(plan("r", recipe, here, cpu_waits=True)[0].skip) == waits
     assert not plan("r", recipe, here)[0].skip
+
+
+@pytest.mark.parametrize(("machine", "wanted"), [("2 V100 and a display card", ("gpu", 2)), ("no driver", ("cpu", 1))])
+def test_advice_is_on_the_first_setting_that_can_run_on_gpus_where_there_are_any(
+    machine: str, wanted: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [{"kind": "cpu"}, {"kind": "gpu", "devices": 8}, {"kind": "gpu", "devices": 2, "exchange": "nccl"}]
+    recipe = Recipe(model="cifar_resnet8_v2", batch_per_device=[128, 64], lr=0.1, cases=cases)
+    (setting,) = advice.first_setting(recipe, stand(machine, monkeypatch)).settings()
+    assert (setting.kind, setting.devices, setting.batches) == (*wanted, [128])
+    # Two cards are measured beside one; two contexts of a CPU would tell nothing of two such machines.
+    assert [probe.devices for probe in advice.speed_probes(recipe)] == [1]
+    assert len(advice.speed_probes(advice.first_setting(recipe, stand(machine, monkeypatch)))) == setting.devices
 
 
 def test_norms_of_scaled_gradients_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

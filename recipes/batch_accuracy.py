@@ -1,0 +1,23 @@
+"""What a larger total batch costs in accuracy, twelve epochs of CIFAR-10: two small networks, one with each engine.
+
+The rate grows with the batch. `poc advise batch_accuracy` says beforehand, from short runs, up to which batch that
+goes well; results/scaling.md puts beside it what came.
+Cost: not measured yet; `poc plan batch_accuracy` estimates it.
+    ./run_all.sh batch_accuracy
+"""
+
+from poc import CIFAR10, Linear, Recipe
+
+recipe = Recipe(
+    model="cifar_resnet8_v2",
+    kind=["cpu", "gpu"],
+    data=CIFAR10(crop=32, pad=4, jitter=False),
+    batch_per_device=[128, 256, 512, 1024],
+    lr=Linear(base=0.05, per=128),
+    epochs=12,
+    cases=[
+        dict(engine="pytorch", layout="auto", data=CIFAR10(crop=28, pad=0, jitter=False)),
+        dict(model="cifar_lenet", engine="gluon", lr=Linear(base=0.02, per=128)),
+    ],
+    quick=dict(model="cifar_lenet", cases=[{}], batch_per_device=64, steps=12, window=4, evaluate=False),
+)
