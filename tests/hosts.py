@@ -63,11 +63,9 @@ class Host:
 
     def start_ray(self, *, head: str = "", label: str = "", **others: str | None) -> subprocess.CompletedProcess[str]:
         """Makes it a node of the cluster whose head is at that address; without, the head of a new one."""
-        alone = ["--head", f"--port={PORT}", "--include-dashboard=false", "--no-monitor"]
-        where = [f"--address={head}:{PORT}"] if head else alone
+        where = [f"--address={head}:{PORT}"] if head else ["--head", f"--port={PORT}", "--include-dashboard=false"]
         where += [f"--labels=infrastructure={label}"] if label else []
-        # Nobody reads what Ray's workers print, or adds machines by itself: without monitors of both there are two
-        # processes less.
+        # Nobody reads what Ray's workers print; without a monitor of it a node is a process less.
         sizes = ["--object-store-memory=80000000", f"--num-cpus={len(self.cores.split(','))}"]
         sizes += ["--include-log-monitor=false"]
         words = [RAY, "start", *where, f"--node-ip-address={self.address}", "--disable-usage-stats", *sizes]
