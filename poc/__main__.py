@@ -423,7 +423,7 @@ def _write_report(options: argparse.Namespace) -> None:
 
     folder, page = _results(options), (options.results or HOME) / "results.md"
     records = journal.read(journal.paths(folder))
-    report.write(records, options.study, page=page, folder=folder, prices=options.prices)
+    report.write(records, options.study, page=page, folder=folder, prices=options.prices, cache=cache())
     print(f"Written: {page}", file=sys.stderr)
 
 

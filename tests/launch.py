@@ -30,7 +30,7 @@ HOME = Path(__file__).resolve().parent.parent
 DEADLINE_SECONDS = 600.0
 HELD_AT = 45
 """Before this step a run of the reference engine waits for the blow that a test gives it."""
-_FOLDER = tempfile.mkdtemp(prefix="tests-")  # matplotlib's list of fonts, made once
+_FOLDER = tempfile.mkdtemp(prefix="tests-")  # what takes seconds and is always the same: made once
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 
@@ -60,12 +60,12 @@ def _heed_signals() -> None:
 
 
 def start(recipe: Path, folder: Path, **how: Any) -> subprocess.Popen[str]:
-    """`poc run` on `recipe`, with its cache, results and checkpoints in `folder`; `how`: of Popen, whose
-    `environment` is added to this process's own, or taken out of it by None."""
+    """`poc run` on `recipe`, with its results and checkpoints in `folder`; `how`: of Popen, whose `environment` is
+    added to this process's own, or taken out of it by None."""
     command = [*how.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc", "run", str(recipe)]
     command += ["--results", str(folder / "results"), "--checkpoints", str(folder / "checkpoints")]
     command += ["--infrastructure", "here"]
-    places = {"POC_CACHE": str(folder / "cache"), "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FOLDER}
+    places = {"POC_CACHE": f"{_FOLDER}/cache", "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FOLDER}
     variables = {**os.environ, **places, **how.pop("environment", {})}
     environment = {name: value for name, value in variables.items() if value is not None}
     how = {"cwd": folder, "preexec_fn": _heed_signals, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **how}

@@ -233,6 +233,7 @@ def test_without_the_token_nobody_starts_joins_or_is_answered(nodes: Nodes, seco
     assert "ray get-auth-token --generate" in said.splitlines()[-1]
     stranger = nodes.wired.host("0")
     for environment in ({"RAY_AUTH_TOKEN": "f" * 64}, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": None}):
+        environment["RAY_NUM_REDIS_GET_RETRIES"] = "2"  # Ray asks twenty times, a second apart
         said = driven(nodes.head, recipe, tmp_path, status=2, **environment)
         assert "no cluster to be had at" in said.splitlines()[-1]
         assert stranger.start_ray(head=nodes.head.address, label="pair", **environment).returncode != 0

@@ -340,9 +340,9 @@ def test_an_image_s_scores_are_the_mean_over_its_views(engine: str) -> None:
     corners = [around[:, :, at : at + size, at : at + size] for at in (0, 1, 2)]
     views = [np.ascontiguousarray(one) for corner in corners for one in (corner, corner[:, :, :, ::-1])]
     placed = [session._on_devices(data.Batch(view, batch.labels)) for view in views]
+    scored = session.evaluate([batch])  # first: an engine may have another network for that, which gets its weights now
     scores = np.mean([_numpy(session._scores(images)).astype(float) for [(images, _)] in placed], axis=0)
     labels = batch.labels.astype(int)
-    scored = session.evaluate([batch])
     losses = np.logaddexp.reduce(scores, axis=1) - scores[np.arange(70), labels]
     assert scored.loss == pytest.approx(losses.mean(), rel=1e-4)
     assert scored.correct == (scores.argmax(axis=1) == labels).sum()

@@ -190,6 +190,16 @@ def test_two_thousand_rows_fit_and_open_at_once(browser: Any, tmp_path: Path) ->
     assert path.read_text() == explorer.page(many, records[::-1])
 
 
+def test_the_scripts_of_others_are_taken_out_of_the_cache(tmp_path: Path) -> None:
+    make, cache = explorer._libraries.__wrapped__, tmp_path / "cache"
+    made = make(cache)
+    (kept,) = cache.iterdir()
+    assert kept.read_text() == made
+    kept.write_text("kept")
+    assert make(cache) == "kept"
+    assert make(kept) == made  # no folder: it is only slower
+
+
 def test_a_long_run_has_few_points_and_no_rows_are_no_failure() -> None:
     course = explorer._course(record_of(epoch_seconds=[4.0] * 5000))
     assert len(course["windows"]) <= explorer.MOST_WINDOWS + 1

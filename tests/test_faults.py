@@ -207,6 +207,7 @@ def test_nothing_is_written_but_to_the_cache_and_the_results(tmp_path: Path) -> 
     for name in ("home", "temporary"):
         (tmp_path / name).mkdir()
     places = {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
+    places["POC_CACHE"] = str(tmp_path / "cache")
     unset = dict.fromkeys(("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR"))
     before, recipe = checkout(), recipe_file(tmp_path / "mine.py", epochs=1)
     finish(recipe, tmp_path, environment={**places, **unset})

@@ -17,7 +17,7 @@ LOCAL = "local"
 """As an address: a cluster of this machine alone, which ends with the command."""
 LABEL = "infrastructure"
 """A node's label of that name is what results call such a machine: `ray start --labels=infrastructure=p3.8xlarge`."""
-_ANSWER_SECONDS = 10.0
+_ANSWER_SECONDS = 20.0
 _START_SECONDS = 60.0
 _NOBODY_MAY = (
     "RAY_AUTH_TOKEN: there is no token, and without one nothing starts: make one with .venv/bin/ray get-auth-token "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -74,6 +75,7 @@ def unsupported(builds: Sequence[Build], gpu: GPU, driver: str) -> str | None:
     return None if None in reasons else "; ".join(filter(None, reasons)) or "there is no build for GPUs"
 
 
+@functools.cache  # a plan asks for every run and card
 def shared_library(name: str) -> Path | None:
     """Where the dynamic loader, or CUDA's usual folders, have the shared library `name`; None for nowhere."""
     folders = [

@@ -70,9 +70,16 @@ BEHIND = (
 
 
 def write(
-    records: Sequence[Record], published: Sequence[Study], *, page: Path, folder: Path, prices: Prices | None = None
+    records: Sequence[Record],
+    published: Sequence[Study],
+    *,
+    page: Path,
+    folder: Path,
+    prices: Prices | None = None,
+    cache: Path | None = None,
 ) -> None:
-    """Writes `page`, and in `folder` the pages behind it, rows.csv, explorer.html and figures/.
+    """Writes `page`, and in `folder` the pages behind it, rows.csv, explorer.html and figures/. What is slow to
+    make and always the same is kept in the folder `cache`.
 
     Links are relative to their page. The same records give the same bytes, in whatever order they come. Each file is
     replaced at once or not at all.
@@ -84,7 +91,7 @@ def write(
     shown = tuple(rows.shown(records))
     results = Results(rows=tuple(table), records=shown, studies=tuple(published), here=here)
     _replace(folder / "rows.csv", to_csv([*table, *rows.predicted(table, shown)]))
-    _replace(folder / "explorer.html", explorer.page(table, records))
+    _replace(folder / "explorer.html", explorer.page(table, records, cache))
     behind = {folder / f"{made.name}.md": made for made in BEHIND}
     links = [
         *(f"- [{made.title}]({_link(path, page)})" for path, made in behind.items()),

@@ -8,10 +8,13 @@ Shift and the mouse alone: a wheel or a finger scrolls the page.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import gzip
 import json
 import math
+import os
+import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -37,10 +40,11 @@ _TITLES = {"infrastructure": "machine", "framework": "engine"}
 _KINDS = {"Count": "number", "Measure": "number", "str": "text", "bool": "flag"}
 
 
-def page(rows: Sequence[Row], records: Sequence[Record]) -> str:
+def page(rows: Sequence[Row], records: Sequence[Record], cache: Path | None = None) -> str:
     """The text of explorer.html: all `rows`, and of `records` what a row does not hold.
 
-    A row finds its record by machine, id and start. The same records give the same text.
+    A row finds its record by machine, id and start. The same records give the same text. The scripts of others in it
+    are kept in the folder `cache`, where one is given.
     """
     filled = [name for name in COLUMNS if any(getattr(row, name) not in (None, "") for row in rows)]
     names = sorted(filled, key=lambda name: SHOWN.index(name) if name in SHOWN else len(SHOWN))
@@ -54,7 +58,7 @@ def page(rows: Sequence[Row], records: Sequence[Record]) -> str:
     }
     # Nothing that a user wrote stands in the page's own text: base64 holds no "<".
     text = _own("html").replace("SCRIPT", _own("js"))
-    return text.replace("LIBRARIES", _libraries()).replace("DATA", _packed(data))
+    return text.replace("LIBRARIES", _libraries(cache)).replace("DATA", _packed(data))
 
 
 def _own(ending: str) -> str:
@@ -62,11 +66,24 @@ def _own(ending: str) -> str:
 
 
 @functools.cache  # vl_convert takes two seconds to put its scripts together
-def _libraries() -> str:
+def _libraries(cache: Path | None) -> str:
+    versions = "-".join(metadata.version(name) for name in ("itables", "vl-convert-python"))
+    kept = cache / f"explorer-{versions}.txt" if cache else None
+    with contextlib.suppress(OSError):
+        if kept:
+            return kept.read_text(encoding="ascii")
     bundle = metadata.distribution("itables").locate_file("itables/html/dt_bundle.js")
     table, style = (Path(str(bundle)).with_suffix(end).read_text(encoding="utf-8") for end in (".js", ".css"))
     chart = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed")
-    return _packed({"table": table, "style": style, "chart": chart})
+    packed = _packed({"table": table, "style": style, "chart": chart})
+    if kept:
+        with contextlib.suppress(OSError):  # without room for it the next page takes as long
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=kept.parent, encoding="ascii") as file:
+                file.write(packed)
+                file.flush()
+                os.link(file.name, kept)  # whole, or not at all
+    return packed
 
 
 def _packed(data: dict[str, Any]) -> str:

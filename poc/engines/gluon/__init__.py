@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
@@ -129,6 +130,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     return None
 
 
+@functools.cache  # it reads the whole library, and a plan asks for every run
 def _horovod_has_nccl() -> bool:
     spec = importlib.util.find_spec("horovod")
     folders = spec.submodule_search_locations if spec else None

@@ -85,8 +85,9 @@ class GluonSession(Session):
             self._load_parameters(state)  # each worker's own, where it has just been given the first one's
             self._exchange.load_state(state)
 
-    def _build(self) -> Any:
-        """The network on all contexts, initialised and compiled."""
+    def _build(self, *, evaluates: bool = False) -> Any:
+        """The network on all contexts, initialised and compiled; one that only `evaluates` has neither gradients nor
+        values of its own."""
         run = self._run
         mx.random.seed(run.seed)
         np.random.seed(run.seed)
@@ -94,6 +95,9 @@ class GluonSession(Session):
         # output, as those after a projecting unit's first norm do.
         fused = run.kind == "cpu" and run.dtype == "float32" and can_fuse()
         net = build(networks.network(run.model), run.data.classes, fused=fused)
+        if evaluates:
+            net.collect_params().setattr("grad_req", "null")
+            net.collect_params().setattr("init", mx.init.Zero())
         # He's normal initialisation, as the study had it: Gaussian with variance 2 / fan-in.
         net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2), ctx=self._contexts)
         if run.zero_gamma:
@@ -108,7 +112,7 @@ class GluonSession(Session):
     @functools.cached_property
     def _evaluating(self) -> Any:
         """The network again: outside of training oneDNN brings weights into a layout that views cannot have."""
-        return self._build()
+        return self._build(evaluates=True)
 
     def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[Any]:
         if self._run.virtual:
