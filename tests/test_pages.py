@@ -110,7 +110,8 @@ def trained(batch: int, *, scale: float, slower: float = 1.0, **changes: Any) ->
     run = {**TWELVE, "devices": 2, "virtual": True, "batch_per_device": batch // 2, "total_batch": batch}
     run.update(learning_rate=0.05 * slower * (1 + scale / 128) / (1 + scale / batch), gradient_noise=10)
     each = 0.07 / slower / (1 + batch / scale) * (1 + 128 / scale)
-    looks = [{"step": step, "small": 1 + scale / (batch // 2), "large": 1 + scale / batch} for step in range(0, 120, 10)]
+    norms = {"small": 1 + scale / (batch // 2), "large": 1 + scale / batch}
+    looks = [{"step": step, **norms} for step in range(0, 120, 10)]
     curve = [0.1 + each * epoch for epoch in range(1, 13)]
     return record_of(
         run=run, epoch_seconds=[4.0] * 12, accuracies=curve, norms=looks, run_id=f"{batch}-{slower}", **changes
@@ -128,7 +129,7 @@ def test_curves_that_follow_the_noise_scale_are_as_foretold(tmp_path: Path) -> N
     assert [line["measured / foretold"] for line in lines] == ["", "1.00", "1.00"]
     given, sought = cells(page, "Rates that the noise scale foretells")[:2]
     assert (given["best (accuracy)"], given["best / foretold"]) == ("given", "")
-    assert (sought["tried"], sought["best / foretold"]) == ("0.296063, 0.592126", "1.00")
+    assert (sought["tried"], sought["best / foretold"]) == ("0.296063 to 0.592126 (2)", "1.00")
     fits = [line for line in cells(page, "The noise scale beside published ones") if line["who"] == "here"]
     assert [line["noise scale (90%)"] for line in fits] == ["1,000 (1,000 to 1,000)"] * 2
     assert all(abs(int(line["batch that fits"].replace(",", "")) - 1000) < 10 for line in fits)

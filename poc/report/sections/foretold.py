@@ -16,6 +16,8 @@ from poc.values import value
 
 _STEP = 20
 """Accuracies are compared at whole twentieths."""
+_LOWER = 0.1
+"""What the second accuracy at which a noise scale is fitted lies below the first."""
 MCCANDLISH = "https://arxiv.org/abs/1812.06162"
 SHALLUE = "https://arxiv.org/abs/1811.03600"
 READ_IN = {
@@ -25,16 +27,17 @@ READ_IN = {
     "literature.d/LIT-058.md",
 }
 """Transcriptions in which the papers' numbers were read; the papers themselves were not at hand."""
+_OVER_ALL = {"who": "Shallue et al. 2018", "network": "35 workloads", "optimizer": "SGD, three kinds"}
 PUBLISHED = (
     {
         "who": "McCandlish et al. 2018",
-        "of": "CIFAR-10, Table 1",
+        "network": "on CIFAR-10 (Table 1)",
         "over": "mean of a run",
         "noise scale (90%)": "2,000",
         "batch that fits": "900",
     },
-    {"who": "Shallue et al. 2018", "of": "35 workloads", "over": "halving ends", "batch that fits": "16 to 8,192"},
-    {"who": "Shallue et al. 2018", "of": "35 workloads", "over": "all gain ends", "batch that fits": "about 512 to 65,536"},
+    {**_OVER_ALL, "over": "halving ends", "batch that fits": "16 to 8,192"},
+    {**_OVER_ALL, "over": "all gain ends", "batch that fits": "about 512 to 65,536"},
 )
 
 
@@ -84,7 +87,7 @@ def epochs(results: Results) -> Section:
                 factors.append(needed / fewest / times)
             lines.append(
                 {
-                    "network": _label(series),
+                    "network": network_label(series.run.model),
                     "optimizer": series.run.optimizer.label,
                     "accuracy": f"{series.common:.2f}",
                     "total batch": f"{batch:,}",
@@ -139,13 +142,14 @@ def beside_published(results: Results) -> Section:
     """The noise scale and the one that fits the epochs, beside what two papers printed."""
     lines = []
     for series in _series(results):
-        for accuracy in (series.common - 2 / _STEP, series.common):
+        for accuracy in (series.common - _LOWER, series.common):
             known = series.noise(accuracy)
             fits = noise.fitted({batch: needed for batch, (needed, _) in series.fastest(accuracy).items()})
             lines.append(
                 {
                     "who": "here",
-                    "of": f"{_label(series)}, {series.run.optimizer.label}",
+                    "network": network_label(series.run.model),
+                    "optimizer": series.run.optimizer.label,
                     "over": f"to {accuracy:.2f}",
                     "noise scale (90%)": f"{rounded(known[0], 2)} ({known[1]})" if known else "not measured",
                     "batch that fits": rounded(fits, 2) or "none",
@@ -156,10 +160,10 @@ def beside_published(results: Results) -> Section:
     about = (
         "The batch that fits is the N with which 1 + B/N is nearest to the epochs measured: the critical batch size of "
         f"[McCandlish et al.]({MCCANDLISH}), who found the noise scale to be of its order of magnitude. "
-        f"[Shallue et al.]({SHALLUE}) give the batches at which doubling no longer halves the steps, and saves none, "
-        "over all that they trained; their ResNet-8 on CIFAR-10 is drawn, and no number of it was found. The numbers of "
-        f"both were read in transcriptions ([first]({READ_IN[MCCANDLISH]}), [second]({READ_IN[SHALLUE]})), not in the "
-        "papers."
+        f"[Shallue et al.]({SHALLUE}) give the batches from which doubling no longer halves the steps, or saves none, "
+        "over all that they trained; of their ResNet-8 on CIFAR-10, which they draw, no number was found. What both "
+        f"printed was read in transcriptions ([first]({READ_IN[MCCANDLISH]}), [second]({READ_IN[SHALLUE]})), not in "
+        "the papers."
     )
     return Section(
         "The noise scale beside published ones",
@@ -178,29 +182,30 @@ def _rates(
     for batch, pairs in others:
         accuracy, best = max(pairs)
         rate = start * noise.rate_at(batch, scale, sized_by_gradient=sized_by_gradient) / at_first
-        sought = len({one for _, one in pairs}) > 1
+        sought = sorted({one for _, one in pairs})
         lines.append(
             {
                 "rates of": label,
                 "total batch": f"{batch:,}",
-                "tried": ", ".join(f"{one:g}" for one in sorted({one for _, one in pairs})),
-                "best (accuracy)": f"{best:g} ({accuracy:.3f})" if sought else "given",
+                "tried": f"{sought[0]:g} to {sought[-1]:g} ({len(sought)})" if len(sought) > 1 else f"{best:g}",
+                "best (accuracy)": f"{best:g} ({accuracy:.3f})" if len(sought) > 1 else "given",
                 "from": f"{start:g} at {first:,}",
                 "foretold": f"{rate:.2g}",
-                "best / foretold": f"{best / rate:.2f}" if sought else "",
+                "best / foretold": f"{best / rate:.2f}" if len(sought) > 1 else "",
             }
         )
     return lines
 
 
 def _series(results: Results) -> Sequence[_Series]:
-    """All series of three total batches or more."""
+    """All series of three total batches or more, at each of which something was learned."""
     trained = [record for record in results.records if _fits(record)]
     found = []
     for runs in grouped(trained, lambda one: (one.run.model, one.run.epochs, way(one.run))).values():
         by_batch = dict(sorted(grouped(runs, lambda one: one.run.total_batch).items()))
-        if len(by_batch) > 2:
-            found.append(_Series(run=runs[0].run, by_batch=by_batch))
+        made = _Series(run=runs[0].run, by_batch=by_batch)
+        if len(by_batch) > 2 and made.common - _LOWER > _guess(made.run):
+            found.append(made)
     return found
 
 
@@ -221,7 +226,7 @@ def _epochs_to(record: Record, accuracy: float) -> float | None:
     """Epochs until an accuracy, on a straight line between evaluations, the first from a guess; None if it is not
     reached.
     """
-    before, known = 0.0, 1 / networks.NETWORKS[record.run.model].classes
+    before, known = 0.0, _guess(record.run)
     for seen in record.evaluations:
         if seen.accuracy >= accuracy:
             return before + (seen.epoch - before) * (accuracy - known) / (seen.accuracy - known)
@@ -229,5 +234,5 @@ def _epochs_to(record: Record, accuracy: float) -> float | None:
     return None
 
 
-def _label(series: _Series) -> str:
-    return network_label(series.run.model)
+def _guess(run: Run) -> float:
+    return 1 / networks.NETWORKS[run.model].classes
