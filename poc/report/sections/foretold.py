@@ -51,21 +51,21 @@ class _Series:
     @property
     def common(self) -> float:
         """The highest whole twentieth of accuracy that some run at every batch reaches."""
-        best = (max(seen.accuracy for record in runs for seen in record.evaluations) for runs in self.by_batch.values())
+        best = [max(seen.accuracy for one in runs for seen in one.evaluations) for runs in self.by_batch.values()]
         return int(min(best) * _STEP + 1e-9) / _STEP
 
     def fastest(self, accuracy: float) -> dict[int, tuple[float, Record]]:
         """By total batch the fewest epochs to an accuracy, and the run that needed them."""
         found = {}
         for batch, runs in self.by_batch.items():
-            reached = [(epochs, record) for record in runs if (epochs := _epochs_to(record, accuracy)) is not None]
+            reached = [(needed, record) for record in runs if (needed := _epochs_to(record, accuracy)) is not None]
             found[batch] = min(reached, key=lambda one: one[0])
         return found
 
     def noise(self, accuracy: float) -> tuple[float, str] | None:
         """The noise scale up to an accuracy, at the smallest batch that looked at it, and its interval in words."""
-        for epochs, record in self.fastest(accuracy).values():
-            share = epochs / record.run.epochs
+        for needed, record in self.fastest(accuracy).values():
+            share = needed / record.run.epochs
             found = record.noise(0, share)
             if found and found.scale is not None:
                 low, high = record.noise_interval(0, share) or (None, None)
@@ -101,11 +101,12 @@ def epochs(results: Results) -> Section:
         if factors:
             errors.append(f"{series.run.optimizer.label} {min(factors):.2f} to {max(factors):.2f}")
     about = (
-        "Epochs to the highest whole twentieth of accuracy that every total batch of a series reaches, at the fastest "
-        "rate tried there, on a straight line between evaluations; foretold: 1 + B/N over the same at the smallest "
-        "batch, N the noise scale up to that accuracy at the smallest batch that looked at it. A series is one way of "
-        "training at three total batches or more, mostly one run each; precision and machine may differ. Where rates "
-        "decay they do so over the same epochs at every batch, which brings the batches nearer to each other. "
+        "Epochs to the highest whole twentieth of accuracy that every total batch of a series reaches, at the "
+        "fastest rate tried there, on a straight line between evaluations; foretold: 1 + B/N over the same at the "
+        "smallest batch, N the noise scale up to that accuracy at the smallest batch that looked at it. A series is "
+        "one way of training at three total batches or more, mostly one run each; precision and machine may differ. "
+        "Where rates decay they do so over the same epochs at every batch, which brings the batches nearer to each "
+        "other. "
         f"Measured over foretold: {'; '.join(errors) or 'nothing to compare'}."
     )
     return Section("Epochs that the noise scale foretells", (about, markdown(lines)))
@@ -130,10 +131,10 @@ def rates(results: Results) -> Section:
             pairs = {batch: [(row.accuracy, row.learning_rate) for row in rows] for batch, rows in of_batch}
             lines += _rates(f"{label}, published", pairs, known[0]) if pairs else []
     about = (
-        "The rate of the most accurate run at each total batch, and what 1 / (1 + N/B) gives from that of the smallest "
-        "batch (its root for Muon, whose updates are not sized by the gradient). Where one rate was tried it was "
-        "given, not sought, and says nothing of the formula. Published: the main study's rates at any division of a "
-        "batch, with this machine's N."
+        "The rate of the most accurate run at each total batch, and what 1 / (1 + N/B) gives from that of the "
+        "smallest batch (its root for Muon, whose updates are not sized by the gradient). Where one rate was tried it "
+        "was given, not sought, and says nothing of the formula. Published: the main study's rates at any division of "
+        "a batch, with this project's N."
     )
     return Section("Rates that the noise scale foretells", (about, markdown(lines)))
 
@@ -158,12 +159,12 @@ def beside_published(results: Results) -> Section:
     if not lines:
         return Section("The noise scale beside published ones", ())
     about = (
-        "The batch that fits is the N with which 1 + B/N is nearest to the epochs measured: the critical batch size of "
-        f"[McCandlish et al.]({MCCANDLISH}), who found the noise scale to be of its order of magnitude. "
-        f"[Shallue et al.]({SHALLUE}) give the batches from which doubling no longer halves the steps, or saves none, "
-        "over all that they trained; of their ResNet-8 on CIFAR-10, which they draw, no number was found. What both "
-        f"printed was read in transcriptions ([first]({READ_IN[MCCANDLISH]}), [second]({READ_IN[SHALLUE]})), not in "
-        "the papers."
+        "The batch that fits is the N with which 1 + B/N is nearest to the epochs measured: the critical batch size "
+        f"of [McCandlish et al.]({MCCANDLISH}), who found the noise scale to be of its order of magnitude. "
+        f"[Shallue et al.]({SHALLUE}) give the batches from which doubling no longer halves the steps, or saves "
+        "none, over all that they trained; of their ResNet-8 on CIFAR-10, which they draw, no number was found. What "
+        f"both printed was read in transcriptions ([first]({READ_IN[MCCANDLISH]}), [second]({READ_IN[SHALLUE]})), "
+        "not in the papers."
     )
     return Section(
         "The noise scale beside published ones",
