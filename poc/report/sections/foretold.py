@@ -160,7 +160,8 @@ def beside_published(results: Results) -> Section:
         return Section("The noise scale beside published ones", ())
     about = (
         "The batch that fits is the N with which 1 + B/N is nearest to the epochs measured: the critical batch size "
-        f"of [McCandlish et al.]({MCCANDLISH}), who found the noise scale to be of its order of magnitude. "
+        f"of [McCandlish et al.]({MCCANDLISH}), who found the noise scale to be of its order of magnitude, to losses "
+        "in training where this is accuracy on the test set. "
         f"[Shallue et al.]({SHALLUE}) give the batches from which doubling no longer halves the steps, or saves "
         "none, over all that they trained; of their ResNet-8 on CIFAR-10, which they draw, no number was found. What "
         f"both printed was read in transcriptions ([first]({READ_IN[MCCANDLISH]}), [second]({READ_IN[SHALLUE]})), "
