@@ -141,6 +141,9 @@ def test_without_a_look_at_the_noise_nothing_is_foretold(tmp_path: Path) -> None
     lines = cells(page, "Epochs that the noise scale foretells")
     assert {line["foretold"] for line in lines} == {"noise not measured"}
     assert "Rates that the noise scale foretells" not in page
+    # Where one batch learned nothing there is no accuracy to compare at.
+    lost = replace(blind[2], evaluations=tuple(replace(seen, accuracy=0.1) for seen in blind[2].evaluations))
+    assert "noise scale foretells" not in written(tmp_path, [*blind[:2], lost])["learning_rate.md"]
     # Two batches show no bend.
     assert "noise scale foretells" not in written(tmp_path, blind[:2])["learning_rate.md"]
 

@@ -12,6 +12,7 @@ from poc.report.page import MAIN_EPOCHS, MAIN_NETWORK, Results, Section
 from poc.report.sections.rates import way
 from poc.report.tables import markdown, network_label, rounded
 from poc.run import Run
+from poc.studies.row import Row
 from poc.values import value
 
 _STEP = 20
@@ -125,16 +126,15 @@ def rates(results: Results) -> Section:
         }
         lines += _rates(label, tried, known[0], sized_by_gradient=series.run.optimizer.sized_by_gradient)
         if (series.run.model, series.run.epochs, division(series.run)) == (MAIN_NETWORK, MAIN_EPOCHS, CLOSED):
-            printed = [taken.row for taken in results.published(lambda row: row.accuracy and row.learning_rate)]
-            chosen = [row for row in printed if (row.network, row.epochs) == (MAIN_NETWORK, MAIN_EPOCHS)]
-            of_batch = sorted(grouped(chosen, lambda row: row.total_batch).items())
+            printed = [taken.row for taken in results.published(_printed)]
+            of_batch = sorted(grouped(printed, lambda row: row.total_batch).items())
             pairs = {batch: [(row.accuracy, row.learning_rate) for row in rows] for batch, rows in of_batch}
             lines += _rates(f"{label}, published", pairs, known[0]) if pairs else []
     about = (
         "The rate of the most accurate run at each total batch, and what 1 / (1 + N/B) gives from that of the "
-        "smallest batch (its root for Muon, whose updates are not sized by the gradient). Where one rate was tried it "
-        "was given, not sought, and says nothing of the formula. Published: the main study's rates at any division of "
-        "a batch, with this project's N."
+        "smallest batch (its root for Muon, whose updates are not sized by the gradient). Where one rate was tried "
+        "it was given, not sought, and says nothing of the formula. Published: the main study's rates at any "
+        "division of a batch, with this project's N."
     )
     return Section("Rates that the noise scale foretells", (about, markdown(lines)))
 
@@ -197,6 +197,11 @@ def _rates(
             }
         )
     return lines
+
+
+def _printed(row: Row) -> bool:
+    known = None not in (row.accuracy, row.learning_rate, row.total_batch)
+    return known and (row.network, row.epochs) == (MAIN_NETWORK, MAIN_EPOCHS)
 
 
 def _series(results: Results) -> Sequence[_Series]:
