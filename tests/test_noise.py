@@ -51,6 +51,16 @@ def test_the_interval_of_the_scale_holds_what_a_quadratic_has() -> None:
     assert noise.interval(silent, small_batch=8, large_batch=64) == (float("inf"), None)
 
 
+def test_the_scale_that_fits_is_the_one_that_made_the_epochs() -> None:
+    batches = [128, 512, 2048, 8192]
+    for scale in (60.0, 1000.0, 30_000.0):
+        found = noise.fitted({batch: 3.7 * noise.epochs_at(batch, scale) for batch in batches})
+        assert found == pytest.approx(scale, rel=0.01)
+    # As many samples at every batch: no batch is too large; twice the samples at twice the batch: all are.
+    assert noise.fitted(dict.fromkeys(batches, 5.0)) is None
+    assert noise.fitted({batch: float(batch) for batch in batches}) is None
+
+
 def test_without_signal_there_is_no_scale() -> None:
     estimate = noise.estimate([Norms(step=0, small=4.0, large=0.5)], small_batch=1, large_batch=4)
     assert estimate.signal < 0

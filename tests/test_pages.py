@@ -105,6 +105,49 @@ def test_the_rates_of_each_division_and_what_a_larger_batch_loses(pages: dict[st
     assert best["4,096", "published"] == ("0.4", "0.611 (-0.206)")
 
 
+def trained(batch: int, *, scale: float, slower: float = 1.0, **changes: Any) -> Record:
+    """Twelve epochs whose accuracy grows evenly, by the formula of the noise scale, which its norms have too."""
+    run = {**TWELVE, "devices": 2, "virtual": True, "batch_per_device": batch // 2, "total_batch": batch}
+    run.update(learning_rate=0.05 * slower * (1 + scale / 128) / (1 + scale / batch), gradient_noise=10)
+    each = 0.07 / slower / (1 + batch / scale) * (1 + 128 / scale)
+    norms = {"small": 1 + scale / (batch // 2), "large": 1 + scale / batch}
+    looks = [{"step": step, **norms} for step in range(0, 120, 10)]
+    curve = [0.1 + each * epoch for epoch in range(1, 13)]
+    return record_of(
+        run=run, epoch_seconds=[4.0] * 12, accuracies=curve, norms=looks, run_id=f"{batch}-{slower}", **changes
+    )
+
+
+def test_curves_that_follow_the_noise_scale_are_as_foretold(tmp_path: Path) -> None:
+    made = [trained(batch, scale=1000.0) for batch in (128, 512, 2048)]
+    page = written(tmp_path, [*made, trained(2048, scale=1000.0, slower=2.0)])["learning_rate.md"]
+    lines = cells(page, "Epochs that the noise scale foretells")
+    assert [line["total batch"] for line in lines] == ["128", "512", "2,048"]
+    # 0.1 + 12 x 0.07 x 1.128 / 3.048 = 0.41 at the largest batch.
+    assert [line["accuracy"] for line in lines] == ["0.40"] * 3
+    assert [line["foretold"] for line in lines] == [line["of the first"] for line in lines] == ["1.00", "1.34", "2.70"]
+    assert [line["measured / foretold"] for line in lines] == ["", "1.00", "1.00"]
+    given, sought = cells(page, "Rates that the noise scale foretells")[:2]
+    assert (given["best (accuracy)"], given["best / foretold"]) == ("given", "")
+    assert (sought["tried"], sought["best / foretold"]) == ("0.296063 to 0.592126 (2)", "1.00")
+    fits = [line for line in cells(page, "The noise scale beside published ones") if line["who"] == "here"]
+    assert [line["noise scale (90%)"] for line in fits] == ["1,000 (1,000 to 1,000)"] * 2
+    assert all(abs(int(line["batch that fits"].replace(",", "")) - 1000) < 10 for line in fits)
+
+
+def test_without_a_look_at_the_noise_nothing_is_foretold(tmp_path: Path) -> None:
+    blind = [replace(trained(batch, scale=1000.0), norms=()) for batch in (128, 512, 2048)]
+    page = written(tmp_path, blind)["learning_rate.md"]
+    lines = cells(page, "Epochs that the noise scale foretells")
+    assert {line["foretold"] for line in lines} == {"noise not measured"}
+    assert "Rates that the noise scale foretells" not in page
+    # Where one batch learned nothing there is no accuracy to compare at.
+    lost = replace(blind[2], evaluations=tuple(replace(seen, accuracy=0.1) for seen in blind[2].evaluations))
+    assert "noise scale foretells" not in written(tmp_path, [*blind[:2], lost])["learning_rate.md"]
+    # Two batches show no bend.
+    assert "noise scale foretells" not in written(tmp_path, blind[:2])["learning_rate.md"]
+
+
 def test_scaling_is_told_with_its_efficiency(pages: dict[str, str]) -> None:
     lines = cells(pages["results.md"], "How it scales")
     # Of two exchanges the one that recipes name first: 1,280 samples in 4 s against 8 s.

@@ -6,9 +6,10 @@ steps, beyond it more samples a step pay less and less. Pure arithmetic.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from poc.values import value
 
@@ -71,6 +72,33 @@ def interval(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> t
     scales.sort()
     low, high = scales[RESAMPLED // 20], scales[-RESAMPLED // 20]
     return low, high if high < float("inf") else None
+
+
+def epochs_at(batch: float, scale: float) -> float:
+    """Epochs at a total batch, over the fewest of any batch (their equation 2.11, at a fixed batch)."""
+    return 1 + batch / scale
+
+
+def rate_at(batch: float, scale: float, *, sized_by_gradient: bool = True) -> float:
+    """The best learning rate at a total batch, over that of an endless one (their equation 2.6).
+
+    Its root where a larger gradient makes no larger update: they found powers from 0.5 to 1 for Adam and RMSProp.
+    """
+    return float((1 + scale / batch) ** (-1.0 if sized_by_gradient else -0.5))
+
+
+def fitted(epochs: Mapping[int, float]) -> float | None:
+    """The noise scale whose `epochs_at` is nearest to epochs by total batch; None where none from 1 to 2^20 is.
+
+    Their critical batch size: least squares of logarithms, the fewest epochs free (their appendix A.3).
+    """
+
+    def unlike(scale: float) -> float:
+        return statistics.pvariance(math.log(found / epochs_at(batch, scale)) for batch, found in epochs.items())
+
+    scales = [2 ** (step / 64) for step in range(20 * 64 + 1)]
+    best = min(scales, key=unlike)
+    return best if scales[0] < best < scales[-1] else None
 
 
 RESAMPLED = 1000

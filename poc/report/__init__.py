@@ -14,6 +14,7 @@ from poc.report.sections import (
     cost,
     exchanges,
     findings,
+    foretold,
     learning,
     machines,
     method,
@@ -45,7 +46,17 @@ MAIN = Page(
 )
 BEHIND = (
     Page(
-        "learning_rate", "Learning rate", (learning.every_training, learning.search, learning.published, learning.noise)
+        "learning_rate",
+        "Learning rate",
+        (
+            learning.every_training,
+            learning.search,
+            learning.published,
+            learning.noise,
+            foretold.epochs,
+            foretold.rates,
+            foretold.beside_published,
+        ),
     ),
     Page(
         "scaling",

@@ -1,0 +1,245 @@
+"""What the gradient noise scale foretells of epochs and rates, beside what runs and others' printed numbers say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from poc.recipe import CIFAR10, networks
+from poc.records import noise
+from poc.records.record import COMPLETED, Record
+from poc.report.measurements import CLOSED, division, grouped
+from poc.report.page import MAIN_EPOCHS, MAIN_NETWORK, Results, Section
+from poc.report.sections.rates import way
+from poc.report.tables import markdown, network_label, rounded
+from poc.run import Run
+from poc.studies.row import Row
+from poc.values import value
+
+_STEP = 20
+"""Accuracies are compared at whole twentieths."""
+_LOWER = 0.1
+"""What the second accuracy at which a noise scale is fitted lies below the first."""
+MCCANDLISH = "https://arxiv.org/abs/1812.06162"
+SHALLUE = "https://arxiv.org/abs/1811.03600"
+READ_IN = {
+    MCCANDLISH: "https://github.com/dmarx/nucleation/blob/66ecda0a84114412974250aef6d53788c8bd48d6/record/notes.d/"
+    "NOTE-293.md",
+    SHALLUE: "https://github.com/dmarx/anthology-of-the-sota/blob/0b1bcb13b13a37f631fad43934baadc65cd46744/record/"
+    "literature.d/LIT-058.md",
+}
+"""Transcriptions in which the papers' numbers were read; the papers themselves were not at hand."""
+_OVER_ALL = {"who": "Shallue et al. 2018", "network": "35 workloads", "optimizer": "SGD, three kinds"}
+PUBLISHED = (
+    {
+        "who": "McCandlish et al. 2018",
+        "network": "on CIFAR-10 (Table 1)",
+        "over": "mean of a run",
+        "noise scale (90%)": "2,000",
+        "batch that fits": "900",
+    },
+    {**_OVER_ALL, "over": "halving ends", "batch that fits": "16 to 8,192"},
+    {**_OVER_ALL, "over": "all gain ends", "batch that fits": "about 512 to 65,536"},
+)
+
+
+@value
+class _Series:
+    """Runs that differ only in total batch, devices and rate (and in precision and machine), by total batch."""
+
+    run: Run
+    by_batch: dict[int, list[Record]]
+
+    @property
+    def common(self) -> float:
+        """The highest whole twentieth of accuracy that some run at every batch reaches."""
+        best = [max(seen.accuracy for one in runs for seen in one.evaluations) for runs in self.by_batch.values()]
+        return int(min(best) * _STEP + 1e-9) / _STEP
+
+    def fastest(self, accuracy: float) -> dict[int, tuple[float, Record]]:
+        """By total batch the fewest epochs to an accuracy, and the run that needed them."""
+        found = {}
+        for batch, runs in self.by_batch.items():
+            reached = [(needed, record) for record in runs if (needed := _epochs_to(record, accuracy)) is not None]
+            found[batch] = min(reached, key=lambda one: one[0])
+        return found
+
+    def noise(self, accuracy: float) -> tuple[float, str] | None:
+        """The noise scale up to an accuracy, at the smallest batch that looked at it, and its interval in words."""
+        for needed, record in self.fastest(accuracy).values():
+            share = needed / record.run.epochs
+            found = record.noise(0, share)
+            if found and found.scale is not None:
+                low, high = record.noise_interval(0, share) or (None, None)
+                return found.scale, f"{rounded(low, 2)} to {rounded(high, 2) or 'no end seen'}"
+        return None
+
+
+def epochs(results: Results) -> Section:
+    """The epochs that each total batch needed to one accuracy, beside what the noise scale foretells."""
+    lines, errors = [], []
+    for series in _series(results):
+        fastest = series.fastest(series.common)
+        known = series.noise(series.common)
+        first, (fewest, _) = next(iter(fastest.items()))
+        factors = []
+        for batch, (needed, record) in fastest.items():
+            times = noise.epochs_at(batch, known[0]) / noise.epochs_at(first, known[0]) if known else None
+            if times and batch != first:
+                factors.append(needed / fewest / times)
+            lines.append(
+                {
+                    "network": network_label(series.run.model),
+                    "optimizer": series.run.optimizer.label,
+                    "accuracy": f"{series.common:.2f}",
+                    "total batch": f"{batch:,}",
+                    "rate": f"{record.run.learning_rate:g}",
+                    "epochs": f"{needed:.1f}",
+                    "of the first": f"{needed / fewest:.2f}",
+                    "foretold": f"{times:.2f}" if times else "noise not measured",
+                    "measured / foretold": f"{factors[-1]:.2f}" if times and batch != first else "",
+                }
+            )
+        if factors:
+            errors.append(f"{series.run.optimizer.label} {min(factors):.2f} to {max(factors):.2f}")
+    about = (
+        "Epochs to the highest whole twentieth of accuracy that every total batch of a series reaches, at the "
+        "fastest rate tried there, on a straight line between evaluations; foretold: 1 + B/N over the same at the "
+        "smallest batch, N the noise scale up to that accuracy at the smallest batch that looked at it. A series is "
+        "one way of training at three total batches or more, mostly one run each; precision and machine may differ. "
+        "Where rates decay they do so over the same epochs at every batch, which brings the batches nearer to each "
+        "other. "
+        f"Measured over foretold: {'; '.join(errors) or 'nothing to compare'}."
+    )
+    return Section("Epochs that the noise scale foretells", (about, markdown(lines)))
+
+
+def rates(results: Results) -> Section:
+    """The best learning rate at each total batch, beside what the noise scale foretells of it."""
+    lines = []
+    for series in _series(results):
+        known, label = series.noise(series.common), series.run.optimizer.label
+        if not known:
+            continue
+        tried = {
+            batch: [(record.evaluations[-1].accuracy, record.run.learning_rate) for record in runs]
+            for batch, runs in series.by_batch.items()
+        }
+        lines += _rates(label, tried, known[0], sized_by_gradient=series.run.optimizer.sized_by_gradient)
+        if (series.run.model, series.run.epochs, division(series.run)) == (MAIN_NETWORK, MAIN_EPOCHS, CLOSED):
+            printed = [taken.row for taken in results.published(_printed)]
+            of_batch = sorted(grouped(printed, lambda row: row.total_batch).items())
+            pairs = {batch: [(row.accuracy, row.learning_rate) for row in rows] for batch, rows in of_batch}
+            lines += _rates(f"{label}, published", pairs, known[0]) if pairs else []
+    about = (
+        "The rate of the most accurate run at each total batch, and what 1 / (1 + N/B) gives from that of the "
+        "smallest batch (its root for Muon, whose updates are not sized by the gradient). Where one rate was tried "
+        "it was given, not sought, and says nothing of the formula. Published: the main study's rates at any "
+        "division of a batch, with this project's N."
+    )
+    return Section("Rates that the noise scale foretells", (about, markdown(lines)))
+
+
+def beside_published(results: Results) -> Section:
+    """The noise scale and the one that fits the epochs, beside what two papers printed."""
+    lines = []
+    for series in _series(results):
+        for accuracy in (series.common - _LOWER, series.common):
+            known = series.noise(accuracy)
+            fits = noise.fitted({batch: needed for batch, (needed, _) in series.fastest(accuracy).items()})
+            lines.append(
+                {
+                    "who": "here",
+                    "network": network_label(series.run.model),
+                    "optimizer": series.run.optimizer.label,
+                    "over": f"to {accuracy:.2f}",
+                    "noise scale (90%)": f"{rounded(known[0], 2)} ({known[1]})" if known else "not measured",
+                    "batch that fits": rounded(fits, 2) or "none",
+                }
+            )
+    if not lines:
+        return Section("The noise scale beside published ones", ())
+    about = (
+        "The batch that fits is the N with which 1 + B/N is nearest to the epochs measured: the critical batch size "
+        f"of [McCandlish et al.]({MCCANDLISH}), who found the noise scale to be of its order of magnitude, to losses "
+        "in training where this is accuracy on the test set. "
+        f"[Shallue et al.]({SHALLUE}) give the batches from which doubling no longer halves the steps, or saves "
+        "none, over all that they trained; of their ResNet-8 on CIFAR-10, which they draw, no number was found. What "
+        f"both printed was read in transcriptions ([first]({READ_IN[MCCANDLISH]}), [second]({READ_IN[SHALLUE]})), "
+        "not in the papers."
+    )
+    return Section(
+        "The noise scale beside published ones",
+        (about, markdown([*lines, *({**dict.fromkeys(lines[0], ""), **line} for line in PUBLISHED)])),
+    )
+
+
+def _rates(
+    label: str, tried: dict[int, list[tuple[float, float]]], scale: float, *, sized_by_gradient: bool = True
+) -> list[dict[str, str]]:
+    """Lines of a series, from accuracy and rate of all runs at each total batch."""
+    (first, found), *others = tried.items()
+    _, start = max(found)
+    at_first = noise.rate_at(first, scale, sized_by_gradient=sized_by_gradient)
+    lines = []
+    for batch, pairs in others:
+        accuracy, best = max(pairs)
+        rate = start * noise.rate_at(batch, scale, sized_by_gradient=sized_by_gradient) / at_first
+        sought = sorted({one for _, one in pairs})
+        lines.append(
+            {
+                "rates of": label,
+                "total batch": f"{batch:,}",
+                "tried": f"{sought[0]:g} to {sought[-1]:g} ({len(sought)})" if len(sought) > 1 else f"{best:g}",
+                "best (accuracy)": f"{best:g} ({accuracy:.3f})" if len(sought) > 1 else "given",
+                "from": f"{start:g} at {first:,}",
+                "foretold": f"{rate:.2g}",
+                "best / foretold": f"{best / rate:.2f}" if len(sought) > 1 else "",
+            }
+        )
+    return lines
+
+
+def _printed(row: Row) -> bool:
+    known = None not in (row.accuracy, row.learning_rate, row.total_batch)
+    return known and (row.network, row.epochs) == (MAIN_NETWORK, MAIN_EPOCHS)
+
+
+def _series(results: Results) -> Sequence[_Series]:
+    """All series of three total batches or more, at each of which something was learned."""
+    trained = [record for record in results.records if _fits(record)]
+    found = []
+    for runs in grouped(trained, lambda one: (one.run.model, one.run.epochs, way(one.run))).values():
+        by_batch = dict(sorted(grouped(runs, lambda one: one.run.total_batch).items()))
+        made = _Series(run=runs[0].run, by_batch=by_batch)
+        if len(by_batch) > 2 and made.common - _LOWER > _guess(made.run):
+            found.append(made)
+    return found
+
+
+def _fits(record: Record) -> bool:
+    run = record.run
+    return (
+        record.outcome == COMPLETED
+        and bool(record.evaluations)
+        and isinstance(run.data, CIFAR10)
+        and run.whole_epochs
+        and not run.quick
+        and not run.searches
+        and not (run.exchanges and run.exchange.name != "device")
+    )
+
+
+def _epochs_to(record: Record, accuracy: float) -> float | None:
+    """Epochs until an accuracy, on a straight line between evaluations, the first from a guess; None if it is not
+    reached.
+    """
+    before, known = 0.0, _guess(record.run)
+    for seen in record.evaluations:
+        if seen.accuracy >= accuracy:
+            return before + (seen.epoch - before) * (accuracy - known) / (seen.accuracy - known)
+        before, known = seen.epoch, seen.accuracy
+    return None
+
+
+def _guess(run: Run) -> float:
+    return 1 / networks.NETWORKS[run.model].classes
