@@ -21,6 +21,7 @@ from poc.predict.limits import Apart
 from poc.predict.quantiles import Learnt, Prediction
 from poc.predict.series import Point
 from poc.recipe import EPOCHS, Linear, Recipe, networks
+from poc.records import noise
 from poc.records.record import COMPLETED, Option, Record
 from poc.records.timing import throughput
 from poc.studies.prices import Price, Prices
@@ -36,6 +37,9 @@ ROUNDS = 4
 DEVICES = (1, 2, 4, 8)
 UNLIKE = 1.25
 """What a published speed at another batch may be off by, in factors."""
+LATER = {True: 3.0, False: 15.0}
+"""Times the noise scale of a short run that the one which fits the epochs may be, with an optimizer whose updates are
+sized by the gradient, or not: what ResNet-50 had here (results/learning_rate.md), 2.4 to 2.8 and 9 to 15."""
 _NINE_TENTHS = 1.645  # standard deviations on either side of the mean hold 90% of a normal distribution
 
 
@@ -109,7 +113,7 @@ def advise(recipe: Recipe, scale: float) -> tuple[list[Choice], Choice]:
         Choice(
             batch=batch,
             steps=1 + scale / batch,
-            samples=1 + batch / scale,
+            samples=noise.epochs_at(batch, scale),
             learning_rate=_rate_at(recipe, batch, scale),
         )
         for batch in (2**exponent for exponent in range(max(0, nearest - 4), nearest + 5))
@@ -121,8 +125,8 @@ def _rate_at(recipe: Recipe, batch: int, scale: float) -> float:
     """The learning rate at a total batch, as `advise` says."""
     setting = recipe.settings()[0]
     at = setting.lr.per if isinstance(setting.lr, Linear) else setting.total_batch
-    power = 1.0 if setting.optimizer.sized_by_gradient else 0.5
-    return float(setting.lr.at(at) * ((1 + scale / at) / (1 + scale / batch)) ** power)
+    rates = [noise.rate_at(one, scale, sized_by_gradient=setting.optimizer.sized_by_gradient) for one in (batch, at)]
+    return float(setting.lr.at(at) * rates[0] / rates[1])
 
 
 def speed_probes(recipe: Recipe) -> list[Recipe]:
@@ -219,17 +223,18 @@ def options(
     """What each number of devices would take to the accuracy that the recipe's first setting reaches on its own batch.
 
     `scale` is the noise scale: its middle, least and most. Epochs at batch B are 1 + B/N over the same at the recipe's
-    batch times its epochs (McCandlish et al. 2018, equation 2.7), the rate as in `advise`, samples/s what published
-    series make of `speeds` (on one device, and on two where that is known) at a fixed batch per device, as far as this
-    machine's own steps allow it. A price is shared out by devices, where their number is known.
+    batch times its epochs (`noise.epochs_at`), N up to `LATER` times as large; the rate as in `advise`; samples/s what
+    published series make of `speeds` (on one device, and on two where that is known) at a fixed batch per device, as
+    far as this machine's own steps allow it. A price is shared out by devices, where their number is known.
     """
     setting = recipe.settings()[0]
+    scale = (*scale[:2], max(scale[2], LATER[setting.optimizer.sized_by_gradient] * scale[0]))
     each, epochs, own = setting.batches[-1], setting.epochs or EPOCHS, setting.total_batch
     made = []
     for count in devices:
         batch, (one, limit) = each * count, _at(speeds, count, learnt)
         rates = (one.rate, one.low, one.high)
-        needed = sorted(epochs * (1 + batch / noise) / (1 + own / noise) for noise in scale)
+        needed = sorted(epochs * noise.epochs_at(batch, one) / noise.epochs_at(own, one) for one in scale)
         several = (needed[1], needed[0], needed[2])
         hours = [
             passes * setting.data.train / per / 3600 for passes, per in zip(several, (rates[0], rates[2], rates[1]))
@@ -282,8 +287,9 @@ def answer(made: Sequence[Option]) -> str:
 
 ASSUMED = (
     "Assumed: the batch a device of the recipe's first setting, its rate right there, and its epochs enough there; "
-    "epochs and rates by the noise scale of a short run, which is lower than later ones; more devices as the "
-    "published series had them, of which beyond four times those measured nothing was tried. Evaluation is not in."
+    "epochs and rates by the noise scale of a short run, which is lower than later ones, so that epochs may be fewer; "
+    "more devices as the published series had them, of which beyond four times those measured nothing was tried. "
+    "Evaluation is not in."
 )
 
 
