@@ -273,17 +273,19 @@ def test_advice_is_put_beside_what_came() -> None:
     option.update(hours=(1.0, 0.5, 1.5), dollars=(3.0, 1.5, 4.5))
     advised = {"machine": "test machine", "options": [option]}
     asked = record_of(run={"devices": 8, "virtual": True, "gradient_noise": 2, "total_batch": 1024}, advice=advised)
-    came = record_of(
-        run={"devices": 2, "total_batch": 256, "workers": 2, "exchange": "dist_sync", "steps_per_epoch": 10}
-    )
-    records = [asked, came]
+    two = {"devices": 2, "total_batch": 256, "workers": 2, "exchange": "dist_sync", "steps_per_epoch": 10}
+    came = record_of(run=two)
+    # Nothing of what came there: parts of such devices, and another machine.
+    others = [record_of(run={**two, "cores_per_worker": 1}), record_of(run=two, infrastructure="another machine")]
+    others = [dataclasses.replace(other, windows=came.windows[:1]) for other in others]
+    records = [asked, came, *others]
     results = Results(
         rows=tuple(rows.collect(records, [], prices.load({}))), records=tuple(records), studies=(), here=""
     )
     _, table, picture = prediction.advised(results).blocks
     cells = [cell.strip() for cell in str(table).splitlines()[-1].strip("|").split("|")]
     assert cells[2:6] == ["2 x 128", "0.1", "190 (170-200)", "link"]
-    assert cells[-2:] == ["1 (0.5-1.5)", f"{26 / 3600:.3g}"]
+    assert cells[-3:] == ["640", "1 (0.5-1.5)", f"{26 / 3600:.3g}"]
     assert "dollars" in picture.caption
 
 

@@ -16,7 +16,7 @@ from poc.report.tables import markdown, network_label, rounded
 from poc.run import NO_MATTER_FOR_SPEED
 
 _ADVISED_BESIDES = (
-    *("devices", "workers", "virtual", "exchange", "cores_per_worker", "batch_per_device", "total_batch", "straggler"),
+    *("devices", "workers", "virtual", "exchange", "batch_per_device", "total_batch", "straggler"),
     *("gradient_noise", *NO_MATTER_FOR_SPEED),
 )
 """In which what was advised may differ from the short run that looked at the noise."""
