@@ -43,6 +43,8 @@ epochs at a batch that has 0.9 by the formula, 0.041 at one that has 0.75."""
 LATER = {True: 3.0, False: 15.0}
 """Times the noise scale of a short run that the one which fits the epochs may be, with an optimizer whose updates are
 sized by the gradient, or not: what ResNet-50 had here (results/learning_rate.md), 2.4 to 2.8 and 9 to 15."""
+_WHOLE = ("cores_per_worker", "epochs", "seconds", "target_accuracy")
+"""What a short run does not take over: of a whole one, or of a device that is part of a CPU."""
 _NINE_TENTHS = 1.645  # standard deviations on either side of the mean hold 90% of a normal distribution
 
 
@@ -73,11 +75,15 @@ class Choice:
 
 def first_setting(recipe: Recipe, machine: Hardware) -> Recipe:
     """Of `recipe` what is advised on: the first setting that `machine` can do, on its GPUs where it has any."""
-    settings = []
+    settings, able = [], []
     for setting in recipe.settings():
         alone = ("exchange", "virtual", "gradient_noise") if setting.devices == 1 else ()
-        settings.append(Recipe(**{name: held for name, held in vars(setting).items() if name not in alone}))
-    able = [setting for setting in settings if not plan("", setting, machine)[0].skip]
+        made = Recipe(**{name: held for name, held in vars(setting).items() if name not in alone})
+        planned = plan("", made, machine)[0]
+        # Virtual devices of a GPU are played by the CPU where there is none.
+        settings.append(dataclasses.replace(made, kind=planned.run.kind))
+        if not planned.skip:
+            able.append(settings[-1])
     on_gpus = [setting for setting in able if setting.kind == "gpu"]
     return [*on_gpus, *able, *settings][0]
 
@@ -85,7 +91,7 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Recipe:
 def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:
     """A short run of the first setting of `recipe`, on several devices, played in turn where there are fewer."""
     setting = recipe.settings()[0]
-    given = {name: held for name, held in vars(setting).items() if name not in ("cores_per_worker", "epochs")}
+    given = {name: held for name, held in vars(setting).items() if name not in _WHOLE}
     short = {
         "devices": 8,
         "virtual": True,
@@ -135,8 +141,7 @@ def _rate_at(recipe: Recipe, batch: int, scale: float) -> float:
 def speed_probes(recipe: Recipe) -> list[Recipe]:
     """Short runs of the first setting of `recipe` on one device, and of GPUs on two, for their speed."""
     setting = recipe.settings()[0]
-    left_out = ("cores_per_worker", "epochs", "seconds", "devices")
-    given = {name: held for name, held in vars(setting).items() if name not in left_out}
+    given = {name: held for name, held in vars(setting).items() if name not in (*_WHOLE, "devices")}
     short = {"workers": 1, "virtual": False, "straggler": 0.0, "exchange": "device"}
     length = {"steps": SPEED_STEPS, "window": 5, "seeds": 1, "takes": 1, "evaluate": False, "gradient_noise": None}
     given.update(batch_per_device=setting.batches[-1], **short, **length)

@@ -12,9 +12,11 @@ import pytest
 from poc import Fixed, Linear, Muon, Recipe, Synthetic, advice
 from poc.__main__ import main
 from poc.plan import plan
+from poc.recipe import load
 from poc.records import journal, noise
 from poc.records.noise import Norms
 from tests.builders import MACHINE, recipe_file
+from tests.launch import HOME
 
 
 @pytest.mark.parametrize(("small", "large"), [(8, 32), (64, 128), (1, 256)])
@@ -98,6 +100,13 @@ def test_a_recipe_s_probe_is_short_and_looks_at_the_noise() -> None:
     assert (run.devices, run.virtual, run.batch_per_device, run.steps) == (8, True, 64, 40)
     assert (run.gradient_noise, run.evaluate, skip) == (2, False, "")
     assert run.learning_rate == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("path", sorted((HOME / "recipes").glob("*.py")), ids=lambda path: path.stem)
+def test_every_recipe_can_be_advised_on(path: Path) -> None:
+    setting = advice.first_setting(load(path), MACHINE)
+    for short in (*advice.speed_probes(setting), advice.probe(setting)):
+        assert not plan("", short, MACHINE)[0].skip
 
 
 @pytest.mark.slow
