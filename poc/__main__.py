@@ -258,11 +258,13 @@ def _advise(options: argparse.Namespace) -> int:
 
 def _probed(planned: Planned, place: Place, file: Path) -> Record:
     """The record of a probe; of one for speed, taken apart, in the journal `file`: advice goes with the other."""
-    record, _ = execute(planned.run, place, detail=0 if planned.run.gradient_noise else advice.ROUNDS)
+    record, interrupted = execute(planned.run, place, detail=0 if planned.run.gradient_noise else advice.ROUNDS)
     if record.outcome in DONE:
         forget(planned.run, place)
-    if not planned.run.gradient_noise:
+    if interrupted or not planned.run.gradient_noise:
         journal.append(file, record)
+    if interrupted:
+        raise KeyboardInterrupt
     return record
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from poc import studies
+from poc import engines, studies
 from poc.machine.hardware import Hardware
 from poc.plan import plan
 from poc.predict.limits import Apart
@@ -276,7 +276,8 @@ def _at(speeds: Sequence[Speed], devices: int, learnt: Learnt) -> tuple[Predicti
         one = dataclasses.replace(said, low=low, high=high)
     if last.apart is None:
         return one, ""
-    within, limit = last.apart.within(one)
+    run = last.apart.run
+    within, limit = last.apart.within(one, engines.load(run.engine).workers(1, devices, False))
     return (within if devices > last.devices else one), limit
 
 

@@ -221,12 +221,16 @@ STEP: dict[str, Any] = dict(
     steps=24, whole_step_seconds=0.12, independent_step_seconds=0.11, data_seconds=0.01, exchange_seconds=0.02,
     exchange_bytes=4, bus_bytes_per_second=None, sums_right=True, synchronisation_seconds=None,
 )  # fmt: skip
+ONE_CARD = {"kind": "gpu", "devices": 1, "total_batch": 100}
 ON_TWO = {"devices": 2, "batch_per_device": 100, "total_batch": 200, "workers": 1}
 
 
 @pytest.mark.parametrize(
     ("run", "step", "on_two", "on_four", "limit"),
     [
+        # One process that had one card issues to two, and makes the batches of both, with the same threads.
+        (ONE_CARD, {"issue_seconds": 0.09}, 100 / 0.09, 100 / 0.09, "host"),
+        (ONE_CARD, {"pipeline_seconds": 0.08}, 1250, 1250, "input pipeline"),
         # A tenth of a second for 100 samples, whatever the devices.
         ({}, {}, 2000, 4000, "devices"),
         # All-reduce: 2 (n - 1) / n of the gradients; from two devices to four 1.5 times as long.
@@ -248,9 +252,10 @@ def test_what_limits_more_devices_is_told_by_a_step_taken_apart(
     record = record_of(run={**ON_TWO, **run}, detail={**STEP, **step}, hardware={**TEST_CPU, "cores": 32})
     assert record.detail
     apart = Apart(run=record.run, machine=record.hardware, step=record.detail)
-    assert min(apart.ceilings(2).values()) == pytest.approx(on_two)
-    assert min(apart.ceilings(4).values()) == pytest.approx(on_four)
-    within, found = apart.within(Prediction(devices=4, rate=5000.0, low=4000.0, high=6000.0))
+    four = 4 if record.run.workers == 2 else 1
+    assert min(apart.ceilings(2, record.run.workers).values()) == pytest.approx(on_two)
+    assert min(apart.ceilings(4, four).values()) == pytest.approx(on_four)
+    within, found = apart.within(Prediction(devices=4, rate=5000.0, low=4000.0, high=6000.0), four)
     assert found == limit
     if limit == "devices":  # they may be faster than when they were taken apart
         on_four = 5000.0

@@ -101,7 +101,7 @@ def forecast(run: Run, records: Iterable[Record]) -> Forecast | None:
         if speeds:
             points = [Point(devices=count, rate=found) for count, found in sorted(speeds.items())]
             (made,) = kept().learnt.predict(points, [Point(devices=run.devices, rate=0.0)], kind)
-            made, limit = apart[max(apart)].within(made) if apart and kind == WEAK else (made, "")
+            made, limit = apart[max(apart)].within(made, run.workers) if apart and kind == WEAK else (made, "")
             return Forecast(rate=made.rate, low=made.low, high=made.high, devices=points[-1].devices, limit=limit)
     return None
 

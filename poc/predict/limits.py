@@ -22,17 +22,16 @@ class Apart:
     machine: Hardware
     step: Breakdown
 
-    def ceilings(self, devices: int) -> dict[str, float]:
-        """Samples/s that each part allows on so many devices of one host, the same batch each, if it were all there is.
+    def ceilings(self, devices: int, workers: int) -> dict[str, float]:
+        """Samples/s that each part allows on so many devices and workers of one host, if it were all there is.
 
-        Parts overlap at best, so that the least of these bounds the whole: the argument of the roofline (Williams,
-        Waterman and Patterson 2009, "Roofline"). Devices take as long as they did; an all-reduce moves 2 (n - 1) / n
-        times the gradients over a link that stays as fast (Patarasuk and Yuan 2009); the main thread of a process
-        issues to each of its devices in turn (not told on CPUs, where it may compute, too); and the threads of all
-        workers, as far as there are cores for them, make batches.
+        The batch a device is the same. Parts overlap at best, so that the least of these bounds the whole: the argument
+        of the roofline (Williams, Waterman and Patterson 2009, "Roofline"). Devices take as long as they did; an
+        all-reduce moves 2 (n - 1) / n times the gradients over a link that stays as fast (Patarasuk and Yuan 2009); the
+        main thread of a process issues to each of its devices in turn (not told on CPUs, where it may compute, too);
+        and the threads of all workers, as far as there are cores for them, make batches.
         """
         run, step, cores = self.run, self.step, self.machine.cores
-        workers = devices if run.workers == run.devices else run.workers
         batch = run.batch_per_device * devices
         seconds = {DEVICES: step.independent_step_seconds - step.data_seconds}
         if run.devices > 1:
@@ -45,9 +44,9 @@ class Apart:
             seconds["input pipeline"] = step.pipeline_seconds * devices / run.devices * busy[0] / busy[1]
         return {part: batch / taken for part, taken in seconds.items() if taken > 0}
 
-    def within(self, made: Prediction) -> tuple[Prediction, str]:
-        """`made` as far as the machine allows it, and the part that allows least."""
-        ceilings = self.ceilings(made.devices)
+    def within(self, made: Prediction, workers: int) -> tuple[Prediction, str]:
+        """`made`, by so many workers, as far as the machine allows it, and the part that allows least."""
+        ceilings = self.ceilings(made.devices, workers)
         limit = min(ceilings, key=lambda part: ceilings[part], default="")
         share = min(1.0, ceilings[limit] / made.rate) if limit not in ("", DEVICES) else 1.0
         scaled = {name: share * getattr(made, name) for name in ("rate", "low", "high")}
