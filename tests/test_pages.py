@@ -11,11 +11,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from poc import report, studies
+from poc import predict, report, studies
+from poc.predict.series import Point
 from poc.records import journal
 from poc.records.record import Record
 from poc.report import chart
-from poc.report.tables import RATE
+from poc.report.tables import RATE, rounded
 from tests.builders import record_of
 from tests.test_report import BLANK, ELSEWHERE, HOME, RECORDS, STUDIES, VIRTUAL, skipped, workers
 
@@ -151,8 +152,16 @@ def test_without_a_look_at_the_noise_nothing_is_foretold(tmp_path: Path) -> None
 def test_scaling_is_told_with_its_efficiency(pages: dict[str, str]) -> None:
     lines = cells(pages["results.md"], "How it scales")
     # Of two exchanges the one that recipes name first: 1,280 samples in 4 s against 8 s.
-    (here,) = own(pages["results.md"], "How it scales")
+    here, foretold = own(pages["results.md"], "How it scales")
     assert (here["exchange"], here["x2"], here["efficiency at most"]) == ("dist_sync", "2", "1.00")
+    # Beyond what was measured it is predicted, and called so; of a published series nothing is.
+    assert (foretold["machine"], foretold["x2"], foretold["takes"]) == ("**test machine**, *predicted*", "", "")
+    (made,) = predict.kept().learnt.predict(
+        [Point(devices=1, rate=1.0), Point(devices=2, rate=2.0)], [Point(devices=8, rate=0.0)]
+    )
+    assert foretold["x8"] == f"{rounded(made.rate)} ({rounded(made.low)}-{rounded(made.high)})"
+    assert made.low < made.rate < 8
+    assert sum("predicted" in line["machine"] for line in lines) == 1
     k80 = next(line for line in lines if "K80" in line["machine"] and line["batch a device"] == "128")
     assert (k80["x8"], k80["efficiency at most"]) == ("6.18", "0.77")
     # What contradicts itself is no baseline: 13.9 s an epoch, printed as 2,600 samples/s.

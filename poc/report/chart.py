@@ -65,6 +65,8 @@ class Line:
     """Of the machine at hand: stronger than the others."""
     ideal: bool = False
     """No measurement: a line to compare with."""
+    predicted: bool = False
+    """Not measured either; its points have the range in which they may lie."""
 
 
 @contextlib.contextmanager
@@ -145,7 +147,10 @@ def _looks(several: Sequence[Line]) -> list[tuple[Line, dict[str, Any]]]:
     for line, marker in zip(several, _MARKERS):
         look = {"color": "#999999", "linestyle": ":", "marker": ""}
         if not line.ideal:
-            look = {"color": next(left[line.here]), "linestyle": "-" if line.here else "--", "marker": marker}
+            style = "-." if line.predicted else "-" if line.here else "--"
+            look = {"color": next(left[line.here]), "linestyle": style, "marker": marker}
+            if line.predicted:
+                look["markerfacecolor"] = "white"
         looks.append((line, {**look, "linewidth": 2.6 if line.here else 1.8, "markersize": 7}))
     return looks
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from poc import predict
+from poc.predict.quantiles import FARTHEST, Prediction
+from poc.predict.series import Point
 from poc.recipe import Independent
 from poc.report import chart, compare
 from poc.report.measurements import Measurement
@@ -41,27 +44,48 @@ class Scaled:
         """The row with most devices."""
         return self.series.rows[-1]
 
+    def foretold(self) -> list[Prediction]:
+        """Speed-ups on twice as many devices and more, as far as is predicted; of a published series none."""
+        if not self.last.measured:
+            return []
+        asked = [Point(devices=self.last.devices * times, rate=0.0) for times in (2, FARTHEST)]
+        points = [Point(devices=devices, rate=speedup) for devices, speedup in {1: 1.0, **self.speedups}.items()]
+        return predict.kept().learnt.predict(points, asked, self.series.kind)
+
 
 def section(results: Results) -> Section:
     """Speed-ups of the main network with a fixed batch per device, as a table and as a figure."""
     shown = weak(results)
-    counts = sorted({devices for scaled in shown for devices in scaled.speedups})
-    table = [
-        {
-            "machine": results.name(scaled.last),
+    foretold = {scaled: scaled.foretold() for scaled in shown if results.is_here(scaled.last)}
+    counts = sorted(
+        {devices for scaled in shown for devices in scaled.speedups}
+        | {made.devices for several in foretold.values() for made in several}
+    )
+
+    def line(scaled: Scaled, machine: str, speedups: Mapping[int, str], efficiency: str, takes: str) -> dict[str, str]:
+        return {
+            "machine": machine,
             "batch a device": f"{scaled.series.batch}",
             "exchange": scaled.last.exchange,
-            **{f"x{count}": rounded(scaled.speedups.get(count)) for count in counts},
-            "efficiency at most": f"{scaled.efficiency:.2f}",
-            "takes": str(scaled.takes),
+            **{f"x{count}": speedups.get(count, "") for count in counts},
+            "efficiency at most": efficiency,
+            "takes": takes,
         }
-        for scaled in shown
-    ]
+
+    table = []
+    for scaled in shown:
+        machine = results.name(scaled.last)
+        speedups = {count: rounded(speedup) for count, speedup in scaled.speedups.items()}
+        table.append(line(scaled, machine, speedups, f"{scaled.efficiency:.2f}", str(scaled.takes)))
+        if several := foretold.get(scaled):
+            said = {one.devices: f"{rounded(one.rate)} ({rounded(one.low)}-{rounded(one.high)})" for one in several}
+            table.append(line(scaled, f"{machine}, *predicted*", said, "", ""))
     about = (
         "ResNet-50 (CIFAR) with a fixed batch per device: samples/s of n devices over those of one (xn), and that over "
-        "n (efficiency). Medians over takes; a single take bears no verdict."
+        "n (efficiency). Medians over takes; a single take bears no verdict. *Predicted*, with 90%: what the published "
+        "series make of this machine's own, were there more of its devices."
     )
-    return Section("How it scales", (about, markdown(table), *_picture(shown)))
+    return Section("How it scales", (about, markdown(table), *_picture(shown, foretold)))
 
 
 def weak(results: Results) -> list[Scaled]:
@@ -99,22 +123,22 @@ def fastest_first(shown: Sequence[Scaled]) -> list[Scaled]:
     return sorted(shown, key=lambda scaled: (scaled.series.batch != MAIN_BATCH, -scaled.last.devices))
 
 
-def _picture(shown: Sequence[Scaled]) -> list[Picture]:
+def _picture(shown: Sequence[Scaled], foretold: Mapping[Scaled, Sequence[Prediction]]) -> list[Picture]:
     chosen = [scaled for scaled in fastest_first(shown) if scaled.series.batch == MAIN_BATCH or scaled.last.measured]
     if not chosen:
         return []
-    most = max(scaled.last.devices for scaled in chosen)
+    lines = []
+    for scaled in chosen:
+        name, here = f"{short_machine(scaled.last)}, {scaled.series.batch}", scaled.last.measured
+        points = (chart.Point(x=1, y=1), *(chart.Point(x=n, y=speed) for n, speed in scaled.speedups.items()))
+        lines.append(chart.Line(label=f"{name} a device", points=points, here=here))
+        if several := foretold.get(scaled):
+            made = (chart.Point(x=one.devices, y=one.rate, low=one.low, high=one.high) for one in several)
+            lines.append(chart.Line(label=f"{name}, predicted", points=(points[-1], *made), here=here, predicted=True))
+    most = max(point.x for line in lines for point in line.points)
     ideal = chart.Line(label="ideal", points=tuple(chart.Point(x=n, y=n) for n in (1, most)), ideal=True)
-    lines = [
-        chart.Line(
-            label=f"{short_machine(scaled.last)}, {scaled.series.batch} a device",
-            points=(chart.Point(x=1, y=1), *(chart.Point(x=n, y=speed) for n, speed in scaled.speedups.items())),
-            here=scaled.last.measured,
-        )
-        for scaled in chosen[: chart.MOST_LINES - 1]
-    ]
     figure = chart.lines(
-        [ideal, *lines],
+        [ideal, *lines][: chart.MOST_LINES],
         title="How training scales with devices",
         xlabel="devices",
         ylabel="times as fast as one",
@@ -122,7 +146,7 @@ def _picture(shown: Sequence[Scaled]) -> list[Picture]:
     )
     caption = (
         "Speed-up by throughput, ResNet-50 (CIFAR), fixed batch per device: solid lines are measured, dashed ones "
-        "published, dotted is ideal."
+        "published, dotted is ideal, dash-dotted with its 90% predicted."
     )
     return [Picture("scaling", caption, figure)]
 
