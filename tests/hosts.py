@@ -22,7 +22,13 @@ RAY = Path(sys.executable).with_name("ray")
 _INSIDE = ("--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
 # A lost node is given up after some seconds, so that the next test need not wait for it.
 _HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000"}
-_RAY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0", **_HEALTH}
+# As docs/hosts.md has it: less that Ray computes beside what is measured.
+_QUIET = {
+    "RAY_event_stats": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+}
+_RAY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0", **_HEALTH, **_QUIET}
 # What a run has on a node for as long as it goes on.
 _OF_RUNS = ("poc.train.worker", "poc.engines.gluon", "reference.hub")
 

@@ -28,6 +28,7 @@ from poc.train.progress import in_words
 from poc.values import UserError, from_plain, to_plain
 
 _SILENCE_SECONDS = 30.0
+_LINE_BYTES = 4096
 
 
 class Supervisor:
@@ -42,6 +43,8 @@ class Supervisor:
         self._training: threading.Thread | None = None
         self._share: Share | None = None
         self._error = self._line = ""
+        self._told: tuple[Run, Path] | None = None
+        """The run that goes on, and where its first worker here tells of it."""
         self._told_to_end = self._told_to_interrupt = False
         self._before = core_seconds()
         threading.Thread(target=self._watch_driver, name="watch driver", daemon=True).start()
@@ -132,13 +135,12 @@ class Supervisor:
 
     def _do(self, task: Task, place: Place, helpers: dict[str, Any]) -> None:
         def elsewhere(events: Path) -> processes.Lost | None:
-            with contextlib.suppress(OSError, IndexError, ValueError):  # nothing told, or half a line
-                self._line = in_words(task.run, events.read_text().splitlines()[-1]) or self._line
+            self._told = task.run, events
             if self._told_to_interrupt:
                 raise KeyboardInterrupt
             return ("the driver", "it ended the run") if self._told_to_end else None
 
-        self._line = "starting"
+        self._line, self._told = "starting", None
         try:
             self._share = train_here(task, place, helpers, elsewhere)
         except Exception as error:  # as above
@@ -152,6 +154,10 @@ class Supervisor:
         """How far it is, and whether it has ended, which it may have so many seconds for."""
         if self._training:
             self._training.join(wait)
+        if self._told:
+            with contextlib.suppress(OSError, IndexError, ValueError):  # nothing told, or half a line
+                run, events = self._told
+                self._line = in_words(run, _last_line(events)) or self._line
         share = self._share
         over = self._training is None or not self._training.is_alive()
         failed = over and self._training is not None and share is None
@@ -178,3 +184,10 @@ class Supervisor:
             idle = self._training is None and not self._helpers
             if not idle and time.monotonic() - self._heard > _SILENCE_SECONDS:
                 os._exit(1)
+
+
+def _last_line(file: Path) -> str:
+    """Of a file that grows."""
+    with file.open("rb") as opened:
+        opened.seek(-min(_LINE_BYTES, file.stat().st_size), os.SEEK_END)
+        return opened.read().decode().splitlines()[-1]

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from poc.cluster.node import Supervisor
 from poc.machine.hardware import Hardware
@@ -17,7 +17,7 @@ LOCAL = "local"
 """As an address: a cluster of this machine alone, which ends with the command."""
 LABEL = "infrastructure"
 """A node's label of that name is what results call such a machine: `ray start --labels=infrastructure=p3.8xlarge`."""
-_ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 20.0
 _START_SECONDS = 60.0
 _NOBODY_MAY = (
     "RAY_AUTH_TOKEN: there is no token, and without one nothing starts: make one with .venv/bin/ray get-auth-token "
@@ -48,14 +48,21 @@ class Node:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self.id, soft=False)
         self._actor = ray.remote(**options)(Supervisor).remote()
 
-    def ask(self, what: str, *, seconds: float = _ANSWER_SECONDS, **told: Any) -> dict[str, Any]:
+    def ask(self, what: str, *, seconds: float = ANSWER_SECONDS, **told: Any) -> dict[str, Any]:
         """What the supervisor answers, a method of it; raises UserError for a mistake that it found."""
-        import ray
+        return self.tell(what, **told)(seconds)
 
+    def tell(self, what: str, **told: Any) -> Callable[[float], dict[str, Any]]:
+        """As `ask`, without waiting: what this gives does, for so many seconds at most."""
         if self.lost:
             raise NodeLostError(self.lost)
+        reference = self._actor.ask.remote(json.dumps({"what": what, **told}))
+        return lambda seconds: self._answer(reference, seconds)
+
+    def _answer(self, reference: Any, seconds: float) -> dict[str, Any]:
+        import ray
+
         try:
-            reference = self._actor.ask.remote(json.dumps({"what": what, **told}))
             answer: dict[str, Any] = json.loads(ray.get(reference, timeout=seconds))
         except ray.exceptions.GetTimeoutError:
             raise self._gone(f"nothing was heard of it for {seconds:.0f} s") from None

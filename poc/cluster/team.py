@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from poc.cluster.nodes import Node, NodeLostError
+from poc.cluster.nodes import ANSWER_SECONDS, Node, NodeLostError
 from poc.machine.processes import Lost
 from poc.run import Run
 from poc.train.local import Place, Share, Task
@@ -90,7 +90,8 @@ class Team:
         """Waits until all have done their shares, or something is lost; what that is."""
         interrupted = False
         while True:
-            told = [node.ask("poll", wait=_LOOK_SECONDS / len(self.nodes)) for node in self.nodes]
+            answers = [node.tell("poll", wait=_LOOK_SECONDS) for node in self.nodes]
+            told = [answer(ANSWER_SECONDS) for answer in answers]
             self.line = told[0]["line"]
             losses = [(name, why) for name, why in (one["lost"] for one in told if one["lost"])]
             if losses or all(one["over"] for one in told):

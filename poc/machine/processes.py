@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,9 @@ Lost = tuple[str, str]
 _HOME = Path(__file__).resolve().parents[2]
 _SCRATCH = "poc-"
 _IN_USE = "in-use"
-_LOOK_SECONDS = 0.1
+# Looking takes time from the cores that are measured: what can be waited for is not looked for.
+_LOOK_SECONDS = 1.0
+_SETTLE_SECONDS = 0.1
 _GRACE_SECONDS = 2.0
 # Cores that a worker keeps busy while it computes; one that waits for another keeps none.
 _COMPUTES = 0.5
@@ -74,7 +77,7 @@ def settle(processes: Iterable[subprocess.Popen[str]], seconds: float) -> None:
     for ever."""
     waiting, end = list(processes), time.monotonic() + seconds
     while time.monotonic() < end and all(process.poll() is None for process in waiting):
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_SETTLE_SECONDS)
     _wait(waiting, _GRACE_SECONDS)
 
 
@@ -93,10 +96,12 @@ def watch(
     something is lost, and `done` whether the process of that name, which has failed, had done all it had to.
     """
     everyone = {**workers, **helpers}
+    ended = _told_when_one_ends(everyone.values())
     computing = [psutil.Process(process.pid) for process in workers.values()]
     looked = active = time.monotonic()
     progress = _progress(computing, signs)
     while True:
+        ended.clear()
         running = [name for name, process in workers.items() if process.poll() is None]
         # A helper that ends well was told to by the workers, which are about to end, too.
         failed = [name for name, process in everyone.items() if process.poll() and not done(name)]
@@ -111,18 +116,17 @@ def watch(
         if (lost := elsewhere()) is not None:
             return lost
         now = time.monotonic()
-        if now - looked >= 1.0:
-            before, progress = progress, _progress(computing, signs)
-            told, used = (later - earlier for earlier, later in zip(before, progress))
-            if told or used > _COMPUTES * (now - looked):
-                active = now
-            looked = now
+        before, progress = progress, _progress(computing, signs)
+        told, used = (later - earlier for earlier, later in zip(before, progress))
+        if told or used > _COMPUTES * (now - looked):
+            active = now
+        looked = now
         if now - active > patience:
             alive = {name: process.pid for name, process in everyone.items() if process.poll() is None}
             stopped = [name for name, pid in alive.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
             why = "it was stopped (SIGSTOP), and" if stopped else "none of them has ended, but"
             return ", ".join(stopped or workers), f"{why} nothing has gone on for {now - active:.0f} s"
-        _wait(workers.values(), _LOOK_SECONDS)
+        ended.wait(_LOOK_SECONDS)
 
 
 def ended_early(status: int) -> str:
@@ -160,6 +164,19 @@ def _progress(workers: Iterable[psutil.Process], signs: Iterable[Path]) -> tuple
     """Bytes that the workers have told, and CPU seconds that they have used."""
     told = sum(path.stat().st_size for path in signs if path.exists())
     return told, sum(seconds for seconds, _ in filter(None, map(usage, workers)))
+
+
+def _told_when_one_ends(processes: Iterable[subprocess.Popen[str]]) -> threading.Event:
+    """An event that is set whenever one of them has ended; Popen's own waiting with a time-out looks for that."""
+    ended = threading.Event()
+
+    def wait(process: subprocess.Popen[str]) -> None:
+        process.wait()
+        ended.set()
+
+    for process in processes:
+        threading.Thread(target=wait, args=(process,), name="wait", daemon=True).start()
+    return ended
 
 
 def _wait(processes: Iterable[subprocess.Popen[str]], seconds: float) -> None:
