@@ -59,17 +59,18 @@ def _heed_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def start(recipe: Path, folder: Path, **how: Any) -> subprocess.Popen[str]:
-    """`poc run` on `recipe`, with its results and checkpoints in `folder`; `how`: of Popen, whose `environment` is
-    added to this process's own, or taken out of it by None."""
-    command = [*how.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc", "run", str(recipe)]
-    command += ["--results", str(folder / "results"), "--checkpoints", str(folder / "checkpoints")]
-    command += ["--infrastructure", "here"]
+def start(recipe: Path, folder: Path, *, command: str = "run", **how: Any) -> subprocess.Popen[str]:
+    """`poc run` on `recipe`, or another `command`, with its results and checkpoints in `folder`; `how`: of Popen, whose
+    `environment` is added to this process's own, or taken out of it by None."""
+    words = [*how.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc", command, str(recipe)]
+    words += ["--results", str(folder / "results"), "--infrastructure", "here"]
+    if command == "run":
+        words += ["--checkpoints", str(folder / "checkpoints")]
     places = {"POC_CACHE": f"{_FOLDER}/cache", "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FOLDER}
     variables = {**os.environ, **places, **how.pop("environment", {})}
     environment = {name: value for name, value in variables.items() if value is not None}
     how = {"cwd": folder, "preexec_fn": _heed_signals, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **how}
-    return subprocess.Popen(command, env=environment, text=True, **how)
+    return subprocess.Popen(words, env=environment, text=True, **how)
 
 
 def finish(recipe: Path, folder: Path, *, status: int = 0, **how: Any) -> str:

@@ -21,7 +21,7 @@ from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY
 from tests.builders import course, end_of, executed, recipe_file, record_of
 from tests.conftest import survives
-from tests.launch import DEADLINE_SECONDS, HOME, eventually, finish, held, records, start, struck
+from tests.launch import DEADLINE_SECONDS, HOME, eventually, family, finish, held, records, start, struck
 
 pytestmark = pytest.mark.faults
 KILLS = 20
@@ -104,6 +104,18 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_as_if_it_never_was(tmp_path
         # What the killed ones were telling went with the next run; the last one's record may have been complete.
         assert len(list(folder.glob("temporary/*/in-use"))) <= 1
     assert any(record.resumed for (record,) in disturbed)
+
+
+def test_advice_that_is_interrupted_begins_no_other_run(tmp_path: Path) -> None:
+    recipe, hold = recipe_file(tmp_path / "mine.py"), tmp_path / "hold"
+    with held(hold, 10), start(recipe, tmp_path, command="advise", environment={"POC_HOLD": str(hold)}) as process:
+        family(process.pid, 1)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 130, said
+    (record,) = records(tmp_path)
+    assert (record.outcome, record.reason, record.advice) == (FAILED, "interrupted", None)
+    assert record.windows
 
 
 @survives("SIGINT to the command")
