@@ -22,6 +22,7 @@ from poc import CIFAR10, SGD, Device, DistSync, Fixed, Muon, Synthetic, data, en
 from poc.engines import Session
 from poc.machine.hardware import GPU
 from poc.recipe.exchanges import Exchange
+from poc.recipe.networks import MEAN
 from poc.run import Run
 from poc.values import UserError, value
 from tests.conftest import give_memory_back
@@ -420,6 +421,20 @@ def test_views_cut_on_the_device_are_those_cut_on_the_host(engine: str) -> None:
     np.testing.assert_allclose(losses[:3], losses[3:], rtol=1e-5)
 
 
+@having({"model": "cifar_airbench94_slim"})
+def test_patches_of_the_images_that_a_network_is_given_are_white_behind_its_first_convolution(run: Run) -> None:
+    images = np.concatenate([batch.images for batch in batches(run)])
+    session = engines.open_session(run)
+    session.whiten(images)
+    (filters,) = (array for name, array in parameters(session).items() if "whitening.weight" in name)
+    np.testing.assert_array_equal(filters[12:], -filters[:12])
+    pixels = (images - np.reshape(MEAN, (1, 3, 1, 1))) / 58
+    patches = np.lib.stride_tricks.sliding_window_view(pixels, (2, 2), axis=(2, 3)).transpose(0, 2, 3, 1, 4, 5)
+    white = patches.reshape(-1, 12) @ filters[:12].reshape(12, 12).T
+    moments = white.T @ white / len(white)
+    assert np.abs(moments - np.diag(np.diag(moments))).max() < 1e-3
+
+
 WARMED_UP = {"warmup_epochs": 0.1, "warmup_from": 0.002}
 STEPS: tuple[dict[str, Any], ...] = (
     {"lr": Fixed(base=0.02, decay="linear", **WARMED_UP)},
@@ -427,6 +442,7 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"lr": Fixed(base=0.01, decay="cosine"), "optimizer": "nesterov"},
     # Orthogonalising makes as much of a direction that is nearly rounding as of any other: small steps.
     {"lr": 0.001, "optimizer": Muon(rate=0.001)},
+    {"lr": 0.001, "optimizer": Muon(rate=0.001), "model": "cifar_airbench94_slim", "batch_per_device": 128, "steps": 3},
     {"label_smoothing": 0.1, "optimizer": SGD(decay_gammas=False, weight_decay=0.01)},
     {"zero_gamma": True},
     {"devices": 2, "virtual": True, "gradient_noise": 1},
