@@ -374,12 +374,6 @@ class ServerSGD(mx.optimizer.SGD):
         self._run, self._first_step = run, first_step
         self._kept, self._added = kept, added
 
-    def create_state_multi_precision(self, index: int, weight: Any) -> Any:
-        """Momentum for parameters, nothing for what is no parameter."""
-        if index in self._kept or index == self._added:
-            return None
-        return super().create_state_multi_precision(index, weight)
-
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Takes in what one worker pushed for one key (lists of one, as MXNet's updater has them)."""
         (key,), (held,), (received,) = index, weight, grad

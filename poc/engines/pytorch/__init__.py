@@ -48,7 +48,6 @@ BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, dataclasses.replace(_CUDA_13, a
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma", "layout", "compile")
-_MISSING = "PyTorch is not installed: ./make_environment.sh --torch"
 OPTIMIZERS = (SGD, Nesterov, Muon)
 """A class of `optimizers.py`, of its name, does each."""
 EXCHANGES = (Device, NCCL, Independent)
@@ -101,7 +100,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
 def lacks(run: Run, machine: Hardware) -> str | None:
     """Why PyTorch, as it is installed, cannot do `run` on `machine`, in one line; None where it can."""
     if "torch" not in versions("pytorch"):
-        return _MISSING
+        return "PyTorch is not installed: ./make_environment.sh --torch"
     if getattr(run.exchange, "two_bit", None) is not None:
         return "compression to two bits is MXNet's"
     if run.model in NETWORKS and _needs_torchvision(run.model):
