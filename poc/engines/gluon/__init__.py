@@ -1,4 +1,7 @@
-"""MXNet Gluon. Importing this package does not import mxnet: `open_session` does, once the process is ready for it."""
+"""MXNet Gluon; `poc.engines.Engine` says what each function has to do.
+
+Importing this package does not import mxnet: `open_session` does, once the process is ready for it.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,6 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Abst
 
 
 def lacks(run: Run, machine: Hardware) -> str | None:
-    """Why MXNet 1.9.1, as it is installed, cannot do `run` on `machine`, in one line; None where it can."""
     exchange = run.exchange if run.exchanges else None
     if isinstance(exchange, recipe.Horovod):
         spec = importlib.util.find_spec("horovod")
@@ -146,7 +148,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def count(network: Network) -> Cost:
-    """What `network` costs, counted in it as it is built."""
     from poc.engines.gluon import compatibility
 
     compatibility.prepare()
@@ -156,7 +157,6 @@ def count(network: Network) -> Cost:
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
-    """Imports mxnet and builds the network of `run`, initialised from its seed or from a `state`, on its devices."""
     from poc.engines.gluon import compatibility
 
     compatibility.prepare()
