@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from poc import Fixed, Recipe, Synthetic, data, engines
+from poc import SGD, Fixed, Recipe, Synthetic, data, engines
 from poc.data import Batch
 from poc.engines import Session
 from poc.plan import Planned, plan
@@ -32,6 +32,7 @@ from tests.launch import DEADLINE_SECONDS, HOME
 CORES = MACHINE.cores
 MODELS = ("cifar_resnet8_v2", "cifar_mlp")
 SUMS = 8
+PLAIN = SGD(momentum=0.0, weight_decay=0.0)
 Arrays = dict[str, np.ndarray]
 
 
@@ -66,6 +67,11 @@ def batches(run: Run, worker: int = 0, first_step: int = 0, steps: int | None = 
     )
 
 
+def validation(run: Run, batch: int, worker: int = 0) -> Iterator[Batch]:
+    dataset = data.load(run.data, source=None, cache=Path("unused"))
+    return data.validation_batches(dataset, run.data, batch=batch, worker=worker, workers=run.workers)
+
+
 def parameters(session: Session) -> Arrays:
     """Parameters and batch statistics, as named in `Session.state`."""
     return {
@@ -77,8 +83,7 @@ def parameters(session: Session) -> Arrays:
 
 def evaluated(session: Session, run: Run, worker: int = 0) -> np.ndarray:
     """Correct, samples and loss over this worker's 32 at a time, of which the last are fewer than devices share."""
-    dataset = data.load(run.data, source=None, cache=Path("unused"))
-    result = session.evaluate(data.validation_batches(dataset, run.data, batch=32, worker=worker, workers=run.workers))
+    result = session.evaluate(validation(run, 32, worker))
     return np.array([result.correct, result.samples, result.loss])
 
 
@@ -93,6 +98,20 @@ def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) 
     seen = {"evaluated": evaluated(session, run, worker), "losses": losses, "norms": session.gradient_norms()}
     after = parameters(session)
     return {**start, **after, **seen, "sums right": str(session.exchange_is_right())}
+
+
+def gradients(session: Session, run: Run, worker: int = 0, folder: Path = Path(), **how: Any) -> Arrays:
+    """What a step at rate 1 by the first batch subtracts from the first device's parameters.
+
+    These are gradients where the optimizer of `run` is PLAIN.
+    """
+    before = parameters(session)
+    session.step(next(batches(run, worker)), 1.0, **how)
+    return {
+        name: before[name] - after
+        for name, after in parameters(session).items()
+        if "running" not in name and not name.endswith(("/1", "/2", "/3"))
+    }
 
 
 def sent_ahead(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
@@ -124,14 +143,14 @@ def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     """What several exchanges of the same gradients, uniform in -1 to 1, gave in all, beside what was sent each time."""
     generator = np.random.default_rng(worker)
-    gradients = [parameter.list_grad()[0] for parameter in session._trained]
-    sent = [generator.uniform(-1, 1, gradient.shape).astype(np.float32) for gradient in gradients]
+    held = [parameter.list_grad()[0] for parameter in session._trained]
+    sent = [generator.uniform(-1, 1, gradient.shape).astype(np.float32) for gradient in held]
     received = [np.zeros_like(array) for array in sent]
     for _ in range(SUMS):
-        for gradient, array in zip(gradients, sent):
+        for gradient, array in zip(held, sent):
             gradient[:] = array
         session.exchange()
-        for total, gradient in zip(received, gradients):
+        for total, gradient in zip(received, held):
             total += gradient.asnumpy()
     return {
         name: np.concatenate([a.ravel() for a in arrays]) for name, arrays in (("sent", sent), ("received", received))

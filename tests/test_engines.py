@@ -18,16 +18,18 @@ import mypy.api
 import numpy as np
 import pytest
 
-from poc import CIFAR10, SGD, Device, DistSync, Fixed, Muon, Synthetic, data, engines
+from poc import CIFAR10, SGD, Device, DistSync, Fixed, Muon, data, engines
 from poc.engines import Session
 from poc.machine.hardware import GPU
 from poc.recipe.exchanges import Exchange
 from poc.recipe.networks import MEAN
 from poc.run import Run
 from poc.values import UserError, value
+from tests import engine_worker
+from tests.builders import MACHINE
 from tests.conftest import give_memory_back
-from tests.engine_worker import CORES, HOME, MACHINE, Arrays, batches, distance, parameters, planned, trained, workers
-from tests.launch import python
+from tests.engine_worker import PLAIN, Arrays, batches, distance, gradients, parameters, planned, trained, workers
+from tests.launch import HOME, python
 
 INSTALLED = [name for name in engines.ENGINES if engines.versions(name)]
 REAL = {"exchange": "device"}, {"exchange": "local"}
@@ -268,7 +270,7 @@ def test_every_optimizer_trains_two_devices_as_one_that_plays_them(run: Run) -> 
     {"devices": 2},
     {"devices": 2, "virtual": True},
     # It has dropout.
-    {"model": "cifar_vgg16", "data": Synthetic(size=32, crop=32, train=640, validation=70), "batch_per_device": 2},
+    {"model": "cifar_vgg16", "batch_per_device": 2},
     alone=True,
 )
 def test_a_session_goes_on_to_the_same_bits_from_the_state_of_another(run: Run) -> None:
@@ -297,7 +299,7 @@ def test_the_loss_of_a_window_is_the_mean_over_its_samples_each_batch_fetched_on
     run = planned(engine).run
     session = engines.open_session(run)
     # A core of today does 1e9 to 1e12 multiply-adds a second; on a loaded machine less.
-    assert 1e8 < session.peak_flops() < CORES * 1e13
+    assert 1e8 < session.peak_flops() < MACHINE.cores * 1e13
     batch, other = batches(run, steps=2)
     losses = []
     for fed in ([batch], [other], [batch, other, batch]):
@@ -317,7 +319,6 @@ def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = planned(engine).run
-    dataset = data.load(run.data, source=None, cache=Path("unused"))
     session = engines.open_session(run)
     scores, sizes = session._scores, []
 
@@ -326,7 +327,7 @@ def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not
         return scores(images)
 
     monkeypatch.setattr(session, "_scores", noted)
-    seen = [session.evaluate(data.validation_batches(dataset, run.data, batch=batch)) for batch in (32, 35, 70)]
+    seen = [session.evaluate(engine_worker.validation(run, batch)) for batch in (32, 35, 70)]
     assert sizes == [32] * 3 + [35] * 2 + [70]
     assert {(each.correct, each.samples) for each in seen} == {(seen[0].correct, 70)}
     assert [each.loss for each in seen] == pytest.approx([seen[0].loss] * 3, rel=1e-6)
@@ -335,7 +336,7 @@ def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not
 @every_engine
 def test_an_image_s_scores_are_the_mean_over_its_views(engine: str) -> None:
     run = planned(engine, averaged_views=6).run
-    (batch,) = data.validation_batches(data.load(run.data, source=None, cache=Path("unused")), run.data, batch=70)
+    (batch,) = engine_worker.validation(run, 70)
     session, size = engines.open_session(run), run.data.crop
     around = np.pad(batch.images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")
     corners = [around[:, :, at : at + size, at : at + size] for at in (0, 1, 2)]
@@ -379,25 +380,20 @@ def test_batches_that_a_thread_puts_on_the_devices_ahead_train_to_the_same_bits(
 
 @having({"devices": 4}, {"devices": 4, "virtual": True}, alone=True)
 def test_norms_are_those_of_one_device_s_gradient_and_of_the_mean(run: Run) -> None:
-    # Without momentum and decay a step at rate 1 subtracts the gradient.
-    run = dataclasses.replace(run, optimizer=SGD(momentum=0.0, weight_decay=0.0), steps=1)
-    (batch,) = batches(run)
+    run = dataclasses.replace(run, optimizer=PLAIN)
 
-    def gradient(run: Run, fed: data.Batch, *, norms: bool = False) -> tuple[float, list[tuple[float, float]]]:
-        session = engines.open_session(run)
-        before = parameters(session)
-        session.step(fed, 1.0, norms=norms)
-        session.drain()
-        after = parameters(session)
-        names = [name for name in before if "running" not in name and not name.endswith(("/1", "/2", "/3"))]
-        taken = session.gradient_norms()
-        assert session.gradient_norms() == []
-        return sum(float(np.square(before[name] - after[name]).sum(dtype=np.float64)) for name in names), taken
+    def square(arrays: Arrays) -> float:
+        return sum(float(np.square(array).sum(dtype=np.float64)) for array in arrays.values())
 
-    of_mean, ((small, large),) = gradient(run, batch, norms=True)
+    session = engines.open_session(run)
+    of_mean = square(gradients(session, run, norms=True))
+    session.drain()
+    ((small, large),) = session.gradient_norms()
+    assert session.gradient_norms() == []
     assert large == pytest.approx(of_mean, rel=1e-3)
-    single = dataclasses.replace(planned(run.engine).run, optimizer=run.optimizer)
-    squares = [gradient(single, batch.part(first, first + 8))[0] for first in range(0, 32, 8)]
+    single = dataclasses.replace(planned(run.engine).run, optimizer=PLAIN)
+    shared = dataclasses.replace(run, workers=4)
+    squares = [square(gradients(engines.open_session(single), shared, device)) for device in range(4)]
     assert small == pytest.approx(np.mean(squares), rel=1e-3)
     assert large < small
 

@@ -37,7 +37,7 @@ def on_card(test: Any) -> Any:
 @of_torch
 @pytest.mark.parametrize("name", [n for n, (builder, *_) in NETWORKS.items() if builder == "PreactivationResNet"])
 def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name: str) -> None:
-    run = planned("pytorch", model=name, data=Synthetic(size=32, crop=32, train=640)).run
+    run = planned("pytorch", model=name).run
     session = engines.open_session(run)
     assert session.parameters == networks.NETWORKS[name].cost.parameters
     for key, weight in session.state().items():
