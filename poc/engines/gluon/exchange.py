@@ -167,7 +167,6 @@ class InProcess:
         return {**state, "loss_scale": self.loss_scale.state()} if self.loss_scale else state
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes over what `state` gave."""
         for start, key in self._kept():
             own = {name.removeprefix(start): held for name, held in state.items() if name.startswith(start)}
             if own:
