@@ -1,8 +1,8 @@
 """What the tests of the engines do with a session: here, and in the workers of a run, each a process of its own.
 
-python -m tests.engine_worker WORKER FOLDER
+    POC_TASKS=FOLDER/WORKER.json python -m tests.engine_worker
 
-FOLDER has the worker's runs, each with a function below that takes a session and says what it saw, and gets that.
+That file has the worker's runs, each with a function below that takes a session and says what it saw, and gets that.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 from poc import SGD, Fixed, Recipe, Synthetic, data, engines
 from poc.data import Batch
 from poc.engines import Session
+from poc.machine import processes
 from poc.plan import Planned, plan
 from poc.recipe import networks
 from poc.run import Run
 from tests.builders import MACHINE
-from tests.launch import DEADLINE_SECONDS, HOME
+from tests.launch import DEADLINE_SECONDS
 
-CORES = MACHINE.cores
 MODELS = ("cifar_resnet8_v2", "cifar_mlp")
 SUMS = 8
 PLAIN = SGD(momentum=0.0, weight_decay=0.0)
@@ -168,32 +168,22 @@ def in_turn(asked: Sequence[tuple[Run, str]], folder: Path, seeds: tuple[int, ..
     one after the other."""
     folder.mkdir(exist_ok=True)
     count = asked[0][0].workers
+    started: list[subprocess.Popen[str]] = []
     with contextlib.ExitStack() as stack:
         # As many threads as this process has: with another number, sums round differently, which training amplifies.
         cores = int(os.environ["OMP_NUM_THREADS"])
         around = [stack.enter_context(engines.load(run.engine).cluster(run, cores)) for run, _ in asked]
+        stack.callback(processes.stop, started)
         for worker in range(count):
-            tasks = [
-                {
-                    "run": (dataclasses.replace(run, seed=seeds[worker]) if seeds else run).to_json(),
-                    "what": what,
-                    "environment": cluster.environments[worker],
-                }
-                for (run, what), cluster in zip(asked, around)
-            ]
-            (folder / f"{worker}.json").write_text(json.dumps(tasks))
-        command = [sys.executable, "-W", "ignore", "-m", "tests.engine_worker"]
-        variables = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-        processes = [
-            subprocess.Popen([*command, str(worker), str(folder)], cwd=HOME, env={**variables, **environment})
-            for worker, environment in enumerate(around[0].environments)
-        ]
-        try:
-            assert [process.wait(timeout=DEADLINE_SECONDS) for process in processes] == [0] * count
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+            tasks = []
+            for (run, what), cluster in zip(asked, around):
+                run = dataclasses.replace(run, seed=seeds[worker]) if seeds else run
+                tasks.append({"run": run.to_json(), "what": what, "environment": cluster.environments[worker]})
+            path = folder / f"{worker}.json"
+            path.write_text(json.dumps(tasks))
+            given = {"POC_TASKS": str(path), "PYTHONWARNINGS": "ignore"}
+            started.append(processes.start("tests.engine_worker", {**around[0].environments[worker], **given}))
+        assert [process.wait(timeout=DEADLINE_SECONDS) for process in started] == [0] * count
     return [[dict(np.load(folder / f"{worker}-{n}.npz")) for worker in range(count)] for n in range(len(asked))]
 
 
@@ -210,8 +200,9 @@ def distance(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) ->
 
 
 def main() -> None:
-    worker, folder = int(sys.argv[1]), Path(sys.argv[2])
-    for number, task in enumerate(json.loads((folder / f"{worker}.json").read_text())):
+    tasks = Path(os.environ["POC_TASKS"])
+    folder, worker = tasks.parent, int(tasks.stem)
+    for number, task in enumerate(json.loads(tasks.read_text())):
         os.environ.update(task["environment"])
         run = Run.from_json(task["run"])
         session = engines.open_session(run)

@@ -22,8 +22,9 @@ from poc.recipe import networks
 from poc.train.local import Place
 from poc.train.parent import execute
 from tests import stand_in
-from tests.builders import recipe_file
-from tests.engine_worker import CORES, HOME, Arrays, batches, distance, in_turn, parameters, planned, trained
+from tests.builders import MACHINE, recipe_file
+from tests.engine_worker import Arrays, batches, distance, in_turn, parameters, planned, trained
+from tests.launch import HOME
 
 
 def of_torch(test: Any) -> Any:
@@ -50,7 +51,7 @@ def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name
 
 
 @of_torch
-@pytest.mark.skipif(CORES < 2, reason="two workers need two cores")
+@pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")
 def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
     run = planned("pytorch", devices=2, evaluate=True).run
     assert run.workers == 2
