@@ -10,7 +10,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +55,15 @@ def words(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name} {given}" for name, given in fields.items()) or "plain"
 
 
-def slowly(mark: pytest.MarkDecorator) -> Callable[[Any], Any]:
-    return lambda test: pytest.mark.slow(mark(test))
-
-
-def having(*ways: dict[str, Any], alone: bool = False) -> Callable[[Any], Any]:
+def having(*ways: dict[str, Any], alone: bool = False, among: Sequence[str] = INSTALLED) -> Callable[[Any], Any]:
     """Each engine with each of the ways to train that it has; `alone`, where that takes one process."""
     cases = {}
-    for engine in INSTALLED:
+    for engine in among:
         for fields in ways:
             case = planned(engine, **fields)
             if not case.skip and not (alone and case.run.workers > 1):
                 cases.setdefault(case.run.id, pytest.param(case.run, id=f"{engine}, {words(fields)}"))
-    return slowly(pytest.mark.parametrize("run", cases.values()))
-
-
-every_engine = slowly(pytest.mark.parametrize("engine", INSTALLED))
+    return lambda test: pytest.mark.slow(pytest.mark.parametrize("run", cases.values())(test))
 
 
 @functools.cache
@@ -294,9 +287,8 @@ def test_a_session_goes_on_to_the_same_bits_from_the_state_of_another(run: Run) 
     assert distance(end, cut) > 1e-3
 
 
-@every_engine
-def test_the_loss_of_a_window_is_the_mean_over_its_samples_each_batch_fetched_once_and_a_peak(engine: str) -> None:
-    run = planned(engine).run
+@having({})
+def test_the_loss_of_a_window_is_the_mean_over_its_samples_each_batch_fetched_once_and_a_peak(run: Run) -> None:
     session = engines.open_session(run)
     # A core of today does 1e9 to 1e12 multiply-adds a second; on a loaded machine less.
     assert 1e8 < session.peak_flops() < MACHINE.cores * 1e13
@@ -314,11 +306,10 @@ def test_the_loss_of_a_window_is_the_mean_over_its_samples_each_batch_fetched_on
     assert session.drain() == losses[0]
 
 
-@every_engine
+@having({})
 def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not_count(
-    engine: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = planned(engine).run
     session = engines.open_session(run)
     scores, sizes = session._scores, []
 
@@ -333,9 +324,8 @@ def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not
     assert [each.loss for each in seen] == pytest.approx([seen[0].loss] * 3, rel=1e-6)
 
 
-@every_engine
-def test_an_image_s_scores_are_the_mean_over_its_views(engine: str) -> None:
-    run = planned(engine, averaged_views=6).run
+@having({"averaged_views": 6})
+def test_an_image_s_scores_are_the_mean_over_its_views(run: Run) -> None:
     (batch,) = engine_worker.validation(run, 70)
     session, size = engines.open_session(run), run.data.crop
     around = np.pad(batch.images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")
@@ -348,7 +338,8 @@ def test_an_image_s_scores_are_the_mean_over_its_views(engine: str) -> None:
     losses = np.logaddexp.reduce(scores, axis=1) - scores[np.arange(70), labels]
     assert scored.loss == pytest.approx(losses.mean(), rel=1e-4)
     assert scored.correct == (scores.argmax(axis=1) == labels).sum()
-    assert scored.loss != pytest.approx(engines.open_session(planned(engine).run).evaluate([batch]).loss, rel=1e-4)
+    of_one_view = engines.open_session(dataclasses.replace(run, averaged_views=1)).evaluate([batch])
+    assert scored.loss != pytest.approx(of_one_view.loss, rel=1e-4)
 
 
 def _numpy(array: Any) -> np.ndarray:
@@ -398,16 +389,16 @@ def test_norms_are_those_of_one_device_s_gradient_and_of_the_mean(run: Run) -> N
     assert large < small
 
 
-@every_engine
-def test_views_cut_on_the_device_are_those_cut_on_the_host(engine: str) -> None:
+@having({"batch_per_device": 32})
+def test_views_cut_on_the_device_are_those_cut_on_the_host(run: Run) -> None:
     generator = np.random.default_rng(0)
     split = data.Images(generator.integers(0, 256, (64, 32, 32, 3), np.uint8), (np.arange(64) % 10).astype(np.int32))
     dataset = data.Dataset("cifar10", split, split)
-    crop = 32 if planned(engine).run.model == "cifar_mlp" else 28
+    crop = 32 if run.model == "cifar_mlp" else 28
     losses = []
     for on_device in (False, True):
         spec = CIFAR10(crop=crop, pad=4, jitter=False, on_device=on_device)
-        session = engines.open_session(dataclasses.replace(planned(engine, batch_per_device=32).run, data=spec))
+        session = engines.open_session(dataclasses.replace(run, data=spec))
         if on_device:
             session.hold(data.held(dataset, spec))
         for batch in data.training_batches(dataset, spec, total_batch=32, seed=0, steps=3):
@@ -431,6 +422,7 @@ def test_patches_of_the_images_that_a_network_is_given_are_white_behind_its_firs
     assert np.abs(moments - np.diag(np.diag(moments))).max() < 1e-3
 
 
+TEN = {"model": "cifar_resnet8_v2", "lr": 0.01, "batch_per_device": 64, "steps": 10}
 WARMED_UP = {"warmup_epochs": 0.1, "warmup_from": 0.002}
 STEPS: tuple[dict[str, Any], ...] = (
     {"lr": Fixed(base=0.02, decay="linear", **WARMED_UP)},
@@ -447,30 +439,20 @@ STEPS: tuple[dict[str, Any], ...] = (
 )
 
 
-def beside_gluon() -> Iterator[Any]:
-    for fields in STEPS:
-        steps = {"model": "cifar_resnet8_v2", "lr": 0.01, "batch_per_device": 64, "steps": 10, **fields}
-        for engine in INSTALLED:
-            if engine != "gluon" and not planned(engine, **steps).skip:
-                pair = planned("gluon", **steps).run, planned(engine, **steps).run
-                yield pytest.param(*pair, id=f"{engine}, {words(fields)}")
-
-
 def in_layer_order(arrays: Arrays, start: str = "") -> list[np.ndarray]:
     """The parameters of the first device; engines name them differently."""
     names = [name for name in arrays if name.startswith(start + "parameter/") and not name.endswith("/1")]
     return [arrays[name] for name in names]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("left", "right"), beside_gluon())
-def test_engines_take_the_same_steps(left: Run, right: Run) -> None:
+@having(*({**TEN, **fields} for fields in STEPS), among=[name for name in INSTALLED if name != "gluon"])
+def test_engines_take_the_same_steps(run: Run) -> None:
     """From the same weights: losses, norms, parameters and statistics after ten steps, and their evaluation.
 
     PyTorch divides the variance of n values by n - 1 where it keeps it, MXNet by n: here a thousandth of half of it.
     """
-    expected = here(left)
-    state = engines.open_session(right).state()
+    expected = here(dataclasses.replace(run, engine="gluon"))
+    state = engines.open_session(run).state()
     weights = iter(in_layer_order(expected, "start/"))
     by_device: dict[str, np.ndarray] = {}
     for name, array in state.items():
@@ -481,7 +463,7 @@ def test_engines_take_the_same_steps(left: Run, right: Run) -> None:
             assert by_device[layer].shape == array.shape
             state[name] = by_device[layer]
     assert next(weights, None) is None
-    seen = trained(engines.open_session(right, state=state), right)
+    seen = trained(engines.open_session(run, state=state), run)
     # Without batch norm losses begin at hundreds of nats.
     rtol = 0 if expected["losses"][0] < 5 else 1e-4
     np.testing.assert_allclose(seen["losses"], expected["losses"], atol=1e-4, rtol=rtol)
