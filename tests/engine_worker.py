@@ -1,8 +1,8 @@
 """What the tests of the engines do with a session: here, and in the workers of a run, each a process of its own.
 
-python -m tests.engine_worker WORKER FOLDER
+    POC_TASKS=FOLDER/WORKER.json python -m tests.engine_worker
 
-FOLDER has the worker's runs, each with a function below that takes a session and says what it saw, and gets that.
+That file has the worker's runs, each with a function below that takes a session and says what it saw, and gets that.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from poc import Fixed, Recipe, Synthetic, data, engines
+from poc import SGD, Fixed, Recipe, Synthetic, data, engines
 from poc.data import Batch
 from poc.engines import Session
+from poc.machine import processes
 from poc.plan import Planned, plan
 from poc.recipe import networks
 from poc.run import Run
 from tests.builders import MACHINE
-from tests.launch import DEADLINE_SECONDS, HOME
+from tests.launch import DEADLINE_SECONDS
 
-CORES = MACHINE.cores
 MODELS = ("cifar_resnet8_v2", "cifar_mlp")
 SUMS = 8
+PLAIN = SGD(momentum=0.0, weight_decay=0.0)
 Arrays = dict[str, np.ndarray]
 
 
@@ -66,6 +67,11 @@ def batches(run: Run, worker: int = 0, first_step: int = 0, steps: int | None = 
     )
 
 
+def validation(run: Run, batch: int, worker: int = 0) -> Iterator[Batch]:
+    dataset = data.load(run.data, source=None, cache=Path("unused"))
+    return data.validation_batches(dataset, run.data, batch=batch, worker=worker, workers=run.workers)
+
+
 def parameters(session: Session) -> Arrays:
     """Parameters and batch statistics, as named in `Session.state`."""
     return {
@@ -77,8 +83,7 @@ def parameters(session: Session) -> Arrays:
 
 def evaluated(session: Session, run: Run, worker: int = 0) -> np.ndarray:
     """Correct, samples and loss over this worker's 32 at a time, of which the last are fewer than devices share."""
-    dataset = data.load(run.data, source=None, cache=Path("unused"))
-    result = session.evaluate(data.validation_batches(dataset, run.data, batch=32, worker=worker, workers=run.workers))
+    result = session.evaluate(validation(run, 32, worker))
     return np.array([result.correct, result.samples, result.loss])
 
 
@@ -93,6 +98,20 @@ def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) 
     seen = {"evaluated": evaluated(session, run, worker), "losses": losses, "norms": session.gradient_norms()}
     after = parameters(session)
     return {**start, **after, **seen, "sums right": str(session.exchange_is_right())}
+
+
+def gradients(session: Session, run: Run, worker: int = 0, folder: Path = Path(), **how: Any) -> Arrays:
+    """What a step at rate 1 by the first batch subtracts from the first device's parameters.
+
+    These are gradients where the optimizer of `run` is PLAIN.
+    """
+    before = parameters(session)
+    session.step(next(batches(run, worker)), 1.0, **how)
+    return {
+        name: before[name] - after
+        for name, after in parameters(session).items()
+        if "running" not in name and not name.endswith(("/1", "/2", "/3"))
+    }
 
 
 def sent_ahead(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
@@ -124,14 +143,14 @@ def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     """What several exchanges of the same gradients, uniform in -1 to 1, gave in all, beside what was sent each time."""
     generator = np.random.default_rng(worker)
-    gradients = [parameter.list_grad()[0] for parameter in session._trained]
-    sent = [generator.uniform(-1, 1, gradient.shape).astype(np.float32) for gradient in gradients]
+    held = [parameter.list_grad()[0] for parameter in session._trained]
+    sent = [generator.uniform(-1, 1, gradient.shape).astype(np.float32) for gradient in held]
     received = [np.zeros_like(array) for array in sent]
     for _ in range(SUMS):
-        for gradient, array in zip(gradients, sent):
+        for gradient, array in zip(held, sent):
             gradient[:] = array
         session.exchange()
-        for total, gradient in zip(received, gradients):
+        for total, gradient in zip(received, held):
             total += gradient.asnumpy()
     return {
         name: np.concatenate([a.ravel() for a in arrays]) for name, arrays in (("sent", sent), ("received", received))
@@ -149,32 +168,22 @@ def in_turn(asked: Sequence[tuple[Run, str]], folder: Path, seeds: tuple[int, ..
     one after the other."""
     folder.mkdir(exist_ok=True)
     count = asked[0][0].workers
+    started: list[subprocess.Popen[str]] = []
     with contextlib.ExitStack() as stack:
         # As many threads as this process has: with another number, sums round differently, which training amplifies.
         cores = int(os.environ["OMP_NUM_THREADS"])
         around = [stack.enter_context(engines.load(run.engine).cluster(run, cores)) for run, _ in asked]
+        stack.callback(processes.stop, started)
         for worker in range(count):
-            tasks = [
-                {
-                    "run": (dataclasses.replace(run, seed=seeds[worker]) if seeds else run).to_json(),
-                    "what": what,
-                    "environment": cluster.environments[worker],
-                }
-                for (run, what), cluster in zip(asked, around)
-            ]
-            (folder / f"{worker}.json").write_text(json.dumps(tasks))
-        command = [sys.executable, "-W", "ignore", "-m", "tests.engine_worker"]
-        variables = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-        processes = [
-            subprocess.Popen([*command, str(worker), str(folder)], cwd=HOME, env={**variables, **environment})
-            for worker, environment in enumerate(around[0].environments)
-        ]
-        try:
-            assert [process.wait(timeout=DEADLINE_SECONDS) for process in processes] == [0] * count
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+            tasks = []
+            for (run, what), cluster in zip(asked, around):
+                run = dataclasses.replace(run, seed=seeds[worker]) if seeds else run
+                tasks.append({"run": run.to_json(), "what": what, "environment": cluster.environments[worker]})
+            path = folder / f"{worker}.json"
+            path.write_text(json.dumps(tasks))
+            given = {"POC_TASKS": str(path), "PYTHONWARNINGS": "ignore"}
+            started.append(processes.start("tests.engine_worker", {**around[0].environments[worker], **given}))
+        assert [process.wait(timeout=DEADLINE_SECONDS) for process in started] == [0] * count
     return [[dict(np.load(folder / f"{worker}-{n}.npz")) for worker in range(count)] for n in range(len(asked))]
 
 
@@ -191,8 +200,9 @@ def distance(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) ->
 
 
 def main() -> None:
-    worker, folder = int(sys.argv[1]), Path(sys.argv[2])
-    for number, task in enumerate(json.loads((folder / f"{worker}.json").read_text())):
+    tasks = Path(os.environ["POC_TASKS"])
+    folder, worker = tasks.parent, int(tasks.stem)
+    for number, task in enumerate(json.loads(tasks.read_text())):
         os.environ.update(task["environment"])
         run = Run.from_json(task["run"])
         session = engines.open_session(run)

@@ -10,7 +10,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,18 @@ import mypy.api
 import numpy as np
 import pytest
 
-from poc import CIFAR10, SGD, Device, DistSync, Fixed, Muon, Synthetic, data, engines
+from poc import CIFAR10, SGD, Device, DistSync, Fixed, Muon, data, engines
 from poc.engines import Session
 from poc.machine.hardware import GPU
 from poc.recipe.exchanges import Exchange
+from poc.recipe.networks import MEAN
 from poc.run import Run
 from poc.values import UserError, value
+from tests import engine_worker
+from tests.builders import MACHINE
 from tests.conftest import give_memory_back
-from tests.engine_worker import CORES, HOME, MACHINE, Arrays, batches, distance, parameters, planned, trained, workers
-from tests.launch import python
+from tests.engine_worker import PLAIN, Arrays, batches, distance, gradients, parameters, planned, trained, workers
+from tests.launch import HOME, python
 
 INSTALLED = [name for name in engines.ENGINES if engines.versions(name)]
 REAL = {"exchange": "device"}, {"exchange": "local"}
@@ -52,22 +55,15 @@ def words(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name} {given}" for name, given in fields.items()) or "plain"
 
 
-def slowly(mark: pytest.MarkDecorator) -> Callable[[Any], Any]:
-    return lambda test: pytest.mark.slow(mark(test))
-
-
-def having(*ways: dict[str, Any], alone: bool = False) -> Callable[[Any], Any]:
+def having(*ways: dict[str, Any], alone: bool = False, among: Sequence[str] = INSTALLED) -> Callable[[Any], Any]:
     """Each engine with each of the ways to train that it has; `alone`, where that takes one process."""
     cases = {}
-    for engine in INSTALLED:
+    for engine in among:
         for fields in ways:
             case = planned(engine, **fields)
             if not case.skip and not (alone and case.run.workers > 1):
                 cases.setdefault(case.run.id, pytest.param(case.run, id=f"{engine}, {words(fields)}"))
-    return slowly(pytest.mark.parametrize("run", cases.values()))
-
-
-every_engine = slowly(pytest.mark.parametrize("engine", INSTALLED))
+    return lambda test: pytest.mark.slow(pytest.mark.parametrize("run", cases.values())(test))
 
 
 @functools.cache
@@ -267,7 +263,7 @@ def test_every_optimizer_trains_two_devices_as_one_that_plays_them(run: Run) -> 
     {"devices": 2},
     {"devices": 2, "virtual": True},
     # It has dropout.
-    {"model": "cifar_vgg16", "data": Synthetic(size=32, crop=32, train=640, validation=70), "batch_per_device": 2},
+    {"model": "cifar_vgg16", "batch_per_device": 2},
     alone=True,
 )
 def test_a_session_goes_on_to_the_same_bits_from_the_state_of_another(run: Run) -> None:
@@ -291,12 +287,11 @@ def test_a_session_goes_on_to_the_same_bits_from_the_state_of_another(run: Run) 
     assert distance(end, cut) > 1e-3
 
 
-@every_engine
-def test_the_loss_of_a_window_is_the_mean_over_its_samples_each_batch_fetched_once_and_a_peak(engine: str) -> None:
-    run = planned(engine).run
+@having({})
+def test_the_loss_of_a_window_is_the_mean_over_its_samples_each_batch_fetched_once_and_a_peak(run: Run) -> None:
     session = engines.open_session(run)
     # A core of today does 1e9 to 1e12 multiply-adds a second; on a loaded machine less.
-    assert 1e8 < session.peak_flops() < CORES * 1e13
+    assert 1e8 < session.peak_flops() < MACHINE.cores * 1e13
     batch, other = batches(run, steps=2)
     losses = []
     for fed in ([batch], [other], [batch, other, batch]):
@@ -311,12 +306,10 @@ def test_the_loss_of_a_window_is_the_mean_over_its_samples_each_batch_fetched_on
     assert session.drain() == losses[0]
 
 
-@every_engine
+@having({})
 def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not_count(
-    engine: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = planned(engine).run
-    dataset = data.load(run.data, source=None, cache=Path("unused"))
     session = engines.open_session(run)
     scores, sizes = session._scores, []
 
@@ -325,16 +318,15 @@ def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not
         return scores(images)
 
     monkeypatch.setattr(session, "_scores", noted)
-    seen = [session.evaluate(data.validation_batches(dataset, run.data, batch=batch)) for batch in (32, 35, 70)]
+    seen = [session.evaluate(engine_worker.validation(run, batch)) for batch in (32, 35, 70)]
     assert sizes == [32] * 3 + [35] * 2 + [70]
     assert {(each.correct, each.samples) for each in seen} == {(seen[0].correct, 70)}
     assert [each.loss for each in seen] == pytest.approx([seen[0].loss] * 3, rel=1e-6)
 
 
-@every_engine
-def test_an_image_s_scores_are_the_mean_over_its_views(engine: str) -> None:
-    run = planned(engine, averaged_views=6).run
-    (batch,) = data.validation_batches(data.load(run.data, source=None, cache=Path("unused")), run.data, batch=70)
+@having({"averaged_views": 6})
+def test_an_image_s_scores_are_the_mean_over_its_views(run: Run) -> None:
+    (batch,) = engine_worker.validation(run, 70)
     session, size = engines.open_session(run), run.data.crop
     around = np.pad(batch.images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")
     corners = [around[:, :, at : at + size, at : at + size] for at in (0, 1, 2)]
@@ -346,7 +338,8 @@ def test_an_image_s_scores_are_the_mean_over_its_views(engine: str) -> None:
     losses = np.logaddexp.reduce(scores, axis=1) - scores[np.arange(70), labels]
     assert scored.loss == pytest.approx(losses.mean(), rel=1e-4)
     assert scored.correct == (scores.argmax(axis=1) == labels).sum()
-    assert scored.loss != pytest.approx(engines.open_session(planned(engine).run).evaluate([batch]).loss, rel=1e-4)
+    of_one_view = engines.open_session(dataclasses.replace(run, averaged_views=1)).evaluate([batch])
+    assert scored.loss != pytest.approx(of_one_view.loss, rel=1e-4)
 
 
 def _numpy(array: Any) -> np.ndarray:
@@ -378,39 +371,34 @@ def test_batches_that_a_thread_puts_on_the_devices_ahead_train_to_the_same_bits(
 
 @having({"devices": 4}, {"devices": 4, "virtual": True}, alone=True)
 def test_norms_are_those_of_one_device_s_gradient_and_of_the_mean(run: Run) -> None:
-    # Without momentum and decay a step at rate 1 subtracts the gradient.
-    run = dataclasses.replace(run, optimizer=SGD(momentum=0.0, weight_decay=0.0), steps=1)
-    (batch,) = batches(run)
+    run = dataclasses.replace(run, optimizer=PLAIN)
 
-    def gradient(run: Run, fed: data.Batch, *, norms: bool = False) -> tuple[float, list[tuple[float, float]]]:
-        session = engines.open_session(run)
-        before = parameters(session)
-        session.step(fed, 1.0, norms=norms)
-        session.drain()
-        after = parameters(session)
-        names = [name for name in before if "running" not in name and not name.endswith(("/1", "/2", "/3"))]
-        taken = session.gradient_norms()
-        assert session.gradient_norms() == []
-        return sum(float(np.square(before[name] - after[name]).sum(dtype=np.float64)) for name in names), taken
+    def square(arrays: Arrays) -> float:
+        return sum(float(np.square(array).sum(dtype=np.float64)) for array in arrays.values())
 
-    of_mean, ((small, large),) = gradient(run, batch, norms=True)
+    session = engines.open_session(run)
+    of_mean = square(gradients(session, run, norms=True))
+    session.drain()
+    ((small, large),) = session.gradient_norms()
+    assert session.gradient_norms() == []
     assert large == pytest.approx(of_mean, rel=1e-3)
-    single = dataclasses.replace(planned(run.engine).run, optimizer=run.optimizer)
-    squares = [gradient(single, batch.part(first, first + 8))[0] for first in range(0, 32, 8)]
+    single = dataclasses.replace(planned(run.engine).run, optimizer=PLAIN)
+    shared = dataclasses.replace(run, workers=4)
+    squares = [square(gradients(engines.open_session(single), shared, device)) for device in range(4)]
     assert small == pytest.approx(np.mean(squares), rel=1e-3)
     assert large < small
 
 
-@every_engine
-def test_views_cut_on_the_device_are_those_cut_on_the_host(engine: str) -> None:
+@having({"batch_per_device": 32})
+def test_views_cut_on_the_device_are_those_cut_on_the_host(run: Run) -> None:
     generator = np.random.default_rng(0)
     split = data.Images(generator.integers(0, 256, (64, 32, 32, 3), np.uint8), (np.arange(64) % 10).astype(np.int32))
     dataset = data.Dataset("cifar10", split, split)
-    crop = 32 if planned(engine).run.model == "cifar_mlp" else 28
+    crop = 32 if run.model == "cifar_mlp" else 28
     losses = []
     for on_device in (False, True):
         spec = CIFAR10(crop=crop, pad=4, jitter=False, on_device=on_device)
-        session = engines.open_session(dataclasses.replace(planned(engine, batch_per_device=32).run, data=spec))
+        session = engines.open_session(dataclasses.replace(run, data=spec))
         if on_device:
             session.hold(data.held(dataset, spec))
         for batch in data.training_batches(dataset, spec, total_batch=32, seed=0, steps=3):
@@ -420,6 +408,21 @@ def test_views_cut_on_the_device_are_those_cut_on_the_host(engine: str) -> None:
     np.testing.assert_allclose(losses[:3], losses[3:], rtol=1e-5)
 
 
+@having({"model": "cifar_airbench94_slim"})
+def test_patches_of_the_images_that_a_network_is_given_are_white_behind_its_first_convolution(run: Run) -> None:
+    images = np.concatenate([batch.images for batch in batches(run)])
+    session = engines.open_session(run)
+    session.whiten(images)
+    (filters,) = (array for name, array in parameters(session).items() if "whitening.weight" in name)
+    np.testing.assert_array_equal(filters[12:], -filters[:12])
+    pixels = (images - np.reshape(MEAN, (1, 3, 1, 1))) / 58
+    patches = np.lib.stride_tricks.sliding_window_view(pixels, (2, 2), axis=(2, 3)).transpose(0, 2, 3, 1, 4, 5)
+    white = patches.reshape(-1, 12) @ filters[:12].reshape(12, 12).T
+    moments = white.T @ white / len(white)
+    assert np.abs(moments - np.diag(np.diag(moments))).max() < 1e-3
+
+
+TEN = {"model": "cifar_resnet8_v2", "lr": 0.01, "batch_per_device": 64, "steps": 10}
 WARMED_UP = {"warmup_epochs": 0.1, "warmup_from": 0.002}
 STEPS: tuple[dict[str, Any], ...] = (
     {"lr": Fixed(base=0.02, decay="linear", **WARMED_UP)},
@@ -427,6 +430,7 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"lr": Fixed(base=0.01, decay="cosine"), "optimizer": "nesterov"},
     # Orthogonalising makes as much of a direction that is nearly rounding as of any other: small steps.
     {"lr": 0.001, "optimizer": Muon(rate=0.001)},
+    {"lr": 0.001, "optimizer": Muon(rate=0.001), "model": "cifar_airbench94_slim", "batch_per_device": 128, "steps": 3},
     {"label_smoothing": 0.1, "optimizer": SGD(decay_gammas=False, weight_decay=0.01)},
     {"zero_gamma": True},
     {"devices": 2, "virtual": True, "gradient_noise": 1},
@@ -435,30 +439,20 @@ STEPS: tuple[dict[str, Any], ...] = (
 )
 
 
-def beside_gluon() -> Iterator[Any]:
-    for fields in STEPS:
-        steps = {"model": "cifar_resnet8_v2", "lr": 0.01, "batch_per_device": 64, "steps": 10, **fields}
-        for engine in INSTALLED:
-            if engine != "gluon" and not planned(engine, **steps).skip:
-                pair = planned("gluon", **steps).run, planned(engine, **steps).run
-                yield pytest.param(*pair, id=f"{engine}, {words(fields)}")
-
-
 def in_layer_order(arrays: Arrays, start: str = "") -> list[np.ndarray]:
     """The parameters of the first device; engines name them differently."""
     names = [name for name in arrays if name.startswith(start + "parameter/") and not name.endswith("/1")]
     return [arrays[name] for name in names]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("left", "right"), beside_gluon())
-def test_engines_take_the_same_steps(left: Run, right: Run) -> None:
+@having(*({**TEN, **fields} for fields in STEPS), among=[name for name in INSTALLED if name != "gluon"])
+def test_engines_take_the_same_steps(run: Run) -> None:
     """From the same weights: losses, norms, parameters and statistics after ten steps, and their evaluation.
 
     PyTorch divides the variance of n values by n - 1 where it keeps it, MXNet by n: here a thousandth of half of it.
     """
-    expected = here(left)
-    state = engines.open_session(right).state()
+    expected = here(dataclasses.replace(run, engine="gluon"))
+    state = engines.open_session(run).state()
     weights = iter(in_layer_order(expected, "start/"))
     by_device: dict[str, np.ndarray] = {}
     for name, array in state.items():
@@ -469,7 +463,7 @@ def test_engines_take_the_same_steps(left: Run, right: Run) -> None:
             assert by_device[layer].shape == array.shape
             state[name] = by_device[layer]
     assert next(weights, None) is None
-    seen = trained(engines.open_session(right, state=state), right)
+    seen = trained(engines.open_session(run, state=state), run)
     # Without batch norm losses begin at hundreds of nats.
     rtol = 0 if expected["losses"][0] < 5 else 1e-4
     np.testing.assert_allclose(seen["losses"], expected["losses"], atol=1e-4, rtol=rtol)

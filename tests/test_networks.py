@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import SGD, Recipe, engines, synthetic
+from poc import SGD, engines, synthetic
 from poc.__main__ import main
 from poc.data import Batch
 from poc.engines.gluon import compatibility
-from poc.machine.hardware import Hardware
-from poc.plan import plan
 from poc.recipe import networks
 from poc.recipe.networks import NETWORKS
 from poc.values import UserError
+from tests.builders import MACHINE
 from tests.conftest import give_memory_back
+from tests.engine_worker import planned
 from tests.launch import HOME
 
 compatibility.prepare()
@@ -33,7 +33,6 @@ from mxnet import autograd  # noqa: E402
 
 from poc.engines.gluon import networks as built  # noqa: E402
 
-CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**36, cpu_flops=2e11)
 RESNET = "He et al. 2016 (deep residual learning)"
 IDENTITY = "He et al. 2016 (identity mappings), table 3"
 DENSENET = "Huang et al. 2017, table 2"
@@ -104,8 +103,8 @@ def test_a_network_that_nobody_counted_or_builds_is_refused_and_multiply_adds_go
         unknown.multiply_adds(32)
     with pytest.raises(UserError, match="no engine that is installed builds unknown"):
         engines.count(unknown)
-    run = plan("", Recipe(model="cifar_mlp", data=synthetic("cifar", size=32), kind="cpu"), CPU)[0].run
-    assert engines.lacks(dataclasses.replace(run, model="unknown"), CPU) == "model unknown is not MXNet's"
+    run = dataclasses.replace(planned("gluon").run, model="unknown")
+    assert engines.lacks(run, MACHINE) == "model unknown is not MXNet's"
 
 
 @pytest.mark.parametrize(
@@ -133,8 +132,7 @@ def test_networks_train_and_are_compiled_to_the_same(part: int) -> None:
 
 def trains_and_is_compiled_to_the_same(name: str) -> None:
     data = synthetic("cifar" if NETWORKS[name].classes == 10 else "imagenet", size=NETWORKS[name].input_size)
-    recipe = Recipe(model=name, data=data, kind="cpu", batch_per_device=2, optimizer=SGD(momentum=0))
-    run = plan("", recipe, CPU)[0].run
+    run = planned("gluon", model=name, data=data, batch_per_device=2, optimizer=SGD(momentum=0)).run
     images = dataclasses.replace(data, size=small(name), crop=small(name))
     session: Any = engines.load("gluon").open_session(dataclasses.replace(run, data=images))
     # Where the last values lie in a row, a dense layer has fewer weights for small images.

@@ -22,8 +22,9 @@ from poc.recipe import networks
 from poc.train.local import Place
 from poc.train.parent import execute
 from tests import stand_in
-from tests.builders import recipe_file
-from tests.engine_worker import CORES, HOME, Arrays, batches, distance, in_turn, parameters, planned, trained
+from tests.builders import MACHINE, recipe_file
+from tests.engine_worker import Arrays, batches, distance, in_turn, parameters, planned, trained
+from tests.launch import HOME
 
 
 def of_torch(test: Any) -> Any:
@@ -37,7 +38,7 @@ def on_card(test: Any) -> Any:
 @of_torch
 @pytest.mark.parametrize("name", [n for n, (builder, *_) in NETWORKS.items() if builder == "PreactivationResNet"])
 def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name: str) -> None:
-    run = planned("pytorch", model=name, data=Synthetic(size=32, crop=32, train=640)).run
+    run = planned("pytorch", model=name).run
     session = engines.open_session(run)
     assert session.parameters == networks.NETWORKS[name].cost.parameters
     for key, weight in session.state().items():
@@ -50,44 +51,7 @@ def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name
 
 
 @of_torch
-def test_the_network_that_whitens_takes_the_same_steps_in_both_engines() -> None:
-    fields: Any = {"model": "cifar_airbench94_slim", "optimizer": Muon(rate=0.05, weight_decay=0), "lr": 0.5}
-    runs = [planned(engine, data=Synthetic(size=32, crop=32), **fields).run for engine in ("gluon", "pytorch")]
-    fed = list(batches(runs[0]))
-    gluon, pytorch = map(engines.open_session, runs)
-    for session in (gluon, pytorch):
-        session.whiten(np.concatenate([batch.images for batch in fed]))
-    shared = pytorch.state()
-    # Gluon counts the poolings and activations between a convolution and its norm, too.
-    names = {
-        "whitening.weight": "whitening.weight",
-        "whitening.bias": "whitening.bias",
-        "output.weight": "output.weight",
-    }
-    for number, (convolution, norm) in enumerate([(0, 2), (4, 5), (7, 9), (11, 12), (14, 16), (18, 19)]):
-        names[f"blocks.{convolution}.weight"] = f"convolutions.{number}.weight"
-        for theirs, ours in (("beta", "bias"), ("running_mean", "running_mean"), ("running_var", "running_var")):
-            names[f"blocks.{norm}.{theirs}"] = f"norms.{number}.{ours}"
-    given = {f"parameter/{ours}": gluon.state()[f"parameter/{theirs}/0"] for theirs, ours in names.items()}
-    np.testing.assert_array_equal(given["parameter/whitening.weight"], shared["parameter/whitening.weight"])
-    pytorch = engines.open_session(runs[1], state={**shared, **given})
-    for session in (gluon, pytorch):
-        for batch in fed[:2]:
-            session.step(batch, 0.5)
-    for theirs, ours in names.items():
-        left, right = gluon.state()[f"parameter/{theirs}/0"], pytorch.state()[f"parameter/{ours}"]
-        assert np.linalg.norm(left - right) <= 0.02 * np.linalg.norm(left), theirs
-    pixels = np.concatenate([batch.images for batch in fed]).astype(np.float32)
-    patches = np.lib.stride_tricks.sliding_window_view(
-        (pixels - np.reshape(networks.MEAN, (1, 3, 1, 1))) / 58, (2, 2), axis=(2, 3)
-    ).transpose(0, 2, 3, 1, 4, 5)
-    white = patches.reshape(-1, 12) @ given["parameter/whitening.weight"][:12].reshape(12, 12).T
-    moments = white.T @ white / len(white)
-    assert np.abs(moments - np.diag(np.diag(moments))).max() < 1e-3
-
-
-@of_torch
-@pytest.mark.skipif(CORES < 2, reason="two workers need two cores")
+@pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")
 def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
     run = planned("pytorch", devices=2, evaluate=True).run
     assert run.workers == 2

@@ -171,11 +171,10 @@ def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarra
 def versions(name: str) -> dict[str, str]:
     """The versions of what engine `name` is made of, as far as it is installed."""
     found = {}
-    packages = Path(interpreter(name)).parent.parent.glob("lib/python*/site-packages")
-    apart = [str(folder) for folder in packages] if interpreter(name) != sys.executable else None
+    apart = [str(folder) for folder in environment(name).glob("lib/python*/site-packages")]
     for package in load(name).PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, StopIteration):
-            if apart is None:
+            if interpreter(name) == sys.executable:
                 found[package] = importlib.metadata.version(package)
             else:
                 found[package] = next(iter(importlib.metadata.distributions(name=package, path=apart))).version
@@ -195,13 +194,11 @@ def interpreter(name: str) -> str:
 
 def unsupported(name: str, gpu: GPU, machine: Hardware) -> str | None:
     """Why engine `name` cannot run on `gpu` of `machine`, in one line; None where it can."""
-    return builds.unsupported(load(name).BUILDS, gpu, machine.driver) or missing(name, machine)
-
-
-def missing(name: str, machine: Hardware) -> str | None:
-    """What has to be installed so that engine `name` makes use of the cards of `machine`; None where all is."""
-    build = builds.choose(load(name).BUILDS, machine)
-    if build is None or not build.code or versions(name).get(build.package) == build.version:
+    known = load(name).BUILDS
+    if reason := builds.unsupported(known, gpu, machine.driver):
+        return reason
+    build = builds.choose(known, machine)
+    if build is None or versions(name).get(build.package) == build.version:
         return None
     return f"{build} is not installed: ./make_environment.sh{' --torch' * build.apart}"
 

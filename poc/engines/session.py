@@ -59,6 +59,8 @@ class Session(abc.ABC):
     def __init__(self, run: Run, first_step: int = 0) -> None:
         self._run = run
         self._step = first_step
+        self._scale = networks.network(run.model).input_scale
+        """What pixels less their mean are multiplied by, where no batch norm on the input does that."""
         self._sums = not isinstance(run.exchange, (Independent, DistAsync, Stale))
         """Whether an exchange gives every device the sum of all gradients."""
         self._losses: dict[int, Scalar] = {}
@@ -75,7 +77,7 @@ class Session(abc.ABC):
     def whiten(self, images: Pixels) -> None:
         """Gives the first convolution of a network that whitens the filters for `images` (n, 3, h, w), 0 to 255."""
         centred = images.astype(np.float32) - np.array(networks.MEAN, np.float32).reshape(1, 3, 1, 1)
-        self._set_whitening(whitening.filters(centred * networks.network(self._run.model).input_scale))
+        self._set_whitening(whitening.filters(centred * self._scale))
 
     def _set_whitening(self, filters: np.ndarray) -> None:
         raise NotImplementedError

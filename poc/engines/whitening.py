@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 IMAGES = 5_000
 """So many of the training images are enough."""
-_SIDE = 2
 _SMALLEST = 5e-4
 
 
@@ -18,8 +17,8 @@ def filters(images: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
     They are the eigenvectors of the patches' second moments, each divided by the root of its eigenvalue.
     """
-    patches: Any = np.lib.stride_tricks.sliding_window_view(images, (_SIDE, _SIDE), axis=(2, 3))  # type: ignore[call-overload]
-    patches = patches.transpose(0, 2, 3, 1, 4, 5).reshape(-1, images.shape[1] * _SIDE**2).astype(np.float64)
+    patches: Any = np.lib.stride_tricks.sliding_window_view(images, (2, 2), axis=(2, 3))  # type: ignore[call-overload]
+    patches = patches.transpose(0, 2, 3, 1, 4, 5).reshape(-1, 12).astype(np.float64)
     values, vectors = np.linalg.eigh(patches.T @ patches / len(patches))
-    whitening = (vectors / np.sqrt(values + _SMALLEST)).T[::-1].reshape(-1, images.shape[1], _SIDE, _SIDE)
+    whitening = (vectors / np.sqrt(values + _SMALLEST)).T[::-1].reshape(-1, 3, 2, 2)
     return np.concatenate([whitening, -whitening]).astype(np.float32)

@@ -1,4 +1,7 @@
-"""MXNet Gluon. Importing this package does not import mxnet: `open_session` does, once the process is ready for it."""
+"""MXNet Gluon; `poc.engines.Engine` says what each function has to do.
+
+Importing this package does not import mxnet: `open_session` does, once the process is ready for it.
+"""
 
 from __future__ import annotations
 
@@ -116,12 +119,13 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Abst
 
 
 def lacks(run: Run, machine: Hardware) -> str | None:
-    """Why MXNet 1.9.1, as it is installed, cannot do `run` on `machine`, in one line; None where it can."""
     exchange = run.exchange if run.exchanges else None
-    if isinstance(exchange, recipe.Horovod) and importlib.util.find_spec("horovod") is None:
-        return "Horovod is not installed: ./make_environment.sh --horovod"
-    if isinstance(exchange, recipe.Horovod) and run.kind == "gpu" and not _horovod_has_nccl():
-        return "this Horovod was built without NCCL: between GPUs it would send gradients through the host"
+    if isinstance(exchange, recipe.Horovod):
+        spec = importlib.util.find_spec("horovod")
+        if spec is None:
+            return "Horovod is not installed: ./make_environment.sh --horovod"
+        if run.kind == "gpu" and not _has_nccl(str(spec.origin)):
+            return "this Horovod was built without NCCL: between GPUs it would send gradients through the host"
     plain = isinstance(run.optimizer, recipe.SGD) and not run.optimizer.momentum_correction
     if isinstance(exchange, ON_SERVERS) and (not plain or run.dtype == "float16"):
         return f"with exchange {exchange.name} servers update, by SGD without momentum correction, and not in float16"
@@ -131,10 +135,8 @@ def lacks(run: Run, machine: Hardware) -> str | None:
 
 
 @functools.cache  # it reads the whole library, and a plan asks for every run
-def _horovod_has_nccl() -> bool:
-    spec = importlib.util.find_spec("horovod")
-    folders = spec.submodule_search_locations if spec else None
-    libraries = [library for folder in folders or () for library in Path(folder).glob("mxnet/*.so")]
+def _has_nccl(horovod: str) -> bool:
+    libraries = Path(horovod).parent.glob("mxnet/*.so")
     return any(b"ncclAllReduce" in library.read_bytes() for library in libraries)
 
 
@@ -146,7 +148,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def count(network: Network) -> Cost:
-    """What `network` costs, counted in it as it is built."""
     from poc.engines.gluon import compatibility
 
     compatibility.prepare()
@@ -156,7 +157,6 @@ def count(network: Network) -> Cost:
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
-    """Imports mxnet and builds the network of `run`, initialised from its seed or from a `state`, on its devices."""
     from poc.engines.gluon import compatibility
 
     compatibility.prepare()

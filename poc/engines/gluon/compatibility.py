@@ -77,12 +77,11 @@ def _load_cuda_libraries() -> None:
 
 def _import_gluoncv() -> None:
     """Imports GluonCV as if there were no PyTorch: it refuses to start beside one of version 2."""
-    absent = object()
-    torch = sys.modules.get("torch", absent)
+    torch = sys.modules.get("torch")
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         import gluoncv  # noqa: F401
     finally:
         del sys.modules["torch"]
-        if torch is not absent:
-            sys.modules["torch"] = torch  # type: ignore[assignment]
+        if torch:
+            sys.modules["torch"] = torch

@@ -167,7 +167,6 @@ class InProcess:
         return {**state, "loss_scale": self.loss_scale.state()} if self.loss_scale else state
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes over what `state` gave."""
         for start, key in self._kept():
             own = {name.removeprefix(start): held for name, held in state.items() if name.startswith(start)}
             if own:
@@ -373,12 +372,6 @@ class ServerSGD(mx.optimizer.SGD):
         self.wd_mult = dict.fromkeys(undecayed, 0.0)
         self._run, self._first_step = run, first_step
         self._kept, self._added = kept, added
-
-    def create_state_multi_precision(self, index: int, weight: Any) -> Any:
-        """Momentum for parameters, nothing for what is no parameter."""
-        if index in self._kept or index == self._added:
-            return None
-        return super().create_state_multi_precision(index, weight)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Takes in what one worker pushed for one key (lists of one, as MXNet's updater has them)."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from poc.engines import Cluster
 from poc.machine import processes
-from poc.machine.processes import free_port
 
 if TYPE_CHECKING:
     from poc.run import Run
@@ -24,7 +23,7 @@ def parameter_servers(run: Run, common: Mapping[str, str], hosts: Sequence[str])
     common = {
         **common,
         "DMLC_PS_ROOT_URI": hosts[0],
-        "DMLC_PS_ROOT_PORT": str(free_port(hosts[0])),
+        "DMLC_PS_ROOT_PORT": str(processes.free_port(hosts[0])),
         "DMLC_NODE_HOST": hosts[0],
         "DMLC_NUM_WORKER": str(run.workers),
         "DMLC_NUM_SERVER": str(servers),
@@ -52,7 +51,7 @@ def rendezvous(run: Run, common: Mapping[str, str], hosts: Sequence[str]) -> Ite
     common = {
         **common,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0],
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(free_port(hosts[0])),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(processes.free_port(hosts[0])),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_SIZE": str(run.workers),

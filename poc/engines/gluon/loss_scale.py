@@ -48,5 +48,4 @@ class LossScale:
         return np.array([self._scale.asscalar(), self._good.asscalar()])
 
     def load_state(self, state: np.ndarray) -> None:
-        """Takes over what `state` gave."""
         self._scale, self._good = (mx.nd.array([number], ctx=self._scale.context) for number in state)

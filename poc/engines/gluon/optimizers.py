@@ -67,7 +67,6 @@ class SGD:
         return state if self._previous is None else {**state, "rate": np.array(self._previous)}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes over what `state` gave."""
         self._previous = float(state["rate"]) if "rate" in state else None
         self._velocity[:] = state["momentum"]
 

@@ -59,16 +59,13 @@ class GluonSession(Session):
         self._contexts = [context(number) for number in range(1 if run.virtual else run.devices // run.workers)]
         mean = np.array(networks.MEAN, dtype=np.float32).reshape(1, 3, 1, 1)
         self._mean = [mx.nd.array(mean, ctx=context) for context in self._contexts]
-        # Those with a batch norm on the input get images as the study has them, 0 to 255 less the mean.
-        self._scale = networks.network(run.model).input_scale
         self._net = self._build()
         layers: list[Any] = []
         self._net.apply(layers.append)
         self._drops_out = any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
         self._trained_loss = _Smoothed(run.label_smoothing) if run.label_smoothing else self._loss
-        for loss in (self._loss, self._trained_loss):
-            loss.hybridize(static_alloc=True, static_shape=True)
+        self._loss.hybridize(static_alloc=True, static_shape=True)
         parameters = self._net.collect_params()
         for name, parameter in parameters.items():
             if name.endswith(("beta", "bias")) or (name.endswith("gamma") and not run.optimizer.decay_gammas):

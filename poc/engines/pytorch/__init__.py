@@ -1,4 +1,7 @@
-"""PyTorch. Importing this package does not import torch: `open_session` does, once the process is ready for it."""
+"""PyTorch; `poc.engines.Engine` says what each function has to do.
+
+Importing this package does not import torch: `open_session` does, once the process is ready for it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,6 @@ BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, dataclasses.replace(_CUDA_13, a
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma", "layout", "compile")
-_MISSING = "PyTorch is not installed: ./make_environment.sh --torch"
 OPTIMIZERS = (SGD, Nesterov, Muon)
 """A class of `optimizers.py`, of its name, does each."""
 EXCHANGES = (Device, NCCL, Independent)
@@ -99,9 +101,8 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
 
 
 def lacks(run: Run, machine: Hardware) -> str | None:
-    """Why PyTorch, as it is installed, cannot do `run` on `machine`, in one line; None where it can."""
     if "torch" not in versions("pytorch"):
-        return _MISSING
+        return "PyTorch is not installed: ./make_environment.sh --torch"
     if getattr(run.exchange, "two_bit", None) is not None:
         return "compression to two bits is MXNet's"
     if run.model in NETWORKS and _needs_torchvision(run.model):
@@ -115,7 +116,6 @@ def _needs_torchvision(name: str) -> bool:
 
 
 def count(network: Network) -> Cost | None:
-    """What `network` costs, counted in it as it is built; None where that takes what is not installed."""
     if "torch" not in versions("pytorch") or _needs_torchvision(network.name):
         return None
     from poc.engines.pytorch import networks
@@ -132,7 +132,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
-    """Imports torch and builds the network of `run`, initialised from its seed or from a `state`, on its device."""
     from poc.engines.pytorch.session import TorchSession
 
     return TorchSession(run, first_step=first_step, state=state)

@@ -109,29 +109,25 @@ class Airbench(nn.Module):
         super().__init__()
         self.whitening = nn.Conv2d(3, 24, 2)
         self.whitening.weight.requires_grad_(False)
-        convolutions, entering = [], 24
+        blocks: list[nn.Module] = []
+        entering = 24
         for width in widths:
-            convolutions += [
-                nn.Conv2d(entering, width, 3, 1, 1, bias=False),
-                nn.Conv2d(width, width, 3, 1, 1, bias=False),
-            ]
+            blocks += [nn.Conv2d(entering, width, 3, 1, 1, bias=False), nn.MaxPool2d(2), _Shift(width), nn.GELU()]
+            blocks += [nn.Conv2d(width, width, 3, 1, 1, bias=False), _Shift(width), nn.GELU()]
             entering = width
-        self.convolutions = nn.ModuleList(convolutions)
-        self.norms = nn.ModuleList(_Shift(convolution.out_channels) for convolution in convolutions)
+        self.blocks = nn.Sequential(*blocks)
         self.output = nn.Linear(entering, classes, bias=False)
 
     def forward(self, x: Any) -> Any:
         """Scores (n, classes) of images (n, 3, 32, 32)."""
         x = functional.gelu(functional.conv2d(x, self.whitening.weight, 10 * self.whitening.bias))
-        for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms)):
-            x = convolution(x) if number % 2 else functional.max_pool2d(convolution(x), 2)
-            x = functional.gelu(norm(x))
-        return self.output(x.amax(dim=(2, 3))) / 7
+        return self.output(self.blocks(x).amax(dim=(2, 3))) / 7
 
     def start(self) -> None:
         """The first outputs of each convolution are its inputs."""
-        for convolution in self.convolutions:
-            nn.init.dirac_(convolution.weight[: convolution.in_channels])
+        for layer in self.blocks:
+            if isinstance(layer, nn.Conv2d):
+                nn.init.dirac_(layer.weight[: layer.in_channels])
 
 
 def build(network: Network, classes: int, *, zero_branches: bool, seed: int) -> nn.Module:

@@ -70,7 +70,6 @@ class SGD:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes over what `state` gave."""
         self.previous = float(state["rate"]) if "rate" in state else None
         for number, momentum in enumerate(self.momenta):
             momentum.copy_(torch.from_numpy(state[f"momentum/{number}"]))

@@ -50,11 +50,9 @@ class TorchSession(Session):
             backend.allow_tf32 = run.dtype == "tf32"
         torch.backends.cudnn.benchmark = True
         torch.manual_seed(run.seed)
-        network = networks.network(run.model)
-        net = build(network, run.data.classes, zero_branches=run.zero_gamma, seed=run.seed)
+        net = build(networks.network(run.model), run.data.classes, zero_branches=run.zero_gamma, seed=run.seed)
         self._layout = torch.channels_last if run.layout == "NHWC" else torch.contiguous_format
         self._net = net.to(device=self._device, memory_format=self._layout).train()
-        self._scale = network.input_scale
         self._mean = torch.tensor(networks.MEAN, device=self._device).reshape(1, 3, 1, 1)
         self._trained = [parameter for parameter in self._net.parameters() if parameter.requires_grad]
         self._statistics = [
@@ -217,9 +215,8 @@ class TorchSession(Session):
         return squares / self._loss_scale.square() if self._run.dtype == "float16" else squares
 
     def exchange(self) -> None:
-        if self._replicated is None or not self._sums:
-            return
-        _sum(self._gradients())
+        if self._replicated is not None and self._sums:
+            _sum(self._gradients())
 
     def exchange_is_right(self) -> bool | None:
         if not self._sums:

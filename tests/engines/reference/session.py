@@ -30,7 +30,6 @@ class NumpySession(Session):
         super().__init__(run, first_step)
         self._hub = Hub(run.workers)
         self._worker = self._hub.worker
-        self._scale = networks.network(run.model).input_scale
         self._sizes = (int(np.prod(run.data.input_shape)), 128, 64, run.data.classes)
         self.parameters = sum((inputs + 1) * outputs for inputs, outputs in zip(self._sizes, self._sizes[1:]))
         shape = (3, run.devices // run.workers, self.parameters)
