@@ -353,13 +353,13 @@ def _run_cluster(options: argparse.Namespace, began: float) -> int:
         if getattr(options, name) is not None:
             raise UserError(f"--{name}: it is of one machine; on a cluster each node's label says what it is called")
     # Ray, which it imports, is an extra.
-    from poc.cluster import compare, nodes
+    from poc.cluster import nodes, scheduler
 
     options.prices = prices.load({})
     paths = _recipe_paths(options)
     for path in paths:
         recipe.load(path)  # a mistake is found before any node is asked
-    wish = compare.Wish(
+    wish = scheduler.Wish(
         recipes=tuple(paths),
         quick=options.quick,
         cpu_waits=not (options.recipes or options.only),
@@ -373,7 +373,7 @@ def _run_cluster(options: argparse.Namespace, began: float) -> int:
         prices=options.prices,
     )
     nodes.connect(options.cluster)
-    return _concluded(options, compare.Cluster(wish).run())
+    return _concluded(options, scheduler.Cluster(wish).run())
 
 
 def _detail(options: argparse.Namespace) -> int:
@@ -390,9 +390,9 @@ def _concluded(options: argparse.Namespace, failed: Sequence[str]) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from poc.cluster import compare
+    from poc.cluster import scheduler
 
-    print(compare.status(_results(options)))
+    print(scheduler.status(_results(options)))
     return 0
 
 

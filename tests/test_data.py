@@ -28,6 +28,7 @@ from poc.data import recordio
 from poc.data.sources import Release
 from poc.recipe import CIFAR10
 from poc.values import UserError
+from tests.launch import HOME
 
 TRAIN, VALIDATION = 15, 4
 NOT_SERVED = "http://127.0.0.1:9/cifar-10-binary.tar.gz"
@@ -323,8 +324,7 @@ def loader(cache: Path, url: str) -> subprocess.Popen[str]:
     """A process that loads CIFAR-10."""
     code = f"from tests.test_data import *; print(load(None, Path({str(cache)!r}), released({url!r})).name)"
     command, pipe = [sys.executable, "-c", code], subprocess.PIPE
-    root = Path(__file__).resolve().parents[1]
-    return subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    return subprocess.Popen(command, cwd=HOME, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def test_killed_download_is_not_taken_for_good(tmp_path: Path) -> None:

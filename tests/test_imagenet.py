@@ -25,12 +25,17 @@ def picture(number: int, height: int, width: int) -> Any:
     return np.stack([red, columns * 200 // width, rows * 200 // height], axis=-1).astype(np.uint8)
 
 
+def write(folder: Path, images: ImageNet) -> Path:
+    """Writes the two files, with as many pictures as `images` says, and returns the folder."""
+    for name, count in (("train", images.train), ("val", images.validation)):
+        whole = [part(0, record(picture(i, *SIZES[i % 5]), float(100 * i), ".jpg")) for i in range(count)]
+        (folder / f"imagenet_{name}.rec").write_bytes(b"".join(whole))
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, count in (("train", 10), ("val", 5)):
-        whole = [part(0, record(picture(i, *SIZES[i % 5]), float(100 * i), ".jpg")) for i in range(count)]
-        (tmp_path / f"imagenet_{name}.rec").write_bytes(b"".join(whole))
-    return tmp_path
+    return write(tmp_path, SPEC)
 
 
 def load(folder: Path | None) -> data.Dataset:

@@ -34,6 +34,7 @@ LONG = 300.0  # seconds: what has not happened by then never will
 
 
 def use(library: RecordedNVML, monkeypatch: pytest.MonkeyPatch) -> RecordedNVML:
+    """Has the driver of this process be that one, with all its cards visible."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(nvml, "pynvml", library)
     return library

@@ -26,12 +26,13 @@ from poc import (
     engines,
     recipe,
 )
-from poc.machine import hardware, nvml
+from poc.machine import hardware
 from poc.machine.hardware import GPU, Hardware
 from poc.plan import Planned, plan, select
 from poc.run import Run
 from poc.values import UserError
 from tests import stand_in
+from tests.test_machine import use
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.py"))
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
@@ -304,8 +305,7 @@ def test_the_time_is_estimated_by_the_card(machine: str, rate: float, monkeypatc
     if machine == "untold":
         for card in library.cards:
             del card["nvmlDeviceGetNumGpuCores"]
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(nvml, "pynvml", library)
+    use(library, monkeypatch)
     cards = hardware.detect()
     most = min(2, len([card for card in cards.gpus if card.capability > (3, 5)]))
     for devices in {1, most}:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from poc import Linear, Recipe, Synthetic, recipe, report, studies
 from poc.__main__ import main
-from poc.machine.hardware import Hardware
 from poc.plan import plan
 from poc.records import journal
 from poc.report import rows
@@ -27,9 +26,9 @@ from poc.values import UserError
 from tests import test_data
 from tests.builders import record_of
 from tests.conftest import survives
+from tests.test_recipe import CPU
 
 pytestmark = pytest.mark.faults
-CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
 KINDS = "CIFAR10 ImageNet Synthetic Linear SquareRoot Fixed Steps Muon Stale DistSync SGD"
 THOROUGH = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 

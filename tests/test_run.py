@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from poc import CIFAR10, ImageNet, Synthetic
-from poc.machine import hardware, nvml
+from poc.machine import hardware
 from poc.records import timing
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, Told, merged
 from poc.report.rows import from_record
 from poc.train import checkpoint
 from poc.train.local import own_gpus
 from poc.train.parent import execute
-from tests import stand_in
+from tests import stand_in, test_imagenet
 from tests.builders import (
     GLUON,
     MACHINE,
@@ -34,8 +34,7 @@ from tests.builders import (
     run_of,
 )
 from tests.launch import finish, records, struck
-from tests.test_data import part, record
-from tests.test_imagenet import picture
+from tests.test_machine import use
 
 slow = pytest.mark.slow
 
@@ -160,12 +159,9 @@ def test_an_error_in_the_process_of_a_run_is_its_reason(tmp_path: Path) -> None:
 
 @slow
 def test_imagenet_files_are_trained_on(tmp_path: Path) -> None:
-    for name, count in (("train", 2), ("val", 1)):
-        pictures = [part(0, record(picture(i, 60, 70), float(i), ".jpg")) for i in range(count)]
-        (tmp_path / f"imagenet_{name}.rec").write_bytes(b"".join(pictures))
     images = ImageNet(crop=32, resize=40, train=2, validation=1)
     run = run_of(data=images, batch_per_device=1, epochs=None, steps=1)
-    made, _ = execute(run, place_in(tmp_path, source=tmp_path))
+    made, _ = execute(run, place_in(tmp_path, source=test_imagenet.write(tmp_path, images)))
     assert (made.outcome, made.dataset) == (COMPLETED, "imagenet")
     assert made.evaluations[0].samples == 1
 
@@ -213,16 +209,13 @@ def test_a_failed_worker_fails_the_run_and_memory_that_ran_out_is_the_reason_who
 def test_each_worker_of_a_host_gets_its_own_cards(
     machine: str, visible: str | None, own: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = stand_in.library(machine)
+    library = use(stand_in.library(machine), monkeypatch)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         library.links[3, 7] = (10, True, True)
         library.links.update(dict.fromkeys([(0, 1), (0, 3), (0, 5), (0, 7)], (50, False, False)))
         for card in (0, 1, 3, 5, 7):
             library.cards[card]["nvlinks"] = []
-    else:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(nvml, "pynvml", library)
     run = dataclasses.replace(run_of(**{**TWO_WORKERS, **GLUON, "devices": sum(map(len, own))}), kind="gpu")
     assert [[card.index for card in cards] for cards in own_gpus(run, hardware.detect(), 2)] == own
 

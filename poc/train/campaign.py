@@ -70,11 +70,11 @@ class Campaign:
         )
         self.failed: list[str] = []
         """The ids of the runs that failed."""
-        known = [one for one in journal.read(journal.paths(results)) if one.infrastructure == place.infrastructure]
-        self.pace = outlook.Pace(place, known)
-        self._known = list(known)
-        self._noted = {record.run_id for record in known}
-        self._taken = _Takes([] if again else known)
+        records = journal.read(journal.paths(results))
+        self._known = [record for record in records if record.infrastructure == place.infrastructure]
+        self.pace = outlook.Pace(place, self._known)
+        self._noted = {record.run_id for record in self._known}
+        self._taken = _Takes([] if again else self._known)
         self._detail = detail
         self._prefix = prefix
         every = (item for *_, item in self.items)
@@ -208,25 +208,20 @@ def say_left(campaign: Campaign, left: Sequence[Planned]) -> None:
 def _through(campaign: Campaign) -> list[Planned]:
     """Takes the items one after the other, as far as they fit; returns those that are left."""
     left: list[Planned] = []
+    pace = campaign.pace
     for place_in_line, item in enumerate(campaign.items):
-        was_over = campaign.is_over(item)
+        was_over, rest = campaign.is_over(item), campaign.items[place_in_line + 1 :]
         try:
             if not campaign.do(item):
                 left.append(item[2])
                 continue
         except TimeIsUpError:
-            return left + campaign.left(campaign.items[place_in_line:])
-        if not was_over:
-            _say_what_is_left(campaign, campaign.items[place_in_line + 1 :])
+            return left + campaign.left([item, *rest])
+        fitting = [] if was_over else [other for other in campaign.left(rest) if pace.fits(other)]
+        if fitting:
+            until = outlook.clock(min(sum(map(pace.seconds, fitting)), pace.left()))
+            campaign.say(f"  {len(fitting)} to go, until about {until}")
     return left
-
-
-def _say_what_is_left(campaign: Campaign, items: Sequence[outlook.Item]) -> None:
-    pace = campaign.pace
-    fitting = [item for item in campaign.left(items) if pace.fits(item)]
-    if fitting:
-        until = outlook.clock(min(sum(map(pace.seconds, fitting)), pace.left()))
-        campaign.say(f"  {len(fitting)} to go, until about {until}")
 
 
 def _needs_stand_in(place: Place, runs: Sequence[Run]) -> bool:

@@ -202,9 +202,6 @@ def train_here(
     with processes.scratch() as folder:
         events = [folder / f"worker{task.first + here}.jsonl" for here in range(len(task.environments))]
 
-        def lost_elsewhere() -> processes.Lost | None:
-            return elsewhere(events[0])
-
         def done(name: str) -> bool:
             return name in workers and _told(events[[*workers].index(name)]).outcome in DONE
 
@@ -216,7 +213,7 @@ def train_here(
                     environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[here])
                 workers[f"worker {number}"] = _started(run, request, environment)
             with Monitor(_sensors(run, place.machine, workers, cards)) as watcher:
-                lost = processes.watch(workers, helpers, events, place.patience, lost_elsewhere, done)
+                lost = processes.watch(workers, helpers, events, place.patience, lambda: elsewhere(events[0]), done)
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
             for process in workers.values():

@@ -116,7 +116,7 @@ class Cluster:
         if self._mistake:
             raise self._mistake
         failed = []
-        for machine in [machine for kind in self._kinds.values() for machine in kind.machines]:
+        for machine in self._machines():
             if machine.todo and not self._time_is_up():
                 machine.campaign.say(f"{len(machine.todo)} are left: there are not enough nodes any more")
                 failed += [item.run.id for *_, item in machine.todo]
@@ -132,7 +132,7 @@ class Cluster:
             with self._change:
                 for kind in self._kinds.values():
                     self._start(kind)
-                machines = [machine for kind in self._kinds.values() for machine in kind.machines]
+                machines = self._machines()
             if any(machine.at_work for machine in machines):
                 active = time.monotonic()
             # A node that was lost may come back, or another in its place.
@@ -187,6 +187,9 @@ class Cluster:
                 del machine.at_work[item[2].run.id]
                 kind.free += [node for node in team.nodes if not node.lost]
                 self._change.notify_all()
+
+    def _machines(self) -> list[_Machine]:
+        return [machine for kind in self._kinds.values() for machine in kind.machines]
 
     def _is_over(self) -> bool:
         return self._over.is_set() or self._time_is_up()
@@ -292,18 +295,15 @@ class Cluster:
             return []
         # What one host, or fewer, can do is theirs: with as many cores, or with fewer for each worker.
         done = {key for machine in kind.machines for key in machine.keys}
-        chosen = [
-            (name, [item for item in planned if hosts == 1 or (not item.skip and _key(item.run) not in done)])
-            for name, planned in plans
-        ]
-        every = [item for _, planned in chosen for item in planned]
-        self._planned += every
-        if wish.only:
-            chosen = [
-                (name, [item for item in planned if item.run.id.startswith(tuple(wish.only))])
-                for name, planned in chosen
-            ]
-        chosen = [(name, planned) for name, planned in chosen if planned]
+        chosen = []
+        for name, planned in plans:
+            if hosts > 1:
+                planned = [item for item in planned if not item.skip and _key(item.run) not in done]
+            self._planned += planned
+            if wish.only:
+                planned = [item for item in planned if item.run.id.startswith(tuple(wish.only))]
+            if planned:
+                chosen.append((name, planned))
         return [self._machine(node, hosts, chosen, told["stand_in"])] if chosen else []
 
     def _machine(self, node: Node, hosts: int, plans: list[tuple[str, list[Planned]]], stand_in: bool) -> _Machine:
@@ -329,7 +329,7 @@ class Cluster:
     def _lines(self) -> list[str]:
         """What each machine does, a line each."""
         lines = []
-        for machine in [machine for kind in self._kinds.values() for machine in kind.machines]:
+        for machine in self._machines():
             to_go = f"{len(machine.todo)} to go" if machine.todo else "the last"
             for run, team in list(machine.at_work.items()):
                 where = ", ".join(node.name for node in team.nodes)
