@@ -16,13 +16,14 @@ from tabulate import tabulate
 from poc.predict import trial
 from poc.predict.limits import Apart
 from poc.predict.quantiles import FARTHEST, Learnt, learn
-from poc.predict.series import STRONG, WEAK, Point, published
+from poc.predict.series import Point, published
 from poc.predict.trial import Score
 from poc.recipe import Independent
 from poc.records.record import COMPLETED, Forecast, Record
 from poc.records.timing import throughput
 from poc.run import NO_MATTER_FOR_SPEED, Run
 from poc.studies import Study
+from poc.studies.row import STRONG, WEAK
 from poc.values import UserError, from_plain, to_plain, value
 
 FILE = Path(__file__).with_name("learnt.json")
