@@ -78,6 +78,11 @@ def rounded(figure: float | None, digits: int = 3) -> str:
     return f"{figure:,.0f}"
 
 
+def interval(middle: float, low: float, high: float) -> str:
+    """What was predicted, and in which interval it may lie."""
+    return f"{rounded(middle)} ({rounded(low)}-{rounded(high)})"
+
+
 def ranged(figures: Known, digits: int = 3) -> str:
     """The median, and where there are several takes their range and number."""
     if figures is None:
