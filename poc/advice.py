@@ -224,8 +224,6 @@ def options(
     scale: tuple[float, float, float],
     speeds: Sequence[Speed],
     learnt: Learnt,
-    *,
-    devices: Sequence[int] = DEVICES,
     price: Price | None = None,
 ) -> list[Option]:
     """What each number of devices would take to the accuracy that the recipe's first setting reaches on its own batch.
@@ -233,13 +231,16 @@ def options(
     `scale` is the noise scale: its middle, least and most. Epochs at batch B are 1 + B/N over the same at the recipe's
     batch times its epochs (`noise.epochs_at`), N up to `LATER` times as large; the rate as in `advise`; samples/s what
     published series make of `speeds` (on one device, and on two where that is known) at a fixed batch per device, as
-    far as this machine's own steps allow it. A price is shared out by devices, where their number is known.
+    far as this machine's own steps allow it. A price is shared out by devices, where their number is known, and
+    nothing is said of more than the machine of that price has.
     """
     setting = recipe.settings()[0]
     scale = (*scale[:2], max(scale[2], LATER[setting.optimizer.sized_by_gradient] * scale[0]))
     each, epochs, own = setting.batches[-1], setting.epochs or EPOCHS, setting.total_batch
     made = []
-    for count in devices:
+    for count in DEVICES:
+        if price and price.devices and count > price.devices:
+            continue
         batch, (one, limit) = each * count, _at(speeds, count, learnt)
         rates = (one.rate, one.low, one.high)
         needed = sorted(epochs * noise.epochs_at(batch, one) / noise.epochs_at(own, one) for one in scale)
