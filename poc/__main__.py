@@ -238,18 +238,14 @@ def _advise(options: argparse.Namespace) -> int:
     price = known.of(options.machine or name, machine.describe() if not elsewhere else "")
     low, high = between
     scale = (noise.scale, low, high or 16 * noise.scale)
-    made = advice.options(advised_on, scale, speeds, predict.kept().learnt, price=price)
+    made = advice.options(advised_on, scale, speeds, price)
     said = Advice(machine=options.machine or name, options=tuple(made))
     journal.append(file, dataclasses.replace(looked, advice=said))
     print(
         f"Gradient noise scale: {noise.scale:.0f} samples ({noise.samples} looks in the second half of the run; 90%: "
         f"{low:.0f} to {f'{high:.0f}' if high else 'no end seen'})."
     )
-    print(advice.in_words(advised_on, noise.scale))
-    for speed in speeds:
-        print(f"\n{speed.devices} device{'s' * (speed.devices > 1)}: {speed.middle:,.0f} samples/s, {speed.source}.")
-    print(advice.answer(made))
-    print(advice.ASSUMED + ("" if price else " No price is known: give --machine or --infrastructure."))
+    print(advice.in_words(advised_on, noise.scale, speeds, made))
     _write_report(options)
     return 0
 
