@@ -43,8 +43,8 @@ def published(own: Sequence[Study] = ()) -> list[Series]:
     return [series for study in (*known, *own) for series in of_rows(study.rows)]
 
 
-def of_rows(rows: Iterable[Row], least: int = 3) -> list[Series]:
-    """The series of at least so many device counts among `rows`.
+def of_rows(rows: Iterable[Row]) -> list[Series]:
+    """The series of at least three device counts among `rows`.
 
     A row counts where it names its network and its own figures agree. One device exchanges nothing, so its row serves
     every exchange. Of rows of the same count the first one counts.
@@ -59,7 +59,7 @@ def of_rows(rows: Iterable[Row], least: int = 3) -> list[Series]:
     for by_exchange in groups.values():
         alone = by_exchange.pop(None, [])
         found += [_series([*alone, *several]) for several in by_exchange.values()]
-    return [series for series in found if len(series.points) >= least]
+    return [series for series in found if len(series.points) >= 3]
 
 
 def _series(rows: Sequence[Row]) -> Series:
