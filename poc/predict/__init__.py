@@ -89,12 +89,8 @@ def forecast(run: Run, records: Iterable[Record]) -> Forecast | None:
             continue
         if _cores(past) != _cores(run) or (past.devices > 1 and past.exchange_label != run.exchange_label):
             continue
-        for kind, held, other in (
-            (WEAK, "batch_per_device", "total_batch"),
-            (STRONG, "total_batch", "batch_per_device"),
-        ):
-            same_batch = getattr(past, held) == getattr(run, held)
-            if same_batch and past.key(other, *besides) == run.key(other, *besides):
+        for kind, grown in ((WEAK, "total_batch"), (STRONG, "batch_per_device")):
+            if past.key(grown, *besides) == run.key(grown, *besides):
                 alike[kind][past.devices] = speed.median
                 if record.detail and kind == WEAK:
                     apart[past.devices] = Apart(run=past, machine=record.hardware, step=record.detail)
