@@ -94,7 +94,6 @@ def _parser() -> argparse.ArgumentParser:
     for add in (to_run, to_advise):
         files = "CIFAR-10: the official binary files or archive, or cifar10_{train,val}.rec (default: $POC_DATA)"
         add("--data", type=_data, metavar="DIR", default=os.environ.get("POC_DATA") or None, help=files)
-    for add in (to_run, to_advise):
         add("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
     to_advise("--machine", metavar="NAME", help="one that is not here, as poc/studies/prices.csv or a study calls it")
     for add in (to_run, to_status, to_report, to_show, to_compare, to_advise):
@@ -215,7 +214,7 @@ def _advise(options: argparse.Namespace) -> int:
     options.study, options.prices = studies.load([]), prices.load({})
     known = options.prices
     elsewhere = options.machine and advice.published_speed(advised_on, options.machine, known)
-    name, results = options.infrastructure or machine.describe(), _results(options)
+    name = options.infrastructure or machine.describe()
     probes = [*([] if elsewhere else advice.speed_probes(advised_on)), advice.probe(advised_on, options.steps)]
     plans = [plan(path.stem, probe, machine)[0] for probe in probes]
     # A second device is measured where there is one.
@@ -225,8 +224,8 @@ def _advise(options: argparse.Namespace) -> int:
             raise UserError(f"{path.name}: {planned.skip}")
         print(f"{planned}: about {outlook.duration(planned.seconds)}", file=sys.stderr)
     place = Place(machine=machine, infrastructure=name, source=options.data, cache=cache())
-    before = journal.read(journal.paths(results))
-    file = journal.folder(results, name) / journal.FILE
+    before = _records(options)
+    file = journal.folder(_results(options), name) / journal.FILE
     *timed, looked = (_probed(planned, place, file) for planned in plans)
     noise, between = looked.noise(first=0.5), looked.noise_interval(first=0.5)
     failed = next((record for record in (looked, *timed) if record.outcome != COMPLETED), None)
@@ -235,23 +234,18 @@ def _advise(options: argparse.Namespace) -> int:
         unclear = "no gradient could be told from the noise: give more --steps"
         print(f"poc: {failed.in_words() if failed else unclear}", file=sys.stderr)
         return 1
-    low, high = between
     speeds = [elsewhere] if elsewhere else [advice.measured_speed(record, before) for record in timed]
     price = known.of(options.machine or name, machine.describe() if not elsewhere else "")
-    counts = [count for count in advice.DEVICES if not (price and price.devices) or count <= price.devices]
+    low, high = between
     scale = (noise.scale, low, high or 16 * noise.scale)
-    made = advice.options(advised_on, scale, speeds, predict.kept().learnt, devices=counts, price=price)
+    made = advice.options(advised_on, scale, speeds, price)
     said = Advice(machine=options.machine or name, options=tuple(made))
     journal.append(file, dataclasses.replace(looked, advice=said))
     print(
         f"Gradient noise scale: {noise.scale:.0f} samples ({noise.samples} looks in the second half of the run; 90%: "
         f"{low:.0f} to {f'{high:.0f}' if high else 'no end seen'})."
     )
-    print(advice.in_words(advised_on, noise.scale))
-    for speed in speeds:
-        print(f"\n{speed.devices} device{'s' * (speed.devices > 1)}: {speed.middle:,.0f} samples/s, {speed.source}.")
-    print(advice.answer(made))
-    print(advice.ASSUMED + ("" if price else " No price is known: give --machine or --infrastructure."))
+    print(advice.in_words(advised_on, noise.scale, speeds, made))
     _write_report(options)
     return 0
 
@@ -405,14 +399,14 @@ def _report(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     from poc.report import single
 
-    print(single.shown(journal.read(journal.paths(_results(options))), options.run))
+    print(single.shown(_records(options), options.run))
     return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
     from poc.report import single
 
-    print(single.compared(journal.read(journal.paths(_results(options))), *options.runs))
+    print(single.compared(_records(options), *options.runs))
     return 0
 
 
@@ -424,8 +418,7 @@ def _write_report(options: argparse.Namespace) -> None:
     from poc import report
 
     folder, page = _results(options), (options.results or HOME) / "results.md"
-    records = journal.read(journal.paths(folder))
-    report.write(records, options.study, page=page, folder=folder, prices=options.prices, cache=cache())
+    report.write(_records(options), options.study, page=page, folder=folder, prices=options.prices, cache=cache())
     print(f"Written: {page}", file=sys.stderr)
 
 
@@ -453,6 +446,10 @@ def _recipe_path(name: str) -> Path:
 
 def _results(options: argparse.Namespace) -> Path:
     return options.results or HOME / "results"
+
+
+def _records(options: argparse.Namespace) -> list[Record]:
+    return journal.read(journal.paths(_results(options)))
 
 
 if __name__ == "__main__":

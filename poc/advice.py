@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from poc import engines, studies
+from poc import engines, predict, studies
 from poc.machine.hardware import Hardware
 from poc.plan import plan
 from poc.predict.limits import Apart
-from poc.predict.quantiles import Learnt, Prediction
+from poc.predict.quantiles import Prediction
 from poc.predict.series import Point
 from poc.recipe import EPOCHS, Linear, Recipe, networks
 from poc.records import noise
@@ -223,9 +223,6 @@ def options(
     recipe: Recipe,
     scale: tuple[float, float, float],
     speeds: Sequence[Speed],
-    learnt: Learnt,
-    *,
-    devices: Sequence[int] = DEVICES,
     price: Price | None = None,
 ) -> list[Option]:
     """What each number of devices would take to the accuracy that the recipe's first setting reaches on its own batch.
@@ -233,14 +230,17 @@ def options(
     `scale` is the noise scale: its middle, least and most. Epochs at batch B are 1 + B/N over the same at the recipe's
     batch times its epochs (`noise.epochs_at`), N up to `LATER` times as large; the rate as in `advise`; samples/s what
     published series make of `speeds` (on one device, and on two where that is known) at a fixed batch per device, as
-    far as this machine's own steps allow it. A price is shared out by devices, where their number is known.
+    far as this machine's own steps allow it. A price is shared out by devices, where their number is known, and
+    nothing is said of more than the machine of that price has.
     """
     setting = recipe.settings()[0]
     scale = (*scale[:2], max(scale[2], LATER[setting.optimizer.sized_by_gradient] * scale[0]))
     each, epochs, own = setting.batches[-1], setting.epochs or EPOCHS, setting.total_batch
     made = []
-    for count in devices:
-        batch, (one, limit) = each * count, _at(speeds, count, learnt)
+    for count in DEVICES:
+        if price and price.devices and count > price.devices:
+            continue
+        batch, (one, limit) = each * count, _at(speeds, count)
         rates = (one.rate, one.low, one.high)
         needed = sorted(epochs * noise.epochs_at(batch, one) / noise.epochs_at(own, one) for one in scale)
         several = (needed[1], needed[0], needed[2])
@@ -264,14 +264,14 @@ def options(
     return made
 
 
-def _at(speeds: Sequence[Speed], devices: int, learnt: Learnt) -> tuple[Prediction, str]:
+def _at(speeds: Sequence[Speed], devices: int) -> tuple[Prediction, str]:
     """Samples/s on so many devices, and what limits them there, where the last of `speeds` tells it."""
     last = speeds[-1]
     speed = next((speed for speed in speeds if speed.devices == devices), last)
     one = Prediction(devices=devices, rate=speed.middle, low=speed.low, high=speed.high)
     if devices > last.devices:
         points = [Point(devices=speed.devices, rate=speed.middle) for speed in speeds]
-        (said,) = learnt.predict(points, [Point(devices=devices, rate=0.0)])
+        (said,) = predict.kept().learnt.predict(points, [Point(devices=devices, rate=0.0)])
         low, high = said.low * last.low / last.middle, said.high * last.high / last.middle
         one = dataclasses.replace(said, low=low, high=high)
     if last.apart is None:
@@ -281,7 +281,17 @@ def _at(speeds: Sequence[Speed], devices: int, learnt: Learnt) -> tuple[Predicti
     return (within if devices > last.devices else one), limit
 
 
-def answer(made: Sequence[Option]) -> str:
+def in_words(recipe: Recipe, scale: float, speeds: Sequence[Speed], made: Sequence[Option]) -> str:
+    """What batches `advise` finds at a noise scale, the `speeds` measured or published, and what `options` made."""
+    known = [
+        f"\n{speed.devices} device{'s' * (speed.devices > 1)}: {speed.middle:,.0f} samples/s, {speed.source}."
+        for speed in speeds
+    ]
+    unpriced = "" if made[0].dollars else " No price is known: give --machine or --infrastructure."
+    return "\n".join([_batches(recipe, scale), *known, _table(made), ASSUMED + unpriced])
+
+
+def _table(made: Sequence[Option]) -> str:
     """A table of all options, the fastest and the cheapest marked."""
     fastest = min(made, key=lambda one: one.hours[0])
     cheapest = min(made, key=lambda one: one.dollars[0] if one.dollars else 0.0)
@@ -307,7 +317,7 @@ def _range(three: tuple[float, float, float]) -> str:
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
-def in_words(recipe: Recipe, scale: float) -> str:
+def _batches(recipe: Recipe, scale: float) -> str:
     """A table of what `advise` finds, and what it means."""
     choices, best = advise(recipe, scale)
     rows = [

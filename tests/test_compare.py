@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,7 @@ from poc.records.timing import PARTS
 from poc.report import compare, rows
 from poc.report.measurements import by_speed
 from poc.studies.row import MEASURED, Row
-
-HOME = Path(__file__).resolve().parent.parent
+from tests.launch import HOME
 
 
 def row(**fields: Any) -> Row:

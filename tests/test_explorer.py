@@ -20,9 +20,8 @@ from poc import studies
 from poc.records import journal, timing
 from poc.report import explorer, rows
 from tests.builders import record_of
-from tests.launch import DEADLINE_SECONDS
+from tests.launch import DEADLINE_SECONDS, HOME
 
-HOME = Path(__file__).parent.parent
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SWITCHES = (
     *("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking", "disable-sync"),
@@ -35,6 +34,7 @@ RECORDS = [
     record_of(run_id="twice00000", started="2026-11-22T10:00:00+00:00"),
     record_of(run_id="skipped000", run={"model": "alexnet"}, outcome="skipped", windows=[], evaluations=[], wall=None),
 ]
+TABLE = rows.collect(RECORDS, studies.load())
 pytestmark = pytest.mark.slow
 POINTS = '#chart path[aria-roledescription="point"]'
 
@@ -82,7 +82,7 @@ def browser(chromium: Any) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("explorer") / "explorer.html"
-    path.write_text(explorer.page(rows.collect(RECORDS, studies.load()), RECORDS), encoding="utf-8")
+    path.write_text(explorer.page(TABLE, RECORDS), encoding="utf-8")
     return path
 
 
@@ -101,22 +101,21 @@ def cells(browser: Any, title: str) -> list[str]:
 
 
 def test_filters_narrow_the_table_and_the_chart(browser: Any, made: Path) -> None:
-    table = rows.collect(RECORDS, studies.load())
     opened(browser, made)
     for column, values in {"network": ["resnet50", "vgg16"], "origin": ["published"]}.items():
         for value in values:
             choose(browser, column, value)
-    kept = [row for row in table if row.network in ("resnet50", "vgg16") and row.origin == "published"]
-    wait(browser, f"document.getElementById('count').textContent.startsWith('{len(kept)} of {len(table)} rows')")
+    kept = [row for row in TABLE if row.network in ("resnet50", "vgg16") and row.origin == "published"]
+    wait(browser, f"document.getElementById('count').textContent.startsWith('{len(kept)} of {len(TABLE)} rows')")
     points = sum(None not in (row.total_batch, row.samples_per_second) for row in kept)
     wait(browser, f"document.querySelectorAll('{POINTS}').length", points)
     assert set(cells(browser, "network")) == {"resnet50", "vgg16"}
-    assert 0 < points < len(table)
+    assert 0 < points < len(TABLE)
 
 
 def test_a_column_is_sorted_with_empty_cells_last(browser: Any, made: Path) -> None:
     opened(browser, made)
-    held = [row.samples_per_second for row in rows.collect(RECORDS, studies.load())]
+    held = [row.samples_per_second for row in TABLE]
     figures = [figure for figure in held if figure is not None]
     assert len(figures) < len(held)
     head = next(one for one in browser.find_elements(By.CSS_SELECTOR, "#rows th") if one.text == "samples/s")
@@ -129,7 +128,7 @@ def test_the_reader_picks_axes_and_columns(browser: Any, made: Path) -> None:
     opened(browser, made)
     for axis, column in {"x": "devices", "y": "accuracy", "colour": "network"}.items():
         Select(browser.find_element(By.ID, axis)).select_by_value(column)
-    known = [row for row in rows.collect(RECORDS, studies.load()) if None not in (row.devices, row.accuracy)]
+    known = [row for row in TABLE if None not in (row.devices, row.accuracy)]
     wait(browser, f"document.querySelectorAll('{POINTS}').length", sum(row.devices > 0 for row in known))
     drawn = browser.find_element(By.CSS_SELECTOR, "#chart svg.marks").text.split("\n")
     assert {"devices", "accuracy", "network", "measured", "published"} <= set(drawn)

@@ -18,7 +18,8 @@ from poc.records.record import Record
 from poc.report import chart
 from poc.report.tables import RATE, rounded
 from tests.builders import record_of
-from tests.test_report import BLANK, ELSEWHERE, HOME, RECORDS, STUDIES, VIRTUAL, skipped, workers
+from tests.launch import HOME
+from tests.test_report import BLANK, ELSEWHERE, RECORDS, STUDIES, VIRTUAL, skipped, workers
 
 TITLE = "The same recipe on each machine"
 NAMES = ("machine", "network", "price of")

@@ -165,7 +165,7 @@ def test_advice_counts_epochs_hours_and_dollars() -> None:
     recipe = Recipe(model="cifar_resnet50_v2", batch_per_device=128, lr=Linear(base=0.05, per=128), epochs=12)
     speed = advice.Speed(middle=1000.0, low=900.0, high=1100.0, source="test")
     price = Price(machine="x", dollars_per_hour=8.0, devices=8)
-    one, *_, eight = advice.options(recipe, (1024.0, 512.0, 2048.0), [speed], predict.kept().learnt, price=price)
+    one, *_, eight = advice.options(recipe, (1024.0, 512.0, 2048.0), [speed], price)
     assert one.epochs == pytest.approx((12, 12, 12))
     assert one.hours == pytest.approx((600 / 3600, 600 / 3960, 600 / 3240))
     assert one.dollars == pytest.approx(one.hours)

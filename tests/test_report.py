@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -20,8 +19,7 @@ from poc.report import rows
 from poc.studies import prices
 from poc.studies.row import COLUMNS, Row, to_csv
 from tests.builders import TEST_CPU, record_of
-
-HOME = Path(__file__).resolve().parent.parent
+from tests.launch import HOME
 
 # Of results/rows.csv, as docs and readers know them: names and order.
 DESIGN = """

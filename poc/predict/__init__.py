@@ -16,13 +16,14 @@ from tabulate import tabulate
 from poc.predict import trial
 from poc.predict.limits import Apart
 from poc.predict.quantiles import FARTHEST, Learnt, learn
-from poc.predict.series import STRONG, WEAK, Point, published
+from poc.predict.series import Point, published
 from poc.predict.trial import Score
 from poc.recipe import Independent
 from poc.records.record import COMPLETED, Forecast, Record
 from poc.records.timing import throughput
 from poc.run import NO_MATTER_FOR_SPEED, Run
 from poc.studies import Study
+from poc.studies.row import STRONG, WEAK
 from poc.values import UserError, from_plain, to_plain, value
 
 FILE = Path(__file__).with_name("learnt.json")
@@ -88,12 +89,8 @@ def forecast(run: Run, records: Iterable[Record]) -> Forecast | None:
             continue
         if _cores(past) != _cores(run) or (past.devices > 1 and past.exchange_label != run.exchange_label):
             continue
-        for kind, held, other in (
-            (WEAK, "batch_per_device", "total_batch"),
-            (STRONG, "total_batch", "batch_per_device"),
-        ):
-            same_batch = getattr(past, held) == getattr(run, held)
-            if same_batch and past.key(other, *besides) == run.key(other, *besides):
+        for kind, grown in ((WEAK, "total_batch"), (STRONG, "batch_per_device")):
+            if past.key(grown, *besides) == run.key(grown, *besides):
                 alike[kind][past.devices] = speed.median
                 if record.detail and kind == WEAK:
                     apart[past.devices] = Apart(run=past, machine=record.hardware, step=record.detail)

@@ -20,7 +20,8 @@ from scipy.optimize import linprog
 from scipy.sparse import eye, hstack
 
 from poc.predict.rivals import amdahl, last_kept
-from poc.predict.series import STRONG, Point, Series
+from poc.predict.series import Point, Series
+from poc.studies.row import STRONG, WEAK
 from poc.values import value
 
 Array = NDArray[np.float64]
@@ -88,14 +89,15 @@ class Learnt:
     weak: Fitted
     strong: Fitted | None = None
 
-    def knows(self, scaling: str) -> bool:
-        """Whether any series of that kind was learnt from; if not, intervals are those of the other, twice as wide."""
-        return scaling != STRONG or self.strong is not None
+    def predict(self, points: Sequence[Point], asked: Sequence[Point], scaling: str = WEAK) -> list[Prediction]:
+        """The rates on more devices than the last of `points` has.
 
-    def predict(self, points: Sequence[Point], asked: Sequence[Point], scaling: str = "weak") -> list[Prediction]:
-        """The rates on more devices than the last of `points` has."""
-        fitted = self.strong if scaling == STRONG and self.strong else self.weak
-        wider = 1.0 if self.knows(scaling) else 2.0
+        Where no strong series was learnt from, intervals of one are those of weak ones, twice as wide.
+        """
+        if scaling == STRONG and self.strong:
+            fitted, wider = self.strong, 1.0
+        else:
+            fitted, wider = self.weak, 2.0 if scaling == STRONG else 1.0
         found = []
         for point in asked:
             low, middle, high = fitted.quantiles(features(tuple(points), point))

@@ -8,12 +8,11 @@ from typing import Any
 
 from poc import studies
 from poc.studies import Study
-from poc.studies.row import Row, rate
+from poc.studies.row import STRONG, Row, rate
 from poc.values import value
 
 MORE = Path(__file__).parent / "series"
 """Studies of nothing but scaling, that no table shows: what is learnt from them is how efficiency is lost."""
-WEAK, STRONG = "weak", "strong"
 _SAME = ("study", "infrastructure", "hardware", "framework", "network", "dataset", "input_shape", "dtype", "layout")
 
 
@@ -44,8 +43,8 @@ def published(own: Sequence[Study] = ()) -> list[Series]:
     return [series for study in (*known, *own) for series in of_rows(study.rows)]
 
 
-def of_rows(rows: Iterable[Row], least: int = 3) -> list[Series]:
-    """The series of at least so many device counts among `rows`.
+def of_rows(rows: Iterable[Row]) -> list[Series]:
+    """The series of at least three device counts among `rows`.
 
     A row counts where it names its network and its own figures agree. One device exchanges nothing, so its row serves
     every exchange. Of rows of the same count the first one counts.
@@ -53,15 +52,14 @@ def of_rows(rows: Iterable[Row], least: int = 3) -> list[Series]:
     groups: dict[tuple[Any, ...], dict[str | None, list[Row]]] = {}
     for row in rows:
         if row.network and row.devices and _figure(row) and not row.doubtful("samples_per_second", "devices"):
-            held = row.total_batch if row.scaling == STRONG else row.batch_per_device
-            key = (*(getattr(row, name) for name in _SAME), row.scaling, held)
+            key = (*(getattr(row, name) for name in _SAME), row.scaling, row.held_fixed)
             exchange = None if row.devices == 1 else row.exchange
             groups.setdefault(key, {}).setdefault(exchange, []).append(row)
     found = []
     for by_exchange in groups.values():
         alone = by_exchange.pop(None, [])
         found += [_series([*alone, *several]) for several in by_exchange.values()]
-    return [series for series in found if len(series.points) >= least]
+    return [series for series in found if len(series.points) >= 3]
 
 
 def _series(rows: Sequence[Row]) -> Series:
@@ -70,7 +68,7 @@ def _series(rows: Sequence[Row]) -> Series:
     points = [
         Point(devices=count, rate=_figure(row) or 0.0, hosts=row.hosts or 1) for count, row in sorted(firsts.items())
     ]
-    batch = f"{last.total_batch} in all" if last.scaling == STRONG else f"{last.batch_per_device} a device"
+    batch = f"{last.held_fixed} {'in all' if last.scaling == STRONG else 'a device'}"
     said = [first.hardware or first.infrastructure, first.framework, first.network, first.dtype, batch, last.exchange]
     label = ", ".join(filter(None, said))
     return Series(study=first.study, label=label, scaling=last.scaling, points=tuple(points))

@@ -86,16 +86,13 @@ def _guess(one: Series, measured: Sequence[Point], point: Point, made: Predictio
 
 def by_study(series: Sequence[Series], tested: Sequence[str] = ()) -> dict[str, list[Guess]]:
     """The guesses of each way for every study (or those `tested`), with nothing of that study known."""
-    return _left_out(series, [[one for one in series if one.study == name] for name in tested or _studies(series)])
+    names = tested or dict.fromkeys(one.study for one in series)
+    return _left_out(series, [[one for one in series if one.study == name] for name in names])
 
 
 def by_series(series: Sequence[Series]) -> dict[str, list[Guess]]:
     """The guesses of each way for every series, with nothing of that series known."""
     return _left_out(series, [[one] for one in series])
-
-
-def _studies(series: Sequence[Series]) -> list[str]:
-    return list(dict.fromkeys(one.study for one in series))
 
 
 def _left_out(series: Sequence[Series], groups: Sequence[Sequence[Series]]) -> dict[str, list[Guess]]:

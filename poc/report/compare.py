@@ -12,10 +12,9 @@ from scipy.stats import t
 
 from poc.records.record import COMPLETED
 from poc.report.measurements import grouped
-from poc.studies.row import Row, rate
+from poc.studies.row import STRONG, WEAK, Row, rate
 from poc.values import value
 
-WEAK, STRONG = "weak", "strong"
 HELD_FIXED = {WEAK: "batch_per_device", STRONG: "total_batch"}
 
 # What all rows of a series share, beside the batch held fixed. `setting` stands for every other field of a measured

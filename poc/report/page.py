@@ -74,6 +74,10 @@ class Results:
         real = [row for row in known if row.dataset != "synthetic" and row.run.searches == searched]
         return sorted(by_accuracy(filter(chosen, real)), key=lambda taken: self._order(taken.row))
 
+    def record(self, taken: Measurement) -> Record | None:
+        """Of its last take; None where it was published."""
+        return next((record for row, record in zip(self.rows, self.records) if row is taken.rows[-1]), None)
+
     def name(self, row: Row) -> str:
         """The machine of a row in a table: bold where it is the one at hand, with its source where it is a study's."""
         if row.measured:

@@ -78,11 +78,16 @@ def rounded(figure: float | None, digits: int = 3) -> str:
     return f"{figure:,.0f}"
 
 
-def ranged(figures: Known, digits: int = 3) -> str:
+def interval(middle: float, low: float, high: float) -> str:
+    """What was predicted, and in which interval it may lie."""
+    return f"{rounded(middle)} ({rounded(low)}-{rounded(high)})"
+
+
+def ranged(figures: Known) -> str:
     """The median, and where there are several takes their range and number."""
     if figures is None:
         return ""
-    median, low, high = (rounded(figure, digits) for figure in (figures.median, figures.low, figures.high))
+    median, low, high = map(rounded, (figures.median, figures.low, figures.high))
     return median if figures.n == 1 else f"{median} ({low}-{high}, n={figures.n})"
 
 
@@ -106,7 +111,6 @@ COLUMNS: Mapping[str, Callable[[Measurement], str]] = {
     "total batch": lambda taken: counted(taken.row.total_batch),
     "precision": lambda taken: taken.row.dtype,
     "engine": lambda taken: taken.row.framework,
-    "exchange": lambda taken: taken.row.exchange,
     RATE: rate_of,
 }
 """Columns by their titles, and what a measurement has in them."""

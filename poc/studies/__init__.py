@@ -152,9 +152,8 @@ def contradictions(texts: Sequence[Mapping[str, str]], rows: Sequence[Row]) -> l
 
 
 def _series(row: Row) -> tuple[Any, ...]:
-    held_fixed = row.total_batch if row.scaling == "strong" else row.batch_per_device
     same = (row.infrastructure, row.framework, row.network, row.dataset, row.input_shape, row.layout, row.scaling)
-    return (*same, held_fixed)
+    return (*same, row.held_fixed)
 
 
 def _disagreements(text: Mapping[str, str], row: Row, on_one_device: Mapping[tuple[Any, ...], str]) -> Contradictions:

@@ -11,6 +11,8 @@ from typing import Any, Union
 from poc.run import Run
 
 MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
+WEAK, STRONG = "weak", "strong"
+"""Series over devices, by what they hold fixed: the batch per device, or the total batch."""
 
 # None where unknown. `Any` lets arithmetic follow a check that the type checker cannot see, in another function.
 Count = Union[int, Any]
@@ -146,6 +148,11 @@ class Row:
     def measured(self) -> bool:
         """Whether it was measured here, and not published."""
         return self.origin == MEASURED
+
+    @property
+    def held_fixed(self) -> Count:
+        """The batch that its series over devices holds fixed."""
+        return self.total_batch if self.scaling == STRONG else self.batch_per_device
 
     def doubtful(self, *columns: str) -> bool:
         """Whether the source's own figures disagree about any of these columns."""

@@ -90,10 +90,10 @@ def _printed(row: Row) -> bool:
 
 def _picture(results: Results) -> list[Picture]:
     """Accuracy against minutes: the curves of measured settings, of published ones the end."""
-    records, lines = {id(row): record for row, record in zip(results.rows, results.records)}, []
+    lines = []
     for found in reached(results)[: chart.MOST_LINES]:
         row, points = found.row, [chart.Point(x=found.minutes, y=found.row.accuracy)]
-        if record := records.get(id(found.taken.rows[-1])):
+        if record := results.record(found.taken):
             points = [
                 chart.Point(x=trained_by(seen.epoch, record) / 60, y=seen.accuracy) for seen in record.evaluations
             ]

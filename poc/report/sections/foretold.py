@@ -9,10 +9,9 @@ from poc.records import noise
 from poc.records.record import COMPLETED, Record
 from poc.report.measurements import CLOSED, division, grouped
 from poc.report.page import MAIN_EPOCHS, MAIN_NETWORK, Results, Section
-from poc.report.sections.rates import way
+from poc.report.sections.rates import published_trainings, way
 from poc.report.tables import markdown, network_label, rounded
 from poc.run import Run
-from poc.studies.row import Row
 from poc.values import value
 
 _STEP = 20
@@ -126,7 +125,7 @@ def rates(results: Results) -> Section:
         }
         lines += _rates(label, tried, known[0], sized_by_gradient=series.run.optimizer.sized_by_gradient)
         if (series.run.model, series.run.epochs, division(series.run)) == (MAIN_NETWORK, MAIN_EPOCHS, CLOSED):
-            printed = [taken.row for taken in results.published(_printed)]
+            printed = [taken.row for taken in published_trainings(results)]
             of_batch = sorted(grouped(printed, lambda row: row.total_batch).items())
             pairs = {batch: [(row.accuracy, row.learning_rate) for row in rows] for batch, rows in of_batch}
             lines += _rates(f"{label}, published", pairs, known[0]) if pairs else []
@@ -197,11 +196,6 @@ def _rates(
             }
         )
     return lines
-
-
-def _printed(row: Row) -> bool:
-    known = None not in (row.accuracy, row.learning_rate, row.total_batch)
-    return known and (row.network, row.epochs) == (MAIN_NETWORK, MAIN_EPOCHS)
 
 
 def _series(results: Results) -> Sequence[_Series]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from poc.report import chart
 from poc.report.measurements import CLOSED, Measurement, division
 from poc.report.page import MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
-from poc.report.sections.rates import best_rates, short_way, trainings, way
+from poc.report.sections.rates import best_rates, published_trainings, short_way, trainings, way
 from poc.report.tables import accuracy_of, cells, markdown, network_label, rounded
 
 
@@ -52,7 +52,6 @@ def _ways(results: Results, shown: Sequence[Measurement]) -> tuple[str, str]:
 
 def published(results: Results) -> Section:
     """What the main study printed at each total batch and rate."""
-    shown = results.published(lambda row: row.network == MAIN_NETWORK and row.accuracy is not None)
     lines = [
         {
             **cells(taken, "total batch", "devices", "batch a device"),
@@ -60,7 +59,7 @@ def published(results: Results) -> Section:
             "accuracy": accuracy_of(taken.accuracies()),
             "machine": results.name(taken.row),
         }
-        for taken in sorted(shown, key=_by_batch)
+        for taken in sorted(published_trainings(results), key=_by_batch)
     ]
     return Section("Published rates", (markdown(lines),))
 
@@ -101,12 +100,11 @@ def _by_batch(taken: Measurement) -> tuple[int, float]:
 
 def _curves(results: Results) -> Sequence[Picture]:
     """Accuracy after each epoch: the best of either division at the smallest, a middle and the largest batch."""
-    records = {id(row): record for row, record in zip(results.rows, results.records)}
     lines = []
     for name, best in best_rates(results).items():
         batches = list(best)
         for batch in dict.fromkeys(batches[place] for place in (0, len(batches) // 2, -1) if batches):
-            if record := records.get(id(best[batch].rows[-1])):
+            if record := results.record(best[batch]):
                 points = tuple(chart.Point(x=seen.epoch, y=seen.accuracy) for seen in record.evaluations)
                 lines.append(chart.Line(label=f"{name}, total batch {batch:,}", points=points, here=name == CLOSED))
     if not lines:

@@ -12,7 +12,7 @@ from poc.records.record import COMPLETED, Forecast, Record
 from poc.report import chart, compare
 from poc.report.page import Picture, Results, Section
 from poc.report.sections.scaling import scalings
-from poc.report.tables import markdown, network_label, rounded
+from poc.report.tables import interval, markdown, network_label, rounded
 from poc.run import NO_MATTER_FOR_SPEED
 
 _ADVISED_BESIDES = (
@@ -54,8 +54,6 @@ def beforehand(results: Results) -> Section:
         for row, record in zip(results.rows, results.records)
         if (said := record.predicted) and row.samples_per_second
     ]
-    if not lines:
-        return Section("", ())
     inside = sum(line["inside"] == "yes" for line in lines)
     about = (
         "Before a run on several devices begins, its samples/s are *predicted* from this machine's runs on fewer, and "
@@ -89,10 +87,10 @@ def advised(results: Results) -> Section:
                     "network": network_label(record.run.model),
                     "devices": f"{option.devices} x {option.batch // option.devices:,}",
                     "rate": f"{option.learning_rate:.3g}",
-                    "samples/s said (90%)": _said(option.rate),
+                    "samples/s said (90%)": interval(*option.rate),
                     "limited by": option.limit,
                     "samples/s came": rounded(statistics.median(speeds)) if speeds else "",
-                    "hours said (90%)": _said(option.hours),
+                    "hours said (90%)": interval(*option.hours),
                     "hours came": rounded(statistics.median(hours)) if hours else "",
                 }
             )
@@ -102,7 +100,7 @@ def advised(results: Results) -> Section:
         "What `poc advise` said before anything was spent, and the medians of what was measured in that setting on "
         "that machine: hours of training alone, for as many epochs as were advised."
     )
-    return Section("Advised, and what came", (about, markdown(lines), *pictures) if lines else ())
+    return Section("Advised, and what came", (about, markdown(lines), *pictures))
 
 
 def _epoch_seconds(record: Record) -> float | None:
@@ -110,11 +108,6 @@ def _epoch_seconds(record: Record) -> float | None:
     if not record.run.whole_epochs or record.outcome != COMPLETED:
         return None
     return sum(window.seconds for window in record.windows) / record.run.epochs
-
-
-def _said(three: tuple[float, float, float]) -> str:
-    middle, low, high = map(rounded, three)
-    return f"{middle} ({low}-{high})"
 
 
 def _time_against_dollars(record: Record) -> Picture:
@@ -164,8 +157,6 @@ def here(results: Results) -> Section:
                     **_beside(made, came),
                 }
             )
-    if not lines:
-        return Section("", ())
     inside = sum(line["inside"] == "yes" for line in lines)
     about = (
         "*Predicted* from the medians on one device, by what the published series teach, which know nothing of this "
@@ -177,7 +168,7 @@ def here(results: Results) -> Section:
 def _beside(made: Forecast | Prediction, came: float) -> dict[str, str]:
     """What was predicted, with its interval, and what came out, in samples/s."""
     return {
-        "predicted (90%)": f"{rounded(made.rate)} ({rounded(made.low)}-{rounded(made.high)})",
+        "predicted (90%)": interval(made.rate, made.low, made.high),
         "measured": rounded(came),
         "inside": "yes" if made.low <= came <= made.high else "no",
     }

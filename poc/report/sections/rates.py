@@ -40,15 +40,21 @@ def section(results: Results) -> Section:
 
 def best_rates(results: Results) -> dict[str, dict[int, Measurement]]:
     """By kind (published, closed, open) the most accurate measurement at each total batch, ascending."""
-
-    def printed(row: Row) -> bool:
-        return (row.network, row.epochs) == (MAIN_NETWORK, MAIN_EPOCHS) and None not in (row.accuracy, row.total_batch)
-
     measured = grouped(trainings(results), lambda taken: division(taken.row.run))
     return {
-        "published": _best(results.published(printed)),
+        "published": _best(published_trainings(results)),
         **{name: _best(measured.get(name, ())) for name in (CLOSED, OPEN)},
     }
+
+
+def published_trainings(results: Results) -> list[Measurement]:
+    """What the main study printed of its network over its epochs, with its rate."""
+
+    def printed(row: Row) -> bool:
+        known = None not in (row.accuracy, row.learning_rate, row.total_batch)
+        return known and (row.network, row.epochs) == (MAIN_NETWORK, MAIN_EPOCHS)
+
+    return results.published(printed)
 
 
 def trainings(results: Results, *, searched: bool = False) -> list[Measurement]:

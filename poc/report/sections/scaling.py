@@ -13,7 +13,7 @@ from poc.report import chart, compare
 from poc.report.measurements import Measurement
 from poc.report.page import MAIN_BATCH, MAIN_NETWORK, Picture, Results, Section
 from poc.report.sections.machines import usual_exchange
-from poc.report.tables import markdown, network_label, rounded, short_machine
+from poc.report.tables import interval, markdown, network_label, rounded, short_machine
 from poc.run import NO_MATTER_FOR_SPEED
 from poc.studies.row import Row
 from poc.values import value
@@ -78,7 +78,7 @@ def section(results: Results) -> Section:
         speedups = {count: rounded(speedup) for count, speedup in scaled.speedups.items()}
         table.append(line(scaled, machine, speedups, f"{scaled.efficiency:.2f}", str(scaled.takes)))
         if several := foretold.get(scaled):
-            said = {one.devices: f"{rounded(one.rate)} ({rounded(one.low)}-{rounded(one.high)})" for one in several}
+            said = {one.devices: interval(one.rate, one.low, one.high) for one in several}
             table.append(line(scaled, f"{machine}, *predicted*", said, "", ""))
     about = (
         "ResNet-50 (CIFAR) with a fixed batch per device: samples/s of n devices over those of one (xn), and that over "

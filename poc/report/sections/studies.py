@@ -30,7 +30,7 @@ def sections(results: Results) -> list[Section]:
 def _section(results: Results, study: Study, alone: Sequence[Measurement]) -> Section:
     rows = [row for row in results.rows if row.study == study.name and not row.measured]
     several = len({row.framework for row in rows}) > 1
-    groups = grouped(rows, lambda row: (*(getattr(row, name) for name in _SERIES), _held(row)))
+    groups = grouped(rows, lambda row: (*(getattr(row, name) for name in _SERIES), row.held_fixed))
     lines = [_line(group, alone, several) for group in groups.values()]
     told = [line for line in lines if any(line[title] for title in _FIGURES)]
     source = ", ".join(filter(None, [study.authors, study.year]))
@@ -45,14 +45,9 @@ def _section(results: Results, study: Study, alone: Sequence[Measurement]) -> Se
     return Section(study.title.split(":")[0] or study.name, list(filter(None, blocks)))
 
 
-def _held(row: Row) -> int | None:
-    """The batch that its series holds fixed."""
-    return row.total_batch if row.scaling == compare.STRONG else row.batch_per_device
-
-
 def _line(group: Sequence[Row], alone: Sequence[Measurement], several: bool) -> dict[str, str]:
     first, last = group[0], max(group, key=lambda row: row.devices or 0)
-    held, many = _held(first), (last.devices or 0) > 1
+    held, many = first.held_fixed, (last.devices or 0) > 1
     one = next((row for row in group if (row.devices or 0) <= 1), None)
     accuracies = [row.accuracy for row in group if row.accuracy is not None]
     at_most = [row for row in group if row.devices == last.devices]
