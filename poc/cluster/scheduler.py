@@ -33,7 +33,7 @@ from poc.values import UserError, value
 
 STATUS = "cluster.json"
 """In the folder of results, for as long as a cluster is at work: what each machine does."""
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 1.0
 _SCAN_SECONDS = 2.0
 _LINE_SECONDS = 10.0
 _REPLACE_SECONDS = 30.0
@@ -146,7 +146,8 @@ class Cluster:
                 if time.monotonic() - told > _LINE_SECONDS and before != (before := "\n".join(lines)):
                     told = time.monotonic()
                     print(before, file=sys.stderr)
-            time.sleep(_LOOK_SECONDS)
+            with self._change:
+                self._change.wait(_LOOK_SECONDS)
 
     def _start(self, kind: _Kind) -> None:
         """Starts what can be on the free nodes of a kind: what takes several of them first, or it would never."""

@@ -43,7 +43,9 @@ def _speed(results: Results) -> Iterator[str]:
         how += f", {rounded(rate.low)}-{rounded(rate.high)}"
     if not own.calm:
         how += ", disturbed by other processes"
-    told = f"{results.here} trains {rounded(rate.median)} samples/s at batch {MAIN_BATCH} ({how})"
+    told = (
+        f"{results.here} trains {rounded(rate.median)} samples/s at batch {MAIN_BATCH} with {own.row.framework} ({how})"
+    )
     yield f"**Speed.** {told}{': ' * bool(beside)}{beside}."
 
 
