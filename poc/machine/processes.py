@@ -167,15 +167,19 @@ def _progress(workers: Iterable[psutil.Process], signs: Iterable[Path]) -> tuple
 
 
 def _told_when_one_ends(processes: Iterable[subprocess.Popen[str]]) -> threading.Event:
-    """An event that is set whenever one of them has ended; Popen's own waiting with a time-out looks for that."""
+    """An event that is set whenever one of them has ended, which is left to others to take note of.
+
+    Popen's own waiting with a time-out looks for the end again and again.
+    """
     ended = threading.Event()
 
-    def wait(process: subprocess.Popen[str]) -> None:
-        process.wait()
+    def wait(pid: int) -> None:
+        with contextlib.suppress(ChildProcessError):  # taken note of already
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         ended.set()
 
     for process in processes:
-        threading.Thread(target=wait, args=(process,), name="wait", daemon=True).start()
+        threading.Thread(target=wait, args=(process.pid,), name="wait", daemon=True).start()
     return ended
 
 
