@@ -42,6 +42,11 @@ class Run(Schedule, Training):
     quick: bool = field(label=lambda quick: "quick" * quick)
 
     @property
+    def shares_threads(self) -> bool:
+        """Whether its devices are CPU contexts of one process, which share its threads: no published series has that."""
+        return self.kind == "cpu" and self.workers < self.devices
+
+    @property
     def exchanges(self) -> bool:
         """Whether there are gradients that travel, or could: those of several real devices."""
         return self.devices > 1 and not self.virtual

@@ -12,7 +12,7 @@ from poc.run import Run
 from poc.train.local import Place, Share, Task
 from poc.values import from_plain, to_plain
 
-# Each look costs a host that trains a message: it answers when it has ended, or after its part of this.
+# Each look costs a host that trains a message: it answers when it has ended, or after this.
 _LOOK_SECONDS = 1.0
 # Ending its share a node may have to wait for workers that tell what they have.
 _END_SECONDS = 90.0

@@ -69,11 +69,9 @@ def forecast(run: Run, records: Iterable[Record]) -> Forecast | None:
     `records` are this machine's, oldest first. They count where their runs are the same but for the devices and, on one
     device, for the exchange; with the same batch a device or, where there are none, the same total batch. The last take
     on each number of devices counts: a machine that is shared is as fast as it was lately. Where one with the same
-    batch a device was taken apart, its parts bound what is said. CPU devices of one process share its threads, of which
-    no published series knows.
+    batch a device was taken apart, its parts bound what is said.
     """
-    shares_threads = run.kind == "cpu" and run.workers < run.devices
-    if not run.exchanges or isinstance(run.exchange, Independent) or shares_threads:
+    if not run.exchanges or isinstance(run.exchange, Independent) or run.shares_threads:
         return None
     besides = ("devices", "workers", "exchange", "cores_per_worker", *NO_MATTER_FOR_SPEED)
     alike: dict[str, dict[int, float]] = {WEAK: {}, STRONG: {}}

@@ -45,8 +45,8 @@ class Scaled:
         return self.series.rows[-1]
 
     def foretold(self) -> list[Prediction]:
-        """Speed-ups on twice as many devices and more, as far as is predicted; of a published series none."""
-        if not self.last.measured:
+        """Speed-ups of a measured series on twice as many devices and more, as far as is predicted."""
+        if self.last.run.shares_threads:
             return []
         asked = [Point(devices=self.last.devices * times, rate=0.0) for times in (2, FARTHEST)]
         points = [Point(devices=devices, rate=speedup) for devices, speedup in {1: 1.0, **self.speedups}.items()]
