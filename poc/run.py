@@ -43,7 +43,7 @@ class Run(Schedule, Training):
 
     @property
     def shares_threads(self) -> bool:
-        """Whether its devices are CPU contexts of one process, which share its threads: no published series has that."""
+        """Whether its devices are CPU contexts of one process and share its threads: no published series has that."""
         return self.kind == "cpu" and self.workers < self.devices
 
     @property
