@@ -210,12 +210,12 @@ def _advise(options: argparse.Namespace) -> int:
     whole("--steps", options.steps, least=20)
     path = _recipe_path(options.recipe)
     machine = hardware.detect()
-    advised_on = advice.first_setting(recipe.load(path), machine)
+    setting = advice.first_setting(recipe.load(path), machine)
     options.study, options.prices = studies.load([]), prices.load({})
     known = options.prices
-    elsewhere = options.machine and advice.published_speed(advised_on, options.machine, known)
+    elsewhere = options.machine and advice.published_speed(setting, options.machine, known)
     name = options.infrastructure or machine.describe()
-    probes = [*([] if elsewhere else advice.speed_probes(advised_on)), advice.probe(advised_on, options.steps)]
+    probes = [*([] if elsewhere else advice.speed_probes(setting)), advice.probe(setting, options.steps)]
     plans = [plan(path.stem, probe, machine)[0] for probe in probes]
     # A second device is measured where there is one.
     plans = [planned for planned in plans if not (planned.skip and planned.run.exchanges)]
@@ -238,14 +238,14 @@ def _advise(options: argparse.Namespace) -> int:
     price = known.of(options.machine or name, machine.describe() if not elsewhere else "")
     low, high = between
     scale = (noise.scale, low, high or 16 * noise.scale)
-    made = advice.options(advised_on, scale, speeds, price)
+    made = advice.options(setting, scale, speeds, price)
     said = Advice(machine=options.machine or name, options=tuple(made))
     journal.append(file, dataclasses.replace(looked, advice=said))
     print(
         f"Gradient noise scale: {noise.scale:.0f} samples ({noise.samples} looks in the second half of the run; 90%: "
         f"{low:.0f} to {f'{high:.0f}' if high else 'no end seen'})."
     )
-    print(advice.in_words(advised_on, noise.scale, speeds, made))
+    print(advice.in_words(setting, noise.scale, speeds, made))
     _write_report(options)
     return 0
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Sequence
 
 from tabulate import tabulate
@@ -17,12 +16,13 @@ from tabulate import tabulate
 from poc import engines, predict, studies
 from poc.machine.hardware import Hardware
 from poc.plan import plan
+from poc.predict import NINE_TENTHS
 from poc.predict.limits import Apart
 from poc.predict.quantiles import Prediction
 from poc.predict.series import Point
-from poc.recipe import EPOCHS, Linear, Recipe, networks
+from poc.recipe import EPOCHS, Linear, Recipe, Setting, networks
 from poc.records import noise
-from poc.records.record import COMPLETED, Option, Record
+from poc.records.record import Option, Record
 from poc.records.timing import throughput
 from poc.studies.prices import Price, Prices
 from poc.studies.row import Row, rate
@@ -45,7 +45,6 @@ LATER = {True: 3.0, False: 15.0}
 sized by the gradient, or not: what ResNet-50 had here (results/learning_rate.md), 2.4 to 2.8 and 9 to 15."""
 _WHOLE = ("cores_per_worker", "epochs", "seconds", "target_accuracy")
 """What a short run does not take over: of a whole one, or of a device that is part of a CPU."""
-_NINE_TENTHS = 1.645  # standard deviations on either side of the mean hold 90% of a normal distribution
 
 
 @value
@@ -73,7 +72,7 @@ class Choice:
     learning_rate: float
 
 
-def first_setting(recipe: Recipe, machine: Hardware) -> Recipe:
+def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
     """Of `recipe` what is advised on: the first setting that `machine` can do, on its GPUs where it has any."""
     settings, able = [], []
     for setting in recipe.settings():
@@ -85,12 +84,11 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Recipe:
         if not planned.skip:
             able.append(settings[-1])
     on_gpus = [setting for setting in able if setting.kind == "gpu"]
-    return [*on_gpus, *able, *settings][0]
+    return [*on_gpus, *able, *settings][0].settings()[0]
 
 
-def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:
-    """A short run of the first setting of `recipe`, on several devices, played in turn where there are fewer."""
-    setting = recipe.settings()[0]
+def probe(setting: Setting, steps: int = STEPS) -> Recipe:
+    """A short run of `setting` on several devices, played in turn where there are fewer."""
     given = {name: held for name, held in vars(setting).items() if name not in _WHOLE}
     short = {
         "devices": 8,
@@ -108,12 +106,12 @@ def probe(recipe: Recipe, steps: int = STEPS) -> Recipe:
     return Recipe(**{**given, **short})
 
 
-def advise(recipe: Recipe, scale: float) -> tuple[list[Choice], Choice]:
+def advise(setting: Setting, scale: float) -> tuple[list[Choice], Choice]:
     """Batch sizes from a sixteenth of the noise scale to sixteen times it, and the largest that keeps the accuracy.
 
-    That is one at which as many epochs get as far as `WORTH` of them at the recipe's own batch. The learning rate of
-    the recipe's first setting is taken to be right where it was given: for `per` samples, or where it does not scale
-    for that setting's total batch. From there it follows `noise.rate_at`: it grows with the batch below the noise scale
+    That is one at which as many epochs get as far as `WORTH` of them at the setting's own batch. The learning rate of
+    the setting is taken to be right where it was given: for `per` samples, or where it does not scale for the total
+    batch. From there it follows `noise.rate_at`: it grows with the batch below the noise scale
     and hardly any more beyond it.
     """
     nearest = round(math.log2(max(1.0, scale)))
@@ -122,25 +120,23 @@ def advise(recipe: Recipe, scale: float) -> tuple[list[Choice], Choice]:
             batch=batch,
             steps=1 + scale / batch,
             samples=noise.epochs_at(batch, scale),
-            learning_rate=_rate_at(recipe, batch, scale),
+            learning_rate=_rate_at(setting, batch, scale),
         )
         for batch in (2**exponent for exponent in range(max(0, nearest - 4), nearest + 5))
     ]
-    allowed = noise.epochs_at(recipe.settings()[0].total_batch, scale) / WORTH
+    allowed = noise.epochs_at(setting.total_batch, scale) / WORTH
     return choices, [choices[0], *(choice for choice in choices if choice.samples <= allowed)][-1]
 
 
-def _rate_at(recipe: Recipe, batch: int, scale: float) -> float:
+def _rate_at(setting: Setting, batch: int, scale: float) -> float:
     """The learning rate at a total batch, as `advise` says."""
-    setting = recipe.settings()[0]
     at = setting.lr.per if isinstance(setting.lr, Linear) else setting.total_batch
     rates = [noise.rate_at(one, scale, sized_by_gradient=setting.optimizer.sized_by_gradient) for one in (batch, at)]
     return float(setting.lr.at(at) * rates[0] / rates[1])
 
 
-def speed_probes(recipe: Recipe) -> list[Recipe]:
-    """Short runs of the first setting of `recipe` on one device, and of GPUs on two, for their speed."""
-    setting = recipe.settings()[0]
+def speed_probes(setting: Setting) -> list[Recipe]:
+    """Short runs of `setting` on one device, and of GPUs on two, for their speed."""
     given = {name: held for name, held in vars(setting).items() if name not in (*_WHOLE, "devices")}
     short = {"workers": 1, "virtual": False, "straggler": 0.0, "exchange": "device"}
     length = {"steps": SPEED_STEPS, "window": 5, "seeds": 1, "takes": 1, "evaluate": False, "gradient_noise": None}
@@ -152,13 +148,13 @@ def speed_probes(recipe: Recipe) -> list[Recipe]:
 def measured_speed(record: Record, before: Sequence[Record] = ()) -> Speed:
     """Of a speed probe; raises UserError where it has none.
 
-    Its 90% is that of its windows or, where this is more, of the takes of one and the same run `before` on its machine:
-    a machine that is shared is faster on one day than on the next, which no short run can see.
+    Its 90% is that of its windows or, where this is more, of the takes of one and the same run `before` on its machine.
     """
     found = throughput(record.windows)
     if found is None:
         raise UserError("advise: the speed probe has no window; give a recipe of more steps")
-    off = math.exp(_NINE_TENTHS * max(found.spread / found.median, between_takes(before, record.infrastructure)))
+    own = [one for one in before if one.infrastructure == record.infrastructure]
+    off = math.exp(NINE_TENTHS * max(found.spread / found.median, predict.between_takes(own)))
     return Speed(
         middle=found.median,
         low=found.median / off,
@@ -169,24 +165,11 @@ def measured_speed(record: Record, before: Sequence[Record] = ()) -> Speed:
     )
 
 
-def between_takes(records: Sequence[Record], machine: str) -> float:
-    """The standard deviation of the logarithm of samples/s between takes of one run, over all runs of `machine`."""
-    takes: dict[str, list[float]] = {}
-    for record in records:
-        speed = throughput(record.windows)
-        if speed and record.infrastructure == machine and record.outcome == COMPLETED and not record.run.quick:
-            takes.setdefault(record.run.id, []).append(math.log(speed.median))
-    several = [logs for logs in takes.values() if len(logs) > 1]
-    freedom = sum(len(logs) - 1 for logs in several)
-    return math.sqrt(sum(statistics.variance(logs) * (len(logs) - 1) for logs in several) / freedom) if freedom else 0.0
-
-
-def published_speed(recipe: Recipe, machine: str, prices: Prices) -> Speed:
+def published_speed(setting: Setting, machine: str, prices: Prices) -> Speed:
     """Of one device of a machine that is not here, from the study of a machine like it; raises UserError without one.
 
-    The row of the batch nearest to the recipe's; where that is another, the speed may be off by `UNLIKE`.
+    The row of the batch nearest to the setting's; where that is another, the speed may be off by `UNLIKE`.
     """
-    setting = recipe.settings()[0]
     price, network = prices.of(machine), networks.network(setting.model)
     rows = [row for study in studies.load() for row in study.rows]
     alike = [
@@ -220,20 +203,19 @@ def _same_machine(row: Row, price: Price, prices: Prices) -> bool:
 
 
 def options(
-    recipe: Recipe,
+    setting: Setting,
     scale: tuple[float, float, float],
     speeds: Sequence[Speed],
     price: Price | None = None,
 ) -> list[Option]:
-    """What each number of devices would take to the accuracy that the recipe's first setting reaches on its own batch.
+    """What each number of devices would take to the accuracy that `setting` reaches on its own batch.
 
-    `scale` is the noise scale: its middle, least and most. Epochs at batch B are 1 + B/N over the same at the recipe's
+    `scale` is the noise scale: its middle, least and most. Epochs at batch B are 1 + B/N over the same at the setting's
     batch times its epochs (`noise.epochs_at`), N up to `LATER` times as large; the rate as in `advise`; samples/s what
     published series make of `speeds` (on one device, and on two where that is known) at a fixed batch per device, as
     far as this machine's own steps allow it. A price is shared out by devices, where their number is known, and
     nothing is said of more than the machine of that price has.
     """
-    setting = recipe.settings()[0]
     scale = (*scale[:2], max(scale[2], LATER[setting.optimizer.sized_by_gradient] * scale[0]))
     each, epochs, own = setting.batches[-1], setting.epochs or EPOCHS, setting.total_batch
     made = []
@@ -253,7 +235,7 @@ def options(
             Option(
                 devices=count,
                 batch=batch,
-                learning_rate=_rate_at(recipe, batch, scale[0]),
+                learning_rate=_rate_at(setting, batch, scale[0]),
                 rate=rates,
                 limit=limit,
                 epochs=several,
@@ -281,14 +263,14 @@ def _at(speeds: Sequence[Speed], devices: int) -> tuple[Prediction, str]:
     return (within if devices > last.devices else one), limit
 
 
-def in_words(recipe: Recipe, scale: float, speeds: Sequence[Speed], made: Sequence[Option]) -> str:
+def in_words(setting: Setting, scale: float, speeds: Sequence[Speed], made: Sequence[Option]) -> str:
     """What batches `advise` finds at a noise scale, the `speeds` measured or published, and what `options` made."""
     known = [
         f"\n{speed.devices} device{'s' * (speed.devices > 1)}: {speed.middle:,.0f} samples/s, {speed.source}."
         for speed in speeds
     ]
     unpriced = "" if made[0].dollars else " No price is known: give --machine or --infrastructure."
-    return "\n".join([_batches(recipe, scale), *known, _table(made), ASSUMED + unpriced])
+    return "\n".join([_batches(setting, scale), *known, _table(made), ASSUMED + unpriced])
 
 
 def _table(made: Sequence[Option]) -> str:
@@ -317,15 +299,14 @@ def _range(three: tuple[float, float, float]) -> str:
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
-def _batches(recipe: Recipe, scale: float) -> str:
+def _batches(setting: Setting, scale: float) -> str:
     """A table of what `advise` finds, and what it means."""
-    choices, best = advise(recipe, scale)
+    choices, best = advise(setting, scale)
     rows = [
         [f"{one.batch}{' <-' * (one == best)}", f"{one.steps:.2f}", f"{one.samples:.2f}", f"{one.learning_rate:.3g}"]
         for one in choices
     ]
     headers = ["total batch", "steps, of the fewest", "samples, of the fewest", "learning rate"]
-    setting = recipe.settings()[0]
     share = noise.epochs_at(setting.total_batch, scale) / best.samples
     kept = f"as many samples get as far as {share:.2f} of them"
     if setting.steps is None and setting.seconds is None:

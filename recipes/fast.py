@@ -17,7 +17,7 @@ recipe = Recipe(
     lr=Linear(base=0.5, per=1000, decay="linear"),
     label_smoothing=0.2,
     layout="auto",
-    epochs=14,
+    epochs=8,
     window=10,
     target_accuracy=0.92,
     seeds=3,

@@ -104,11 +104,11 @@ def test_advice_is_on_the_first_setting_that_can_run_on_gpus_where_there_are_any
 ) -> None:
     cases = [{"kind": "cpu"}, {"kind": "gpu", "devices": 8}, {"kind": "gpu", "devices": 2, "exchange": "nccl"}]
     recipe = Recipe(model="cifar_resnet8_v2", batch_per_device=[128, 64], lr=0.1, cases=cases)
-    (setting,) = advice.first_setting(recipe, stand(machine, monkeypatch)).settings()
+    setting = advice.first_setting(recipe, stand(machine, monkeypatch))
     assert (setting.kind, setting.devices, setting.batches) == (*wanted, [128])
     # Two cards are measured beside one; two contexts of a CPU would tell nothing of two such machines.
-    assert [probe.devices for probe in advice.speed_probes(recipe)] == [1]
-    assert len(advice.speed_probes(advice.first_setting(recipe, stand(machine, monkeypatch)))) == setting.devices
+    assert [probe.devices for probe in advice.speed_probes(recipe.settings()[0])] == [1]
+    assert len(advice.speed_probes(setting)) == setting.devices
 
 
 def test_norms_of_scaled_gradients_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Fixed, Linear, Muon, Recipe, Synthetic, advice
+from poc import Fixed, Linear, Muon, Synthetic, advice
 from poc.__main__ import main
 from poc.plan import plan
-from poc.recipe import load
+from poc.recipe import Setting, load
 from poc.records import journal, noise
 from poc.records.noise import Norms
 from tests.builders import MACHINE, recipe_file
@@ -72,8 +72,8 @@ def test_without_signal_there_is_no_scale() -> None:
 
 
 def test_advice_goes_up_to_where_an_epoch_is_worth_four_fifths() -> None:
-    recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", batch_per_device=128, lr=Linear(base=0.05, per=128))
-    choices, best = advice.advise(recipe, 1024.0)
+    setting = Setting(model="cifar_resnet8_v2", kind="cpu", batch_per_device=128, lr=Linear(base=0.05, per=128))
+    choices, best = advice.advise(setting, 1024.0)
     # 1 + 128 / 1024 is 0.9 of 1 + 256 / 1024, and 0.75 of 1 + 512 / 1024.
     assert (best.batch, best.steps, best.samples) == (256, 5.0, 1.25)
     assert best.learning_rate == pytest.approx(0.05 * (1 + 1024 / 128) / 5)
@@ -88,15 +88,15 @@ def test_advice_goes_up_to_where_an_epoch_is_worth_four_fifths() -> None:
 @pytest.mark.parametrize(("optimizer", "least"), [("sgd", 0.5 * 2 / 9), (Muon(rate=0.05), 0.5 * (2 / 9) ** 0.5)])
 def test_a_rate_that_does_not_scale_is_right_for_its_own_total_batch(optimizer: Any, least: float) -> None:
     lr = Fixed(base=0.5, decay="linear")
-    recipe = Recipe(model="cifar_resnet8_v2", devices=8, batch_per_device=128, lr=lr, optimizer=optimizer)
-    rates = {choice.batch: choice.learning_rate for choice in advice.advise(recipe, 1024.0)[0]}
+    setting = Setting(model="cifar_resnet8_v2", devices=8, batch_per_device=128, lr=lr, optimizer=optimizer)
+    rates = {choice.batch: choice.learning_rate for choice in advice.advise(setting, 1024.0)[0]}
     assert rates[1024] == pytest.approx(0.5)
     assert rates[128] == pytest.approx(least)
 
 
-def test_a_recipe_s_probe_is_short_and_looks_at_the_noise() -> None:
-    recipe = Recipe(model="cifar_resnet8_v2", devices=[1, 8], batch_per_device=[128, 512], lr=Linear(base=0.1, per=64))
-    ((run, skip),) = [(planned.run, planned.skip) for planned in plan("", advice.probe(recipe, steps=40), MACHINE)]
+def test_a_probe_is_short_and_looks_at_the_noise() -> None:
+    setting = Setting(model="cifar_resnet8_v2", batch_per_device=128, lr=Linear(base=0.1, per=64))
+    ((run, skip),) = [(planned.run, planned.skip) for planned in plan("", advice.probe(setting, steps=40), MACHINE)]
     assert (run.devices, run.virtual, run.batch_per_device, run.steps) == (8, True, 64, 40)
     assert (run.gradient_noise, run.evaluate, skip) == (2, False, "")
     assert run.learning_rate == pytest.approx(0.8)

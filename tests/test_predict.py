@@ -19,7 +19,7 @@ from poc.predict.limits import Apart
 from poc.predict.quantiles import Prediction, learn, splits
 from poc.predict.series import Point, Series
 from poc.predict.trial import MODEL
-from poc.recipe import Linear, Recipe
+from poc.recipe import Linear, Setting
 from poc.records import journal
 from poc.records.record import FAILED, Record
 from poc.report import rows
@@ -162,10 +162,10 @@ def test_the_command_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_advice_counts_epochs_hours_and_dollars() -> None:
-    recipe = Recipe(model="cifar_resnet50_v2", batch_per_device=128, lr=Linear(base=0.05, per=128), epochs=12)
+    setting = Setting(model="cifar_resnet50_v2", batch_per_device=128, lr=Linear(base=0.05, per=128), epochs=12)
     speed = advice.Speed(middle=1000.0, low=900.0, high=1100.0, source="test")
     price = Price(machine="x", dollars_per_hour=8.0, devices=8)
-    one, *_, eight = advice.options(recipe, (1024.0, 512.0, 2048.0), [speed], price)
+    one, *_, eight = advice.options(setting, (1024.0, 512.0, 2048.0), [speed], price)
     assert one.epochs == pytest.approx((12, 12, 12))
     assert one.hours == pytest.approx((600 / 3600, 600 / 3960, 600 / 3240))
     assert one.dollars == pytest.approx(one.hours)
@@ -177,13 +177,13 @@ def test_advice_counts_epochs_hours_and_dollars() -> None:
 
 
 def test_the_speed_of_a_machine_that_is_not_here() -> None:
-    recipe = Recipe(model="cifar_resnet50_v2", batch_per_device=128)
+    setting = Setting(model="cifar_resnet50_v2", batch_per_device=128)
     known = prices.load({})
-    speed = advice.published_speed(recipe, "p2.8xlarge", known)
+    speed = advice.published_speed(setting, "p2.8xlarge", known)
     assert (speed.middle, speed.low) == (1100, 1100)
-    assert advice.published_speed(dataclasses.replace(recipe, batch_per_device=64), "p2.8xlarge", known).low < 1100
+    assert advice.published_speed(dataclasses.replace(setting, batch_per_device=64), "p2.8xlarge", known).low < 1100
     with pytest.raises(UserError, match="no study has"):
-        advice.published_speed(recipe, "p5.48xlarge", known)
+        advice.published_speed(setting, "p5.48xlarge", known)
 
 
 def at(speed: float, *, detail: dict[str, Any] | None = None, **run: Any) -> Record:
@@ -215,6 +215,23 @@ def test_a_forecast_is_made_of_runs_on_fewer_devices_that_are_the_same_otherwise
     assert predict.forecast(two, others) is None
     assert predict.forecast(seen[0].run, seen) is None
     assert predict.forecast(at(1.0, devices=2, exchange="independent").run, seen) is None
+
+
+def test_what_takes_differ_by_widens_a_forecast() -> None:
+    two = at(1.0, devices=2, exchange="dist_sync").run
+    # Takes of two runs, each a tenth above and below their mean, in logarithms: a variance of 0.02 of each.
+    lower, upper = (math.exp(off) for off in (-0.1, 0.1))
+    runs = ((50, {"batch_per_device": 64}), (5, {"zero_gamma": True}))
+    apart = [at(speed * factor, **run) for speed, run in runs for factor in (lower, upper)]
+    assert predict.between_takes(apart) == pytest.approx(math.sqrt(0.02))
+    calm, shared = (predict.forecast(two, [*before, at(100.0)]) for before in ([], apart))
+    assert calm
+    assert shared
+    assert shared.rate == calm.rate
+    off = 1.645 * 0.2  # of two takes, so times the root of two
+    for end in ("low", "high"):
+        logs = [abs(math.log(getattr(found, end) / found.rate)) for found in (calm, shared)]
+        assert logs[1] == pytest.approx(math.hypot(logs[0], off))
 
 
 STEP: dict[str, Any] = dict(

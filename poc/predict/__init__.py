@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Sequence
+import math
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from poc.studies.row import STRONG, WEAK
 from poc.values import UserError, from_plain, to_plain, value
 
 FILE = Path(__file__).with_name("learnt.json")
+NINE_TENTHS = 1.645
+"""Standard deviations on either side of the mean that hold 90% of a normal distribution."""
 
 
 @value
@@ -63,13 +67,14 @@ def save() -> None:
     FILE.write_text(json.dumps(to_plain(made), indent=1) + "\n", encoding="utf-8")
 
 
-def forecast(run: Run, records: Iterable[Record]) -> Forecast | None:
+def forecast(run: Run, records: Sequence[Record]) -> Forecast | None:
     """Of the throughput of `run`, from that on fewer devices, a quarter at least; None where that was not measured.
 
     `records` are this machine's, oldest first. They count where their runs are the same but for the devices and, on one
     device, for the exchange; with the same batch a device or, where there are none, the same total batch. The last take
     on each number of devices counts: a machine that is shared is as fast as it was lately. Where one with the same
-    batch a device was taken apart, its parts bound what is said.
+    batch a device was taken apart, its parts bound what is said. By how much takes differ on this machine, the one that
+    was measured and the one to come, widens the interval of what was learnt, as independent errors of the logarithm.
     """
     if not run.exchanges or isinstance(run.exchange, Independent) or run.shares_threads:
         return None
@@ -97,8 +102,26 @@ def forecast(run: Run, records: Iterable[Record]) -> Forecast | None:
             points = [Point(devices=count, rate=found) for count, found in sorted(speeds.items())]
             (made,) = kept().learnt.predict(points, [Point(devices=run.devices, rate=0.0)], kind)
             made, limit = apart[max(apart)].within(made, run.workers) if apart and kind == WEAK else (made, "")
-            return Forecast(rate=made.rate, low=made.low, high=made.high, devices=points[-1].devices, limit=limit)
+            off = NINE_TENTHS * math.sqrt(2) * between_takes(records)
+            lower, upper = (math.exp(math.hypot(math.log(made.rate / end), off)) for end in (made.low, made.high))
+            interval = {"low": made.rate / lower, "high": made.rate * upper}
+            return Forecast(rate=made.rate, **interval, devices=points[-1].devices, limit=limit)
     return None
+
+
+def between_takes(records: Sequence[Record]) -> float:
+    """The standard deviation of the logarithm of samples/s between takes of one run, over all runs of a machine.
+
+    A machine that is shared is faster at one hour than at the next, which no short run can see.
+    """
+    takes: dict[str, list[float]] = {}
+    for record in records:
+        speed = throughput(record.windows)
+        if speed and record.outcome == COMPLETED and not record.run.quick:
+            takes.setdefault(record.run.id, []).append(math.log(speed.median))
+    several = [logs for logs in takes.values() if len(logs) > 1]
+    freedom = sum(len(logs) - 1 for logs in several)
+    return math.sqrt(sum(statistics.variance(logs) * (len(logs) - 1) for logs in several) / freedom) if freedom else 0.0
 
 
 def _cores(run: Run) -> tuple[str, float | None]:

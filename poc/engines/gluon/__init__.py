@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -110,6 +111,8 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Abst
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that card 0 is the driver's card 0, whose counters are read
         "DMLC_LOG_STACK_TRACE_DEPTH": "0",
     }
+    if sys.version_info < (3, 12):
+        common["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"  # else MXNet's import brings setuptools' own, half a second more
     if run.dtype != "tf32":
         common["NVIDIA_TF32_OVERRIDE"] = "0"  # else MXNet has Ampere round what goes into products to 10 bits
     if run.workers == 1 and not isinstance(run.exchange, ON_SERVERS):

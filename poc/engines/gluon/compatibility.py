@@ -44,8 +44,6 @@ def prepare() -> None:
     if not _can_fuse():
         os.environ["MXNET_USE_FUSION"] = "0"
     _load_cuda_libraries()
-    if importlib.util.find_spec("torch") is not None:
-        _import_gluoncv()
 
 
 def _can_fuse() -> bool:
@@ -73,15 +71,3 @@ def _load_cuda_libraries() -> None:
         paths = [root / package / "lib" / name for package, names in _CUDA_LIBRARIES.items() for name in names]
         for path in filter(Path.exists, paths):
             ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-
-
-def _import_gluoncv() -> None:
-    """Imports GluonCV as if there were no PyTorch: it refuses to start beside one of version 2."""
-    torch = sys.modules.get("torch")
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        import gluoncv  # noqa: F401
-    finally:
-        del sys.modules["torch"]
-        if torch:
-            sys.modules["torch"] = torch

@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from importlib import metadata
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
 from typing import Any
 
 import mxnet as mx
 import numpy as np
-from gluoncv.model_zoo import cifarresnet
-from gluoncv.model_zoo.googlenet import GoogLeNet
 from mxnet import autograd
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
@@ -22,6 +23,15 @@ from poc.recipe.networks import Cost, Network
 
 # As in MXNet 0.11's resnet symbol; Gluon's own default epsilon is 1e-5.
 _NORM = {"epsilon": 2e-5, "momentum": 0.9}
+
+
+def _gluoncv(name: str) -> Any:
+    """A module of GluonCV's model zoo; the package as a whole takes 0.3 s and refuses to start beside PyTorch 2."""
+    file = metadata.distribution("gluoncv").locate_file(f"gluoncv/model_zoo/{name}.py")
+    loader = SourceFileLoader(f"gluoncv_{name}", str(file))
+    module = ModuleType(loader.name)
+    loader.exec_module(module)
+    return module
 
 
 def _sequence(*blocks: Any) -> Any:
@@ -193,6 +203,7 @@ def cifar_resnet_v1(classes: int, layers: int) -> Any:
         return vision.BottleneckV1(channels, stride, downsample, in_channels, prefix=prefix)
 
     units, channels = _stages(layers)
+    cifarresnet = _gluoncv("cifarresnet")
     unit = cifarresnet.CIFARBasicBlockV1 if layers < 164 else bottleneck
     return cifarresnet.CIFARResNetV1(unit, [units] * 3, channels, classes)
 
@@ -332,7 +343,7 @@ def inception_v4(classes: int) -> Any:
 
 def googlenet(classes: int) -> Any:
     """GluonCV's, without the auxiliary classifiers."""
-    return GoogLeNet(classes=classes, aux_logits=False)
+    return _gluoncv("googlenet").GoogLeNet(classes=classes, aux_logits=False)
 
 
 def zoo(classes: int, name: str) -> Any:
