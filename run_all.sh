@@ -12,7 +12,7 @@ usage: ./run_all.sh [RECIPE ...] [--quick] [--hours H] [--dollars D] [--data DIR
 Runs recipes, by default every one in recipes/, and writes results.md. It says first how long that takes and what it
 costs, and does the most telling runs first. The same command goes on with what is left.
 
-  RECIPE                 the name of a file in recipes/, without .py
+  RECIPE                 a name in recipes/, or a Python file
   --quick                a first look: everything takes about 5 minutes on two CPU cores
   --hours H              end by then, with what there is
   --dollars D            the same, when so much is spent

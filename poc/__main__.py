@@ -89,10 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     to_advise(
         "recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting that can run here"
     )
-    to_advise("--steps", type=int, metavar="N", default=advice.STEPS, help="of that run (default: %(default)s)")
+    steps = "of the run that looks at the noise (default: %(default)s)"
+    to_advise("--steps", type=int, metavar="N", default=advice.STEPS, help=steps)
     _add_options_of_run(to_run)
     for add in (to_run, to_advise):
-        files = "CIFAR-10: the official binary files or archive, or cifar10_{train,val}.rec (default: $POC_DATA)"
+        files = "CIFAR-10: the official binary files or archive, or {cifar10,imagenet}_{train,val}.rec (or $POC_DATA)"
         add("--data", type=_data, metavar="DIR", default=os.environ.get("POC_DATA") or None, help=files)
         add("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
     to_advise("--machine", metavar="NAME", help="one that is not here, as poc/studies/prices.csv or a study calls it")

@@ -1,8 +1,8 @@
 """What a larger total batch costs in accuracy, twelve epochs of CIFAR-10: two small networks, one with each engine.
 
-The rate grows with the batch. `poc advise batch_accuracy` says beforehand, from short runs, up to which batch that
-goes well; results/scaling.md puts beside it what came.
-Cost: about 3 min a run of LeNet on two CPU cores, 11 of ResNet-8 by its first epoch; on GPUs not measured yet.
+The rate grows with the batch. `poc advise batch_accuracy` says beforehand, for the first network that runs here, up to
+which batch that goes well. The rows of ResNet-8 need PyTorch (./make_environment.sh --torch).
+Cost: about 3 min a run of LeNet on two CPU cores, 10 to 13 of ResNet-8; on GPUs not measured yet.
     ./run_all.sh batch_accuracy
 """
 

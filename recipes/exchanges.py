@@ -2,7 +2,7 @@
 
 After the Keras study, which compared parameter servers, replicated variables and NCCL with independent training.
 Throughput only: 128 samples a worker, and with `--detail` what of the exchange is exposed.
-Horovod is an extra (./make_environment.sh --horovod); without it its rows are skipped.
+Horovod is an extra (docs/what_runs_where.md); without it its rows are skipped.
 Cost: three takes, about 45 min on two CPU cores, and with `--detail` half an hour more; on GPUs not
 measured yet.
     ./run_all.sh exchanges --detail

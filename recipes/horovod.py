@@ -1,8 +1,8 @@
 """Horovod beside MXNet's parameter server and no exchange at all, from one device to eight, one worker each.
 
 After the Hacksa study, which trained with Horovod on up to four GPUs. On a CPU: two workers with one core each.
-Horovod is an extra (./make_environment.sh --horovod); without it its rows are skipped.
-Cost: three takes, about 10 min on two CPU cores (with `--detail` 20), less than a minute each of a row on GPUs.
+Horovod is an extra (docs/what_runs_where.md); without it its rows are skipped.
+Cost: three takes, about 10 min on two CPU cores (with `--detail` 20), less than a minute for each row on GPUs.
     ./run_all.sh horovod --detail
 """
 

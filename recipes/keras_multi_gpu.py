@@ -2,7 +2,7 @@
 
 Its parameter server on the CPU is the exchange `local`, on the GPU `device`, NCCL `nccl`, and independent replicas are
 `independent`. Images are synthetic, one fixed batch in device memory, as in tf_cnn_benchmarks. On a CPU one setting of
-each network. Cost: three takes, about 16 min on two CPU cores, about a minute each of a row on GPUs.
+each network. Cost: three takes, about 16 min on two CPU cores, about a minute for each row on GPUs.
     ./run_all.sh keras_multi_gpu
 """
 
@@ -40,7 +40,7 @@ recipe = Recipe(
             )
             for network in (INCEPTION, RESNET)
         ),
-        dict(**RESNET, devices=1, batch_per_device=32, layout=["NCHW", "NHWC"], steps=100, window=10),
+        dict(**RESNET, engine="pytorch", batch_per_device=32, layout=["NCHW", "NHWC"], steps=100, window=10),
         dict(model="cifar_resnet20_v1", devices=[1, 2, 4, 6], batch_per_device=[32, 512], steps=100, window=10),
         dict(model="cifar_resnet20_v1", devices=1, batch_per_device=4096, steps=100, window=10),
         # Of so large a batch twelve epochs have fewer steps.

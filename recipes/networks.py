@@ -1,6 +1,6 @@
-"""Every network of the suite on one device, one fixed batch: how fast, and how near to the limit.
+"""Networks on one device, one fixed batch: how fast, and how near to the limit.
 
-The networks of the five studies and their relatives. On a CPU batches are what 8 GiB can hold; larger networks get
+Those of the five studies, and their relatives. On a CPU batches are what 8 GiB can hold; larger networks get
 smaller ones. The rows that other recipes have too share their takes.
 Cost: three takes, about 45 min on two CPU cores; on GPUs not measured yet.
     ./run_all.sh networks

@@ -1,8 +1,8 @@
 """The PMLS-Caffe study: AlexNet and GoogLeNet over nodes with one GPU each, under bounded staleness.
 
-One worker stands for one of its nodes; on several hosts the same command starts on each (docs/hosts.md). Images are
-synthetic, one fixed batch in device memory. On a CPU: two workers with one core each.
-Cost: three takes, about 8 min on two CPU cores, about a minute each of a row on GPUs.
+One worker stands for one of its nodes; docs/hosts.md tells of several hosts. Images are synthetic, one fixed batch in
+device memory. On a CPU: two workers with one core each.
+Cost: three takes, about 8 min on two CPU cores, about a minute for each row on GPUs.
     ./run_all.sh pmls_caffe
 """
 

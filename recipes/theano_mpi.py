@@ -1,9 +1,9 @@
 """The networks and batches of the Theano-MPI study: GoogLeNet, AlexNet, VGG-16 and ResNet-50 on 1 to 8 devices.
 
 It measured seconds for 5,120 images of ImageNet, with communication and the wait for one another apart; `--detail` does
-so here. Images are synthetic, one fixed batch in device memory: the study, too, left loading out.
-On a CPU the same networks at smaller batches. Cost: three takes, about 5 min on two CPU cores (with `--detail` 13),
-about a minute each of a row on GPUs.
+so here. Images are synthetic, one fixed batch in device memory: the study, too, left loading out. On a CPU the same
+networks at smaller batches. Cost: three takes, about 5 min on two CPU cores (with `--detail` 13), about a minute for
+each row on GPUs.
     ./run_all.sh theano_mpi --detail
 """
 

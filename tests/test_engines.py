@@ -41,7 +41,11 @@ BETWEEN = (
     {"workers": 2, "exchange": "dist_device_sync", "devices": 4, "steps": 1},
     {"workers": 2, "exchange": "horovod", "devices": 4, "steps": 1},
 )
-APART = {"exchange": "independent"}, {"exchange": "independent", "workers": 2}
+APART = (
+    {"exchange": "independent"},
+    {"exchange": "independent", "optimizer": Muon(rate=0.02)},
+    {"exchange": "independent", "workers": 2},
+)
 OPTIMIZERS: tuple[dict[str, Any], ...] = (
     {},
     {"optimizer": SGD(momentum_correction=True)},
@@ -172,6 +176,9 @@ def test_what_an_engine_never_heard_of_is_refused_and_not_trained_as_something_e
         ("pytorch", {"optimizer": "lars"}, "optimizer LARS is not PyTorch's; it has sgd, nesterov, muon"),
         ("pytorch", {"dtype": "tf32"}, "tf32 is for GPUs"),
         ("pytorch", {"model": "cifar_vgg16"}, "model cifar_vgg16 is not PyTorch's"),
+        ("pytorch", {"devices": 2, "target_accuracy": 0.5}, "target_accuracy ends a run of one process, and"),
+        ("pytorch", {"devices": 2, "seconds": 5.0}, "seconds ends a run of one process, and PyTorch has one"),
+        ("gluon", {"devices": 2, "exchange": Device(two_bit=0.5), "dtype": "float16"}, "in float16 what overflowed"),
     ],
     ids=str,
 )
@@ -422,6 +429,15 @@ def test_patches_of_the_images_that_a_network_is_given_are_white_behind_its_firs
     assert np.abs(moments - np.diag(np.diag(moments))).max() < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("exchange", "bits"), [(Device(), 32), (DistSync(gradient_bits=16), 16), (DistSync(two_bit=0.5), 2)], ids=str
+)
+def test_gradients_count_as_they_travel(exchange: Exchange, bits: int) -> None:
+    session = Session(dataclasses.replace(planned("reference", devices=2).run, exchange=exchange))
+    session.parameters = 1600
+    assert session.gradient_bytes == 1600 * bits / 8
+
+
 TEN = {"model": "cifar_resnet8_v2", "lr": 0.01, "batch_per_device": 64, "steps": 10}
 WARMED_UP = {"warmup_epochs": 0.1, "warmup_from": 0.002}
 STEPS: tuple[dict[str, Any], ...] = (
@@ -479,11 +495,13 @@ def test_engines_take_the_same_steps(run: Run) -> None:
         ("gluon", "MXNetError", "Check failed: e == cudaSuccess || e == cudaErrorCudartUnloading: out of memory", True),
         ("gluon", "MXNetError", "cudaMalloc retry failed: out of memory", True),
         ("gluon", "MXNetError", "Failed to allocate CPU Memory", True),  # as seen
+        ("gluon", "MXNetError", "Failed to find any forward convolution algorithm.  with workspace size of 10", True),
         ("gluon", "MXNetError", "Check failed: e == CUDNN_STATUS_SUCCESS (4 vs. 0) : cuDNN: INTERNAL_ERROR", False),
         ("gluon", "ValueError", "the file is out of memory of anybody", False),
         ("pytorch", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of", True),
         ("pytorch", "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes", True),
         ("pytorch", "RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", True),
+        ("pytorch", "RuntimeError", "FIND was unable to find an engine to execute this computation", True),
         ("pytorch", "RuntimeError", "CUDA error: device-side assert triggered", False),
     ],
 )

@@ -245,8 +245,9 @@ ON_TWO = {"devices": 2, "batch_per_device": 100, "total_batch": 200, "workers": 
 @pytest.mark.parametrize(
     ("run", "step", "on_two", "on_four", "limit"),
     [
-        # One process that had one card issues to two, and makes the batches of both, with the same threads.
-        (ONE_CARD, {"issue_seconds": 0.09}, 100 / 0.09, 100 / 0.09, "host"),
+        # Each card has a thread that issues to it; a process that had one card makes the batches of both.
+        (ONE_CARD, {"issue_seconds": 0.2}, 1000, 2000, "host"),
+        (ONE_CARD, {"issue_seconds": 0.09}, 2000, 4000, "devices"),
         (ONE_CARD, {"pipeline_seconds": 0.08}, 1250, 1250, "input pipeline"),
         # A tenth of a second for 100 samples, whatever the devices.
         ({}, {}, 2000, 4000, "devices"),
@@ -255,10 +256,9 @@ ON_TWO = {"devices": 2, "batch_per_device": 100, "total_batch": 200, "workers": 
         # 32 cores make batches with 16 threads a worker: twice the workers, twice as many.
         ({"kind": "gpu"}, {"pipeline_seconds": 0.08}, 2000, 2500, "input pipeline"),
         ({"kind": "gpu", "workers": 2}, {"pipeline_seconds": 0.16}, 1250, 1250, "input pipeline"),
-        ({"kind": "gpu"}, {"issue_seconds": 0.09}, 2000, 200 / 0.09, "host"),
-        # A process for each device issues no more than before; on a CPU it may be what computes.
-        ({"kind": "gpu", "workers": 2}, {"issue_seconds": 0.09}, 2000, 4000, "devices"),
-        ({}, {"issue_seconds": 0.11}, 2000, 4000, "devices"),
+        ({"kind": "gpu"}, {"issue_seconds": 0.2}, 1000, 2000, "host"),
+        # On a CPU it may be what computes.
+        ({}, {"issue_seconds": 0.2}, 2000, 4000, "devices"),
         # A CPU's worker makes its batches with one thread, as long as there are cores for one more.
         ({"workers": 2}, {"pipeline_seconds": 0.2}, 1000, 2000, "input pipeline"),
     ],
@@ -277,6 +277,14 @@ def test_what_limits_more_devices_is_told_by_a_step_taken_apart(
     if limit == "devices":  # they may be faster than when they were taken apart
         on_four = 5000.0
     assert (within.rate, within.low, within.high) == pytest.approx((on_four, 0.8 * on_four, 1.2 * on_four))
+
+
+def test_few_cores_issue_to_many_cards_in_turn() -> None:
+    record = record_of(run={**ON_TWO, **ONE_CARD}, detail={**STEP, "issue_seconds": 0.2}, hardware=TEST_CPU)
+    assert record.detail
+    apart = Apart(run=record.run, machine=record.hardware, step=record.detail)
+    # Two cores: as long as one card's for one card or two, four times as long for eight.
+    assert [apart.ceilings(devices, 1)["host"] for devices in (1, 2, 8)] == pytest.approx([500, 1000, 800 / 0.8])
 
 
 def test_a_forecast_keeps_to_what_the_machine_s_own_step_allows() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import CIFAR10, ImageNet, Synthetic
+from poc import CIFAR10, ImageNet, Synthetic, synthetic
 from poc.machine import hardware
 from poc.records import timing
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, Told, merged
@@ -67,6 +67,13 @@ def test_a_run_learns_and_leaves_a_record_of_all_it_did(tmp_path: Path) -> None:
     conditions |= {"stand_in": False, "workers_here": 1}
     assert checkpoint.steps(tmp_path / "checkpoints" / run.id, [0], conditions) == [160]
     assert Record.from_json(json.loads(json.dumps(made.to_json(), allow_nan=False))) == made
+
+
+@slow
+def test_a_network_that_whitens_looks_at_fewer_images_where_there_are_fewer(tmp_path: Path) -> None:
+    fields = {**GLUON, "model": "cifar_airbench94_slim", "data": synthetic("cifar"), "batch_per_device": 8}
+    made = executed(tmp_path, **fields, epochs=None, steps=2, window=2, evaluate=False)
+    assert made.outcome == COMPLETED, made.reason
 
 
 @slow

@@ -133,9 +133,12 @@ def unknown(run: Run) -> str | None:
 
 def lacks(run: Run, machine: Hardware) -> str | None:
     """Why the engine of `run` cannot do it on the devices of `machine`, in one line; None where it can."""
-    reason = load(run.engine).lacks(run, machine) or unknown(run)
-    if reason:
+    engine = load(run.engine)
+    if reason := engine.lacks(run, machine) or unknown(run):
         return reason
+    for name in ("seconds", "target_accuracy"):
+        if run.workers > 1 and getattr(run, name) is not None:
+            return f"{name} ends a run of one process, and {engine.LABEL} has one for each device"
     if run.dtype == "float16" and run.gradient_noise:
         return "gradient_noise is not measured in float16, whose gradients are scaled"
     if run.kind == "gpu":

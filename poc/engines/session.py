@@ -72,7 +72,9 @@ class Session(abc.ABC):
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that one device sends in an exchange."""
-        return 4 * self.parameters
+        exchange = self._run.exchange
+        bits = 32 if getattr(exchange, "two_bit", None) is None else 2
+        return self.parameters * min(bits, getattr(exchange, "gradient_bits", 32)) // 8
 
     def whiten(self, images: Pixels) -> None:
         """Gives the first convolution of a network that whitens the filters for `images` (n, 3, h, w), 0 to 255."""

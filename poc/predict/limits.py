@@ -27,9 +27,9 @@ class Apart:
 
         The batch a device is the same. Parts overlap at best, so that the least of these bounds the whole: the argument
         of the roofline (Williams, Waterman and Patterson 2009, "Roofline"). Devices take as long as they did; an
-        all-reduce moves 2 (n - 1) / n times the gradients over a link that stays as fast (Patarasuk and Yuan 2009); the
-        main thread of a process issues to each of its devices in turn (not told on CPUs, where it may compute, too);
-        and the threads of all workers, as far as there are cores for them, make batches.
+        all-reduce moves 2 (n - 1) / n times the gradients over a link that stays as fast (Patarasuk and Yuan 2009);
+        what a device computes is issued by a thread of its own, as far as there are cores (not told on CPUs,
+        where it may compute, too); and the threads of all workers, as far as there are cores for them, make batches.
         """
         run, step, cores = self.run, self.step, self.machine.cores
         batch = run.batch_per_device * devices
@@ -37,7 +37,7 @@ class Apart:
         if run.devices > 1:
             seconds["link"] = step.exchange_seconds * (1 - 1 / devices) / (1 - 1 / run.devices)
         if run.kind == "gpu" and step.issue_seconds:
-            seconds["host"] = step.issue_seconds * (devices / workers) / (run.devices / run.workers)
+            seconds["host"] = step.issue_seconds * max(devices, cores) / max(run.devices, cores)
         if step.pipeline_seconds:
             threads = 1 if run.kind == "cpu" else MOST_THREADS
             busy = [min(cores, threads * several) for several in (run.workers, workers)]

@@ -77,7 +77,8 @@ class Training:
     """Measure the accuracy over the whole validation set after every epoch."""
     averaged_views: int = field(default=1, check=choice((1, 2, 6)), label="scores averaged over {} views")
     """Views of an image whose scores are averaged before its class is read (Krizhevsky et al. 2012): 1 is the image
-    itself, 2 it and its mirror image, 6 both also moved by a pixel towards either corner (Jordan 2024)."""
+    itself, 2 it and its mirror image, 6 both also moved by a pixel towards either corner, all alike (Jordan 2024 gives
+    those that are moved half the weight)."""
     optimizer: Optimizer = field(default=SGD(), label="{}")
     """How parameters follow gradients: `SGD()`, `Nesterov()`, `LARS()` or `Muon(rate=0.02)`, each with its momentum
     and weight decay; "sgd", "nesterov" and "lars" are these with their defaults."""

@@ -131,7 +131,8 @@ class Worker:
         if (images := data.held(dataset, self.run.data)) is not None:
             session.hold(images)
         if networks.network(self.run.model).whitens and not first_step:
-            session.whiten(dataset.train.centred(np.arange(WHITENING_IMAGES), self.run.data)[0])
+            first = min(WHITENING_IMAGES, len(dataset.train))
+            session.whiten(dataset.train.centred(np.arange(first), self.run.data)[0])
         session.barrier()
         return session
 

@@ -132,6 +132,8 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     plain = isinstance(run.optimizer, recipe.SGD) and not run.optimizer.momentum_correction
     if isinstance(exchange, ON_SERVERS) and (not plain or run.dtype == "float16"):
         return f"with exchange {exchange.name} servers update, by SGD without momentum correction, and not in float16"
+    if run.dtype == "float16" and getattr(exchange, "two_bit", None) is not None:
+        return "in float16 what overflowed once would stay in what a compression to two bits keeps"
     if run.dtype == "bfloat16" and run.kind == "gpu":
         return "bfloat16 is for CPUs: MXNet 1.9.1 has none on a GPU"
     return None
@@ -144,8 +146,9 @@ def _has_nccl(horovod: str) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether NumPy, MXNet's allocators (src/storage/ of 1.9.1), cuDNN or cuBLAS found too little memory."""
-    words = r"out of memory|cudaMalloc|Failed to allocate|bad_alloc|ALLOC_FAILED"
+    """Whether NumPy, MXNet's allocators (src/storage/ of 1.9.1), cuDNN, the search for its fastest algorithms or cuBLAS
+    found too little memory."""
+    words = r"out of memory|cudaMalloc|Failed to allocate|Failed to find any .* convolution|bad_alloc|ALLOC_FAILED"
     mxnets = type(error).__name__ == "MXNetError"
     return isinstance(error, MemoryError) or (mxnets and re.search(words, str(error)) is not None)
 

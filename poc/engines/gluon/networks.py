@@ -347,8 +347,10 @@ def googlenet(classes: int) -> Any:
 
 
 def zoo(classes: int, name: str) -> Any:
-    """A network of Gluon's own model zoo."""
-    return vision.get_model(name, classes=classes)
+    """A network of Gluon's own model zoo; its VGG would start in a way of its own."""
+    net = vision.get_model(name, classes=classes)
+    net.collect_params(".*weight").setattr("init", None)
+    return net
 
 
 def build(network: Network, classes: int, *, fused: bool) -> Any:

@@ -170,7 +170,10 @@ class _Orthogonalised(mx.gluon.HybridBlock):
         return F.reshape_like(x, stack)
 
 
-_orthogonalising = functools.cache(_Orthogonalised)
+@functools.cache
+def _orthogonalising(shape: tuple[int, ...], context: Any) -> _Orthogonalised:
+    """One for each device: the first call compiles it, which two devices' threads cannot do at once."""
+    return _Orthogonalised(shape)
 
 
 def orthogonalised(stack: Any) -> Any:
@@ -179,4 +182,4 @@ def orthogonalised(stack: Any) -> Any:
     Scaled by the root of rows / columns where there are more rows, so that the step of an output does not depend on
     how many there are.
     """
-    return _orthogonalising(stack.shape)(stack)
+    return _orthogonalising(stack.shape, stack.context)(stack)

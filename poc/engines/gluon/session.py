@@ -120,12 +120,12 @@ class GluonSession(Session):
         parts = self.placed(batch).parts
         # A CPU's contexts share one source of random masks, which they must draw from in order.
         each = map if self._drops_out and self._run.kind == "cpu" else self._exchange.each
-        list(each(self._differentiate, range(len(parts)), parts))
+        list(each(self._differentiate, self._compiled, range(len(parts)), parts))
         return [self._squares(device) for device in range(len(self._contexts))] if norms else []
 
-    def _differentiate(self, device: int, part: Part) -> None:
+    def _differentiate(self, compiled: tuple[Any, list[Any]], device: int, part: Part) -> None:
         """Leaves a device the gradient of its part of a batch."""
-        cached, arguments = self._compiled[device]
+        cached, arguments = compiled
         with autograd.record():
             losses = cached(*(part[given] if isinstance(given, int) else given for given in arguments))
         scale = self._exchange.loss_scale
@@ -133,7 +133,7 @@ class GluonSession(Session):
         self._lost(device, losses.sum())
 
     def _differentiate_alone(self, parts: list[Part]) -> None:
-        self._differentiate(0, *parts)
+        self._differentiate(self._compiled[0], 0, *parts)
         # The backward pass updates the statistics behind the back of MXNet's engine, which does not order it before
         # those who read them.
         mx.nd.waitall()

@@ -124,9 +124,9 @@ def count(network: Network) -> Cost | None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether NumPy, PyTorch's allocators (torch.OutOfMemoryError, c10/core/impl/alloc_cpu.cpp) or CUDA had too little
-    memory."""
-    words = r"out of memory|DefaultCPUAllocator: (can't allocate|not enough) memory|ALLOC_FAILED"
+    """Whether NumPy, PyTorch's allocators (torch.OutOfMemoryError, c10/core/impl/alloc_cpu.cpp), CUDA, or cuDNN in the
+    search for its fastest algorithms had too little memory."""
+    words = r"out of memory|DefaultCPUAllocator: (can't allocate|not enough) memory|ALLOC_FAILED|to find an engine"
     torchs = isinstance(error, RuntimeError) and re.search(words, str(error)) is not None
     return torchs or isinstance(error, MemoryError)
 

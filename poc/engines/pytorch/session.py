@@ -67,13 +67,13 @@ class TorchSession(Session):
         self._ready: tuple[Placed | None, list[Part]] = (None, [])
         """The last batch and its parts as the network takes them, which one that comes again has already."""
         self._optimizer = optimizers.make(run, self._trained, self._decays())
-        if state is not None:
-            self._load_state(state)
         self._replicated: DistributedDataParallel | None = None
         if run.workers > 1:
             self._init_process_group()
             # Batch statistics stay each device's own, as in the study. It gives all the first one's weights.
             self._replicated = DistributedDataParallel(self._net, broadcast_buffers=False, gradient_as_bucket_view=True)
+        if state is not None:
+            self._load_state(state)
         self._forward: Any = self._replicated or self._net
         if run.compile:
             self._forward = torch.compile(self._forward)
