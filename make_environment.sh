@@ -122,6 +122,7 @@ add_engines() {
         fi
     done
     while read -r folder file; do
+        [ -n "$folder" ] || continue
         make_venv "$here/$folder"
         add "$here/$folder" "$file"
     done <<<"$chosen"
@@ -168,8 +169,8 @@ main() {
     find_python
     check_system_libraries
     make_venv "$venv"
-    add_engines "${engines[@]}"
-    for option in "${extras[@]}"; do
+    add_engines ${engines[@]+"${engines[@]}"} # bash before 4.4 takes an empty list for an unset one
+    for option in ${extras[@]+"${extras[@]}"}; do
         if [[ $option == *horovod* && ! -f $venv/installed-requirements-mxnet.txt ]]; then
             stop "Horovod is built here for CPUs: between GPUs it would send gradients through the host. Leave --horovod out."
         fi

@@ -93,7 +93,7 @@ def _planned(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> Pla
         if setting.batches == [setting.batch_per_device] or (skip and not search):
             return Planned(run=run, skip=skip, seconds=estimate(run, hardware), engine_choice=choice)
         needed = networks.network(run.model).memory_bytes(run.data.crop, batch)
-        if skip or (run.kind == "gpu" and needed > _HOPELESS * memory):
+        if skip or (run.kind == "gpu" and memory and needed > _HOPELESS * memory):  # a driver may not tell it
             break
         # Nothing in it that takes no memory, so that runs which differ in that have it in common.
         short: dict[str, Any] = {"lr": 0.001, "steps": _PROBE_STEPS, "epochs": None, "seconds": None, "evaluate": False}
@@ -202,9 +202,10 @@ def _too_large(run: Run, hardware: Hardware) -> str:
     """Why `run` does not fit the host's memory; empty where it does, and on GPUs, where trying is the way to know."""
     if run.kind == "gpu":
         return ""
-    replicas = 1 if run.virtual else run.devices // hardware.hosts
-    network = networks.network(run.model)
-    needed = replicas * network.memory_bytes(run.data.crop, run.batch_per_device) + run.workers * _PROCESS_BYTES
+    hosts = hardware.hosts if run.workers > 1 else 1
+    replicas = 1 if run.virtual else run.devices // hosts
+    each = networks.network(run.model).memory_bytes(run.data.crop, run.batch_per_device)
+    needed = replicas * each + run.workers // hosts * _PROCESS_BYTES
     if needed <= _MEMORY_SHARE * hardware.memory_bytes:
         return ""
     return (

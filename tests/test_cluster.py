@@ -124,15 +124,15 @@ def test_a_run_listens_on_the_cluster_s_interface_alone_and_ends_with_its_driver
         for host in hosts:
             assert {address for address, _ in host.listening(of_runs=True)} <= {host.address}
         assert nodes.head.listening(of_runs=True)
-        said = status_of(nodes.head, tmp_path)
-        assert f"{PAIR} on {nodes.head.address}" in said
-        assert "epoch " in said
+        eventually(lambda: "epoch " in status_of(nodes.head, tmp_path))  # the driver asks once a second
+        assert f"{PAIR} on {nodes.head.address}" in status_of(nodes.head, tmp_path)
         for process in nodes.head.processes("poc run"):
             process.send_signal(strike)
         for host in hosts:
             eventually(lambda host=host: not host.left_of_runs())
         for process in nodes.head.processes("poc run"):
             process.kill()
+        driver.send_signal(signal.SIGCONT)  # what entered the host stops with what it started
         driver.communicate()
     assert "was killed" in status_of(nodes.head, tmp_path)
 

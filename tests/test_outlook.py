@@ -50,6 +50,10 @@ def test_estimates_follow_what_was_measured_here(tmp_path: Path) -> None:
     assert pace.seconds(item) == pytest.approx(1500.0)
     assert pace.fits(Planned(run=run, seconds=4000.0))
     assert not Pace(dataclasses.replace(place, until=time.monotonic() + 5), []).fits(item)
+    # What a whole run has left is of no use to another take.
+    checkpoint.write(folder, 0, checkpoint.Checkpoint(step=run.steps, arrays={}, story={}))
+    assert pace.seconds(item) == pytest.approx(2000.0)
+    assert not pace.fits(item)
 
 
 def test_what_a_bound_leaves() -> None:

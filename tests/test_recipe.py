@@ -255,6 +255,7 @@ def test_takes_are_rounds_over_the_grid_every_other_one_backwards() -> None:
         (gpus(1), {"devices": 1, "dtype": "float16"}, ""),
         (gpus(1), {"devices": 1, "layout": "NHWC"}, "layout NHWC is not MXNet's"),
         (CPU, {"kind": "cpu", "batch_per_device": 32768}, "GiB of memory, this machine has 16: take a smaller batch"),
+        (dataclasses.replace(CPU, hosts=2), {"kind": "cpu", "batch_per_device": 32768}, "GiB of memory, this machine"),
         (gpus(1), {"devices": 1, "batch_per_device": 32768}, ""),
     ],
 )

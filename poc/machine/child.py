@@ -18,4 +18,7 @@ if __name__ == "__main__":
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != int(parent):
         sys.exit("the parent has died already")
+    # Ray blocks it in what it starts, and a shell has what runs behind it ignore it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.execv(command[0], command)

@@ -270,8 +270,8 @@ def merged(blank: Record, told: Sequence[Told]) -> Record:
     ended = [worker for worker in told if worker.wall is not None] or told
     slowest = max(ended, key=lambda worker: worker.wall or 0.0)
     # The first to fail says why; those that were stopped for its sake only say that they were. Who had no memory left
-    # may be found gone by others that say so first.
-    unlike = sorted(ended, key=lambda worker: worker.outcome != OUT_OF_MEMORY)
+    # may be found gone by others that say so first, and so may who found the loss too large.
+    unlike = sorted(ended, key=lambda worker: worker.outcome not in (OUT_OF_MEMORY, DIVERGED))
     blamed = next((worker for worker in unlike if worker.outcome != COMPLETED), slowest)
     peaks = _known(worker.peak_flops for worker in told)
     workers = [

@@ -66,13 +66,16 @@ class Pace:
 
     def seconds(self, item: Planned) -> float:
         """That a planned run will take, from its checkpoint on where it has one."""
-        begun = checkpoint.furthest(self._place.checkpoints_of(item.run)) / item.run.steps
-        return self.factor(item.run) * item.seconds * (1 - min(begun, 1.0))
+        return self.factor(item.run) * item.seconds * (1 - self._begun(item.run))
 
     def fits(self, item: Planned) -> bool:
         """Whether a planned run may be started: it ends in the time that is left, or was begun and gets further."""
-        begun = checkpoint.furthest(self._place.checkpoints_of(item.run)) > 0
-        return self.seconds(item) <= self.left() or (begun and self.left() >= _WORTH_SECONDS)
+        return self.seconds(item) <= self.left() or (self._begun(item.run) > 0 and self.left() >= _WORTH_SECONDS)
+
+    def _begun(self, run: Run) -> float:
+        """The share that its checkpoint holds; that of a whole run, which was kept, is of no use to another take."""
+        step = checkpoint.furthest(self._place.checkpoints_of(run))
+        return step / run.steps if step < run.steps else 0.0
 
     def left(self) -> float:
         """Seconds before the bound."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from poc.machine.monitor import Monitored
 from poc.plan import estimate
-from poc.records.record import FAILED, OUT_OF_MEMORY, Record, Told, merged
+from poc.records.record import DIVERGED, FAILED, OUT_OF_MEMORY, Record, Told, merged
 from poc.run import Run
 from poc.train.local import Here, Place, Share, software
 
@@ -66,14 +66,14 @@ def execute(
         shares, reason = hosts.attempt(run, request)
         workers = [worker for share in shares for worker in share.told]
         interrupted = any(share.interrupted for share in shares)
-        if any(worker.outcome == OUT_OF_MEMORY for worker in workers):
-            reason = ""  # it would run out again, and is told, whatever it did to other workers
+        if any(worker.outcome in (OUT_OF_MEMORY, DIVERGED) for worker in workers):
+            reason = ""  # it would do so again, and is told, whatever it did to other workers
         if not reason or interrupted or not left or not hosts.renewed():
             break
         why = reason
         print(f"  {why}; starting again ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     reason = "interrupted" if interrupted else reason or _different_data(workers)
-    if shares:
+    if workers:
         record = merged(record, workers)
         uses = [share.core_use for share in shares]
         disturbed = max(uses, key=lambda use: (use.others_busy + use.stolen) / max(1, use.cores))

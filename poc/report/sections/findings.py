@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from poc.report.measurements import CLOSED, OPEN
-from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, Results, Section
+from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Results, Section
 from poc.report.rows import TARGET
 from poc.report.sections import cost, machines, rates, scaling
 from poc.report.tables import accuracy_of, devices_of, machine_of, rounded
@@ -88,7 +88,7 @@ def _scaling(results: Results) -> Iterator[str]:
 
 
 def _cost(results: Results) -> Iterator[str]:
-    reached = cost.reached(results)
+    reached = [found for found in cost.reached(results) if found.row.network == MAIN_NETWORK]
     if not reached:
         return
     fastest = min(reached, key=lambda found: found.minutes)
