@@ -433,7 +433,8 @@ def test_patches_of_the_images_that_a_network_is_given_are_white_behind_its_firs
     ("exchange", "bits"), [(Device(), 32), (DistSync(gradient_bits=16), 16), (DistSync(two_bit=0.5), 2)], ids=str
 )
 def test_gradients_count_as_they_travel(exchange: Exchange, bits: int) -> None:
-    session = Session(dataclasses.replace(planned("reference", devices=2).run, exchange=exchange))
+    session = engines.open_session(planned("reference", devices=2).run)
+    session._run = dataclasses.replace(session._run, exchange=exchange)
     session.parameters = 1600
     assert session.gradient_bytes == 1600 * bits / 8
 
