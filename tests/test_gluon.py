@@ -206,6 +206,15 @@ def test_singular_values_come_near_to_one(shape: tuple[int, ...]) -> None:
     assert cosine > 0.95
 
 
+def test_devices_of_one_process_multiply_matrices_one_after_the_other() -> None:
+    """Two at once hang, in networks that are as wide as this one."""
+    code = "from poc import Muon, engines\nfrom tests.engine_worker import planned, trained\n"
+    fields = "model='cifar_vgg16', devices=2, batch_per_device=1, steps=1, optimizer=Muon(rate=0.02)"
+    code += f"run = planned('gluon', {fields}).run\ntrained(engines.open_session(run), run)"
+    done = python(code, OMP_NUM_THREADS="2")
+    assert done.returncode == 0, done.stderr
+
+
 def test_muon_moves_convolutions_by_its_own_rate_and_the_rest_as_nesterov_does(drawn: tuple[Any, Any]) -> None:
     weight, gradients = drawn
     plain = followed(run_of(optimizer="nesterov"), weight, gradients[:1])

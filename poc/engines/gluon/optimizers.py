@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 50  # arrays in one of MXNet's operators for several, which have room for 60
 _TRUST = 0.001  # LARS's coefficient eta
+_PRODUCTS = threading.Lock()
 
 
 class SGD:
@@ -126,6 +128,8 @@ class Muon(SGD):
         super().__init__(run, array, device)
         assert isinstance(run.optimizer, recipe.Muon)
         self._share = run.optimizer.rate / run.learning_rate
+        beside_others = run.kind == "cpu" and len(array.values) > 1
+        self._orthogonalised = _orthogonalised_alone if beside_others else orthogonalised
 
     def update(self, rate: float) -> None:
         own, decay, values = rate * self._share, self._decay, self._values
@@ -136,7 +140,7 @@ class Muon(SGD):
         self._velocity[:] = self._momentum * self._velocity + gradient
         direction = gradient + self._momentum * self._velocity
         if matrices:
-            direction = self._array.joined(map(orthogonalised, self._array.stacks(direction)))
+            direction = self._array.joined(map(self._orthogonalised, self._array.stacks(direction)))
             values[:] = (1 - own * decay) * values - own * direction
         else:
             values[:] = values - rate * direction
@@ -183,3 +187,16 @@ def orthogonalised(stack: Any) -> Any:
     how many there are.
     """
     return _orthogonalising(stack.shape, stack.context)(stack)
+
+
+def _orthogonalised_alone(stack: Any) -> Any:
+    """The same, while no other device of this process multiplies matrices.
+
+    MXNet's OpenBLAS hangs for ever where a second thread enters a product that is shared out to threads: its wait for
+    the first one (blas_server_omp.c, without C11's atomics) was compiled to a loop without end.
+    """
+    stack.wait_to_read()
+    with _PRODUCTS:
+        made = orthogonalised(stack)
+        made.wait_to_read()
+    return made
