@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.launch import DEADLINE_SECONDS, HOME, eventually, held
+from tests.launch import DEADLINE_SECONDS, HEEDFUL, HOME, eventually, held
 
 TOKEN = "0123456789abcdef" * 4
 PORT = 6379
@@ -261,7 +261,7 @@ def drive(
     if "--cluster" not in words:
         places += ["--cluster", f"{host.address}:{PORT}"]
     driver = subprocess.Popen(
-        host.command(sys.executable, "-W", "ignore", "-m", "poc", "run", recipe, *places, *words),
+        host.command(*HEEDFUL, sys.executable, "-W", "ignore", "-m", "poc", "run", recipe, *places, *words),
         env=host.environment(**environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

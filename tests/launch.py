@@ -30,6 +30,9 @@ HOME = Path(__file__).resolve().parent.parent
 DEADLINE_SECONDS = 600.0
 HELD_AT = 45
 """Before this step a run of the reference engine waits for the blow that a test gives it."""
+HEEDFUL = ("env", "--default-signal=INT,HUP")
+"""Before a command: what is started in the background ignores some signals, and so would all that it starts. Not done
+by a preexec_fn, which hangs now and then where a framework has threads."""
 _FOLDER = tempfile.mkdtemp(prefix="tests-")  # what takes seconds and is always the same: made once
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
@@ -53,23 +56,17 @@ def eventually(look: Callable[[], T], unless: Callable[[], bool] = lambda: False
         time.sleep(0.005 + 5 * (time.thread_time() - began))
 
 
-def _heed_signals() -> None:
-    """For Popen: what is started in the background ignores some, and so would all that it starts."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 def start(recipe: Path, folder: Path, *, command: str = "run", **how: Any) -> subprocess.Popen[str]:
     """`poc run` on `recipe`, or another `command`, with its results and checkpoints in `folder`; `how`: of Popen, whose
     `environment` is added to this process's own, or taken out of it by None."""
-    words = [*how.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc", command, str(recipe)]
-    words += ["--results", str(folder / "results"), "--infrastructure", "here"]
+    words = [*HEEDFUL, *how.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc"]
+    words += [command, str(recipe), "--results", str(folder / "results"), "--infrastructure", "here"]
     if command == "run":
         words += ["--checkpoints", str(folder / "checkpoints")]
     places = {"POC_CACHE": f"{_FOLDER}/cache", "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FOLDER}
     variables = {**os.environ, **places, **how.pop("environment", {})}
     environment = {name: value for name, value in variables.items() if value is not None}
-    how = {"cwd": folder, "preexec_fn": _heed_signals, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **how}
+    how = {"cwd": folder, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **how}
     return subprocess.Popen(words, env=environment, text=True, **how)
 
 
