@@ -49,6 +49,8 @@ class RecordedNVML:
         return len(self.cards)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if self.now >= self.cards[index].get("lost", float("inf")):
+            raise pynvml.NVMLError_GpuIsLost
         return index
 
     def nvmlDeviceGetUUID(self, card: int) -> str:
@@ -77,8 +79,6 @@ class RecordedNVML:
 
     def _answer(self, question: str, card: int, *details: int) -> Any:
         recorded = self.cards[card]
-        if self.now >= recorded.get("lost", float("inf")):
-            raise pynvml.NVMLError_GpuIsLost
         if question not in recorded:
             raise pynvml.NVMLError_NotSupported
         answer = recorded[question]

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from poc.machine import child, hardware, monitor, nvml, processes, topology
 from poc.machine.monitor import Device, DeviceUse, Monitor, Reading
 from poc.machine.topology import Topology
+from poc.values import UserError
 from tests.launch import HOME
 from tests.recorded_nvml import GIB, Links, RecordedNVML, eight_cards, kernel_tree, p100
 
@@ -301,6 +302,42 @@ def test_the_cards_that_cuda_uses(setting: str | None, cards: list[int], monkeyp
     if setting is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
     assert nvml.visible() == cards
+
+
+def test_cards_that_no_run_can_have_are_named_and_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = use(eight_cards(), monkeypatch)
+    library.cards[2].update(lost=0)
+    with pytest.raises(UserError, match=r"^GPU 2 does not answer .*CUDA_VISIBLE_DEVICES"):
+        hardware.detect()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,GPU-3f00")
+    assert [gpu.index for gpu in hardware.detect().gpus] == [0, 1, 3]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77")
+    with pytest.raises(UserError, match="MIG"):
+        hardware.detect()
+
+
+@pytest.mark.parametrize(
+    ("files", "cores", "memory"),
+    [
+        ({}, 4, None),
+        ({"cpu.max": "250000 100000", "memory.max": 5 * GIB}, 2, 5 * GIB),
+        ({"cpu.max": "50000 100000", "memory.max": "max"}, 1, None),
+        ({"cpu.max": "max 100000", "memory.max": 2**60}, 4, None),
+        ({"cpu/cpu.cfs_quota_us": 300000, "cpu/cpu.cfs_period_us": 100000}, 3, None),
+        ({"cpu/cpu.cfs_quota_us": -1, "cpu/cpu.cfs_period_us": 100000}, 4, None),
+        ({"memory/memory.limit_in_bytes": 3 * GIB}, 4, 3 * GIB),
+        ({"memory/memory.limit_in_bytes": 0x7FFFFFFFFFFFF000}, 4, None),
+    ],
+    ids=str,
+)
+def test_a_container_s_limits_are_kept(
+    files: dict[str, object], cores: int, memory: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB))
+    group = kernel_tree(tmp_path, files)
+    assert hardware.usable_cores(group) == cores
+    assert hardware.usable_memory(group) == (memory or 16 * GIB)
 
 
 # Cards by a recorded driver, cores and nodes by a kernel tree made for the test

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from poc.machine import nvml
-from poc.values import from_plain, value
+from poc.values import UserError, from_plain, value
 
 
 @value
@@ -43,6 +43,7 @@ class Hardware:
     cores: int
     """Cores this process may use: logical ones, less what affinity and the container's quota take away."""
     memory_bytes: int
+    """What this process may use: all, or what the container's limit leaves."""
     cpu_flops: float
     """Floating-point operations a second in a float32 matrix product on all cores: for estimates of time."""
     bfloat16: bool = False
@@ -73,7 +74,10 @@ class Hardware:
 
 
 def detect() -> Hardware:
-    """Reads what this machine has from the operating system and the NVIDIA driver, if there is one."""
+    """Reads what this machine has from the operating system and the NVIDIA driver, if there is one.
+
+    Raises UserError where one of the GPUs does not answer.
+    """
     try:
         with nvml.session():
             gpus = tuple(map(_gpu, nvml.visible()))
@@ -82,8 +86,8 @@ def detect() -> Hardware:
         gpus, driver = (), ""
     return Hardware(
         cpu=_cpuinfo("model name") or platform.processor() or platform.machine(),
-        cores=_usable_cores(),
-        memory_bytes=psutil.virtual_memory().total,
+        cores=usable_cores(),
+        memory_bytes=usable_memory(),
         cpu_flops=_cpu_flops(),
         bfloat16="avx512_bf16" in _cpuinfo("flags").split(),
         gpus=gpus,
@@ -92,11 +96,22 @@ def detect() -> Hardware:
     )
 
 
-def _usable_cores() -> int:
+# Where a container finds the limits of its control group, the second version's or the first's.
+_GROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores(group: Path = _GROUP) -> int:
     """Cores this process may use: its affinity, and the quota of its control group where that is lower."""
     cores = len(os.sched_getaffinity(0))
-    quota, _, period = text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    first = [text(group / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    quota, period = text(group / "cpu.max").split() or first
     return min(cores, max(1, int(quota) // int(period))) if quota.isdigit() else cores
+
+
+def usable_memory(group: Path = _GROUP) -> int:
+    """Bytes this process may use: the machine's, and the limit of its control group where that is lower."""
+    limits = [number(group / name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
+    return min([psutil.virtual_memory().total, *filter(None, limits)])
 
 
 def versions() -> dict[str, str]:
@@ -144,6 +159,14 @@ def _cpuinfo(field: str) -> str:
 
 
 def _gpu(index: int) -> GPU:
+    try:
+        return _described(index)
+    except nvml.NoAnswer as error:
+        others = "restart the machine, or name the others in CUDA_VISIBLE_DEVICES"
+        raise UserError(f"GPU {index} does not answer ({error}): {others}") from None
+
+
+def _described(index: int) -> GPU:
     memory = nvml.ask("nvmlDeviceGetMemoryInfo", index)
     cores = nvml.ask("nvmlDeviceGetNumGpuCores", index) or 0
     return GPU(

@@ -12,6 +12,8 @@ from typing import Any
 
 import pynvml
 
+from poc.values import UserError
+
 SM_CLOCK = pynvml.NVML_CLOCK_SM
 MEMORY_CLOCK = pynvml.NVML_CLOCK_MEM
 CORE_TEMPERATURE = pynvml.NVML_TEMPERATURE_GPU
@@ -77,14 +79,20 @@ def visible() -> list[int]:
     """The cards that CUDA uses, in its order: all, or those that CUDA_VISIBLE_DEVICES names.
 
     As in CUDA, an entry is a number or the beginning of one card's UUID; the first that is neither ends the list.
+    Raises UserError for an instance of a card (MIG).
     """
     cards = range(ask("nvmlDeviceGetCount", ()) or 0)
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
         return list(cards)
-    uuids = {card: str(ask("nvmlDeviceGetUUID", card)) for card in cards}
+    uuids = {}
+    for card in cards:
+        with contextlib.suppress(NoAnswer):
+            uuids[card] = str(ask("nvmlDeviceGetUUID", card))
     chosen: list[int] = []
     for entry in map(str.strip, setting.split(",")):
+        if entry.startswith("MIG-"):
+            raise UserError(f"CUDA_VISIBLE_DEVICES: {entry} is an instance of a card (MIG); runs take whole ones")
         meant = [card for card, uuid in uuids.items() if entry == str(card) or (entry and uuid.startswith(entry))]
         if len(meant) != 1:
             break
