@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import json
 import subprocess
 import sys
@@ -124,6 +126,16 @@ def test_what_is_no_record_is_left_out(line: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
+def test_a_file_system_without_locks_takes_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with journal.claimed(tmp_path / journal.FILE):
+        appended(tmp_path / journal.FILE, "a", "b")
+    assert names_in(tmp_path / journal.FILE) == ["a", "b"]
+
+
 def test_without_room_the_journal_stays_as_it_was_and_takes_the_record_later(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     appended(path, "first")

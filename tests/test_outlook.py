@@ -79,7 +79,8 @@ def test_what_does_not_fit_is_left_and_a_run_at_the_bound_is_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def undertaken(until: float, **fields: Any) -> list[str]:
-        plans = [("mine", plan("mine", Recipe(**{**SMALL, **fields}), MACHINE))]
+        # Two recipes share their runs.
+        plans = [(name, plan(name, Recipe(**{**SMALL, **fields}), MACHINE)) for name in ("mine", "yours")]
         place = dataclasses.replace(place_in(tmp_path), until=time.monotonic() + until)
         return undertake(plans, path, place)
 

@@ -66,7 +66,7 @@ class _Machine:
         # The longest first, so that all end the soonest.
         waiting = [item for item in campaign.items if not campaign.is_over(item)]
         self.todo = sorted(waiting, key=lambda item: -campaign.pace.seconds(item[2]))
-        self.left: list[Planned] = []
+        self.left: list[outlook.Item] = []
         self.at_work: dict[str, Team] = {}
         """By the run's id."""
 
@@ -121,7 +121,7 @@ class Cluster:
                 machine.campaign.say(f"{len(machine.todo)} are left: there are not enough nodes any more")
                 failed += [item.run.id for *_, item in machine.todo]
                 machine.todo = []
-            say_left(machine.campaign, [*machine.left, *machine.campaign.left(machine.todo)])
+            say_left(machine.campaign, machine.left + machine.todo)
             failed += machine.campaign.failed
         return failed
 
@@ -174,7 +174,7 @@ class Cluster:
             for node in team.nodes:
                 node.ask("poll")
             if not machine.campaign.do(item, team):
-                machine.left.append(item[2])
+                machine.left.append(item)
         except NodeLostError:  # before it began
             machine.todo.append(item)
         except (TimeIsUpError, KeyboardInterrupt):

@@ -75,7 +75,8 @@ def append(path: Path, record: Record) -> None:
     fields = record.to_json()
     line = json.dumps({**fields, _CHECKSUM: _digest(fields)}, sort_keys=True, allow_nan=False) + "\n"
     with path.open("a+b", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
         # A line torn by a crash must not swallow this one; `read` sets it aside.
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":

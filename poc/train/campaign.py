@@ -196,27 +196,27 @@ def undertake(
     return campaign.failed
 
 
-def say_left(campaign: Campaign, left: Sequence[Planned]) -> None:
-    """That these did not fit before the bound; nothing where there are none."""
-    if left:
+def say_left(campaign: Campaign, items: Iterable[outlook.Item]) -> None:
+    """What of these is to be done yet did not fit before the bound; nothing where there is none."""
+    if left := campaign.left(items):
         seconds = sum(map(campaign.pace.seconds, left))
         campaign.say(
             f"{len(left)} are left, about {duration(seconds)}, beyond the bound: the same command goes on with them"
         )
 
 
-def _through(campaign: Campaign) -> list[Planned]:
-    """Takes the items one after the other, as far as they fit; returns those that are left."""
-    left: list[Planned] = []
+def _through(campaign: Campaign) -> list[outlook.Item]:
+    """Takes the items one after the other, as far as they fit; returns those that did not."""
+    left: list[outlook.Item] = []
     pace = campaign.pace
     for place_in_line, item in enumerate(campaign.items):
         was_over, rest = campaign.is_over(item), campaign.items[place_in_line + 1 :]
         try:
             if not campaign.do(item):
-                left.append(item[2])
+                left.append(item)
                 continue
         except TimeIsUpError:
-            return left + campaign.left([item, *rest])
+            return [*left, item, *rest]
         fitting = [] if was_over else [other for other in campaign.left(rest) if pace.fits(other)]
         if fitting:
             until = outlook.clock(min(sum(map(pace.seconds, fitting)), pace.left()))
