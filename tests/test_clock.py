@@ -135,6 +135,9 @@ def test_a_run_ends_with_the_evaluation_that_reaches_its_target(target: float, e
     done = Driven(short(epochs=3, target_accuracy=target), lambda step: 0.5, save=True)
     assert done.epochs_evaluated == list(range(1, epochs + 1))  # each finds 0.75
     assert (done.saved[-1], done.outcome) == (epochs * 10, COMPLETED)
+    # Cut off after its checkpoint, before its record was safe, it goes on no further than it would have.
+    later = Driven(short(epochs=3, target_accuracy=target), lambda step: 0.5, first_step=epochs * 10, accuracy=0.75)
+    assert (later.windows, later.outcome) == ([], COMPLETED)
 
 
 @pytest.mark.parametrize("first_step", [4, 10, 14])

@@ -178,6 +178,7 @@ def test_what_an_engine_never_heard_of_is_refused_and_not_trained_as_something_e
         ("pytorch", {"model": "cifar_vgg16"}, "model cifar_vgg16 is not PyTorch's"),
         ("pytorch", {"devices": 2, "target_accuracy": 0.5}, "target_accuracy ends a run of one process, and"),
         ("pytorch", {"devices": 2, "seconds": 5.0}, "seconds ends a run of one process, and PyTorch has one"),
+        ("gluon", {"devices": 2, "straggler": 0.3}, "straggler 0.3 says nothing of one worker alone"),
         ("gluon", {"devices": 2, "exchange": Device(two_bit=0.5), "dtype": "float16"}, "in float16 what overflowed"),
     ],
     ids=str,

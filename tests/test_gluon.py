@@ -400,6 +400,12 @@ def test_no_worker_is_further_ahead_than_the_bound(bound: int | None, tmp_path: 
 
 
 @between_workers
+def test_the_sum_of_two_bits_is_that_of_the_workers_each_of_which_sends_its_devices_sum(tmp_path: Path) -> None:
+    run = dataclasses.replace(between_two(DistSync(two_bit=0.5), steps=1), devices=4)
+    assert {str(seen["sums right"]) for seen in workers(run, tmp_path)} == {"True"}
+
+
+@between_workers
 @pytest.mark.parametrize(
     "exchange",
     [DistSync(two_bit=1.0), DistSync(gradient_bits=16), pytest.param(Horovod(gradient_bits=16), marks=needs_horovod)],

@@ -139,6 +139,8 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     for name in ("seconds", "target_accuracy"):
         if run.workers > 1 and getattr(run, name) is not None:
             return f"{name} ends a run of one process, and {engine.LABEL} has one for each device"
+    if run.straggler and run.workers == 1:
+        return f"straggler {run.straggler:g} says nothing of one worker alone"
     if run.dtype == "float16" and run.gradient_noise:
         return "gradient_noise is not measured in float16, whose gradients are scaled"
     if run.kind == "gpu":

@@ -184,7 +184,7 @@ class Setting(Training):
                 raise UserError("target_accuracy: each worker evaluates its share; give one worker")
         elif devices > 1 and not self.exchange.inside:
             raise UserError(f"exchange: {self.exchange.name!r} is between processes; with one worker give 'device'")
-        elif self.straggler:
+        elif self.straggler and devices == 1:
             raise UserError(f"straggler: {self.straggler!r} says nothing of one worker alone; give two workers or more")
 
     @property

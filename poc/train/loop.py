@@ -32,29 +32,38 @@ class Loop:
     """Writes a checkpoint, given the steps done: after every epoch, and within one after `save_every` steps."""
     first_step: int = 0
     save_every: int | None = None
+    accuracy: float = 0.0
+    """Of the last evaluation."""
 
     def __post_init__(self) -> None:
         self._step = self._saved = self.first_step
 
     def train(self, batches: Iterator[Batch]) -> tuple[str, str]:
         """Trains to the last step of the run; returns the outcome and its reason."""
-        run, out_of_time = self.run, False
+        run = self.run
         for epoch in range(self._step // run.steps_per_epoch + 1, run.epochs + 1):
+            if self._is_over():
+                break
             last = min(epoch * run.steps_per_epoch, run.steps)
-            while self._step < last and not out_of_time:
+            while self._step < last and not self._out_of_time():
                 loss = self._window(batches, epoch, min(run.window, last - self._step))
                 if not loss < EXPLODED:  # nan, too
                     return DIVERGED, f"the training loss was {loss:.6g} after step {self._step}"
-                trained = self.clock.elapsed() - sum(self.clock.parts.values())
-                out_of_time = run.seconds is not None and trained >= run.seconds
                 due = self.save_every is not None and self._step - self._saved >= self.save_every
-                if due and self._step < last and not out_of_time:
+                if due and self._step < last and not self._out_of_time():
                     self._checkpoint()
-            accuracy = self._evaluate(epoch) if run.evaluate else 0.0
+            if run.evaluate:
+                self.accuracy = self._evaluate(epoch)
             self._checkpoint()
-            if out_of_time or (run.target_accuracy is not None and accuracy >= run.target_accuracy):
-                break
         return COMPLETED, ""
+
+    def _out_of_time(self) -> bool:
+        trained = self.clock.elapsed() - sum(self.clock.parts.values())
+        return self.run.seconds is not None and trained >= self.run.seconds
+
+    def _is_over(self) -> bool:
+        target = self.run.target_accuracy
+        return self._out_of_time() or (target is not None and self.accuracy >= target)
 
     def _window(self, batches: Iterator[Batch], epoch: int, count: int) -> float:
         """Trains for `count` steps; returns their mean loss.

@@ -99,6 +99,7 @@ class Worker:
             self._save,
             first_step=self._first_step,
             save_every=request["checkpoint_every"],
+            accuracy=next((told["accuracy"] for told in self._told[::-1] if told["event"] == "evaluation"), 0.0),
         )
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they take.

@@ -170,14 +170,15 @@ class GluonSession(Session):
         if not self._sums:
             return None
         # Two bits say less, zero or the threshold, and keep the rest for the next exchange: their sum is checked, that
-        # of values far beyond the threshold, whatever was kept.
+        # of values far beyond the threshold, whatever was kept. Of several workers each sends its devices' sum.
         threshold = getattr(self._run.exchange, "two_bit", None)
         first, devices = self._worker * len(self._contexts), self._run.devices
+        senders = self._run.workers if self._run.workers > 1 else devices
         for parameter in self._trained:
             for number, gradient in enumerate(parameter.list_grad(), start=first + 1):
                 gradient[:] = number if threshold is None else 1e6 * threshold
         self.exchange()
-        expected = devices * ((devices + 1) / 2 if threshold is None else threshold)
+        expected = devices * (devices + 1) / 2 if threshold is None else senders * threshold
         return all(
             bool((gradient.asnumpy() == expected).all())
             for parameter in self._trained
