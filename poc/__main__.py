@@ -15,7 +15,7 @@ from typing import Any, Callable
 from tabulate import tabulate
 
 from poc import advice, engines, predict, recipe, studies
-from poc.engines import Build, builds
+from poc.engines import Build
 from poc.machine import hardware, topology
 from poc.plan import Planned, plan, select
 from poc.recipe import networks
@@ -167,11 +167,12 @@ def _why_builds(machine: hardware.Hardware, wanted: Mapping[str, Build]) -> list
     """Which build of each of the engines `wanted` this machine takes and why, a line each; what others lack."""
     lines = []
     for name in engines.ENGINES:
-        cards = {gpu.name: builds.unsupported(engines.load(name).BUILDS, gpu, machine.driver) for gpu in machine.gpus}
-        able = [card for card, reason in cards.items() if reason is None]
-        lines += [f"{name}: not on GPUs: {reason}" for reason in filter(None, cards.values())]
+        able = engines.usable(name, machine)
+        lacking = {gpu.name: engines.unsupported(name, gpu, machine) for gpu in machine.gpus if gpu not in able}
+        lines += [f"{name}: not on GPUs: {reason}" for reason in lacking.values()]
         if build := wanted.get(name):
-            reason = f"it runs on {', '.join(able)} with driver {machine.driver}" if build.code else "for the CPU"
+            cards = dict.fromkeys(gpu.name for gpu in able)
+            reason = f"it runs on {', '.join(cards)} with driver {machine.driver}" if build.code else "for the CPU"
             lines.append(f"{name}: {build}, {build.gigabytes:g} GB: {reason}")
     return lines
 

@@ -15,6 +15,7 @@ from poc.engines import builds
 from poc.machine import hardware, nvml
 from poc.machine.hardware import Hardware
 from poc.plan import plan
+from poc.train.local import own_gpus
 from tests import launch, stand_in
 
 CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 2.10.0", "torch 2.13.0"
@@ -86,6 +87,17 @@ def test_auto_takes_the_first_engine_that_runs_on_the_cards_and_says_why(
     (played,) = plan("r", Recipe(model="cifar_resnet8_v2", devices=16, virtual=True), here)
     assert (played.skip, played.run.engine, played.run.kind) == ("", engine, "gpu")
     assert item.engine_choice.startswith(choice)
+
+
+def test_cards_that_no_one_build_runs_on_do_not_train_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(builds, "shared_library", lambda name: tmp_path / name)
+    monkeypatch.setitem(stand_in.MACHINES, "mixed", (["K80", "V100"], "470.256.02", False))
+    here = stand("mixed", monkeypatch)
+    assert [gpu.name for gpu in engines.usable("gluon", here)] == [here.gpus[1].name]
+    one, two = plan("r", Recipe(model="cifar_resnet8_v2", engine="gluon", devices=[1, 2]), here)
+    assert (one.skip, own_gpus(one.run, here, 1)) == ("", [[here.gpus[1]]])
+    assert two.skip.startswith("needs 2 GPUs, this machine has 1 that MXNet can use: ")
+    assert f"{here.gpus[0].name} has compute capability 3.7, mxnet-cu112" in two.skip
 
 
 @pytest.mark.parametrize(("machine", "waits"), [("4 V100", True), ("8 K80", False), ("no driver", False)])

@@ -207,7 +207,7 @@ def test_what_an_engine_lacks_is_refused_by_its_name(
 def test_a_precision_that_a_card_only_emulates_is_refused(
     engine: str, dtype: str, oldest: tuple[int, int], capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines.builds, "unsupported", lambda known, gpu, driver: gpu.name == "unused" or None)
+    monkeypatch.setattr(engines, "usable", lambda name, machine: [gpu for gpu in machine.gpus if gpu.name != "unused"])
     run = dataclasses.replace(planned("gluon").run, kind="gpu", engine=engine, dtype=dtype)
 
     def said(*cards: tuple[str, tuple[int, int]]) -> str | None:

@@ -144,9 +144,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     if run.dtype == "float16" and run.gradient_noise:
         return "gradient_noise is not measured in float16, whose gradients are scaled"
     if run.kind == "gpu":
-        known = load(run.engine).BUILDS
-        used = [gpu for gpu in machine.gpus if builds.unsupported(known, gpu, machine.driver) is None]
-        return next(filter(None, (_emulated(run, gpu) for gpu in used)), None)
+        return next(filter(None, (_emulated(run, gpu) for gpu in usable(run.engine, machine))), None)
     if run.exchanges and isinstance(run.exchange, NCCL):
         return "exchange nccl is NVIDIA's, between GPUs"
     if run.dtype in ("float16", "tf32"):
@@ -197,12 +195,18 @@ def interpreter(name: str) -> str:
     return str(own) if own.exists() else sys.executable
 
 
+def usable(name: str, machine: Hardware) -> list[GPU]:
+    """The cards of `machine` that engine `name` runs on, by the one build that it takes there."""
+    build = builds.choose(load(name).BUILDS, machine)
+    return [gpu for gpu in machine.gpus if build and build.code and build.refuses(gpu, machine.driver) is None]
+
+
 def unsupported(name: str, gpu: GPU, machine: Hardware) -> str | None:
     """Why engine `name` cannot run on `gpu` of `machine`, in one line; None where it can."""
     known = load(name).BUILDS
-    if reason := builds.unsupported(known, gpu, machine.driver):
-        return reason
     build = builds.choose(known, machine)
+    if reason := builds.unsupported(known, gpu, machine.driver) or (build and build.refuses(gpu, machine.driver)):
+        return reason
     if build is None or versions(name).get(build.package) == build.version:
         return None
     return f"{build} is not installed: ./make_environment.sh{' --torch' * build.apart}"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Callable
 
 from poc import engines
-from poc.engines import builds
 from poc.machine import hardware, monitor, nvml, processes, topology
 from poc.machine.hardware import GPU
 from poc.machine.monitor import Monitor, Monitored, Source
@@ -287,8 +286,7 @@ def own_gpus(run: Run, machine: hardware.Hardware, workers: int) -> list[list[GP
     if run.kind == "cpu":
         return [[]] * workers
     each = 1 if run.virtual else run.devices // run.workers
-    known = engines.load(run.engine).BUILDS
-    usable = [card for card in machine.gpus if builds.unsupported(known, card, machine.driver) is None]
+    usable = engines.usable(run.engine, machine)
     with contextlib.suppress(nvml.NoAnswer):  # a card that is lost is the run's to find, and to tell of
         best = topology.best_group(topology.detect(usable), each * workers)
         usable = [card for card in usable if card.index in best]
