@@ -169,6 +169,15 @@ def test_scaling_is_told_with_its_efficiency(pages: dict[str, str]) -> None:
     assert not any("P100" in line["machine"] and line["batch a device"] == "256" for line in lines)
 
 
+@pytest.mark.parametrize(("last", "minutes"), [(0.76, ["0.27 (n=2)"]), (0.74, [])])
+def test_a_time_to_an_accuracy_is_of_seeds_that_all_reach_it(last: float, minutes: list[str], tmp_path: Path) -> None:
+    seeds = [
+        twelve(accuracies, run={"seed": seed}, run_id=f"seed{seed}", started=f"2026-11-2{seed}T10:00:00+00:00")
+        for seed, accuracies in enumerate([[0.5, 0.7, 0.76], [0.5, 0.6, 0.6, 0.7, last]])
+    ]
+    assert [line["minutes"] for line in own(written(tmp_path, seeds)["results.md"], "Time and money")] == minutes
+
+
 def test_what_an_accuracy_costs(pages: dict[str, str]) -> None:
     lines = cells(pages["results.md"], "Time and money")
     first = own(pages["results.md"], "Time and money")[0]
