@@ -223,6 +223,8 @@ def options(
         if price and price.devices and count > price.devices:
             continue
         batch, (one, limit) = each * count, _at(speeds, count)
+        if batch > setting.data.train:
+            continue
         rates = (one.rate, one.low, one.high)
         needed = sorted(epochs * noise.epochs_at(batch, one) / noise.epochs_at(own, one) for one in scale)
         several = (needed[1], needed[0], needed[2])

@@ -109,6 +109,7 @@ def test_every_price_has_a_date_and_a_source_and_the_users_come_first() -> None:
         assert price.source == prices.GIVEN or (price.source.startswith("https://") and len(price.date) == 10)
     assert known.of("p3.2xlarge", "").source == prices.GIVEN  # type: ignore[union-attr]
     assert known.of("2", "DGX-1, 8x P100").dollars_per_hour == 12.0  # type: ignore[union-attr]
+    assert known.of("p2.8xlarge", "").devices == prices.load({"p2.8xlarge": 5.0}).of("p2.8xlarge", "").devices  # type: ignore[union-attr]
     assert known.of("my machine", "CPU: some, 2 cores") is None
     for mistake in ("12", "=3", "a=b", ""):
         with pytest.raises(UserError, match="give NAME=DOLLARS"):

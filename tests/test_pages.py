@@ -16,7 +16,9 @@ from poc.predict.series import Point
 from poc.records import journal
 from poc.records.record import Record
 from poc.report import chart
-from poc.report.tables import RATE, rounded
+from poc.report.measurements import CLOSED, OPEN, division
+from poc.report.sections.rates import way
+from poc.report.tables import RATE, markdown, rounded
 from tests.builders import record_of
 from tests.launch import HOME
 from tests.test_report import BLANK, ELSEWHERE, RECORDS, STUDIES, VIRTUAL, skipped, workers
@@ -231,12 +233,31 @@ def test_a_network_s_share_of_the_peak_and_the_largest_batch(tmp_path: Path) -> 
     made = record_of(run=model, dataset="synthetic", evaluations=[], peak_flops=2e12)
     full = {"outcome": "out of memory", "reason": "no room", **BLANK}
     larger = record_of(run={**model, "batch_per_device": 8, "total_batch": 8}, run_id="eight", **full)
-    page = written(tmp_path, [made, larger])["networks.md"]
-    (line,) = cells(page, "Networks")
+    # Slower, disturbed, and another engine's, which found room.
+    later = replace(made, started="2026-11-29T10:00:00+00:00", others_busy_cores=2.0, windows=larger.windows)
+    other = replace(made, run=replace(larger.run, engine="pytorch"), versions={"torch": "2.13.0"}, run_id="torch")
+    page = written(tmp_path, [made, larger, later, other])["networks.md"]
+    line = cells(page, "Networks")[0]
     # 40 samples in 4 s; 6 x 15.47 GFLOP a sample of 2 TFLOP/s.
     assert [line[name] for name in ("network", "GFLOP/s", "of peak")] == ["VGG-16", "928", "46%"]
     (line,) = cells(page, "Largest batches")
-    assert (line["largest batch"], line["did not fit"]) == ("4", "8")
+    assert [line[name] for name in ("engine", "largest batch", "did not fit")] == ["MXNet 1.9.1", "4", "8"]
+
+
+def test_a_table_has_the_columns_of_all_its_lines() -> None:
+    lines = [{"a": "1", "b": ""}, {"a": "2", "c": "x"}]
+    assert markdown(lines).splitlines() == ["| a | c |", "|---:|:---|", "| 1 | |", "| 2 | x |"]
+
+
+def test_what_flatters_an_accuracy_is_another_way() -> None:
+    run = record_of().run
+    assert division(run) == CLOSED
+    viewed = replace(run, averaged_views=6)
+    assert (division(viewed), "6 views" in way(viewed)) == (OPEN, True)
+    steps = [
+        replace(run, decay="steps", decay_at=(at,), decay_factor=factor) for at, factor in ((0.5, 0.1), (0.9, 0.5))
+    ]
+    assert len({way(run), *map(way, steps)}) == 3
 
 
 def test_what_did_not_run_is_told_once(pages: dict[str, str]) -> None:

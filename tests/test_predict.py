@@ -147,9 +147,12 @@ def test_a_study_of_one_s_own_is_tested(tmp_path: Path, capsys: pytest.CaptureFi
     assert all(name in said for name in (MODEL, *rivals.RIVALS))
 
 
-def test_a_study_without_a_series_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("counts", [[1], [1, 8, 64]])  # the second is too far apart
+def test_a_study_without_a_series_is_refused(
+    counts: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = tmp_path / "mine.csv"
-    own.write_text(HEAD + "resnet50,1,64,100,weak,Test,row\n")
+    own.write_text(HEAD + "".join(f"resnet50,{n},64,{100 * n},weak,Test,row\n" for n in counts))
     assert main(["predict", "--study", str(own)]) == 2
     assert "at least three device counts" in capsys.readouterr().err
 
@@ -174,6 +177,8 @@ def test_advice_counts_epochs_hours_and_dollars() -> None:
     assert eight.hours[1] < eight.hours[0] < eight.hours[2]
     assert eight.dollars
     assert eight.dollars[0] == pytest.approx(8 * eight.hours[0])
+    wide = dataclasses.replace(setting, batch_per_device=8192)  # eight of them are more than all images
+    assert [option.devices for option in advice.options(wide, (1024.0, 512.0, 2048.0), [speed])] == [1, 2, 4]
 
 
 def test_the_speed_of_a_machine_that_is_not_here() -> None:

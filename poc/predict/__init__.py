@@ -17,7 +17,7 @@ from tabulate import tabulate
 
 from poc.predict import trial
 from poc.predict.limits import Apart
-from poc.predict.quantiles import FARTHEST, Learnt, learn
+from poc.predict.quantiles import FARTHEST, Learnt, learn, splits
 from poc.predict.series import Point, published
 from poc.predict.trial import Score
 from poc.recipe import Independent
@@ -152,10 +152,10 @@ def in_words(own: Sequence[Study]) -> str:
         return "\n\n".join([*said, ASSUMED])
     series = published(own)
     names = [study.name for study in own]
-    if not any(one.study in names for one in series):
+    if not any(one.study in names and splits(one) for one in series):
         raise UserError(
             f"--study: {', '.join(names)} has no series to predict; give samples_per_second of a named network on at "
-            "least three device counts that differ in nothing else"
+            f"least three device counts that differ in nothing else, each at most {FARTHEST} times the one before"
         )
     left_out = trial.by_study(series, names)
     lines = [

@@ -119,4 +119,5 @@ def division(run: Run | None) -> str:
     if run is None:
         return CLOSED
     scheduled = run.warmup_steps or run.decay != "constant" or run.label_smoothing or run.zero_gamma
-    return CLOSED if run.optimizer == SGD() and run.data == CIFAR10() and not scheduled else OPEN
+    other = scheduled or run.averaged_views > 1
+    return CLOSED if run.optimizer == SGD() and run.data == CIFAR10() and not other else OPEN

@@ -265,7 +265,7 @@ def _note(record: Record) -> str:
         framework(record) + ", channels-last" * (run.layout == "NHWC") if run.engine != USUAL_ENGINE else "",
         *(said.get(name, "") for name in ("compile", "dtype")),
         f"optimizer {run.optimizer.name}" if not isinstance(run.optimizer, SGD) else "",
-        *(said.get(name, "") for name in ("decay", "label_smoothing")),
+        *(said.get(name, "") for name in ("decay", "label_smoothing", "averaged_views")),
         f"virtual: one device played all {run.devices}; its throughput is not that of {run.devices}" * run.virtual,
         f"stopped after {steps} steps" if record.outcome == COMPLETED and steps % run.steps_per_epoch else "",
         "resumed from a checkpoint" * bool(times) + f" {times} times" * (times > 1),
@@ -312,7 +312,8 @@ def _add_prices(rows: Sequence[Row], prices: Prices, records: Mapping[tuple[str,
             known = Price(machine="", dollars_per_hour=record.price_per_hour, source=GIVEN)
         if known is not None:
             cards = known.devices or (len(record.hardware.gpus) if record else None)
-            share = row.devices / cards if cards and row.devices and row.kind == "gpu" else 1.0
+            used = 1 if row.virtual else row.devices
+            share = used / cards if cards and used and row.kind == "gpu" else 1.0
             row.dollars_per_hour = known.dollars_per_hour * min(share, 1.0)
             row.price_from = f"{known.machine}, {known.date}" if known.date else known.source
 

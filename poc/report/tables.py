@@ -19,10 +19,10 @@ _NUMBER = re.compile(r"(\*\*)?([-+(≤]?[$]?[\d.,]+%?\)?( .*)?)?(\*\*)?")
 
 def markdown(lines: Sequence[Mapping[str, str]]) -> str:
     """A table whose columns are the keys of its lines, those that any of them fills; figures stand to the right."""
-    names = [name for name in (lines[0] if lines else ()) if any(line[name] for line in lines)]
+    names = list(dict.fromkeys(name for line in lines for name in line if any(other.get(name) for other in lines)))
     if not names:
         return ""
-    body = [[re.sub(r"\s+", " ", line[name]).replace("|", "\\|") for name in names] for line in lines]
+    body = [[re.sub(r"\s+", " ", line.get(name, "")).replace("|", "\\|") for name in names] for line in lines]
     figures = [all(_NUMBER.fullmatch(row[index]) for row in body) for index in range(len(names))]
     aligned = ["right" if figure else "left" for figure in figures]
     text = tabulate(body, headers=names, tablefmt="pipe", disable_numparse=True, colalign=aligned)

@@ -23,7 +23,7 @@ class Price:
     machine: str
     dollars_per_hour: float
     devices: int | None = None
-    """GPUs of the whole machine; None where the user gave the price."""
+    """GPUs of the whole machine; None where that is not known."""
     region: str = ""
     date: str = ""
     """When it was that much, in ISO 8601."""
@@ -57,7 +57,8 @@ def load(given: Mapping[str, float]) -> Prices:
             by_name.update(dict.fromkeys(names, Price(**figures)))
     for name, dollars in given.items():
         positive(f"--price {name}", dollars)
-        by_name[name] = Price(machine=name, dollars_per_hour=float(dollars), source=GIVEN)
+        devices = by_name[name].devices if name in by_name else None
+        by_name[name] = Price(machine=name, dollars_per_hour=float(dollars), devices=devices, source=GIVEN)
     return Prices(by_name=by_name)
 
 

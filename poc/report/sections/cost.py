@@ -85,7 +85,7 @@ def reached(results: Results) -> list[Reached]:
         if (figures := taken.figures("seconds_to_075"))
         and not taken.row.virtual
         # Where a seed never reached it, those that did are not what it takes.
-        and figures.n == taken.figures("accuracy").n
+        and None not in [row.seconds_to_075 for row in taken.rows]
     ]
     theirs = [
         Reached(taken=taken, minutes=taken.row.epochs * taken.row.seconds_per_epoch / 60, n=1)

@@ -44,7 +44,8 @@ def _speed(results: Results) -> Iterator[str]:
     if not own.calm:
         how += ", disturbed by other processes"
     told = (
-        f"{results.here} trains {rounded(rate.median)} samples/s at batch {MAIN_BATCH} with {own.row.framework} ({how})"
+        f"{results.here} trains {rounded(rate.median)} samples/s at batch {MAIN_BATCH} with {own.row.framework} in "
+        f"{own.row.dtype} ({how})"
     )
     yield f"**Speed.** {told}{': ' * bool(beside)}{beside}."
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poc.records.record import COMPLETED, OUT_OF_MEMORY
+from poc.records.record import COMPLETED, OUT_OF_MEMORY, Record
 from poc.report import compare
 from poc.report.measurements import Measurement, alike, grouped
 from poc.report.page import Results, Section
-from poc.report.rows import FLOPS_RULE, USUAL_ENGINE
+from poc.report.rows import FLOPS_RULE, USUAL_ENGINE, framework
 from poc.report.tables import RATE, cells, devices_of, markdown, network_label, ranged, rounded
 
 
@@ -25,8 +25,8 @@ def section(results: Results) -> Section:
             **cells(taken, "network"),
             "machine": results.name(taken.row),
             **cells(taken, "batch a device", "precision", RATE),
-            "GFLOP/s": rounded((taken.row.flops or 0) / 1e9),
-            "of peak": f"{taken.row.peak_share:.0%}" if taken.row.peak_share else "",
+            "GFLOP/s": rounded(flops.median / 1e9) if (flops := taken.figures("flops")) else "",
+            "of peak": f"{share.median:.0%}" if (share := taken.figures("peak_share")) else "",
         }
         for taken in shown
     ]
@@ -84,13 +84,18 @@ def _side_by_side(results: Results, group: Sequence[Measurement]) -> list[dict[s
 def largest(results: Results) -> Section:
     """Of each network and device that ran out of memory at some batch, the largest that fitted."""
     alone = [record for record in results.records if record.run.devices == 1]
-    groups = grouped(alone, lambda record: (record.infrastructure, record.run.model, record.run.dtype, record.run.kind))
+
+    def tried(record: Record) -> tuple[str, ...]:
+        run = record.run
+        fields = (record.infrastructure, run.model, run.dtype, framework(record))
+        return (*fields, run.kind, record.hardware.describe(), run.layout, str(run.data.input_shape))
+
     lines = []
-    for (machine, network, dtype, _), members in groups.items():
+    for (machine, network, dtype, engine, *_), members in grouped(alone, tried).items():
         fits = [record.run.batch_per_device for record in members if record.outcome == COMPLETED]
         beyond = [record.run.batch_per_device for record in members if record.outcome == OUT_OF_MEMORY]
         if beyond:
             most = f"{max(fits):,}" if fits else "none"
-            line = {"machine": machine, "network": network_label(network), "precision": dtype, "largest batch": most}
-            lines.append({**line, "did not fit": f"{min(beyond):,}"})
+            line = {"machine": machine, "network": network_label(network), "engine": engine, "precision": dtype}
+            lines.append({**line, "largest batch": most, "did not fit": f"{min(beyond):,}"})
     return Section("Largest batches", (markdown(lines),))

@@ -16,7 +16,7 @@ from poc.report.tables import interval, markdown, network_label, rounded
 from poc.run import NO_MATTER_FOR_SPEED
 
 _ADVISED_BESIDES = (
-    *("devices", "workers", "virtual", "exchange", "batch_per_device", "total_batch", "straggler"),
+    *("devices", "workers", "virtual", "exchange", "batch_per_device", "total_batch", "target_accuracy"),
     *("gradient_noise", *NO_MATTER_FOR_SPEED),
 )
 """In which what was advised may differ from the short run that looked at the noise."""
@@ -52,7 +52,7 @@ def beforehand(results: Results) -> Section:
             **_beside(said, row.samples_per_second),
         }
         for row, record in zip(results.rows, results.records)
-        if (said := record.predicted) and row.samples_per_second
+        if (said := record.predicted) and row.samples_per_second and record.outcome == COMPLETED
     ]
     inside = sum(line["inside"] == "yes" for line in lines)
     about = (
@@ -73,14 +73,16 @@ def advised(results: Results) -> Section:
             (row, taken)
             for row, taken in zip(results.rows, results.records)
             if row.samples_per_second
-            and not taken.run.virtual
+            and taken.outcome == COMPLETED
+            and taken.run.whole_epochs
+            and not (taken.run.virtual or taken.run.quick)
             and taken.infrastructure == record.advice.machine
             and taken.run.key(*_ADVISED_BESIDES) == own
         ]
         for option in record.advice.options:
             came = [one for one in there if (one[0].devices, one[0].total_batch) == (option.devices, option.batch)]
             speeds = [row.samples_per_second or 0.0 for row, _ in came]
-            hours = [option.epochs[0] * seconds / 3600 for _, taken in came if (seconds := _epoch_seconds(taken))]
+            hours = [option.epochs[0] * _epoch_seconds(taken) / 3600 for _, taken in came]
             lines.append(
                 {
                     "machine": results.bold(record.advice.machine),
@@ -97,16 +99,14 @@ def advised(results: Results) -> Section:
         if all(option.dollars for option in record.advice.options):
             pictures = [_time_against_dollars(record)]
     about = (
-        "What `poc advise` said before anything was spent, and the medians of what was measured in that setting on "
-        "that machine: hours of training alone, for as many epochs as were advised."
+        "What `poc advise` said before anything was spent, and the medians of the trainings of whole epochs in that "
+        "setting on that machine: hours of training alone, for as many epochs as were advised."
     )
     return Section("Advised, and what came", (about, markdown(lines), *pictures))
 
 
-def _epoch_seconds(record: Record) -> float | None:
-    """Of training alone; None where no whole epoch was trained."""
-    if not record.run.whole_epochs or record.outcome != COMPLETED:
-        return None
+def _epoch_seconds(record: Record) -> float:
+    """Of training alone."""
     return sum(window.seconds for window in record.windows) / record.run.epochs
 
 

@@ -81,7 +81,8 @@ def way(run: Run) -> str:
         _optimizer(run),
         *(said.get(name, "") for name in ("momentum", "momentum_correction", "weight_decay", "decay_gammas")),
         f"warm-up over {run.warmup_steps / run.steps:.0%} of the steps" if run.warmup_steps else "",
-        *(said.get(name, "") for name in ("decay", "label_smoothing", "zero_gamma")),
+        *(said.get(name, "") for name in ("decay", "decay_at", "decay_factor", "label_smoothing")),
+        *(said.get(name, "") for name in ("zero_gamma", "averaged_views")),
     ]
     if isinstance(run.data, CIFAR10):
         parts.append(f"crop {run.data.crop} of {32 + 2 * run.data.pad}")
