@@ -82,7 +82,7 @@ def choice(valid: Sequence[Any]) -> Check:
     """A check that allows what is in `valid` alone."""
 
     def check(name: str, given: object) -> None:
-        if given not in valid:
+        if (type(given), given) not in [(type(one), one) for one in valid]:  # True is 1, too, and 2.0 is 2
             raise refuse(name, given, nearest(given, map(str, valid)))
 
     return check

@@ -280,9 +280,9 @@ def test_lost_nodes_are_named_and_others_go_on_from_the_last_checkpoint(nodes: N
             for before in victims:
                 ended(before)
             victims.append(nodes.second())
+            nodes.replace_second()  # before it is needed: the run waits half a minute for one
             strike(victims[-1])
             hold_at(10 * epoch + 15)
-            nodes.replace_second()
         said, _ = driver.communicate(timeout=DEADLINE_SECONDS)
     assert driver.returncode == 0, said
     ended(victims[-1])

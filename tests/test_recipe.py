@@ -87,6 +87,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**TWO, "exchange": "stale"}, r"exchange: 'stale' is not allowed"),
     ({"straggler": 0.3}, r"straggler: 0.3 says nothing of one worker"),
     ({**TWO, "straggler": -1}, r"straggler: -1"),
+    ({"averaged_views": True}, r"averaged_views: True is not allowed; valid: 1, 2, 6"),
+    ({"averaged_views": 2.0}, r"averaged_views: 2.0 is not allowed"),
     ({"target_accuracy": 1.0}, r"target_accuracy: 1.0 .* from 0 to below 1"),
     ({"target_accuracy": 0.9, "evaluate": False}, r"target_accuracy: without evaluations"),
     ({**TWO, "target_accuracy": 0.9}, r"target_accuracy: each worker evaluates its share"),
