@@ -191,7 +191,7 @@ def test_what_an_accuracy_costs(pages: dict[str, str]) -> None:
 def test_findings_name_their_n(pages: dict[str, str]) -> None:
     findings = pages["results.md"].split("\n## ")[1]
     for words in (
-        "test machine trains 320 samples/s at batch 128 with MXNet 1.9.1 (median of 5 takes, 312-328)",
+        "test machine trains 320 samples/s at batch 128 with MXNet 1.9.1 in float32 (median of 5 takes, 312-328)",
         "reach 0.760 on test machine (n=1); published: a P100 0.817, a K80 0.810",
         "published 0.786 at rate 0.4, the study's way here 0.600 at rate 0.4",
         "the best way found here 0.900 at rate 0.4",
