@@ -148,6 +148,9 @@ def test_without_a_look_at_the_noise_nothing_is_foretold(tmp_path: Path) -> None
     # Where one batch learned nothing there is no accuracy to compare at.
     lost = replace(blind[2], evaluations=tuple(replace(seen, accuracy=0.1) for seen in blind[2].evaluations))
     assert "noise scale foretells" not in written(tmp_path, [*blind[:2], lost])["learning_rate.md"]
+    # Made-up images that stood in for CIFAR-10 teach nothing of it.
+    made_up = [replace(record, dataset="synthetic") for record in blind]
+    assert "noise scale foretells" not in written(tmp_path, made_up)["learning_rate.md"]
     # Two batches show no bend.
     assert "noise scale foretells" not in written(tmp_path, blind[:2])["learning_rate.md"]
 

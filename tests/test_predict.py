@@ -312,6 +312,8 @@ def test_advice_is_put_beside_what_came() -> None:
     came = record_of(run=two)
     # Nothing of what came there: parts of such devices, and another machine.
     others = [record_of(run={**two, "cores_per_worker": 1}), record_of(run=two, infrastructure="another machine")]
+    # A short run, as advice is made from, and one that did not end.
+    others += [record_of(run={**two, "steps": 30}), record_of(run=two, outcome="failed", reason="lost")]
     others = [dataclasses.replace(other, windows=came.windows[:1]) for other in others]
     records = [asked, came, *others]
     results = Results(

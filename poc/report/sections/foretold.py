@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poc.recipe import CIFAR10, Synthetic, networks
+from poc.recipe import CIFAR10, networks
 from poc.records import noise
 from poc.records.record import COMPLETED, Record
 from poc.report.measurements import CLOSED, division, grouped
@@ -216,7 +216,7 @@ def _fits(record: Record) -> bool:
         record.outcome == COMPLETED
         and bool(record.evaluations)
         and isinstance(run.data, CIFAR10)
-        and record.dataset != Synthetic.name
+        and record.dataset != "synthetic"
         and run.whole_epochs
         and not run.quick
         and not run.searches

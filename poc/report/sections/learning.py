@@ -69,7 +69,9 @@ def noise(results: Results) -> Section:
     lines = []
     for record in sorted(results.records, key=lambda record: record.run.total_batch):
         run, whole = record.run, record.noise()
-        if whole is None or run.quick or (run.model, run.epochs) != (MAIN_NETWORK, MAIN_EPOCHS):
+        if whole is None or run.quick or record.dataset == "synthetic":
+            continue
+        if (run.model, run.epochs) != (MAIN_NETWORK, MAIN_EPOCHS):
             continue
         found = [record.noise(half / 2, (half + 1) / 2) for half in range(2)]
         halves = [rounded(noise.scale, 2) if noise else "not found" for noise in found]
