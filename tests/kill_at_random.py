@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -12,6 +13,8 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+import psutil
 
 # Before poc.engines is imported: the engine for tests.
 import tests.conftest  # noqa: F401
@@ -59,9 +62,11 @@ def _killed(victim: str, nodes: Nodes, moments: random.Random) -> bool:
     module = {"driver": "poc run", "worker": "poc.train.worker", "server": "reference.hub"}[victim]
     hosts: list[Host] = [nodes.head, nodes.second()]
     found = [process for host in hosts for process in host.processes(module)]
-    if found:
-        found[moments.randrange(len(found))].kill()
-    return bool(found)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself since it was looked for
+        if found:
+            found[moments.randrange(len(found))].kill()
+            return True
+    return False
 
 
 def _checked(folder: Path, before: list[bytes]) -> list[bytes]:
