@@ -20,7 +20,7 @@ from poc.predict import NINE_TENTHS
 from poc.predict.limits import Apart
 from poc.predict.quantiles import Prediction
 from poc.predict.series import Point
-from poc.recipe import EPOCHS, Linear, Recipe, Setting, networks
+from poc.recipe import EPOCHS, LARGEST, Linear, Recipe, Setting, networks
 from poc.records import noise
 from poc.records.record import Option, Record
 from poc.records.timing import throughput
@@ -73,7 +73,10 @@ class Choice:
 
 
 def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
-    """Of `recipe` what is advised on: the first setting that `machine` can do, on its GPUs where it has any."""
+    """Of `recipe` what is advised on: the first setting that `machine` can do, on its GPUs where it has any.
+
+    Raises UserError where that leaves the batch to be found out.
+    """
     settings, able = [], []
     for setting in recipe.settings():
         alone = ("exchange", "virtual", "gradient_noise") if setting.devices == 1 else ()
@@ -84,7 +87,10 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
         if not planned.skip:
             able.append(settings[-1])
     on_gpus = [setting for setting in able if setting.kind == "gpu"]
-    return [*on_gpus, *able, *settings][0].settings()[0]
+    first = [*on_gpus, *able, *settings][0].settings()[0]
+    if first.batch_per_device == LARGEST:  # type: ignore[comparison-overlap]
+        raise UserError("advise: batch_per_device: a rate is right for a batch that is known; give a number")
+    return first
 
 
 def probe(setting: Setting, steps: int = STEPS) -> Recipe:

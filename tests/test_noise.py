@@ -109,6 +109,13 @@ def test_every_recipe_can_be_advised_on(path: Path) -> None:
         assert not plan("", short, MACHINE)[0].skip
 
 
+def test_no_advice_on_a_batch_that_is_still_to_be_found_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", kind="gpu", batch_per_device="largest", epochs=6)
+    assert main(["advise", str(recipe), "--results", str(tmp_path / "results")]) == 2
+    assert "batch_per_device: a rate is right for a batch that is known" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
 @pytest.mark.slow
 def test_the_command_turns_a_short_run_into_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

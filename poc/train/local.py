@@ -193,7 +193,7 @@ def train_here(
         "began": time.monotonic(),
     }
     cards = own_gpus(run, place.machine, len(task.environments))
-    cores = _cores(run, place.machine, cards)
+    cores = _cores(run, cards)
     workers: dict[str, subprocess.Popen[str]] = {}
     watcher: Monitor | None = None
     lost: processes.Lost | None = None
@@ -273,7 +273,7 @@ def _sensors(
     return monitor.processes([process.pid for process in workers.values()], cores)
 
 
-def _cores(run: Run, machine: hardware.Hardware, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
+def _cores(run: Run, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
     """The cores that each of this host's workers is bound to."""
     if not run.cores_per_worker:
         return [sorted(os.sched_getaffinity(0))] * len(cards)
