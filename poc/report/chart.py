@@ -112,7 +112,7 @@ def dots(several: Sequence[Line], *, title: str, xlabel: str) -> Figure:
         color, low, high = (_HERE if line.here else _OTHERS)[0], point.low or point.x, point.high or point.x
         axes.hlines(place, low, high, color=color, linewidth=3)
         axes.plot([point.x], [place], marker="D" if line.here else "o", color=color)
-        text = f"{point.x:,.3g}" if point.x < 1000 else f"{point.x:,.0f}"
+        text = f"{point.x:.3g}" if point.x < 99.95 else f"{point.x:,.0f}"
         weight = "bold" if line.here else "normal"
         axes.annotate(text, (high, place), (9, 0), textcoords="offset points", va="center", weight=weight)
     axes.set_yticks(range(len(several)), [line.label for line in several])

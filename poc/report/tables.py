@@ -60,8 +60,14 @@ def devices_of(row: Row) -> str:
         return ""
     if row.kind == "cpu" and row.devices <= 1:
         return f"{row.cores_per_worker} core" + "s" * (row.cores_per_worker > 1) if row.cores_per_worker else "CPU"
-    name = "virtual" if row.virtual else "GPU" if row.kind == "gpu" else "worker" if row.workers > 1 else "CPU device"
+    alone = row.workers == row.devices > 1  # a process for each
+    name = "virtual" if row.virtual else "GPU" if row.kind == "gpu" else "worker" if alone else "CPU device"
     return f"{row.devices} {name}" + "s" * (row.devices > 1 and not row.virtual)
+
+
+def exchange_of(row: Row) -> str:
+    """How its gradients travelled, and whether a worker was slowed."""
+    return row.exchange.replace("last worker slowed by", "one slowed")
 
 
 def counted(number: int | None) -> str:
@@ -106,7 +112,6 @@ def accuracy_of(figures: Known) -> str:
 COLUMNS: Mapping[str, Callable[[Measurement], str]] = {
     "network": lambda taken: network_label(taken.row.network),
     "devices": lambda taken: devices_of(taken.row),
-    "batch": lambda taken: counted(taken.row.batch_per_device),
     "batch a device": lambda taken: counted(taken.row.batch_per_device),
     "total batch": lambda taken: counted(taken.row.total_batch),
     "precision": lambda taken: taken.row.dtype,

@@ -10,7 +10,7 @@ from poc.records.record import COMPLETED, Record
 from poc.report import compare
 from poc.report.measurements import Measurement, alike
 from poc.report.page import Results, Section
-from poc.report.tables import RATE, cells, markdown, network_label, rounded
+from poc.report.tables import RATE, cells, exchange_of, markdown, network_label, rounded
 
 
 def section(results: Results) -> Section:
@@ -36,7 +36,7 @@ def _against_none(results: Results, group: Sequence[Measurement]) -> list[dict[s
             {
                 "machine": results.name(taken.row),
                 **cells(taken, "network", "devices", "batch a device"),
-                "exchange": taken.row.exchange.replace("last worker slowed by", "one slowed"),
+                "exchange": exchange_of(taken.row),
                 **cells(taken, RATE),
                 "of none": share,
                 "different?": told,
@@ -55,7 +55,7 @@ def steps(results: Results) -> Section:
         waiting = step.whole_step_seconds - step.independent_step_seconds - step.exchange_seconds
         lines.append(
             {
-                "machine": record.infrastructure,
+                "machine": results.bold(record.infrastructure),
                 "network": network_label(run.model),
                 "devices": f"{run.devices}",
                 "exchange": run.exchange_label,
@@ -90,7 +90,7 @@ def staleness(results: Results) -> Section:
                 "steps ahead, mean": f"{sum(ahead * n for ahead, n in seen.items()) / sum(seen.values()):.2f}",
                 "most": str(max(seen)),
                 "accuracy": "" if row.accuracy is None else f"{row.accuracy:.3f}",
-                "machine": record.infrastructure,
+                "machine": results.bold(record.infrastructure),
             }
         )
     about = (

@@ -41,7 +41,7 @@ def batches(results: Results) -> Section:
             **cells(taken, "network"),
             "machine": results.name(taken.row),
             "device": devices_of(taken.row),
-            **cells(taken, "precision", "batch", RATE),
+            **cells(taken, "precision", "batch a device", RATE),
         }
         for group in alike(shown, "batch_per_device", "total_batch")
         if len(group) > 2
@@ -72,7 +72,7 @@ def _side_by_side(results: Results, group: Sequence[Measurement]) -> list[dict[s
             {
                 **cells(first, "network"),
                 "machine": results.name(first.row),
-                **cells(first, "batch", "precision"),
+                **cells(first, "batch a device", "precision"),
                 **{taken.row.framework.split()[0]: ranged(taken.rate) for taken in (first, other)},
                 "ratio": f"{found.ratio:.2f}",
                 "different?": str(found),

@@ -85,10 +85,11 @@ def way(run: Run) -> str:
         *(said.get(name, "") for name in ("zero_gamma", "averaged_views")),
     ]
     if isinstance(run.data, CIFAR10):
-        parts.append(f"crop {run.data.crop} of {32 + 2 * run.data.pad}")
-        parts += ["mirror" + " every other epoch" * run.data.alternate] * run.data.mirror + [
-            "colours moved"
-        ] * run.data.jitter
+        parts += [
+            f"crop {run.data.crop} of {32 + 2 * run.data.pad}",
+            ("mirror" + " every other epoch" * run.data.alternate) * run.data.mirror,
+            "colours moved" * run.data.jitter,
+        ]
     return ", ".join(filter(None, parts))
 
 

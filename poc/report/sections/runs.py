@@ -5,7 +5,7 @@ from __future__ import annotations
 from poc.report.measurements import Measurement, by_run
 from poc.report.page import Results, Section
 from poc.report.sections.rates import short_way
-from poc.report.tables import RATE, accuracy_of, cells, devices_of, markdown, network_label
+from poc.report.tables import RATE, accuracy_of, cells, devices_of, exchange_of, markdown, network_label
 
 _LATEST = 10
 
@@ -34,7 +34,7 @@ def _table(results: Results, shown: list[Measurement]) -> str:
     for taken in shown:
         row = taken.row
         network = network_label(row.network) + ", synthetic data" * (row.dataset == "synthetic")
-        exchange = row.run.exchange.name if row.run.exchanges else ""
+        exchange = exchange_of(row) if row.run.exchanges else ""
         line = {
             "machine": results.name(row),
             "network": network + ", quick" * row.quick,

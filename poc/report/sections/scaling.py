@@ -111,11 +111,7 @@ def scalings(measurements: Sequence[Measurement]) -> list[Scaled]:
         if row.measured:
             row = dataclasses.replace(row, setting=row.run.key(*besides), learning_rate=None)
         takes[row] = len(taken.rows)
-    return [
-        Scaled(series=series, takes=takes[series.rows[-1]])
-        for series in compare.series(takes)
-        if any(compare.by_throughput(series.alone, row) for row in series.rows)
-    ]
+    return [Scaled(series=series, takes=takes[series.rows[-1]]) for series in compare.series(takes)]
 
 
 def fastest_first(shown: Sequence[Scaled]) -> list[Scaled]:
