@@ -51,7 +51,7 @@ OPTIMIZERS: tuple[dict[str, Any], ...] = (
     {"optimizer": SGD(momentum_correction=True)},
     {"optimizer": "nesterov"},
     {"optimizer": "lars", "lr": 1.0},
-    {"optimizer": Muon(rate=0.02)},
+    {"optimizer": Muon(rate=0.02, unit_weights=True)},
 )
 
 
@@ -449,6 +449,7 @@ STEPS: tuple[dict[str, Any], ...] = (
     # Orthogonalising makes as much of a direction that is nearly rounding as of any other: small steps.
     {"lr": 0.001, "optimizer": Muon(rate=0.001)},
     {"lr": 0.001, "optimizer": Muon(rate=0.001), "model": "cifar_airbench94_slim", "batch_per_device": 128, "steps": 3},
+    {"lr": 0.001, "optimizer": Muon(rate=0.001, unit_weights=True)},
     {"label_smoothing": 0.1, "optimizer": SGD(decay_gammas=False, weight_decay=0.01)},
     {"zero_gamma": True},
     {"devices": 2, "virtual": True, "gradient_noise": 1},

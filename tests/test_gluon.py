@@ -226,6 +226,20 @@ def test_muon_moves_convolutions_by_its_own_rate_and_the_rest_as_nesterov_does(d
     np.testing.assert_allclose(convolution - moved, 2 * 0.5 * step, rtol=1e-3, atol=1e-5)
 
 
+def test_muon_keeps_convolutions_at_the_size_of_orthogonal_ones(drawn: tuple[Any, Any]) -> None:
+    weight, gradients = drawn
+    convolution = np.random.default_rng(2).normal(size=(8, 4, 3, 3)).astype(np.float32)
+    plain, unit = (Muon(rate=0.5, weight_decay=0.0, unit_weights=unit) for unit in (False, True))
+    scaled = convolution * np.float32(8**0.5 / np.linalg.norm(convolution))
+    expected = followed(run_of(optimizer=plain), scaled, convolution[None])
+    moved = followed(run_of(optimizer=unit), convolution, convolution[None])
+    np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-5)
+    # All else is as it was, and a convolution of zeros stays one of numbers.
+    others = [followed(run_of(optimizer=optimizer), weight, gradients) for optimizer in (plain, unit)]
+    np.testing.assert_array_equal(*others)
+    assert np.isfinite(followed(run_of(optimizer=unit), 0 * convolution, convolution[None])).all()
+
+
 def test_a_smoothed_label_is_spread_over_all_classes() -> None:
     scores = np.array([[2.0, 0.0, -1.0], [0.5, 0.5, 0.5]], np.float32)
     labels = np.array([0, 2], np.float32)

@@ -109,6 +109,16 @@ def test_the_rates_of_each_division_and_what_a_larger_batch_loses(pages: dict[st
     assert best["4,096", "published"] == ("0.4", "0.611 (-0.206)")
 
 
+def test_what_a_search_looked_at_stands_apart(pages: dict[str, str], tmp_path: Path) -> None:
+    run = {**MUON, "unit_weights": True, "data": {**MUON["data"], "validate_on": "held-out"}}
+    run["model"] = "cifar_airbench94"
+    page = written(tmp_path, [*RECORDS, twelve([0.9], run, run_id="sought")])["learning_rate.md"]
+    (line,) = cells(page, "The search")
+    assert (line["network"], line["epochs"], line["accuracy"]) == ("airbench94 (CIFAR)", "12", "0.900")
+    assert "Muon 0.2, convolutions of constant size" in page
+    assert "\n## The search\n" not in pages["learning_rate.md"]
+
+
 def trained(batch: int, *, scale: float, slower: float = 1.0, **changes: Any) -> Record:
     """Twelve epochs whose accuracy grows evenly, by the formula of the noise scale, which its norms have too."""
     run = {**TWELVE, "devices": 2, "virtual": True, "batch_per_device": batch // 2, "total_batch": batch}

@@ -64,6 +64,9 @@ class Muon(Optimizer):
 
     rate: float = field(check=positive, json="muon_rate", label="convolutions at {:g}")
     """Learning rate of the convolutions at the full rate, `lr`, of the rest; it has the same warm-up and decay."""
+    unit_weights: bool = field(default=False, check=flag, label="convolutions of constant size")
+    """Before each step a convolution is scaled to the norm of an orthogonal one, the root of its outputs (Jordan 2024,
+    `airbench94_muon`), so that a rate means the same share of it from the first step to the last."""
 
     name = "muon"
     label = "Muon"

@@ -111,6 +111,7 @@ def accuracy_of(figures: Known) -> str:
 
 COLUMNS: Mapping[str, Callable[[Measurement], str]] = {
     "network": lambda taken: network_label(taken.row.network),
+    "epochs": lambda taken: counted(taken.row.epochs),
     "devices": lambda taken: devices_of(taken.row),
     "batch a device": lambda taken: counted(taken.row.batch_per_device),
     "total batch": lambda taken: counted(taken.row.total_batch),

@@ -128,6 +128,7 @@ class Muon(SGD):
         super().__init__(run, array, device)
         assert isinstance(run.optimizer, recipe.Muon)
         self._share = run.optimizer.rate / run.learning_rate
+        self._unit = run.optimizer.unit_weights
         beside_others = run.kind == "cpu" and len(array.values) > 1
         self._orthogonalised = _orthogonalised_alone if beside_others else orthogonalised
 
@@ -141,7 +142,9 @@ class Muon(SGD):
         direction = gradient + self._momentum * self._velocity
         if matrices:
             direction = self._array.joined(map(self._orthogonalised, self._array.stacks(direction)))
-            values[:] = (1 - own * decay) * values - own * direction
+            if self._unit:
+                values = self._array.joined(map(_of_unit_rows, self._array.stacks(values)))
+            self._values[:] = (1 - own * decay) * values - own * direction
         else:
             values[:] = values - rate * direction
 
@@ -150,6 +153,13 @@ def make(run: Run, array: LongArray, device: int) -> SGD:
     """The optimizer of `run` for the parameters in a long array, on one device."""
     made: SGD = globals()[type(run.optimizer).__name__](run, array, device)
     return made
+
+
+def _of_unit_rows(stack: Any) -> Any:
+    """Convolutions of one shape, each scaled so that the mean square of its outputs' norms is one."""
+    flat = stack.reshape((len(stack), -1))
+    scale = stack.shape[1] ** 0.5 / (mx.nd.norm(flat, axis=1, keepdims=True) + 1e-7)
+    return (flat * scale).reshape(stack.shape)
 
 
 class _Orthogonalised(mx.gluon.HybridBlock):

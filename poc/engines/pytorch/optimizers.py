@@ -94,6 +94,7 @@ class Muon(SGD):
         super().__init__(run, parameters, decays)
         assert isinstance(run.optimizer, recipe.Muon)
         self._share = run.optimizer.rate / run.learning_rate
+        self._unit = run.optimizer.unit_weights
         matrices = [number for number, parameter in enumerate(self.parameters) if parameter.dim() == 4]
         self._decayed = [number for number in self._decayed if number not in matrices]
         self._matrices, self._others = matrices, [n for n in range(len(self.parameters)) if n not in set(matrices)]
@@ -113,6 +114,8 @@ class Muon(SGD):
         )
         orthogonal = orthogonalised([directions[number] for number in self._matrices])
         weights = [self.parameters[number] for number in self._matrices]
+        if self._unit:
+            torch._foreach_mul_(weights, [len(weight) ** 0.5 / (weight.norm() + 1e-7) for weight in weights])
         torch._foreach_mul_(weights, 1 - rate * self._share * self._decay)
         torch._foreach_add_(weights, orthogonal, alpha=-rate * self._share)
 

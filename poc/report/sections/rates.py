@@ -57,11 +57,8 @@ def published_trainings(results: Results) -> list[Measurement]:
     return results.published(printed)
 
 
-def trainings(results: Results, *, searched: bool = False) -> list[Measurement]:
-    """What runs over the study's epochs, of its network and images gave, closed ones first; all synchronous SGD.
-
-    On the test set; `searched`: on images that a search held out.
-    """
+def trainings(results: Results) -> list[Measurement]:
+    """What runs over the study's epochs, of its network and images gave, closed ones first; all synchronous SGD."""
 
     def fits(row: Row) -> bool:
         run = row.run
@@ -71,7 +68,7 @@ def trainings(results: Results, *, searched: bool = False) -> list[Measurement]:
             and not (run.exchanges and run.exchange.name != "device")
         )
 
-    return sorted(results.accuracies(fits, searched=searched), key=lambda taken: division(taken.row.run))
+    return sorted(results.accuracies(fits), key=lambda taken: division(taken.row.run))
 
 
 def way(run: Run) -> str:
@@ -79,7 +76,8 @@ def way(run: Run) -> str:
     said = {**words(run), **words(run.optimizer)}
     parts = [
         _optimizer(run),
-        *(said.get(name, "") for name in ("momentum", "momentum_correction", "weight_decay", "decay_gammas")),
+        *(said.get(name, "") for name in ("momentum", "momentum_correction", "unit_weights")),
+        *(said.get(name, "") for name in ("weight_decay", "decay_gammas")),
         f"warm-up over {run.warmup_steps / run.steps:.0%} of the steps" if run.warmup_steps else "",
         *(said.get(name, "") for name in ("decay", "decay_at", "decay_factor", "label_smoothing")),
         *(said.get(name, "") for name in ("zero_gamma", "averaged_views")),

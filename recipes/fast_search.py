@@ -1,0 +1,29 @@
+"""The search behind `fast`, on held-out images: what the first trial of it left untried, four epochs of each.
+
+Cost: about 11 min a run on two CPU cores, 22 at two a time, one a core.
+    ./run_all.sh fast_search
+"""
+
+from poc import CIFAR10, Linear, Muon, Recipe
+
+recipe = Recipe(
+    model="cifar_airbench94_slim",
+    rank=4,
+    data=CIFAR10(crop=32, pad=2, jitter=False, alternate=True, validate_on="held-out"),
+    batch_per_device=1000,
+    kind="cpu",
+    epochs=4,
+    optimizer=Muon(rate=0.1, momentum=0.85, weight_decay=0),
+    lr=Linear(base=0.5, per=1000, decay="linear"),
+    label_smoothing=0.2,
+    layout="auto",
+    window=10,
+    cases=[
+        dict(),
+        dict(optimizer=[Muon(rate=rate, momentum=0.6, weight_decay=0, unit_weights=True) for rate in (0.24, 0.12)]),
+        dict(optimizer=Muon(rate=0.24, momentum=0.85, weight_decay=0)),
+        dict(batch_per_device=500, optimizer=Muon(rate=0.1, momentum=0.85, weight_decay=0)),
+        dict(batch_per_device=500, optimizer=Muon(rate=0.12, momentum=0.6, weight_decay=0, unit_weights=True)),
+    ],
+    quick=dict(batch_per_device=100, steps=8, window=2, evaluate=False, cases=[{}]),
+)
