@@ -96,6 +96,10 @@ def test_repeats_on_one_device_are_averaged() -> None:
     # 15 ms a sample on the mean, 5 ms on two devices.
     assert compare.by_throughput(series.alone, series.rows[0]) == pytest.approx(3.0)
     assert compare.by_wall(series.alone, series.rows[0]) == pytest.approx(18 / 7)
+    (calm,) = compare.series([row(), row(samples_per_second=50.0, wall_seconds=24.0, disturbed=True), two()])
+    assert [base.disturbed for base in calm.alone] == [False]
+    (busy,) = compare.series([row(disturbed=True), two()])
+    assert len(busy.alone) == 1
 
 
 def test_speedup_by_wall_time_is_of_the_same_work_only() -> None:

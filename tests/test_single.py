@@ -37,6 +37,9 @@ def test_two_runs_are_compared_in_what_differs_and_over_their_takes() -> None:
     }
     assert "320.0 (312.2 to 328.2, 4 takes)" in text
     assert "Different: the first has 0.5" in text
+    busy = record_of(epoch_seconds=[8.0] * 6, others_busy_cores=1.5, started="2026-11-28T10:00:00+00:00")
+    assert "320.0 (312.2 to 328.2, 4 takes)" in single.compared([*slow, *fast, busy], *ids)
+    assert "160.0 (1 take)" in single.compared([*fast, busy], *ids)
     elsewhere = [record_of(infrastructure="elsewhere", started="2026-11-29T10:00:00+00:00")]
     assert "4 takes" in single.compared([*slow, *fast, *elsewhere], f"{ids[0]}@test", ids[1])
     assert "No verdict" in single.compared([*slow, *fast, *elsewhere], *ids)

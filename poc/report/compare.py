@@ -45,7 +45,8 @@ class Series:
     kind: str
     """What is held fixed: "weak" the batch per device, "strong" the total batch."""
     alone: tuple[Row, ...]
-    """Its rows on one device: one, or several that repeat each other, which are averaged."""
+    """Its rows on one device: one, or several that repeat each other, which are averaged; those that were disturbed
+    only where all were."""
     rows: tuple[Row, ...]
     """The others, fewest devices first."""
 
@@ -154,7 +155,8 @@ def _baselines(candidates: Sequence[Row], row: Row, kind: str) -> tuple[Row, ...
 
     scaled = [base for base in candidates if kind == WEAK and grown(base, row.devices)]
     alone = scaled or [base for base in candidates if grown(base, 1)]
-    return tuple([base for base in alone if _same_work(base, row)] or alone)
+    alone = [base for base in alone if _same_work(base, row)] or alone
+    return tuple([base for base in alone if not base.disturbed] or alone)
 
 
 def _same_work(row: Row, other: Row) -> bool:

@@ -153,7 +153,7 @@ def from_record(record: Record, peak_flops: float | None = None) -> Row:
         accuracy_on=HELD_OUT * run.searches,
         seconds_to_075=None if run.searches else _seconds_to(TARGET, record),
         note=_note(record),
-        disturbed=_disturbed(record),
+        disturbed=disturbed(record),
         host_peak_bytes=record.memory.host_peak_bytes,
         device_peak_bytes=record.memory.device_peak_bytes,
         utilisation=statistics.fmean(used) if used else None,
@@ -271,7 +271,7 @@ def _note(record: Record) -> str:
         "resumed from a checkpoint" * bool(times) + f" {times} times" * (times > 1),
         *(f"clocks held back by {reason} for {share:.0%} of the time" for reason, share in _throttled(record).items()),
     ]
-    if _disturbed(record):
+    if disturbed(record):
         # Of how many, earlier versions did not tell.
         cores = f"of {record.usable_cores} cores" if record.usable_cores else "cores"
         stolen = f", and {record.stolen_cores:.2g} were stolen" if record.stolen_cores else ""
@@ -288,7 +288,7 @@ def _throttled(record: Record) -> dict[str, float]:
     return {reason: share for reason, share in held.items() if share > BUSY}
 
 
-def _disturbed(record: Record) -> bool:
+def disturbed(record: Record) -> bool:
     """Whether others took more than `BUSY` of the cores that the run could use, on which they get in its way.
 
     Of earlier versions, which counted what went on on any core, it may be said of a run that had only some of them.

@@ -12,7 +12,7 @@ from poc.records import timing
 from poc.records.record import COMPLETED, DONE, Record
 from poc.report import compare
 from poc.report.measurements import grouped
-from poc.report.rows import framework
+from poc.report.rows import disturbed, framework
 from poc.values import UserError, nearest
 
 _NOT_COMPARED = ("recipe", "restarts")
@@ -31,14 +31,16 @@ def shown(records: Sequence[Record], start: str) -> str:
 def compared(records: Sequence[Record], first: str, second: str) -> str:
     """In what the runs whose ids start so differ, the figures of each, and whether their speeds are different ones.
 
-    Raises UserError where no run has such an id, or several do.
+    Speeds are those of takes that nothing disturbed, or of all where none was left in peace. Raises UserError where no
+    run has such an id, or several do.
     """
     both = [_of_one_machine(_takes(records, start)) for start in (first, second)]
     last = [takes[-1] for takes in both]
     a, b = ({**_machine(take), "framework": framework(take), **_flat(take.run.to_json())} for take in last)
     names = [name for name in {**a, **b} if a.get(name) != b.get(name) and name not in _NOT_COMPARED]
     done = [[take for take in takes if take.outcome == COMPLETED] for takes in both]
-    rates = [[rate.median for take in takes if (rate := timing.throughput(take.windows))] for takes in done]
+    calm = [[take for take in takes if not disturbed(take)] or takes for takes in done]
+    rates = [[rate.median for take in takes if (rate := timing.throughput(take.windows))] for takes in calm]
     accuracies = [[take.evaluations[-1].accuracy for take in takes if take.evaluations] for takes in done]
     rows = [
         *([name, _cell(a.get(name)), _cell(b.get(name))] for name in names),
