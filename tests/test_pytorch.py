@@ -64,6 +64,25 @@ def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
 
 
 @of_torch
+def test_on_a_cpu_memory_that_a_step_has_used_is_there_for_the_next_one() -> None:
+    with engines.load("pytorch").cluster(planned("pytorch").run, cores=1) as cluster:
+        environment = {**os.environ, **cluster.environments[0]}
+    # Pages that the system had to give while blocks of 64 MiB came and went, once there had been as many.
+    script = """
+import resource, torch
+def faults(steps):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for step in range(steps):
+        torch.zeros(2, 8, 1024, 1024).add(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(20)
+print(faults(20))
+"""
+    said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert int(said.stdout) < 100_000  # of 4 KiB each; given back every time, they are 655,360
+
+
+@of_torch
 def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> None:
     if not detect().bfloat16:
         pytest.skip("this CPU has no bfloat16")

@@ -68,6 +68,10 @@ NETWORKS: dict[str, tuple[Any, ...]] = {
 By name, since planning asks what there is, and must not import torch.
 """
 
+_KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 40), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""For glibc, which by itself gives large blocks back to the system at once: PyTorch's allocator for CPUs keeps none, so
+that in each step the system would zero every page of every layer's output anew."""
+
 
 def workers(given: int, devices: int, virtual: bool) -> int:
     """Processes of a run: one a device, whatever the recipe gives, as DistributedDataParallel wants it."""
@@ -79,6 +83,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
     """What torchrun gives its workers: their numbers, and where the first one waits for the others."""
     here = run.workers // len(hosts)
     common = {
+        **(_KEEPS_MEMORY if run.kind == "cpu" else {}),
         "OMP_NUM_THREADS": str(cores),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "MASTER_ADDR": hosts[0],
