@@ -109,9 +109,12 @@ class Run(Schedule, Training):
                     unset = None if option.default is dataclasses.MISSING else option.default
                     yield _json_name(option), getattr(held, option.name), unset
             elif declared.name == "data":
-                # The same rule as for fields of a run: these came later.
-                later = {"fixed": False, "on_device": False, "alternate": False, "validate_on": "test"}
-                fields = {k: v for k, v in dataclasses.asdict(held).items() if k not in later or v != later[k]}
+                # The same rule as for fields of a run, for those that came later.
+                fields = {
+                    option.name: getattr(held, option.name)
+                    for option in dataclasses.fields(held)
+                    if not option.metadata.get("later") or getattr(held, option.name) != option.default
+                }
                 yield "data", {"name": held.name, **fields}, None
             else:
                 yield _json_name(declared), held, declared.default

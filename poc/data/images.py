@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from poc.data.randomness import CROP_X, CROP_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
+from poc.data.randomness import CROP_X, CROP_Y, CUT_X, CUT_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
 from poc.recipe import CIFAR10, Synthetic
 from poc.recipe.datasets import HELD_OUT_IMAGES
 
@@ -100,7 +100,12 @@ class Images(Split):
         with _one_at_a_time:
             images = _kept(self, spec.pad)
         pixels = _cut(images, views, spec.crop)
-        return _planar(_shift_hls(pixels, _hls_offsets(drawn[3:])) if spec.jitter else pixels), labels
+        if spec.jitter:
+            pixels = _shift_hls(pixels, _hls_offsets(drawn[3:]))
+        if spec.cutout:
+            places = uniform(seed, epoch, indices, [[CUT_Y], [CUT_X]]) * (spec.crop - spec.cutout + 1)
+            _blank(pixels, places.astype(np.int64), spec.cutout)
+        return _planar(_shrunk(pixels, spec.small) if epoch < spec.small_epochs else pixels), labels
 
     def centred(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
         top, left = ((side - spec.crop) // 2 for side in self.images.shape[1:3])
@@ -191,6 +196,18 @@ def _shift_hls(pixels: Pixels, offsets: Indices) -> Pixels:
     up, down = rows.repeat(height, axis=1).reshape(2, count, -1)
     cv2.subtract(cv2.add(hls, up, dst=hls), down, dst=hls)
     return np.asarray(cv2.cvtColor(hls.reshape(1, -1, 3), cv2.COLOR_HLS2RGB), np.uint8).reshape(pixels.shape)
+
+
+def _blank(pixels: Pixels, corners: Indices, side: int) -> None:
+    """Makes of each image (samples, height, width, 3) a square grey, whose upper left corner is one of (2, samples)."""
+    tops, lefts = corners[:, :, None] + np.arange(side)
+    pixels[np.arange(len(pixels))[:, None, None], tops[:, :, None], lefts[:, None, :]] = _PAD_VALUE
+
+
+def _shrunk(pixels: Pixels, size: int) -> Pixels:
+    """The images (samples, height, width, 3) in `size` x `size` pixels, each the mean of those that it covers."""
+    rows = cv2.resize(_tall(pixels), (size, len(pixels) * size), interpolation=cv2.INTER_AREA)
+    return np.asarray(rows, np.uint8).reshape(-1, size, size, 3)
 
 
 def _tall(pixels: Pixels) -> Pixels:

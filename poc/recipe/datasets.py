@@ -21,6 +21,9 @@ class _Images:
     """Images in the training set."""
     fixed = False
     on_device = False
+    cutout = 0
+    small_epochs = 0
+    small = 0
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -48,13 +51,21 @@ class CIFAR10(_Images):
     """Pixels of border (value 127) put around the image before the random crop."""
     mirror: bool = field(default=True, check=flag, label="unmirrored")
     """Mirror with probability 1/2."""
-    alternate: bool = field(default=False, check=flag, label="mirrored every other epoch")
+    alternate: bool = field(default=False, check=flag, later=True, label="mirrored every other epoch")
     """An image is mirrored by chance in the first epoch, and then every other time (Jordan 2024)."""
     jitter: bool = field(default=True, check=flag, label="without jitter")
     """Move hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
-    on_device: bool = field(default=False, check=flag, label="on the device")
-    """The training images stay in the device's memory, where they are cropped and mirrored; without `jitter`."""
-    validate_on: str = field(default="test", check=choice(("test", HELD_OUT)), label="validated on {} images")
+    cutout: int = field(default=0, check=whole_or_zero, later=True, label="cutout of {} pixels")
+    """Height and width of a square, anywhere in the crop, that is made grey (127) (DeVries and Taylor 2017)."""
+    small_epochs: int = field(default=0, check=whole_or_zero, later=True, label="{} small epochs")
+    """Of the first so many epochs the crops are made smaller, of `small` pixels, each the mean of those that it covers
+    (progressive resizing, Howard 2018): they cost less."""
+    small: int = field(default=24, check=whole, later=True, label="of {} pixels")
+    on_device: bool = field(default=False, check=flag, later=True, label="on the device")
+    """The training images stay in the device's memory, where they are cropped and mirrored; without all else."""
+    validate_on: str = field(
+        default="test", check=choice(("test", HELD_OUT)), later=True, label="validated on {} images"
+    )
     """"held-out": 5,000 of the training images, 500 of each class and always the same, which are not trained on: for a
     search, so that the test set is for the ways that it chose."""
 
@@ -70,8 +81,13 @@ class CIFAR10(_Images):
         _check(self, 32)
         if self.alternate and not self.mirror:
             raise UserError("data: alternate: without mirror nothing alternates; leave one of them out")
-        if self.on_device and self.jitter:
-            raise UserError("data: on_device: colours are moved on the host only; give jitter=False")
+        if self.small >= self.crop and self.small_epochs:
+            raise UserError(f"data: small: {self.small} is not smaller than the crop; give less than {self.crop}")
+        if self.cutout > self.crop:
+            raise UserError(f"data: cutout: {self.cutout} is larger than the crop; give at most {self.crop}")
+        for name in ("jitter", "cutout", "small_epochs"):
+            if self.on_device and getattr(self, name):
+                raise UserError(f"data: on_device: {name} is for images on the host; leave one of them out")
 
 
 @value
@@ -85,7 +101,7 @@ class Synthetic(_Images):
     """Images in the training set."""
     validation: int = field(default=10_000, check=whole, label="{:,} for validation")
     """Images in the validation set."""
-    fixed: bool = field(default=False, check=flag, label="one fixed batch")
+    fixed: bool = field(default=False, check=flag, later=True, label="one fixed batch")
     """Train on one and the same batch, which stays in the device's memory: the speed of training without any input
     pipeline, as `tf_cnn_benchmarks` and MXNet's `--benchmark 1` measure it."""
     crop: int = field(default=32, check=whole, label="crop {}")
