@@ -119,6 +119,20 @@ def test_what_a_search_looked_at_stands_apart(pages: dict[str, str], tmp_path: P
     assert "\n## The search\n" not in pages["learning_rate.md"]
 
 
+def test_a_target_of_one_s_own_says_who_reached_it_in_what_time_with_evaluation_and_without(tmp_path: Path) -> None:
+    run = {**MUON, "model": "cifar_airbench94", "target_accuracy": 0.9}
+    joules = {"samples": 9, "of_windows": False, "devices": [{"device": "cpu", "utilisation": 0.9, "joules": 3000.0}]}
+    seeds = [
+        twelve([0.8, last], {**run, "seed": seed}, run_id=f"seed{seed}", monitor=joules, price_per_hour=36.0)
+        for seed, last in enumerate((0.91, 0.92, 0.89))
+    ]
+    (line,) = cells(written(tmp_path, [*RECORDS, *seeds])["results.md"], "To a target")
+    # Twelve epochs of 4 s; with 3 s before, an evaluation of a second after each, and half a second at the end.
+    expected = {"target": "0.9", "reached": "2 of 3", "accuracy": "0.910", "minutes: training, in all": "0.8, 1.06"}
+    expected.update({"epochs": "12", "kJ, $": "3, 0.635"})
+    assert {name: line[name] for name in expected} == expected
+
+
 def trained(batch: int, *, scale: float, slower: float = 1.0, **changes: Any) -> Record:
     """Twelve epochs whose accuracy grows evenly, by the formula of the noise scale, which its norms have too."""
     run = {**TWELVE, "devices": 2, "virtual": True, "batch_per_device": batch // 2, "total_batch": batch}

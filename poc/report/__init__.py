@@ -40,6 +40,7 @@ MAIN = Page(
         rates.section,
         scaling.section,
         cost.section,
+        cost.targets,
         runs.latest,
         reading.section,
     ),

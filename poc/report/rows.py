@@ -34,7 +34,7 @@ TARGET = 0.75
 # What a row has as the run or the record has it.
 _OF_RUN = (
     *("total_batch", "batch_per_device", "learning_rate", "lr_rule", "devices", "virtual", "workers", "dtype"),
-    *("layout", "seed", "kind", "cores_per_worker", "recipe", "quick"),
+    *("layout", "seed", "kind", "cores_per_worker", "recipe", "quick", "target_accuracy"),
 )
 _OF_RECORD = (
     *("run_id", "infrastructure", "parameters", "dataset", "outcome", "started", "engine_choice"),

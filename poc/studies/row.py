@@ -139,6 +139,7 @@ class Row:
     dollars_per_hour: Measure = _number("price of the devices in use", unit="$")
     price_from: str = _text("where and when that was the price")
     accuracy_on: str = _text("held-out, where the accuracy is of training images that a search held out")
+    target_accuracy: Measure = _number("at which the run was to end")
     contradicts: str = _text("the columns that `flag` is about")
 
     run: Run | Any = None

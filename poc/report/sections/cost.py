@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Callable
 
 from poc.recipe import CIFAR10
 from poc.report import chart
-from poc.report.measurements import Measurement, division, grouped
+from poc.report.measurements import Measurement, division, figures_of, grouped
 from poc.report.page import MAIN_NETWORK, Picture, Results, Section
 from poc.report.rows import TARGET, trained_by
 from poc.report.sections.rates import trainings
-from poc.report.tables import cells, devices_of, machine_of, markdown, network_label, rounded, short_machine
+from poc.report.tables import (
+    cells,
+    devices_of,
+    machine_of,
+    markdown,
+    network_label,
+    rounded,
+    short_machine,
+)
+from poc.run import Run
 from poc.studies.row import Row
 from poc.values import value
 
@@ -68,6 +78,50 @@ def section(results: Results) -> Section:
         for found in reached(results)
     ]
     return Section("Time and money", (about, markdown(table), *_picture(results)))
+
+
+def targets(results: Results) -> Section:
+    """What runs that were to end at an accuracy took, whether they reached it or not."""
+    about = (
+        "Runs that end at the first evaluation to reach their target on the test set. Reached: by how many seeds. "
+        "Medians over all seeds; in all: from the start of the process, evaluation included."
+    )
+    table = [
+        {
+            "machine": results.name(taken.row),
+            **cells(taken, "network", "precision", "epochs"),
+            "target": _target(taken.row.run),
+            "reached": f"{sum(row.accuracy >= row.target_accuracy for row in taken.rows)} of {len(taken.rows)}",
+            "accuracy": f"{taken.accuracies().median:.3f}",
+            "minutes: training, in all": _medians(taken, _training_minutes, lambda row: row.wall_seconds / 60),
+            "kJ, $": _medians(taken, _kilojoules, _dollars),
+        }
+        for taken in results.accuracies(lambda row: row.target_accuracy is not None)
+    ]
+    return Section("To a target", (about, markdown(table)))
+
+
+def _target(run: Run) -> str:
+    views = f", of {run.averaged_views} views" * (run.averaged_views > 1)
+    return f"{run.target_accuracy:g}{views}"
+
+
+def _medians(taken: Measurement, *of: Callable[[Row], float | None]) -> str:
+    """The medians of what each of these says of all takes, those that are known."""
+    known = [figures_of(map(each, taken.rows)) for each in of]
+    return ", ".join(rounded(figures.median) for figures in known if figures)
+
+
+def _training_minutes(row: Row) -> float:
+    return sum(getattr(row, f"{part}_seconds") for part in ("warmup", "train", "data")) / 60
+
+
+def _kilojoules(row: Row) -> float | None:
+    return None if row.joules_per_sample is None else row.joules_per_sample * row.samples_trained / 1000
+
+
+def _dollars(row: Row) -> float | None:
+    return None if row.dollars_per_hour is None else row.dollars_per_hour * row.wall_seconds / 3600
 
 
 def reached(results: Results) -> list[Reached]:
