@@ -97,6 +97,23 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
 
 
 @of_torch
+def test_muon_orthogonalises_nearly_alike_in_bfloat16() -> None:
+    import torch
+
+    from poc.engines.pytorch.optimizers import orthogonalised
+
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(*shape, 3, 3, generator=generator) for shape in ((64, 24), (256, 64), (64, 2), (16, 64))]
+    for wide, narrow in zip(orthogonalised(drawn), orthogonalised(drawn, torch.bfloat16)):
+        assert (narrow.dtype, narrow.shape) == (torch.float32, wide.shape)
+        rows, columns = len(wide), wide[0].numel()
+        values = torch.linalg.svdvals(narrow.reshape(rows, columns)) / max(1, rows / columns) ** 0.5
+        assert values.min() > 0.6
+        assert values.max() < 1.3
+        assert (narrow - wide).norm() < 0.05 * wide.norm()
+
+
+@of_torch
 def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> None:
     run, wide = (dataclasses.replace(planned("pytorch").run, dtype=dtype) for dtype in ("float16", "float32"))
     fed, rate = list(batches(run)), run.learning_rate

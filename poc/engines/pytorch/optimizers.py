@@ -87,7 +87,7 @@ class Muon(SGD):
     """SGD with Nesterov momentum whose direction for convolutions is orthogonalised (Jordan et al. 2024, "Muon").
 
     As in the Gluon engine: a convolution is a matrix (out, the rest), its rate a share of the others', and its weight
-    decay decoupled.
+    decay decoupled. In a run in bfloat16 it is orthogonalised in bfloat16, as Jordan et al. do.
     """
 
     def __init__(self, run: Run, parameters: Tensors, decays: Sequence[bool]) -> None:
@@ -95,6 +95,7 @@ class Muon(SGD):
         assert isinstance(run.optimizer, recipe.Muon)
         self._share = run.optimizer.rate / run.learning_rate
         self._unit = run.optimizer.unit_weights
+        self._dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32
         matrices = [number for number, parameter in enumerate(self.parameters) if parameter.dim() == 4]
         self._decayed = [number for number in self._decayed if number not in matrices]
         self._matrices, self._others = matrices, [n for n in range(len(self.parameters)) if n not in set(matrices)]
@@ -112,7 +113,7 @@ class Muon(SGD):
             [directions[number] for number in self._others],
             alpha=-rate,
         )
-        orthogonal = orthogonalised([directions[number] for number in self._matrices])
+        orthogonal = orthogonalised([directions[number] for number in self._matrices], self._dtype)
         weights = [self.parameters[number] for number in self._matrices]
         if self._unit:
             torch._foreach_mul_(weights, [len(weight) ** 0.5 / (weight.norm() + 1e-7) for weight in weights])
@@ -126,10 +127,11 @@ def make(run: Run, parameters: Tensors, decays: Sequence[bool]) -> SGD:
     return made
 
 
-def orthogonalised(directions: Tensors) -> list[torch.Tensor]:
+def orthogonalised(directions: Tensors, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """The matrices (out, the rest) of convolutions with their singular values brought near to one, in their shapes.
 
-    Scaled by the root of rows / columns where there are more rows. Those of the same shape are done at once.
+    Scaled by the root of rows / columns where there are more rows. Computed in `dtype`, those of the same shape at
+    once.
     """
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, direction in enumerate(directions):
@@ -140,10 +142,10 @@ def orthogonalised(directions: Tensors) -> list[torch.Tensor]:
         x = torch.stack([directions[number].reshape(rows, columns) for number in members])
         tall = rows > columns
         x = x.mT if tall else x
-        x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+        x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype)
         for _ in range(ITERATIONS):
             square = x @ x.mT
             x = a * x + (b * square + c * (square @ square)) @ x
-        x = (x.mT if tall else x) * max(1.0, rows / columns) ** 0.5
+        x = (x.mT if tall else x).float() * max(1.0, rows / columns) ** 0.5
         orthogonal.update(zip(members, x))
     return [orthogonal[number].reshape(direction.shape) for number, direction in enumerate(directions)]
