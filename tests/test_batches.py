@@ -166,18 +166,6 @@ def test_images_mirrored_every_other_epoch_are_mirrored_by_chance_in_the_first(o
         np.testing.assert_array_equal(seen, ~first if epoch % 2 else first)
 
 
-def test_images_are_small_in_the_first_epochs_alone_and_each_pixel_is_the_mean_of_what_it_covers() -> None:
-    split, indices = data.Images(NOISE, np.arange(len(NOISE), dtype=np.int32)), np.arange(len(NOISE))
-    shape: dict[str, Any] = {"crop": 32, "pad": 2, "jitter": False}
-    spec = CIFAR10(**shape, small_epochs=2, small=16)
-    for epoch in range(4):
-        small, full = (split.augmented(indices, s, seed=3, epoch=epoch)[0] for s in (spec, CIFAR10(**shape)))
-        if epoch < 2:
-            full = full.reshape(-1, 3, 16, 2, 16, 2).mean(axis=(3, 5))
-        assert np.abs(small - full).max() <= 0.5 * (epoch < 2)
-    np.testing.assert_array_equal(split.centred(indices, spec)[0], split.centred(indices, CIFAR10(**shape))[0])
-
-
 def test_cutout_makes_one_square_grey_wherever_it_fits() -> None:
     count = 25 * 25 * 40
     split = data.Images(np.zeros((count, 28, 28, 3), np.uint8), np.zeros(count, np.int32))

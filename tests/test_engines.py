@@ -416,21 +416,6 @@ def test_views_cut_on_the_device_are_those_cut_on_the_host(run: Run) -> None:
     np.testing.assert_allclose(losses[:3], losses[3:], rtol=1e-5)
 
 
-@having({"model": "cifar_resnet8_v2"}, {"model": "cifar_resnet8_v2", "devices": 2, "virtual": True}, alone=True)
-def test_images_of_another_size_leave_nothing_behind(run: Run) -> None:
-    large = list(batches(run, steps=2))
-    small = [data.Batch(np.ascontiguousarray(batch.images[:, :, ::2, ::2]), batch.labels) for batch in large]
-    session = engines.open_session(run)
-    for batch in (large[0], small[1]):
-        session.step(batch, 0.01)
-    fresh = engines.open_session(run, first_step=2, state=session.state())
-    for batch in (large[1], small[0], large[0]):
-        for each in (session, fresh):
-            each.step(batch, 0.01)
-    assert distance(parameters(session), parameters(fresh)) < 1e-5
-    assert np.isclose(*(each.evaluate(iter(large)).loss for each in (session, fresh)))
-
-
 @having({"model": "cifar_airbench94_slim"})
 def test_patches_of_the_images_that_a_network_is_given_are_white_behind_its_first_convolution(run: Run) -> None:
     images = np.concatenate([batch.images for batch in batches(run)])

@@ -112,7 +112,7 @@ def test_a_network_that_nobody_counted_or_builds_is_refused_and_multiply_adds_go
     [("inception_v3", 224, "of 299"), ("cifar_resnet50_v2", 224, "of 8 to 64"), ("cifar_lenet", 28, "of 32")],
 )
 def test_a_network_names_the_images_that_it_takes(name: str, size: int, allowed: str) -> None:
-    with pytest.raises(UserError, match=f"data: {size} pixels are not allowed with {name}; give images {allowed}"):
+    with pytest.raises(UserError, match=f"crop: {size} is not allowed with {name}; give images {allowed} pixels"):
         networks.network(name).check_input(size)
 
 

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 
 from poc import studies
-from poc.recipe import networks
 from poc.records import journal, timing
 from poc.records.record import Record
 from poc.report import rows
@@ -106,17 +105,6 @@ def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
     assert (row.seconds_per_epoch, row.epochs) == (4.0, 5)
     assert "stopped after 54 steps" in row.note
     assert rows.from_record(replace(short, windows=short.windows[-1:])).seconds_per_epoch is None
-
-
-def test_how_fast_a_run_is_tells_of_its_images_in_full_size() -> None:
-    data = {"name": "cifar10", "crop": 32, "pad": 2, "mirror": True, "jitter": False, "small_epochs": 2, "small": 24}
-    seconds = (1.0, 1.0, 5.0, 4.0, 4.0, 4.0)
-    row = rows.from_record(record_of(run={"data": data}, epoch_seconds=seconds))
-    assert (row.samples_per_second, row.seconds_per_epoch, row.steps, row.samples_trained) == (320.0, 4.0, 60, 7680)
-    assert row.flops == 6 * networks.NETWORKS["cifar_resnet50_v2"].multiply_adds(32) * 320
-    assert "the first 2 epochs, faster, saw images of 24 pixels" in row.note
-    small = rows.from_record(record_of(run={"data": {**data, "small_epochs": 6}}, epoch_seconds=seconds))
-    assert (small.samples_per_second, small.flops) == (320.0, None)
 
 
 @pytest.mark.parametrize(

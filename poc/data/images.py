@@ -105,7 +105,7 @@ class Images(Split):
         if spec.cutout:
             places = uniform(seed, epoch, indices, [[CUT_Y], [CUT_X]]) * (spec.crop - spec.cutout + 1)
             _blank(pixels, places.astype(np.int64), spec.cutout)
-        return _planar(_shrunk(pixels, spec.small) if epoch < spec.small_epochs else pixels), labels
+        return _planar(pixels), labels
 
     def centred(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
         top, left = ((side - spec.crop) // 2 for side in self.images.shape[1:3])
@@ -202,12 +202,6 @@ def _blank(pixels: Pixels, corners: Indices, side: int) -> None:
     """Makes of each image (samples, height, width, 3) a square grey, whose upper left corner is one of (2, samples)."""
     tops, lefts = corners[:, :, None] + np.arange(side)
     pixels[np.arange(len(pixels))[:, None, None], tops[:, :, None], lefts[:, None, :]] = _PAD_VALUE
-
-
-def _shrunk(pixels: Pixels, size: int) -> Pixels:
-    """The images (samples, height, width, 3) in `size` x `size` pixels, each the mean of those that it covers."""
-    rows = cv2.resize(_tall(pixels), (size, len(pixels) * size), interpolation=cv2.INTER_AREA)
-    return np.asarray(rows, np.uint8).reshape(-1, size, size, 3)
 
 
 def _tall(pixels: Pixels) -> Pixels:

@@ -22,8 +22,6 @@ class _Images:
     fixed = False
     on_device = False
     cutout = 0
-    small_epochs = 0
-    small = 0
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -57,12 +55,9 @@ class CIFAR10(_Images):
     """Move hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
     cutout: int = field(default=0, check=whole_or_zero, later=True, label="cutout of {} pixels")
     """Height and width of a square, anywhere in the crop, that is made grey (127) (DeVries and Taylor 2017)."""
-    small_epochs: int = field(default=0, check=whole_or_zero, later=True, label="{} small epochs")
-    """Of the first so many epochs the crops are made smaller, of `small` pixels, each the mean of those that it covers
-    (progressive resizing, Howard 2018): they cost less."""
-    small: int = field(default=24, check=whole, later=True, label="of {} pixels")
     on_device: bool = field(default=False, check=flag, later=True, label="on the device")
-    """The training images stay in the device's memory, where they are cropped and mirrored; without all else."""
+    """The training images stay in the device's memory, where they are cropped and mirrored; without `jitter` and
+    `cutout`."""
     validate_on: str = field(
         default="test", check=choice(("test", HELD_OUT)), later=True, label="validated on {} images"
     )
@@ -81,11 +76,9 @@ class CIFAR10(_Images):
         _check(self, 32)
         if self.alternate and not self.mirror:
             raise UserError("data: alternate: without mirror nothing alternates; leave one of them out")
-        if self.small >= self.crop and self.small_epochs:
-            raise UserError(f"data: small: {self.small} is not smaller than the crop; give less than {self.crop}")
         if self.cutout > self.crop:
             raise UserError(f"data: cutout: {self.cutout} is larger than the crop; give at most {self.crop}")
-        for name in ("jitter", "cutout", "small_epochs"):
+        for name in ("jitter", "cutout"):
             if self.on_device and getattr(self, name):
                 raise UserError(f"data: on_device: {name} is for images on the host; leave one of them out")
 

@@ -162,8 +162,7 @@ class Setting(Training):
             raise UserError("target_accuracy: without evaluations nothing reaches it; leave evaluate out")
         if self.workers == PER_DEVICE:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "workers", self.devices)
-        for size in (self.data.crop, *[self.data.small] * (self.data.small_epochs > 0)):
-            networks.network(self.model).check_input(size)
+        networks.network(self.model).check_input(self.data.crop)
         self._check_workers()
         steps_per_epoch(self.data.train, self.total_batch)
 

@@ -173,15 +173,12 @@ def trained_by(epoch: int, record: Record) -> float:
 
 
 def _of_windows(record: Record, peak_flops: float | None) -> dict[str, Any]:
-    run = record.run
-    # How fast it goes is told of images in their full size.
-    full_size = [window for window in record.windows if window.epoch > run.data.small_epochs]
-    windows = full_size or record.windows
+    run, windows = record.run, record.windows
     throughput = timing.throughput(windows)
     if throughput is None:
         return {}
-    steps, network = sum(window.steps for window in record.windows), networks.NETWORKS.get(run.model)
-    multiply_adds = network.multiply_adds(run.data.crop) if network and full_size else None
+    steps, network = sum(window.steps for window in windows), networks.NETWORKS.get(run.model)
+    multiply_adds = network.multiply_adds(run.data.crop) if network else None
     flops = None if multiply_adds is None else 6 * multiply_adds * throughput.median
     epochs = grouped(windows, lambda window: window.epoch).values()
     whole = [epoch for epoch in epochs if sum(window.steps for window in epoch) == run.steps_per_epoch]
@@ -194,7 +191,7 @@ def _of_windows(record: Record, peak_flops: float | None) -> dict[str, Any]:
         "spread": throughput.spread,
         "windows": throughput.windows,
         "dropped_windows": throughput.dropped,
-        "samples_trained": sum(window.samples for window in record.windows),
+        "samples_trained": sum(window.samples for window in windows),
         "multiply_adds": multiply_adds,
         "flops": flops,
         "peak_flops": peak_flops or None,
@@ -269,8 +266,6 @@ def _note(record: Record) -> str:
         *(said.get(name, "") for name in ("compile", "dtype")),
         f"optimizer {run.optimizer.name}" if not isinstance(run.optimizer, SGD) else "",
         *(said.get(name, "") for name in ("decay", "label_smoothing", "averaged_views")),
-        f"the first {run.data.small_epochs} epochs, faster, saw images of {run.data.small} pixels"
-        * (run.data.small_epochs > 0),
         f"virtual: one device played all {run.devices}; its throughput is not that of {run.devices}" * run.virtual,
         f"stopped after {steps} steps" if record.outcome == COMPLETED and steps % run.steps_per_epoch else "",
         "resumed from a checkpoint" * bool(times) + f" {times} times" * (times > 1),

@@ -68,7 +68,7 @@ NETWORKS: dict[str, tuple[Any, ...]] = {
 By name, since planning asks what there is, and must not import torch.
 """
 
-_KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 40), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+_KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """For glibc, which by itself gives large blocks back to the system at once: PyTorch's allocator for CPUs keeps none, so
 that in each step the system would zero every page of every layer's output anew."""
 

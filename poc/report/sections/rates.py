@@ -88,7 +88,6 @@ def way(run: Run) -> str:
             ("mirror" + " every other epoch" * run.data.alternate) * run.data.mirror,
             "colours moved" * run.data.jitter,
             f"cutout {run.data.cutout}" * (run.data.cutout > 0),
-            f"{run.data.small} pixels in the first {run.data.small_epochs} epochs" * (run.data.small_epochs > 0),
         ]
     return ", ".join(filter(None, parts))
 
