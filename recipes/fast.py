@@ -24,7 +24,7 @@ recipe = Recipe(
     label_smoothing=0.2,
     seeds=3,
     cases=[
-        dict(epochs=20, target_accuracy=0.92),
+        dict(epochs=18, target_accuracy=0.92),
         SHORT,
         dict(SHORT, engine="gluon", seeds=1),
     ],
