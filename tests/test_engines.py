@@ -51,6 +51,7 @@ OPTIMIZERS: tuple[dict[str, Any], ...] = (
     {"optimizer": SGD(momentum_correction=True)},
     {"optimizer": "nesterov"},
     {"optimizer": "lars", "lr": 1.0},
+    {"optimizer": Muon(rate=0.02)},
     {"optimizer": Muon(rate=0.02, unit_weights=True)},
 )
 

@@ -128,8 +128,8 @@ def test_a_target_of_one_s_own_says_who_reached_it_in_what_time_with_evaluation_
     ]
     (line,) = cells(written(tmp_path, [*RECORDS, *seeds])["results.md"], "To a target")
     # Twelve epochs of 4 s; with 3 s before, an evaluation of a second after each, and half a second at the end.
-    expected = {"target": "0.9", "reached": "2 of 3", "accuracy": "0.910", "minutes: training, in all": "0.8, 1.06"}
-    expected.update({"epochs": "12", "kJ, $": "3, 0.635"})
+    expected = {"epochs": "12", "target, reached": "0.9, 2 of 3", "accuracy": "0.910", "devices": "CPU"}
+    expected.update({"minutes: training, in all": "0.8, 1.06", "energy, money": "3 kJ $0.635"})
     assert {name: line[name] for name in expected} == expected
 
 

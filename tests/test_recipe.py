@@ -323,6 +323,7 @@ def test_the_time_is_estimated_by_the_card(machine: str, rate: float, monkeypatc
 def test_the_largest_batch_is_searched_for_among_those_that_may_fit() -> None:
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
     fields = {"devices": 4, "batch_per_device": "largest", "data": Synthetic(train=500), "lr": [0.1, 0.2], "seeds": 2}
+    fields["target_accuracy"] = 0.9
     *items, again = planned(gpus(4), **fields, takes=2)[:5]
     assert again.seconds < items[0].seconds  # what fits is known then
     assert len(items) == 4  # two rates, two seeds
@@ -332,6 +333,7 @@ def test_the_largest_batch_is_searched_for_among_those_that_may_fit() -> None:
         for probe, run in item.search:
             assert (probe.batch_per_device, probe.steps, probe.evaluate) == (run.batch_per_device, 4, False)
             assert probe.quick
+            assert (probe.target_accuracy, run.target_accuracy) == (None, 0.9)
             assert probe.learning_rate != run.learning_rate
     assert len({probe.id for item in items for probe, _ in item.search}) == len(sizes)
     # What the estimate says cannot fit is not tried: on a CPU as in any plan, on a GPU beyond four times its memory.
@@ -341,6 +343,11 @@ def test_the_largest_batch_is_searched_for_among_those_that_may_fit() -> None:
         assert 500 < item.run.batch_per_device < 32768
     (item,) = planned(CPU, batch_per_device="largest", devices=1)
     assert (item.search, item.skip) == ((), "needs 1 GPU, this machine has none")
+
+
+def test_a_first_look_has_no_target_to_reach() -> None:
+    (one,) = planned(kind="cpu", target_accuracy=0.9, quick=True)
+    assert (one.run.target_accuracy, one.run.evaluate) == (None, False)
 
 
 @pytest.mark.parametrize(

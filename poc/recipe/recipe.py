@@ -245,7 +245,7 @@ class Recipe(Setting):
 
     def quickened(self) -> Recipe:
         """The same experiment cut down to a first look (`--quick`)."""
-        short: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False}
+        short: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False, "target_accuracy": None}
         change = {"takes": 1, **(short if self.quick is None else self.quick)}
         if "steps" in change or "epochs" in change:
             change = {"steps": None, "epochs": None, **change}

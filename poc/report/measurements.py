@@ -42,9 +42,10 @@ class Measurement:
 
     @property
     def row(self) -> Row:
-        """One that stands for all, with their median samples/s."""
-        rate = self.rate
-        return self.rows[-1] if rate is None else dataclasses.replace(self.rows[-1], samples_per_second=rate.median)
+        """One that stands for all, with the median samples/s of those that nothing disturbed, where there are any."""
+        if self.rate is None:
+            return self.rows[-1]
+        return dataclasses.replace(self.rows[-1], samples_per_second=self.rate.median, disturbed=not self.calm)
 
     @property
     def calm(self) -> bool:

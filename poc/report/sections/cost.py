@@ -83,33 +83,40 @@ def section(results: Results) -> Section:
 def targets(results: Results) -> Section:
     """What runs that were to end at an accuracy took, whether they reached it or not."""
     about = (
-        "Runs that end at the first evaluation to reach their target on the test set. Reached: by how many seeds. "
-        "Medians over all seeds; in all: from the start of the process, evaluation included."
+        "Runs that end at the first evaluation to reach their target on the test set, and how many of the seeds that "
+        "completed reached it. Medians over seeds. In all: from the start of the process, evaluation included; energy "
+        "is that of training, money that of all."
     )
     table = [
         {
             "machine": results.name(taken.row),
-            **cells(taken, "network", "precision", "epochs"),
-            "target": _target(taken.row.run),
-            "reached": f"{sum(row.accuracy >= row.target_accuracy for row in taken.rows)} of {len(taken.rows)}",
+            **cells(taken, "network", "devices"),
+            "engine": f"{taken.row.framework}, {taken.row.dtype}",
+            "epochs": rounded(taken.accuracies("epochs").median),
+            "target, reached": f"{_target(taken.row.run)}, {_reached(taken)}",
             "accuracy": f"{taken.accuracies().median:.3f}",
-            "minutes: training, in all": _medians(taken, _training_minutes, lambda row: row.wall_seconds / 60),
-            "kJ, $": _medians(taken, _kilojoules, _dollars),
+            "minutes: training, in all": _medians(taken, "{}", _training_minutes, lambda row: row.wall_seconds / 60),
+            "energy, money": _medians(taken, "{} kJ", _kilojoules) + _medians(taken, " ${}", _dollars),
         }
-        for taken in results.accuracies(lambda row: row.target_accuracy is not None)
+        for taken in results.accuracies(lambda row: row.target_accuracy is not None and not row.virtual)
     ]
     return Section("To a target", (about, markdown(table)))
 
 
 def _target(run: Run) -> str:
-    views = f", of {run.averaged_views} views" * (run.averaged_views > 1)
+    views = f" of {run.averaged_views} views" * (run.averaged_views > 1)
     return f"{run.target_accuracy:g}{views}"
 
 
-def _medians(taken: Measurement, *of: Callable[[Row], float | None]) -> str:
-    """The medians of what each of these says of all takes, those that are known."""
-    known = [figures_of(map(each, taken.rows)) for each in of]
-    return ", ".join(rounded(figures.median) for figures in known if figures)
+def _reached(taken: Measurement) -> str:
+    return f"{sum(row.accuracy >= row.target_accuracy for row in taken.rows)} of {len(taken.rows)}"
+
+
+def _medians(taken: Measurement, form: str, *of: Callable[[Row], float | None]) -> str:
+    """The medians of what each of these says of the takes that nothing disturbed, or of all, as far as known."""
+    rows = [row for row in taken.rows if not (taken.calm and row.disturbed)]
+    known = [figures_of(map(each, rows)) for each in of]
+    return ", ".join(form.format(rounded(figures.median)) for figures in known if figures)
 
 
 def _training_minutes(row: Row) -> float:
