@@ -119,6 +119,17 @@ def test_what_a_search_looked_at_stands_apart(pages: dict[str, str], tmp_path: P
     assert "\n## The search\n" not in pages["learning_rate.md"]
 
 
+def test_accuracy_for_time_draws_this_machine_and_the_published_ones_before_other_machines(tmp_path: Path) -> None:
+    others = [twelve([0.8], infrastructure=f"machine {n}", run_id=f"other{n}") for n in range(chart.MOST_LINES)]
+    own = twelve([0.8], started="2026-11-24T10:00:00+00:00", infrastructure="mine", run_id="own")
+    written(tmp_path, [*others, own])
+    figure = (tmp_path / "results" / "figures" / "accuracy_time.svg").read_text()
+    legend = [
+        name for name in ("mine, CPU", "Tesla K80, 1 GPU", "DGX-1, 8x P100", "machine 0", "machine 6") if name in figure
+    ]
+    assert legend == ["mine, CPU", "Tesla K80, 1 GPU", "DGX-1, 8x P100", "machine 0"]
+
+
 def test_a_target_of_one_s_own_says_who_reached_it_in_what_time_with_evaluation_and_without(tmp_path: Path) -> None:
     run = {**MUON, "model": "cifar_airbench94", "target_accuracy": 0.9}
     joules = {"samples": 9, "of_windows": False, "devices": [{"device": "cpu", "utilisation": 0.9, "joules": 3000.0}]}

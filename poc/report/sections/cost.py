@@ -173,7 +173,9 @@ def _printed(row: Row) -> bool:
 def _picture(results: Results) -> list[Picture]:
     """Accuracy against minutes: the curves of measured settings, of published ones the end."""
     lines = []
-    for found in reached(results)[: chart.MOST_LINES]:
+    # Other machines of one's own make room for the published ones.
+    shown = sorted(reached(results), key=lambda found: not results.is_here(found.row) and found.row.measured)
+    for found in shown[: chart.MOST_LINES]:
         row, points = found.row, [chart.Point(x=found.minutes, y=found.row.accuracy)]
         if record := results.record(found.taken):
             points = [
