@@ -124,10 +124,10 @@ def small(name: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_networks_train_and_are_compiled_to_the_same(part: int) -> None:
-    # In processes of their own, whose end gives the memory back; for each kind of layer MXNet keeps those of sixteen
+    # In processes of their own, whose end gives the memory back; for each kind of layer MXNet keeps those of four
     # shapes ready, or much of a DenseNet would stay.
     command = [sys.executable, "-W", "ignore", "-m", "tests.test_networks", *list(NETWORKS)[part::4]]
-    subprocess.run(command, check=True, cwd=HOME, env={**os.environ, "MXNET_MKLDNN_CACHE_NUM": "16"})
+    subprocess.run(command, check=True, cwd=HOME, env={**os.environ, "MXNET_MKLDNN_CACHE_NUM": "4"})
 
 
 def trains_and_is_compiled_to_the_same(name: str) -> None:
