@@ -24,8 +24,8 @@ from tests.launch import HOME
 from tests.test_report import BLANK, ELSEWHERE, RECORDS, STUDIES, VIRTUAL, skipped, workers
 
 TITLE = "The same recipe on each machine"
-NAMES = ("machine", "network", "price of")
-"""Columns of names, which may be long."""
+NAMES = ("machine", "network", "price of", "measured, one")
+"""Columns with names in them, which may be long."""
 TWELVE = {"epochs": 12, "steps": 120}
 FOUR_FIFTHS = {"devices": 8, "virtual": True, "total_batch": 1024, "learning_rate": 0.4}
 MUON: dict[str, Any] = dict(optimizer="muon", muon_rate=0.2, decay="linear", label_smoothing=0.1)
@@ -310,7 +310,7 @@ def test_each_study_stands_beside_what_was_measured(pages: dict[str, str]) -> No
     assert (line["samples/s, one"], line["network"], line["measured, one"]) == (
         "1,100",
         "ResNet-50 (CIFAR)",
-        "320 (312-328, n=5)",
+        "320 (312-328, n=5), test machine",
     )
     theano = cells(pages["studies.md"], "Theano-MPI speed-up vs n-workers")
     assert [line["efficiency"] for line in theano if line["network"] == "AlexNet"] == ["0.41"]

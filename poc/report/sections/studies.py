@@ -8,7 +8,7 @@ from poc.report import compare
 from poc.report.measurements import Measurement, grouped
 from poc.report.page import Results, Section
 from poc.report.rows import USUAL_ENGINE
-from poc.report.tables import machine_of, markdown, network_label, network_of, ranged, rounded
+from poc.report.tables import machine_of, markdown, network_label, network_of, ranged, rounded, short_machine
 from poc.studies import Study
 from poc.studies.row import Row
 
@@ -52,8 +52,9 @@ def _line(group: Sequence[Row], alone: Sequence[Measurement], several: bool) -> 
     accuracies = [row.accuracy for row in group if row.accuracy is not None]
     at_most = [row for row in group if row.devices == last.devices]
     efficiencies = [share for row in at_most for share in (row.efficiency_throughput, row.efficiency_wall) if share]
-    here = [taken for taken in alone if (taken.row.network, taken.row.batch_per_device) == (network_of(first), held)]
-    best = max(here, key=lambda taken: len(taken.rows), default=None)
+    setting = network_of(first), held
+    # They begin with those of the machine at hand.
+    own = next((taken for taken in alone if (taken.row.network, taken.row.batch_per_device) == setting), None)
     return {
         "machine": machine_of(first),
         "network": ", ".join(filter(None, [network_label(network_of(first)), first.layout])),
@@ -64,5 +65,5 @@ def _line(group: Sequence[Row], alone: Sequence[Measurement], several: bool) -> 
         "samples/s, all": rounded(compare.rate(last)) if many else "",
         "efficiency": f"{efficiencies[0]:.2f}" if efficiencies and many else "",
         "best accuracy": f"{max(accuracies):.3f}" if accuracies else "",
-        "measured, one": ranged(best.rate) if best else "",
+        "measured, one": f"{ranged(own.rate)}, {short_machine(own.row)}" if own else "",
     }
