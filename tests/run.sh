@@ -14,7 +14,5 @@ fi
 .venv/bin/python -m ruff format --check .
 .venv/bin/python -m mypy poc
 .venv/bin/lint-imports
-# Of the many threads here each would have memory of its own that it does not give back.
-export MALLOC_ARENA_MAX=2
 # Two tests at a time; whoever has none left takes some of the other's.
 exec .venv/bin/python -m pytest -q -n 2 --dist worksteal "$@"

@@ -10,7 +10,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,12 @@ def having(*ways: dict[str, Any], alone: bool = False, among: Sequence[str] = IN
 def here(run: Run) -> Arrays:
     """What this process gives; the same object, where it is asked for again."""
     return trained(engines.open_session(run), run)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_was_trained_here_is_forgotten() -> Iterator[None]:
+    yield
+    here.cache_clear()
 
 
 def started(seen: Arrays) -> Arrays:
