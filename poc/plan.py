@@ -96,8 +96,8 @@ def _planned(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> Pla
         if skip or (run.kind == "gpu" and memory and needed > _HOPELESS * memory):  # a driver may not tell it
             break
         # Nothing in it that takes no memory, so that runs which differ in that have it in common.
-        short: dict[str, Any] = {"lr": 0.001, "steps": _PROBE_STEPS, "epochs": None, "seconds": None}
-        short.update(evaluate=False, target_accuracy=None)
+        endless: dict[str, Any] = {"epochs": None, "seconds": None, "target_accuracy": None}
+        short = {"lr": 0.001, "steps": _PROBE_STEPS, "evaluate": False, **endless}
         tried = dataclasses.replace(tried, **short, window=min(tried.window, _PROBE_STEPS))
         search.append((_resolve(tried, hardware, {**named, "seed": 0, "quick": True})[0], run))
         taken = choice

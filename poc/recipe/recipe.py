@@ -95,7 +95,7 @@ class Training:
     )
     """Precision of the layers' arithmetic: "bfloat16", "float16" (with dynamic loss scaling), "tf32", which is float32
     on the tensor cores of a GPU; "auto" is bfloat16 where it can be had and float32 elsewhere. Parameters, gradients
-    and their sums stay in float32; what orthogonalises for Muon, with PyTorch, does not in bfloat16."""
+    and their sums stay in float32; in bfloat16 PyTorch's Muon orthogonalises in bfloat16."""
     layout: str = field(default="NCHW", by_engine=True, check=choice(("NCHW", "NHWC", AUTO)), label="{}")
     """Order of the axes of images in memory: "NHWC" is channels-last; "auto" what the engine is fastest with."""
     compile: bool = field(default=False, check=flag, by_engine=True, label="compiled")

@@ -96,7 +96,9 @@ def targets(results: Results) -> Section:
             "target, reached": f"{_target(taken.row.run)}, {_reached(taken)}",
             "accuracy": f"{taken.accuracies().median:.3f}",
             "minutes: training, in all": _medians(taken, "{}", _training_minutes, lambda row: row.wall_seconds / 60),
-            "energy, money": _medians(taken, "{} kJ", _kilojoules) + _medians(taken, " ${}", _dollars),
+            "energy, money": " ".join(
+                [_medians(taken, "{} kJ", _kilojoules), _medians(taken, "${}", _dollars)]
+            ).strip(),
         }
         for taken in results.accuracies(lambda row: row.target_accuracy is not None and not row.virtual)
     ]
