@@ -5,6 +5,7 @@ Each check is there once, for every engine that is installed and every way to tr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -289,7 +290,6 @@ def test_a_session_goes_on_to_the_same_bits_from_the_state_of_another(run: Run) 
             session.step(batch, rates[step])
         return {name: array.copy() for name, array in session.state().items()}
 
-    give_memory_back()  # the largest networks of these tests
     session = engines.open_session(run)
     cut, end = go_on(session, 0, 2), go_on(session, 2, 2)
     del session
@@ -315,8 +315,9 @@ def test_the_loss_of_a_window_is_the_mean_over_its_samples_each_batch_fetched_on
         losses.append(session.drain())
     assert losses[2] == pytest.approx((2 * losses[0] + losses[1]) / 3, rel=1e-5)
     assert np.isnan(session.drain())
-    # The last batch is on the device already: what becomes of the host's says nothing.
-    batch.images[:] = 0
+    # The last batch is on the device already: what becomes of the host's, where anything can, says nothing.
+    with contextlib.suppress(ValueError):
+        batch.images[:] = 0
     session.step(batch, 0.0)
     assert session.drain() == losses[0]
 

@@ -4,6 +4,7 @@ exchanges between workers that promise something else than sums."""
 from __future__ import annotations
 
 import dataclasses
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,19 @@ def test_a_step_on_eight_devices_costs_the_main_thread_at_most_twice_that_on_one
     # 9 times as long where it issued all devices' work itself. Milliseconds of CPU time.
     (*_, alone, _), (*_, together, _) = (issuing(optimizer, devices, steps=5) for devices in (1, 8))
     assert together < min(2 * alone, 16)
+
+
+def test_batches_are_put_on_a_cpu_while_it_computes_what_was_asked_of_it_before() -> None:
+    run = planned("gluon").run
+    opened, batch, matrix = engines.open_session(run), next(batches(run)), mx.nd.ones((1024, 1024))
+    mx.nd.waitall()
+    start = time.monotonic()
+    products = [mx.nd.dot(matrix, matrix) for _ in range(100)]
+    opened.placed(batch)
+    put = time.monotonic() - start
+    mx.nd.waitall()
+    assert len(products) == 100
+    assert put < (time.monotonic() - start) / 20
 
 
 @pytest.mark.parametrize(

@@ -221,17 +221,23 @@ class GluonSession(Session):
             if isinstance(part.images, Views):
                 pixels = self._cut(part.images, device)
             else:
-                pixels = mx.nd.array(part.images, ctx=context, dtype=np.uint8)
+                pixels = self._array(part.images, context)
             centred = pixels.astype(np.float32) - mean
             centred = centred if self._scale == 1 else centred * self._scale
-            parts.append((centred, mx.nd.array(part.labels, ctx=context)))
+            parts.append((centred, self._array(part.labels, context)))
         return parts
+
+    def _array(self, values: np.ndarray, context: Any) -> Any:
+        if self._run.kind == "gpu":
+            return mx.nd.array(values, ctx=context, dtype=values.dtype)
+        # Not copied at once: on a CPU that waits for what MXNet computes, which would be booked as waiting for data.
+        return mx.nd.from_numpy(np.ascontiguousarray(values)).as_in_context(context)
 
     def _cut(self, views: Views, device: int) -> Any:
         """The views, (n, 3, crop, crop), of the images that a device holds."""
         context, crop = self._contexts[device], self._run.data.crop
         images, tops, lefts, mirrored = (
-            mx.nd.array(values.reshape(-1, 1, 1), ctx=context, dtype=np.int32)
+            self._array(values.reshape(-1, 1, 1), context)
             for values in (views.images, views.tops, views.lefts, views.mirrored)
         )
         along = mx.nd.arange(crop, ctx=context, dtype=np.int32)
