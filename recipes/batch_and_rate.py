@@ -23,6 +23,16 @@ WHOLE = CIFAR10(crop=32, pad=2, jitter=False)
 SMALL = dict(
     data=WHOLE, optimizer=Muon(rate=0.03, momentum=0.85), lr=Fixed(base=0.3, warmup_epochs=0.5, decay="linear")
 )
+# What `batch_and_rate_search` found on held-out images: the same with convolutions of constant size.
+UNIT = dict(
+    SMALL,
+    data=CIFAR10(crop=32, pad=2, jitter=False, alternate=True),
+    optimizer=Muon(rate=0.03, momentum=0.85, weight_decay=0, unit_weights=True),
+    engine="pytorch",
+    layout="auto",
+    gradient_noise=None,
+    seeds=3,
+)
 # The first trial: fast enough for ResNet-20, too fast for a network of fifty layers.
 FAST = dict(
     optimizer=Muon(rate=0.2, momentum=0.85), lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear"), zero_gamma=False
@@ -44,6 +54,7 @@ recipe = Recipe(
         dict(devices=8, batch_per_device=512),
         dict(devices=8, batch_per_device=512, **FAST),
         dict(devices=8, batch_per_device=128, data=[CIFAR10(crop=28, pad=0, jitter=False), WHOLE]),
+        dict(kind="cpu", batch_per_device=128, **UNIT),
         dict(kind="cpu", batch_per_device=128, **SMALL),
         dict(kind="cpu", batch_per_device=128, data=CIFAR10(crop=32, pad=4, jitter=False)),
         dict(devices=8, batch_per_device=512, **STUDY, lr=[3.2, 0.4]),
