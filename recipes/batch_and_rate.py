@@ -1,9 +1,9 @@
 """Which way to train keeps the accuracy as the total batch grows: ResNet-50, 12 epochs of CIFAR-10, 128 to 4096.
 
 The way of the study beeva-poc-mxnet (SGD at a constant rate, all of the augmentation) at each total batch, at rates
-that it printed, beside the best way found; on virtual devices where there are no real ones. `rate_search` tells how it
-was found.
-Cost: about 10.5 h on two CPU cores with AVX-512 bf16, twice that without, and 100 min for those of the study's rows
+that it printed, beside the best way found; on virtual devices where there are no real ones. `rate_search` and
+`batch_and_rate_search` tell how it was found.
+Cost: about 11 h on two CPU cores with AVX-512 bf16, twice that without, and 100 min for those of the study's rows
 that other recipes have.
     ./run_all.sh batch_and_rate
 """

@@ -119,6 +119,22 @@ def test_what_a_search_looked_at_stands_apart(pages: dict[str, str], tmp_path: P
     assert "\n## The search\n" not in pages["learning_rate.md"]
 
 
+def test_the_page_says_at_which_batch_the_best_way_was_sought_on_held_out_images(tmp_path: Path) -> None:
+    def about(*runs: dict[str, Any]) -> str:
+        records = [twelve([0.9], run, run_id=f"run{number}") for number, run in enumerate(runs)]
+        page = written(tmp_path, [*RECORDS, *records])["results.md"]
+        return re.findall("Ways were sought on the test set[^;]*", page)[0]
+
+    found = {**FOUR_FIFTHS, **MUON}
+    looked_at = {**found, "data": {**MUON["data"], "validate_on": "held-out"}}
+    assert about(found) == "Ways were sought on the test set"
+    assert about(found, looked_at) == "Ways were sought on the test set, but at 1,024 on held-out images"
+    # Another way, or the same at another batch, does not count.
+    assert about(found, {**looked_at, "muon_rate": 0.1}, {**looked_at, "devices": 4, "total_batch": 512}) == about(
+        found
+    )
+
+
 def test_accuracy_for_time_draws_this_machine_and_the_published_ones_before_other_machines(tmp_path: Path) -> None:
     others = [twelve([0.8], infrastructure=f"machine {n}", run_id=f"other{n}") for n in range(chart.MOST_LINES)]
     own = twelve([0.8], started="2026-11-24T10:00:00+00:00", infrastructure="mine", run_id="own")

@@ -17,11 +17,15 @@ from poc.values import words
 def section(results: Results) -> Section:
     """The best of each kind at each total batch, as a table and as a figure."""
     best = best_rates(results)
+    looked_at = results.accuracies(lambda row: row.network == MAIN_NETWORK, searched=True)
+    searched = {(way(taken.row.run), taken.row.total_batch) for taken in looked_at}
+    held_out = [f"{batch:,}" for batch, taken in best[OPEN].items() if (way(taken.row.run), batch) in searched]
+    but = f", but at {', '.join(held_out)} on held-out images" if held_out else ""
     about = (
         f"Accuracy of ResNet-50 (CIFAR) after {MAIN_EPOCHS} epochs at the best rate that was tried. Closed: the "
         "study's way but for the rate. Open: any other way, same network, images and epochs. Ways were sought on the "
-        "test set, one seed unless n says otherwise: differences of 0.02 are none. Batches of several devices were "
-        "played by virtual ones, whose accuracy is that of real ones."
+        f"test set{but}; one seed unless n says otherwise: differences of 0.02 are none. Batches of several devices "
+        "were played by virtual ones, whose accuracy is that of real ones."
     )
     table = []
     for batch in sorted({batch for found in best.values() for batch in found}):
@@ -126,6 +130,6 @@ def _picture(best: dict[str, dict[int, Measurement]]) -> list[Picture]:
     )
     caption = (
         f"Test accuracy of ResNet-50 (CIFAR) after {MAIN_EPOCHS} epochs against the total batch, each at the best rate "
-        "that was tried; one seed a point."
+        "that was tried; one seed a point unless the table says n."
     )
     return [Picture("learning_rate", caption, figure)]
