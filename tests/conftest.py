@@ -24,10 +24,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["POC_ENGINES"] = str(Path(__file__).parent / "engines")
 
 
+_kept = 0
+"""Bytes of memory that this process held when it had given some back."""
+
+
 def give_memory_back() -> None:
     """To the machine, which the C library would keep for this process: networks of MXNet refer to themselves."""
+    global _kept
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
+    _kept = resident()
 
 
 def resident() -> int:
@@ -37,10 +43,9 @@ def resident() -> int:
 
 @pytest.fixture(autouse=True)
 def memory_is_given_back() -> Iterator[None]:
-    before = resident()
     yield
     # Not after every test: it takes a tenth of a second.
-    if resident() - before > 16 << 20:
+    if resident() - _kept > 16 << 20:
         give_memory_back()
 
 

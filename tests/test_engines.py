@@ -82,6 +82,7 @@ def here(run: Run) -> Arrays:
 def what_was_trained_here_is_forgotten() -> Iterator[None]:
     yield
     here.cache_clear()
+    give_memory_back()
 
 
 def started(seen: Arrays) -> Arrays:
@@ -315,11 +316,36 @@ def test_the_loss_of_a_window_is_the_mean_over_its_samples_each_batch_fetched_on
         losses.append(session.drain())
     assert losses[2] == pytest.approx((2 * losses[0] + losses[1]) / 3, rel=1e-5)
     assert np.isnan(session.drain())
-    # The last batch is on the device already: what becomes of the host's, where anything can, says nothing.
+    # A batch's images are on the device already: writing to them, where that is allowed, changes nothing.
     with contextlib.suppress(ValueError):
         batch.images[:] = 0
     session.step(batch, 0.0)
     assert session.drain() == losses[0]
+
+
+@having({}, {"devices": 2}, alone=True)
+def test_no_more_than_three_batches_of_an_evaluation_are_on_the_devices(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = engines.open_session(run)
+    put, fetch = session._on_devices, session._fetched
+    parts, batches_there = 1, [0.0]
+
+    def noted_put(batch: data.Batch) -> Any:
+        nonlocal parts
+        there = put(batch)
+        parts = len(there)
+        batches_there.append(batches_there[-1] + 1)
+        return there
+
+    def noted_fetch(scalar: Any) -> float:
+        batches_there.append(batches_there[-1] - 1 / (2 * parts))
+        return fetch(scalar)
+
+    monkeypatch.setattr(session, "_on_devices", noted_put)
+    monkeypatch.setattr(session, "_fetched", noted_fetch)
+    assert session.evaluate(engine_worker.validation(run, 10)).samples == 70
+    assert (max(batches_there), batches_there[-1]) == (3, 0)
 
 
 @having({})

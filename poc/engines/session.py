@@ -6,6 +6,7 @@ import abc
 import statistics
 import time
 import timeit
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
@@ -136,16 +137,20 @@ class Session(abc.ABC):
         """
         self._synchronize()
         self._sync_batch_stats()
-        tallies: list[tuple[Scalar, Scalar]] = []
+        under_way: deque[tuple[Scalar, Scalar]] = deque()
+        totals = np.zeros(2)
         samples = size = 0
         for batch in batches:
             size = max(size, len(batch))
             views = [self._on_devices(view) for view in _views(_padded(batch, size), self._run.averaged_views)]
             for parts in zip(*views):
                 scores = sum(self._scores(images) for images, _ in parts) / len(parts)
-                tallies.append(self._tally(scores, parts[0][1]))
+                under_way.append(self._tally(scores, parts[0][1]))
             samples += len(batch)
-        correct, loss = (sum(map(self._fetched, scalars)) for scalars in zip(*tallies))
+            # Two batches may be under way, not the images of all at once.
+            while len(under_way) > 2 * len(views[0]):
+                totals += [self._fetched(scalar) for scalar in under_way.popleft()]
+        correct, loss = totals + np.sum([[self._fetched(scalar) for scalar in tally] for tally in under_way], axis=0)
         return Evaluation(correct=int(correct), samples=samples, loss=loss / samples)
 
     def exchange_stats(self) -> dict[str, Any]:
@@ -163,7 +168,8 @@ class Session(abc.ABC):
     def placed(self, batch: Batch) -> Placed:
         """`batch` with its parts on the devices, where those of one that comes again are already.
 
-        Safe in a thread of its own that does this ahead of the steps, one batch after another.
+        Safe in a thread of its own that does this ahead of the steps, one batch after another. A CPU device may share
+        the batch's arrays: nobody writes to them from then on.
         """
         if isinstance(batch, Placed):
             return batch

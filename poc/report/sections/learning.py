@@ -15,8 +15,8 @@ def every_training(results: Results) -> Section:
     """What each way gave at each total batch, and the ways in full."""
     about = (
         f"{network_label(MAIN_NETWORK)}, {MAIN_EPOCHS} epochs; accuracy on the test set after the last epoch, and "
-        "the mean of the last four, one seed unless n says otherwise. The ways were sought on that same test set, so "
-        "the best of several is flattered, but for those that The search, below, has on held-out images."
+        "the mean of the last four, one seed unless n says otherwise. Most ways were sought on that same test set, so "
+        "the best of several is flattered."
     )
     return Section("Every training", (about, *_ways(results, trainings(results)), *_curves(results)))
 

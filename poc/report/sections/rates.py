@@ -17,10 +17,9 @@ from poc.values import words
 def section(results: Results) -> Section:
     """The best of each kind at each total batch, as a table and as a figure."""
     best = best_rates(results)
-    looked_at = results.accuracies(lambda row: row.network == MAIN_NETWORK, searched=True)
-    searched = {(way(taken.row.run), taken.row.total_batch) for taken in looked_at}
-    held_out = [f"{batch:,}" for batch, taken in best[OPEN].items() if (way(taken.row.run), batch) in searched]
-    but = f", but at {', '.join(held_out)} on held-out images" if held_out else ""
+    looked_at = set(map(_tried, trainings(results, searched=True)))
+    held_out = [f"{batch:,}" for batch, taken in best[OPEN].items() if _tried(taken) in looked_at]
+    but = f", but the open one at {', '.join(held_out)} on held-out images" if held_out else ""
     about = (
         f"Accuracy of ResNet-50 (CIFAR) after {MAIN_EPOCHS} epochs at the best rate that was tried. Closed: the "
         "study's way but for the rate. Open: any other way, same network, images and epochs. Ways were sought on the "
@@ -61,8 +60,11 @@ def published_trainings(results: Results) -> list[Measurement]:
     return results.published(printed)
 
 
-def trainings(results: Results) -> list[Measurement]:
-    """What runs over the study's epochs, of its network and images gave, closed ones first; all synchronous SGD."""
+def trainings(results: Results, *, searched: bool = False) -> list[Measurement]:
+    """What runs over the study's epochs, of its network and images gave, closed ones first; all synchronous SGD.
+
+    `searched`: on images that a search held out.
+    """
 
     def fits(row: Row) -> bool:
         run = row.run
@@ -72,7 +74,7 @@ def trainings(results: Results) -> list[Measurement]:
             and not (run.exchanges and run.exchange.name != "device")
         )
 
-    return sorted(results.accuracies(fits), key=lambda taken: division(taken.row.run))
+    return sorted(results.accuracies(fits, searched=searched), key=lambda taken: division(taken.row.run))
 
 
 def way(run: Run) -> str:
@@ -94,6 +96,11 @@ def way(run: Run) -> str:
             f"cutout {run.data.cutout}" * (run.data.cutout > 0),
         ]
     return ", ".join(filter(None, parts))
+
+
+def _tried(taken: Measurement) -> tuple[str, float, int]:
+    """What a search tries: a way, its rate and a total batch."""
+    return way(taken.row.run), taken.row.run.learning_rate, taken.row.run.total_batch
 
 
 def short_way(row: Row) -> str:
