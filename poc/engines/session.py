@@ -147,7 +147,7 @@ class Session(abc.ABC):
                 scores = sum(self._scores(images) for images, _ in parts) / len(parts)
                 under_way.append(self._tally(scores, parts[0][1]))
             samples += len(batch)
-            # Two batches may be under way, not the images of all at once.
+            # Two batches stay under way while the next one is placed, not the images of all at once.
             while len(under_way) > 2 * len(views[0]):
                 totals += [self._fetched(scalar) for scalar in under_way.popleft()]
         correct, loss = totals + np.sum([[self._fetched(scalar) for scalar in tally] for tally in under_way], axis=0)
