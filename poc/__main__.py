@@ -23,7 +23,7 @@ from poc.records import journal
 from poc.records.record import COMPLETED, DONE, Advice, Record
 from poc.studies import prices
 from poc.train import breakdown, outlook
-from poc.train.campaign import undertake
+from poc.train.campaign import Campaign, undertake
 from poc.train.local import Place, cache, forget
 from poc.train.parent import execute
 from poc.values import UserError, nearest, positive, whole
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0 done, 1 a run failed, 2 the user's mistake, 130 interrupted."""
     try:
         options = _parser().parse_args(arguments)
-        status = int(options.command(options))
+        status = int(options.command(options) or 0)
         sys.stdout.flush()
         return status
     except UserError as error:
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         required=True, metavar="{doctor,plan,run,status,report,show,compare,advise,predict,networks}"
     )
 
-    def added(name: str, command: Callable[[argparse.Namespace], int], what: str) -> Callable[..., Any]:
+    def added(name: str, command: Callable[[argparse.Namespace], int | None], what: str) -> Callable[..., Any]:
         """Adds a command; returns what adds an option to it."""
         subparser = commands.add_parser(name, help=what)
         subparser.set_defaults(command=command)
@@ -138,7 +138,7 @@ def _absolute(given: str) -> Path:
     return Path(given).absolute()
 
 
-def _doctor(_: argparse.Namespace) -> int:
+def _doctor(_: argparse.Namespace) -> None:
     machine = hardware.detect()
     print(f"CPU     {machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB of memory")
     print(f"        {machine.cpu_flops / 1e9:.0f} GFLOP/s in a float32 matrix product")
@@ -160,7 +160,6 @@ def _doctor(_: argparse.Namespace) -> int:
     for line in _why_builds(machine, engines.wanted(machine)):
         print(f"auto    {line}")
     print(f"python  {_listed(hardware.versions())}")
-    return 0
 
 
 def _why_builds(machine: hardware.Hardware, wanted: Mapping[str, Build]) -> list[str]:
@@ -177,7 +176,7 @@ def _why_builds(machine: hardware.Hardware, wanted: Mapping[str, Build]) -> list
     return lines
 
 
-def _environment(options: argparse.Namespace) -> int:
+def _environment(options: argparse.Namespace) -> None:
     """Prints a line for each file of requirements: its environment's folder, and its name."""
     machine = hardware.detect()
     wanted = engines.wanted(machine, options.engines)
@@ -201,7 +200,6 @@ def _environment(options: argparse.Namespace) -> int:
         folder = engines.environment(name) if build.apart else HOME / ".venv"
         for file in build.requirements:
             print(folder.name, file)
-    return 0
 
 
 def _listed(versions: Mapping[str, str]) -> str:
@@ -264,15 +262,14 @@ def _probed(planned: Planned, place: Place, file: Path) -> Record:
     return record
 
 
-def _predict(options: argparse.Namespace) -> int:
+def _predict(options: argparse.Namespace) -> None:
     if options.save:
         predict.save()
     own = [path.stem for path in options.study]
     print(predict.in_words([study for study in studies.load(options.study) if study.name in own]))
-    return 0
 
 
-def _networks(options: argparse.Namespace) -> int:
+def _networks(options: argparse.Namespace) -> None:
     if options.count:
         networks.write_costs({name: engines.count(network) for name, network in networks.NETWORKS.items()})
     rows = [
@@ -287,10 +284,9 @@ def _networks(options: argparse.Namespace) -> int:
     ]
     headers = ["network", "input", "parameters", "multiply-adds of a forward pass (M)", "source"]
     print(tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", "right", "right", "left")))
-    return 0
 
 
-def _plan(options: argparse.Namespace) -> int:
+def _plan(options: argparse.Namespace) -> None:
     total = 0.0
     headers = ["id", "run", "total batch", "time, or why skipped"]
     for name, planned in _planned(options, hardware.detect()):
@@ -302,7 +298,6 @@ def _plan(options: argparse.Namespace) -> int:
         print("".join(f"engine {engine}: {why}\n" for engine, why in sorted(choices)))
         total += sum(item.seconds for item in planned if not item.skip)
     print(f"About {outlook.duration(total)} in all, estimated; `run` skips what the journal holds already.")
-    return 0
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -326,9 +321,9 @@ def _run(options: argparse.Namespace) -> int:
         )
     options.price = known and known.dollars_per_hour
     place = dataclasses.replace(place, until=outlook.bound(began, options.hours, options.dollars, options.price))
-    plans = _planned(options, machine)
-    undertaken = {"detail": _detail(options), "again": options.again, "price": options.price}
-    return _concluded(options, undertake(plans, _results(options), place, **undertaken))
+    how = {"detail": _detail(options), "again": options.again}
+    campaign = Campaign(_planned(options, machine), _results(options), place, **how)
+    return _concluded(options, undertake(campaign, options.price))
 
 
 def _place(options: argparse.Namespace, machine: hardware.Hardware, infrastructure: str) -> Place:
@@ -385,31 +380,27 @@ def _concluded(options: argparse.Namespace, failed: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _status(options: argparse.Namespace) -> int:
+def _status(options: argparse.Namespace) -> None:
     from poc.cluster import scheduler
 
     print(scheduler.status(_results(options)))
-    return 0
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     options.study, options.prices = studies.load(options.study), prices.load(dict(options.price))
     _write_report(options)
-    return 0
 
 
-def _show(options: argparse.Namespace) -> int:
+def _show(options: argparse.Namespace) -> None:
     from poc.report import single
 
     print(single.shown(_records(options), options.run))
-    return 0
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(options: argparse.Namespace) -> None:
     from poc.report import single
 
     print(single.compared(_records(options), *options.runs))
-    return 0
 
 
 def _write_report(options: argparse.Namespace) -> None:
@@ -428,8 +419,8 @@ def _planned(options: argparse.Namespace, machine: hardware.Hardware) -> list[tu
     paths = _recipe_paths(options)
     how = {"quick": options.quick, "cpu_waits": not (options.recipes or options.only)}
     plans = [(path.stem, plan(path.stem, recipe.load(path), machine, **how)) for path in paths]
-    chosen = select([item for _, planned in plans for item in planned], options.only)
-    grouped = [(name, [item for item in planned if item in chosen]) for name, planned in plans]
+    chosen = set(map(id, select([item for _, planned in plans for item in planned], options.only)))
+    grouped = [(name, [item for item in planned if id(item) in chosen]) for name, planned in plans]
     return [(name, planned) for name, planned in grouped if planned]
 
 

@@ -1,7 +1,7 @@
 """ResNet-50 on CIFAR-10: accuracy and throughput against batch size, learning rate and devices.
 
 Source: beeva-poc-mxnet, Experiment 1: every setting of its table, and the reference row on the CPU too.
-Cost: 8 to 45 s an epoch on 8 to 1 K80; 36 to 71 min a run on two CPU cores.
+Cost: 8 to 45 s an epoch on 8 to 1 K80; 18 to 71 min a run on two CPU cores.
     ./run_all.sh cifar10_resnet50
 """
 

@@ -3,8 +3,8 @@
 First the slim network, four epochs of each way: Muon with weights of constant size and without, its rates, half the
 batch. Then the whole one in bfloat16: in eighteen epochs it learns its images by heart, which cutout may keep it from
 (not measured yet).
-Cost: about 11 min a run of the first on two CPU cores without AVX-512; on two of Zen 5, with bfloat16, 7 min eight
-epochs of the whole one.
+Cost: about 20 min a run of the first on one CPU core without AVX-512, two at a time; on two of Zen 5, with bfloat16, 8
+min eight epochs of the whole one.
     ./run_all.sh fast_search
 """
 

@@ -59,6 +59,10 @@ def test_speedups_of_all_of_theano() -> None:
         assert compare.by_throughput(series.alone, row) == pytest.approx(seconds(alone) / with_sync)
 
 
+def test_a_row_without_samples_a_second_and_with_no_seconds_has_no_rate() -> None:
+    assert compare.rate(row(samples_per_second=None, train_seconds_per_5120=0.0)) is None
+
+
 def test_the_main_study_s_series() -> None:
     study = printed("beeva_poc_mxnet")
     members = [(series, row) for series in compare.series(study) for row in series.rows if "K80" in row.hardware]
@@ -69,10 +73,11 @@ def test_the_main_study_s_series() -> None:
     # Of the two rows on one GPU, the one whose learning rate grows to this one's.
     series, eight = of["512x8 (lr=3.2)"]
     assert [one.printed for one in series.alone] == ["512x1 (lr=0.4)"]
-    # 64 x 1 has no throughput, P100's 512 x 8 no row on one GPU, and a CPU is no device of a series.
+    # 64 x 1 has no throughput, P100's 512 x 8 no row on one GPU, its 256 x 1 none that agrees with itself, and a CPU is
+    # no device of a series.
     texts = [one.printed for series in compare.series(study) for one in (*series.alone, *series.rows)]
     assert not any(text.startswith(("64x", "512x8=4096", "256 (", "512 (")) for text in texts)
-    assert len(texts) == 4 + 4 + 2 + 4 + 4
+    assert len(texts) == 4 + 4 + 2 + 4
 
 
 def test_no_speedup_without_a_row_on_one_device() -> None:

@@ -16,7 +16,7 @@ from poc.records import journal
 from poc.studies import prices
 from poc.studies.prices import Prices
 from poc.train import checkpoint, outlook
-from poc.train.campaign import undertake
+from poc.train.campaign import Campaign, undertake
 from poc.train.outlook import Pace
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, place_in, record_of, run_of
@@ -74,6 +74,11 @@ def test_each_recipe_has_a_line_and_a_run_of_two_counts_once(tmp_path: Path) -> 
     assert "dollars" not in outlook.table(items, lambda run, take: False, Pace(place_in(tmp_path), []), None)
 
 
+def test_a_run_of_a_network_that_is_no_longer_known_teaches_nothing(tmp_path: Path) -> None:
+    gone = record_of(run={"model": "gone"})
+    assert Pace(place_in(tmp_path), [gone]).factor(gone.run) == 1
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_is_left_and_a_run_at_the_bound_is_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -82,7 +87,7 @@ def test_what_does_not_fit_is_left_and_a_run_at_the_bound_is_interrupted(
         # Two recipes share their runs.
         plans = [(name, plan(name, Recipe(**{**SMALL, **fields}), MACHINE)) for name in ("mine", "yours")]
         place = dataclasses.replace(place_in(tmp_path), until=time.monotonic() + until)
-        return undertake(plans, path, place)
+        return undertake(Campaign(plans, path, place))
 
     path = tmp_path / "results"
     # Estimated at an hour, and at 6 s; the second fits.

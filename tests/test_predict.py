@@ -99,10 +99,8 @@ def test_from_every_one_of_the_fewest_counts_up_to_four_times_as_many() -> None:
 
 def test_scores_are_those_of_their_definitions() -> None:
     one = trial.Guess(
-        study="x",
-        label="x",
-        scaling="weak",
-        measured=(1,),
+        series=(of := made("x", amdahl(0.1))),
+        measured=of.points[:1],
         point=Point(devices=2, rate=100.0),
         made=predict.quantiles.Prediction(devices=2, rate=110.0, low=105.0, high=120.0),
     )

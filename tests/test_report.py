@@ -237,6 +237,16 @@ def test_a_share_is_of_the_best_peak_of_as_many_of_the_same_devices() -> None:
     assert all(row.peak_share == row.flops / row.peak_flops for row in table)
 
 
+def test_of_two_machines_that_began_the_same_run_at_once_each_pays_for_its_own_cards() -> None:
+    machines = {"left": 1, "right": 8}
+    began = [
+        record_of(infrastructure=name, run={"kind": "gpu"}, hardware={**TEST_CPU, "gpus": [P100] * cards})
+        for name, cards in machines.items()
+    ]
+    table = rows.collect(rows.ordered(began), [], prices.load({name: float(cards) for name, cards in machines.items()}))
+    assert {row.infrastructure: row.dollars_per_hour for row in table} == {"left": 1.0, "right": 1.0}
+
+
 def test_the_parts_of_every_published_record_add_up_and_none_is_negative() -> None:
     for record in journal.read(journal.paths(HOME / "results")):
         parts = record.split() or {}

@@ -197,7 +197,7 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
         pytest.MonkeyPatch.context() as patched,
         contextlib.chdir(tmp_path_factory.getbasetemp()) if sys.version_info >= (3, 11) else contextlib.nullcontext(),
     ):
-        for name in ("undertake", "_concluded", "_doctor", "_write_report"):
+        for name in ("Campaign", "undertake", "_concluded", "_doctor", "_write_report"):
             patched.setattr(f"poc.__main__.{name}", lambda *_, **__: 0)
         patched.setattr("poc.__main__.execute", stopped)
         try:

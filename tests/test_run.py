@@ -145,6 +145,16 @@ def test_what_goes_wrong_once_all_is_trained_takes_nothing_away(
 
 
 @slow
+def test_a_training_stands_whose_step_could_not_be_taken_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POC_FAULT", "apart")
+    made = executed(tmp_path, epochs=1, devices=2, detail=3)
+    assert (made.outcome, made.detail, bool(made.evaluations)) == (COMPLETED, None, True)
+    assert "no room for a step without the exchange" in capfd.readouterr().err
+
+
+@slow
 @pytest.mark.parametrize("workers", [{}, TWO_WORKERS])
 def test_a_run_that_is_out_of_memory_is_not_started_again(
     workers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

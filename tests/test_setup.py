@@ -214,7 +214,12 @@ def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout
     added = checkout.calls("-m pip install")
     assert [line.rpartition("/")[2] for line in added] == ["requirements-dev.txt", "requirements-ray.txt"]
     assert all("--require-hashes" in line for line in added)
-    for check in ["ruff check .", "ruff format --check .", "mypy poc", "pytest -q -n 2 --dist worksteal -k a b"]:
+    for check in [
+        "ruff check .",
+        "ruff format --check .",
+        "mypy poc tests/engines/seam.py",
+        "pytest -q -n 2 --dist worksteal -k a b",
+    ]:
         assert checkout.call(f"-m {check}").startswith(f"{checkout.root}|")
     checkout.start("tests/run.sh", PYTHON=python)
     assert checkout.calls("-m pip install") == []

@@ -152,12 +152,8 @@ def held(dataset: Dataset, spec: Any) -> Pixels | None:
 
 def surrounded(images: Pixels, pad: int) -> Pixels:
     """The images (n, height, width, 3) with `pad` pixels of grey on each side."""
-    if not pad:
-        return images
-    count, height, width, _ = images.shape
-    padded = np.full((count, height + 2 * pad, width + 2 * pad, 3), _PAD_VALUE, np.uint8)
-    padded[:, pad : pad + height, pad : pad + width] = images
-    return padded
+    around = (pad, pad)
+    return np.pad(images, ((0, 0), around, around, (0, 0)), constant_values=_PAD_VALUE) if pad else images
 
 
 @functools.lru_cache(maxsize=1)

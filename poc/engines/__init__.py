@@ -218,7 +218,7 @@ def wanted(machine: Hardware, named: Iterable[str] = ()) -> dict[str, Build]:
     chosen = {name: builds.choose(load(name).BUILDS, machine) for name in ENGINES}
     on_cards = [name for name, build in chosen.items() if build and build.code]
     names = dict.fromkeys([*ENGINES[:1], *on_cards[:1], *named])
-    return {name: build for name in names if (build := chosen[name])}
+    return {name: build for name in names if (build := builds.choose(load(name).BUILDS, machine))}
 
 
 def load(name: str) -> Engine:

@@ -29,7 +29,6 @@ _SCRATCH = "poc-"
 _IN_USE = "in-use"
 # Looking takes time from the cores that are measured: what can be waited for is not looked for.
 _LOOK_SECONDS = 1.0
-_SETTLE_SECONDS = 0.1
 _GRACE_SECONDS = 2.0
 # Cores that a worker keeps busy while it computes; one that waits for another keeps none.
 _COMPUTES = 0.5
@@ -75,9 +74,9 @@ def stop(processes: Iterable[subprocess.Popen[str]]) -> None:
 def settle(processes: Iterable[subprocess.Popen[str]], seconds: float) -> None:
     """Returns when all have ended, at the latest after `seconds`, and soon after one has, for which the others may wait
     for ever."""
-    waiting, end = list(processes), time.monotonic() + seconds
-    while time.monotonic() < end and all(process.poll() is None for process in waiting):
-        time.sleep(_SETTLE_SECONDS)
+    waiting = list(processes)
+    if waiting:
+        _told_when_one_ends(waiting).wait(seconds)
     _wait(waiting, _GRACE_SECONDS)
 
 

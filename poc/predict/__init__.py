@@ -58,7 +58,7 @@ def save() -> None:
     """Works everything out again, in minutes, and writes learnt.json."""
     series = published()
     left_out = trial.by_study(series)
-    weak = {name: [one for one in found if one.scaling != STRONG] for name, found in left_out.items()}
+    weak = {name: [one for one in found if one.series.scaling != STRONG] for name, found in left_out.items()}
     scores: dict[str, Any] = {
         name: tuple(trial.score(way, found) for way, found in of.items())
         for name, of in (("by_study", left_out), ("weak_by_study", weak), ("by_series", trial.by_series(series)))
@@ -160,8 +160,8 @@ def in_words(own: Sequence[Study]) -> str:
     left_out = trial.by_study(series, names)
     lines = [
         {
-            "series": one.label,
-            "measured": ", ".join(map(str, one.measured)),
+            "series": one.series.label,
+            "measured": ", ".join(f"{point.devices}" for point in one.measured),
             "devices": f"{one.point.devices}",
             "came": f"{one.point.rate:,.4g}",
             "predicted": f"{one.made.rate:,.4g}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Callable
 
@@ -23,25 +24,8 @@ def last_kept(points: Sequence[Point], devices: int) -> float:
     return points[-1].rate * devices / points[-1].devices
 
 
-def amdahl(points: Sequence[Point], devices: int) -> float:
-    """Amdahl 1967: rate(n) = rate(1) n / (1 + s (n - 1)), by least squares over logarithms."""
-    return _fitted(points, devices, parameters=1)
-
-
-def scalability(points: Sequence[Point], devices: int) -> float:
-    """Gunther 1993, the universal scalability law: rate(1) n / (1 + s (n - 1) + k n (n - 1)), fitted likewise."""
-    return _fitted(points, devices, parameters=2)
-
-
-RIVALS: dict[str, Rule] = {
-    "ideal scaling": ideal,
-    "last efficiency kept": last_kept,
-    "Amdahl's law": amdahl,
-    "universal scalability law": scalability,
-}
-
-
-def _fitted(points: Sequence[Point], devices: int, parameters: int) -> float:
+def _fitted(points: Sequence[Point], devices: int, *, parameters: int) -> float:
+    """By least squares over logarithms: rate(n) = rate(1) n / (1 + s (n - 1) + k n (n - 1)); k only of two."""
     counts, logs = (np.array([[p.devices, np.log(p.rate)] for p in points], dtype=float)).T
     if len(points) == 1:
         return last_kept(points, devices)
@@ -53,3 +37,15 @@ def _fitted(points: Sequence[Point], devices: int, parameters: int) -> float:
     start = [logs[0] - np.log(counts[0]), *[1e-3] * parameters]
     fit = least_squares(lambda given: law(given, counts) - logs, start, bounds=([-np.inf, *[0] * parameters], np.inf))
     return float(np.exp(law(fit.x, np.array([float(devices)]))[0]))
+
+
+amdahl: Rule = functools.partial(_fitted, parameters=1)
+"""Amdahl 1967."""
+scalability: Rule = functools.partial(_fitted, parameters=2)
+"""The universal scalability law: Gunther 1993."""
+RIVALS: dict[str, Rule] = {
+    "ideal scaling": ideal,
+    "last efficiency kept": last_kept,
+    "Amdahl's law": amdahl,
+    "universal scalability law": scalability,
+}

@@ -22,18 +22,16 @@ MISS = 0.1
 class Guess:
     """A prediction of a point that was left out."""
 
-    study: str
-    label: str
-    scaling: str
-    measured: tuple[int, ...]
-    """The device counts that it is made from."""
+    series: Series
+    measured: tuple[Point, ...]
+    """What it is made from."""
     point: Point
     made: Prediction
 
     @property
     def times(self) -> float:
         """So many times the most devices measured."""
-        return self.point.devices / self.measured[-1]
+        return self.point.devices / self.measured[-1].devices
 
     @property
     def error(self) -> float:
@@ -72,16 +70,11 @@ class Score:
 def guesses(learnt: Learnt, series: Sequence[Series]) -> list[Guess]:
     """Of every split of `series`."""
     return [
-        _guess(one, measured, point, made)
+        Guess(series=one, measured=measured, point=point, made=made)
         for one in series
         for measured, asked in splits(one)
         for point, made in zip(asked, learnt.predict(measured, asked, one.scaling))
     ]
-
-
-def _guess(one: Series, measured: Sequence[Point], point: Point, made: Prediction) -> Guess:
-    counts = tuple(p.devices for p in measured)
-    return Guess(study=one.study, label=one.label, scaling=one.scaling, measured=counts, point=point, made=made)
 
 
 def by_study(series: Sequence[Series], tested: Sequence[str] = ()) -> dict[str, list[Guess]]:
@@ -117,7 +110,7 @@ def _of_rival(name: str, known: Sequence[Series], group: Sequence[Series]) -> li
         for measured, point, rate in made[one]:
             low, high = np.quantile(errors[point.devices > 2 * measured[-1].devices], [MISS / 2, 1 - MISS / 2])
             made_of = Prediction(devices=point.devices, rate=rate, low=rate * np.exp(low), high=rate * np.exp(high))
-            found.append(_guess(one, measured, point, made_of))
+            found.append(Guess(series=one, measured=measured, point=point, made=made_of))
     return found
 
 

@@ -6,12 +6,13 @@ import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Callable
 
 from scipy.stats import t
 
 from poc.records.record import COMPLETED
-from poc.report.measurements import grouped
+from poc.report.measurements import Measurement, grouped
 from poc.studies.row import STRONG, WEAK, Row, rate
 from poc.values import value
 
@@ -32,9 +33,12 @@ SERIES_RULE = (
     "grows with it; weak keeps the batch per device, strong the total batch; virtual devices and quick runs are "
     "never in one; without its own row on one device there is no speed-up"
 )
+IN_TURN = timedelta(hours=1)
+"""Between the starts of takes that are compared: a machine that is shared is faster in one hour than in another."""
 VERDICT_RULE = (
-    f"A difference is called one where each side has at least {MIN_TAKES} takes and the {CONFIDENCE:.0%} interval of "
-    "Welch's t over the logarithms of takes leaves out zero"
+    "Compared are takes in turn, which is those that began within an hour of one of the other side, by their geometric "
+    f"means. A difference is called one where each side has at least {MIN_TAKES} of them and the {CONFIDENCE:.0%} "
+    "interval of Welch's t over the logarithms of takes leaves out zero"
 )
 
 
@@ -62,6 +66,8 @@ class Verdict:
 
     ratio: float
     """Geometric mean over the takes of the first, over that of the second."""
+    takes: tuple[int, int]
+    """Of either side."""
     low: float | None
     """Of the confidence interval of the ratio; None, as `high`, where there are too few takes for one."""
     high: float | None
@@ -74,7 +80,19 @@ class Verdict:
     def __str__(self) -> str:
         """Yes, no or too few takes, with the interval of the ratio."""
         words = {None: "too few", True: "yes", False: "no"}[self.differs]
-        return words if self.low is None else f"{words} ({self.low:.2f}-{self.high:.2f})"
+        return words if self.low is None else f"{words} ({self.low:.3f}-{self.high:.3f})"
+
+
+def in_turn(a: Measurement, b: Measurement) -> Verdict | None:
+    """The speeds of those takes of either that began within `IN_TURN` of one of the other; None without such takes."""
+
+    def beside(rows: Sequence[Row], others: Sequence[Row]) -> list[float]:
+        begun = [datetime.fromisoformat(row.started) for row in others]
+        near = [row for row in rows if any(abs(datetime.fromisoformat(row.started) - at) <= IN_TURN for at in begun)]
+        return [row.samples_per_second for row in near if row.samples_per_second]
+
+    rates = beside(a.quiet, b.quiet), beside(b.quiet, a.quiet)
+    return verdict(*rates) if all(rates) else None
 
 
 def verdict(a: Sequence[float], b: Sequence[float]) -> Verdict:
@@ -83,9 +101,9 @@ def verdict(a: Sequence[float], b: Sequence[float]) -> Verdict:
     Windows of one run are correlated, and know nothing of what differs from run to run: only takes count.
     """
     logs = [[math.log(figure) for figure in takes] for takes in (a, b)]
-    ratio = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
-    if min(len(a), len(b)) < MIN_TAKES:
-        return Verdict(ratio=math.exp(ratio), low=None, high=None)
+    ratio, takes = statistics.fmean(logs[0]) - statistics.fmean(logs[1]), (len(a), len(b))
+    if min(takes) < MIN_TAKES:
+        return Verdict(ratio=math.exp(ratio), takes=takes, low=None, high=None)
     errors = [statistics.variance(takes) / len(takes) for takes in logs]
     total = sum(errors)
     margin = 0.0
@@ -93,7 +111,7 @@ def verdict(a: Sequence[float], b: Sequence[float]) -> Verdict:
         # Shares first: squares of very small errors would underflow.
         freedom = 1 / sum((error / total) ** 2 / (len(takes) - 1) for error, takes in zip(errors, logs))
         margin = float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(total)
-    return Verdict(ratio=math.exp(ratio), low=math.exp(ratio - margin), high=math.exp(ratio + margin))
+    return Verdict(ratio=math.exp(ratio), takes=takes, low=math.exp(ratio - margin), high=math.exp(ratio + margin))
 
 
 def series(rows: Iterable[Row]) -> list[Series]:
@@ -137,7 +155,7 @@ def without_sync(alone: Sequence[Row], row: Row) -> float | None:
 
 def _usable(row: Row) -> bool:
     done = row.outcome in (COMPLETED, "") and not (row.virtual or row.quick)
-    return bool(done and rate(row) and row.devices)
+    return bool(done and rate(row) and row.devices and not row.doubtful("samples_per_second", "devices"))
 
 
 def _shared(row: Row, kind: str) -> tuple[Any, ...]:

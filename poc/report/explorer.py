@@ -58,7 +58,7 @@ def page(rows: Sequence[Row], records: Sequence[Record], cache: Path | None = No
     }
     # Nothing that a user wrote stands in the page's own text: base64 holds no "<".
     text = _own("html").replace("SCRIPT", _own("js"))
-    return text.replace("LIBRARIES", _libraries(cache)).replace("DATA", _packed(data))
+    return text.replace("DATA", _packed(data)).replace("LIBRARIES", _libraries(cache))
 
 
 def _own(ending: str) -> str:

@@ -53,17 +53,23 @@ class Measurement:
         return any(not row.disturbed for row in self.rows)
 
     @property
+    def quiet(self) -> tuple[Row, ...]:
+        """The takes that nothing disturbed, or all where none was left in peace."""
+        return tuple(row for row in self.rows if not (self.calm and row.disturbed))
+
+    @property
     def rate(self) -> Known:
-        """Samples/s of the takes that nothing disturbed, or of all where none was left in peace."""
+        """Samples/s of the quiet takes."""
         return self.figures("samples_per_second")
 
     def figures(self, column: str) -> Known:
-        """That column of the same takes."""
-        return figures_of(getattr(row, column) for row in self.rows if not (self.calm and row.disturbed))
+        """That column of the quiet takes."""
+        return figures_of(getattr(row, column) for row in self.quiet)
 
     def accuracies(self, column: str = "accuracy") -> Known:
-        """That column of all takes: what else a machine did changes how fast it trains, not what it learns."""
-        return figures_of(getattr(row, column) for row in self.rows)
+        """That column of the last take of each seed: what else a machine did changes how fast it trains, not what it
+        learns, and a seed learns the same again."""
+        return figures_of({row.seed: getattr(row, column) for row in self.rows}.values())
 
 
 def figures_of(takes: Iterable[float | None]) -> Known:

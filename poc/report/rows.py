@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from poc import engines
@@ -59,7 +60,7 @@ def collect(records: Sequence[Record], published: Iterable[Study], prices: Price
     table = [*measured, *(dataclasses.replace(row) for study in published for row in study.rows)]
     _add_speedups(table)
     if prices is not None:
-        _add_prices(table, prices, {(record.run_id, record.started): record for record in records})
+        _add_prices(table, prices, records)
     return table
 
 
@@ -304,10 +305,13 @@ def _add_takes(rows: Sequence[Row]) -> None:
             row.take = number
 
 
-def _add_prices(rows: Sequence[Row], prices: Prices, records: Mapping[tuple[str, str], Record]) -> None:
-    """What the devices in use cost an hour: what the run's user said of the machine, else what is known of it."""
-    for row in rows:
-        known, record = prices.of(row.infrastructure, row.hardware), records.get((row.run_id, row.started))
+def _add_prices(rows: Sequence[Row], prices: Prices, records: Sequence[Record]) -> None:
+    """What the devices in use cost an hour: what the run's user said of the machine, else what is known of it.
+
+    The rows of `records` are the first, in their order.
+    """
+    for row, record in itertools.zip_longest(rows, records):
+        known = prices.of(row.infrastructure, row.hardware)
         if record and record.price_per_hour is not None and (known is None or known.source != GIVEN):
             known = Price(machine="", dollars_per_hour=record.price_per_hour, source=GIVEN)
         if known is not None:

@@ -11,8 +11,8 @@ from tabulate import tabulate
 from poc.records import timing
 from poc.records.record import COMPLETED, DONE, Record
 from poc.report import compare
-from poc.report.measurements import grouped
-from poc.report.rows import disturbed, framework
+from poc.report.measurements import Known, Measurement, grouped
+from poc.report.rows import framework, from_record
 from poc.values import UserError, nearest
 
 _NOT_COMPARED = ("recipe", "restarts")
@@ -31,24 +31,20 @@ def shown(records: Sequence[Record], start: str) -> str:
 def compared(records: Sequence[Record], first: str, second: str) -> str:
     """In what the runs whose ids start so differ, the figures of each, and whether their speeds are different ones.
 
-    Speeds are those of takes that nothing disturbed, or of all where none was left in peace. Raises UserError where no
-    run has such an id, or several do.
+    Raises UserError where no run has such an id, or several do.
     """
     both = [_of_one_machine(_takes(records, start)) for start in (first, second)]
     last = [takes[-1] for takes in both]
     a, b = ({**_machine(take), "framework": framework(take), **_flat(take.run.to_json())} for take in last)
     names = [name for name in {**a, **b} if a.get(name) != b.get(name) and name not in _NOT_COMPARED]
-    done = [[take for take in takes if take.outcome == COMPLETED] for takes in both]
-    calm = [[take for take in takes if not disturbed(take)] or takes for takes in done]
-    rates = [[rate.median for take in takes if (rate := timing.throughput(take.windows))] for takes in calm]
-    accuracies = [[take.evaluations[-1].accuracy for take in takes if take.evaluations] for takes in done]
+    done = [Measurement(tuple(from_record(take) for take in takes if take.outcome == COMPLETED)) for takes in both]
     rows = [
         *([name, _cell(a.get(name)), _cell(b.get(name))] for name in names),
-        ["samples/s, median of takes (range)", *(_spread(takes, ".1f") for takes in rates)],
-        ["accuracy at the end", *(_spread(takes, ".4f") for takes in accuracies)],
+        ["samples/s, median of takes (range)", *(_spread(taken.rate, ".1f") for taken in done)],
+        ["accuracy at the end", *(_spread(taken.accuracies(), ".4f") for taken in done)],
     ]
     lines = [f"{take.run.id}  {take.run}" for take in last]
-    return "\n".join([*lines, "", _table(["", *(take.run.id for take in last)], rows), "", _verdict(*rates)])
+    return "\n".join([*lines, "", _table(["", *(take.run.id for take in last)], rows), "", _verdict(*done)])
 
 
 def _takes(records: Sequence[Record], start: str) -> list[Record]:
@@ -135,21 +131,20 @@ def _time(take: Record) -> str:
     return f"Where its {take.wall:.0f} s went:\n" + _table(["", "seconds", ""], rows)
 
 
-def _verdict(a: Sequence[float], b: Sequence[float]) -> str:
-    if not a or not b:
-        return "No verdict: one of them has no speed."
-    found = compare.verdict(a, b)
-    if found.differs is None:
-        return f"No verdict: it takes {compare.MIN_TAKES} takes of each, and there are {len(a)} and {len(b)}."
+def _verdict(a: Measurement, b: Measurement) -> str:
+    found = compare.in_turn(a, b)
+    if found is None or found.differs is None:
+        one, other = found.takes if found else (0, 0)
+        return f"No verdict: it takes {compare.MIN_TAKES} takes in turn of each, and there are {one} and {other}."
     interval = f"95% interval {found.low:.3f} to {found.high:.3f}"
     said = f"the first has {found.ratio:.3f} times the speed of the second, {interval}"
     return f"{'Different' if found.differs else 'Not told apart'}: {said}."
 
 
-def _spread(found: Sequence[float], digits: str) -> str:
-    if len(found) < 2:
-        return f"{found[0]:{digits}} (1 take)" if found else "none"
-    return f"{statistics.median(found):{digits}} ({min(found):{digits}} to {max(found):{digits}}, {len(found)} takes)"
+def _spread(found: Known, digits: str) -> str:
+    if found is None or found.n == 1:
+        return f"{found.median:{digits}} (1 take)" if found else "none"
+    return f"{found.median:{digits}} ({found.low:{digits}} to {found.high:{digits}}, {found.n} takes)"
 
 
 def _flat(held: dict[str, Any], before: str = "") -> dict[str, Any]:

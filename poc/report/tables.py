@@ -65,6 +65,11 @@ def devices_of(row: Row) -> str:
     return f"{row.devices} {name}" + "s" * (row.devices > 1 and not row.virtual)
 
 
+def is_copy(row: Row) -> bool:
+    """Whether its accuracy was measured on copies of the images, compressed with loss."""
+    return row.measured and row.accuracy is not None and row.dataset.endswith("(jpeg)")
+
+
 def exchange_of(row: Row) -> str:
     """How its gradients travelled, and whether a worker was slowed."""
     return row.exchange.replace("last worker slowed by", "one slowed")

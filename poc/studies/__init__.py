@@ -29,7 +29,7 @@ from poc.studies import prices
 from poc.studies.row import COLUMNS, PUBLISHED, Row
 from poc.values import UserError, nearest, value
 
-PRINTED = tuple(name for name, field in COLUMNS.items() if field.metadata["printed"])
+PRINTED = tuple(name for name, field in COLUMNS.items() if field.metadata.get("printed"))
 """The columns that the file of a study may have."""
 _HEAD = re.compile(r"(?:#.*\n)*")
 _NUMBERS = {"Count": (re.compile(r"[0-9]{1,12}"), int), "Measure": (re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?"), float)}

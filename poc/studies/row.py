@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 from collections.abc import Iterable
 from typing import Any, Union
@@ -19,25 +20,14 @@ Count = Union[int, Any]
 Measure = Union[float, Any]
 
 
-def _text(about: str, *, title: str = "", printed: bool = False) -> Any:
-    return dataclasses.field(default="", metadata={"about": about, "title": title, "printed": printed})
+def _number(about: str, default: Any = None, **shown: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"about": about, **shown})
 
 
-def _flag(about: str) -> Any:
-    return dataclasses.field(default=False, metadata={"about": about, "printed": False})
-
-
-def _number(about: str, *, unit: str = "", digits: int | None = None, title: str = "", printed: bool = False) -> Any:
-    metadata = {"about": about, "unit": unit, "digits": digits, "title": title, "printed": printed}
-    return dataclasses.field(default=None, metadata=metadata)
-
-
-def _seconds(about: str, *, title: str = "", printed: bool = False) -> Any:
-    return _number(about, unit="s", digits=1, title=title, printed=printed)
-
-
-def _per_5120(about: str, title: str, *, printed: bool = True) -> Any:
-    return _number(f"{about} for 5,120 images", unit="s", digits=2, title=title, printed=printed)
+_text = functools.partial(_number, default="")
+_flag = functools.partial(_number, default=False)
+_seconds = functools.partial(_number, unit="s", digits=1)
+_per_5120 = functools.partial(_number, unit="s", digits=2)
 
 
 @dataclasses.dataclass(eq=False)
@@ -122,10 +112,14 @@ class Row:
     stolen_cores: Measure = _number("cores that the hypervisor gave to other machines meanwhile")
     usable_cores: Count = _number("which both of these are of; of earlier versions unknown")
     joules_per_sample: Measure = _number("of all devices, in the windows after warm-up", unit="J", digits=4)
-    train_seconds_per_5120: Measure = _per_5120("training", "train (s/5,120)")
-    communication_seconds_per_5120: Measure = _per_5120("communication", "communication (s/5,120)")
-    sync_seconds_per_5120: Measure = _per_5120("waiting for slower workers", "sync (s/5,120)")
-    data_seconds_per_5120: Measure = _per_5120("waiting for data", "", printed=False)
+    train_seconds_per_5120: Measure = _per_5120("training for 5,120 images", title="train (s/5,120)", printed=True)
+    communication_seconds_per_5120: Measure = _per_5120(
+        "communication for 5,120 images", title="communication (s/5,120)", printed=True
+    )
+    sync_seconds_per_5120: Measure = _per_5120(
+        "waiting for slower workers for 5,120 images", title="sync (s/5,120)", printed=True
+    )
+    data_seconds_per_5120: Measure = _per_5120("waiting for data for 5,120 images")
     computes: str = _text("the run's id as it would be today")
     take: Count = _number("which one of its run on this machine and data, by when it started", digits=0, title="take")
     multiply_adds: Measure = _number("of one image's forward pass")
@@ -162,10 +156,10 @@ class Row:
 
 def rate(row: Row) -> float | None:
     """Samples/s of `row`: as printed or measured, else of its seconds for 5,120 images, synchronisation included."""
-    seconds = row.train_seconds_per_5120
-    if row.samples_per_second is not None or seconds is None:
+    parts = (row.train_seconds_per_5120, row.communication_seconds_per_5120, row.sync_seconds_per_5120)
+    if row.samples_per_second is not None or not parts[0]:
         return row.samples_per_second
-    return 5120 / (seconds + (row.communication_seconds_per_5120 or 0.0) + (row.sync_seconds_per_5120 or 0.0))
+    return 5120 / sum(filter(None, parts))
 
 
 COLUMNS = {field.name: field for field in dataclasses.fields(Row) if field.metadata}

@@ -60,7 +60,10 @@ class Campaign:
         again: bool = False,
         prefix: str = "",
     ) -> None:
-        """Plans by the names of their recipes, and what `undertake` says; `prefix` comes before each line said."""
+        """`plans` by the names of their recipes; records go to this machine's journal in `results`.
+
+        What is there already is done only `again`. `detail` is that of `execute`; `prefix` comes before each line said.
+        """
         self.path = journal.folder(results, place.infrastructure) / journal.FILE
         self.place = place
         self.items = outlook.in_order(
@@ -169,25 +172,15 @@ class Campaign:
         return record.outcome
 
 
-def undertake(
-    plans: Sequence[tuple[str, Sequence[Planned]]],
-    results: Path,
-    place: Place,
-    *,
-    detail: int = 0,
-    again: bool = False,
-    price: float | None = None,
-) -> list[str]:
-    """Does every run of `plans`, the plan of each recipe by its name; returns the ids of those that failed.
+def undertake(campaign: Campaign, price: float | None = None) -> list[str]:
+    """Does all that is planned, the most telling first (`poc.train.outlook.ORDER_RULE`); returns the ids of failures.
 
-    The most telling come first (`poc.train.outlook.ORDER_RULE`). Records go to this machine's journal in `results`;
-    what is there already of it is done only `again`. What does not fit before `place.until` is left; `price`, in
-    dollars an hour, is for what is said first. `detail` is that of `execute`. Raises UserError where the data cannot be
-    had, or the journal not be written; KeyboardInterrupt once a run that its user interrupted is in it.
+    What does not fit before the bound of its place is left; `price`, in dollars an hour, is for what is said first.
+    Raises UserError where the data cannot be had, or the journal not be written; KeyboardInterrupt once a run that its
+    user interrupted is in it.
     """
-    campaign = Campaign(plans, results, place, detail=detail, again=again)
     runs = [item.run for item in campaign.left(campaign.items)]
-    campaign.place = dataclasses.replace(place, stand_in=_needs_stand_in(place, runs))
+    campaign.place = dataclasses.replace(campaign.place, stand_in=_needs_stand_in(campaign.place, runs))
     # Claimed only now: a mistake leaves nothing behind.
     with journal.claimed(campaign.path):
         campaign.say(campaign.table(price))

@@ -12,6 +12,7 @@ from typing import Callable
 from tabulate import tabulate
 
 from poc.plan import Planned, estimate
+from poc.recipe import networks
 from poc.records.record import COMPLETED, Record
 from poc.run import Run
 from poc.train import checkpoint
@@ -53,8 +54,12 @@ class Pace:
             self.learn(record)
 
     def learn(self, record: Record) -> None:
-        """Takes in what a run took and its estimate on the machine as it was then; of one that was cut off nothing."""
-        if record.outcome == COMPLETED and record.wall and not record.resumed:
+        """Takes in what a run took and its estimate on the machine as it was then.
+
+        Nothing of one that was cut off, nor of a network that is no longer known.
+        """
+        known = record.run.model in networks.NETWORKS
+        if known and record.outcome == COMPLETED and record.wall and not record.resumed:
             for kind in _kinds(record.run):
                 self._seconds[kind][0] += record.wall
                 self._seconds[kind][1] += estimate(record.run, record.hardware)

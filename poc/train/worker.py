@@ -112,10 +112,13 @@ class Worker:
                 with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands
                     end["peak_flops"] = session.peak_flops()
                 if request["detail"]:
-                    detail = breakdown.measure(
-                        session, batches, run, request["detail"], lambda count: stream(steps=count)
-                    )
-                    end["detail"] = to_plain(detail)
+                    try:
+                        found = breakdown.measure(session, batches, run, request["detail"], lambda n: stream(steps=n))
+                        end["detail"] = to_plain(found)
+                    except Exception as error:
+                        if run.workers > 1:  # the others would wait for it
+                            raise
+                        print(f"  the step could not be taken apart: {error}", file=sys.stderr)
         return end
 
     def _open(self, dataset: data.Dataset) -> Session:

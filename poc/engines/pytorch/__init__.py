@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -117,7 +116,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
 
 def _needs_torchvision(name: str) -> bool:
     """Whether torchvision, which is optional, has to be installed for the network of that name."""
-    return NETWORKS[name][0].startswith("torchvision") and importlib.util.find_spec("torchvision") is None
+    return NETWORKS[name][0].startswith("torchvision") and "torchvision" not in versions("pytorch")
 
 
 def count(network: Network) -> Cost | None:

@@ -69,7 +69,9 @@ def section(results: Results) -> Section:
             "machine": results.name(found.row),
             **cells(found.taken, "devices", "total batch"),
             "division": found.division,
-            "minutes": _bounded(found, found.minutes) + f" (n={found.n})" * (found.n > 1),
+            "minutes": _bounded(found, found.minutes)
+            + f" (n={found.n})" * (found.n > 1)
+            + "*" * (not found.taken.calm),
             "$": _bounded(found, found.dollars),
             "J a sample": rounded(found.row.joules_per_sample, 2),
             "$ an hour": rounded(found.row.dollars_per_hour),
@@ -116,8 +118,7 @@ def _reached(taken: Measurement) -> str:
 
 def _medians(taken: Measurement, form: str, *of: Callable[[Row], float | None]) -> str:
     """The medians of what each of these says of the takes that nothing disturbed, or of all, as far as known."""
-    rows = [row for row in taken.rows if not (taken.calm and row.disturbed)]
-    known = [figures_of(map(each, rows)) for each in of]
+    known = [figures_of(map(each, taken.quiet)) for each in of]
     return ", ".join(form.format(rounded(figures.median)) for figures in known if figures)
 
 

@@ -19,7 +19,7 @@ def section(results: Results) -> Section:
     lines = [line for group in groups if len(group) > 1 for line in _against_none(results, group)]
     about = (
         "Runs that differ in nothing else, fastest first. `independent` exchanges nothing: the ceiling. "
-        f"{compare.VERDICT_RULE}; *too few* takes bear none."
+        f"{compare.VERDICT_RULE}."
     )
     return Section("Ways to exchange gradients", (about, markdown(lines)))
 
@@ -30,8 +30,8 @@ def _against_none(results: Results, group: Sequence[Measurement]) -> list[dict[s
     for taken in sorted(group, key=lambda taken: -taken.rate.median):
         share = told = ""
         if ceiling and taken is not ceiling:
-            found = compare.verdict(taken.rate.values, ceiling.rate.values)
-            share, told = f"{found.ratio:.2f}", str(found)
+            found = compare.in_turn(taken, ceiling)
+            share, told = f"{found.ratio:.2f}" if found else "", str(found or "not in turn")
         lines.append(
             {
                 "machine": results.name(taken.row),
@@ -57,7 +57,7 @@ def steps(results: Results) -> Section:
             {
                 "machine": results.bold(record.infrastructure),
                 "network": network_label(run.model),
-                "devices": f"{run.devices}",
+                "devices x batch": f"{run.devices} x {run.batch_per_device}",
                 "exchange": run.exchange_label,
                 "whole step (ms)": rounded(step.whole_step_seconds * 1e3),
                 "computation (ms)": rounded(step.independent_step_seconds * 1e3),
@@ -95,7 +95,7 @@ def staleness(results: Results) -> Section:
         )
     about = (
         "Stale synchronous parallel (Ho et al. 2013): a worker waits where it is more than the bound ahead of the "
-        "slowest. Steps ahead are counted whenever a worker goes on, over all workers; one take each."
+        "slowest. Steps ahead are counted whenever a worker goes on, over all workers; a line a take."
     )
     return Section("Bounded staleness", (about, markdown(lines)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poc.recipe import CIFAR10, networks
+from poc.recipe import CIFAR10
 from poc.records import noise
 from poc.records.record import COMPLETED, Record
 from poc.report.measurements import CLOSED, division, grouped
@@ -237,4 +237,4 @@ def _epochs_to(record: Record, accuracy: float) -> float | None:
 
 
 def _guess(run: Run) -> float:
-    return 1 / networks.NETWORKS[run.model].classes
+    return 1 / run.data.classes

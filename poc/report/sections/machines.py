@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from poc.recipe import CIFAR10, Independent
 from poc.recipe.exchanges import EXCHANGES
 from poc.report import chart
-from poc.report.measurements import CLOSED, Known, Measurement, alike, division, figures_of
+from poc.report.measurements import CLOSED, Known, Measurement, alike, division
 from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
 from poc.report.rows import USUAL_ENGINE
 from poc.report.tables import RATE, accuracy_of, cells, devices_of, machine_of, markdown, rounded, short_machine
@@ -82,8 +82,8 @@ def fastest_device(results: Results) -> Row | None:
 
 def accuracy(taken: Measurement) -> Known:
     """What runs of the reference length and rate reached, among the takes of a speed."""
-    rows = [row for row in taken.rows if row.epochs == MAIN_EPOCHS and row.dataset != "synthetic" and linear(row)]
-    return figures_of({row.seed: row.accuracy for row in rows if row.accuracy is not None}.values())
+    rows = (row for row in taken.rows if row.epochs == MAIN_EPOCHS and row.dataset != "synthetic" and linear(row))
+    return Measurement(tuple(row for row in rows if row.accuracy is not None)).accuracies()
 
 
 def linear(row: Row) -> bool:

@@ -33,7 +33,7 @@ def rules(results: Results) -> Section:
         "With several workers a window has the samples of all and the seconds of the slowest.",
         "Accuracy is over the whole test set, each image once, whatever the number of devices.",
         "Virtual devices are played in turn by a real one: gradients are summed before the update and batch statistics "
-        "stay apart, so the accuracy is that of real devices; the throughput is not, and is shown nowhere.",
+        "stay apart, so the accuracy is that of real devices; the throughput is not, and is in no table.",
         "`cifar10` are the original images, `cifar10 (jpeg)` copies compressed with loss, on which the study's own "
         "script too stays some hundredths below what it printed (docs/design.md). `synthetic` is made-up data: good "
         "for speed.",
@@ -73,15 +73,14 @@ def machines(results: Results) -> Section:
 
 
 def time(results: Results) -> Section:
-    """Shares of the wall time, medians over runs of a machine and network."""
+    """Shares of the wall time, medians over trainings of whole epochs of a machine and network."""
 
     def share(rows: Sequence[Row], *parts: str) -> str:
         seconds = [sum(getattr(row, f"{part}_seconds") for part in parts) for row in rows]
         return f"{statistics.median(part / row.wall_seconds for part, row in zip(seconds, rows)):.0%}"
 
-    whole = [
-        row for row in results.full if row.outcome == COMPLETED and row.wall_seconds and row.rest_seconds is not None
-    ]
+    done = [row for row in results.full if row.outcome == COMPLETED and row.wall_seconds]
+    whole = [row for row in done if row.run.whole_epochs and row.rest_seconds is not None]
     groups = grouped(whole, lambda row: (row.infrastructure, row.network, row.workers))
     lines = [
         {
@@ -99,7 +98,8 @@ def time(results: Results) -> Section:
         if len(runs) > 1
     ]
     about = (
-        "Of the wall time, from the start of a run's process to its end; medians over runs. Start: imports, data, "
+        "Of the wall time, from the start of a run's process to its end; medians over trainings of whole epochs, "
+        "two of them at least. Start: imports, data, "
         "network. Data: training stood still for the next batch. Rest: warm-up, checkpoints, and what no part claims."
     )
     return Section("Where the time went", (about, markdown(lines)))

@@ -55,7 +55,7 @@ def engines(results: Results) -> Section:
     groups = alike(results.speeds(lambda row: row.devices == 1), "engine", "layout")
     lines = [line for group in groups for line in _side_by_side(results, group)]
     about = (
-        "The same run with both engines: medians over takes, and the first engine's samples/s over the other's. "
+        "The same run with both engines: medians over takes, and the first engine's speed over the other's. "
         f"{compare.VERDICT_RULE}."
     )
     return Section("Engines", (about, markdown(lines)))
@@ -67,15 +67,15 @@ def _side_by_side(results: Results, group: Sequence[Measurement]) -> list[dict[s
     for other in group:
         if first is None or other.row.run.engine == USUAL_ENGINE:
             continue
-        found = compare.verdict(first.rate.values, other.rate.values)
+        found = compare.in_turn(first, other)
         lines.append(
             {
                 **cells(first, "network"),
                 "machine": results.name(first.row),
                 **cells(first, "batch a device", "precision"),
                 **{taken.row.framework.split()[0]: ranged(taken.rate) for taken in (first, other)},
-                "ratio": f"{found.ratio:.2f}",
-                "different?": str(found),
+                "ratio": f"{found.ratio:.2f}" if found else "",
+                "different?": str(found or "not in turn"),
             }
         )
     return lines

@@ -57,7 +57,8 @@ def beforehand(results: Results) -> Section:
     inside = sum(line["inside"] == "yes" for line in lines)
     about = (
         "Before a run on several devices begins, its samples/s are *predicted* from this machine's runs on fewer, and "
-        f"its record keeps both. One line a take; {inside} of {len(lines)} lie inside."
+        f"its record keeps both. One line a take; {inside} of {len(lines)} lie inside. What a run is predicted from "
+        "may be hours old: where the machine has slowed since, that is missed, too."
     )
     return Section("Predicted before it was measured", (about, markdown(lines)))
 

@@ -17,14 +17,16 @@ from poc.values import words
 def section(results: Results) -> Section:
     """The best of each kind at each total batch, as a table and as a figure."""
     best = best_rates(results)
-    looked_at = set(map(_tried, trainings(results, searched=True)))
-    held_out = [f"{batch:,}" for batch, taken in best[OPEN].items() if _tried(taken) in looked_at]
-    but = f", but the open one at {', '.join(held_out)} on held-out images" if held_out else ""
+    sought = set(map(_tried, trainings(results, searched=True)))
+    among = {batch: sum(tried[-1] == batch for tried in sought) for batch in best[OPEN]}
+    last = [f"{batch:,} (of {among[batch]})" for batch, taken in best[OPEN].items() if _tried(taken) in sought]
+    held_out = f"; the last choice at {', '.join(last)} was made on held-out images" if last else ""
     about = (
         f"Accuracy of ResNet-50 (CIFAR) after {MAIN_EPOCHS} epochs at the best rate that was tried. Closed: the "
-        "study's way but for the rate. Open: any other way, same network, images and epochs. Ways were sought on the "
-        f"test set{but}; one seed unless n says otherwise: differences of 0.02 are none. Batches of several devices "
-        "were played by virtual ones, whose accuracy is that of real ones."
+        "study's way but for the rate, which stays the same to the end, so that one epoch's accuracy is as good as the "
+        "next one's ([the mean of the last four](results/learning_rate.md)). Open: any other way. Ways were sought on "
+        f"the test set{held_out}. One seed unless n says otherwise: differences of 0.02 are none. Batches of several "
+        "devices were played by virtual ones, whose accuracy is that of real ones."
     )
     table = []
     for batch in sorted({batch for found in best.values() for batch in found}):

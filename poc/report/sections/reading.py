@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from poc.report.page import Results, Section
+from poc.report.tables import is_copy
 
 
 def section(results: Results) -> Section:
@@ -10,11 +11,14 @@ def section(results: Results) -> Section:
     lines = [
         "**Bold**: measured on the machine at hand, the one that measured last. Linked: published by a study, as "
         "printed, one run each without a spread. Other rows: measured on the machine they name.",
-        "samples/s: median of n takes, each a run of its own, with the least and the most of them. A star: other "
-        "processes took part of the machine in every take.",
-        "Total batch = batch per device x devices. Closed division: network, optimizer and images as the study had "
-        "them, the rate apart. Open: the optimizer and the images' crops may differ.",
-        "Accuracy is on CIFAR-10's 10,000 test images after the last epoch. `cifar10 (jpeg)` copies were used where "
-        "the originals were not to be had.",
+        "samples/s: median of n takes, each a run of its own, with the least and the most of them. Takes may lie hours "
+        "apart, and a machine that is shared has faster hours and slower ones. A star: other processes took part of "
+        "the machine in every take.",
+        "Total batch = batch per device x devices. Closed division: network, optimizer and crops as the study had "
+        "them, but perhaps for the rate. Open: trained in any other way; another network is named.",
+        "Accuracy is on CIFAR-10's 10,000 test images after the last epoch."
+        + " It was measured on copies compressed as JPEG, for want of the originals: the study's own script, too, "
+        "stays below what it printed on them ([how it was measured](results/method.md))."
+        * any(map(is_copy, results.rows)),
     ]
     return Section("How to read this", ("\n".join(f"- {line}" for line in lines),))

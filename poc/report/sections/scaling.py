@@ -94,10 +94,8 @@ def weak(results: Results) -> list[Scaled]:
     def fits(row: Row) -> bool:
         return row.network == MAIN_NETWORK and not isinstance(row.run.exchange, Independent)
 
-    def printable(row: Row) -> bool:
-        return row.network == MAIN_NETWORK and not row.doubtful("samples_per_second", "devices")
-
-    shown = [*usual_exchange(results.speeds(fits)), *results.published(printable)]
+    published = results.published(lambda row: row.network == MAIN_NETWORK)
+    shown = [*usual_exchange(results.speeds(fits)), *published]
     return [scaled for scaled in scalings(shown) if scaled.series.kind == compare.WEAK]
 
 

@@ -37,7 +37,7 @@ def _section(results: Results, study: Study, alone: Sequence[Measurement]) -> Se
     linked = f"[{study.title or study.name}]({study.address})" if study.address else study.title or study.name
     about = (
         f"{linked}{': ' + source if source else ''}{' (' + study.about + ')' if study.about else ''}. {len(rows)} "
-        "rows, a line for those that differ only in devices and rate."
+        "rows, a line for those that differ only in devices, rate and exchange: the best on most devices."
     )
     flagged = [f"- {machine_of(row)}, {row.printed.split(' | ')[0]}: {row.flag}." for row in rows if row.flag]
     doubtful = "Its own figures disagree, as found by recomputing them:\n\n" + "\n".join(dict.fromkeys(flagged))
@@ -46,7 +46,7 @@ def _section(results: Results, study: Study, alone: Sequence[Measurement]) -> Se
 
 
 def _line(group: Sequence[Row], alone: Sequence[Measurement], several: bool) -> dict[str, str]:
-    first, last = group[0], max(group, key=lambda row: row.devices or 0)
+    first, last = group[0], max(group, key=lambda row: (row.devices or 0, compare.rate(row) or 0.0))
     held, many = first.held_fixed, (last.devices or 0) > 1
     one = next((row for row in group if (row.devices or 0) <= 1), None)
     accuracies = [row.accuracy for row in group if row.accuracy is not None]
@@ -63,7 +63,7 @@ def _line(group: Sequence[Row], alone: Sequence[Measurement], several: bool) -> 
         "samples/s, one": rounded(compare.rate(one) if one else None),
         "devices": f"{last.devices}" if many else "",
         "samples/s, all": rounded(compare.rate(last)) if many else "",
-        "efficiency": f"{efficiencies[0]:.2f}" if efficiencies and many else "",
+        "efficiency": f"{max(efficiencies):.2f}" if efficiencies and many else "",
         "best accuracy": f"{max(accuracies):.3f}" if accuracies else "",
         "measured, one": f"{ranged(own.rate)}, {short_machine(own.row)}" if own else "",
     }

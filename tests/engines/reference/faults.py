@@ -18,9 +18,9 @@ from .session import NumpySession
 
 
 class FaultySession(NumpySession):
-    """Crashes as it is taken down ("crash"), or has no memory for the large product at the end ("peak"), or none for
-    more than 48 samples a device ("48"). It takes no step from the one on that the file POC_HOLD names, as long as that
-    is there."""
+    """Crashes as it is taken down ("crash"), or has no memory for the large product at the end ("peak"), for a step of
+    its own ("apart"), or for more than 48 samples a device ("48"). It takes no step from the one on that the file
+    POC_HOLD names, as long as that is there."""
 
     _taken = 1_000_000
 
@@ -40,6 +40,8 @@ class FaultySession(NumpySession):
             time.sleep(0.02)
         if self._fault.isdigit() and self._run.batch_per_device > int(self._fault):
             raise MemoryError(f"no room for {self._run.batch_per_device} samples")
+        if self._fault == "apart" and not how["exchange"]:
+            raise MemoryError("no room for a step without the exchange")
         return super()._backward(batch, **how)
 
     def peak_device_bytes(self) -> int:
