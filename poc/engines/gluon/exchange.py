@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import time
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from poc.run import Run
 
 _ASK_AGAIN_SECONDS = 0.002
+_threads = functools.cache(ThreadPoolExecutor)
+"""So many, the same for every session of a process: what MXNet keeps for a thread outlives it."""
 
 
 class InProcess:
@@ -46,7 +49,7 @@ class InProcess:
         self._devices = range(len(self.trained[0].values))
         # What is done on a device is issued by a thread of its own: MXNet's calls take longer than what they enqueue.
         several = len(self._devices) > 1
-        self.each: Callable[..., Iterable[Any]] = ThreadPoolExecutor(len(self._devices)).map if several else map
+        self.each: Callable[..., Iterable[Any]] = _threads(len(self._devices)).map if several else map
         """As `map`, with an argument for each device."""
         self.loss_scale = LossScale(self.trained[0].values[0].context) if run.dtype == "float16" else None
         self._optimizers: dict[tuple[int, int], optimizers.SGD] = {}
