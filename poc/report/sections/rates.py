@@ -24,7 +24,7 @@ def section(results: Results) -> Section:
     about = (
         f"Accuracy of ResNet-50 (CIFAR) after {MAIN_EPOCHS} epochs at the best rate that was tried. Closed: the "
         "study's way but for the rate, which stays the same to the end, so that one epoch's accuracy is as good as the "
-        "next one's ([the mean of the last four](results/learning_rate.md)). Open: any other way. Ways were sought on "
+        "next one's (*Learning rate*, below, has the mean of the last four). Open: any other way. Ways were sought on "
         f"the test set{held_out}. One seed unless n says otherwise: differences of 0.02 are none. Batches of several "
         "devices were played by virtual ones, whose accuracy is that of real ones."
     )

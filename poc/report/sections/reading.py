@@ -18,7 +18,6 @@ def section(results: Results) -> Section:
         "them, but perhaps for the rate. Open: trained in any other way; another network is named.",
         "Accuracy is on CIFAR-10's 10,000 test images after the last epoch."
         + " It was measured on copies compressed as JPEG, for want of the originals: the study's own script, too, "
-        "stays below what it printed on them ([how it was measured](results/method.md))."
-        * any(map(is_copy, results.rows)),
+        "stays below what it printed on them (*How it was measured*)." * any(map(is_copy, results.rows)),
     ]
     return Section("How to read this", ("\n".join(f"- {line}" for line in lines),))
