@@ -87,12 +87,16 @@ def in_turn(a: Measurement, b: Measurement) -> Verdict | None:
     """The speeds of those takes of either that began within `IN_TURN` of one of the other; None without such takes."""
 
     def beside(rows: Sequence[Row], others: Sequence[Row]) -> list[float]:
-        begun = [datetime.fromisoformat(row.started) for row in others]
-        near = [row for row in rows if any(abs(datetime.fromisoformat(row.started) - at) <= IN_TURN for at in begun)]
+        begun = [_start(row) for row in others]
+        near = [row for row in rows if any(abs(_start(row) - at) <= IN_TURN for at in begun)]
         return [row.samples_per_second for row in near if row.samples_per_second]
 
     rates = beside(a.quiet, b.quiet), beside(b.quiet, a.quiet)
     return verdict(*rates) if all(rates) else None
+
+
+def _start(row: Row) -> datetime:
+    return datetime.fromisoformat(row.started[:19])  # all are UTC, whether they say so or not
 
 
 def verdict(a: Sequence[float], b: Sequence[float]) -> Verdict:
