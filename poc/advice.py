@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from tabulate import tabulate
 
@@ -145,6 +146,9 @@ def speed_probes(setting: Setting) -> list[Recipe]:
     """Short runs of `setting` on one device, and of GPUs on two, for their speed."""
     given = {name: held for name, held in vars(setting).items() if name not in (*_WHOLE, "devices")}
     short = {"workers": 1, "virtual": False, "straggler": 0.0, "exchange": "device"}
+    if setting.data.shrink:  # images of the full size say what the others take, too
+        whole: dict[str, Any] = {"shrink": 0, "shrink_epochs": 0}
+        given.update(data=dataclasses.replace(setting.data, **whole))
     length = {"steps": SPEED_STEPS, "window": 5, "seeds": 1, "takes": 1, "evaluate": False, "gradient_noise": None}
     given.update(batch_per_device=setting.batches[-1], **short, **length)
     # Contexts of a CPU share its threads: two tell nothing of the exchange between two such machines.
@@ -156,7 +160,7 @@ def measured_speed(record: Record, before: Sequence[Record] = ()) -> Speed:
 
     Its 90% is that of its windows or, where this is more, of the takes of one and the same run `before` on its machine.
     """
-    found = throughput(record.windows)
+    found = throughput(record.timed)
     if found is None:
         raise UserError("advise: the speed probe has no window; give a recipe of more steps")
     own = [one for one in before if one.infrastructure == record.infrastructure]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import CIFAR10, SGD, Device, DistSync, Fixed, Muon, data, engines
+from poc import CIFAR10, SGD, Device, DistSync, Fixed, Muon, Synthetic, data, engines
 from poc.engines import Session
 from poc.machine.hardware import GPU
 from poc.recipe.exchanges import Exchange
@@ -478,6 +478,7 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"lr": 0.001, "optimizer": Muon(rate=0.001, unit_weights=True)},
     {"label_smoothing": 0.1, "optimizer": SGD(decay_gammas=False, weight_decay=0.01)},
     {"zero_gamma": True},
+    {"data": Synthetic(size=16, crop=16, train=320, validation=70, shrink=8, shrink_epochs=1)},
     {"devices": 2, "virtual": True, "gradient_noise": 1},
     {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-4},
     {"model": "cifar_mlp", "devices": 2, "gradient_noise": 1},

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Fixed, Linear, Muon, Synthetic, advice
+from poc import CIFAR10, Fixed, Linear, Muon, Synthetic, advice
 from poc.__main__ import main
 from poc.plan import plan
 from poc.recipe import Setting, load
@@ -95,7 +95,13 @@ def test_a_rate_that_does_not_scale_is_right_for_its_own_total_batch(optimizer: 
 
 
 def test_a_probe_is_short_and_looks_at_the_noise() -> None:
-    setting = Setting(model="cifar_resnet8_v2", batch_per_device=128, lr=Linear(base=0.1, per=64))
+    setting = Setting(
+        model="cifar_resnet8_v2",
+        batch_per_device=128,
+        lr=Linear(base=0.1, per=64),
+        data=CIFAR10(shrink=14, shrink_epochs=1),
+    )
+    assert {probe.data for probe in advice.speed_probes(setting)} == {CIFAR10()}  # of which samples/s are
     ((run, skip),) = [(planned.run, planned.skip) for planned in plan("", advice.probe(setting, steps=40), MACHINE)]
     assert (run.devices, run.virtual, run.batch_per_device, run.steps) == (8, True, 64, 40)
     assert (run.gradient_noise, run.evaluate, skip) == (2, False, "")

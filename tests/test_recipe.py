@@ -102,6 +102,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"label_smoothing": 1.0}, r"label_smoothing: 1.0 is not allowed"),
     ({"zero_gamma": 1}, r"zero_gamma: 1 is not allowed; give True or False"),
     ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; give images of 224 pixels"),
+    (
+        {"model": "cifar_airbench94", "data": CIFAR10(crop=32, shrink=15, shrink_epochs=2)},
+        r"data: shrink: 15 is not allowed with cifar_airbench94; give images of 16 to 32 pixels",
+    ),
     ({"data": [CIFAR10(), 3]}, r"data: 3 is not allowed; give CIFAR10"),
     ({"dtype": "bfloat"}, r"dtype: 'bfloat' is not allowed; did you mean 'bfloat16'"),
     ({"layout": "NWHC"}, r"layout: 'NWHC' is not allowed; did you mean 'N"),
@@ -132,13 +136,16 @@ def test_a_mistake_is_one_line_that_names_field_and_value(fields: dict[str, Any]
         (lambda: Nesterov(momentum_correction=True), r"Nesterov: no field 'momentum_correction'"),
         (lambda: Muon(), r"Muon: field 'rate' is missing"),
         (lambda: Linear(base=0.1, per=128, warmup_from=0.1), r"warmup_from: 0.1 is not allowed; give warmup_epochs"),
-        (lambda: Synthetic(fixed=True, mirror=True), r"Synthetic.fixed: one batch is never augmented"),
+        (lambda: Synthetic(fixed=True, mirror=True), r"Synthetic.fixed: one batch stays as it is"),
         (lambda: Linear(0.1, 128), "fields are named"),  # type: ignore[misc]
         (lambda: Stale(2, bound=3), "fields are named"),  # type: ignore[misc]
         (lambda: Recipe(), "'model' is missing"),  # type: ignore[call-arg]
         (lambda: CIFAR10(crop=33), "crop: 33 is larger than the images"),
         (lambda: CIFAR10(cutout=29), "cutout: 29 is larger than the crop; give at most 28"),
         (lambda: CIFAR10(on_device=True, jitter=False, cutout=4), "on_device: cutout is for images on the host"),
+        (lambda: CIFAR10(shrink=20), "shrink: 20 is not allowed; give less than the crop, and shrink_epochs"),
+        (lambda: CIFAR10(shrink_epochs=2), "shrink: 0 is not allowed"),
+        (lambda: Synthetic(crop=20, shrink=20, shrink_epochs=2), "shrink: 20 is not allowed"),
         (lambda: Linear(base=0, per=128), "above zero"),
         (lambda: Linear(base=0.1, per=0), "above zero"),
         (lambda: Fixed(base=0.1, decay="cosin"), "did you mean 'cosine'"),
@@ -318,6 +325,15 @@ def test_the_time_is_estimated_by_the_card(machine: str, rate: float, monkeypatc
         (one,) = planned(cards, devices=devices, **fields)
         seconds = one.seconds - 6.0
         assert one.run.steps * one.run.total_batch / seconds == pytest.approx(rate * devices, rel=0.1)
+
+
+def test_epochs_of_shrunk_images_are_estimated_by_their_pixels() -> None:
+    fields = {"model": "cifar_resnet50_v2", "kind": "cpu", "evaluate": False, "epochs": 4}
+    whole, shrunk = (
+        planned(data=data, **fields)[0].seconds - 6.0
+        for data in (CIFAR10(crop=32), CIFAR10(crop=32, shrink=16, shrink_epochs=2))
+    )
+    assert shrunk == pytest.approx(whole * (2 + 2 / 4) / 4)
 
 
 def test_the_largest_batch_is_searched_for_among_those_that_may_fit() -> None:

@@ -98,6 +98,18 @@ def test_known_answers_of_one_record() -> None:
     assert (cpu.utilisation, cpu.joules_per_sample, gpu.joules_per_sample) == (0.9, None, 1.0)
 
 
+def test_samples_a_second_are_those_of_whole_images() -> None:
+    data = {"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True, "shrink": 14}
+    seconds = (1.0, 1.0, 2.0, 4.0, 4.0, 4.0)
+    some, all_shrunk = (
+        rows.from_record(record_of(epoch_seconds=seconds, run={"data": {**data, "shrink_epochs": epochs}}))
+        for epochs in (3, 6)
+    )
+    assert (some.samples_per_second, some.seconds_per_epoch, some.windows) == (320.0, 4.0, 2)
+    assert (all_shrunk.samples_per_second, all_shrunk.flops) == (None, None)
+    assert {(row.epochs, row.samples_trained, row.train_seconds) for row in (some, all_shrunk)} == {(6, 7680, 13.5)}
+
+
 def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
     *whole, last = record_of().windows
     short = replace(record_of(), windows=(*whole, replace(last, steps=4, seconds=1.0)))

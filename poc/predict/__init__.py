@@ -82,7 +82,7 @@ def forecast(run: Run, records: Sequence[Record]) -> Forecast | None:
     alike: dict[str, dict[int, float]] = {WEAK: {}, STRONG: {}}
     apart: dict[int, Apart] = {}
     for record in records:
-        past, speed = record.run, throughput(record.windows)
+        past, speed = record.run, throughput(record.timed)
         if (
             record.outcome != COMPLETED
             or speed is None
@@ -116,7 +116,7 @@ def between_takes(records: Sequence[Record]) -> float:
     """
     takes: dict[str, list[float]] = {}
     for record in records:
-        speed = throughput(record.windows)
+        speed = throughput(record.timed)
         if speed and record.outcome == COMPLETED and not record.run.quick:
             takes.setdefault(record.run.id, []).append(math.log(speed.median))
     several = [logs for logs in takes.values() if len(logs) > 1]

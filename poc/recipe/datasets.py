@@ -22,11 +22,17 @@ class _Images:
     fixed = False
     on_device = False
     cutout = 0
+    shrink = 0
+    shrink_epochs = 0
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """Channels, height, width of what the network sees."""
         return (3, self.crop, self.crop)
+
+    def side(self, epoch: int) -> int:
+        """Height and width of what the network sees in an epoch of training, counted from 0, in pixels."""
+        return self.shrink if epoch < self.shrink_epochs else self.crop
 
     def __str__(self) -> str:
         """Its name, and all that is not at its default."""
@@ -37,6 +43,8 @@ def _check(data: Any, size: int) -> None:
     checked(data, "data: ")
     if data.crop > size:
         raise UserError(f"data: crop: {data.crop!r} is larger than the images; give at most {size}")
+    if (data.shrink > 0) != (data.shrink_epochs > 0) or data.shrink >= data.crop:
+        raise UserError(f"data: shrink: {data.shrink} is not allowed; give less than the crop, and shrink_epochs")
 
 
 @value
@@ -55,9 +63,13 @@ class CIFAR10(_Images):
     """Move hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
     cutout: int = field(default=0, check=whole_or_zero, later=True, label="cutout of {} pixels")
     """Height and width of a square, anywhere in the crop, that is made grey (127) (DeVries and Taylor 2017)."""
+    shrink: int = field(default=0, check=whole_or_zero, later=True, label="shrunk to {} pixels")
+    """Height and width that the crops are shrunk to in the first `shrink_epochs` epochs of training, which take less
+    time: progressive resizing, as in Tan and Le 2021 ("EfficientNetV2"). 0: never."""
+    shrink_epochs: int = field(default=0, check=whole_or_zero, later=True, label="for {} epochs")
     on_device: bool = field(default=False, check=flag, later=True, label="on the device")
-    """The training images stay in the device's memory, where they are cropped and mirrored; without `jitter` and
-    `cutout`."""
+    """The training images stay in the device's memory, where they are cropped and mirrored; without `jitter`, `cutout`
+    and `shrink`."""
     validate_on: str = field(
         default="test", check=choice(("test", HELD_OUT)), later=True, label="validated on {} images"
     )
@@ -78,7 +90,7 @@ class CIFAR10(_Images):
             raise UserError("data: alternate: without mirror nothing alternates; leave one of them out")
         if self.cutout > self.crop:
             raise UserError(f"data: cutout: {self.cutout} is larger than the crop; give at most {self.crop}")
-        for name in ("jitter", "cutout"):
+        for name in ("jitter", "cutout", "shrink"):
             if self.on_device and getattr(self, name):
                 raise UserError(f"data: on_device: {name} is for images on the host; leave one of them out")
 
@@ -101,13 +113,15 @@ class Synthetic(_Images):
     pad: int = field(default=0, check=whole_or_zero, label="pad {}")
     mirror: bool = field(default=False, check=flag, label="mirrored")
     jitter: bool = field(default=False, check=flag, label="jitter")
+    shrink: int = field(default=0, check=whole_or_zero, later=True, label="shrunk to {} pixels")
+    shrink_epochs: int = field(default=0, check=whole_or_zero, later=True, label="for {} epochs")
 
     name = "synthetic"
 
     def __post_init__(self) -> None:
         _check(self, self.size)
-        if self.fixed and (self.pad or self.mirror or self.jitter):
-            raise UserError("data: Synthetic.fixed: one batch is never augmented; leave pad, mirror and jitter out")
+        if self.fixed and (self.pad or self.mirror or self.jitter or self.shrink):
+            raise UserError("data: Synthetic.fixed: one batch stays as it is; leave pad, mirror, jitter and shrink out")
 
     def __str__(self) -> str:
         like = self == synthetic("imagenet", size=self.size, fixed=self.fixed)

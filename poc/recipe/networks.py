@@ -72,12 +72,12 @@ class Network:
         """
         return 4 * (1.4 * self.cost.activations * (size / self.input_size) ** 2 * batch + 3 * self.cost.parameters)
 
-    def check_input(self, size: int) -> None:
-        """Raises UserError unless it takes images of `size` x `size` pixels."""
+    def check_input(self, size: int, name: str = "crop") -> None:
+        """Raises UserError unless it takes images of `size` x `size` pixels, which `name` asks for."""
         smallest, largest = self.sizes
         if not smallest <= size <= largest:
             allowed = f"of {smallest}" if smallest == largest else f"of {smallest} to {largest}"
-            raise UserError(f"data: crop: {size} is not allowed with {self.name}; give images {allowed} pixels")
+            raise UserError(f"data: {name}: {size} is not allowed with {self.name}; give images {allowed} pixels")
 
 
 @functools.cache
@@ -156,8 +156,8 @@ _NETWORKS = [
     _cifar("vgg19", "VGG-19", f"{_VGG}; batch norm, and dense layers of 512", "vgg_19", sizes=(32, 63)),
     _cifar("inception", "Inception", _INCEPTION),
     _cifar("lenet", "LeNet-5", "LeCun et al. 1998, for three colours", sizes=(32, 32)),
-    _cifar("airbench94", "airbench94", _AIRBENCH, sizes=(32, 32), whitens=True),
-    _cifar("airbench94_slim", "airbench94, second block of 128", _AIRBENCH, sizes=(32, 32), whitens=True),
+    _cifar("airbench94", "airbench94", _AIRBENCH, sizes=(16, 32), whitens=True),
+    _cifar("airbench94_slim", "airbench94, second block of 128", _AIRBENCH, sizes=(16, 32), whitens=True),
     _cifar("mlp", "MLP 128-64", "the perceptron of MXNet's examples", "mlp", sizes=(32, 32)),
     _imagenet("alexnet", "AlexNet", "Krizhevsky 2014, One weird trick for parallelizing CNNs", "alexnet"),
     _imagenet("vgg16", "VGG-16", _VGG, "vgg16"),

@@ -162,7 +162,9 @@ class Setting(Training):
             raise UserError("target_accuracy: without evaluations nothing reaches it; leave evaluate out")
         if self.workers == PER_DEVICE:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "workers", self.devices)
-        networks.network(self.model).check_input(self.data.crop)
+        network = networks.network(self.model)
+        network.check_input(self.data.crop)
+        network.check_input(self.data.side(0), "shrink")
         self._check_workers()
         steps_per_epoch(self.data.train, self.total_batch)
 

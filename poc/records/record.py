@@ -214,10 +214,15 @@ class Record(Told):
         fields = {declared.name: to_plain(getattr(self, declared.name)) for declared in dataclasses.fields(self)}
         return {"schema": SCHEMA, **fields}
 
+    @property
+    def timed(self) -> list[Window]:
+        """The windows that its throughput is of: those in which images had their full size."""
+        return [window for window in self.windows if window.epoch > self.run.data.shrink_epochs]
+
     def in_words(self) -> str:
         """Its outcome, why, and what was measured, in a line."""
         said = [self.outcome + (f": {self.reason}" if self.reason else "")]
-        rate = throughput(self.windows)
+        rate = throughput(self.timed)
         if rate is not None:
             said.append(f"{rate.median:.1f} samples/s (spread {rate.spread:.1f}, n = {rate.windows} windows)")
         if self.evaluations:

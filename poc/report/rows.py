@@ -175,24 +175,26 @@ def trained_by(epoch: int, record: Record) -> float:
 
 def _of_windows(record: Record, peak_flops: float | None) -> dict[str, Any]:
     run, windows = record.run, record.windows
-    throughput = timing.throughput(windows)
-    if throughput is None:
+    if not windows:
         return {}
     steps, network = sum(window.steps for window in windows), networks.NETWORKS.get(run.model)
+    samples = sum(window.samples for window in windows)
+    trained = {"epochs": steps // run.steps_per_epoch, "steps": steps, "samples_trained": samples}
+    throughput = timing.throughput(record.timed)
+    if throughput is None:
+        return trained
     multiply_adds = network.multiply_adds(run.data.crop) if network else None
     flops = None if multiply_adds is None else 6 * multiply_adds * throughput.median
-    epochs = grouped(windows, lambda window: window.epoch).values()
+    epochs = grouped(record.timed, lambda window: window.epoch).values()
     whole = [epoch for epoch in epochs if sum(window.steps for window in epoch) == run.steps_per_epoch]
     seconds = [sum(window.seconds for window in epoch) for epoch in whole]
     return {
-        "epochs": steps // run.steps_per_epoch,
-        "steps": steps,
+        **trained,
         "seconds_per_epoch": statistics.median(seconds) if seconds else None,
         "samples_per_second": throughput.median,
         "spread": throughput.spread,
         "windows": throughput.windows,
         "dropped_windows": throughput.dropped,
-        "samples_trained": sum(window.samples for window in windows),
         "multiply_adds": multiply_adds,
         "flops": flops,
         "peak_flops": peak_flops or None,

@@ -91,7 +91,7 @@ def _table_of_takes(takes: Sequence[Record]) -> str:
     headers = ["started (UTC)", "machine", "commit", "samples/s", "spread", "n windows", "accuracy", "wall", "outcome"]
     rows = []
     for take in takes:
-        rate = timing.throughput(take.windows)
+        rate = timing.throughput(take.timed)
         rows.append(
             [
                 take.started[:16],

@@ -96,6 +96,7 @@ def way(run: Run) -> str:
             ("mirror" + " every other epoch" * run.data.alternate) * run.data.mirror,
             "colours moved" * run.data.jitter,
             f"cutout {run.data.cutout}" * (run.data.cutout > 0),
+            f"shrunk to {run.data.shrink} in the first {run.data.shrink_epochs} epochs" * (run.data.shrink > 0),
         ]
     return ", ".join(filter(None, parts))
 

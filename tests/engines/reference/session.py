@@ -15,7 +15,7 @@ from .hub import Hub
 
 Layers = list[tuple[np.ndarray, np.ndarray]]
 """Of each layer the weights, (outputs, inputs), and the biases, (outputs,)."""
-_quiet = np.errstate(over="ignore", invalid="ignore")  # a learning rate that is too high shows in the loss
+_quiet: np.errstate = np.errstate(over="ignore", invalid="ignore")  # a learning rate that is too high shows in the loss
 
 
 class NumpySession(Session):
