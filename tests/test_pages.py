@@ -140,7 +140,9 @@ def test_the_page_says_at_which_batch_the_best_way_was_sought_on_held_out_images
 def test_accuracy_for_time_draws_this_machine_and_the_published_ones_before_other_machines(tmp_path: Path) -> None:
     others = [twelve([0.8], infrastructure=f"machine {n}", run_id=f"other{n}") for n in range(chart.MOST_LINES)]
     own = twelve([0.8], started="2026-11-24T10:00:00+00:00", infrastructure="mine", run_id="own")
-    written(tmp_path, [*others, own])
+    slim = twelve([0.9], {"model": "cifar_airbench94_slim"}, infrastructure="mine", run_id="slim")
+    minutes = cells(written(tmp_path, [*others, own, slim])["results.md"], "Time and money")
+    assert "closed, airbench94, second block of 128 (CIFAR)" in {line["division"] for line in minutes}
     figure = (tmp_path / "results" / "figures" / "accuracy_time.svg").read_text()
     legend = [
         name for name in ("mine, CPU", "Tesla K80, 1 GPU", "DGX-1, 8x P100", "machine 0", "machine 6") if name in figure
@@ -407,7 +409,9 @@ def test_what_a_disturbed_run_learned_counts(tmp_path: Path) -> None:
 
 def test_a_machine_that_is_not_at_hand_is_not_bold(tmp_path: Path) -> None:
     later = replace(ELSEWHERE, started="2026-11-30T10:00:00+00:00")
-    lines = cells(written(tmp_path, [record_of(), VIRTUAL, later])["results.md"], TITLE)
+    data = {**MUON["data"], "validate_on": "held-out"}
+    search = twelve([0.9], {**MUON, "data": data}, run_id="sought", started="2026-12-01T10:00:00+00:00")
+    lines = cells(written(tmp_path, [record_of(), VIRTUAL, later, search])["results.md"], TITLE)
     assert [line["machine"] for line in lines][:2] == ["**another machine**", "test machine"]
 
 

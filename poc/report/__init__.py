@@ -98,8 +98,10 @@ def write(
     """
     records = rows.ordered(records)
     table = rows.collect(records, published, prices or load_prices({}))
-    tried = sorted((record for record in records if record.outcome != SKIPPED), key=lambda record: record.started)
-    here = tried[-1].infrastructure if tried else ""
+    tried = [record for record in records if record.outcome != SKIPPED]
+    # A search is of ways, not of a machine: it makes none the one at hand that another run does.
+    last = max(tried, key=lambda record: (not record.run.searches, record.started), default=None)
+    here = last.infrastructure if last else ""
     shown = tuple(rows.shown(records))
     results = Results(rows=tuple(table), records=shown, studies=tuple(published), here=here)
     _replace(folder / "rows.csv", to_csv([*table, *rows.predicted(table, shown)]))

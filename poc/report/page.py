@@ -53,7 +53,7 @@ class Results:
     records: tuple[Record, ...]
     studies: tuple[Study, ...]
     here: str
-    """The machine at hand, which measured last; empty where nothing was measured."""
+    """The machine at hand, which measured last, searches aside; empty where nothing was measured."""
 
     @property
     def full(self) -> list[Row]:

@@ -42,7 +42,7 @@ class Reached:
     @property
     def division(self) -> str:
         """As in other tables; where the network is not the study's, that too."""
-        own, network = division(self.row.run), network_label(self.row.network).split(",")[0]
+        own, network = division(self.row.run), network_label(self.row.network)
         return own if self.row.network == MAIN_NETWORK else f"{own}, {network}"
 
     @property

@@ -9,8 +9,8 @@ from poc.report.tables import is_copy
 def section(results: Results) -> Section:
     """The signs that the tables use."""
     lines = [
-        "**Bold**: measured on the machine at hand, the one that measured last. Linked: published by a study, as "
-        "printed, one run each without a spread. Other rows: measured on the machine they name.",
+        "**Bold**: measured on the machine at hand, the one that measured last, searches aside. Linked: published by a "
+        "study, as printed, one run each without a spread. Other rows: measured on the machine they name.",
         "samples/s: median of n takes, each a run of its own, with the least and the most of them. Takes may lie hours "
         "apart, and a machine that is shared has faster hours and slower ones. A star: other processes took part of "
         "the machine in every take.",
