@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import statistics
 from typing import Any
 
 from poc import engines
@@ -219,8 +218,9 @@ def _too_large(run: Run, hardware: Hardware) -> str:
 def estimate(run: Run, hardware: Hardware) -> float:
     """Seconds that `run` takes on this machine, roughly."""
     forward = 2 * networks.network(run.model).multiply_adds(run.data.input_shape[-1])
-    sides = [run.data.side(epoch) / run.data.crop for epoch in range(run.epochs)]
-    flops = 3 * forward * run.steps * run.total_batch * statistics.fmean(side**2 for side in sides)
+    shrunk = min(1.0, run.data.shrink_epochs / run.epochs)
+    pixels = 1 - shrunk + shrunk * (run.data.shrink / run.data.crop) ** 2
+    flops = 3 * forward * run.steps * run.total_batch * pixels
     if run.evaluate:
         flops += forward * run.epochs * 10_000
     if run.kind == "cpu":
