@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from poc import Synthetic
+from poc.machine import processes
 from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY
 from tests.builders import course, end_of, executed, recipe_file, record_of
@@ -194,6 +195,22 @@ def test_a_loss_that_explodes_ends_its_run_and_no_other(tmp_path: Path) -> None:
     assert "after step" in first.reason
     assert first.windows[-1].loss is None
     assert len(first.windows) < len(second.windows)
+
+
+def test_workers_that_wait_for_one_that_diverged_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, blamed = processes.watch, []
+
+    def watched(*given: Any) -> Any:
+        blamed.append(watch(*given))
+        return blamed[-1]
+
+    monkeypatch.setattr(processes, "watch", watched)
+    monkeypatch.setenv("POC_FAULT", "diverge")
+    monkeypatch.setenv("POC_HOLD", str(tmp_path / "hold"))
+    with held(tmp_path / "hold", 5):
+        record = executed(tmp_path, devices=2, workers=2, exchange="independent", window=5)
+    assert record.outcome == DIVERGED
+    assert [name for name, _ in blamed] == ["worker 1"]
 
 
 @survives("a run that hangs")

@@ -520,9 +520,10 @@ def test_a_worker_that_computes_is_not_taken_for_stalled(tmp_path: Path, monkeyp
         assert processes.watch({"worker 0": busy}, {}, [tmp_path / "none"], patience=2.0) is None
 
 
-def test_workers_that_do_nothing_are(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "9999"], text=True) as idle:
-        lost = processes.watch({"worker 0": idle}, {}, [tmp_path / "none"], patience=1.5)
+@pytest.mark.parametrize(("command", "polling"), [("sleep 9999", 0), ("while true; do :; done", 1)])
+def test_workers_that_do_nothing_or_only_poll_are(command: str, polling: int, tmp_path: Path) -> None:
+    with subprocess.Popen(["sh", "-c", command], text=True) as idle:
+        lost = processes.watch({"worker 0": idle}, {}, [tmp_path / "none"], patience=1.5, polling=polling)
         processes.stop([idle])
     assert lost is not None
     assert lost[0] == "worker 0"

@@ -23,7 +23,7 @@ from poc.plan import plan
 from poc.recipe import CIFAR10, Synthetic
 from poc.run import Run
 from poc.train import checkpoint
-from poc.train.local import Place, Share, Task, cache, core_seconds, core_use, forget, software, train_here
+from poc.train.local import Place, Share, Task, cache, core_seconds, core_use, forget, software, threads, train_here
 from poc.train.progress import in_words
 from poc.values import UserError, from_plain, to_plain
 
@@ -119,7 +119,9 @@ class Supervisor:
         """On the first host: starts what serves all workers; the environment of each."""
         self._around = contextlib.ExitStack()
         asked = Run.from_json(run)
-        cluster = engines.load(asked.engine).cluster(asked, asked.cores_per_worker or self._machine.cores, addresses)
+        cluster = engines.load(asked.engine).cluster(
+            asked, threads(asked, self._machine.cores, len(addresses)), addresses
+        )
         opened = self._around.enter_context(cluster)
         self._helpers = dict(opened.helpers)
         return {"environments": list(opened.environments)}

@@ -52,7 +52,7 @@ class Records(Split):
             height, width = image.shape[:2]
             y, x = int(top * (height - spec.crop + 1)), int(left * (width - spec.crop + 1))
             view = image[y : y + spec.crop, x : x + spec.crop]
-            return (view[:, ::-1] if spec.mirror and mirror < 0.5 else view), label
+            return _planes(view[:, ::-1] if spec.mirror and mirror < 0.5 else view), label
 
         draws = (uniform(seed, epoch, indices, purpose) for purpose in (CROP_Y, CROP_X, MIRROR))
         return _stacked(self._pool.map(show, indices.tolist(), *draws))
@@ -61,7 +61,7 @@ class Records(Split):
         def show(index: int) -> tuple[Pixels, float]:
             image, label = self._resized(index, spec)
             y, x = ((side - spec.crop) // 2 for side in image.shape[:2])
-            return image[y : y + spec.crop, x : x + spec.crop], label
+            return _planes(image[y : y + spec.crop, x : x + spec.crop]), label
 
         return _stacked(self._pool.map(show, indices.tolist()))
 
@@ -91,5 +91,9 @@ def open_files(spec: ImageNet, source: Path | None) -> Dataset:
 
 def _stacked(shown: Iterable[tuple[Pixels, float]]) -> tuple[Pixels, Labels]:
     images, labels = zip(*shown)
-    pixels = np.stack([image[..., ::-1].transpose(2, 0, 1) for image in images])
-    return np.ascontiguousarray(pixels), np.array(labels, np.float32)
+    return np.stack(images), np.array(labels, np.float32)
+
+
+def _planes(image: Pixels) -> Pixels:
+    """(3, height, width), red first: copied in the thread that decoded it, of which there are several."""
+    return np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1))

@@ -87,12 +87,14 @@ def watch(
     patience: float,
     elsewhere: Callable[[], Lost | None] = lambda: None,
     done: Callable[[str], bool] = lambda name: False,
+    polling: int = 0,
 ) -> Lost | None:
     """Waits until all workers have ended well; else returns which process is to blame, and why, as soon as it is clear.
 
     Where a process is lost the others would wait for it for ever. A worker or helper that fails counts, and that no
     worker has computed or added to its file of `signs` for `patience` seconds. `elsewhere` is asked, too, whether
-    something is lost, and `done` whether the process of that name, which has failed, had done all it had to.
+    something is lost, and `done` whether the process of that name, which has failed, had done all it had to. So many
+    threads of theirs may be `polling`: a thread that waits for a GPU keeps a core busy, and computes nothing.
     """
     everyone = {**workers, **helpers}
     ended = _told_when_one_ends(everyone.values())
@@ -117,7 +119,7 @@ def watch(
         now = time.monotonic()
         before, progress = progress, _progress(computing, signs)
         told, used = (later - earlier for earlier, later in zip(before, progress))
-        if told or used > _COMPUTES * (now - looked):
+        if told or used > (polling + _COMPUTES) * (now - looked):
             active = now
         looked = now
         if now - active > patience:

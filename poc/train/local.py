@@ -18,7 +18,7 @@ from poc import engines
 from poc.machine import hardware, monitor, nvml, processes, topology
 from poc.machine.hardware import GPU
 from poc.machine.monitor import Monitor, Monitored, Source
-from poc.records.record import DONE, FAILED, Told
+from poc.records.record import COMPLETED, FAILED, Told
 from poc.records.timing import warmup
 from poc.run import Run
 from poc.train import checkpoint
@@ -145,13 +145,12 @@ class Here:
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[Share], str]:
         """Trains `run` once; what was done, and why it failed. Raises KeyboardInterrupt when its user ends it."""
-        cores = run.cores_per_worker or self._place.machine.cores
 
         def until(_: Path) -> None:
             if time.monotonic() >= self._place.until:
                 raise KeyboardInterrupt  # as if its user had stopped it
 
-        with engines.load(run.engine).cluster(run, cores) as around:
+        with engines.load(run.engine).cluster(run, threads(run, self._place.machine.cores)) as around:
             task = Task(request=request, first=0, environments=tuple(around.environments))
             share = train_here(task, self._place, around.helpers, until)
         # What all attempts used, and what served the workers.
@@ -165,6 +164,11 @@ class Here:
     def forget(self, run: Run) -> None:
         """The record of `run` is safe."""
         forget(run, self._place)
+
+
+def threads(run: Run, cores: int, hosts: int = 1) -> int:
+    """Of each worker, on hosts with so many `cores` each."""
+    return run.cores_per_worker or max(1, cores * hosts // run.workers)
 
 
 def forget(run: Run, place: Place) -> None:
@@ -184,6 +188,8 @@ def train_here(
     KeyboardInterrupt, for which each worker tells what it has.
     """
     before, run = core_seconds(), task.run
+    cards = own_gpus(run, place.machine, len(task.environments))
+    cores = _cores(run, cards)
     common = {
         **task.request,
         "source": place.source and str(place.source),
@@ -192,8 +198,8 @@ def train_here(
         "keep": place.checkpoints is not None,
         "began": time.monotonic(),
     }
-    cards = own_gpus(run, place.machine, len(task.environments))
-    cores = _cores(run, cards)
+    # A compiler, too, keeps one core busy and tells nothing.
+    polling = 0 if run.compile else sum(map(len, cards))
     workers: dict[str, subprocess.Popen[str]] = {}
     watcher: Monitor | None = None
     lost: processes.Lost | None = None
@@ -202,7 +208,7 @@ def train_here(
         events = [folder / f"worker{task.first + here}.jsonl" for here in range(len(task.environments))]
 
         def done(name: str) -> bool:
-            return name in workers and _told(events[[*workers].index(name)]).outcome in DONE
+            return name in workers and _told(events[[*workers].index(name)]).outcome == COMPLETED
 
         try:
             for here, environment in enumerate(task.environments):
@@ -212,7 +218,9 @@ def train_here(
                     environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[here])
                 workers[f"worker {number}"] = _started(run, request, environment)
             with Monitor(_sensors(run, place.machine, workers, cards)) as watcher:
-                lost = processes.watch(workers, helpers, events, place.patience, lambda: elsewhere(events[0]), done)
+                lost = processes.watch(
+                    workers, helpers, events, place.patience, lambda: elsewhere(events[0]), done, polling
+                )
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
             for process in workers.values():

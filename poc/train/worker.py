@@ -21,7 +21,7 @@ from poc import data, engines
 from poc.engines import Session
 from poc.engines.whitening import IMAGES as WHITENING_IMAGES
 from poc.recipe import networks
-from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY
+from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY
 from poc.records.timing import Clock
 from poc.run import Run
 from poc.train import breakdown, checkpoint
@@ -174,7 +174,7 @@ def main() -> None:
         outcome = Worker(request, events).work()
     # At once, since all is told: taken down, CUDA may crash, and a distributed kvstore waits for other workers.
     sys.stderr.flush()
-    os._exit(outcome not in DONE)
+    os._exit(outcome != COMPLETED)
 
 
 if __name__ == "__main__":

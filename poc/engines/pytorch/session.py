@@ -154,12 +154,12 @@ class TorchSession(Session):
         overflows = torch.zeros_like(self._good)
         torch._amp_foreach_non_finite_check_and_unscale_(self._gradients(), overflows, 1 / self._loss_scale)
         changed = [*self._optimizer.parameters, *self._optimizer.momenta]
-        before = [held.detach().clone() for held in changed]
+        before = _flatten_dense_tensors(changed)
         self._optimizer.update(learning_rate)
-        # Nothing is fetched: what an update after an overflow has done is undone on the device.
+        # Nothing is fetched: what an update after an overflow has done is undone on the device, of all tensors at once.
         with torch.no_grad():
-            for held, old in zip(changed, before):
-                held.copy_(torch.where(overflows > 0, old, held))
+            kept = torch.where(overflows > 0, before, _flatten_dense_tensors(changed))
+            torch._foreach_copy_(changed, _unflatten_dense_tensors(kept, changed))
         self._loss_scale, self._good = loss_scale.following(self._loss_scale, self._good, 1 - overflows)
 
     def _on_devices(self, batch: Batch) -> list[Part]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import signal
 import time
@@ -19,7 +20,8 @@ from .session import NumpySession
 
 class FaultySession(NumpySession):
     """Crashes as it is taken down ("crash"), or has no memory for the large product at the end ("peak"), for a step of
-    its own ("apart"), or for more than 48 samples a device ("48"). It takes no step from the one on that the file
+    its own ("apart"), or for more than 48 samples a device ("48"), or the loss of the second worker's samples, and of
+    no other's, is too large ("diverge"). It takes no step from the one on that the file
     POC_HOLD names, as long as that is there."""
 
     _taken = 1_000_000
@@ -43,6 +45,10 @@ class FaultySession(NumpySession):
         if self._fault == "apart" and not how["exchange"]:
             raise MemoryError("no room for a step without the exchange")
         return super()._backward(batch, **how)
+
+    def drain(self) -> float:
+        loss = super().drain()
+        return math.inf if self._fault == "diverge" and self._worker else loss
 
     def peak_device_bytes(self) -> int:
         return self._taken
