@@ -27,7 +27,7 @@ SMALL = dict(
 # convolutions of constant size, which are not decayed, and images mirrored every other epoch.
 MIRRORED = CIFAR10(crop=32, pad=2, jitter=False, alternate=True)
 UNIT = dict(momentum=0.85, weight_decay=0, unit_weights=True)
-SMALL_UNIT = dict(SMALL, data=MIRRORED, optimizer=Muon(rate=0.03, **UNIT), engine="pytorch", layout="auto", seeds=3)
+SMALL_UNIT = dict(SMALL, data=MIRRORED, optimizer=Muon(rate=0.03, **UNIT), engine="pytorch", seeds=3)
 LARGE_UNIT = dict(data=MIRRORED, optimizer=Muon(rate=0.05, **UNIT), seeds=3)
 # The first trial: fast enough for ResNet-20, too fast for a network of fifty layers.
 FAST = dict(

@@ -24,7 +24,6 @@ recipe = Recipe(
     epochs=12,
     virtual=True,
     dtype="auto",
-    layout="auto",
     data=CIFAR10(**IMAGES),
     label_smoothing=0.1,
     zero_gamma=True,

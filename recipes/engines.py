@@ -20,7 +20,6 @@ recipe = Recipe(
     lr=0.05,
     evaluate=False,
     takes=3,
-    layout="auto",
     engine=["gluon", "pytorch"],
     quick=dict(model="cifar_resnet20_v2", batch_per_device=32, dtype="float32", steps=8, window=2),
 )

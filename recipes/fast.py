@@ -18,7 +18,6 @@ recipe = Recipe(
     kind=["cpu", "gpu"],
     engine="pytorch",
     dtype="auto",
-    layout="auto",
     data=CIFAR10(crop=32, pad=2, jitter=False, alternate=True),
     batch_per_device=1000,
     optimizer=Muon(rate=0.24, momentum=0.6, weight_decay=0, unit_weights=True),

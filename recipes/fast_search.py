@@ -28,7 +28,6 @@ recipe = Recipe(
     optimizer=Muon(rate=0.1, momentum=0.85, weight_decay=0),
     lr=Linear(base=0.5, per=1000, decay="linear"),
     label_smoothing=0.2,
-    layout="auto",
     window=10,
     cases=[
         dict(),

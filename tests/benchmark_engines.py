@@ -38,7 +38,7 @@ BATCH, RATE, MOMENTUM, DECAY = 128, 0.01, 0.9, 1e-4
 def planned(engine: str) -> Run:
     """ResNet-50 at batch 128 on this machine's CPU."""
     data = synthetic("cifar", size=28)
-    model = {"model": "cifar_resnet50_v2", "engine": engine, "kind": "cpu", "layout": "auto"}
+    model = {"model": "cifar_resnet50_v2", "engine": engine, "kind": "cpu"}
     recipe = Recipe(**model, data=data, batch_per_device=BATCH, lr=RATE)
     return plan("", recipe, detect())[0].run
 

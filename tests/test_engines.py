@@ -466,7 +466,7 @@ def test_gradients_count_as_they_travel(exchange: Exchange, bits: int) -> None:
     assert session.gradient_bytes == 1600 * bits / 8
 
 
-TEN = {"model": "cifar_resnet8_v2", "lr": 0.01, "batch_per_device": 64, "steps": 10}
+TEN = {"model": "cifar_resnet8_v2", "lr": 0.01, "batch_per_device": 64, "steps": 10, "layout": "NCHW"}
 WARMED_UP = {"warmup_epochs": 0.1, "warmup_from": 0.002}
 # At the end of airbench94, images of 16 pixels are one pixel each: too few values for one variance in both engines.
 SLIM = {"model": "cifar_airbench94_slim", "data": Synthetic(crop=32, train=640, validation=70), "batch_per_device": 128}

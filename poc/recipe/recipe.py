@@ -96,8 +96,7 @@ class Training:
     """Precision of the layers' arithmetic: "bfloat16", "float16" (with dynamic loss scaling), "tf32", which is float32
     on the tensor cores of a GPU; "auto" is bfloat16 where it can be had and float32 elsewhere. Parameters, gradients
     and their sums stay in float32; in bfloat16 PyTorch's Muon orthogonalises in bfloat16."""
-    layout: str = field(default="NCHW", by_engine=True, check=choice(("NCHW", "NHWC", AUTO)), label="{}")
-    """Order of the axes of images in memory: "NHWC" is channels-last; "auto" what the engine is fastest with."""
+    layout: str = field(default="NCHW", by_engine=True, label="{}")
     compile: bool = field(default=False, check=flag, by_engine=True, label="compiled")
     """The engine compiles the network, where it does not do so anyway."""
     exchange: Exchange = field(default=Device(), label="{}")
@@ -133,6 +132,8 @@ class Training:
 class Setting(Training):
     """One combination of a recipe's grid. Raises UserError for the first field that holds what it may not."""
 
+    layout: str = field(default=AUTO, check=choice(("NCHW", "NHWC", AUTO)))
+    """Order of the axes of images in memory: "NHWC" is channels-last; "auto" what the engine is fastest with."""
     lr: Rate = Linear(base=0.05, per=128)
     """Learning rate: a number is used as it is; `Linear(base=0.05, per=128)` and `SquareRoot(...)` are scaled with the
     total batch, `Fixed(base=0.1)` is not; all may have a warm-up and a decay: `warmup_epochs=2, decay="cosine"`."""

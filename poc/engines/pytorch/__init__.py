@@ -109,18 +109,11 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         return "PyTorch is not installed: ./make_environment.sh --torch"
     if getattr(run.exchange, "two_bit", None) is not None:
         return "compression to two bits is MXNet's"
-    if run.model in NETWORKS and _needs_torchvision(run.model):
-        return f"{run.model} is torchvision's, which is not installed"
     return None
 
 
-def _needs_torchvision(name: str) -> bool:
-    """Whether torchvision, which is optional, has to be installed for the network of that name."""
-    return NETWORKS[name][0].startswith("torchvision") and "torchvision" not in versions("pytorch")
-
-
 def count(network: Network) -> Cost | None:
-    if "torch" not in versions("pytorch") or _needs_torchvision(network.name):
+    if "torch" not in versions("pytorch"):
         return None
     from poc.engines.pytorch import networks
 

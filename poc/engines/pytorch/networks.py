@@ -160,7 +160,7 @@ def _built(network: Network, classes: int) -> Any:
 
 
 def torchvision(classes: int, name: str, **options: Any) -> nn.Module:
-    """A network of torchvision, which is optional."""
+    """A network of torchvision, whose import takes seconds."""
     models = importlib.import_module("torchvision.models")
     net: nn.Module = getattr(models, name)(num_classes=classes, weights=None, **options)
     return net
