@@ -24,7 +24,7 @@ from poc.records.record import COMPLETED, DONE, Advice, Record
 from poc.studies import prices
 from poc.train import breakdown, outlook
 from poc.train.campaign import Campaign, undertake
-from poc.train.local import Place, cache, forget
+from poc.train.local import Here, Place, cache
 from poc.train.parent import execute
 from poc.values import UserError, nearest, positive, whole
 
@@ -254,7 +254,7 @@ def _probed(planned: Planned, place: Place, file: Path) -> Record:
     """The record of a probe; of one for speed, taken apart, in the journal `file`: advice goes with the other."""
     record, interrupted = execute(planned.run, place, detail=0 if planned.run.gradient_noise else advice.ROUNDS)
     if record.outcome in DONE:
-        forget(planned.run, place)
+        Here(place).forget(planned.run)
     if interrupted or not planned.run.gradient_noise:
         journal.append(file, record)
     if interrupted:

@@ -96,21 +96,14 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
 
 def probe(setting: Setting, steps: int = STEPS) -> Recipe:
     """A short run of `setting` on several devices, played in turn where there are fewer."""
+    batch = min(64, setting.batches[-1])
+    return _short(setting, devices=8, virtual=True, batch_per_device=batch, gradient_noise=2, steps=steps)
+
+
+def _short(setting: Setting, **changes: Any) -> Recipe:
     given = {name: held for name, held in vars(setting).items() if name not in _WHOLE}
-    short = {
-        "devices": 8,
-        "virtual": True,
-        "workers": 1,
-        "straggler": 0.0,
-        "exchange": "device",
-        "batch_per_device": min(64, setting.batches[-1]),
-        "gradient_noise": 2,
-        "steps": steps,
-        "seeds": 1,
-        "takes": 1,
-        "evaluate": False,
-    }
-    return Recipe(**{**given, **short})
+    alone = {"workers": 1, "straggler": 0.0, "exchange": "device", "seeds": 1, "takes": 1, "evaluate": False}
+    return Recipe(**{**given, **alone, **changes})
 
 
 def advise(setting: Setting, scale: float) -> tuple[list[Choice], Choice]:
@@ -144,15 +137,13 @@ def _rate_at(setting: Setting, batch: int, scale: float) -> float:
 
 def speed_probes(setting: Setting) -> list[Recipe]:
     """Short runs of `setting` on one device, and of GPUs on two, for their speed."""
-    given = {name: held for name, held in vars(setting).items() if name not in (*_WHOLE, "devices")}
-    short = {"workers": 1, "virtual": False, "straggler": 0.0, "exchange": "device"}
+    fields: dict[str, Any] = {"batch_per_device": setting.batches[-1], "virtual": False, "gradient_noise": None}
     if setting.data.shrink:  # images of the full size say what the others take, too
         whole: dict[str, Any] = {"shrink": 0, "shrink_epochs": 0}
-        given.update(data=dataclasses.replace(setting.data, **whole))
-    length = {"steps": SPEED_STEPS, "window": 5, "seeds": 1, "takes": 1, "evaluate": False, "gradient_noise": None}
-    given.update(batch_per_device=setting.batches[-1], **short, **length)
+        fields["data"] = dataclasses.replace(setting.data, **whole)
     # Contexts of a CPU share its threads: two tell nothing of the exchange between two such machines.
-    return [Recipe(**given, devices=count) for count in ((1, 2) if setting.kind == "gpu" else (1,))]
+    counts = (1, 2) if setting.kind == "gpu" else (1,)
+    return [_short(setting, devices=count, steps=SPEED_STEPS, window=5, **fields) for count in counts]
 
 
 def measured_speed(record: Record, before: Sequence[Record] = ()) -> Speed:

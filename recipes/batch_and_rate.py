@@ -3,6 +3,7 @@
 The way of the study beeva-poc-mxnet (SGD at a constant rate, all of the augmentation) at each total batch, at rates
 that it printed, beside the best way found; on virtual devices where there are no real ones. `rate_search` and
 `batch_and_rate_search` tell how it was found.
+PyTorch is an extra on CPUs: ./make_environment.sh --torch
 Cost: about 16 h on two CPU cores with AVX-512 bf16, twice that without, and 100 min for those of the study's rows
 that other recipes have.
     ./run_all.sh batch_and_rate

@@ -3,6 +3,7 @@
 Beside the best way at 128 and 1,024 so far, whose images are mirrored every other epoch from here on, at 4,096 on whole
 images, too: convolutions of constant size, less momentum where the batch is large and steps are few, no label
 smoothing, cutout.
+PyTorch is an extra on CPUs: ./make_environment.sh --torch
 Cost: 12 to 19 min a run on two CPU cores with AVX-512 bf16 (Zen 5), about 2.5 h in all.
     ./run_all.sh batch_and_rate_search
 """

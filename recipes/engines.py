@@ -15,7 +15,7 @@ recipe = Recipe(
     batch_per_device=[64, 128, 256, 512],
     cases=[
         dict(kind="cpu", dtype=["float32", "bfloat16"], steps=14, window=2),
-        dict(kind="gpu", dtype=["float32", "tf32", "bfloat16", "float16"], steps=100, window=10),
+        dict(kind="gpu", dtype=["float32", "tf32", "bfloat16", "float16"], steps=200, window=20),
     ],
     lr=0.05,
     evaluate=False,

@@ -4,6 +4,7 @@ A network and a way after Jordan 2024 ("94% on CIFAR-10 in 3.29 Seconds on a Sin
 Muon with weights of constant size, label smoothing, images mirrored every other epoch. A run ends at the first
 evaluation that reaches its target. Its length is set by time: the longer one takes about as long as the study's twelve
 epochs of ResNet-50 in float32, the shorter one about half of that. `fast_search` is what it was chosen by.
+PyTorch is an extra on CPUs: ./make_environment.sh --torch
 Cost: 17 and 10 min a run on two CPU cores with AVX-512 bf16 (Zen 5), in bfloat16, and about 14 min the one of MXNet: 95
 min in all; on GPUs not measured.
     ./run_all.sh fast

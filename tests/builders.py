@@ -20,7 +20,7 @@ from poc.records.record import COMPLETED, Evaluation, Record
 from poc.records.timing import Window
 from poc.run import Run
 from poc.train import checkpoint
-from poc.train.local import Place, forget
+from poc.train.local import Here, Place
 from poc.train.parent import execute
 
 MACHINE = Hardware(cpu="Test CPU", cores=len(os.sched_getaffinity(0)), memory_bytes=2**34, cpu_flops=2e11)
@@ -102,7 +102,7 @@ def executed(folder: Path, *, detail: int = 0, **fields: Any) -> Record:
     run, place = run_of(**fields), place_in(folder)
     record, _ = execute(run, place, detail=detail)
     if record.outcome == COMPLETED:
-        forget(run, place)
+        Here(place).forget(run)
     return record
 
 

@@ -17,6 +17,7 @@ from poc.machine.hardware import Hardware
 from poc.plan import plan
 from poc.train.local import own_gpus
 from tests import launch, stand_in
+from tests.builders import GLUON, recipe_file
 
 CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 2.10.0", "torch 2.13.0"
 OF_CUDA_10 = "libcudart.so.10.2"
@@ -185,30 +186,21 @@ def test_a_disk_without_room_is_one_line_that_says_how_much_is_needed(
     assert "3.0 GB free, and 5.9 are needed: 3.9 for mxnet-cu112 1.9.1" in capsys.readouterr().err
 
 
-RECIPE = """
-from poc import Recipe, Synthetic
-data = Synthetic(size=16, crop=16, train=640, validation=70)
-recipe = Recipe(model="cifar_resnet8_v2", data=data, devices=[1, 2], batch_per_device=16, steps=8, window=2)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "engine", "completed"),
     [
         ("4 V100, old driver", "gluon", 2),
         ("1 H100, older driver", "pytorch", 1),
-        ("8 K80", "gluon", 0),
         ("8 K80, CUDA 10.2", "gluon", 2),
-        ("4 V100, too old a driver", "gluon", 0),
-        ("no driver", "gluon", 0),
     ],
 )
 def test_runs_on_cards(machine: str, engine: str, completed: int, tmp_path: Path) -> None:
     if engine == "pytorch" and "torch" not in engines.versions("pytorch"):
         pytest.skip("PyTorch is not installed")
-    (tmp_path / "mine.py").write_text(RECIPE)
-    launch.finish(tmp_path / "mine.py", tmp_path, environment=stand_in.environment(machine))
+    fields = {**GLUON, "engine": "auto", "kind": "gpu", "devices": [1, 2], "batch_per_device": 16}
+    recipe = recipe_file(tmp_path / "mine.py", **fields, epochs=None, steps=8, window=2)
+    launch.finish(recipe, tmp_path, environment=stand_in.environment(machine))
     records = launch.records(tmp_path)
     on_cards = [record for record in records if record.run.kind == "gpu" and record.outcome == "completed"]
     assert [record.run.engine for record in on_cards] == [engine] * completed
@@ -217,4 +209,4 @@ def test_runs_on_cards(machine: str, engine: str, completed: int, tmp_path: Path
     reasons = [record.reason for record in records if record.outcome == "skipped"]
     assert len(reasons) == 2 - completed
     assert all("GPU" in reason and "\n" not in reason for reason in reasons)
-    assert (reasons[0] if not completed else "ResNet-8") in (tmp_path / "results" / "results.md").read_text()
+    assert "ResNet-8" in (tmp_path / "results" / "results.md").read_text()

@@ -46,12 +46,7 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     assert capfd.readouterr().err.count("in the journal already") == 5
     assert journal.read(journal.paths(folder / "out")) == records
     assert (folder / "out" / "results.md").read_text() == page
-    # A journal of an earlier version, beside the folders of all machines, is known too; another machine has its own.
-    own = journal.folder(folder / "out", "A machine") / journal.FILE
-    own.rename(folder / "out" / journal.FILE)
-    assert main(arguments) == 0
-    assert capfd.readouterr().err.count("in the journal already") == 5
-    assert not own.exists()
+    # Another machine has a journal of its own.
     assert main(["run", "yours.py", "--quick", "--results", "out", "--infrastructure", "B"]) == 0
     (other,) = journal.read([folder / "out" / "B" / journal.FILE])
     assert (other.infrastructure, other.run.quick) == ("B", True)
@@ -98,7 +93,6 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("run quick --dollars 3 --infrastructure mine", "--dollars: what 'mine' costs is not known; give --price"),
         ("report --price p3.2xlarge", "give NAME=DOLLARS"),
         ("run imagenet.py --data empty", "imagenet_train.rec is missing"),
-        ("run imagenet.py --data junk", "imagenet_train.rec is not RecordIO at byte 0"),
         ("rum", "invalid choice"),
         ("", "required"),
     ],
@@ -110,9 +104,6 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(
     images = ImageNet(crop=32, resize=40, train=2, validation=1)
     recipe_file(folder / "imagenet.py", data=images, batch_per_device=1)
     (folder / "empty").mkdir()
-    (folder / "junk").mkdir()
-    for name in ("train", "val"):
-        (folder / "junk" / f"imagenet_{name}.rec").write_bytes(b"junk" * 10)
     before = set(folder.rglob("*"))
     results = ["--results", "out"] if arguments.startswith("run ") else []
     try:

@@ -258,8 +258,6 @@ def test_takes_are_rounds_over_the_grid_every_other_one_backwards() -> None:
             "needs 4 cores, this machine has 2",
         ),
         (WITH_BFLOAT16, {"kind": "cpu", "dtype": "bfloat16"}, ""),
-        (CPU, {"kind": "cpu", "dtype": "auto"}, ""),
-        (gpus(1), {"devices": 1, "dtype": "auto"}, ""),
         (CPU, {"kind": "cpu", "dtype": "bfloat16"}, "needs a CPU with AVX-512 bf16"),
         (gpus(1), {"devices": 1, "dtype": "bfloat16"}, "MXNet 1.9.1 has none on a GPU"),
         (CPU, {"kind": "cpu", "dtype": "float16"}, "float16 is for GPUs"),

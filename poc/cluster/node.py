@@ -23,7 +23,7 @@ from poc.plan import plan
 from poc.recipe import CIFAR10, Synthetic
 from poc.run import Run
 from poc.train import checkpoint
-from poc.train.local import Place, Share, Task, cache, core_seconds, core_use, forget, software, threads, train_here
+from poc.train.local import Here, Place, Share, Task, cache, core_seconds, core_use, software, threads, train_here
 from poc.train.progress import in_words
 from poc.values import UserError, from_plain, to_plain
 
@@ -149,7 +149,7 @@ class Supervisor:
             self._error = f"{type(error).__name__}: {error}"
 
     def _forget(self, run: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
-        forget(Run.from_json(run), self._place(**place))
+        Here(self._place(**place)).forget(Run.from_json(run))
         return {}
 
     def _poll(self, wait: float = 0.0) -> dict[str, Any]:

@@ -160,23 +160,19 @@ def _cpuinfo(field: str) -> str:
 
 def _gpu(index: int) -> GPU:
     try:
-        return _described(index)
+        memory = nvml.ask("nvmlDeviceGetMemoryInfo", index)
+        cores = nvml.ask("nvmlDeviceGetNumGpuCores", index) or 0
+        return GPU(
+            index=index,
+            name=nvml.ask("nvmlDeviceGetName", index) or "unknown GPU",
+            capability=tuple(nvml.ask("nvmlDeviceGetCudaComputeCapability", index) or (0, 0)),
+            memory_bytes=int(memory.total) if memory else 0,
+            flops=2e6 * cores * (nvml.ask("nvmlDeviceGetMaxClockInfo", index, nvml.SM_CLOCK) or 0),
+            numa_node=node_of(index),
+        )
     except nvml.NoAnswer as error:
         others = "restart the machine, or name the others in CUDA_VISIBLE_DEVICES"
         raise UserError(f"GPU {index} does not answer ({error}): {others}") from None
-
-
-def _described(index: int) -> GPU:
-    memory = nvml.ask("nvmlDeviceGetMemoryInfo", index)
-    cores = nvml.ask("nvmlDeviceGetNumGpuCores", index) or 0
-    return GPU(
-        index=index,
-        name=nvml.ask("nvmlDeviceGetName", index) or "unknown GPU",
-        capability=tuple(nvml.ask("nvmlDeviceGetCudaComputeCapability", index) or (0, 0)),
-        memory_bytes=int(memory.total) if memory else 0,
-        flops=2e6 * cores * (nvml.ask("nvmlDeviceGetMaxClockInfo", index, nvml.SM_CLOCK) or 0),
-        numa_node=node_of(index),
-    )
 
 
 def nodes(system: Path = Path("/sys")) -> dict[int, list[int]]:

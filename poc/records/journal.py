@@ -33,8 +33,8 @@ def folder(results: Path, infrastructure: str) -> Path:
 
 
 def paths(results: Path) -> list[Path]:
-    """The journals in `results`: those in folders of machines, and one for all that an earlier version left there."""
-    return [results / FILE, *sorted(results.glob(f"*/{FILE}"))]
+    """The journals in `results`, each in the folder of its machine."""
+    return sorted(results.glob(f"*/{FILE}"))
 
 
 @contextlib.contextmanager

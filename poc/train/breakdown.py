@@ -33,6 +33,8 @@ def measure(
 ) -> Breakdown:
     """Takes a step apart by windows that take turns, after which the replicas no longer agree.
 
+    Raises RuntimeError where the exchange does not give the sum of all devices' gradients.
+
     `alone(n)` makes n of this worker's batches anew, and nothing ahead.
 
     The first of the `rounds` is warm-up. Bus bandwidth is n bytes x 2 (devices - 1) / devices / t, as NCCL's tests
@@ -40,6 +42,8 @@ def measure(
     """
     several = run.exchanges and not isinstance(run.exchange, Independent)
     sums_right = session.exchange_is_right() if several else None
+    if sums_right is False:
+        raise RuntimeError("the exchange does not give the sum of all devices' gradients")
     _, *kept = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
     whole, independent, barrier, exchange, data, issuing = map(statistics.median, zip(*kept))
     efficiencies = [(alone + waiting) / together for together, alone, waiting, *_ in kept]

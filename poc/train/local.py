@@ -162,18 +162,13 @@ class Here:
         return True
 
     def forget(self, run: Run) -> None:
-        """The record of `run` is safe."""
-        forget(run, self._place)
+        """The record of `run` is safe: its checkpoints go, but for the last one where they have a folder."""
+        checkpoint.remove(self._place.checkpoints_of(run), but=run.steps if self._place.checkpoints else None)
 
 
 def threads(run: Run, cores: int, hosts: int = 1) -> int:
     """Of each worker, on hosts with so many `cores` each."""
     return run.cores_per_worker or max(1, cores * hosts // run.workers)
-
-
-def forget(run: Run, place: Place) -> None:
-    """Removes this host's checkpoints of a run whose record is safe, but for the last one where they have a folder."""
-    checkpoint.remove(place.checkpoints_of(run), but=run.steps if place.checkpoints else None)
 
 
 def train_here(

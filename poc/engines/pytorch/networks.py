@@ -99,11 +99,7 @@ class _Shift(nn.BatchNorm2d):
 
 
 class Airbench(nn.Module):
-    """The network of Jordan 2024 ("94% on CIFAR-10 in 3.29 Seconds on a Single GPU") for images of 32 x 32.
-
-    Its first convolution whitens patches of 2 x 2 and is not trained but for its shifts; three blocks of two
-    convolutions follow, which begin as identities. Constants in it do what rates of their own do there.
-    """
+    """The network of Jordan 2024, as the Gluon engine has it (`poc/engines/gluon/networks.py`)."""
 
     def __init__(self, classes: int, *widths: int) -> None:
         super().__init__()
