@@ -44,6 +44,8 @@ class TorchSession(Session):
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             self._copies = torch.cuda.Stream()
+            # Else a thread of its own issues the backward pass: the main thread's time would not be that of a step.
+            torch.autograd.set_multithreading_enabled(False)
         else:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
         for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
