@@ -229,6 +229,20 @@ def test_scaling_is_told_with_its_efficiency(pages: dict[str, str]) -> None:
     assert not any("P100" in line["machine"] and line["batch a device"] == "256" for line in lines)
 
 
+def test_takes_of_another_hour_are_no_baseline(tmp_path: Path) -> None:
+    def told(*records: Record) -> list[tuple[str, str]]:
+        lines = cells(written(tmp_path, [record_of(), *records])["scaling.md"], "Every measured series")
+        return [(line["by throughput"], line["takes"]) for line in lines]
+
+    # 8 s on one device and 4 s on two, in turn; hours later 16 s and 4 s.
+    one, two = workers(1, [8.0] * 6), workers(2, [4.0] * 6)
+    late = [replace(taken, started="2026-11-21T20:00:00+00:00") for taken in (workers(1, [16.0] * 6), two)]
+    assert told(one, two, late[0]) == told(one, two) == [("2.00", "1")]
+    assert told(one, two, *late) == [("2.67", "2")]
+    page = written(tmp_path, [record_of(), one, late[1]])["scaling.md"]
+    assert "\n## Every measured series\n" not in page
+
+
 @pytest.mark.parametrize(("last", "minutes"), [(0.76, ["0.27 (n=2)"]), (0.74, [])])
 def test_a_time_to_an_accuracy_is_of_seeds_that_all_reach_it(last: float, minutes: list[str], tmp_path: Path) -> None:
     seeds = [

@@ -83,16 +83,25 @@ class Verdict:
         return words if self.low is None else f"{words} ({self.low:.3f}-{self.high:.3f})"
 
 
-def in_turn(a: Measurement, b: Measurement) -> Verdict | None:
-    """The speeds of those takes of either that began within `IN_TURN` of one of the other; None without such takes."""
+def in_turn(a: Measurement, b: Measurement) -> tuple[Measurement, Measurement] | None:
+    """Those takes of either that began within `IN_TURN` of one of the other; None without such takes.
 
-    def beside(rows: Sequence[Row], others: Sequence[Row]) -> list[float]:
+    Published ones, whose hour nobody knows, are as they are.
+    """
+
+    def beside(rows: Sequence[Row], others: Sequence[Row]) -> Measurement:
         begun = [_start(row) for row in others]
-        near = [row for row in rows if any(abs(_start(row) - at) <= IN_TURN for at in begun)]
-        return [row.samples_per_second for row in near if row.samples_per_second]
+        return Measurement(tuple(row for row in rows if any(abs(_start(row) - at) <= IN_TURN for at in begun)))
 
-    rates = beside(a.quiet, b.quiet), beside(b.quiet, a.quiet)
-    return verdict(*rates) if all(rates) else None
+    if not a.row.measured:
+        return a, b
+    pair = beside(a.quiet, b.quiet), beside(b.quiet, a.quiet)
+    return pair if pair[0].rate and pair[1].rate else None
+
+
+def compared(pair: tuple[Measurement, Measurement] | None) -> Verdict | None:
+    """The speeds of takes in turn."""
+    return verdict(*(taken.rate.values for taken in pair)) if pair else None
 
 
 def _start(row: Row) -> datetime:

@@ -132,7 +132,7 @@ def _time(take: Record) -> str:
 
 
 def _verdict(a: Measurement, b: Measurement) -> str:
-    found = compare.in_turn(a, b)
+    found = compare.compared(compare.in_turn(a, b))
     if found is None or found.differs is None:
         one, other = found.takes if found else (0, 0)
         return f"No verdict: it takes {compare.MIN_TAKES} takes in turn of each, and there are {one} and {other}."

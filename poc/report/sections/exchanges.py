@@ -30,7 +30,7 @@ def _against_none(results: Results, group: Sequence[Measurement]) -> list[dict[s
     for taken in sorted(group, key=lambda taken: -taken.rate.median):
         share = told = ""
         if ceiling and taken is not ceiling:
-            found = compare.in_turn(taken, ceiling)
+            found = compare.compared(compare.in_turn(taken, ceiling))
             share, told = f"{found.ratio:.2f}" if found else "", str(found or "not in turn")
         lines.append(
             {

@@ -67,7 +67,7 @@ def _side_by_side(results: Results, group: Sequence[Measurement]) -> list[dict[s
     for other in group:
         if first is None or other.row.run.engine == USUAL_ENGINE:
             continue
-        found = compare.in_turn(first, other)
+        found = compare.compared(compare.in_turn(first, other))
         lines.append(
             {
                 **cells(first, "network"),

@@ -9,7 +9,7 @@ from poc.predict import trial
 from poc.predict.quantiles import Prediction
 from poc.predict.series import Point
 from poc.records.record import COMPLETED, Forecast, Record
-from poc.report import chart, compare
+from poc.report import chart
 from poc.report.page import Picture, Results, Section
 from poc.report.sections.scaling import scalings
 from poc.report.tables import interval, markdown, network_label, rounded
@@ -139,10 +139,9 @@ def here(results: Results) -> Section:
     learnt = predict.kept().learnt
     lines = []
     for scaled in scalings(results.speeds(lambda row: row.measured)):
-        alone = scaled.series.alone[0]
-        for row in scaled.series.rows:
-            given, came = compare.rate(alone), compare.rate(row)
-            if not given or not came or row.devices > 4:
+        for one, several in scaled.pairs:
+            row, given, came = several.row, one.rate.median, several.rate.median
+            if row.devices > 4:
                 continue
             (made,) = learnt.predict(
                 [Point(devices=1, rate=given)], [Point(devices=row.devices, rate=came)], scaled.series.kind
@@ -160,8 +159,9 @@ def here(results: Results) -> Section:
             )
     inside = sum(line["inside"] == "yes" for line in lines)
     about = (
-        "*Predicted* from the medians on one device, by what the published series teach, which know nothing of this "
-        f"machine or its exchanges. {inside} of {len(lines)} that were measured lie inside."
+        "*Predicted* from the medians on one device, of takes within an hour of these, by what the published series "
+        f"teach, which know nothing of this machine or its exchanges. {inside} of {len(lines)} that were "
+        "measured lie inside."
     )
     return Section("Predicted from one device, and measured", (about, markdown(lines)))
 

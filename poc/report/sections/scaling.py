@@ -24,14 +24,18 @@ class Scaled:
     """One setting on more and more devices."""
 
     series: compare.Series
-    takes: int
-    """Of the row with most devices."""
+    pairs: tuple[tuple[Measurement, Measurement], ...]
+    """One device and several, fewest first: what takes in turn gave."""
+
+    @property
+    def takes(self) -> int:
+        """Of the row with most devices, or of one device where those are fewer."""
+        return min(taken.rate.n for taken in self.pairs[-1])
 
     @property
     def speedups(self) -> dict[int, float]:
         """By throughput, of each number of devices."""
-        found = {row.devices: compare.by_throughput(self.series.alone, row) for row in self.series.rows}
-        return {devices: speedup for devices, speedup in found.items() if speedup is not None}
+        return {several.row.devices: several.rate.median / one.rate.median for one, several in self.pairs}
 
     @property
     def efficiency(self) -> float:
@@ -42,7 +46,7 @@ class Scaled:
     @property
     def last(self) -> Row:
         """The row with most devices."""
-        return self.series.rows[-1]
+        return self.pairs[-1][1].row
 
     def foretold(self) -> list[Prediction]:
         """Speed-ups of a measured series on twice as many devices and more, as far as is predicted."""
@@ -82,7 +86,8 @@ def section(results: Results) -> Section:
             table.append(line(scaled, f"{machine}, *predicted*", said, "", ""))
     about = (
         "ResNet-50 (CIFAR) with a fixed batch per device: samples/s of n devices over those of one (xn), and that over "
-        "n (efficiency). Medians over takes; a single take bears no verdict. *Predicted*, with 90%: what the published "
+        "n (efficiency). Medians over takes that began within an hour of one of the other side, n of the side with "
+        "fewer; a single take bears no verdict. *Predicted*, with 90%: what the published "
         "series make of this machine's own, were there more of its devices."
     )
     return Section("How it scales", (about, markdown(table), *_picture(shown, foretold)))
@@ -100,16 +105,21 @@ def weak(results: Results) -> list[Scaled]:
 
 
 def scalings(measurements: Sequence[Measurement]) -> list[Scaled]:
-    """Every series over devices among them, by the medians of their takes."""
+    """Every series over devices among them that has takes in turn on one device and on several, by their medians."""
     # A run that was cut short is as fast as a whole one: what tells them apart must not part a series.
     besides = ("devices", "virtual", "batch_per_device", "total_batch", "exchange", "workers", *NO_MATTER_FOR_SPEED)
-    takes = {}
+    takes: dict[Row, Measurement] = {}
     for taken in measurements:
         row = taken.row
         if row.measured:
             row = dataclasses.replace(row, setting=row.run.key(*besides), learning_rate=None)
-        takes[row] = len(taken.rows)
-    return [Scaled(series=series, takes=takes[series.rows[-1]]) for series in compare.series(takes)]
+        takes[row] = taken
+    found = []
+    for series in compare.series(takes):
+        one = Measurement(tuple(row for alone in series.alone for row in takes[alone].rows))
+        pairs = tuple(pair for row in series.rows if (pair := compare.in_turn(one, takes[row])))
+        found += [Scaled(series=series, pairs=pairs)] if pairs else []
+    return found
 
 
 def fastest_first(shown: Sequence[Scaled]) -> list[Scaled]:
@@ -156,14 +166,15 @@ def both_speedups(results: Results) -> Section:
             "devices": f"{scaled.last.devices}",
             "by throughput": f"{scaled.speedups[scaled.last.devices]:.2f}",
             "efficiency": f"{scaled.efficiency:.2f}",
-            "by wall time": rounded(compare.by_wall(scaled.series.alone, scaled.last)),
+            "by wall time": rounded(compare.by_wall([scaled.pairs[-1][0].row], scaled.last)),
             "takes": str(scaled.takes),
         }
         for scaled in scalings(results.speeds(lambda row: True))
     ]
     about = (
-        f"{compare.SERIES_RULE}. By throughput sees the usual window alone; by "
-        "wall time all of a run, from its start to its end, and only where both trained as many samples (within "
+        f"{compare.SERIES_RULE}, nor without takes of both that began within an hour of each other, of which "
+        "the medians are compared. By throughput sees the usual window alone; by wall time all of a run, from its "
+        "start to its end, and only where both trained as many samples (within "
         f"{compare.SAME_WORK:.0%})."
     )
     return Section("Every measured series", (about, markdown(lines)))
