@@ -282,6 +282,7 @@ def test_verdicts_need_takes(pages: dict[str, str], tmp_path: Path) -> None:
     found = written(tmp_path, [*takes, *late])
     (engines,) = cells(found["networks.md"], "Engines")
     assert (engines["ratio"], engines["different?"].split(" ")[0]) == ("1.98", "yes")
+    assert (engines["MXNet"], engines["PyTorch"]) == ("312 (305-320, n=3)", "158 (156-160, n=3)")
     (engines,) = cells(written(tmp_path, [*takes[3:], *late])["networks.md"], "Engines")
     assert (engines["MXNet"], engines["different?"]) == ("32 (32-32, n=3)", "not in turn")
     exchanges = cells(pages["scaling.md"], "Ways to exchange gradients")

@@ -18,7 +18,8 @@ def section(results: Results) -> Section:
     groups = alike(results.speeds(lambda row: row.run.exchanges), "exchange")
     lines = [line for group in groups if len(group) > 1 for line in _against_none(results, group)]
     about = (
-        "Runs that differ in nothing else, fastest first. `independent` exchanges nothing: the ceiling. "
+        "Runs that differ in nothing else, fastest first; medians over the takes that are compared, or over all where "
+        "none were in turn. `independent` exchanges nothing: the ceiling. "
         f"{compare.VERDICT_RULE}."
     )
     return Section("Ways to exchange gradients", (about, markdown(lines)))
@@ -26,23 +27,24 @@ def section(results: Results) -> Section:
 
 def _against_none(results: Results, group: Sequence[Measurement]) -> list[dict[str, str]]:
     ceiling = next((taken for taken in group if isinstance(taken.row.run.exchange, Independent)), None)
-    lines = []
-    for taken in sorted(group, key=lambda taken: -taken.rate.median):
-        share = told = ""
-        if ceiling and taken is not ceiling:
-            found = compare.compared(compare.in_turn(taken, ceiling))
-            share, told = f"{found.ratio:.2f}" if found else "", str(found or "not in turn")
+    lines: list[dict[str, str]] = []
+    rates: list[float] = []
+    for every in group:
+        beside = ceiling if ceiling is not every else None
+        pair = compare.in_turn(every, beside) if beside else None
+        found, taken = compare.compared(pair), pair[0] if pair else every
         lines.append(
             {
                 "machine": results.name(taken.row),
                 **cells(taken, "network", "devices", "batch a device"),
                 "exchange": exchange_of(taken.row),
                 **cells(taken, RATE),
-                "of none": share,
-                "different?": told,
+                "of none": f"{found.ratio:.2f}" if found else "",
+                "different?": str(found or "not in turn") if beside else "",
             }
         )
-    return lines
+        rates.append(taken.rate.median)
+    return [line for _, line in sorted(zip(rates, lines), key=lambda one: -one[0])]
 
 
 def steps(results: Results) -> Section:

@@ -55,7 +55,8 @@ def engines(results: Results) -> Section:
     groups = alike(results.speeds(lambda row: row.devices == 1), "engine", "layout")
     lines = [line for group in groups for line in _side_by_side(results, group)]
     about = (
-        "The same run with both engines: medians over takes, and the first engine's speed over the other's. "
+        "The same run with both engines: medians over the takes that are compared, or over all where none were in "
+        "turn, and the first engine's speed over the other's. "
         f"{compare.VERDICT_RULE}."
     )
     return Section("Engines", (about, markdown(lines)))
@@ -67,13 +68,14 @@ def _side_by_side(results: Results, group: Sequence[Measurement]) -> list[dict[s
     for other in group:
         if first is None or other.row.run.engine == USUAL_ENGINE:
             continue
-        found = compare.compared(compare.in_turn(first, other))
+        pair = compare.in_turn(first, other)
+        found = compare.compared(pair)
         lines.append(
             {
                 **cells(first, "network"),
                 "machine": results.name(first.row),
                 **cells(first, "batch a device", "precision"),
-                **{taken.row.framework.split()[0]: ranged(taken.rate) for taken in (first, other)},
+                **{taken.row.framework.split()[0]: ranged(taken.rate) for taken in pair or (first, other)},
                 "ratio": f"{found.ratio:.2f}" if found else "",
                 "different?": str(found or "not in turn"),
             }
