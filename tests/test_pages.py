@@ -19,9 +19,9 @@ from poc.report import chart
 from poc.report.measurements import CLOSED, OPEN, division
 from poc.report.sections.rates import way
 from poc.report.tables import RATE, markdown, rounded
-from tests.builders import record_of
+from tests.builders import TEST_CPU, record_of
 from tests.launch import HOME
-from tests.test_report import BLANK, ELSEWHERE, RECORDS, STUDIES, VIRTUAL, skipped, workers
+from tests.test_report import BLANK, ELSEWHERE, ONE, RECORDS, STUDIES, VIRTUAL, skipped, workers
 
 TITLE = "The same recipe on each machine"
 NAMES = ("machine", "network", "price of", "measured, one")
@@ -80,7 +80,7 @@ def pages(folder: Path) -> dict[str, str]:
     return written(folder, [*RECORDS, reached, best, worse, *takes, ring])
 
 
-def test_the_reference_setting_on_each_machine(pages: dict[str, str]) -> None:
+def test_the_reference_setting_on_each_machine(pages: dict[str, str], tmp_path: Path) -> None:
     lines = cells(pages["results.md"], TITLE)
     first = next(line for line in own(pages["results.md"], TITLE) if line["engine"] == "MXNet 1.9.1")
     # 1,280 samples in 3.9 to 4.1 s, beside the P100's printed 2,900 samples/s; two more records are takes of it too.
@@ -90,6 +90,11 @@ def test_the_reference_setting_on_each_machine(pages: dict[str, str]) -> None:
     assert printed["[8x Tesla K80 (AWS p2.8x)", "1 GPU"][RATE] == "1,100"
     assert printed["[DGX-1, 8x P100", "8 GPUs"]["accuracy"] == "0.773"
     assert printed["[CPU of AWS p2.8x", "CPU"]["total batch"] == "512"
+    # A whole CPU, one that a run had a core of, and a worker bound to one.
+    less = record_of(hardware={**TEST_CPU, "cores": 1}, run_id="less")
+    lines = own(written(tmp_path, [record_of(), less, ONE])["runs.md"], "Every setting measured")
+    assert [line["devices"] for line in lines].count("CPU, 1 core") == 2
+    assert "CPU, 2 cores" in [line["devices"] for line in lines]
     # A virtual device's speed is nobody's.
     assert not any("virtual" in line["devices"] for line in lines)
 
@@ -159,7 +164,7 @@ def test_a_target_of_one_s_own_says_who_reached_it_in_what_time_with_evaluation_
     ]
     (line,) = cells(written(tmp_path, [*RECORDS, *seeds])["results.md"], "To a target")
     # Twelve epochs of 4 s; with 3 s before, an evaluation of a second after each, and half a second at the end.
-    expected = {"epochs": "12", "target, reached": "0.9, 2 of 3", "accuracy": "0.910", "devices": "CPU"}
+    expected = {"epochs": "12", "target, reached": "0.9, 2 of 3", "accuracy": "0.910", "devices": "CPU, 2 cores"}
     expected.update({"minutes: training, in all": "0.8, 1.06", "energy, money": "3 kJ $0.635"})
     assert {name: line[name] for name in expected} == expected
 

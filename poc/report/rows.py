@@ -148,6 +148,7 @@ def from_record(record: Record, peak_flops: float | None = None) -> Row:
         setting=_setting(run),
         fixed=run.data.fixed,
         hardware=record.hardware.describe(),
+        cores=record.hardware.cores,
         accuracy=accuracies[-1] if accuracies else None,
         accuracy_last4=statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
         wall_seconds=record.wall,

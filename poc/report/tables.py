@@ -55,11 +55,12 @@ def short_machine(row: Row) -> str:
 
 
 def devices_of(row: Row) -> str:
-    """How many replicas trained, and what they were: 8 GPUs, 2 workers, a CPU."""
+    """How many replicas trained, and what they were: 8 GPUs, 2 workers, a CPU, with as many cores as the run had."""
     if row.devices is None:
         return ""
     if row.kind == "cpu" and row.devices <= 1:
-        return f"{row.cores_per_worker} core" + "s" * (row.cores_per_worker > 1) if row.cores_per_worker else "CPU"
+        cores = row.cores_per_worker or row.cores
+        return f"CPU, {cores} core{'s' * (cores > 1)}" if cores else "CPU"
     alone = row.workers == row.devices > 1  # a process for each
     name = "virtual" if row.virtual else "GPU" if row.kind == "gpu" else "worker" if alone else "CPU device"
     return f"{row.devices} {name}" + "s" * (row.devices > 1 and not row.virtual)

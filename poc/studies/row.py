@@ -135,6 +135,7 @@ class Row:
     accuracy_on: str = _text("held-out, where the accuracy is of training images that a search held out")
     target_accuracy: Measure = _number("at which the run was to end")
     contradicts: str = _text("the columns that `flag` is about")
+    cores: Count = _number("CPU cores that the run could use")
 
     run: Run | Any = None
     """What was run; None where it was published."""

@@ -107,7 +107,7 @@ def _picture(results: Results, shown: Sequence[Measurement]) -> list[Picture]:
         row, rate = taken.row, taken.rate
         words = [short_machine(row)]
         if row.measured:
-            words += [devices_of(row), row.framework.split()[0], row.dtype]
+            words += [devices_of(row).replace("CPU, ", ""), row.framework.split()[0], row.dtype]
         point = chart.Point(x=rate.median, y=0.0, low=rate.low, high=rate.high)
         lines.append(chart.Line(label=", ".join(dict.fromkeys(words)), points=(point,), here=results.is_here(row)))
     figure = chart.dots(lines, title="One device: training throughput", xlabel="samples/s (logarithmic)")
