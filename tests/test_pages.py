@@ -427,6 +427,19 @@ def test_what_a_disturbed_run_learned_counts(tmp_path: Path) -> None:
     assert cells(page, "Which learning rate")[0]["closed: accuracy (lost)"] == "0.600 (n=2)"
 
 
+def test_runs_that_read_alike_say_in_what_they_differ(tmp_path: Path) -> None:
+    others = [{"epochs": 1, "steps": 10}, {**MUON, "momentum": 0.6}, {**MUON, "momentum": 0.85}]
+    several = [record_of(run=run, run_id=f"run{number}") for number, run in enumerate(others)]
+    several[0] = replace(several[0], windows=several[0].windows[:1], evaluations=several[0].evaluations[:1])
+    lines = cells(written(tmp_path, [record_of(), *several])["runs.md"], "Every setting measured")
+    assert sorted((line["rate"], line["epochs"], line["accuracy"]) for line in lines) == [
+        ("0.05", "1", "0.500"),
+        ("0.05", "6", "0.750"),
+        ("Muon 0.2, 0.05, momentum 0.6", "6", "0.750"),
+        ("Muon 0.2, 0.05, momentum 0.85", "6", "0.750"),
+    ]
+
+
 def test_a_machine_that_is_not_at_hand_is_not_bold(tmp_path: Path) -> None:
     later = replace(ELSEWHERE, started="2026-11-30T10:00:00+00:00")
     data = {**MUON["data"], "validate_on": "held-out"}

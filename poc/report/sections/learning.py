@@ -32,8 +32,7 @@ def search(results: Results) -> Section:
 
 
 def _ways(results: Results, shown: Sequence[Measurement], *columns: str) -> tuple[str, str]:
-    ways = list(dict.fromkeys(way(taken.row.run) for taken in shown))
-    letters = {words: chr(ord("A") + number) if number < 26 else f"A{number}" for number, words in enumerate(ways)}
+    letters = _letters(shown)
     lines = [
         {
             **cells(taken, *columns, "total batch"),
@@ -49,6 +48,12 @@ def _ways(results: Results, shown: Sequence[Measurement], *columns: str) -> tupl
     ]
     listed = "\n".join(f"- {letter}: {words}" for words, letter in letters.items())
     return markdown(lines), listed
+
+
+def _letters(shown: Sequence[Measurement]) -> dict[str, str]:
+    """A letter for each way of training."""
+    ways = dict.fromkeys(way(taken.row.run) for taken in shown)
+    return {words: chr(ord("A") + number) if number < 26 else f"A{number}" for number, words in enumerate(ways)}
 
 
 def published(results: Results) -> Section:
@@ -67,8 +72,8 @@ def published(results: Results) -> Section:
 
 def noise(results: Results) -> Section:
     """The gradient noise scale of the runs that looked at it."""
-    lines = []
-    for record in sorted(results.records, key=lambda record: record.run.total_batch):
+    lines, letters = [], _letters(trainings(results))
+    for record, row in sorted(zip(results.records, results.rows), key=lambda both: both[0].run.total_batch):
         run, whole = record.run, record.noise()
         if whole is None or run.quick or record.dataset == "synthetic":
             continue
@@ -81,9 +86,10 @@ def noise(results: Results) -> Section:
         lines.append(
             {
                 "total batch": f"{run.total_batch:,}",
+                "way": letters.get(way(run), ""),
                 "division": division(run),
-                "optimizer": run.optimizer.label,
-                "rate": f"{run.learning_rate:g}",
+                "rate": short_way(row),
+                "seed": f"{run.seed}",
                 "first half": halves[0],
                 "second half (90%)": halves[1],
                 "looks": str(whole.samples),
@@ -92,7 +98,8 @@ def noise(results: Results) -> Section:
     about = (
         "Gradient noise scale (McCandlish et al. 2018), in samples: the batch at which a gradient is half noise. Far "
         "below it twice the batch nearly halves the steps; beyond it more devices pay less and less. Intervals are a "
-        "bootstrap over blocks of looks. `poc advise` measures it in a short run."
+        "bootstrap over blocks of looks. Ways have their letters from *Every training*. `poc advise` measures it in a "
+        "short run."
     )
     return Section("Gradient noise", (about, markdown(lines)))
 

@@ -101,6 +101,12 @@ def way(run: Run) -> str:
     return ", ".join(filter(None, parts))
 
 
+def unlike(several: Iterable[Row]) -> list[str]:
+    """Of each of several measured rows what not all of them have of its way."""
+    ways = [way(row.run).split(", ") for row in several]
+    return [", ".join(part for part in own if not all(part in other for other in ways)) for own in ways]
+
+
 def _tried(taken: Measurement) -> tuple[str, float, int]:
     """What a search tries: a way, its rate and a total batch."""
     return way(taken.row.run), taken.row.run.learning_rate, taken.row.run.total_batch

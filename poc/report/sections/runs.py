@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from poc.report.measurements import Measurement, by_run
+from poc.report.measurements import Measurement, by_run, grouped
 from poc.report.page import Results, Section
-from poc.report.sections.rates import short_way
-from poc.report.tables import RATE, accuracy_of, cells, devices_of, exchange_of, markdown, network_label
+from poc.report.sections.rates import short_way, unlike
+from poc.report.tables import (
+    RATE,
+    accuracy_of,
+    cells,
+    counted,
+    devices_of,
+    exchange_of,
+    markdown,
+    network_label,
+    rate_of,
+)
 
 _LATEST = 10
+_UNLIKE = "After a rate: by what its run differs from others that read alike."
 
 
 def latest(results: Results) -> Section:
     """What the machine at hand measured last: whoever ran a recipe of their own finds it here."""
     shown = [taken for taken in _by_time(results) if results.is_here(taken.row)]
-    about = f"The last {min(len(shown), _LATEST)} settings of {len(shown)} on **{results.here}**, of whatever recipe."
-    return Section("Latest on this machine", (about, _table(results, shown[:_LATEST])))
+    last = f"The last {min(len(shown), _LATEST)} settings of {len(shown)} on **{results.here}**, of whatever recipe."
+    return Section("Latest on this machine", (f"{last} {_UNLIKE}", _table(results, shown[:_LATEST])))
 
 
 def every(results: Results) -> Section:
     """All of all machines."""
     shown = sorted(_by_time(results), key=lambda taken: not results.is_here(taken.row))
-    about = "Settings by their last take, the machine at hand first. rows.csv has every take with its notes."
+    about = f"Settings by their last take, the machine at hand first. rows.csv has every take with its notes. {_UNLIKE}"
     return Section("Every setting measured", (about, _table(results, shown)))
 
 
@@ -41,8 +52,15 @@ def _table(results: Results, shown: list[Measurement]) -> str:
             "devices": ", ".join(filter(None, [devices_of(row), exchange])),
             **cells(taken, "batch a device"),
             "rate": short_way(row),
-            **cells(taken, "engine", "precision", RATE),
+            "engine": f"{row.framework}, {row.dtype}",
+            "epochs": counted(row.epochs) if row.accuracy is not None else "",
+        }
+        figures = {
+            RATE: "" if row.virtual else rate_of(taken),
             "accuracy": accuracy_of(taken.accuracies()) + ", held-out" * bool(row.accuracy_on),
         }
-        lines.append({**line, RATE: ""} if row.virtual else line)
-    return markdown(lines)
+        lines.append((line, figures, row))
+    for group in grouped(lines, lambda one: tuple(one[0].values())).values():
+        for (line, *_), words in zip(group, unlike(row for *_, row in group)):
+            line["rate"] += ", " * bool(words) + words
+    return markdown([{**line, **figures} for line, figures, _ in lines])
