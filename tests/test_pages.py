@@ -15,7 +15,7 @@ from poc import predict, report, studies
 from poc.predict.series import Point
 from poc.records import journal
 from poc.records.record import Record
-from poc.report import chart
+from poc.report import chart, rows
 from poc.report.measurements import CLOSED, OPEN, division
 from poc.report.sections.rates import way
 from poc.report.tables import RATE, markdown, rounded
@@ -84,7 +84,8 @@ def test_the_reference_setting_on_each_machine(pages: dict[str, str], tmp_path: 
     lines = cells(pages["results.md"], TITLE)
     first = next(line for line in own(pages["results.md"], TITLE) if line["engine"] == "MXNet 1.9.1")
     # 1,280 samples in 3.9 to 4.1 s, beside the P100's printed 2,900 samples/s; two more records are takes of it too.
-    assert first[RATE] == "320 (312-328, n=5)"
+    # A tenth of their time went by in waiting for batches.
+    assert first[RATE] == "320 (312-328, n=5)†"
     assert (first["x one P100"], first["accuracy"]) == ("0.11", "0.760")
     printed = {(line["machine"].split("]")[0], line["devices"]): line for line in lines}
     assert printed["[8x Tesla K80 (AWS p2.8x)", "1 GPU"][RATE] == "1,100"
@@ -248,7 +249,7 @@ def test_takes_of_another_hour_are_no_baseline(tmp_path: Path) -> None:
     assert "\n## Every measured series\n" not in page
 
 
-@pytest.mark.parametrize(("last", "minutes"), [(0.76, ["0.27 (n=2)"]), (0.74, [])])
+@pytest.mark.parametrize(("last", "minutes"), [(0.76, ["0.27 (n=2)†"]), (0.74, [])])
 def test_a_time_to_an_accuracy_is_of_seeds_that_all_reach_it(last: float, minutes: list[str], tmp_path: Path) -> None:
     seeds = [
         twelve(accuracies, run={"seed": seed}, run_id=f"seed{seed}", started=f"2026-11-2{seed}T10:00:00+00:00")
@@ -261,7 +262,7 @@ def test_what_an_accuracy_costs(pages: dict[str, str]) -> None:
     lines = cells(pages["results.md"], "Time and money")
     first = own(pages["results.md"], "Time and money")[0]
     # Three epochs of 4 s; a study's is a bound: 12 epochs of 4.5 s.
-    assert (first["division"], first["minutes"]) == ("closed", "0.2")
+    assert (first["division"], first["minutes"]) == ("closed", "0.2†")
     assert any("P100" in line["machine"] and line["minutes"] == "≤ 0.9" for line in lines)
 
 
@@ -287,9 +288,9 @@ def test_verdicts_need_takes(pages: dict[str, str], tmp_path: Path) -> None:
     found = written(tmp_path, [*takes, *late])
     (engines,) = cells(found["networks.md"], "Engines")
     assert (engines["ratio"], engines["different?"].split(" ")[0]) == ("1.98", "yes")
-    assert (engines["MXNet"], engines["PyTorch"]) == ("312 (305-320, n=3)", "158 (156-160, n=3)")
+    assert (engines["MXNet"], engines["PyTorch"]) == ("312 (305-320, n=3)†", "158 (156-160, n=3)†")
     (engines,) = cells(written(tmp_path, [*takes[3:], *late])["networks.md"], "Engines")
-    assert (engines["MXNet"], engines["different?"]) == ("32 (32-32, n=3)", "not in turn")
+    assert (engines["MXNet"], engines["different?"]) == ("32 (32-32, n=3)†", "not in turn")
     exchanges = cells(pages["scaling.md"], "Ways to exchange gradients")
     assert ["different?" in line or line["exchange"] for line in exchanges] == ["dist_sync", "horovod"]
     independent = workers(2, [4.0] * 6, run={"exchange": "independent"}, run_id="alone")
@@ -358,7 +359,7 @@ def test_each_study_stands_beside_what_was_measured(pages: dict[str, str]) -> No
     assert (line["samples/s, one"], line["network"], line["measured, one"]) == (
         "1,100",
         "ResNet-50 (CIFAR)",
-        "320 (312-328, n=5), test machine",
+        "320 (312-328, n=5)†, test machine",
     )
     theano = cells(pages["studies.md"], "Theano-MPI speed-up vs n-workers")
     assert [line["efficiency"] for line in theano if line["network"] == "AlexNet"] == ["0.41"]
@@ -416,9 +417,26 @@ def test_without_full_runs_the_page_says_so_and_shows_what_is_published(
 
 def test_a_disturbed_take_counts_only_where_there_is_no_other(tmp_path: Path) -> None:
     busy = take(1, 8.0, others_busy_cores=1.0)
-    for takes, rate in (([busy, take(2, 4.0)], "320"), ([busy], "160*")):
+    for takes, rate in (([busy, take(2, 4.0)], "320†"), ([busy], "160*†")):
         (line,) = own(written(tmp_path, takes)["results.md"], TITLE)
         assert line[RATE] == rate
+
+
+@pytest.mark.parametrize(
+    ("shares", "rate"), [((0.09, 0.02), "320 (320-320, n=2)†"), ((0.07, 0.02), "320 (320-320, n=2)")]
+)
+def test_a_dagger_says_that_takes_waited_for_batches(shares: tuple[float, float], rate: str, tmp_path: Path) -> None:
+    takes = [take(number, 4.0) for number in (1, 2)]
+    waiting = [
+        replace(one, windows=tuple(replace(window, waited=share * window.seconds) for window in one.windows))
+        for one, share in zip(takes, shares)
+    ]
+    (line,) = own(written(tmp_path, waiting)["results.md"], TITLE)
+    assert line[RATE] == rate
+    assert [rows.from_record(one).note for one in waiting] == [
+        f"{shares[0]:.0%} of the timed windows went by in waiting for batches",
+        "",
+    ]
 
 
 def test_what_a_disturbed_run_learned_counts(tmp_path: Path) -> None:

@@ -9,12 +9,15 @@ from typing import Any, Callable, TypeVar, Union
 
 from poc.recipe import CIFAR10, SGD
 from poc.records.record import COMPLETED
+from poc.records.timing import Window
 from poc.run import NO_MATTER_FOR_SPEED, Run
 from poc.studies.row import Row
 from poc.values import value
 
 CLOSED, OPEN = "closed", "open"
 """Divisions: trained as the main study's script did, but perhaps for the rate; in any other way."""
+WAITED = 0.05
+"""Share of the timed windows that waiting for batches may take before tables say so."""
 T = TypeVar("T")
 
 
@@ -53,6 +56,11 @@ class Measurement:
         return any(not row.disturbed for row in self.rows)
 
     @property
+    def signs(self) -> str:
+        """What stands behind its samples/s: a star where every take was disturbed, a dagger where they waited."""
+        return "*" * (not self.calm) + "†" * (waited(window for row in self.quiet for window in row.timed) > WAITED)
+
+    @property
     def quiet(self) -> tuple[Row, ...]:
         """The takes that nothing disturbed, or all where none was left in peace."""
         return tuple(row for row in self.rows if not (self.calm and row.disturbed))
@@ -70,6 +78,12 @@ class Measurement:
         """That column of the last take of each seed: what else a machine did changes how fast it trains, not what it
         learns, and a seed learns the same again."""
         return figures_of({row.seed: getattr(row, column) for row in self.rows}.values())
+
+
+def waited(windows: Iterable[Window]) -> float:
+    """Share of their time in which training stood still for the next batch."""
+    spent = [(window.waited, window.seconds) for window in windows]
+    return sum(waited for waited, _ in spent) / sum(seconds for _, seconds in spent) if spent else 0.0
 
 
 def figures_of(takes: Iterable[float | None]) -> Known:

@@ -15,8 +15,9 @@ from poc.recipe import SGD, networks
 from poc.recipe.datasets import HELD_OUT
 from poc.records import timing
 from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
+from poc.records.timing import Window
 from poc.report import compare
-from poc.report.measurements import grouped
+from poc.report.measurements import WAITED, grouped, waited
 from poc.run import Run
 from poc.studies import Study
 from poc.studies.prices import GIVEN, Price, Prices
@@ -127,7 +128,7 @@ def ordered(records: Sequence[Record]) -> list[Record]:
 
 def from_record(record: Record, peak_flops: float | None = None) -> Row:
     """The row of one record, without what it takes other rows to know; `peak_flops` are those of its devices."""
-    run = record.run
+    run, told = record.run, _of_windows(record, peak_flops)
     parts: dict[str, Any] = {f"{part}_seconds": seconds for part, seconds in (record.split() or {}).items()}
     accuracies = [evaluation.accuracy for evaluation in record.evaluations]
     devices = record.monitor.devices if record.monitor else ()
@@ -138,7 +139,7 @@ def from_record(record: Record, peak_flops: float | None = None) -> Row:
         **{name: getattr(run, name) for name in _OF_RUN},
         **{name: getattr(record, name) for name in _OF_RECORD},
         **parts,
-        **_of_windows(record, peak_flops),
+        **told,
         **_of_detail(record),
         computes=run.id,
         framework=framework(record),
@@ -154,7 +155,7 @@ def from_record(record: Record, peak_flops: float | None = None) -> Row:
         wall_seconds=record.wall,
         accuracy_on=HELD_OUT * run.searches,
         seconds_to_075=None if run.searches else _seconds_to(TARGET, record),
-        note=_note(record),
+        note=_note(record, told.get("timed", ())),
         disturbed=disturbed(record),
         host_peak_bytes=record.memory.host_peak_bytes,
         device_peak_bytes=record.memory.device_peak_bytes,
@@ -193,6 +194,7 @@ def _of_windows(record: Record, peak_flops: float | None) -> dict[str, Any]:
         **trained,
         "seconds_per_epoch": statistics.median(seconds) if seconds else None,
         "samples_per_second": throughput.median,
+        "timed": record.timed[throughput.dropped :],
         "spread": throughput.spread,
         "windows": throughput.windows,
         "dropped_windows": throughput.dropped,
@@ -258,7 +260,7 @@ def _setting(run: Run) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def _note(record: Record) -> str:
+def _note(record: Record, timed: Sequence[Window]) -> str:
     run, said = record.run, words(record.run)
     steps, times = sum(window.steps for window in record.windows), len(record.resumed)
     notes = [
@@ -273,6 +275,7 @@ def _note(record: Record) -> str:
         f"virtual: one device played all {run.devices}; its throughput is not that of {run.devices}" * run.virtual,
         f"stopped after {steps} steps" if record.outcome == COMPLETED and steps % run.steps_per_epoch else "",
         "resumed from a checkpoint" * bool(times) + f" {times} times" * (times > 1),
+        f"{waited(timed):.0%} of the timed windows went by in waiting for batches" * (waited(timed) > WAITED),
         *(f"clocks held back by {reason} for {share:.0%} of the time" for reason, share in _throttled(record).items()),
     ]
     if disturbed(record):

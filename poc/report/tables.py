@@ -14,7 +14,7 @@ from poc.studies.row import Row
 
 RATE = "samples/s (range, takes)"
 _LONG_NAME = 24
-_NUMBER = re.compile(r"(\*\*)?([-+(≤]?[$]?[\d.,]+%?\)?( .*)?)?(\*\*)?")
+_NUMBER = re.compile(r"(\*\*)?([-+(≤]?[$]?[\d.,]+%?\)?[*†]*( .*)?)?(\*\*)?")
 
 
 def markdown(lines: Sequence[Mapping[str, str]]) -> str:
@@ -104,8 +104,8 @@ def ranged(figures: Known) -> str:
 
 
 def rate_of(measurement: Measurement) -> str:
-    """Samples/s with range and number of takes; starred where every take was disturbed."""
-    return ranged(measurement.rate) + ("" if measurement.calm else "*")
+    """Samples/s with range and number of takes, and what is to be said against them."""
+    return ranged(measurement.rate) + measurement.signs
 
 
 def accuracy_of(figures: Known) -> str:

@@ -6,9 +6,10 @@ import csv
 import dataclasses
 import functools
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Union
 
+from poc.records.timing import Window
 from poc.run import Run
 
 MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
@@ -139,6 +140,8 @@ class Row:
 
     run: Run | Any = None
     """What was run; None where it was published."""
+    timed: Sequence[Window] = ()
+    """The windows behind its samples/s."""
 
     @property
     def measured(self) -> bool:

@@ -69,9 +69,7 @@ def section(results: Results) -> Section:
             "machine": results.name(found.row),
             **cells(found.taken, "devices", "total batch"),
             "division": found.division,
-            "minutes": _bounded(found, found.minutes)
-            + f" (n={found.n})" * (found.n > 1)
-            + "*" * (not found.taken.calm),
+            "minutes": _bounded(found, found.minutes) + f" (n={found.n})" * (found.n > 1) + found.taken.signs,
             "$": _bounded(found, found.dollars),
             "J a sample": rounded(found.row.joules_per_sample, 2),
             "$ an hour": rounded(found.row.dollars_per_hour),

@@ -9,7 +9,7 @@ from poc.report import compare
 from poc.report.measurements import Measurement, alike, grouped
 from poc.report.page import Results, Section
 from poc.report.rows import FLOPS_RULE, USUAL_ENGINE, framework
-from poc.report.tables import RATE, cells, devices_of, markdown, network_label, ranged, rounded
+from poc.report.tables import RATE, cells, devices_of, markdown, network_label, rate_of, rounded
 
 
 def section(results: Results) -> Section:
@@ -75,7 +75,7 @@ def _side_by_side(results: Results, group: Sequence[Measurement]) -> list[dict[s
                 **cells(first, "network"),
                 "machine": results.name(first.row),
                 **cells(first, "batch a device", "precision"),
-                **{taken.row.framework.split()[0]: ranged(taken.rate) for taken in pair or (first, other)},
+                **{taken.row.framework.split()[0]: rate_of(taken) for taken in pair or (first, other)},
                 "ratio": f"{found.ratio:.2f}" if found else "",
                 "different?": str(found or "not in turn"),
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from poc.report.measurements import WAITED
 from poc.report.page import Results, Section
 from poc.report.tables import is_copy
 
@@ -13,7 +14,8 @@ def section(results: Results) -> Section:
         "study, as printed, one run each without a spread. Other rows: measured on the machine they name.",
         "samples/s: median of n takes, each a run of its own, with the least and the most of them. Takes may lie hours "
         "apart, and a machine that is shared has faster hours and slower ones. A star: other processes took part of "
-        "the machine in every take.",
+        f"the machine in every take. A dagger: the takes waited for batches more than {WAITED:.0%} of the time; in "
+        "which records that was the suite's fault is in docs/design.md.",
         "Total batch = batch per device x devices. Closed division: network, optimizer and crops as the study had "
         "them, but perhaps for the rate. Open: trained in any other way; another network is named.",
         "Accuracy is on CIFAR-10's 10,000 test images after the last epoch."

@@ -8,7 +8,7 @@ from poc.report import compare
 from poc.report.measurements import Measurement, grouped
 from poc.report.page import Results, Section
 from poc.report.rows import USUAL_ENGINE
-from poc.report.tables import machine_of, markdown, network_label, network_of, ranged, rounded, short_machine
+from poc.report.tables import machine_of, markdown, network_label, network_of, rate_of, rounded, short_machine
 from poc.studies import Study
 from poc.studies.row import Row
 
@@ -65,5 +65,5 @@ def _line(group: Sequence[Row], alone: Sequence[Measurement], several: bool) -> 
         "samples/s, all": rounded(compare.rate(last)) if many else "",
         "efficiency": f"{max(efficiencies):.2f}" if efficiencies and many else "",
         "best accuracy": f"{max(accuracies):.3f}" if accuracies else "",
-        "measured, one": f"{ranged(own.rate)}, {short_machine(own.row)}" if own else "",
+        "measured, one": f"{rate_of(own)}, {short_machine(own.row)}" if own else "",
     }
