@@ -41,7 +41,9 @@ def _speed(results: Results) -> Iterator[str]:
     rate, theirs = own.rate, [taken.row for taken in reversed(alone) if not taken.row.measured]
     beside = ", ".join(f"{rate.median / row.samples_per_second:.2g} of one {_short(row)}" for row in theirs)
     most = f"{rounded(fastest.rate.median)} with {fastest.row.framework} in {fastest.row.dtype} (n={fastest.rate.n})"
-    how = f"median of {rate.n} take{'s' * (rate.n > 1)}"
+    steps = sorted({sum(window.steps for window in row.timed) for row in own.quiet})
+    timed = " to ".join(dict.fromkeys(f"{count:,}" for count in (steps[0], steps[-1])))
+    how = f"median of {rate.n} take{'s' * (rate.n > 1)} of {timed} timed steps"
     if rate.n > 1:
         how += f", {rounded(rate.low)}-{rounded(rate.high)}"
     if not own.calm:

@@ -12,10 +12,11 @@ def section(results: Results) -> Section:
     lines = [
         "**Bold**: measured on the machine at hand, the one that measured last, searches aside. Linked: published by a "
         "study, as printed, one run each without a spread. Other rows: measured on the machine they name.",
-        "samples/s: median of n takes, each a run of its own, with the least and the most of them. Takes may lie hours "
-        "apart, and a machine that is shared has faster hours and slower ones. A star: other processes took part of "
-        f"the machine in every take. A dagger: the takes waited for batches more than {WAITED:.0%} of the time; in "
-        "which records that was the suite's fault is in docs/design.md.",
+        "samples/s: median of n takes, each a run of its own, with the least and the most of them. A take may be "
+        "seconds or a whole training long. Takes may lie hours apart, and a machine that is shared has faster hours "
+        "and slower ones. A star: other processes took part of the machine in every take. A dagger: the "
+        f"takes waited for batches more than {WAITED:.0%} of the time; in which records that was the suite's fault is "
+        "in docs/design.md.",
         "Total batch = batch per device x devices. Closed division: network, optimizer and crops as the study had "
         "them, but perhaps for the rate. Open: trained in any other way; another network is named.",
         "Accuracy is on CIFAR-10's 10,000 test images after the last epoch."
