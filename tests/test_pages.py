@@ -74,7 +74,7 @@ def pages(folder: Path) -> dict[str, str]:
     """Of takes at 128, a curve, two workers by two exchanges, another engine, another machine, virtual devices."""
     reached = twelve([0.5, 0.7, 0.76], run_id="twelve", started="2026-11-24T10:00:00+00:00")
     best = twelve([0.8, 0.9], {**FOUR_FIFTHS, **MUON}, run_id="muon")
-    worse = twelve([0.4, 0.6], FOUR_FIFTHS, run_id="closed")
+    worse = twelve([0.4] * 8 + [0.65, 0.5, 0.7, 0.6], FOUR_FIFTHS, run_id="closed")
     takes = [take(n, s * t, **run) for t, run in ((1, {}), (2, OTHER)) for n, s in ((1, 3.9), (2, 4.0), (3, 4.1))]
     ring = workers(2, [4.5] * 6, run={"exchange": "horovod"}, run_id="ring")
     return written(folder, [*RECORDS, reached, best, worse, *takes, ring])
@@ -109,6 +109,9 @@ def test_the_rates_of_each_division_and_what_a_larger_batch_loses(pages: dict[st
     }
     assert best["128", "closed"] == ("0.05", "0.760")
     assert best["1,024", "closed"] == ("0.4", "0.600 (-0.160)")
+    last = [line["closed: last 4 (lost)"] for line in lines if line["closed: rate"]]
+    assert last == ["0.760", "0.613 (-0.147)"]
+    assert "the last four epochs of one run differ by up to 0.200" in pages["results.md"]
     assert best["1,024", "open"] == ("Muon 0.2, 0.4", "0.900")
     # The best of what was printed at each batch.
     printed = [line["published: accuracy (lost)"][:5] for line in lines]
@@ -135,7 +138,7 @@ def test_the_page_says_at_which_batch_the_best_way_was_sought_on_held_out_images
     found = {**FOUR_FIFTHS, **MUON}
     looked_at = {**found, "data": {**MUON["data"], "validate_on": "held-out"}}
     assert about(found) == "Ways were sought on the test set"
-    expected = "Ways were sought on the test set; the last choice at 1,024 (of {}) was made on held-out images"
+    expected = "Ways were sought on the test set; the last choice at 1,024 ({} tried) was made on held-out images"
     assert about(found, looked_at) == expected.format(1)
     assert about(found, looked_at, {**looked_at, "learning_rate": 0.2}) == expected.format(2)
     # Another way, rate, batch or number of epochs does not count.
@@ -386,7 +389,8 @@ def test_no_table_is_too_wide_no_page_too_long_and_every_link_leads_somewhere(
         links = re.findall(r"\]\(([^)]+)\)", page)
         assert all((own[name].parent / link).is_file() for link in links if not link.startswith("http")), name
         for study in set(re.findall(r"\]\[(\w+)\]", page)):
-            assert f"\n[{study}]: http" in page
+            (address,) = re.findall(rf"^\[{study}\]: (.+)", page, re.MULTILINE)
+            assert address.startswith("http") or (own[name].parent / address).is_file()
     assert not [path for path in folder.rglob("*") if path.name.startswith(".")]
 
 

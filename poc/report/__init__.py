@@ -137,8 +137,10 @@ def _write(path: Path, made: Page, start: str, results: Results, folder: Path, e
                 blocks.append(block)
     blocks += end
     named = "".join(blocks)
-    addresses = [f"[{study.name}]: {study.address}" for study in results.studies if f"][{study.name}]" in named]
-    _replace(path, "\n\n".join(filter(None, [*blocks, "\n".join(addresses)])) + "\n")
+    addresses = {study.name: study.address for study in results.studies}
+    addresses.update({page.name: _link(folder.parent / f"{page.name}.md", path) for page in BEHIND})
+    used = [f"[{name}]: {address}" for name, address in addresses.items() if f"][{name}]" in named]
+    _replace(path, "\n\n".join(filter(None, [*blocks, "\n".join(used)])) + "\n")
     return figures
 
 

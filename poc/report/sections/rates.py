@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from poc.recipe import CIFAR10, Muon
+from poc.records.record import Record
 from poc.report import chart
 from poc.report.measurements import CLOSED, OPEN, Measurement, division, grouped
 from poc.report.page import MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
@@ -19,28 +20,44 @@ def section(results: Results) -> Section:
     best = best_rates(results)
     sought = set(map(_tried, trainings(results, searched=True)))
     among = {batch: sum(tried[-1] == batch for tried in sought) for batch in best[OPEN]}
-    last = [f"{batch:,} (of {among[batch]})" for batch, taken in best[OPEN].items() if _tried(taken) in sought]
+    last = [f"{batch:,} ({among[batch]} tried)" for batch, taken in best[OPEN].items() if _tried(taken) in sought]
     held_out = f"; the last choice at {', '.join(last)} was made on held-out images" if last else ""
+    swings = [_swing(record) for taken in best[CLOSED].values() if (record := results.record(taken))]
+    swing = f": the last four epochs of one run differ by up to {max(swings):.3f}" if swings else ""
+    precisions = grouped(best[CLOSED].items(), lambda found: found[1].row.dtype)
+    computed = "; ".join(f"{dtype} at {', '.join(f'{n:,}' for n, _ in of)}" for dtype, of in precisions.items())
+    mixed = f" Its precision differs: {computed}." * (len(precisions) > 1)
     about = (
         f"Accuracy of ResNet-50 (CIFAR) after {MAIN_EPOCHS} epochs at the best rate that was tried. Closed: the "
-        "study's way but for the rate, which stays the same to the end, so that one epoch's accuracy is as good as the "
-        "next one's (*Learning rate*, below, has the mean of the last four). Open: any other way. Ways were sought on "
-        f"the test set{held_out}. One seed unless n says otherwise: differences of 0.02 are none. Batches of several "
-        "devices were played by virtual ones, whose accuracy is that of real ones."
+        f"study's way but for the rate, which stays the same to the end{swing}, so their mean stands "
+        f"beside.{mixed} Open: any other way. Ways were sought on the test set{held_out}. "
+        "One seed unless n says otherwise. Lost: beside the smallest batch. Batches of several devices were played by "
+        "virtual ones, whose accuracy is that of real ones. [Learning rate][learning_rate] has every run."
     )
     table = []
     for batch in sorted({batch for found in best.values() for batch in found}):
         line = {"total batch": f"{batch:,}"}
         for kind, found in best.items():
-            rate = text = ""
-            if taken := found.get(batch):
-                rate, text = short_way(taken.row), accuracy_of(taken.accuracies())
-                smallest = next(iter(found.values()))
-                if taken is not smallest:
-                    text += f" ({taken.accuracies().median - smallest.accuracies().median:+.3f})"
-            line |= {f"{kind}: rate": rate, f"{kind}: accuracy (lost)": text}
+            taken, smallest = found.get(batch), next(iter(found.values()), None)
+            line[f"{kind}: rate"] = short_way(taken.row) if taken else ""
+            line[f"{kind}: accuracy (lost)"] = _lost(taken, smallest, "accuracy")
+            if kind == CLOSED:
+                line[f"{kind}: last 4 (lost)"] = _lost(taken, smallest, "accuracy_last4")
         table.append(line)
     return Section("Which learning rate", (about, markdown(table), *_picture(best)))
+
+
+def _lost(taken: Measurement | None, smallest: Measurement | None, column: str) -> str:
+    """An accuracy, and what it is above that at the smallest batch."""
+    figures, base = (one and one.accuracies(column) for one in (taken, smallest))
+    lost = f" ({figures.median - base.median:+.3f})" if figures and base and taken is not smallest else ""
+    return accuracy_of(figures) + lost
+
+
+def _swing(record: Record) -> float:
+    """How far the accuracies after its last four epochs lie apart."""
+    last = [seen.accuracy for seen in record.evaluations[-4:]]
+    return max(last) - min(last)
 
 
 def best_rates(results: Results) -> dict[str, dict[int, Measurement]]:

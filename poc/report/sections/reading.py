@@ -18,9 +18,10 @@ def section(results: Results) -> Section:
         f"takes waited for batches more than {WAITED:.0%} of the time; in which records that was the suite's fault is "
         "in docs/design.md.",
         "Total batch = batch per device x devices. Closed division: network, optimizer and crops as the study had "
-        "them, but perhaps for the rate. Open: trained in any other way; another network is named.",
+        "them, but perhaps for the rate. Open: trained in any other way; another network is named. Muon 0.05, "
+        "0.5: a rate of 0.05 for convolutions, of 0.5 for all else.",
         "Accuracy is on CIFAR-10's 10,000 test images after the last epoch."
         + " It was measured on copies compressed as JPEG, for want of the originals: the study's own script, too, "
-        "stays below what it printed on them (*How it was measured*)." * any(map(is_copy, results.rows)),
+        "stays below what it printed on them ([How it was measured][method])." * any(map(is_copy, results.rows)),
     ]
     return Section("How to read this", ("\n".join(f"- {line}" for line in lines),))
