@@ -223,7 +223,7 @@ def test_scaling_is_told_with_its_efficiency(pages: dict[str, str]) -> None:
     lines = cells(pages["results.md"], "How it scales")
     # Of two exchanges the one that recipes name first: 1,280 samples in 4 s against 8 s.
     here, foretold = own(pages["results.md"], "How it scales")
-    assert (here["exchange"], here["x2"], here["efficiency at most"]) == ("dist_sync", "2", "1.00")
+    assert (here["exchange"], here["x2"], here["efficiency, most devices"]) == ("dist_sync", "2", "1.00")
     # Beyond what was measured it is predicted, and called so; of a published series nothing is.
     assert (foretold["machine"], foretold["x2"], foretold["takes"]) == ("**test machine**, *predicted*", "", "")
     (made,) = predict.kept().learnt.predict(
@@ -233,7 +233,7 @@ def test_scaling_is_told_with_its_efficiency(pages: dict[str, str]) -> None:
     assert made.low < made.rate < 8
     assert sum("predicted" in line["machine"] for line in lines) == 1
     k80 = next(line for line in lines if "K80" in line["machine"] and line["batch a device"] == "128")
-    assert (k80["x8"], k80["efficiency at most"]) == ("6.18", "0.77")
+    assert (k80["x8"], k80["efficiency, most devices"]) == ("6.18", "0.77")
     # What contradicts itself is no baseline: 13.9 s an epoch, printed as 2,600 samples/s.
     assert not any("P100" in line["machine"] and line["batch a device"] == "256" for line in lines)
 

@@ -191,8 +191,10 @@ def _picture(results: Results) -> list[Picture]:
     )
     caption = (
         f"Test accuracy against minutes of training, {network_label(MAIN_NETWORK)} where no other network is named: of "
-        f"each machine and division what reached {TARGET:g} first; of a study the end alone. One run each."
+        f"each machine and division what reached {TARGET:g} first, or for least money; of a study the end alone. One "
+        "run each."
     )
+    caption += " The table has more." * (len(shown) > len(lines))
     return [Picture("accuracy_time", caption, figure)]
 
 

@@ -103,10 +103,11 @@ def _cost(results: Results) -> Iterator[str]:
     if not reached:
         return
     fastest = min(reached, key=lambda found: found.minutes)
-    cheapest = min(reached, key=lambda found: float("inf") if found.dollars is None else found.dollars)
+    priced = [(found.dollars, found) for found in reached if found.dollars is not None]
     text = f"{TARGET:g} takes least time on {_took(fastest, f'{rounded(fastest.minutes, 2)} min')}"
-    if cheapest.dollars is not None:
-        text += f"; least money on {_took(cheapest, f'${rounded(cheapest.dollars, 2)}')}"
+    if priced:
+        dollars, cheapest = min(priced, key=lambda one: one[0])
+        text += f"; least money, of the {len(priced)} with a price, on {_took(cheapest, f'${rounded(dollars, 2)}')}"
     yield f"**Cost.** {text}."
 
 

@@ -30,14 +30,16 @@ def sections(results: Results) -> list[Section]:
 def _section(results: Results, study: Study, alone: Sequence[Measurement]) -> Section:
     rows = [row for row in results.rows if row.study == study.name and not row.measured]
     several = len({row.framework for row in rows}) > 1
-    groups = grouped(rows, lambda row: (*(getattr(row, name) for name in _SERIES), row.held_fixed))
+    sure = [row for row in rows if not row.doubtful("devices")]
+    groups = grouped(sure, lambda row: (*(getattr(row, name) for name in _SERIES), row.held_fixed))
     lines = [_line(group, alone, several) for group in groups.values()]
     told = [line for line in lines if any(line[title] for title in _FIGURES)]
     source = ", ".join(filter(None, [study.authors, study.year]))
     linked = f"[{study.title or study.name}]({study.address})" if study.address else study.title or study.name
     about = (
         f"{linked}{': ' + source if source else ''}{' (' + study.about + ')' if study.about else ''}. {len(rows)} "
-        "rows, a line for those that differ only in devices, rate and exchange: the best on most devices."
+        "rows, a line for those that differ only in devices, rate and exchange: the fastest on the most devices, and "
+        "the best accuracy on any number."
     )
     flagged = [f"- {machine_of(row)}, {row.printed.split(' | ')[0]}: {row.flag}." for row in rows if row.flag]
     doubtful = "Its own figures disagree, as found by recomputing them:\n\n" + "\n".join(dict.fromkeys(flagged))
