@@ -1,8 +1,9 @@
 """The search behind `fast`, on held-out images.
 
 First the slim network, four epochs of each way: Muon with weights of constant size and without, its rates, half the
-batch; and six epochs, of which the first four, of shrunk images, took 0.55 of the time of others. Then the whole one in
-bfloat16: in eighteen epochs it learns its images by heart, which cutout may keep it from (not measured yet).
+batch; six epochs, of which the first four, of shrunk images, took 0.55 of the time of others; and ten, with cutout and
+without. Then the whole one in bfloat16: in eighteen epochs it learns its images by heart, which cutout may keep it from
+(not measured yet).
 PyTorch is an extra on CPUs: ./make_environment.sh --torch
 Cost: about 20 min a run of the first on one CPU core without AVX-512, two at a time; on two of Zen 5, with bfloat16, 8
 min eight epochs of the whole one.
@@ -39,7 +40,13 @@ recipe = Recipe(
         dict(
             epochs=6,
             data=CIFAR10(**SHAPE, shrink=24, shrink_epochs=4),
-            optimizer=Muon(rate=0.24, momentum=0.6, weight_decay=0, unit_weights=True),
+            optimizer=WHOLE["optimizer"],
+        ),
+        dict(
+            engine="pytorch",
+            epochs=10,
+            data=[CIFAR10(**SHAPE, cutout=side) for side in (8, 0)],
+            optimizer=WHOLE["optimizer"],
         ),
         dict(**WHOLE, epochs=8),
         dict(**WHOLE, epochs=18, data=[CIFAR10(**SHAPE, cutout=side) for side in (0, 8, 12)]),
