@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Callable
 
-from scipy.stats import t
+from scipy.stats import ttest_ind
 
 from poc.records.record import COMPLETED
 from poc.report.measurements import Measurement, grouped
@@ -117,14 +117,8 @@ def verdict(a: Sequence[float], b: Sequence[float]) -> Verdict:
     ratio, takes = statistics.fmean(logs[0]) - statistics.fmean(logs[1]), (len(a), len(b))
     if min(takes) < MIN_TAKES:
         return Verdict(ratio=math.exp(ratio), takes=takes, low=None, high=None)
-    errors = [statistics.variance(takes) / len(takes) for takes in logs]
-    total = sum(errors)
-    margin = 0.0
-    if total > 0:
-        # Shares first: squares of very small errors would underflow.
-        freedom = 1 / sum((error / total) ** 2 / (len(takes) - 1) for error, takes in zip(errors, logs))
-        margin = float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(total)
-    return Verdict(ratio=math.exp(ratio), takes=takes, low=math.exp(ratio - margin), high=math.exp(ratio + margin))
+    between = ttest_ind(*logs, equal_var=False).confidence_interval(CONFIDENCE)
+    return Verdict(ratio=math.exp(ratio), takes=takes, low=math.exp(between.low), high=math.exp(between.high))
 
 
 def series(rows: Iterable[Row]) -> list[Series]:

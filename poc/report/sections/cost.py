@@ -46,11 +46,6 @@ class Reached:
         return own if self.row.network == MAIN_NETWORK else f"{own}, {network}"
 
     @property
-    def bound(self) -> bool:
-        """Whether it took at most so long: a study prints nothing but the end."""
-        return not self.row.measured
-
-    @property
     def dollars(self) -> float | None:
         """By the price of an hour of the devices in use; None where it is unknown."""
         return None if self.row.dollars_per_hour is None else self.minutes / 60 * self.row.dollars_per_hour
@@ -200,4 +195,4 @@ def _picture(results: Results) -> list[Picture]:
 
 def _bounded(found: Reached, figure: float | None) -> str:
     text = rounded(figure, 2)
-    return f"≤ {text}" if text and found.bound else text
+    return text if not text or found.row.measured else f"≤ {text}"  # a study prints nothing but the end

@@ -115,7 +115,7 @@ def _took(found: cost.Reached, most: str) -> str:
     where = f"{found.row.devices} {_short(found.row)} (published)"
     if found.row.measured:
         where = f"{machine_of(found.row)} ({devices_of(found.row)}, n={found.n})"
-    return f"{where}: {'at most ' * found.bound}{most}"
+    return f"{where}: {'at most ' * (not found.row.measured)}{most}"
 
 
 def _short(row: Row) -> str:
