@@ -138,7 +138,7 @@ def test_the_page_says_at_which_batch_the_best_way_was_sought_on_held_out_images
     found = {**FOUR_FIFTHS, **MUON}
     looked_at = {**found, "data": {**MUON["data"], "validate_on": "held-out"}}
     assert about(found) == "Ways were sought on the test set"
-    expected = "Ways were sought on the test set; the last choice at 1,024 ({} tried) was made on held-out images"
+    expected = "Ways were sought on the test set; the last choice at 1,024 (of {} ways) was made on held-out images"
     assert about(found, looked_at) == expected.format(1)
     assert about(found, looked_at, {**looked_at, "learning_rate": 0.2}) == expected.format(2)
     # Another way, rate, batch or number of epochs does not count.
@@ -157,6 +157,8 @@ def test_accuracy_for_time_draws_this_machine_and_the_published_ones_before_othe
         name for name in ("mine, CPU", "Tesla K80, 1 GPU", "DGX-1, 8x P100", "machine 0", "machine 6") if name in figure
     ]
     assert legend == ["mine, CPU", "Tesla K80, 1 GPU", "DGX-1, 8x P100", "machine 0"]
+    # Two of this machine, three published and seven others.
+    assert "Lines left out, which are in the table: 5." in (tmp_path / "results.md").read_text()
 
 
 def test_a_target_of_one_s_own_says_who_reached_it_in_what_time_with_evaluation_and_without(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def test_what_an_accuracy_costs(pages: dict[str, str]) -> None:
     assert any("P100" in line["machine"] and line["minutes"] == "≤ 0.9" for line in lines)
 
 
-def test_findings_name_their_n(pages: dict[str, str]) -> None:
+def test_findings_name_their_n(pages: dict[str, str], tmp_path: Path) -> None:
     findings = pages["results.md"].split("\n## ")[1]
     for words in (
         "test machine trains 320 samples/s at batch 128 with MXNet 1.9.1 in float32",
@@ -281,6 +283,11 @@ def test_findings_name_their_n(pages: dict[str, str]) -> None:
         "0.75 takes least time on",
     ):
         assert words in findings, words
+    # Where one machine alone has a price there is no cheapest one.
+    assert "least money" not in findings
+    priced = twelve([0.8], price_per_hour=1.2)
+    findings = written(tmp_path, [priced])["results.md"].split("\n## ")[1]
+    assert "; of 3 settings with a price least money on test machine (CPU, 2 cores, n=1): $0.0013." in findings
 
 
 def test_verdicts_need_takes(pages: dict[str, str], tmp_path: Path) -> None:
@@ -368,6 +375,9 @@ def test_each_study_stands_beside_what_was_measured(pages: dict[str, str]) -> No
     theano = cells(pages["studies.md"], "Theano-MPI speed-up vs n-workers")
     assert [line["efficiency"] for line in theano if line["network"] == "AlexNet"] == ["0.41"]
     assert "13.9 s an epoch is 3,597 samples/s, printed 2,600." in pages["studies.md"]
+    # Neither that figure nor that of eight devices with the utilisation of one.
+    assert "2,600" not in [line["samples/s, one"] for line in lines]
+    assert "1,300" not in [line["samples/s, all"] for line in lines]
     for study in studies.load():
         assert study.title in pages["studies.md"]
         assert study.address in pages["studies.md"]

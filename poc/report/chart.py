@@ -69,6 +69,11 @@ class Line:
     """Not measured either; its points have the range in which they may lie."""
 
 
+def left_out(lines: int) -> str:
+    """What a caption says of the lines that a chart of so many does not show."""
+    return f" Lines left out, which are in the table: {lines - MOST_LINES}." if lines > MOST_LINES else ""
+
+
 @contextlib.contextmanager
 def _styled() -> Iterator[None]:
     matplotlib.rcdefaults()  # whatever the user's own matplotlibrc says

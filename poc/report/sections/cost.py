@@ -46,6 +46,11 @@ class Reached:
         return own if self.row.network == MAIN_NETWORK else f"{own}, {network}"
 
     @property
+    def bound(self) -> bool:
+        """Whether it took at most so long: a study prints nothing but the end."""
+        return not self.row.measured
+
+    @property
     def dollars(self) -> float | None:
         """By the price of an hour of the devices in use; None where it is unknown."""
         return None if self.row.dollars_per_hour is None else self.minutes / 60 * self.row.dollars_per_hour
@@ -186,13 +191,12 @@ def _picture(results: Results) -> list[Picture]:
     )
     caption = (
         f"Test accuracy against minutes of training, {network_label(MAIN_NETWORK)} where no other network is named: of "
-        f"each machine and division what reached {TARGET:g} first, or for least money; of a study the end alone. One "
-        "run each."
+        f"each machine and division what reached {TARGET:g} first, and what cost least where that is another; of a "
+        f"study the end alone. One run each.{chart.left_out(len(shown))}"
     )
-    caption += " The table has more." * (len(shown) > len(lines))
     return [Picture("accuracy_time", caption, figure)]
 
 
 def _bounded(found: Reached, figure: float | None) -> str:
     text = rounded(figure, 2)
-    return text if not text or found.row.measured else f"≤ {text}"  # a study prints nothing but the end
+    return f"≤ {text}" if text and found.bound else text

@@ -103,11 +103,12 @@ def _cost(results: Results) -> Iterator[str]:
     if not reached:
         return
     fastest = min(reached, key=lambda found: found.minutes)
-    priced = [(found.dollars, found) for found in reached if found.dollars is not None]
+    priced = [found for found in reached if found.dollars is not None]
     text = f"{TARGET:g} takes least time on {_took(fastest, f'{rounded(fastest.minutes, 2)} min')}"
-    if priced:
-        dollars, cheapest = min(priced, key=lambda one: one[0])
-        text += f"; least money, of the {len(priced)} with a price, on {_took(cheapest, f'${rounded(dollars, 2)}')}"
+    if len({machine_of(found.row) for found in priced}) > 1:
+        cheapest = min(priced, key=lambda found: found.dollars or 0.0)
+        least = _took(cheapest, f"${rounded(cheapest.dollars, 2)}")
+        text += f"; of {len(priced)} settings with a price least money on {least}"
     yield f"**Cost.** {text}."
 
 
@@ -115,7 +116,7 @@ def _took(found: cost.Reached, most: str) -> str:
     where = f"{found.row.devices} {_short(found.row)} (published)"
     if found.row.measured:
         where = f"{machine_of(found.row)} ({devices_of(found.row)}, n={found.n})"
-    return f"{where}: {'at most ' * (not found.row.measured)}{most}"
+    return f"{where}: {'at most ' * found.bound}{most}"
 
 
 def _short(row: Row) -> str:

@@ -33,8 +33,8 @@ def rules(results: Results) -> Section:
         "With several workers a window has the samples of all and the seconds of the slowest.",
         "Accuracy is over the whole test set, each image once, whatever the number of devices.",
         "Virtual devices are played in turn by a real one: gradients are summed before the update and batch statistics "
-        "stay apart, so the accuracy is that of real devices; the throughput is not, and is in no table of these "
-        "pages (rows.csv and the explorer have it, with virtual set).",
+        "stay apart, so the accuracy is that of real devices; the throughput is not, and is in no table. In rows.csv "
+        "and explorer.html it is that of the one real device, and the note says so.",
         "`cifar10` are the original images, `cifar10 (jpeg)` copies compressed with loss, on which the study's own "
         "script too stays some hundredths below what it printed (docs/design.md). `synthetic` is made-up data: good "
         "for speed.",

@@ -20,7 +20,7 @@ def section(results: Results) -> Section:
     best = best_rates(results)
     sought = set(map(_tried, trainings(results, searched=True)))
     among = {batch: sum(tried[-1] == batch for tried in sought) for batch in best[OPEN]}
-    last = [f"{batch:,} ({among[batch]} tried)" for batch, taken in best[OPEN].items() if _tried(taken) in sought]
+    last = [f"{batch:,} (of {among[batch]} ways)" for batch, taken in best[OPEN].items() if _tried(taken) in sought]
     held_out = f"; the last choice at {', '.join(last)} was made on held-out images" if last else ""
     swings = [_swing(record) for taken in best[CLOSED].values() if (record := results.record(taken))]
     swing = f": the last four epochs of one run differ by up to {max(swings):.3f}" if swings else ""

@@ -87,8 +87,8 @@ def section(results: Results) -> Section:
     about = (
         "ResNet-50 (CIFAR) with a fixed batch per device: samples/s of n devices over those of one (xn), and that over "
         "n (efficiency). Medians over takes that began within an hour of one of the other side, n of the side with "
-        "fewer; a single take bears no verdict. *Predicted*, with its 90% interval: what the "
-        "published series make of this machine's own, were there more of its devices."
+        "fewer; a single take bears no verdict. *Predicted*, with its 90% interval: what the published "
+        "series make of this machine's own, were there more of its devices."
     )
     return Section("How it scales", (about, markdown(table), *_picture(shown, foretold)))
 
@@ -141,9 +141,8 @@ def _picture(shown: Sequence[Scaled], foretold: Mapping[Scaled, Sequence[Predict
             lines.append(chart.Line(label=f"{name}, predicted", points=(points[-1], *made), here=here, predicted=True))
     most = max(point.x for line in lines for point in line.points)
     ideal = chart.Line(label="ideal", points=tuple(chart.Point(x=n, y=n) for n in (1, most)), ideal=True)
-    room = chart.MOST_LINES - 1
     figure = chart.lines(
-        [ideal, *lines[:room]],
+        [ideal, *lines][: chart.MOST_LINES],
         title="How training scales with devices",
         xlabel="devices",
         ylabel="times as fast as one",
@@ -151,9 +150,9 @@ def _picture(shown: Sequence[Scaled], foretold: Mapping[Scaled, Sequence[Predict
     )
     caption = (
         "Speed-up by throughput, ResNet-50 (CIFAR), fixed batch per device: solid lines are measured, dashed ones "
-        "published, dotted is ideal, dash-dotted with its 90% interval predicted."
+        f"published (batch {MAIN_BATCH}), dotted is ideal, dash-dotted is predicted, with its 90% interval."
+        f"{chart.left_out(len(lines) + 1)}"
     )
-    caption += " The table has more." * (len(lines) > room)
     return [Picture("scaling", caption, figure)]
 
 

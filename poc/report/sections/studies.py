@@ -30,16 +30,15 @@ def sections(results: Results) -> list[Section]:
 def _section(results: Results, study: Study, alone: Sequence[Measurement]) -> Section:
     rows = [row for row in results.rows if row.study == study.name and not row.measured]
     several = len({row.framework for row in rows}) > 1
-    sure = [row for row in rows if not row.doubtful("devices")]
-    groups = grouped(sure, lambda row: (*(getattr(row, name) for name in _SERIES), row.held_fixed))
+    groups = grouped(rows, lambda row: (*(getattr(row, name) for name in _SERIES), row.held_fixed))
     lines = [_line(group, alone, several) for group in groups.values()]
     told = [line for line in lines if any(line[title] for title in _FIGURES)]
     source = ", ".join(filter(None, [study.authors, study.year]))
     linked = f"[{study.title or study.name}]({study.address})" if study.address else study.title or study.name
     about = (
         f"{linked}{': ' + source if source else ''}{' (' + study.about + ')' if study.about else ''}. {len(rows)} "
-        "rows, a line for those that differ only in devices, rate and exchange: the fastest on the most devices, and "
-        "the best accuracy on any number."
+        "rows, a line for those that differ only in devices, rate and exchange: the best speed and efficiency on most "
+        "devices, and the best accuracy on any number. Doubtful figures are left out."
     )
     flagged = [f"- {machine_of(row)}, {row.printed.split(' | ')[0]}: {row.flag}." for row in rows if row.flag]
     doubtful = "Its own figures disagree, as found by recomputing them:\n\n" + "\n".join(dict.fromkeys(flagged))
@@ -48,11 +47,12 @@ def _section(results: Results, study: Study, alone: Sequence[Measurement]) -> Se
 
 
 def _line(group: Sequence[Row], alone: Sequence[Measurement], several: bool) -> dict[str, str]:
-    first, last = group[0], max(group, key=lambda row: (row.devices or 0, compare.rate(row) or 0.0))
+    sound = [row for row in group if not row.doubtful("samples_per_second", "devices")]
+    first, last = group[0], max(sound, key=lambda row: (row.devices or 0, compare.rate(row) or 0.0), default=Row())
     held, many = first.held_fixed, (last.devices or 0) > 1
-    one = next((row for row in group if (row.devices or 0) <= 1), None)
-    accuracies = [row.accuracy for row in group if row.accuracy is not None]
-    at_most = [row for row in group if row.devices == last.devices]
+    one = next((row for row in sound if (row.devices or 0) <= 1), None)
+    accuracies = [row.accuracy for row in group if row.accuracy is not None and not row.doubtful("accuracy")]
+    at_most = [row for row in sound if row.devices == last.devices]
     efficiencies = [share for row in at_most for share in (row.efficiency_throughput, row.efficiency_wall) if share]
     setting = network_of(first), held
     # They begin with those of the machine at hand.
