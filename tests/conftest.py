@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tabulate import tabulate
 
 import poc  # noqa: F401  # before a test's own import of cv2, which reads poc's limit on the size of images only then
@@ -22,6 +23,9 @@ os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Before poc.engines is imported, here and in every process that a test starts: there is an engine for tests, too.
 os.environ["POC_ENGINES"] = str(Path(__file__).parent / "engines")
+# How long an example takes depends on what else runs here.
+settings.register_profile("here", deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("here")
 
 
 _kept = 0

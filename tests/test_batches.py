@@ -252,7 +252,7 @@ def test_order_depends_on_seed_and_epoch_and_is_well_mixed() -> None:
         assert abs(np.corrcoef(visited[:-1], visited[1:])[0, 1]) < 0.05
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(samples=st.integers(1, 400), share=st.integers(1, 40), workers=st.integers(1, 5), epoch=st.integers(0, 3))
 def test_workers_share_the_whole_batches_of_an_epoch(samples: int, share: int, workers: int, epoch: int) -> None:
     spec, total_batch = Synthetic(size=1, crop=1), share * workers

@@ -156,7 +156,7 @@ def test_a_driver_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPat
 counters = st.none() | st.floats(1, 500)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.floats(0.01, 100), counters, counters), min_size=1, max_size=20),
     st.sampled_from([None, 700.0]),
@@ -403,7 +403,7 @@ def test_links_rank_by_nvlinks_then_by_nearness_and_then_by_peer_access(monkeypa
     assert ranks == sorted(set(ranks))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 20), min_size=len(PAIRS), max_size=len(PAIRS)), st.integers(2, 6))
 def test_no_other_group_has_a_faster_slowest_link(ranks: list[int], count: int) -> None:
     links = dict(zip(PAIRS, ranks))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from poc import Linear, Recipe, Synthetic, recipe, report, studies
@@ -30,7 +30,7 @@ from tests.test_recipe import CPU
 
 pytestmark = pytest.mark.faults
 KINDS = "CIFAR10 ImageNet Synthetic Linear SquareRoot Fixed Steps Muon Stale DistSync SGD"
-THOROUGH = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+THOROUGH = settings(max_examples=600)
 
 numbers = st.one_of(
     st.integers(),
@@ -134,7 +134,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150)
 @given(places=st.lists(st.integers(0, 10**6), min_size=1, max_size=3), given_values=st.lists(json_values, min_size=3))
 @survives("rubbish in a journal line")
 def test_a_record_with_a_value_of_another_kind_is_left_out_or_shown(
@@ -176,7 +176,7 @@ def stopped(*_: Any, **__: Any) -> Any:
     raise UserError("it would have run")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150)
 @given(
     arguments=st.lists(
         st.one_of(
