@@ -190,8 +190,11 @@ def test_a_card_takes_the_cpu_s_steps(
                 assert seen["sums right"] == wanted["sums right"], run
 
 
-def test_without_pytorch_its_runs_are_skipped_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poc.engines.pytorch.versions", lambda name: {})
+@pytest.mark.parametrize("installed", [{}, {"torch": "2.13.0"}])
+def test_without_all_of_pytorch_its_runs_are_skipped_with_how_to_get_it(
+    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poc.engines.pytorch.versions", lambda name: installed)
     assert planned("pytorch", model="cifar_resnet8_v2").skip.endswith("is not installed: ./make_environment.sh --torch")
 
 

@@ -105,7 +105,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
 
 
 def lacks(run: Run, machine: Hardware) -> str | None:
-    if "torch" not in versions("pytorch"):
+    if not versions("pytorch").keys() >= set(PACKAGES):
         return "PyTorch is not installed: ./make_environment.sh --torch"
     if getattr(run.exchange, "two_bit", None) is not None:
         return "compression to two bits is MXNet's"
@@ -113,7 +113,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
 
 
 def count(network: Network) -> Cost | None:
-    if "torch" not in versions("pytorch"):
+    if not versions("pytorch").keys() >= set(PACKAGES):
         return None
     from poc.engines.pytorch import networks
 
