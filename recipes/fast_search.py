@@ -49,6 +49,8 @@ recipe = Recipe(
             optimizer=WHOLE["optimizer"],
         ),
         dict(**WHOLE, epochs=8),
+        dict(**WHOLE, epochs=14, data=CIFAR10(**SHAPE, cutout=8)),
+        dict(**{**WHOLE, "model": "cifar_airbench95"}, epochs=6),
         dict(**WHOLE, epochs=18, data=[CIFAR10(**SHAPE, cutout=side) for side in (0, 8, 12)]),
     ],
     quick=dict(batch_per_device=100, steps=8, window=2, evaluate=False, cases=[{}]),

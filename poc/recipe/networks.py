@@ -158,6 +158,7 @@ _NETWORKS = [
     _cifar("lenet", "LeNet-5", "LeCun et al. 1998, for three colours", sizes=(32, 32)),
     _cifar("airbench94", "airbench94", _AIRBENCH, sizes=(16, 32), whitens=True),
     _cifar("airbench94_slim", "airbench94, second block of 128", _AIRBENCH, sizes=(16, 32), whitens=True),
+    _cifar("airbench95", "airbench95", f"{_AIRBENCH}, its wider one for 95%", sizes=(16, 32), whitens=True),
     _cifar("mlp", "MLP 128-64", "the perceptron of MXNet's examples", "mlp", sizes=(32, 32)),
     _imagenet("alexnet", "AlexNet", "Krizhevsky 2014, One weird trick for parallelizing CNNs", "alexnet"),
     _imagenet("vgg16", "VGG-16", _VGG, "vgg16"),

@@ -82,6 +82,7 @@ NETWORKS: dict[str, tuple[Any, ...]] = {
     **{f"cifar_resnet{layers}_v1": ("cifar_resnet_v1", layers) for layers in CIFAR_RESNET_V1},
     "cifar_airbench94": ("Airbench", 64, 256, 256),
     "cifar_airbench94_slim": ("Airbench", 64, 128, 256),
+    "cifar_airbench95": ("Airbench", 128, 384, 384),
     **{f"cifar_densenet{layers}_k12": ("cifar_densenet", layers, 12) for layers in (40, 100)},
     **{f"cifar_vgg{layers}": ("cifar_vgg", layers) for layers in (16, 19)},
     **{f"cifar_{name}": (f"cifar_{name}",) for name in ("alexnet", "inception", "lenet", "mlp")},

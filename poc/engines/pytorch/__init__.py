@@ -58,6 +58,7 @@ NETWORKS: dict[str, tuple[Any, ...]] = {
     "cifar_resnet20_v2_no_norm": ("PreactivationResNet", 20, False),
     "cifar_airbench94": ("Airbench", 64, 256, 256),
     "cifar_airbench94_slim": ("Airbench", 64, 128, 256),
+    "cifar_airbench95": ("Airbench", 128, 384, 384),
     **{name: ("torchvision", name) for name in ("alexnet", "vgg16", "vgg19", "densenet121")},
     **{name: ("torchvision_inception", name) for name in ("googlenet", "inception_v3")},
     **{f"resnet{layers}_v1": ("torchvision_resnet", f"resnet{layers}") for layers in (50, 101, 152)},
