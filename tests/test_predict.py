@@ -319,8 +319,8 @@ def test_advice_is_put_beside_what_came() -> None:
     )
     _, table, picture = prediction.advised(results).blocks
     cells = [cell.strip() for cell in str(table).splitlines()[-1].strip("|").split("|")]
-    assert cells[2:6] == ["2 x 128", "0.1", "190 (170-200)", "link"]
-    assert cells[-3:] == ["640", "1 (0.5-1.5)", f"{26 / 3600:.3g}"]
+    assert cells[3:7] == ["2 x 128", "0.1", "190 (170-200)", "link"]
+    assert cells[-3:] == ["640†", "1 (0.5-1.5)", f"{26 / 3600:.3g}"]
     assert "dollars" in picture.caption
 
 

@@ -43,6 +43,9 @@ def test_two_runs_are_compared_in_what_differs_and_over_their_takes() -> None:
     elsewhere = [record_of(infrastructure="elsewhere", started="2026-11-29T10:00:00+00:00")]
     assert "4 takes" in single.compared([*slow, *fast, *elsewhere], f"{ids[0]}@test", ids[1])
     assert "No verdict" in single.compared([*slow, *fast, *elsewhere], *ids)
+    lost = record_of(outcome="failed", reason="lost", run={"learning_rate": 0.8})
+    for both in ((lost.run.id, ids[0]), (ids[0], lost.run.id)):
+        assert "there are 0 and 0." in single.compared([*slow, lost], *both)
 
 
 @pytest.mark.parametrize(

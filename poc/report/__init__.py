@@ -63,11 +63,10 @@ BEHIND = (
         "scaling",
         "Scaling and exchanges",
         (
-            scaling.both_speedups,
+            scaling.every,
             prediction.tested,
             prediction.beforehand,
             prediction.advised,
-            prediction.here,
             exchanges.section,
             exchanges.steps,
             exchanges.staleness,

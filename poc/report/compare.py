@@ -29,9 +29,9 @@ MIN_TAKES = 3
 """On either side of a comparison, for a verdict."""
 CONFIDENCE = 0.95
 SERIES_RULE = (
-    "A series holds rows that differ only in the number of devices and, in a weak series, in a learning rate that "
-    "grows with it; weak keeps the batch per device, strong the total batch; virtual devices and quick runs are "
-    "never in one; without its own row on one device there is no speed-up"
+    "A series holds runs that differ only in the number of devices, and in rate and length, which do not matter for "
+    "speed; weak keeps the batch per device, strong the total batch; virtual devices and quick runs are never in one; "
+    "without a run on one device there is no speed-up"
 )
 IN_TURN = timedelta(hours=1)
 """Between the starts of takes that are compared: a machine that is shared is faster in one hour than in another."""
@@ -84,19 +84,15 @@ class Verdict:
 
 
 def in_turn(a: Measurement, b: Measurement) -> tuple[Measurement, Measurement] | None:
-    """Those takes of either that began within `IN_TURN` of one of the other; None without such takes.
-
-    Published ones, whose hour nobody knows, are as they are.
-    """
-
-    def beside(rows: Sequence[Row], others: Sequence[Row]) -> Measurement:
-        begun = [_start(row) for row in others]
-        return Measurement(tuple(row for row in rows if any(abs(_start(row) - at) <= IN_TURN for at in begun)))
-
-    if not a.row.measured:
-        return a, b
-    pair = beside(a.quiet, b.quiet), beside(b.quiet, a.quiet)
+    """Those takes of either that are `beside` the other's; None without such takes."""
+    pair = Measurement(beside(a.quiet, b.quiet)), Measurement(beside(b.quiet, a.quiet))
     return pair if pair[0].rate and pair[1].rate else None
+
+
+def beside(rows: Iterable[Row], others: Iterable[Row]) -> tuple[Row, ...]:
+    """Those rows that began within `IN_TURN` of one of the others; published ones, whose hour nobody knows, all do."""
+    begun = [_start(row) for row in others if row.measured]
+    return tuple(row for row in rows if not row.measured or any(abs(_start(row) - at) <= IN_TURN for at in begun))
 
 
 def compared(pair: tuple[Measurement, Measurement] | None) -> Verdict | None:

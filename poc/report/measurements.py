@@ -41,7 +41,7 @@ class Measurement:
     """All takes of one setting on one machine; a published row is one take."""
 
     rows: tuple[Row, ...]
-    """Every take that completed, in the order in which they were started."""
+    """Every take that completed; those of one setting in the order in which they were started."""
 
     @property
     def row(self) -> Row:

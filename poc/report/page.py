@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from poc.recipe import networks
 from poc.records.record import Record
 from poc.report.measurements import Measurement, by_accuracy, by_speed
+from poc.report.rows import USUAL_ENGINE
 from poc.report.tables import machine_of
 from poc.studies import Study
 from poc.studies.row import Row
@@ -92,6 +93,12 @@ class Results:
     def is_here(self, row: Row) -> bool:
         """Whether it was measured on the machine at hand."""
         return row.measured and row.infrastructure == self.here
+
+    def is_usual(self, row: Row) -> bool:
+        """Whether its engine is the one that stands for its machine: of several the first, MXNet."""
+        at = row.infrastructure, row.kind
+        there = (one for one in self.full if one.measured and (one.infrastructure, one.kind) == at)
+        return row.run.engine == USUAL_ENGINE or all(one.run.engine != USUAL_ENGINE for one in there)
 
     def published(self, chosen: Callable[[Row], bool]) -> list[Measurement]:
         """Chosen rows of the main study."""

@@ -339,9 +339,10 @@ def _add_speedups(rows: Sequence[Row]) -> None:
     shown = {row: series for series in reversed(compare.series(rows)) for row in (*series.alone, *series.rows)}
     for row, series in shown.items():
         row.scaling = series.kind
-        fill(row, "speedup_throughput", compare.by_throughput(series.alone, row))
-        fill(row, "speedup_wall", compare.by_wall(series.alone, row))
-        fill(row, "speedup_without_sync", compare.without_sync(series.alone, row))
+        alone = compare.beside(series.alone, [row])
+        fill(row, "speedup_throughput", compare.by_throughput(alone, row))
+        fill(row, "speedup_wall", compare.by_wall(alone, row))
+        fill(row, "speedup_without_sync", compare.without_sync(alone, row))
     for row in rows:
         for kind in ("throughput", "wall"):
             speedup = getattr(row, f"speedup_{kind}")

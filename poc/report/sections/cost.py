@@ -95,7 +95,8 @@ def targets(results: Results) -> Section:
             "epochs": rounded(taken.accuracies("epochs").median),
             "target, reached": f"{_target(taken.row.run)}, {_reached(taken)}",
             "accuracy": f"{taken.accuracies().median:.3f}",
-            "minutes: training, in all": _medians(taken, "{}", _training_minutes, lambda row: row.wall_seconds / 60),
+            "minutes: training, in all": _medians(taken, "{}", _training_minutes, lambda row: row.wall_seconds / 60)
+            + taken.signs,
             "energy, money": " ".join(
                 [_medians(taken, "{} kJ", _kilojoules), _medians(taken, "${}", _dollars)]
             ).strip(),

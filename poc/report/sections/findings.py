@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from poc.report.measurements import CLOSED, OPEN
+from poc.report.measurements import CLOSED, OPEN, Measurement
 from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Results, Section
 from poc.report.rows import TARGET
 from poc.report.sections import cost, machines, rates, scaling
@@ -16,7 +16,7 @@ _LARGE = 1024
 
 
 def section(results: Results) -> Section:
-    """At most six sentences; without full runs on the machine at hand, what its quick ones gave."""
+    """A sentence a question; without full runs on the machine at hand, what its quick ones gave."""
     said = [sentence for part in (_speed, _accuracy, _rate, _scaling, _cost) for sentence in part(results)]
     blocks = ["\n".join(f"- {sentence}" for sentence in said)] if said else []
     quick = [row for row in results.rows if row.quick and results.is_here(row) and row.samples_per_second]
@@ -48,6 +48,9 @@ def _speed(results: Results) -> Iterator[str]:
         how += f", {rounded(rate.low)}-{rounded(rate.high)}"
     if not own.calm:
         how += ", disturbed by other processes"
+    whole = Measurement(tuple(row for row in own.quiet if row.epochs == MAIN_EPOCHS))
+    if whole.rate and whole.rate.n < rate.n:
+        how += f"; over all of {MAIN_EPOCHS} epochs {rounded(whole.rate.median)}, n={whole.rate.n}"
     told = (
         f"{results.here} trains {rounded(rate.median)} samples/s at batch {MAIN_BATCH} with {own.row.framework} in "
         f"{own.row.dtype} ({how})"
@@ -104,7 +107,7 @@ def _cost(results: Results) -> Iterator[str]:
         return
     fastest = min(reached, key=lambda found: found.minutes)
     priced = [found for found in reached if found.dollars is not None]
-    text = f"{TARGET:g} takes least time on {_took(fastest, f'{rounded(fastest.minutes, 2)} min')}"
+    text = f"An accuracy of {TARGET:g} takes least time on {_took(fastest, f'{rounded(fastest.minutes, 2)} min')}"
     if len({machine_of(found.row) for found in priced}) > 1:
         cheapest = min(priced, key=lambda found: found.dollars or 0.0)
         least = _took(cheapest, f"${rounded(cheapest.dollars, 2)}")

@@ -79,11 +79,13 @@ def epochs(results: Results) -> Section:
     for series in _series(results):
         fastest = series.fastest(series.common)
         known = series.noise(series.common)
+        if not known:
+            continue
         first, (fewest, _) = next(iter(fastest.items()))
         factors = []
         for batch, (needed, record) in fastest.items():
-            times = noise.epochs_at(batch, known[0]) / noise.epochs_at(first, known[0]) if known else None
-            if times and batch != first:
+            times = noise.epochs_at(batch, known[0]) / noise.epochs_at(first, known[0])
+            if batch != first:
                 factors.append(needed / fewest / times)
             lines.append(
                 {
@@ -94,17 +96,17 @@ def epochs(results: Results) -> Section:
                     "rate": f"{record.run.learning_rate:g}",
                     "epochs": f"{needed:.1f}",
                     "of the first": f"{needed / fewest:.2f}",
-                    "foretold": f"{times:.2f}" if times else "noise not measured",
-                    "measured / foretold": f"{factors[-1]:.2f}" if times and batch != first else "",
+                    "foretold": f"{times:.2f}",
+                    "measured / foretold": f"{factors[-1]:.2f}" if batch != first else "",
                 }
             )
-        if factors:
-            errors.append(f"{series.run.optimizer.label} {min(factors):.2f} to {max(factors):.2f}")
+        errors.append(f"{series.run.optimizer.label} {min(factors):.2f} to {max(factors):.2f}")
     about = (
         "Epochs to the highest whole twentieth of accuracy that every total batch of a series reaches, at the "
         "fastest rate tried there, on a straight line between evaluations; foretold: 1 + B/N over the same at the "
         "smallest batch, N the noise scale up to that accuracy at the smallest batch that looked at it. A series is "
-        "one way of training at three total batches or more, mostly one run each; precision and machine may differ. "
+        "one way of training at three total batches or more, one of which looked at the noise, mostly one run each; "
+        "precision and machine may differ. "
         "Where rates decay they do so over the same epochs at every batch, which brings the batches nearer to each "
         "other. "
         f"Measured over foretold: {'; '.join(errors) or 'nothing to compare'}."
@@ -131,9 +133,8 @@ def rates(results: Results) -> Section:
             lines += _rates(f"{label}, published", pairs, known[0]) if pairs else []
     about = (
         "The rate of the most accurate run at each total batch, and what 1 / (1 + N/B) gives from that of the "
-        "smallest batch (its root for Muon, whose updates are not sized by the gradient). Where one rate was tried "
-        "it was given, not sought, and says nothing of the formula. Published: the main study's rates at any "
-        "division of a batch, with this project's N."
+        "smallest batch (its root for Muon, whose updates are not sized by the gradient), where several rates "
+        "were tried. Published: the main study's rates at any division of a batch, with this project's N."
     )
     return Section("Rates that the noise scale foretells", (about, markdown(lines)))
 
@@ -184,15 +185,17 @@ def _rates(
         accuracy, best = max(pairs)
         rate = start * noise.rate_at(batch, scale, sized_by_gradient=sized_by_gradient) / at_first
         sought = sorted({one for _, one in pairs})
+        if len(sought) < 2:
+            continue
         lines.append(
             {
                 "rates of": label,
                 "total batch": f"{batch:,}",
-                "tried": f"{sought[0]:g} to {sought[-1]:g} ({len(sought)})" if len(sought) > 1 else f"{best:g}",
-                "best (accuracy)": f"{best:g} ({accuracy:.3f})" if len(sought) > 1 else "given",
+                "tried": f"{sought[0]:g} to {sought[-1]:g} ({len(sought)})",
+                "best (accuracy)": f"{best:g} ({accuracy:.3f})",
                 "from": f"{start:g} at {first:,}",
                 "foretold": f"{rate:.2g}",
-                "best / foretold": f"{best / rate:.2f}" if len(sought) > 1 else "",
+                "best / foretold": f"{best / rate:.2f}",
             }
         )
     return lines

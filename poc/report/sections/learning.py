@@ -1,4 +1,4 @@
-"""The page behind "Which learning rate": every way that was tried, its curve, and the gradient noise."""
+"""The page behind "Which learning rate": every way that was tried, the curves of the best, and the gradient noise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def _ways(results: Results, shown: Sequence[Measurement], *columns: str) -> tupl
         {
             **cells(taken, *columns, "total batch"),
             "way": letters[way(taken.row.run)],
-            "division": division(taken.row.run),
             "rate": short_way(taken.row),
             **cells(taken, "precision", "devices"),
             "accuracy": accuracy_of(taken.accuracies()),
@@ -46,7 +45,8 @@ def _ways(results: Results, shown: Sequence[Measurement], *columns: str) -> tupl
         }
         for taken in sorted(shown, key=_by_batch)
     ]
-    listed = "\n".join(f"- {letter}: {words}" for words, letter in letters.items())
+    divisions = {way(taken.row.run): division(taken.row.run) for taken in shown}
+    listed = "\n".join(f"- {letter} ({divisions[words]}): {words}" for words, letter in letters.items())
     return markdown(lines), listed
 
 
@@ -87,7 +87,6 @@ def noise(results: Results) -> Section:
             {
                 "total batch": f"{run.total_batch:,}",
                 "way": letters.get(way(run), ""),
-                "division": division(run),
                 "rate": short_way(row),
                 "seed": f"{run.seed}",
                 "first half": halves[0],

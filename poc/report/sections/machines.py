@@ -9,7 +9,6 @@ from poc.recipe.exchanges import EXCHANGES
 from poc.report import chart
 from poc.report.measurements import CLOSED, Known, Measurement, alike, division
 from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
-from poc.report.rows import USUAL_ENGINE
 from poc.report.tables import RATE, accuracy_of, cells, devices_of, machine_of, markdown, rounded, short_machine
 from poc.studies.row import Row
 
@@ -22,9 +21,9 @@ def section(results: Results) -> Section:
     fastest = fastest_device(results)
     compared = f"x one {machine_of(fastest).split()[-1]}" if fastest else "x one GPU"
     about = (
-        "Closed division: ResNet-50 (CIFAR), SGD, rate 0.05 for every 128 samples of total batch, "
-        f"{MAIN_EPOCHS} epochs of CIFAR-10 in crops of 28 with colours moved. Linked rows are published; CPUs of "
-        "studies ran batches of 256 and 512."
+        "Closed division: ResNet-50 (CIFAR), SGD, CIFAR-10 in crops of 28 with colours moved; accuracies are those of "
+        f"{MAIN_EPOCHS} epochs at a rate of 0.05 for every 128 samples of total batch, speeds also of shorter runs and "
+        "other rates. Linked rows are published; CPUs of studies ran batches of 256 and 512."
     )
     table = [
         {
@@ -47,7 +46,7 @@ def reference(results: Results) -> list[Measurement]:
 
     def measured(row: Row) -> bool:
         like = row.network == MAIN_NETWORK and row.batch_per_device == MAIN_BATCH and not row.fixed
-        usual = results.is_here(row) or (row.run.engine == USUAL_ENGINE and row.dtype == "float32")
+        usual = results.is_here(row) or (results.is_usual(row) and row.dtype == "float32")
         closed = division(row.run) == CLOSED and not isinstance(row.run.exchange, Independent)
         return bool(like and usual and closed)
 
@@ -112,7 +111,7 @@ def _picture(results: Results, shown: Sequence[Measurement]) -> list[Picture]:
         lines.append(chart.Line(label=", ".join(dict.fromkeys(words)), points=(point,), here=results.is_here(row)))
     figure = chart.dots(lines, title="One device: training throughput", xlabel="samples/s (logarithmic)")
     caption = (
-        "Samples/s of one device, ResNet-50 (CIFAR) at the study's setting; bars are the range of takes, bold is "
-        "the machine at hand."
+        "Samples/s of one device, ResNet-50 (CIFAR) at the study's setting (its CPUs at batches of 256 and 512); bars "
+        "are the range of takes, bold is the machine at hand."
     )
     return [Picture("machines", caption, figure)]

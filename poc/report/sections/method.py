@@ -28,8 +28,8 @@ def rules(results: Results) -> Section:
         "runs, every other one backwards; repeats from before there were takes may lie hours apart.",
         f"{compare.VERDICT_RULE}. Windows of one run bear no verdict: they are "
         "correlated, and know nothing of what differs from run to run.",
-        f"A take is disturbed where other processes, or the hypervisor, took more than {BUSY:.0%} of the machine's "
-        "cores meanwhile. Disturbed takes count only where there are no others; a star says so.",
+        f"A take is disturbed where other processes and the hypervisor together took more than {BUSY:.0%} of the cores "
+        "that the run could use. Disturbed takes count only where there are no others; a star says so.",
         "With several workers a window has the samples of all and the seconds of the slowest.",
         "Accuracy is over the whole test set, each image once, whatever the number of devices.",
         "Virtual devices are played in turn by a real one: gradients are summed before the update and batch statistics "

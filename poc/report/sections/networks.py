@@ -24,7 +24,7 @@ def section(results: Results) -> Section:
         {
             **cells(taken, "network"),
             "machine": results.name(taken.row),
-            **cells(taken, "batch a device", "precision", RATE),
+            **cells(taken, "batch a device", "engine", "precision", RATE),
             "GFLOP/s": rounded(flops.median / 1e9) if (flops := taken.figures("flops")) else "",
             "of peak": f"{share.median:.0%}" if (share := taken.figures("peak_share")) else "",
         }
@@ -35,7 +35,7 @@ def section(results: Results) -> Section:
 
 def batches(results: Results) -> Section:
     """Samples/s against the batch on one device, of networks that ran at three batches or more."""
-    shown = results.speeds(lambda row: row.devices == 1 and not row.fixed and row.run.engine == USUAL_ENGINE)
+    shown = results.speeds(lambda row: row.devices == 1 and not row.fixed and results.is_usual(row))
     lines = [
         {
             **cells(taken, "network"),
@@ -98,6 +98,7 @@ def largest(results: Results) -> Section:
         beyond = [record.run.batch_per_device for record in members if record.outcome == OUT_OF_MEMORY]
         if beyond:
             most = f"{max(fits):,}" if fits else "none"
-            line = {"machine": machine, "network": network_label(network), "engine": engine, "precision": dtype}
+            line = {"machine": results.bold(machine), "network": network_label(network)}
+            line.update({"engine": engine, "precision": dtype})
             lines.append({**line, "largest batch": most, "did not fit": f"{min(beyond):,}"})
     return Section("Largest batches", (markdown(lines),))

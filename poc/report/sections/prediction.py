@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
-
 from poc import predict
 from poc.predict import trial
-from poc.predict.quantiles import Prediction
-from poc.predict.series import Point
-from poc.records.record import COMPLETED, Forecast, Record
+from poc.records.record import COMPLETED, Record
 from poc.report import chart
+from poc.report.measurements import Measurement, figures_of
 from poc.report.page import Picture, Results, Section
-from poc.report.sections.scaling import scalings
-from poc.report.tables import interval, markdown, network_label, rounded
+from poc.report.tables import interval, markdown, network_label, rate_of, rounded
 from poc.run import NO_MATTER_FOR_SPEED
 
 _ADVISED_BESIDES = (
@@ -31,13 +27,10 @@ def tested(results: Results) -> Section:
         "fewest counts up to four times as many devices, fitted without the tested study; which features there are "
         "was chosen with all in view, which flatters it a little. Errors are medians; the interval's score (Winkler "
         "1972, of logarithms) is its width and twenty times what it misses by, so less is better, and rivals have the "
-        "intervals of their own errors elsewhere."
+        "intervals of their own errors elsewhere. Series of a fixed total batch, of which one study alone has any, are "
+        "not in the table: `python -m poc predict` has them too."
     )
-    weak = markdown(trial.table(found.weak_by_study))
-    every = "With series of a fixed total batch, of which one study alone has any:"
-    one = "With only the tested series left out, not all of its study:"
-    tables = (every, markdown(trial.table(found.by_study)), one, markdown(trial.table(found.by_series)))
-    return Section("Predicted scaling, tried on series left out", (about, weak, *tables))
+    return Section("Predicted scaling, tried on series left out", (about, markdown(trial.table(found.weak_by_study))))
 
 
 def beforehand(results: Results) -> Section:
@@ -49,7 +42,9 @@ def beforehand(results: Results) -> Section:
             "batch a device": f"{row.batch_per_device:,}",
             "exchange": row.exchange,
             "devices": f"{said.devices} -> {row.devices}",
-            **_beside(said, row.samples_per_second),
+            "predicted (90%)": interval(said.rate, said.low, said.high),
+            "measured": rounded(row.samples_per_second) + Measurement((row,)).signs,
+            "inside": "yes" if said.low <= row.samples_per_second <= said.high else "no",
         }
         for row, record in zip(results.rows, results.records)
         if (said := record.predicted) and row.samples_per_second and record.outcome == COMPLETED
@@ -81,27 +76,29 @@ def advised(results: Results) -> Section:
             and taken.run.key(*_ADVISED_BESIDES) == own
         ]
         for option in record.advice.options:
-            came = [one for one in there if (one[0].devices, one[0].total_batch) == (option.devices, option.batch)]
-            speeds = [row.samples_per_second or 0.0 for row, _ in came]
-            hours = [option.epochs[0] * _epoch_seconds(taken) / 3600 for _, taken in came]
+            asked = option.devices, option.batch
+            came = {row: taken for row, taken in there if (row.devices, row.total_batch) == asked}
+            taken = Measurement(tuple(came))
+            hours = figures_of(option.epochs[0] * _epoch_seconds(came[row]) / 3600 for row in taken.quiet)
             lines.append(
                 {
+                    "advised": record.started[:16].replace("T", " "),
                     "machine": results.bold(record.advice.machine),
                     "network": network_label(record.run.model),
                     "devices": f"{option.devices} x {option.batch // option.devices:,}",
                     "rate": f"{option.learning_rate:.3g}",
                     "samples/s said (90%)": interval(*option.rate),
                     "limited by": option.limit,
-                    "samples/s came": rounded(statistics.median(speeds)) if speeds else "",
+                    "samples/s came": rate_of(taken) if came else "",
                     "hours said (90%)": interval(*option.hours),
-                    "hours came": rounded(statistics.median(hours)) if hours else "",
+                    "hours came": rounded(hours.median) if hours else "",
                 }
             )
         if all(option.dollars for option in record.advice.options):
             pictures = [_time_against_dollars(record)]
     about = (
-        "What `poc advise` said before anything was spent, and the medians of the trainings of whole epochs in that "
-        "setting on that machine: hours of training alone, for as many epochs as were advised."
+        "What `poc advise` said, and the medians of the trainings of whole epochs in that setting on that machine, "
+        "before or after: hours of training alone, for as many epochs as were advised."
     )
     return Section("Advised, and what came", (about, markdown(lines), *pictures))
 
@@ -132,44 +129,3 @@ def _time_against_dollars(record: Record) -> Picture:
         f"{record.advice.machine} (from above) to the accuracy of the recipe's own batch."
     )
     return Picture("advice", caption, figure)
-
-
-def here(results: Results) -> Section:
-    """What the measured rows on one device would have said of several, beside what those measured."""
-    learnt = predict.kept().learnt
-    lines = []
-    for scaled in scalings(results.speeds(lambda row: row.measured)):
-        for one, several in scaled.pairs:
-            row, given, came = several.row, one.rate.median, several.rate.median
-            if row.devices > 4:
-                continue
-            (made,) = learnt.predict(
-                [Point(devices=1, rate=given)], [Point(devices=row.devices, rate=came)], scaled.series.kind
-            )
-            lines.append(
-                {
-                    "machine": results.name(row),
-                    "network": network_label(row.network),
-                    "scaling": f"{scaled.series.kind}, {scaled.series.batch:,}",
-                    "exchange": row.exchange,
-                    "devices": f"{row.devices}",
-                    "measured on one": rounded(given),
-                    **_beside(made, came),
-                }
-            )
-    inside = sum(line["inside"] == "yes" for line in lines)
-    about = (
-        "*Predicted* from the medians on one device, of takes within an hour of these, by what the published series "
-        f"teach, which know nothing of this machine or its exchanges. {inside} of {len(lines)} that were "
-        "measured lie inside."
-    )
-    return Section("Predicted from one device, and measured", (about, markdown(lines)))
-
-
-def _beside(made: Forecast | Prediction, came: float) -> dict[str, str]:
-    """What was predicted, with its interval, and what came out, in samples/s."""
-    return {
-        "predicted (90%)": interval(made.rate, made.low, made.high),
-        "measured": rounded(came),
-        "inside": "yes" if made.low <= came <= made.high else "no",
-    }

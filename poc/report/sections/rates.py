@@ -31,8 +31,9 @@ def section(results: Results) -> Section:
         f"Accuracy of ResNet-50 (CIFAR) after {MAIN_EPOCHS} epochs at the best rate that was tried. Closed: the "
         f"study's way but for the rate, which stays the same to the end{swing}, so their mean stands "
         f"beside.{mixed} Open: any other way. Ways were sought on the test set{held_out}. "
-        "One seed unless n says otherwise. Lost: beside the smallest batch. Batches of several devices were played by "
-        "virtual ones, whose accuracy is that of real ones. [Learning rate][learning_rate] has every run."
+        "One seed unless n says otherwise. Lost: beside the smallest batch; open ways differ from batch to batch, as "
+        "does how long they were sought, so that it is not of the batch alone. Batches of several devices were played "
+        "by virtual ones, whose accuracy is that of real ones. [Learning rate][learning_rate] has every run."
     )
     table = []
     for batch in sorted({batch for found in best.values() for batch in found}):

@@ -20,7 +20,10 @@ def section(results: Results) -> Section:
         "Total batch = batch per device x devices. Closed division: network, optimizer and crops as the study had "
         "them, but perhaps for the rate. Open: trained in any other way; another network is named. Muon 0.05, "
         "0.5: a rate of 0.05 for convolutions, of 0.5 for all else.",
-        "Accuracy is on CIFAR-10's 10,000 test images after the last epoch."
+        "Virtual devices: one real device played all of them in turn, for the accuracy of their total batch; their "
+        "speed is in no table.",
+        "Accuracy is on CIFAR-10's 10,000 test images after the last epoch; held-out: on 5,000 training images that a "
+        "search keeps back."
         + " It was measured on copies compressed as JPEG, for want of the originals: the study's own script, too, "
         "stays below what it printed on them ([How it was measured][method])." * any(map(is_copy, results.rows)),
     ]

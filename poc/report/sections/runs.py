@@ -37,6 +37,8 @@ def every(results: Results) -> Section:
 
 def _by_time(results: Results) -> list[Measurement]:
     measured = by_run(row for row in results.rows if row.measured and row.samples_per_second is not None)
+    # A virtual run that evaluated nothing has neither a speed nor an accuracy.
+    measured = [taken for taken in measured if not taken.row.virtual or taken.row.accuracy is not None]
     return sorted(measured, key=lambda taken: taken.row.started, reverse=True)
 
 

@@ -10,7 +10,7 @@ from poc.predict.quantiles import FARTHEST, Prediction
 from poc.predict.series import Point
 from poc.recipe import Independent
 from poc.report import chart, compare
-from poc.report.measurements import Measurement
+from poc.report.measurements import Measurement, figures_of
 from poc.report.page import MAIN_BATCH, MAIN_NETWORK, Picture, Results, Section
 from poc.report.sections.machines import usual_exchange
 from poc.report.tables import interval, markdown, network_label, rounded, short_machine
@@ -156,26 +156,36 @@ def _picture(shown: Sequence[Scaled], foretold: Mapping[Scaled, Sequence[Predict
     return [Picture("scaling", caption, figure)]
 
 
-def both_speedups(results: Results) -> Section:
-    """Every measured series with both of its speed-ups, by throughput and by wall time."""
-    lines = [
-        {
-            "machine": results.name(scaled.last),
-            "network": network_label(scaled.last.network),
-            "scaling": f"{scaled.series.kind}, {scaled.series.batch}",
-            "exchange": scaled.last.exchange,
-            "devices": f"{scaled.last.devices}",
-            "by throughput": f"{scaled.speedups[scaled.last.devices]:.2f}",
-            "efficiency": f"{scaled.efficiency:.2f}",
-            "by wall time": rounded(compare.by_wall([scaled.pairs[-1][0].row], scaled.last)),
-            "takes": str(scaled.takes),
-        }
-        for scaled in scalings(results.speeds(lambda row: True))
-    ]
+def every(results: Results) -> Section:
+    """Every measured series: its speed-ups by throughput and by wall time, and what one device would have foretold."""
+    lines = []
+    for scaled in scalings(results.speeds(lambda row: True)):
+        for one, several in scaled.pairs:
+            devices = several.row.devices
+            asked, came = Point(devices=devices, rate=0.0), several.rate.median
+            known = [Point(devices=1, rate=one.rate.median)]
+            made = predict.kept().learnt.predict(known, [asked], scaled.series.kind) if devices <= FARTHEST else []
+            walls = [compare.by_wall([alone], row) for alone in one.quiet for row in several.quiet]
+            lines.append(
+                {
+                    "machine": results.name(several.row),
+                    "network": network_label(several.row.network),
+                    "scaling": f"{scaled.series.kind}, {scaled.series.batch:,}, {several.row.exchange}",
+                    "devices": f"{devices}",
+                    "times as fast (takes)": f"{scaled.speedups[devices]:.2f} ({min(one.rate.n, several.rate.n)})",
+                    "by wall time": rounded(figures.median) if (figures := figures_of(walls)) else "",
+                    "samples/s, one and all": f"{rounded(one.rate.median)}, {rounded(came)}",
+                    "predicted (90%)": "".join(interval(said.rate, said.low, said.high) for said in made),
+                    "inside": "".join("yes" if said.low <= came <= said.high else "no" for said in made),
+                }
+            )
+    inside = [line["inside"] for line in lines if line["inside"]]
     about = (
         f"{compare.SERIES_RULE}, nor without takes of both that began within an hour of each other, of which "
-        "the medians are compared. By throughput sees the usual window alone; by wall time all of a run, from its "
-        "start to its end, and only where both trained as many samples (within "
-        f"{compare.SAME_WORK:.0%})."
+        "the medians are compared. Times as fast is by samples/s, in the usual window alone; by wall time sees all of "
+        "a run, from its start to its end, and only where both trained as many samples (within "
+        f"{compare.SAME_WORK:.0%}). *Predicted* is from one device alone, by what the published series teach, which "
+        f"know nothing of this machine or its exchanges: {inside.count('yes')} of {len(inside)} lie inside, of which "
+        "many share their takes on one device."
     )
     return Section("Every measured series", (about, markdown(lines)))

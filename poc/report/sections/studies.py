@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from poc.report import compare
 from poc.report.measurements import Measurement, grouped
 from poc.report.page import Results, Section
-from poc.report.rows import USUAL_ENGINE
 from poc.report.tables import machine_of, markdown, network_label, network_of, rate_of, rounded, short_machine
 from poc.studies import Study
 from poc.studies.row import Row
@@ -20,8 +19,8 @@ def sections(results: Results) -> list[Section]:
     """A section for each study."""
 
     def comparable(row: Row) -> bool:
-        usual = row.run.engine == USUAL_ENGINE and row.dtype == "float32"
-        return bool(usual and row.devices == 1 and row.cores_per_worker is None)
+        alone = row.devices == 1 and row.cores_per_worker is None
+        return bool(alone and row.dtype == "float32" and results.is_usual(row))
 
     alone = results.speeds(comparable)
     return [_section(results, study, alone) for study in results.studies]
