@@ -23,6 +23,7 @@ _FIRST = (
 NO_MATTER_FOR_SPEED = (
     *("seed", "learning_rate", "lr_rule", "warmup_from", "warmup_steps", "decay", "decay_at", "decay_factor"),
     *("epochs", "steps", "steps_per_epoch", "seconds", "window", "evaluate", "quick"),
+    *("target_accuracy", "averaged_views"),
 )
 """In which runs of one setting may differ, as far as their samples a second go: how long they train, at which rate."""
 _NOT_COMPUTED = ("recipe", "restarts")
@@ -139,6 +140,8 @@ class Run(Schedule, Training):
             left = {entry: left[entry] for entry in left if entry not in others}
         if left.get("devices") == 1:  # earlier plans named what it would have exchanged
             held["exchange"] = Device()
+        if left.get("decay") == "one-cycle":  # as earlier versions called what was linear to the last digit
+            left["decay"] = "linear"
         data = dict(left.pop("data"))
         held["data"] = from_plain(DATA[data.pop("name")], data)
         names = _options(Run)

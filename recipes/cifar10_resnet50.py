@@ -11,7 +11,6 @@ recipe = Recipe(
     model="cifar_resnet50_v2",
     data=CIFAR10(crop=28, jitter=True),
     epochs=12,
-    exchange="device",
     cases=[
         # The study's CPU rows, and its reference setting for comparison with the GPUs.
         dict(kind="cpu", batch_per_device=128, lr=0.05, rank=1),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from poc import CIFAR10, Recipe, advice, engines
+from poc import CIFAR10, DistSync, Recipe, Stale, advice, engines
 from poc.__main__ import main
 from poc.engines import builds
 from poc.machine import hardware, nvml
@@ -17,7 +17,7 @@ from poc.machine.hardware import Hardware
 from poc.plan import plan
 from poc.train.local import own_gpus
 from tests import launch, stand_in
-from tests.builders import GLUON, recipe_file
+from tests.builders import GLUON, MACHINE, recipe_file
 
 CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 2.10.0", "torch 2.13.0"
 OF_CUDA_10 = "libcudart.so.10.2"
@@ -129,6 +129,13 @@ def test_norms_of_scaled_gradients_are_not_taken(monkeypatch: pytest.MonkeyPatch
     for noise in (None, 2):
         (item,) = plan("r", Recipe(model="cifar_resnet8_v2", devices=2, dtype="float16", gradient_noise=noise), here)
         assert item.skip.startswith("gradient_noise is not measured in float16") == bool(item.skip) == bool(noise)
+
+
+@pytest.mark.parametrize("exchange", ["dist_async", Stale(1), "independent", DistSync(two_bit=0.5)], ids=str)
+def test_norms_of_gradients_that_are_not_summed_exactly_are_not_taken(exchange: Any) -> None:
+    recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", devices=2, workers=2, exchange=exchange, gradient_noise=2)
+    (item,) = plan("r", recipe, MACHINE)
+    assert item.skip.startswith("gradient_noise is measured where gradients are summed exactly")
 
 
 def test_horovod_as_it_is_built_here_is_not_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

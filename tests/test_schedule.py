@@ -30,7 +30,6 @@ def test_warm_up_rises_every_step() -> None:
         ("constant", [(10, 2.0), (20, 2.0), (30, 2.0)]),
         ("linear", [(10, 2.0), (15, 1.5), (20, 1.0), (30, 0.0)]),
         ("cosine", [(10, 2.0), (20, 1.0), (25, 1 - 0.5**0.5), (30, 0.0)]),
-        ("one-cycle", [(10, 2.0), (19, 1.1), (28, 0.2), (29, 0.1), (30, 0.0)]),
     ],
 )
 def test_the_rate_decays_after_the_warm_up(decay: str, rates: list[tuple[int, float]]) -> None:
@@ -48,7 +47,7 @@ def test_a_rate_in_steps_falls_at_shares_of_the_training() -> None:
 
 
 @given(
-    st.sampled_from(["constant", "cosine", "linear", "one-cycle"]),
+    st.sampled_from(["constant", "cosine", "linear"]),
     st.integers(1, 1000),
     st.integers(0, 999),
     st.floats(1e-6, 1e3),

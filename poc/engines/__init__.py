@@ -141,6 +141,9 @@ def lacks(run: Run, machine: Hardware) -> str | None:
             return f"{name} ends a run of one process, and {engine.LABEL} has one for each device"
     if run.straggler and run.workers == 1:
         return f"straggler {run.straggler:g} says nothing of one worker alone"
+    exact = run.exchange.sums and getattr(run.exchange, "two_bit", None) is None
+    if run.exchanges and run.gradient_noise and not exact:
+        return f"gradient_noise is measured where gradients are summed exactly, and exchange {run.exchange} does not"
     if run.dtype == "float16" and run.gradient_noise:
         return "gradient_noise is not measured in float16, whose gradients are scaled"
     if run.kind == "gpu":

@@ -15,7 +15,7 @@ import numpy as np
 
 from poc.data import Batch, Pixels, Views
 from poc.engines import whitening
-from poc.recipe import DistAsync, Independent, Stale, networks
+from poc.recipe import networks
 from poc.values import value
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Session(abc.ABC):
         self._step = first_step
         self._scale = networks.network(run.model).input_scale
         """What pixels less their mean are multiplied by, where no batch norm on the input does that."""
-        self._sums = not isinstance(run.exchange, (Independent, DistAsync, Stale))
+        self._sums = run.exchange.sums
         """Whether an exchange gives every device the sum of all gradients."""
         self._losses: dict[int, Scalar] = {}
         """Of each device's samples since the last `drain`, their sum."""

@@ -17,7 +17,7 @@ class _Images:
 
     name: ClassVar[str]
     crop: int
-    train: int = 50_000
+    train: int
     """Images in the training set."""
     fixed = False
     on_device = False

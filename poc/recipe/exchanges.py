@@ -16,6 +16,8 @@ class Exchange:
     """Between the devices of one process."""
     between: ClassVar[bool] = True
     """Between the processes of several workers."""
+    sums: ClassVar[bool] = True
+    """Whether each step is by the sum of all devices' gradients."""
 
     def __post_init__(self) -> None:
         checked(self, f"exchange: {type(self).__name__}.")
@@ -87,6 +89,7 @@ class DistAsync(Exchange):
     servers: int = field(default=1, check=whole, label="{} servers")
 
     name = "dist_async"
+    sums = False
 
 
 @value
@@ -102,6 +105,7 @@ class Stale(Exchange):
     servers: int = field(default=1, check=whole, label="{} servers")
 
     name = "stale"
+    sums = False
 
 
 @value
@@ -119,7 +123,7 @@ class Independent(Exchange):
     """None at all: the ceiling."""
 
     name = "independent"
-    inside = True
+    inside, sums = True, False
 
 
 EXCHANGES: dict[str, type[Exchange]] = {

@@ -52,7 +52,8 @@ class Network:
     whitens: bool = False
     """Its first convolution whitens the training images, and is not trained."""
     input_scale: float = 1 / 58.0
-    """What images less `MEAN` are multiplied by: one over ImageNet's deviation; 1 before a batch norm on the input."""
+    """What images less `MEAN` are multiplied by: one over ImageNet's deviation; 1 before a batch norm on the input, and
+    in the network that is one less its norms."""
 
     @property
     def cost(self) -> Cost:

@@ -13,7 +13,8 @@ class Optimizer:
 
     momentum: float = field(default=0.9, check=share, label="momentum {:g}")
     weight_decay: float = field(default=1e-4, check=positive_or_zero, label="weight decay {:g}")
-    """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study."""
+    """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study. Muon's convolutions
+    shrink by it, times their rate, apart from their gradients."""
     decay_gammas: bool = field(default=True, check=flag, label="gammas not decayed")
     """False: the penalty is on weights only (Goyal et al. 2017)."""
 
@@ -66,11 +67,15 @@ class Muon(Optimizer):
     """Learning rate of the convolutions at the full rate, `lr`, of the rest; it has the same warm-up and decay."""
     unit_weights: bool = field(default=False, check=flag, label="convolutions of constant size")
     """Before each step a convolution is scaled to the norm of an orthogonal one, the root of its outputs (Jordan 2024,
-    `airbench94_muon`), so that a rate means the same share of it from the first step to the last."""
+    `airbench94_muon`), so that a rate means the same share of it from the first step to the last. Weights that start at
+    zero, as `zero_gamma` has them in "_v2", get that size from their first gradient."""
 
     name = "muon"
     label = "Muon"
     sized_by_gradient = False
+    coefficients: ClassVar[tuple[float, float, float]] = (3.4445, -4.7750, 2.0315)
+    """Of the quintic Newton-Schulz iteration that brings singular values near to one."""
+    iterations: ClassVar[int] = 5
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Nesterov, LARS, Muon)}

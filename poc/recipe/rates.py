@@ -10,23 +10,10 @@ from poc.values import UserError, checked, choice, either, field, positive, posi
 
 BASE = "base"
 """Where a warm-up may start: from the rate that is not scaled."""
-# The last part of a one-cycle, in which the rate falls to zero (Smith 2018 has "a bit of the end" for it).
-_ANNIHILATION = 0.1
-_CYCLE_DEPTH = 0.1
-
-
-def _one_cycle(progress: float) -> float:
-    down = 1 - _ANNIHILATION
-    if progress < down:
-        return 1 - (1 - _CYCLE_DEPTH) * progress / down
-    return _CYCLE_DEPTH * (1 - progress) / _ANNIHILATION
-
-
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
     "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     "linear": lambda progress: 1 - progress,
-    "one-cycle": _one_cycle,
 }
 """What is left of the full rate after a share of the training, from 0 at the end of the warm-up to 1."""
 
@@ -63,8 +50,8 @@ class Rate:
     warmup_from: float | str = field(default=0.0, check=either(positive_or_zero, BASE))
     """A rate, or "base": the one that is not scaled, as in Goyal et al. 2017."""
     decay: str | Steps = field(default="constant", check=_decay)
-    """After the warm-up: "constant", "cosine" (Loshchilov and Hutter 2017) or "linear" down to zero, "one-cycle" (Smith
-    2018: over its first nine tenths back to a tenth, then to zero; the warm-up is the way up), or `Steps(...)`."""
+    """After the warm-up: "constant", "cosine" (Loshchilov and Hutter 2017) or "linear" down to zero, or `Steps(...)`. A
+    long warm-up and a linear decay are a one-cycle (Smith 2018)."""
 
     def __post_init__(self) -> None:
         checked(self, f"lr: {type(self).__name__}.")

@@ -94,8 +94,8 @@ class Training:
         default="float32", check=choice(("float32", "tf32", "bfloat16", "float16", AUTO)), label="precision {}"
     )
     """Precision of the layers' arithmetic: "bfloat16", "float16" (with dynamic loss scaling), "tf32", which is float32
-    on the tensor cores of a GPU; "auto" is bfloat16 where it can be had and float32 elsewhere. Parameters, gradients
-    and their sums stay in float32; in bfloat16 PyTorch's Muon orthogonalises in bfloat16."""
+    on the tensor cores of a GPU; "auto" is bfloat16 where the engine has it and float32 elsewhere. Parameters,
+    gradients and their sums stay in float32; in bfloat16 PyTorch's Muon orthogonalises in bfloat16."""
     layout: str = field(default="NCHW", by_engine=True, label="{}")
     compile: bool = field(default=False, check=flag, by_engine=True, label="compiled")
     """The engine compiles the network, where it does not do so anyway."""

@@ -157,7 +157,7 @@ class _Whitening(nn.Conv2D):
 
 
 class Airbench(nn.HybridBlock):
-    """The network of Jordan 2024 ("94% on CIFAR-10 in 3.29 Seconds on a Single GPU") for images of 32 x 32.
+    """The network of Jordan 2024 ("94% on CIFAR-10 in 3.29 Seconds on a Single GPU").
 
     Its first convolution whitens patches of 2 x 2 and is not trained but for its shifts; three blocks of two
     convolutions follow, which begin as identities. Constants in it do what rates of their own do there.

@@ -12,7 +12,6 @@ import mxnet as mx
 import numpy as np
 
 from poc import recipe
-from poc.engines.muon import COEFFICIENTS, ITERATIONS
 
 if TYPE_CHECKING:
     from poc.engines.gluon.arrays import LongArray
@@ -171,13 +170,13 @@ class _Orthogonalised(mx.gluon.HybridBlock):
         self.hybridize()
 
     def hybrid_forward(self, F: Any, stack: Any) -> Any:  # noqa: N803
-        a, b, c = COEFFICIENTS
+        a, b, c = recipe.Muon.coefficients
         x = F.reshape(stack, (-1, self._rows, self._columns))
         size = F.reshape(F.norm(F.reshape(x, (0, -1)), axis=1), (-1, 1, 1))
         x = F.broadcast_div(x, size + 1e-7)
         tall = self._rows > self._columns
         x = F.transpose(x, (0, 2, 1)) if tall else x
-        for _ in range(ITERATIONS):
+        for _ in range(recipe.Muon.iterations):
             square = F.linalg.gemm2(x, x, transpose_b=True)
             x = F.linalg.gemm(F.linalg.gemm(square, square, square, alpha=c, beta=b), x, x, beta=a)
         x = (F.transpose(x, (0, 2, 1)) if tall else x) * max(1.0, self._rows / self._columns) ** 0.5

@@ -1,5 +1,5 @@
-"""The CIFAR ResNets of the registry as PyTorch modules, layer for layer those of the Gluon engine; torchvision's for
-ImageNet."""
+"""Networks of the registry for CIFAR-10 as PyTorch modules, layer for layer those of the Gluon engine; torchvision's
+for ImageNet."""
 
 from __future__ import annotations
 
@@ -94,8 +94,9 @@ class _Shift(nn.BatchNorm2d):
 
     def forward(self, x: Any) -> Any:
         """The values (n, channels, height, width), normalised and shifted."""
-        given = (self.running_mean, self.running_var, None, 10 * self.bias, self.training, self.momentum, self.eps)
-        return functional.batch_norm(x, *given)
+        # Gammas of one, and not none: in NHWC CUDA's backward pass would return no gradient of the shifts.
+        given = (self.running_mean, self.running_var, self.weight, 10 * self.bias)
+        return functional.batch_norm(x, *given, self.training, self.momentum, self.eps)
 
 
 class Airbench(nn.Module):
@@ -115,7 +116,7 @@ class Airbench(nn.Module):
         self.output = nn.Linear(entering, classes, bias=False)
 
     def forward(self, x: Any) -> Any:
-        """Scores (n, classes) of images (n, 3, 32, 32)."""
+        """Scores (n, classes) of images (n, 3, height, width)."""
         x = functional.gelu(functional.conv2d(x, self.whitening.weight, 10 * self.whitening.bias))
         return self.output(self.blocks(x).amax(dim=(2, 3))) / 7
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from poc import recipe
-from poc.engines.muon import COEFFICIENTS, ITERATIONS
 
 if TYPE_CHECKING:
     from poc.run import Run
@@ -137,13 +136,13 @@ def orthogonalised(directions: Tensors, dtype: torch.dtype = torch.float32) -> l
     for number, direction in enumerate(directions):
         groups[(direction.shape[0], direction[0].numel())].append(number)
     orthogonal: dict[int, torch.Tensor] = {}
-    a, b, c = COEFFICIENTS
+    a, b, c = recipe.Muon.coefficients
     for (rows, columns), members in groups.items():
         x = torch.stack([directions[number].reshape(rows, columns) for number in members])
         tall = rows > columns
         x = x.mT if tall else x
         x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype)
-        for _ in range(ITERATIONS):
+        for _ in range(recipe.Muon.iterations):
             square = x @ x.mT
             x = a * x + (b * square + c * (square @ square)) @ x
         x = (x.mT if tall else x).float() * max(1.0, rows / columns) ** 0.5

@@ -288,7 +288,7 @@ class TorchSession(Session):
         return fastest(product, size)
 
     def peak_device_bytes(self) -> int | None:
-        return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
+        return torch.cuda.max_memory_reserved() if self._device.type == "cuda" else None
 
 
 def _sum(tensors: list[torch.Tensor]) -> None:
