@@ -23,7 +23,7 @@ from poc.records import journal
 from poc.records.record import COMPLETED, DONE, Advice, Record
 from poc.studies import prices
 from poc.train import breakdown, outlook
-from poc.train.campaign import Campaign, undertake
+from poc.train.campaign import Campaign, needs_stand_in, undertake
 from poc.train.local import Here, Place, cache
 from poc.train.parent import execute
 from poc.values import UserError, nearest, positive, whole
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # whoever read has seen enough: plan | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains of it at its end
-        return 0
+        return int(options.command in (_run, _advise))  # what trains has not done all it had to
     except OSError as error:
         print(f"poc: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_options_of_run(to_run)
     for add in (to_run, to_advise):
         files = "CIFAR-10: the official binary files or archive, or {cifar10,imagenet}_{train,val}.rec (or $POC_DATA)"
-        add("--data", type=_data, metavar="DIR", default=os.environ.get("POC_DATA") or None, help=files)
+        add("--data", type=_absolute, metavar="DIR", help=files)
         add("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
     to_advise("--machine", metavar="NAME", help="one that is not here, as poc/studies/prices.csv or a study calls it")
     for add in (to_run, to_status, to_report, to_show, to_compare, to_advise):
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_options_of_run(add: Callable[..., Any]) -> None:
-    kept = "checkpoints go here, where a completed run leaves its last one (default: the cache, until it completes)"
+    kept = "checkpoints go here, where a run leaves that of its last step (default: the cache, until it completes)"
     add("--checkpoints", type=_absolute, metavar="DIR", help=kept)
     patience = "end a run in which nothing has gone on for so long (default: %(default)g)"
     add("--patience", type=float, metavar="SECONDS", default=300.0, help=patience)
@@ -127,15 +127,18 @@ def _add_options_of_run(add: Callable[..., Any]) -> None:
     add("--cluster", metavar="ADDRESS", default=os.environ.get("RAY_ADDRESS") or None, help=cluster)
 
 
-def _data(given: str) -> Path:
-    path = _absolute(given)
-    if not path.exists():
-        raise UserError(f"--data: {path} does not exist; give a folder or file that holds CIFAR-10")
-    return path
-
-
 def _absolute(given: str) -> Path:
     return Path(given).absolute()
+
+
+def _source(options: argparse.Namespace) -> Path | None:
+    """Where this machine's copy of CIFAR-10 is; None where nobody said."""
+    given = options.data or os.environ.get("POC_DATA")
+    path = Path(given).absolute() if given else None
+    if path and not path.exists():
+        name = "--data" if options.data else "POC_DATA"
+        raise UserError(f"{name}: {path} does not exist; give a folder or file that holds CIFAR-10")
+    return path
 
 
 def _doctor(_: argparse.Namespace) -> None:
@@ -223,10 +226,12 @@ def _advise(options: argparse.Namespace) -> int:
         if planned.skip:
             raise UserError(f"{path.name}: {planned.skip}")
         print(f"{planned}: about {outlook.duration(planned.seconds)}", file=sys.stderr)
-    place = Place(machine=machine, infrastructure=name, source=options.data, cache=cache())
+    place = Place(machine=machine, infrastructure=name, source=_source(options), cache=cache())
+    place = dataclasses.replace(place, stand_in=needs_stand_in(place, [planned.run for planned in plans]))
     before = _records(options)
     file = journal.folder(_results(options), name) / journal.FILE
-    *timed, looked = (_probed(planned, place, file) for planned in plans)
+    with journal.claimed(file):
+        *timed, looked = (_probed(planned, place, file) for planned in plans)
     noise, between = looked.noise(first=0.5), looked.noise_interval(first=0.5)
     failed = next((record for record in (looked, *timed) if record.outcome != COMPLETED), None)
     if failed or noise is None or noise.scale is None or between is None:
@@ -287,7 +292,7 @@ def _networks(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    total = 0.0
+    seconds: dict[tuple[str, int], float] = {}  # by run and take: what several recipes have is done once
     headers = ["id", "run", "total batch", "time, or why skipped"]
     for name, planned in _planned(options, hardware.detect()):
         outlooks = [f"skipped: {item.skip}" if item.skip else outlook.duration(item.seconds) for item in planned]
@@ -296,8 +301,9 @@ def _plan(options: argparse.Namespace) -> None:
         print(f"{name}\n{tabulate(rows, headers=headers, disable_numparse=True)}")
         choices = {(item.run.engine, item.engine_choice) for item in planned if item.engine_choice}
         print("".join(f"engine {engine}: {why}\n" for engine, why in sorted(choices)))
-        total += sum(item.seconds for item in planned if not item.skip)
-    print(f"About {outlook.duration(total)} in all, estimated; `run` skips what the journal holds already.")
+        seconds.update({(item.run.id, item.take): item.seconds for item in planned if not item.skip})
+    total = outlook.duration(sum(seconds.values()))
+    print(f"About {total} in all, estimated; `run` skips what the journal holds already.")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -311,7 +317,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.cluster:
         return _run_cluster(options, began)
     machine = hardware.detect()
-    place = _place(options, machine, options.infrastructure or machine.describe())
+    place = dataclasses.replace(
+        _place(options, machine, options.infrastructure or machine.describe()), source=_source(options)
+    )
     options.prices = prices.load({place.infrastructure: options.price} if options.price is not None else {})
     known = options.prices.of(place.infrastructure, machine.describe())
     if known is None and options.dollars is not None:
@@ -330,7 +338,7 @@ def _place(options: argparse.Namespace, machine: hardware.Hardware, infrastructu
     return Place(
         machine=machine,
         infrastructure=infrastructure,
-        source=options.data,
+        source=options.data,  # on a cluster each node has its own POC_DATA
         cache=cache(),
         checkpoints=options.checkpoints,
         price_per_hour=options.price,

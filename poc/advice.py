@@ -80,8 +80,7 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
     """
     settings, able = [], []
     for setting in recipe.settings():
-        alone = ("exchange", "virtual", "gradient_noise") if setting.devices == 1 else ()
-        made = Recipe(**{name: held for name, held in vars(setting).items() if name not in alone})
+        made = Recipe(**vars(setting))
         planned = plan("", made, machine)[0]
         # Virtual devices of a GPU are played by the CPU where there is none.
         settings.append(dataclasses.replace(made, kind=planned.run.kind))
@@ -107,14 +106,15 @@ def _short(setting: Setting, **changes: Any) -> Recipe:
 
 
 def advise(setting: Setting, scale: float) -> tuple[list[Choice], Choice]:
-    """Batch sizes from a sixteenth of the noise scale to sixteen times it, and the largest that keeps the accuracy.
+    """Batch sizes from a sixteenth of the noise scale to sixteen times it, or beyond the setting's own where that is
+    more, and the largest that keeps the accuracy.
 
     That is one at which as many epochs get as far as `WORTH` of them at the setting's own batch. The learning rate of
     the setting is taken to be right where it was given: for `per` samples, or where it does not scale for the total
     batch. From there it follows `noise.rate_at`: it grows with the batch below the noise scale
     and hardly any more beyond it.
     """
-    nearest = round(math.log2(max(1.0, scale)))
+    nearest, own = round(math.log2(max(1.0, scale))), setting.total_batch.bit_length()
     choices = [
         Choice(
             batch=batch,
@@ -122,10 +122,10 @@ def advise(setting: Setting, scale: float) -> tuple[list[Choice], Choice]:
             samples=noise.epochs_at(batch, scale),
             learning_rate=_rate_at(setting, batch, scale),
         )
-        for batch in (2**exponent for exponent in range(max(0, nearest - 4), nearest + 5))
+        for batch in (2**exponent for exponent in range(max(0, nearest - 4), max(nearest + 4, own) + 1))
     ]
     allowed = noise.epochs_at(setting.total_batch, scale) / WORTH
-    return choices, [choices[0], *(choice for choice in choices if choice.samples <= allowed)][-1]
+    return choices, [choice for choice in choices if choice.samples <= allowed][-1]
 
 
 def _rate_at(setting: Setting, batch: int, scale: float) -> float:
@@ -172,20 +172,24 @@ def published_speed(setting: Setting, machine: str, prices: Prices) -> Speed:
     The row of the batch nearest to the setting's; where that is another, the speed may be off by `UNLIKE`.
     """
     price, network = prices.of(machine), networks.network(setting.model)
-    rows = [row for study in studies.load() for row in study.rows]
-    alike = [
+    rows = [
         row
-        for row in rows
+        for study in studies.load()
+        for row in study.rows
         if row.devices == 1
         and row.batch_per_device
         and rate(row)
         and row.network in (network.name, network.study_name)
         and row.dataset.startswith("cifar") == (network.classes == 10)
         and not row.doubtful("samples_per_second", "devices")
-        and (machine in (row.infrastructure, row.hardware) or (price and _same_machine(row, price, prices)))
+    ]
+    alike = [
+        row
+        for row in rows
+        if machine in (row.infrastructure, row.hardware) or (price and _same_machine(row, price, prices))
     ]
     if not alike:
-        known = sorted({row.hardware for row in rows if row.devices == 1 and row.network == setting.model})
+        known = sorted({row.hardware for row in rows})
         raise UserError(
             f"--machine: no study has {setting.model} on one device of {machine!r}; those of: "
             f"{'; '.join(known) or 'none'}. Leave --machine out to measure here"
@@ -232,7 +236,8 @@ def options(
         hours = [
             passes * setting.data.train / per / 3600 for passes, per in zip(several, (rates[0], rates[2], rates[1]))
         ]
-        share = min(1.0, count / price.devices) if price and price.devices else 1.0
+        whole = setting.kind == "cpu" and speeds[0].apart is not None  # measured on a CPU, which is all of its machine
+        share = min(1.0, count / price.devices) if price and price.devices and not whole else 1.0
         dollars = price.dollars_per_hour * share if price else None
         made.append(
             Option(
@@ -290,7 +295,8 @@ def _table(made: Sequence[Option]) -> str:
 
 
 ASSUMED = (
-    "Assumed: the batch a device of the recipe's first setting, its rate right there, and its epochs enough there; "
+    "Assumed: the batch a device of the recipe's first setting, its rate right there, and its epochs (12 where it has "
+    "none) enough there; "
     "epochs and rates by the noise scale of a short run, which is lower than later ones, so that epochs may be fewer; "
     "more devices as the published series had them, of which beyond four times those measured nothing was tried. "
     "Evaluation is not in."

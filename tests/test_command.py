@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from poc import ImageNet
+from poc import CIFAR10, ImageNet
 from poc.__main__ import main
 from poc.records import journal
 from tests.builders import recipe_file
@@ -85,6 +85,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("plan missing.py", "no file missing.py"),
         ("plan bad.py", "batch_per_device: 0 is not allowed"),
         ("run quick --data nowhere", "--data: "),
+        ("advise images.py --data empty --results out", "empty holds no CIFAR-10"),
         ("run quick --only zzz", "no run 'zzz'"),
         ("run quick --detail --rounds 2", "--rounds: 2 is not allowed; give a whole number of at least 3"),
         ("run quick --rounds many", "invalid int value"),
@@ -103,6 +104,7 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(
     recipe_file(folder / "bad.py", batch_per_device=0)
     images = ImageNet(crop=32, resize=40, train=2, validation=1)
     recipe_file(folder / "imagenet.py", data=images, batch_per_device=1)
+    recipe_file(folder / "images.py", data=CIFAR10(crop=32))
     (folder / "empty").mkdir()
     before = set(folder.rglob("*"))
     results = ["--results", "out"] if arguments.startswith("run ") else []

@@ -24,7 +24,6 @@ from poc.machine.hardware import GPU
 from poc.recipe.exchanges import Exchange
 from poc.recipe.networks import MEAN
 from poc.run import Run
-from poc.train import breakdown
 from poc.values import UserError, value
 from tests import engine_worker
 from tests.builders import MACHINE
@@ -465,14 +464,6 @@ def test_gradients_count_as_they_travel(exchange: Exchange, bits: int) -> None:
     session._run = dataclasses.replace(session._run, exchange=exchange)
     session.parameters = 1600
     assert session.gradient_bytes == 1600 * bits / 8
-
-
-def test_a_run_whose_exchange_gives_a_wrong_sum_is_told_so() -> None:
-    run = planned("reference", devices=2).run
-    session = engines.open_session(run)
-    session.exchange_is_right = lambda: False  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="does not give the sum"):
-        breakdown.measure(session, batches(run), run, 3, lambda steps: batches(run, steps=steps))
 
 
 TEN = {"model": "cifar_resnet8_v2", "lr": 0.01, "batch_per_device": 64, "steps": 10, "layout": "NCHW"}

@@ -524,7 +524,12 @@ def test_a_worker_that_computes_is_not_taken_for_stalled(tmp_path: Path, monkeyp
 def test_workers_that_do_nothing_or_only_poll_are(command: str, polling: int, tmp_path: Path) -> None:
     with subprocess.Popen(["sh", "-c", command], text=True) as idle:
         lost = processes.watch({"worker 0": idle}, {}, [tmp_path / "none"], patience=1.5, polling=polling)
+        # One that has told all and hangs at its end is no loss.
+        told = processes.watch(
+            {"worker 0": idle}, {}, [tmp_path / "none"], 0.5, done=lambda name: True, polling=polling
+        )
         processes.stop([idle])
+    assert told is None
     assert lost is not None
     assert lost[0] == "worker 0"
     assert lost[1].startswith("none of them has ended, but nothing has gone on")

@@ -17,7 +17,7 @@ from poc.studies import prices
 from poc.studies.prices import Prices
 from poc.train import checkpoint, outlook
 from poc.train.campaign import Campaign, undertake
-from poc.train.outlook import Pace
+from poc.train.outlook import Pace, Takes
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, place_in, record_of, run_of
 
@@ -66,12 +66,42 @@ def test_each_recipe_has_a_line_and_a_run_of_two_counts_once(tmp_path: Path) -> 
     one, two = planned(1800.0), planned(3600.0, lr=0.02)
     skipped = dataclasses.replace(planned(9.0, lr=0.03), skip="why")
     items = [("a", "", one), ("a", "", two), ("b", "", two), ("b", "", skipped)]
-    text = outlook.table(items, lambda run, take: run is one.run, Pace(place_in(tmp_path), []), 7.2)
+    done = Takes([dataclasses.replace(record_of(), run=one.run)])
+    text = outlook.table(items, done, Pace(place_in(tmp_path), []), 7.2)
     assert [line.split() for line in text.splitlines()[2:]] == [
         ["a", "2", "1", "60", "min", "7.20"],
         ["in", "all", "2", "1", "60", "min", "7.20"],
     ]
-    assert "dollars" not in outlook.table(items, lambda run, take: False, Pace(place_in(tmp_path), []), None)
+    assert "dollars" not in outlook.table(items, Takes([]), Pace(place_in(tmp_path), []), None)
+
+
+def test_a_search_is_over_once_its_largest_batch_is_trained_and_the_next_is_known_not_to_fit() -> None:
+    sizes = [(run_of(batch_per_device=size, epochs=1), run_of(batch_per_device=size, epochs=2)) for size in (8, 16, 32)]
+    item = Planned(run=sizes[-1][1], search=tuple(sizes))
+
+    def over(*told: tuple[int, int, str]) -> bool:
+        return Takes(dataclasses.replace(record_of(), run=sizes[a][b], outcome=how) for a, b, how in told).over(item)
+
+    done, full = "completed", "out of memory"
+    # Another recipe has trained with the smallest one.
+    assert not over((0, 1, done))
+    assert not over((0, 1, done), (1, 0, full), (0, 1, "failed"), (1, 1, done))
+    assert over((0, 1, done), (1, 0, full))
+    assert not over((0, 0, done), (1, 0, full))
+    assert over((0, 1, done), (1, 0, done), (1, 1, full))
+    assert over((2, 1, done))
+    assert over((0, 0, full))
+
+
+def test_takes_on_made_up_images_count_only_where_these_still_stand_in(tmp_path: Path) -> None:
+    real = record_of(dataset="synthetic")
+    file = journal.folder(tmp_path, real.infrastructure) / journal.FILE
+    journal.append(file, real)
+    place = dataclasses.replace(place_in(tmp_path), infrastructure=real.infrastructure)
+    campaign = Campaign([("r", [Planned(run=real.run)])], tmp_path, place)
+    assert campaign.left(campaign.items)
+    campaign.stand_in(True)
+    assert not campaign.left(campaign.items)
 
 
 def test_a_run_of_a_network_that_is_no_longer_known_teaches_nothing(tmp_path: Path) -> None:

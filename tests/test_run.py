@@ -63,7 +63,7 @@ def test_a_run_learns_and_leaves_a_record_of_all_it_did(tmp_path: Path) -> None:
     assert made.usable_cores == MACHINE.cores
     assert made.others_busy_cores >= 0 <= made.stolen_cores
     # The last checkpoint is kept, and known by the conditions of this host.
-    conditions = {"versions": made.versions, "commit": made.commit, "cpu": MACHINE.cpu}
+    conditions = {"versions": made.versions, "commit": made.commit, "machine": MACHINE.describe()}
     conditions |= {"stand_in": False, "workers_here": 1}
     assert checkpoint.steps(tmp_path / "checkpoints" / run.id, [0], conditions) == [160]
     assert Record.from_json(json.loads(json.dumps(made.to_json(), allow_nan=False))) == made
@@ -152,6 +152,13 @@ def test_a_training_stands_whose_step_could_not_be_taken_apart(
     made = executed(tmp_path, epochs=1, devices=2, detail=3)
     assert (made.outcome, made.detail, bool(made.evaluations)) == (COMPLETED, None, True)
     assert "no room for a step without the exchange" in capfd.readouterr().err
+
+
+@slow
+def test_a_run_whose_exchange_gives_a_wrong_sum_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POC_FAULT", "sum")
+    made = executed(tmp_path, epochs=1, devices=2, detail=3)
+    assert (made.outcome, "does not give the sum" in made.reason) == (FAILED, True)
 
 
 @slow

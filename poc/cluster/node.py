@@ -6,6 +6,7 @@ Ray starts the supervisor from the node's own checkout and with its own environm
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -66,7 +67,7 @@ class Supervisor:
         folder = cache()
         folder.mkdir(parents=True, exist_ok=True)
         return {
-            "machine": self._machine.to_json(),
+            "machine": to_plain(self._machine),
             "software": {name: software(name) for name in engines.ENGINES},
             "free_bytes": shutil.disk_usage(folder).free,
             "auth_mode": os.environ.get("RAY_AUTH_MODE", "disabled"),
@@ -74,7 +75,7 @@ class Supervisor:
 
     def _plan(self, recipes: Sequence[Sequence[str]], hosts: int, **how: bool) -> dict[str, Any]:
         """Of each recipe, a name and the file's text, the plan for so many machines like this one."""
-        machine, plans = hardware.Hardware.from_json({**self._machine.to_json(), "hosts": hosts}), []
+        machine, plans = dataclasses.replace(self._machine, hosts=hosts), []
         with processes.scratch() as folder:
             for name, text in recipes:
                 file = folder / f"{name}.py"
@@ -128,7 +129,7 @@ class Supervisor:
 
     def _train(self, task: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         self._told_to_end = self._told_to_interrupt = False
-        self._share, self._error = None, ""
+        self._share, self._error, self._line, self._told = None, "", "starting", None
         arguments = (from_plain(Task, task), self._place(**place), self._helpers)
         # The kernel ends what a thread started when that thread ends: here when its work is done.
         self._training = threading.Thread(target=self._do, args=arguments, name="train")
@@ -142,7 +143,6 @@ class Supervisor:
                 raise KeyboardInterrupt
             return ("the driver", "it ended the run") if self._told_to_end else None
 
-        self._line, self._told = "starting", None
         try:
             self._share = train_here(task, place, helpers, elsewhere)
         except Exception as error:  # as above
@@ -156,12 +156,12 @@ class Supervisor:
         """How far it is, and whether it has ended, which it may have so many seconds for."""
         if self._training:
             self._training.join(wait)
-        if self._told:
+        if told := self._told:
             with contextlib.suppress(OSError, IndexError, ValueError):  # nothing told, or half a line
-                run, events = self._told
+                run, events = told
                 self._line = in_words(run, _last_line(events)) or self._line
-        share = self._share
         over = self._training is None or not self._training.is_alive()
+        share = self._share  # after it: the thread may end between the two
         failed = over and self._training is not None and share is None
         lost = ("its supervisor", self._error) if failed else share and share.lost
         return {"over": over, "lost": lost, "line": self._line}
@@ -173,8 +173,9 @@ class Supervisor:
     def _end(self) -> dict[str, Any]:
         """Ends what goes on of the run; this host's share of it, None where there is none."""
         self._told_to_end = True
-        if self._training:
-            self._training.join()
+        while self._training and self._training.is_alive():
+            self._training.join(1.0)
+            self._heard = time.monotonic()  # the driver waits for this
         self._around.close()
         share, self._share, self._training, self._helpers = self._share, None, None, {}
         plain = share and {**to_plain(share), "core_use": to_plain(core_use(self._before))}

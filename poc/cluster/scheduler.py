@@ -63,9 +63,10 @@ class _Machine:
     def __init__(self, name: str, hosts: int, campaign: Campaign) -> None:
         self.name, self.hosts, self.campaign = name, hosts, campaign
         self.keys = {_key(item.run) for *_, item in campaign.items if not item.skip}
-        # The longest first, so that all end the soonest.
+        # Takes in rounds, so that those of different runs lie near each other; then the longest first, so that all end
+        # the soonest.
         waiting = [item for item in campaign.items if not campaign.is_over(item)]
-        self.todo = sorted(waiting, key=lambda item: -campaign.pace.seconds(item[2]))
+        self.todo = sorted(waiting, key=lambda item: (item[2].take, -campaign.pace.seconds(item[2])))
         self.left: list[outlook.Item] = []
         self.at_work: dict[str, Team] = {}
         """By the run's id."""
@@ -94,6 +95,7 @@ class Cluster:
         """Of each data set, and on which node it was found."""
         self._planned: list[Planned] = []
         self._refused: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
         self._change = threading.Condition()
         self._over = threading.Event()
         self._mistake: BaseException | None = None
@@ -105,6 +107,7 @@ class Cluster:
         status = self._wish.results / STATUS
         with self._claims, journal.claimed(status):
             try:
+                _tell(status, [])
                 self._admit(nodes.alive(), first=True)
                 threading.Thread(target=self._look_for_nodes, name="look for nodes", daemon=True).start()
                 self._schedule(status)
@@ -139,10 +142,8 @@ class Cluster:
             elif not any(machine.todo for machine in machines) or time.monotonic() - active > _REPLACE_SECONDS:
                 return
             if time.monotonic() - looked > 1.0:
-                looked, lines = time.monotonic(), self._lines()
-                unfinished = status.with_suffix(".unfinished")
-                unfinished.write_text(json.dumps({"driver": os.getpid(), "lines": lines}))
-                unfinished.replace(status)
+                looked, lines = time.monotonic(), self._lines(machines)
+                _tell(status, lines)
                 if time.monotonic() - told > _LINE_SECONDS and before != (before := "\n".join(lines)):
                     told = time.monotonic()
                     print(before, file=sys.stderr)
@@ -151,6 +152,8 @@ class Cluster:
 
     def _start(self, kind: _Kind) -> None:
         """Starts what can be on the free nodes of a kind: what takes several of them first, or it would never."""
+        kind.nodes = [node for node in kind.nodes if not node.lost]
+        kind.free = [node for node in kind.free if not node.lost]
         for machine in sorted(kind.machines, key=lambda machine: -machine.hosts):
             for item in list(machine.todo):
                 if machine.hosts > len(kind.nodes) or item[2].run.id in machine.at_work:
@@ -222,9 +225,8 @@ class Cluster:
                     for node in kind.nodes:
                         if node.id not in {known["NodeID"] for known in found}:
                             node.lost = node.lost or "Ray has given it up"
-                    kind.nodes = [node for node in kind.nodes if not node.lost]
-                    kind.free = [node for node in kind.free if not node.lost]
-                ours = self._refused | {node.id for kind in self._kinds.values() for node in kind.nodes}
+                in_use = {node.id for kind in self._kinds.values() for node in kind.nodes if not node.lost}
+                ours = self._refused | in_use
             self._admit([known for known in found if known["NodeID"] not in ours], first=False)
 
     def _admit(self, found: Sequence[dict[str, Any]], *, first: bool) -> None:
@@ -242,7 +244,10 @@ class Cluster:
                     self._kinds[node.kind] = kind
                     self._change.notify_all()
             except NodeLostError as error:
-                print(f"{node.name} is not used: {error}", file=sys.stderr)
+                # It is tried again and again, and may come back.
+                if (node.id, str(error)) not in self._said:
+                    self._said.add((node.id, str(error)))
+                    print(f"{node.name} is not used: {error}", file=sys.stderr)
             except UserError as error:
                 if first:
                     raise
@@ -274,9 +279,12 @@ class Cluster:
                 f"{node.name}: it is {node.machine.describe()}, and {reference.name} of the same label is "
                 f"{reference.machine.describe()}: give it another label {nodes.LABEL}="
             )
-        for engine, held in node.software.items():
-            if reference and reference.software[engine] != held:
-                raise UserError(f"{node.name}: {engine} is {held}, on {reference.name} {reference.software[engine]}")
+        for engine in node.software if reference else ():
+            has, wants = (one.software[engine]["versions"] for one in (node, reference) if one)
+            for package in sorted({*has, *wants} - {"system"}):  # a kernel may differ
+                if has.get(package) != wants.get(package):
+                    other = f"on {reference and reference.name} {wants.get(package)}"
+                    raise UserError(f"{node.name}: {package} is {has.get(package)}, {other}")
 
     def _added(self, node: Node, kind: _Kind) -> list[_Machine]:
         """What can be done with one node more of a kind, after a look at its data. Raises UserError."""
@@ -284,7 +292,9 @@ class Cluster:
         how = {"quick": wish.quick, "cpu_waits": wish.cpu_waits}
         answer = node.ask("plan", recipes=self._texts, hosts=hosts, **how, seconds=60.0)
         plans = [(name, [_planned_from(plain) for plain in planned]) for name, planned in answer["plans"]]
-        runs = {str(item.run.data): item.run for _, planned in plans for item in planned if not item.skip}
+        only = tuple(wish.only or [""])
+        asked_for = [item for _, planned in plans for item in planned if item.run.id.startswith(only)]
+        runs = {str(item.run.data): item.run for item in asked_for if not item.skip}
         source = wish.place.source and str(wish.place.source)
         asked = {"runs": [run.to_json() for run in runs.values()], "source": source}
         told = node.ask("data", **asked, seconds=_DATA_SECONDS)
@@ -301,9 +311,7 @@ class Cluster:
             if hosts > 1:
                 planned = [item for item in planned if not item.skip and _key(item.run) not in done]
             self._planned += planned
-            if wish.only:
-                planned = [item for item in planned if item.run.id.startswith(tuple(wish.only))]
-            if planned:
+            if planned := [item for item in planned if item.run.id.startswith(only)]:
                 chosen.append((name, planned))
         return [self._machine(node, hosts, chosen, told["stand_in"])] if chosen else []
 
@@ -327,15 +335,21 @@ class Cluster:
                 campaign.do(item)
         return _Machine(name, hosts, campaign)
 
-    def _lines(self) -> list[str]:
+    def _lines(self, machines: Sequence[_Machine]) -> list[str]:
         """What each machine does, a line each."""
         lines = []
-        for machine in self._machines():
+        for machine in machines:
             to_go = f"{len(machine.todo)} to go" if machine.todo else "the last"
             for run, team in list(machine.at_work.items()):
                 where = ", ".join(node.name for node in team.nodes)
                 lines.append(f"{machine.name} on {where}: [{run}] {team.line}; {to_go}")
         return lines
+
+
+def _tell(status: Path, lines: Sequence[str]) -> None:
+    unfinished = status.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps({"driver": os.getpid(), "lines": lines}))
+    unfinished.replace(status)
 
 
 def status(results: Path) -> str:

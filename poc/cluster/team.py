@@ -9,12 +9,12 @@ from typing import Any, Callable
 from poc.cluster.nodes import ANSWER_SECONDS, Node, NodeLostError
 from poc.machine.processes import Lost
 from poc.run import Run
-from poc.train.local import Place, Share, Task
+from poc.train.local import Place, Share, Task, blamed
 from poc.values import from_plain, to_plain
 
 # Each look costs a host that trains a message: it answers when it has ended, or after this.
 _LOOK_SECONDS = 1.0
-# Ending its share a node may have to wait for workers that tell what they have.
+# Ending its share a node may have to wait for workers that tell what they have; checkpoints may be large.
 _END_SECONDS = 90.0
 
 
@@ -44,7 +44,7 @@ class Team:
             for number, node in enumerate(self.nodes):
                 workers = list(range(number * each, (number + 1) * each))
                 asked: dict[str, Any] = {"workers": workers, "conditions": conditions, "place": self._place}
-                found.append(set(node.ask("steps", run=run.to_json(), **asked)["steps"]))
+                found.append(set(node.ask("steps", run=run.to_json(), **asked, seconds=_END_SECONDS)["steps"]))
             return set.intersection(*found)
         return set()
 
@@ -68,7 +68,7 @@ class Team:
         losses = lost + sorted(losses, key=lambda loss: "signal" not in loss[1])
         if not losses:
             return shares, ""
-        return shares, losses[0][1] if run.workers == 1 and not lost else ": ".join(losses[0])
+        return shares, blamed(losses[0], run.workers == 1 and not lost)
 
     def renewed(self) -> bool:
         """Another node of the kind takes the place of each that was lost; False where there is none."""
@@ -103,9 +103,12 @@ class Team:
 
     def _ended(self) -> tuple[list[Share], list[Lost]]:
         """Ends what goes on, and gathers the shares; what is lost of the nodes, too."""
-        shares = []
+        answers, shares = [], []
         for node in self.nodes:
             with contextlib.suppress(NodeLostError):
-                if share := node.ask("end", seconds=_END_SECONDS)["share"]:
+                answers.append(node.tell("end"))
+        for answer in answers:
+            with contextlib.suppress(NodeLostError):
+                if share := answer(_END_SECONDS)["share"]:
                     shares.append(from_plain(Share, share))
         return shares, [(f"host {node.name}", node.lost) for node in self.nodes if node.lost]

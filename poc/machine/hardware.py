@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import re
@@ -55,13 +54,9 @@ class Hardware:
     hosts: int = 1
     """Machines like this one that run together."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for the record, with the line that tables show."""
-        return {**dataclasses.asdict(self), "description": self.describe()}
-
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Hardware:
-        """The machine that `to_json` wrote, in this version or an earlier one."""
+        """The machine that a record of this version or an earlier one holds as plain values."""
         return from_plain(Hardware, {name: held for name, held in fields.items() if name != "description"})
 
     def describe(self) -> str:

@@ -69,7 +69,7 @@ class Monitored:
     lost: str = ""
     """Why nothing more could be sampled."""
     of_windows: bool = False
-    """What counts are the timed windows after warm-up; else, as in earlier versions, the time of the whole process."""
+    """What counts are all windows after warm-up; else, as in earlier versions, the time of the whole process."""
 
 
 class Reading(NamedTuple):

@@ -123,6 +123,8 @@ def watch(
             active = now
         looked = now
         if now - active > patience:
+            if all(map(done, running)):  # all is told; only their end hangs
+                return None
             alive = {name: process.pid for name, process in everyone.items() if process.poll() is None}
             stopped = [name for name, pid in alive.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
             why = "it was stopped (SIGSTOP), and" if stopped else "none of them has ended, but"

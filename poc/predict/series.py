@@ -68,7 +68,7 @@ def _series(rows: Sequence[Row]) -> Series:
     points = [
         Point(devices=count, rate=_figure(row) or 0.0, hosts=row.hosts or 1) for count, row in sorted(firsts.items())
     ]
-    batch = f"{last.held_fixed} {'in all' if last.scaling == STRONG else 'a device'}"
+    batch = f"{last.held_fixed} {'in all' if last.scaling == STRONG else 'a device'}" if last.held_fixed else ""
     said = [first.hardware or first.infrastructure, first.framework, first.network, first.dtype, batch, last.exchange]
     label = ", ".join(filter(None, said))
     return Series(study=first.study, label=label, scaling=last.scaling, points=tuple(points))

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from poc.machine.hardware import Hardware
 from poc.machine.monitor import Monitored
+from poc.recipe import CIFAR10, Synthetic
 from poc.records.noise import Noise, Norms, estimate, interval
 from poc.records.timing import Window, split, throughput, warmup
 from poc.run import Run
@@ -43,7 +44,7 @@ class Memory:
     """Memory at its peak, in bytes."""
 
     host_peak_bytes: int | None = None
-    """Of all processes of the run."""
+    """Of all its workers."""
     device_peak_bytes: int | None = None
     """Of the device that took most; None where the engine cannot tell."""
 
@@ -205,7 +206,7 @@ class Record(Told):
     advice: Advice | None = None
     """Of a run that looked at the gradient's noise for it."""
     price_per_hour: float | None = None
-    """Dollars."""
+    """Dollars, as its user gave it; known prices are looked up when pages are made."""
     workers: tuple[Worker, ...] = ()
     """Where there were several."""
 
@@ -218,6 +219,11 @@ class Record(Told):
     def timed(self) -> list[Window]:
         """The windows that its throughput is of: those in which images had their full size."""
         return [window for window in self.windows if window.epoch > self.run.data.shrink_epochs]
+
+    @property
+    def stood_in(self) -> bool:
+        """Whether made-up images stood in for CIFAR-10."""
+        return isinstance(self.run.data, CIFAR10) and self.dataset == Synthetic.name
 
     def in_words(self) -> str:
         """Its outcome, why, and what was measured, in a line."""

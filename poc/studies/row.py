@@ -107,7 +107,7 @@ class Row:
     accuracy_last4: Measure = _number("mean of the last four epochs", digits=4, title="mean of last 4 epochs")
     dropped_windows: Count = _number("of the warm-up")
     samples_trained: Count = _number("in all windows")
-    host_peak_bytes: Count = _number("most memory of all processes", unit="bytes")
+    host_peak_bytes: Count = _number("most memory of all workers", unit="bytes")
     device_peak_bytes: Count = _number("most memory of one device", unit="bytes")
     others_busy_cores: Measure = _number("cores that other processes kept busy meanwhile")
     stolen_cores: Measure = _number("cores that the hypervisor gave to other machines meanwhile")

@@ -23,6 +23,10 @@ _BATCHES_ALONE = 100_000  # more than can be made in that time
 _SECONDS_ALONE = 2.0
 
 
+class WrongSumError(Exception):
+    """What the run trained is nothing."""
+
+
 def steps_of(rounds: int) -> int:
     """Batches that `measure` takes: each round has a window of whole steps and one of independent steps."""
     return rounds * 2 * _STEPS_A_WINDOW
@@ -33,7 +37,7 @@ def measure(
 ) -> Breakdown:
     """Takes a step apart by windows that take turns, after which the replicas no longer agree.
 
-    Raises RuntimeError where the exchange does not give the sum of all devices' gradients.
+    Raises WrongSumError where the exchange does not give the sum of all devices' gradients.
 
     `alone(n)` makes n of this worker's batches anew, and nothing ahead.
 
@@ -43,7 +47,7 @@ def measure(
     several = run.exchanges and not isinstance(run.exchange, Independent)
     sums_right = session.exchange_is_right() if several else None
     if sums_right is False:
-        raise RuntimeError("the exchange does not give the sum of all devices' gradients")
+        raise WrongSumError("the exchange does not give the sum of all devices' gradients")
     _, *kept = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
     whole, independent, barrier, exchange, data, issuing = map(statistics.median, zip(*kept))
     efficiencies = [(alone + waiting) / together for together, alone, waiting, *_ in kept]
@@ -72,10 +76,10 @@ def _pipeline(session: Session, alone: Callable[[int], Iterator[Batch]]) -> floa
     session.barrier()
     count, start = 0, time.monotonic()
     for _ in alone(_BATCHES_ALONE):
-        count += 1
-        if time.monotonic() - start > _SECONDS_ALONE:
+        count, seconds = count + 1, time.monotonic() - start
+        if seconds > _SECONDS_ALONE:
             break
-    return (time.monotonic() - start) / count
+    return seconds / count
 
 
 def _round(session: Session, batches: Iterator[Batch], rate: float) -> list[float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from poc import data, predict
 from poc.plan import Planned, estimate
 from poc.recipe import CIFAR10, ImageNet, Synthetic
 from poc.records import journal
-from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED, Record
+from poc.records.record import DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
 from poc.run import Run
 from poc.train import outlook
 from poc.train.local import Here, Place
@@ -24,27 +23,6 @@ from poc.values import UserError
 
 class TimeIsUpError(Exception):
     """The run that was going on has been interrupted at the bound."""
-
-
-class _Takes:
-    """What is settled of the runs of a campaign: by this one, by another recipe of it, or in the journal already."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.last: dict[str, str] = {}
-        """The outcome of the last take of each run, by its id."""
-        self._number: Counter[str] = Counter()
-        for record in records:
-            self.add(record)
-
-    def add(self, record: Record) -> None:
-        """Counts a take; one that failed or was skipped is none."""
-        if record.outcome in SETTLED:
-            self.last[record.run_id] = record.outcome
-            self._number[record.run_id] += 1
-
-    def enough(self, run: Run, number: int) -> bool:
-        """Whether a run has that many takes, or need have no more."""
-        return self._number[run.id] >= number or self.last.get(run.id, COMPLETED) != COMPLETED
 
 
 class Campaign:
@@ -76,12 +54,19 @@ class Campaign:
         records = journal.read(journal.paths(results))
         self._known = [record for record in records if record.infrastructure == place.infrastructure]
         self.pace = outlook.Pace(place, self._known)
-        self._noted = {record.run_id for record in self._known}
-        self._taken = _Takes([] if again else self._known)
+        self._noted = {record.run.id for record in self._known}
+        self._again = again
+        self.stand_in(place.stand_in)
         self._detail = detail
         self._prefix = prefix
         every = (item for *_, item in self.items)
         self._choices = {run.id: item.engine_choice for item in every for run in (item.run, *sum(item.search, ()))}
+
+    def stand_in(self, made_up: bool) -> None:
+        """Says whether `made_up` images stand in for CIFAR-10: only then do takes on such count."""
+        self.place = dataclasses.replace(self.place, stand_in=made_up)
+        counted = [] if self._again else [record for record in self._known if made_up or not record.stood_in]
+        self._taken = outlook.Takes(counted)
 
     def say(self, line: str) -> None:
         """On standard error."""
@@ -89,15 +74,15 @@ class Campaign:
 
     def table(self, price: float | None) -> str:
         """What there is to do; `price` in dollars an hour."""
-        return outlook.table(self.items, self._taken.enough, self.pace, price)
+        return outlook.table(self.items, self._taken, self.pace, price)
 
     def is_over(self, item: outlook.Item) -> bool:
         """Whether there is nothing to do for an item, any more."""
-        return item[2].skip != "" or outlook.over(item[2], self._taken.enough)
+        return item[2].skip != "" or self._taken.over(item[2])
 
     def left(self, items: Iterable[outlook.Item]) -> list[Planned]:
         """What of the `items` is to be done yet, each take once."""
-        return outlook.waiting(items, self._taken.enough)
+        return self._taken.waiting(items)
 
     def do(self, item: outlook.Item, hosts: Hosts | None = None) -> bool:
         """Does one of the items, on the `hosts` (None: here); False where it does not fit before the bound.
@@ -111,7 +96,7 @@ class Campaign:
                 self._noted.add(planned.run.id)
                 journal.append(self.path, blank(planned.run, self.place, outcome=SKIPPED, reason=planned.skip))
             return True
-        if not outlook.over(planned, self._taken.enough) and not self.pace.fits(planned):
+        if not self._taken.over(planned) and not self.pace.fits(planned):
             return False
         if planned.search:
             self._largest(planned, title, hosts)
@@ -180,7 +165,7 @@ def undertake(campaign: Campaign, price: float | None = None) -> list[str]:
     user interrupted is in it.
     """
     runs = [item.run for item in campaign.left(campaign.items)]
-    campaign.place = dataclasses.replace(campaign.place, stand_in=_needs_stand_in(campaign.place, runs))
+    campaign.stand_in(needs_stand_in(campaign.place, runs))
     # Claimed only now: a mistake leaves nothing behind.
     with journal.claimed(campaign.path):
         campaign.say(campaign.table(price))
@@ -217,7 +202,7 @@ def _through(campaign: Campaign) -> list[outlook.Item]:
     return left
 
 
-def _needs_stand_in(place: Place, runs: Sequence[Run]) -> bool:
+def needs_stand_in(place: Place, runs: Sequence[Run]) -> bool:
     """Whether CIFAR-10 is to be had nowhere. Files are opened here: a mistake is found before anything is spent."""
     for images in {run.data for run in runs if isinstance(run.data, ImageNet)}:
         data.load(images, source=place.source, cache=place.cache)

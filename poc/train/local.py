@@ -103,7 +103,12 @@ class Share:
 
     def blamed(self, run: Run) -> str:
         """Why `run` failed here, in a line; empty where it did not."""
-        return "" if self.lost is None else self.lost[1] if run.workers == 1 else ": ".join(self.lost)
+        return blamed(self.lost, run.workers == 1) if self.lost else ""
+
+
+def blamed(lost: processes.Lost, alone: bool) -> str:
+    """Which process is to blame and why, in a line; not which, where it was `alone`."""
+    return lost[1] if alone else ": ".join(lost)
 
 
 def core_seconds() -> tuple[float, float, float, float]:

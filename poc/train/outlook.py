@@ -5,23 +5,20 @@ from __future__ import annotations
 import bisect
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Callable
 
 from tabulate import tabulate
 
 from poc.plan import Planned, estimate
 from poc.recipe import networks
-from poc.records.record import COMPLETED, Record
+from poc.records.record import COMPLETED, DONE, SETTLED, Record
 from poc.run import Run
 from poc.train import checkpoint
 from poc.train.local import Place
 
 Item = tuple[str, str, Planned]
 """A planned run, with its recipe and its title."""
-IsDone = Callable[[Run, int], bool]
-"""Whether a run has so many takes, or need have no more."""
 ORDER_RULE = "by the recipes' ranks, and in a rank those of up to 2 minutes, of up to 20, and the others, as written"
 _SHORT_SECONDS = (120.0, 1200.0)
 # A run that was begun goes on where it does not fit, too, if so much is left: it writes a checkpoint in that time.
@@ -33,15 +30,39 @@ def in_order(items: Iterable[Item]) -> list[Item]:
     return sorted(items, key=lambda item: (item[2].rank, bisect.bisect_left(_SHORT_SECONDS, item[2].seconds)))
 
 
-def over(item: Planned, is_done: IsDone) -> bool:
-    """Whether that take of a planned run is done; of a search for the largest batch, of any of its runs."""
-    return any(is_done(run, item.take) for run in (item.run, *(whole for _, whole in item.search)))
+class Takes:
+    """What is settled of the runs of a campaign: by this one, by another recipe of it, or in the journal already."""
 
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.last: dict[str, str] = {}
+        """The outcome of the last take of each run, by its id."""
+        self._number: Counter[str] = Counter()
+        for record in records:
+            self.add(record)
 
-def waiting(items: Iterable[Item], is_done: IsDone) -> list[Planned]:
-    """What is to be done yet, each take once."""
-    found = {(item.run.id, item.take): item for *_, item in items if not item.skip and not over(item, is_done)}
-    return list(found.values())
+    def add(self, record: Record) -> None:
+        """Counts a take; one that failed or was skipped is none."""
+        if record.outcome in SETTLED:
+            self.last[record.run.id] = record.outcome
+            self._number[record.run.id] += 1
+
+    def enough(self, run: Run, number: int) -> bool:
+        """Whether a run has that many takes, or need have no more."""
+        return self._number[run.id] >= number or self.last.get(run.id, COMPLETED) != COMPLETED
+
+    def over(self, item: Planned) -> bool:
+        """Whether that take is done; of a search, of the largest batch that fits, if the next one is known not to."""
+        if not item.search:
+            return self.enough(item.run, item.take)
+        known = [self.last.get(whole.id) or self.last.get(short.id) for short, whole in item.search]
+        fits = max((number for number, outcome in enumerate(known) if outcome in DONE), default=-1)
+        done = fits < 0 or self.enough(item.search[fits][1], item.take)
+        return done and (fits + 1 == len(known) or known[fits + 1] is not None)
+
+    def waiting(self, items: Iterable[Item]) -> list[Planned]:
+        """What is to be done yet, each take once."""
+        found = {(item.run.id, item.take): item for *_, item in items if not item.skip and not self.over(item)}
+        return list(found.values())
 
 
 class Pace:
@@ -92,7 +113,7 @@ def _kinds(run: Run) -> tuple[tuple[str, ...], ...]:
     return (run.kind, run.model, run.dtype), (run.kind,)
 
 
-def table(items: Sequence[Item], is_done: IsDone, pace: Pace, price: float | None) -> str:
+def table(items: Sequence[Item], takes: Takes, pace: Pace, price: float | None) -> str:
     """What there is to do, a line a recipe and one for all; `price` in dollars an hour.
 
     A run that two recipes have counts with the first.
@@ -102,7 +123,7 @@ def table(items: Sequence[Item], is_done: IsDone, pace: Pace, price: float | Non
     for name, _, item in items:
         line = counted.setdefault(name, [0, 0, 0.0])
         if not item.skip and (item.run.id, item.take) not in seen:
-            already = over(item, is_done)
+            already = takes.over(item)
             line[0] += 1
             line[1] += already
             line[2] += 0.0 if already else pace.seconds(item)

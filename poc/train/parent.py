@@ -48,7 +48,7 @@ def execute(
     conditions = {
         "versions": record.versions,
         "commit": record.commit,
-        "cpu": place.machine.cpu,
+        "machine": place.machine.describe(),
         "stand_in": place.stand_in,
         "workers_here": run.workers // (place.machine.hosts if run.workers > 1 else 1),
     }

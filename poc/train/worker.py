@@ -116,7 +116,8 @@ class Worker:
                         found = breakdown.measure(session, batches, run, request["detail"], lambda n: stream(steps=n))
                         end["detail"] = to_plain(found)
                     except Exception as error:
-                        if run.workers > 1:  # the others would wait for it
+                        # Others would wait for one of several workers.
+                        if run.workers > 1 or isinstance(error, breakdown.WrongSumError):
                             raise
                         print(f"  the step could not be taken apart: {error}", file=sys.stderr)
         return end
@@ -157,6 +158,7 @@ class Worker:
             checkpoint.write(self._checkpoints, self._number, state)
         except OSError as error:  # a full disk is no reason to stop; the run is only less safe
             self._tell("unsaved", {"step": step, "why": str(error)})
+            print(f"  no checkpoint after step {step}: {error}", file=sys.stderr)
 
 
 def _line_of(error: Exception) -> str:

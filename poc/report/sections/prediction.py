@@ -12,7 +12,7 @@ from poc.report.tables import interval, markdown, network_label, rate_of, rounde
 from poc.run import NO_MATTER_FOR_SPEED
 
 _ADVISED_BESIDES = (
-    *("devices", "workers", "virtual", "exchange", "batch_per_device", "total_batch", "target_accuracy"),
+    *("devices", "workers", "virtual", "exchange", "batch_per_device", "total_batch"),
     *("gradient_noise", *NO_MATTER_FOR_SPEED),
 )
 """In which what was advised may differ from the short run that looked at the noise."""

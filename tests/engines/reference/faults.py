@@ -50,6 +50,9 @@ class FaultySession(NumpySession):
         loss = super().drain()
         return math.inf if self._fault == "diverge" and self._worker else loss
 
+    def exchange_is_right(self) -> bool:
+        return self._fault != "sum" and super().exchange_is_right()
+
     def peak_device_bytes(self) -> int:
         return self._taken
 
