@@ -14,7 +14,8 @@ from poc.studies.row import Row
 
 RATE = "samples/s (range, takes)"
 _LONG_NAME = 24
-_NUMBER = re.compile(r"(\*\*)?([-+(≤]?[$]?[\d.,]+%?\)?[*†]*( .*)?)?(\*\*)?")
+# A figure, with a range, a number or a short unit behind it.
+_NUMBER = re.compile(r"(\*\*)?((≤ )?[-+(]?[$]?[\d.,]+%?\)?[*†]*(, .*| [^a-z].*| [a-zA-Z]{1,3}\b.*)?)?(\*\*)?")
 
 
 def markdown(lines: Sequence[Mapping[str, str]]) -> str:

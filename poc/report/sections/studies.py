@@ -11,7 +11,7 @@ from poc.report.tables import machine_of, markdown, network_label, network_of, r
 from poc.studies import Study
 from poc.studies.row import Row
 
-_SERIES = ("infrastructure", "hardware", "framework", "network", "dataset", "layout", "scaling")
+_SERIES = ("infrastructure", "hardware", "framework", "network", "dataset", "layout")
 _FIGURES = ("samples/s, one", "samples/s, all", "efficiency", "best accuracy")
 
 
@@ -29,7 +29,9 @@ def sections(results: Results) -> list[Section]:
 def _section(results: Results, study: Study, alone: Sequence[Measurement]) -> Section:
     rows = [row for row in results.rows if row.study == study.name and not row.measured]
     several = len({row.framework for row in rows}) > 1
-    groups = grouped(rows, lambda row: (*(getattr(row, name) for name in _SERIES), row.held_fixed))
+    groups = grouped(
+        rows, lambda row: (*(getattr(row, name) for name in _SERIES), row.scaling == compare.STRONG, row.held_fixed)
+    )
     lines = [_line(group, alone, several) for group in groups.values()]
     told = [line for line in lines if any(line[title] for title in _FIGURES)]
     source = ", ".join(filter(None, [study.authors, study.year]))
