@@ -10,16 +10,20 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from poc import CIFAR10, Synthetic
+from poc.cluster import scheduler
+from poc.plan import Planned
 from poc.records import journal
 from poc.records.record import COMPLETED, FAILED, Record
 from poc.train import checkpoint
-from tests.builders import GLUON, TWO_WORKERS, executed, recipe_file
+from poc.train.campaign import Campaign
+from tests.builders import GLUON, TWO_WORKERS, executed, place_in, recipe_file, run_of
 from tests.hosts import Host, Nodes, cluster, drive, driven
 from tests.kill_at_random import kill_at_random
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, python
@@ -70,6 +74,25 @@ def training(host: Host, driver: subprocess.Popen[str], *, epoch: int = 2) -> No
         return False
 
     eventually(look, unless=lambda: driver.poll() is not None)
+
+
+def test_takes_come_in_rounds_and_no_run_waits_for_a_node_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = ((run_of(epochs=1), 5.0), (run_of(epochs=2), 50.0))
+    items = [Planned(run=run, seconds=seconds, take=take) for take in (1, 2) for run, seconds in runs]
+
+    def machine(hosts: int) -> scheduler._Machine:
+        return scheduler._Machine("some", hosts, Campaign([("r", items)], tmp_path, place_in(tmp_path)))
+
+    assert [(item.run.epochs, item.take) for *_, item in machine(1).todo] == [(2, 1), (1, 1), (2, 2), (1, 2)]
+    there, gone = (SimpleNamespace(name=name, lost=lost) for name, lost in (("a", ""), ("b", "it has gone")))
+    kind: Any = SimpleNamespace(nodes=[there, gone], free=[there], wanted=0, machines=[machine(2), machine(1)])
+    team = scheduler.Cluster(SimpleNamespace(recipes=()))  # type: ignore[arg-type]
+    begun: list[tuple[int, list[Any]]] = []
+    monkeypatch.setattr(team, "_begin", lambda _, machine, item, taken: begun.append((machine.hosts, taken)))
+    team._start(kind)
+    assert begun == [(1, [there])]
 
 
 def test_two_kinds_of_machine_one_command_one_page(nodes: Nodes, second: Host, tmp_path: Path) -> None:

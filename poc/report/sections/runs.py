@@ -50,7 +50,7 @@ def _table(results: Results, shown: list[Measurement]) -> str:
         exchange = exchange_of(row) if row.run.exchanges else ""
         line = {
             "machine": results.name(row),
-            "network": network + ", quick" * row.quick,
+            "network": network + ", fixed batch" * row.fixed + ", quick" * row.quick,
             "devices": ", ".join(filter(None, [devices_of(row), exchange])),
             **cells(taken, "batch a device"),
             "rate": short_way(row),
