@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Callable
 
 from poc.recipe import CIFAR10
 from poc.report import chart
-from poc.report.measurements import Measurement, division, figures_of, grouped
-from poc.report.page import MAIN_NETWORK, Picture, Results, Section
+from poc.report.measurements import CLOSED, Measurement, division, figures_of, grouped
+from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
 from poc.report.rows import TARGET, trained_by
+from poc.report.sections import machines
 from poc.report.sections.rates import trainings
 from poc.report.tables import (
     cells,
@@ -84,9 +85,17 @@ def targets(results: Results) -> Section:
     """What runs that were to end at an accuracy took, whether they reached it or not."""
     about = (
         "Runs that end at the first evaluation to reach their target on the test set, and how many of the seeds that "
-        "completed reached it. Medians over seeds. In all: from the start of the process, evaluation included; energy "
-        "is that of training, money that of all."
+        "completed reached it. Medians over seeds. In all: from the start of the process, evaluation included, and how "
+        f"much that is of {MAIN_EPOCHS} epochs of {network_label(MAIN_NETWORK)} the study's way, in float32 at batch "
+        f"{MAIN_BATCH} on the same devices; "
+        "energy is that of training, money that of all."
     )
+    studies_way = {
+        (row.infrastructure, devices_of(row)): taken.figures("wall_seconds").median
+        for taken in trainings(results)
+        if division((row := taken.row).run) == CLOSED and row.total_batch == MAIN_BATCH and machines.linear(row)
+        if row.dtype == "float32" and results.is_usual(row)
+    }
     table = [
         {
             "machine": results.name(taken.row),
@@ -95,8 +104,7 @@ def targets(results: Results) -> Section:
             "epochs": rounded(taken.accuracies("epochs").median),
             "target, reached": f"{_target(taken.row.run)}, {_reached(taken)}",
             "accuracy": f"{taken.accuracies().median:.3f}",
-            "minutes: training, in all": _medians(taken, "{}", _training_minutes, lambda row: row.wall_seconds / 60)
-            + taken.signs,
+            "minutes: training, in all (of the study's)": _minutes(taken, studies_way),
             "energy, money": " ".join(
                 [_medians(taken, "{} kJ", _kilojoules), _medians(taken, "${}", _dollars)]
             ).strip(),
@@ -104,6 +112,12 @@ def targets(results: Results) -> Section:
         for taken in results.accuracies(lambda row: row.target_accuracy is not None and not row.virtual)
     ]
     return Section("To a target", (about, markdown(table)))
+
+
+def _minutes(taken: Measurement, studies_way: Mapping[tuple[str, str], float]) -> str:
+    whole = studies_way.get((taken.row.infrastructure, devices_of(taken.row)))
+    share = f" ({taken.figures('wall_seconds').median / whole:.0%})" if whole else ""
+    return _medians(taken, "{}", _training_minutes, lambda row: row.wall_seconds / 60) + taken.signs + share
 
 
 def _target(run: Run) -> str:
