@@ -2,11 +2,11 @@
 
 First the slim network, four epochs of each way: Muon with weights of constant size and without, its rates, half the
 batch; six epochs, of which the first four, of shrunk images, took 0.55 of the time of others; and ten, with cutout and
-without. Then the whole one: in eighteen epochs it learns its images by heart, which cutout may keep it from; and one as
-wide as airbench95 for fewer epochs.
+without, between which no difference was seen. Then the whole one: in eighteen epochs it learns its images by heart,
+with cutout not in fourteen, to about the same end; and one as wide as airbench95 for fewer epochs (not measured yet).
 PyTorch is an extra on CPUs: ./make_environment.sh --torch
-Cost: about 20 min a run of the first on one CPU core without AVX-512, two at a time; on two of Zen 5, with bfloat16, 8
-min eight epochs of the whole one.
+Cost: on one CPU core without AVX-512, two runs at a time, 20 min for four epochs of the slim network and 2 h for
+fourteen of the whole one; on two of Zen 5, with bfloat16, 8 min for eight of the whole one.
     ./run_all.sh fast_search
 """
 
