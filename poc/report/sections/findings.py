@@ -67,7 +67,7 @@ def _accuracy(results: Results) -> Iterator[str]:
     theirs = [taken.row for taken in alone if not taken.row.measured and taken.row.accuracy is not None]
     printed = ", ".join(f"one {_short(row)} {row.accuracy:.3f}" for row in theirs)
     told = f"{MAIN_EPOCHS} epochs at batch {MAIN_BATCH} reach {found.median:.3f} on {machine_of(taken.row)}"
-    how = f"n={found.n}{', JPEG copies of the images' * is_copy(taken.row)}"
+    how = f"n={found.n}{', JPEG copies of the images' * any(map(is_copy, taken.rows))}"
     yield f"**Accuracy.** {told} ({how}){'; published: ' * bool(printed)}{printed}."
 
 
