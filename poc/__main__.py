@@ -317,9 +317,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.cluster:
         return _run_cluster(options, began)
     machine = hardware.detect()
-    place = dataclasses.replace(
-        _place(options, machine, options.infrastructure or machine.describe()), source=_source(options)
-    )
+    place = _place(options, machine, options.infrastructure or machine.describe(), _source(options))
     options.prices = prices.load({place.infrastructure: options.price} if options.price is not None else {})
     known = options.prices.of(place.infrastructure, machine.describe())
     if known is None and options.dollars is not None:
@@ -334,11 +332,11 @@ def _run(options: argparse.Namespace) -> int:
     return _concluded(options, undertake(campaign, options.price))
 
 
-def _place(options: argparse.Namespace, machine: hardware.Hardware, infrastructure: str) -> Place:
+def _place(options: argparse.Namespace, machine: hardware.Hardware, infrastructure: str, source: Path | None) -> Place:
     return Place(
         machine=machine,
         infrastructure=infrastructure,
-        source=options.data,  # on a cluster each node has its own POC_DATA
+        source=source,
         cache=cache(),
         checkpoints=options.checkpoints,
         price_per_hour=options.price,
@@ -358,15 +356,15 @@ def _run_cluster(options: argparse.Namespace, began: float) -> int:
     paths = _recipe_paths(options)
     for path in paths:
         recipe.load(path)  # a mistake is found before any node is asked
+    # Each node has its own POC_DATA.
+    place = _place(options, hardware.detect(), "", options.data)
     wish = scheduler.Wish(
         recipes=tuple(paths),
         quick=options.quick,
         cpu_waits=not (options.recipes or options.only),
         only=options.only,
         results=_results(options),
-        place=dataclasses.replace(
-            _place(options, hardware.detect(), ""), until=outlook.bound(began, options.hours, None, None)
-        ),
+        place=dataclasses.replace(place, until=outlook.bound(began, options.hours, None, None)),
         detail=_detail(options),
         again=options.again,
         prices=options.prices,

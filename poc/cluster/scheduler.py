@@ -274,17 +274,19 @@ class Cluster:
                 raise UserError(f"{node.name}: {what} is {there or 'unknown'} there, {here or 'unknown'} at the driver")
         if node.free_bytes < _ROOM_BYTES:
             raise UserError(f"{node.name}: its disk has {node.free_bytes / 1e9:.1f} GB free, 1 is needed: make room")
-        if reference and reference.machine.describe() != node.machine.describe():
+        if reference is None:
+            return
+        if reference.machine.describe() != node.machine.describe():
             raise UserError(
                 f"{node.name}: it is {node.machine.describe()}, and {reference.name} of the same label is "
                 f"{reference.machine.describe()}: give it another label {nodes.LABEL}="
             )
-        for engine in node.software if reference else ():
-            has, wants = (one.software[engine]["versions"] for one in (node, reference) if one)
+        for engine in node.software:
+            has, wants = node.software[engine]["versions"], reference.software[engine]["versions"]
             for package in sorted({*has, *wants} - {"system"}):  # a kernel may differ
-                if has.get(package) != wants.get(package):
-                    other = f"on {reference and reference.name} {wants.get(package)}"
-                    raise UserError(f"{node.name}: {package} is {has.get(package)}, {other}")
+                there, wanted = has.get(package), wants.get(package)
+                if there != wanted:
+                    raise UserError(f"{node.name}: {package} is {there}, on {reference.name} {wanted}")
 
     def _added(self, node: Node, kind: _Kind) -> list[_Machine]:
         """What can be done with one node more of a kind, after a look at its data. Raises UserError."""
