@@ -492,10 +492,17 @@ def shells(**commands: str) -> dict[str, subprocess.Popen[str]]:
     return {name: subprocess.Popen(["sh", "-c", command], text=True) for name, command in commands.items()}
 
 
+@pytest.mark.parametrize("seen_later", [False, True])
 @pytest.mark.parametrize("victim", ["worker 1", "hub"])
-def test_a_killed_process_is_blamed_before_a_worker_that_failed_without_it(victim: str, tmp_path: Path) -> None:
-    started = shells(**{"worker 0": "exit 1", victim: "kill -KILL $$"})
-    for process in started.values():  # until it has ended, without taking note of it
+def test_a_killed_process_is_blamed_before_a_worker_that_failed_without_it(
+    victim: str, seen_later: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_GRACE_SECONDS", LONG)
+    started = shells(**{"worker 0": "exit 1"})
+    # A process that has ended can be sent signals until note is taken of its end.
+    until = f"while kill -0 {started['worker 0'].pid} 2>/dev/null; do sleep 0.01; done; " if seen_later else ""
+    started |= shells(**{victim: f"{until}kill -KILL $$"})
+    for process in [*started.values()][: 1 if seen_later else 2]:  # until it has ended, without taking note of it
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     helpers = {name: started.pop(name) for name in ("hub",) if name in started}
     lost = processes.watch(started, helpers, [tmp_path / "none"], patience=LONG)

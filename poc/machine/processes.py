@@ -109,8 +109,10 @@ def watch(
         if not running and not workers.keys() & failed:
             return None
         if failed:
-            # The others may fail for the same reason, and have something to tell of it.
-            _wait(workers.values(), _GRACE_SECONDS)
+            # The others may fail for the same reason, and have something to tell of it. And a process that is killed
+            # closes its connections before its end shows: those that miss it may be seen to end first.
+            _wait(everyone.values(), _GRACE_SECONDS)
+            failed += [name for name, process in everyone.items() if process.poll() == -signal.SIGKILL]
             # One that was killed before one that ended by itself, perhaps because the other was gone.
             blamed = min(failed, key=lambda name: everyone[name].returncode > 0)
             return blamed, ended_early(everyone[blamed].returncode)
