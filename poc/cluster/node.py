@@ -28,6 +28,9 @@ from poc.train.local import Here, Place, Share, Task, cache, core_seconds, core_
 from poc.train.progress import in_words
 from poc.values import UserError, from_plain, to_plain
 
+ENDED: processes.Lost = "the driver", "it ended the run"
+"""What a node gives for the end of its share where something was lost on another."""
+
 _SILENCE_SECONDS = 30.0
 _LINE_BYTES = 4096
 
@@ -141,7 +144,7 @@ class Supervisor:
             self._told = task.run, events
             if self._told_to_interrupt:
                 raise KeyboardInterrupt
-            return ("the driver", "it ended the run") if self._told_to_end else None
+            return ENDED if self._told_to_end else None
 
         try:
             self._share = train_here(task, place, helpers, elsewhere)

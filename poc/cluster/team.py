@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from poc.cluster.node import ENDED
 from poc.cluster.nodes import ANSWER_SECONDS, Node, NodeLostError
 from poc.machine.processes import Lost
 from poc.run import Run
@@ -64,8 +65,9 @@ class Team:
         except NodeLostError:
             pass  # who it was is known by now
         shares, lost = self._ended()
-        # A node that is lost, and a process that was killed, come before those that miss it.
-        losses = lost + sorted(losses, key=lambda loss: "signal" not in loss[1])
+        # A node that is lost, and a process that was killed, come before those that miss it, whichever was told first.
+        losses += [share.lost for share in shares if share.lost]
+        losses = lost + sorted(losses, key=lambda loss: (loss == ENDED, "signal" not in loss[1]))
         if not losses:
             return shares, ""
         return shares, blamed(losses[0], run.workers == 1 and not lost)
