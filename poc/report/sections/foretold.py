@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import median, median_low
 
 from poc.recipe import CIFAR10
 from poc.records import noise
@@ -50,26 +52,33 @@ class _Series:
 
     @property
     def common(self) -> float:
-        """The highest whole twentieth of accuracy that some run at every batch reaches."""
-        best = [max(seen.accuracy for one in runs for seen in one.evaluations) for runs in self.by_batch.values()]
+        """The highest whole twentieth of accuracy that at every batch the runs at some rate reach, most of them."""
+        best = [max(map(_reached, self.at_rates(batch))) for batch in self.by_batch]
         return int(min(best) * _STEP + 1e-9) / _STEP
 
-    def fastest(self, accuracy: float) -> dict[int, tuple[float, Record]]:
-        """By total batch the fewest epochs to an accuracy, and the run that needed them."""
+    def at_rates(self, batch: int) -> list[list[Record]]:
+        """The runs at that total batch, for each rate the last one of each seed, which learns the same again."""
+        rates = grouped(self.by_batch[batch], lambda one: one.run.learning_rate).values()
+        return [list({one.run.seed: one for one in runs}.values()) for runs in rates]
+
+    def fastest(self, accuracy: float) -> dict[int, tuple[float, list[Record]]]:
+        """By total batch the fewest epochs to an accuracy at any rate, the median of its runs, and these."""
         found = {}
-        for batch, runs in self.by_batch.items():
-            reached = [(needed, record) for record in runs if (needed := _epochs_to(record, accuracy)) is not None]
-            found[batch] = min(reached, key=lambda one: one[0])
+        for batch in self.by_batch:
+            needed = [(median(_epochs_to(one, accuracy) for one in runs), runs) for runs in self.at_rates(batch)]
+            found[batch] = min(needed, key=lambda one: one[0])
         return found
 
     def noise(self, accuracy: float) -> tuple[float, str] | None:
         """The noise scale up to an accuracy, at the smallest batch that looked at it, and its interval in words."""
-        for needed, record in self.fastest(accuracy).values():
-            share = needed / record.run.epochs
-            found = record.noise(0, share)
-            if found and found.scale is not None:
-                low, high = record.noise_interval(0, share) or (None, None)
-                return found.scale, f"{rounded(low, 2)} to {rounded(high, 2) or 'no end seen'}"
+        for needed, runs in self.fastest(accuracy).values():
+            share = needed / self.run.epochs
+            looks = [(one.noise(0, share), one) for one in runs]
+            looked = {found.scale: one for found, one in looks if found and found.scale is not None}
+            if looked:
+                scale = median_low(looked)
+                low, high = looked[scale].noise_interval(0, share) or (None, None)
+                return scale, f"{rounded(low, 2)} to {rounded(high, 2) or 'no end seen'}"
         return None
 
 
@@ -83,7 +92,7 @@ def epochs(results: Results) -> Section:
             continue
         first, (fewest, _) = next(iter(fastest.items()))
         factors = []
-        for batch, (needed, record) in fastest.items():
+        for batch, (needed, runs) in fastest.items():
             times = noise.epochs_at(batch, known[0]) / noise.epochs_at(first, known[0])
             if batch != first:
                 factors.append(needed / fewest / times)
@@ -93,8 +102,8 @@ def epochs(results: Results) -> Section:
                     "optimizer": series.run.optimizer.label,
                     "accuracy": f"{series.common:.2f}",
                     "total batch": f"{batch:,}",
-                    "rate": f"{record.run.learning_rate:g}",
-                    "epochs": f"{needed:.1f}",
+                    "rate": f"{runs[0].run.learning_rate:g}",
+                    "epochs": f"{needed:.1f}" + f" (n={len(runs)})" * (len(runs) > 1),
                     "of the first": f"{needed / fewest:.2f}",
                     "foretold": f"{times:.2f}",
                     "measured / foretold": f"{factors[-1]:.2f}" if batch != first else "",
@@ -103,10 +112,10 @@ def epochs(results: Results) -> Section:
         errors.append(f"{series.run.optimizer.label} {min(factors):.2f} to {max(factors):.2f}")
     about = (
         "Epochs to the highest whole twentieth of accuracy that every total batch of a series reaches, at the "
-        "fastest rate tried there, on a straight line between evaluations; foretold: 1 + B/N over the same at the "
-        "smallest batch, N the noise scale up to that accuracy at the smallest batch that looked at it. A series is "
-        "one way of training at three total batches or more, one of which looked at the noise, mostly one run each; "
-        "precision and machine may differ. "
+        "fastest rate tried there, on a straight line between evaluations, the median over seeds (one unless n says "
+        "otherwise); foretold: 1 + B/N over the same at the smallest batch, N the noise scale up to that accuracy at "
+        "the smallest batch that looked at it. A series is one way of training at three total batches or more, one of "
+        "which looked at the noise; precision and machine may differ. "
         "Where rates decay they do so over the same epochs at every batch, which brings the batches nearer to each "
         "other. "
         f"Measured over foretold: {'; '.join(errors) or 'nothing to compare'}."
@@ -122,8 +131,11 @@ def rates(results: Results) -> Section:
         if not known:
             continue
         tried = {
-            batch: [(record.evaluations[-1].accuracy, record.run.learning_rate) for record in runs]
-            for batch, runs in series.by_batch.items()
+            batch: [
+                (median(one.evaluations[-1].accuracy for one in runs), runs[0].run.learning_rate)
+                for runs in series.at_rates(batch)
+            ]
+            for batch in series.by_batch
         }
         lines += _rates(label, tried, known[0], sized_by_gradient=series.run.optimizer.sized_by_gradient)
         if (series.run.model, series.run.epochs, division(series.run)) == (MAIN_NETWORK, MAIN_EPOCHS, CLOSED):
@@ -132,8 +144,8 @@ def rates(results: Results) -> Section:
             pairs = {batch: [(row.accuracy, row.learning_rate) for row in rows] for batch, rows in of_batch}
             lines += _rates(f"{label}, published", pairs, known[0]) if pairs else []
     about = (
-        "The rate of the most accurate run at each total batch, and what 1 / (1 + N/B) gives from that of the "
-        "smallest batch (its root for Muon, whose updates are not sized by the gradient), where several rates "
+        "The most accurate rate at each total batch, by the median over seeds, and what 1 / (1 + N/B) gives from that "
+        "of the smallest batch (its root for Muon, whose updates are not sized by the gradient), where several rates "
         "were tried. Published: the main study's rates at any division of a batch, with this project's N."
     )
     return Section("Rates that the noise scale foretells", (about, markdown(lines)))
@@ -176,7 +188,7 @@ def beside_published(results: Results) -> Section:
 def _rates(
     label: str, tried: dict[int, list[tuple[float, float]]], scale: float, *, sized_by_gradient: bool = True
 ) -> list[dict[str, str]]:
-    """Lines of a series, from accuracy and rate of all runs at each total batch."""
+    """Lines of a series, from each accuracy and its rate at each total batch."""
     (first, found), *others = tried.items()
     _, start = max(found)
     at_first = noise.rate_at(first, scale, sized_by_gradient=sized_by_gradient)
@@ -227,8 +239,13 @@ def _fits(record: Record) -> bool:
     )
 
 
-def _epochs_to(record: Record, accuracy: float) -> float | None:
-    """Epochs until an accuracy, on a straight line between evaluations, the first from a guess; None if it is not
+def _reached(runs: Sequence[Record]) -> float:
+    """The accuracy that most of them reach."""
+    return median_low(max(seen.accuracy for seen in one.evaluations) for one in runs)
+
+
+def _epochs_to(record: Record, accuracy: float) -> float:
+    """Epochs until an accuracy, on a straight line between evaluations, the first from a guess; infinite if it is not
     reached.
     """
     before, known = 0.0, _guess(record.run)
@@ -236,7 +253,7 @@ def _epochs_to(record: Record, accuracy: float) -> float | None:
         if seen.accuracy >= accuracy:
             return before + (seen.epoch - before) * (accuracy - known) / (seen.accuracy - known)
         before, known = seen.epoch, seen.accuracy
-    return None
+    return math.inf
 
 
 def _guess(run: Run) -> float:
