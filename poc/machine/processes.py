@@ -112,7 +112,8 @@ def watch(
             # The others may fail for the same reason, and have something to tell of it. And a process that is killed
             # closes its connections before its end shows: those that miss it may be seen to end first.
             _wait(everyone.values(), _GRACE_SECONDS)
-            failed += [name for name, process in everyone.items() if process.poll() == -signal.SIGKILL]
+            killed = [name for name, process in everyone.items() if process.poll() == -signal.SIGKILL]
+            failed += [name for name in killed if not done(name)]
             # One that was killed before one that ended by itself, perhaps because the other was gone.
             blamed = min(failed, key=lambda name: everyone[name].returncode > 0)
             return blamed, ended_early(everyone[blamed].returncode)
