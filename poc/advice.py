@@ -153,7 +153,7 @@ def measured_speed(record: Record, before: Sequence[Record] = ()) -> Speed:
     """
     found = throughput(record.timed)
     if found is None:
-        raise UserError("advise: the speed probe has no window; give a recipe of more steps")
+        raise UserError("advise: the speed probe has no window after its warm-up; give a recipe of more steps")
     own = [one for one in before if one.infrastructure == record.infrastructure]
     off = math.exp(NINE_TENTHS * max(found.spread / found.median, predict.between_takes(own)))
     return Speed(

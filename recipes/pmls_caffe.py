@@ -31,5 +31,5 @@ recipe = Recipe(
             window=1,
         ),
     ],
-    quick=dict(cases=[dict(model="googlenet", kind=["cpu", "gpu"])], batch_per_device=4, steps=4, window=1),
+    quick=dict(cases=[dict(model="googlenet", kind=["cpu", "gpu"])], batch_per_device=4, steps=7, window=1),
 )

@@ -24,5 +24,5 @@ recipe = Recipe(
         dict(model="alexnet", kind="cpu", batch_per_device=32, steps=16, window=1),
         dict(model="vgg16", kind="cpu", batch_per_device=4, steps=14, window=1),
     ],
-    quick=dict(cases=[dict(model="googlenet", kind=["cpu", "gpu"], batch_per_device=4)], steps=4, window=1),
+    quick=dict(cases=[dict(model="googlenet", kind=["cpu", "gpu"], batch_per_device=4)], steps=7, window=1),
 )

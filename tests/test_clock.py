@@ -51,9 +51,14 @@ class SlowWhereRealOnesAre:
         self._owed = 0.0
         return float(self._loss(len(self.rates)))
 
+    evaluation_loss, parameter = 0.5, 1.0
+
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         self._time.now += 7.0
-        return Evaluation(correct=30, samples=40, loss=0.5)
+        return Evaluation(correct=30, samples=40, loss=self.evaluation_loss)
+
+    def largest_parameter(self) -> float:
+        return self.parameter
 
 
 def short(**fields: Any) -> Run:
@@ -188,6 +193,30 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged() -> None:
     assert [window.loss for window in done.windows] == [1.0, None]
 
 
+@pytest.mark.parametrize("loss", [float("inf"), float("nan"), 4e13])
+def test_a_loss_of_an_evaluation_ends_the_run_as_diverged(monkeypatch: pytest.MonkeyPatch, loss: float) -> None:
+    monkeypatch.setattr(SlowWhereRealOnesAre, "evaluation_loss", loss)
+    done = Driven(short(evaluate=True), lambda step: 1.0)
+    assert (done.outcome, done.epochs_evaluated) == (DIVERGED, [1])
+    assert "after epoch 1" in done.reason
+
+
+@pytest.mark.parametrize("parameter", [float("inf"), float("nan"), 1e7])
+def test_what_the_last_update_did_is_looked_at(monkeypatch: pytest.MonkeyPatch, parameter: float) -> None:
+    monkeypatch.setattr(SlowWhereRealOnesAre, "parameter", parameter)
+    done = Driven(short(evaluate=False), lambda step: 1.0)
+    assert done.outcome == DIVERGED
+    assert "after step 20" in done.reason
+
+
+@pytest.mark.parametrize(("steps", "timed"), [(1, 0), (3, 0), (10, 0), (20, 0), (40, 1), (60, 2)])
+def test_a_run_without_a_window_after_warm_up_has_no_throughput(steps: int, timed: int) -> None:
+    data = Synthetic(train=1000, validation=40)
+    done = Driven(short(data=data, epochs=None, steps=steps, window=20), lambda step: 0.5)
+    found = timing.throughput(done.windows)
+    assert (found.windows if found else 0) == timed
+
+
 def window(rate: float) -> Window:
     return Window(epoch=1, start=0.0, steps=5, samples=1000, seconds=1000 / rate, waited=0.0, loss=1.0)
 
@@ -195,7 +224,7 @@ def window(rate: float) -> Window:
 @pytest.mark.parametrize(
     ("rates", "dropped"),
     [
-        ([100], 0),
+        ([100], 1),
         ([100, 100], 1),
         ([10, 100, 100, 100], 1),
         ([10, 50, 100, 100, 100, 100], 2),

@@ -20,7 +20,7 @@ from poc import Synthetic
 from poc.machine import processes
 from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY
-from tests.builders import course, end_of, executed, recipe_file, record_of
+from tests.builders import GLUON, course, end_of, executed, recipe_file, record_of
 from tests.conftest import survives
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, family, finish, held, records, start, struck
 
@@ -195,6 +195,19 @@ def test_a_loss_that_explodes_ends_its_run_and_no_other(tmp_path: Path) -> None:
     assert "after step" in first.reason
     assert first.windows[-1].loss is None
     assert len(first.windows) < len(second.windows)
+
+
+@survives("a loss that explodes")
+@pytest.mark.parametrize(
+    "fields", [{"steps": 1, "epochs": None, "lr": 1e9}, {"steps": 1, "epochs": None, "lr": 1e9, "evaluate": False}]
+)
+@pytest.mark.parametrize("engine", ["reference", "gluon"])
+def test_what_explodes_with_the_last_update_is_not_completed(
+    tmp_path: Path, engine: str, fields: dict[str, Any]
+) -> None:
+    record = executed(tmp_path, **(GLUON if engine == "gluon" else {}), **fields)
+    assert record.outcome == DIVERGED
+    assert record.windows[-1].loss < 100  # of before the update
 
 
 def test_workers_that_wait_for_one_that_diverged_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

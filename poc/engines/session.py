@@ -153,6 +153,15 @@ class Session(abc.ABC):
         correct, loss = totals + np.sum([[self._fetched(scalar) for scalar in tally] for tally in under_way], axis=0)
         return Evaluation(correct=int(correct), samples=samples, loss=loss / samples)
 
+    def largest_parameter(self) -> float:
+        """The largest absolute value of any trained parameter here; not finite where one of them is not."""
+        trained = [
+            np.abs(values).max(initial=0.0)
+            for name, values in self.state().items()
+            if name.startswith("parameter/") and "running_" not in name
+        ]
+        return float(np.max(trained))  # unlike Python's, NumPy's does not pass over what is not a number
+
     def exchange_stats(self) -> dict[str, Any]:
         """What there is to say of the exchanges so far, as plain values for the record; empty where nothing is."""
         return {}

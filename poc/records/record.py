@@ -10,7 +10,7 @@ from poc.machine.hardware import Hardware
 from poc.machine.monitor import Monitored
 from poc.recipe import CIFAR10, Synthetic
 from poc.records.noise import Noise, Norms, estimate, interval
-from poc.records.timing import Window, split, throughput, warmup
+from poc.records.timing import WARMUP_STEPS, Window, split, throughput, warmup
 from poc.run import Run
 from poc.values import from_plain, to_plain, value
 
@@ -117,6 +117,8 @@ class Told:
     reason: str = ""
     dataset: str = ""
     parameters: int | None = None
+    threads: int | None = None
+    """OpenMP threads of each worker; None where it is not known."""
     windows: tuple[Window, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -127,6 +129,8 @@ class Told:
     peak_flops: float | None = None
     """Operations a second of a large matrix product on the same devices, right after."""
     exchanged: Exchanged | None = None
+    short_spin_seconds: float = 0.0
+    """Of the training, in which other processes kept cores busy, so that waiting threads hardly spun."""
     detail: Breakdown | None = None
     norms: tuple[Norms, ...] = ()
     resumed: tuple[CheckpointNote, ...] = ()
@@ -191,6 +195,8 @@ class Record(Told):
     hardware: Hardware
     versions: dict[str, str]
     commit: str
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The inherited environment variables that change speed (`poc.machine.environment`); none in earlier versions."""
     cpu_seconds: float | None = None
     others_busy_cores: float | None = None
     """Cores that other processes kept busy meanwhile, of `usable_cores`; in earlier versions of all the machine's."""
@@ -231,6 +237,8 @@ class Record(Told):
         rate = throughput(self.timed)
         if rate is not None:
             said.append(f"{rate.median:.1f} samples/s (spread {rate.spread:.1f}, n = {rate.windows} windows)")
+        elif self.windows:
+            said.append(f"too short to time: no window after the first {WARMUP_STEPS} steps")
         if self.evaluations:
             said.append(f"accuracy {self.evaluations[-1].accuracy:.4f}")
         if self.wall is not None:

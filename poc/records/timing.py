@@ -17,7 +17,8 @@ WARMUP_STEPS = 5
 STABLE_WITHIN = 0.10
 WARMUP_RULE = (
     f"windows are dropped until at least {WARMUP_STEPS} steps have gone by and the next window is no more than "
-    f"{STABLE_WITHIN:.0%} slower than the median of the windows from it on"
+    f"{STABLE_WITHIN:.0%} slower than the median of the windows from it on; a run without a window after that has no "
+    "throughput"
 )
 
 
@@ -87,22 +88,22 @@ class Clock:
 
 
 def warmup(windows: Sequence[Window]) -> int:
-    """How many windows at the start are warm-up, by `WARMUP_RULE`; the last window is always kept."""
+    """How many windows at the start are warm-up, by `WARMUP_RULE`: all of them in a run that is too short."""
     steps = 0
-    for index, window in enumerate(windows[:-1]):
+    for index, window in enumerate(windows):
         typical = statistics.median(one.rate for one in windows[index:])
         # One-sided: a machine that slows down later was not warming up before.
         if steps >= WARMUP_STEPS and window.rate >= (1 - STABLE_WITHIN) * typical:
             return index
         steps += window.steps
-    return max(0, len(windows) - 1)
+    return len(windows)
 
 
 def throughput(windows: Sequence[Window]) -> Throughput | None:
-    """Median rate and spread over the windows after warm-up; None where there is no window."""
-    if not windows:
-        return None
+    """Median rate and spread over the windows after warm-up; None where there is no such window."""
     dropped = warmup(windows)
+    if dropped == len(windows):
+        return None
     rates = [window.rate for window in windows[dropped:]]
     median = statistics.median(rates)
     return Throughput(median=median, spread=spread(rates), windows=len(rates), dropped=dropped)

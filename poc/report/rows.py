@@ -217,6 +217,8 @@ def _joules_per_sample(record: Record) -> float | None:
         return None
     if monitor.of_windows:
         kept = record.windows[timing.warmup(record.windows) :]
+        if not kept:
+            return None
         watts = sum(device.joules / device.seconds for device in devices if device.joules and device.seconds)
         return watts * sum(window.seconds for window in kept) / sum(window.samples for window in kept)
     return sum(drawn) / sum(window.samples for window in record.windows)

@@ -15,7 +15,9 @@ from poc.records.timing import Clock, Window
 from poc.run import Run
 
 EXPLODED = 1e4
-"""Mean training loss of a window, in nats, from which no run comes back."""
+"""Mean loss of a window or an evaluation, in nats, from which no run comes back."""
+LARGEST_PARAMETER = 1e6
+"""Absolute value that no parameter has in a training that learns."""
 
 
 @dataclasses.dataclass
@@ -39,7 +41,11 @@ class Loop:
         self._step = self._saved = self.first_step
 
     def train(self, batches: Iterator[Batch]) -> tuple[str, str]:
-        """Trains to the last step of the run; returns the outcome and its reason."""
+        """Trains to the last step of the run; returns the outcome and its reason.
+
+        A run has diverged where the loss of a window or of an evaluation, or a parameter after the last update, is not
+        finite or too large: the loss of a window is that before its updates, so the last one shows in the others alone.
+        """
         run = self.run
         for epoch in range(self._step // run.steps_per_epoch + 1, run.epochs + 1):
             if self._is_over():
@@ -53,8 +59,14 @@ class Loop:
                 if due and self._step < last and not self._out_of_time():
                     self._checkpoint()
             if run.evaluate:
-                self.accuracy = self._evaluate(epoch)
+                evaluation = self._evaluate(epoch)
+                self.accuracy = evaluation.accuracy
+                if evaluation.loss is None or not evaluation.loss < EXPLODED:
+                    return DIVERGED, f"the evaluation loss was {_in_words(evaluation.loss)} after epoch {epoch}"
             self._checkpoint()
+        largest = self.session.largest_parameter()
+        if not largest < LARGEST_PARAMETER:
+            return DIVERGED, f"the largest parameter was {largest:.6g} after step {self._step}"
         return COMPLETED, ""
 
     def _out_of_time(self) -> bool:
@@ -92,7 +104,7 @@ class Loop:
                 self.tell("norms", Norms(step=step, small=small, large=large))
         return loss
 
-    def _evaluate(self, epoch: int) -> float:
+    def _evaluate(self, epoch: int) -> Evaluation:
         start = self.clock.elapsed()
         with self.clock.part("evaluate"):
             scored = self.session.evaluate(self.validation())
@@ -101,7 +113,7 @@ class Loop:
             epoch=epoch, at=start, seconds=seconds, accuracy=accuracy, samples=scored.samples, loss=_finite(scored.loss)
         )
         self.tell("evaluation", evaluation)
-        return accuracy
+        return evaluation
 
     def _checkpoint(self) -> None:
         with self.clock.part("checkpoint"):
@@ -111,3 +123,7 @@ class Loop:
 
 def _finite(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
+
+
+def _in_words(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.6g}"
