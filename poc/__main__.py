@@ -17,6 +17,7 @@ from tabulate import tabulate
 from poc import advice, engines, predict, recipe, studies
 from poc.engines import Build
 from poc.machine import hardware, topology
+from poc.machine.waiting import chosen_threads
 from poc.plan import Planned, plan, select
 from poc.recipe import networks
 from poc.records import journal
@@ -314,6 +315,7 @@ def _run(options: argparse.Namespace) -> int:
             positive(f"--{name}", getattr(options, name))
     positive("--patience", options.patience)
     whole("--rounds", options.rounds, least=3)
+    chosen_threads()  # a mistake is found before anything is spent
     if options.cluster:
         return _run_cluster(options, began)
     machine = hardware.detect()

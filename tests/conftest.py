@@ -21,6 +21,8 @@ WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # of this suite and by whatever else runs here, so a thread that has to wait gives its core away.
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // WORKERS)))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Of runs in processes of their own: what they compute must not depend on what else runs here.
+os.environ.setdefault("POC_THREADS", os.environ["OMP_NUM_THREADS"])
 # Before poc.engines is imported, here and in every process that a test starts: there is an engine for tests, too.
 os.environ["POC_ENGINES"] = str(Path(__file__).parent / "engines")
 # How long an example takes depends on what else runs here.

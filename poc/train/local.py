@@ -16,8 +16,10 @@ from typing import Any, Callable
 
 from poc import engines
 from poc.machine import hardware, monitor, nvml, processes, topology
+from poc.machine.environment import speed_variables
 from poc.machine.hardware import GPU
 from poc.machine.monitor import Monitor, Monitored, Source
+from poc.machine.waiting import chosen_threads, free_cores
 from poc.records.record import COMPLETED, FAILED, Told
 from poc.records.timing import warmup
 from poc.run import Run
@@ -127,8 +129,9 @@ def core_use(before: tuple[float, float, float, float]) -> CoreUse:
 
 
 def software(engine: str) -> dict[str, Any]:
-    """The versions that results of an engine depend on, and the commit of this checkout: fields of a record."""
-    return {"versions": {**hardware.versions(), **engines.versions(engine)}, "commit": hardware.commit()}
+    """What results of an engine depend on beside the run: fields of a record."""
+    versions = {**hardware.versions(), **engines.versions(engine)}
+    return {"versions": versions, "commit": hardware.commit(), "environment": speed_variables()}
 
 
 def cache() -> Path:
@@ -172,8 +175,13 @@ class Here:
 
 
 def threads(run: Run, cores: int, hosts: int = 1) -> int:
-    """Of each worker, on hosts with so many `cores` each."""
-    return run.cores_per_worker or max(1, cores * hosts // run.workers)
+    """OpenMP threads of each worker, on hosts with so many `cores` each.
+
+    The only worker on a CPU, bound to no cores, has as many as `waiting.chosen_threads` gives.
+    """
+    if run.kind == "gpu" or run.cores_per_worker or run.workers > 1:
+        return run.cores_per_worker or max(1, cores * hosts // run.workers)
+    return chosen_threads() or free_cores(cores)
 
 
 def train_here(

@@ -48,6 +48,7 @@ def execute(
     conditions = {
         "versions": record.versions,
         "commit": record.commit,
+        "environment": record.environment,
         "machine": place.machine.describe(),
         "stand_in": place.stand_in,
         "workers_here": run.workers // (place.machine.hosts if run.workers > 1 else 1),

@@ -20,6 +20,7 @@ import numpy as np
 from poc import data, engines
 from poc.engines import Session
 from poc.engines.whitening import IMAGES as WHITENING_IMAGES
+from poc.machine.waiting import SpinGuard
 from poc.recipe import networks
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY
 from poc.records.timing import Clock
@@ -76,7 +77,8 @@ class Worker:
             made_up = request["stand_in"]
             dataset = data.load(run.data, source=source, cache=Path(request["cache"]), made_up=made_up)
             session = self._session = self._open(dataset)
-        self._tell("ready", {"dataset": dataset.name, "parameters": session.parameters})
+        threads = int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0))))
+        self._tell("ready", {"dataset": dataset.name, "parameters": session.parameters, "threads": threads})
         share = {"worker": self._number, "workers": run.workers}
         stream = functools.partial(
             data.training_batches,
@@ -105,7 +107,9 @@ class Worker:
         # wait on the devices, whose memory they take.
         ahead = data.prefetch(wanted, depth=run.window)
         with ahead as made, data.prefetch(made if run.virtual else map(session.placed, made), depth=2) as batches:
-            end = self._end(*loop.train(batches))
+            with SpinGuard(threads) as guard:
+                end = self._end(*loop.train(batches))
+            end["short_spin_seconds"] = round(guard.seconds, 1)
             end["exchanged"] = session.exchange_stats() or None
             end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below
             if end["outcome"] == COMPLETED:

@@ -1,0 +1,110 @@
+"""What other processes and the environment do to a run: threads, spinning, variables that change speed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from poc.machine import environment, hardware, waiting
+from poc.values import UserError
+
+CORES = 8
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets how many of eight cores other processes keep busy from now on."""
+    state = {"rate": 0.0, "seconds": 0.0, "since": time.monotonic()}
+
+    def seconds() -> float:
+        return state["seconds"] + state["rate"] * (time.monotonic() - state["since"])
+
+    def change(rate: float) -> None:
+        state.update(seconds=seconds(), rate=rate, since=time.monotonic())
+
+    monkeypatch.setattr(hardware, "core_times", lambda: (CORES, seconds() + time.process_time(), 0.0))
+    monkeypatch.setattr(waiting, "_FIRST_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(waiting, "_LONG_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.05)
+    return change
+
+
+@pytest.mark.parametrize(
+    ("cores", "others", "free"),
+    [(8, 0, 8), (8, 1, 7), (8, 2.1, 6), (8, 8, 1), (8, 30, 1), (2, 6, 2), (2, 7, 1), (1, 8, 1)],
+)
+def test_a_run_has_the_cores_that_others_leave_free(
+    busy: Callable[[float], None], cores: int, others: float, free: int
+) -> None:
+    busy(others)
+    assert waiting.free_cores(cores) == free
+
+
+def test_a_moment_of_work_costs_no_threads(busy: Callable[[float], None]) -> None:
+    busy(4)
+    timer = threading.Timer(0.03, busy, [0])
+    timer.start()
+    assert waiting.free_cores(CORES) == CORES
+    timer.join()
+
+
+def test_threads_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POC_THREADS", raising=False)
+    assert waiting.chosen_threads() is None
+    monkeypatch.setenv("POC_THREADS", "3")
+    assert waiting.chosen_threads() == 3
+    for wrong in ("0", "-1", "two", "1.5"):
+        monkeypatch.setenv("POC_THREADS", wrong)
+        with pytest.raises(UserError, match="POC_THREADS"):
+            waiting.chosen_threads()
+
+
+def native_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.fixture
+def libgomp() -> ctypes.CDLL:
+    return ctypes.CDLL("libgomp.so.1")
+
+
+def test_spinning_is_short_while_others_need_the_cores(busy: Callable[[float], None], libgomp: ctypes.CDLL) -> None:
+    """The real library is told by threads of its own, more than the cores; they go when the others do."""
+    before, needed = native_threads(), len(os.sched_getaffinity(0)) + 1
+    with waiting.SpinGuard(threads=6) as guard:
+        busy(2)  # 6 threads and 2 others have a core each
+        time.sleep(0.3)
+        assert native_threads() <= before + 1
+        assert guard.seconds == 0
+        busy(3)
+        # The guard, the thread that has the pool, and the pool's others.
+        assert until(lambda: native_threads() >= before + 1 + needed)
+        busy(0)
+        assert until(lambda: native_threads() <= before + 1)
+        assert 0 < guard.seconds < 20
+    assert until(lambda: native_threads() <= before)
+
+
+def test_variables_of_others_are_not_passed_on_and_those_that_change_speed_are_known() -> None:
+    given = {
+        **{"OMP_PLACES": "{0}", "OMP_PROC_BIND": "true", "OMP_THREAD_LIMIT": "1", "OMP_NUM_THREADS": "1"},
+        **{"GOMP_CPU_AFFINITY": "0", "DMLC_ROLE": "worker", "RANK": "3", "MKL_NUM_THREADS": "1"},
+        **{"DNNL_MAX_CPU_ISA": "SSE41", "MXNET_ENGINE_TYPE": "NaiveEngine", "LD_PRELOAD": "libjemalloc.so"},
+        **{"HOME": "/home/me", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "MXNET_HOME": "/data"},
+    }
+    neutral = {name: given[name] for name in ("HOME", "PATH", "CUDA_VISIBLE_DEVICES", "MXNET_HOME")}
+    speed = {name: given[name] for name in ("DNNL_MAX_CPU_ISA", "MXNET_ENGINE_TYPE", "LD_PRELOAD")}
+    assert environment.without_decided(given) == {**neutral, **speed}
+    assert environment.speed_variables(given) == speed
