@@ -143,7 +143,8 @@ def _source(options: argparse.Namespace) -> Path | None:
 
 def _doctor(_: argparse.Namespace) -> None:
     machine = hardware.detect()
-    print(f"CPU     {machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB of memory")
+    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    print(f"CPU     {machine.cpu}, {cores}, {machine.memory_bytes / 2**30:.0f} GiB of memory")
     print(f"        {machine.cpu_flops / 1e9:.0f} GFLOP/s in a float32 matrix product")
     print(f"        a run on this CPU gets {machine.cores} OpenMP threads, divided over its workers")
     if not machine.gpus:
