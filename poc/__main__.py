@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_options_of_run(add: Callable[..., Any]) -> None:
     kept = "checkpoints go here, where a run leaves that of its last step (default: the cache, until it completes)"
     add("--checkpoints", type=_absolute, metavar="DIR", help=kept)
-    patience = "end a run in which nothing has gone on for so long (default: %(default)g)"
+    patience = "end a run that makes no step for so long (default: %(default)g)"
     add("--patience", type=float, metavar="SECONDS", default=300.0, help=patience)
     price = "what this machine costs an hour (default: that of --infrastructure, where poc/studies/prices.csv has it)"
     add("--price", type=float, metavar="DOLLARS", help=price)

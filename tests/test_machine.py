@@ -649,7 +649,8 @@ def test_a_killed_process_is_blamed_before_a_worker_that_failed_without_it(
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     helpers = {name: started.pop(name) for name in ("hub",) if name in started}
     lost = processes.watch(started, helpers, [tmp_path / "none"], patience=LONG)
-    assert lost == (victim, processes.ended_early(-signal.SIGKILL))
+    assert lost is not None
+    assert (lost[0], "signal 9" in lost[1]) == (victim, True)
 
 
 def test_a_worker_that_crashes_once_it_has_done_its_work_keeps_no_other_from_ending(tmp_path: Path) -> None:
@@ -659,29 +660,57 @@ def test_a_worker_that_crashes_once_it_has_done_its_work_keeps_no_other_from_end
     assert (tmp_path / "ended").exists()
 
 
-def test_a_worker_that_computes_is_not_taken_for_stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import time\nwhile time.process_time() < 4: pass"
+def test_a_worker_that_gives_signs_of_life_is_not_taken_for_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, sign = tmp_path / "count", tmp_path / "sign"
+    step = f"open({str(count)!r}, 'a').write('.'); time.sleep(0.1); os.utime({str(sign)!r})"
+    code = f"import os, time\nfor _ in range(9): {step}"
+    for file in (count, sign):
+        file.touch()
+    # A second passes with each sign, however long others keep the worker waiting for a core.
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: float(count.stat().st_size)))
+    monkeypatch.setattr(processes, "_LOOK_SECONDS", 0.02)
     with subprocess.Popen([sys.executable, "-c", code], text=True) as busy:
-
-        def monotonic() -> float:
-            """A second passes when the worker has had a core for one, however long others keep it waiting for that."""
-            times = psutil.Process(busy.pid).cpu_times()
-            return float(times.user + times.system)
-
-        monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=monotonic))
-        assert processes.watch({"worker 0": busy}, {}, [tmp_path / "none"], patience=2.0) is None
+        assert processes.watch({"worker 0": busy}, {}, [sign], patience=2.5) is None
+    assert count.stat().st_size == 9
 
 
-@pytest.mark.parametrize(("command", "polling"), [("sleep 9999", 0), ("while true; do :; done", 1)])
-def test_workers_that_do_nothing_or_only_poll_are(command: str, polling: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["sleep 9999", "while true; do :; done"])
+def test_workers_that_wait_or_only_spin_are(command: str, tmp_path: Path) -> None:
     with subprocess.Popen(["sh", "-c", command], text=True) as idle:
-        lost = processes.watch({"worker 0": idle}, {}, [tmp_path / "none"], patience=1.5, polling=polling)
+        lost = processes.watch({"worker 0": idle}, {}, [tmp_path / "none"], patience=1.5)
         # One that has told all and hangs at its end is no loss.
-        told = processes.watch(
-            {"worker 0": idle}, {}, [tmp_path / "none"], 0.5, done=lambda name: True, polling=polling
-        )
+        told = processes.watch({"worker 0": idle}, {}, [tmp_path / "none"], 0.5, done=lambda name: True)
         processes.stop([idle])
     assert told is None
     assert lost is not None
-    assert lost[0] == "worker 0"
-    assert lost[1].startswith("none of them has ended, but nothing has gone on")
+    assert (lost[0], "--patience" in lost[1]) == ("worker 0", True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "command", "hint"),
+    [
+        # The kernel kills at the hard limit, and tells at the soft one.
+        ((1, 1), "while true; do :; done", "signal 9; .*ulimit -t: 1 s"),
+        ((1, 60), "while true; do :; done", f"signal {signal.SIGXCPU:d}; .*ulimit -t"),
+        (None, "kill -TERM $$", "signal 15; another process"),
+        (None, "kill -BUS $$", f"signal {signal.SIGBUS:d}; .*/dev/shm"),
+        (None, "kill -SEGV $$", "signal 11$"),
+        (None, "exit 3", "exit code 3$"),
+    ],
+)
+def test_a_process_that_ended_early_is_said_to_have_for_what_ended_it(
+    limits: tuple[int, int] | None, command: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    if limits and before[1] != resource.RLIM_INFINITY:
+        pytest.skip("CPU time is limited here already")
+    if limits:  # of what this process starts: its own is its parent's to know
+        monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+        command = f"ulimit -S -t {limits[0]}; ulimit -H -t {limits[1]}; {command}"
+    started = shells(**{"worker 0": command})
+    lost = processes.watch(started, {}, [tmp_path / "none"], patience=LONG)
+    assert lost is not None
+    assert re.search(hint, lost[1])
+    assert "memory" not in lost[1]

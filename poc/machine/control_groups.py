@@ -52,20 +52,18 @@ def memory_kills(system: Path = Path("/")) -> int | None:
 
 def _groups(system: Path) -> dict[str, list[Path]]:
     """The folders of this process's groups by controller: its own, then each above it as far as they are mounted."""
-    own = {}
+    own: dict[str, str] = {}
     for line in text(system / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        own.update(dict.fromkeys(controllers.split(","), path))
+        _, names, path = line.split(":", 2)
+        own.update(dict.fromkeys(names.split(","), path))
     folders: dict[str, list[Path]] = {}
     for root, point, controllers in _mounts(system):
-        for controller in own.keys() & controllers:
-            within = os.path.relpath(own[controller], root)
+        for name in own.keys() & controllers:
+            within = os.path.relpath(own[name], root)
             # Another part of the hierarchy is mounted than the group is in, as in some containers.
             within = "." if within.startswith("..") else within
             group = point / within
-            folders.setdefault(controller, []).extend(
-                [group, *group.parents][: len(group.parts) - len(point.parts) + 1]
-            )
+            folders.setdefault(name, []).extend([group, *group.parents][: len(group.parts) - len(point.parts) + 1])
     return folders
 
 

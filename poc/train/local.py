@@ -25,6 +25,7 @@ from poc.train import checkpoint
 from poc.values import from_plain, value
 
 _INTERRUPTED_SECONDS = 60.0
+_COMPILER_PATIENCE = 4
 # The events of which there may be several, and the fields that they are gathered in.
 _LISTED = dict(window="windows", evaluation="evaluations", norms="norms", resumed="resumed", unsaved="unsaved")
 
@@ -48,7 +49,7 @@ class Place:
     stand_in: bool = False
     """No CIFAR-10 is to be had: the synthetic set takes its place."""
     patience: float = 300.0
-    """Seconds after which a run in which nothing goes on is ended."""
+    """Seconds without a step after which a run is ended."""
     until: float = math.inf
     """On the monotonic clock: a run that still goes on then is interrupted."""
     software: dict[str, Any] | None = None
@@ -196,10 +197,11 @@ def train_here(
         "cache": str(place.cache),
         "checkpoints": str(place.checkpoints_of(run)),
         "keep": place.checkpoints is not None,
+        "patience": place.patience,
         "began": time.monotonic(),
     }
-    # A compiler, too, keeps one core busy and tells nothing.
-    polling = 0 if run.compile else sum(map(len, cards))
+    # A compiler gives no sign of life.
+    patience = place.patience * (_COMPILER_PATIENCE if run.compile else 1)
     workers: dict[str, subprocess.Popen[str]] = {}
     watcher: Monitor | None = None
     lost: processes.Lost | None = None
@@ -218,9 +220,7 @@ def train_here(
                     environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[here])
                 workers[f"worker {number}"] = _started(run, request, environment)
             with Monitor(_sensors(run, place.machine, workers, cards)) as watcher:
-                lost = processes.watch(
-                    workers, helpers, events, place.patience, lambda: elsewhere(events[0]), done, polling
-                )
+                lost = processes.watch(workers, helpers, events, patience, lambda: elsewhere(events[0]), done)
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
             for process in workers.values():
