@@ -110,16 +110,22 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The git commit of this checkout, with "-dirty" where its code differs from that; empty outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).resolve().parents[2])]
+    """The git commit of this checkout, with "-dirty" where its code differs from that; empty where there is none."""
+    own = Path(__file__).resolve()
+    home = own.parents[2]
+    # Its repository is named, not looked for: not one around this folder, nor the environment's; whoever owns it.
+    git = ["git", "-C", str(home), f"--git-dir={home / '.git'}", f"--work-tree={home}"]
+    environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
     # Results change with every run, and say nothing of the code that made them.
     code = [":/", ":(exclude,top)results", ":(exclude,top)results.md"]
+    how: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
     try:
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], capture_output=True).returncode
+        tracked = ["HEAD", f"HEAD:{own.relative_to(home)}"]
+        head = subprocess.run([*git, "rev-parse", *tracked], check=True, **how)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], **how).returncode
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return head.stdout.strip() + "-dirty" * (changed != 0)
+    return head.stdout[:12] + ("-dirty" if changed else "")
 
 
 def _cpu_flops() -> float:
