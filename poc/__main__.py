@@ -34,6 +34,8 @@ _ROOM_GIGABYTES = 2.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0 done, 1 a run failed, 2 the user's mistake, 130 interrupted."""
+    # matplotlib keeps its list of fonts in the user's own folders, if not told where, and needs there to be any.
+    os.environ.setdefault("MPLCONFIGDIR", str(cache() / "matplotlib"))
     try:
         options = _parser().parse_args(arguments)
         status = int(options.command(options) or 0)
@@ -123,8 +125,8 @@ def _add_options_of_run(add: Callable[..., Any]) -> None:
     add("--detail", action="store_true", help="afterwards, take computation and communication apart")
     rounds = "of --detail: pairs of windows, with the exchange and without (default: %(default)s)"
     add("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
-    cluster = "run on every machine of a cluster on Ray: its address, or local (default: $RAY_ADDRESS)"
-    add("--cluster", metavar="ADDRESS", default=os.environ.get("RAY_ADDRESS") or None, help=cluster)
+    cluster = "run on every machine of a cluster on Ray: its address, auto ($RAY_ADDRESS or this node's), or local"
+    add("--cluster", metavar="ADDRESS", help=cluster)
 
 
 def _absolute(given: str) -> Path:
@@ -412,8 +414,6 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _write_report(options: argparse.Namespace) -> None:
     """Writes the page of all journals in the folder of results."""
-    # matplotlib keeps its list of fonts in the user's own folders, if not told where.
-    os.environ.setdefault("MPLCONFIGDIR", str(cache() / "matplotlib"))
     # scipy and matplotlib take a second to import, which plan and doctor need not wait for.
     from poc import report
 

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -133,9 +134,17 @@ def software(engine: str) -> dict[str, Any]:
 
 
 def cache() -> Path:
-    """Where this machine keeps data sets, and checkpoints for which no other folder is named: POC_CACHE."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("POC_CACHE") or Path(base) / "poc-mxnet").absolute()
+    """Where this machine keeps data sets, and checkpoints for which no other folder is named: POC_CACHE.
+
+    By default it is in the user's cache, or in the folder for temporary files where the user has none to write in.
+    """
+    if given := os.environ.get("POC_CACHE"):
+        return Path(given).absolute()
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "poc-mxnet")
+    there = next(folder for folder in (usual, *usual.parents) if os.path.exists(folder))
+    if usual.is_absolute() and (there == usual or os.access(there, os.W_OK)):
+        return usual
+    return Path(tempfile.gettempdir(), f"poc-mxnet-{os.getuid()}")
 
 
 class Here:
