@@ -20,7 +20,7 @@ costs, and does the most telling runs first. The same command goes on with what 
   --results DIR          where the journal, the figures and results.md are written
   --infrastructure NAME  what to call this machine in the tables; p3.16xlarge and its like have a price
   --price DOLLARS        what this machine costs an hour
-  --cluster ADDRESS      run on every machine of a cluster on Ray (docs/hosts.md; default: $RAY_ADDRESS)
+  --cluster ADDRESS      run on every machine of a cluster on Ray (docs/hosts.md)
   --study FILE           a published study of your own, a CSV like those in poc/studies/
 
 `.venv/bin/python -m poc --help` lists the other commands: plan, report, show, compare, ...
@@ -28,7 +28,7 @@ The first start makes .venv, with Python 3.9 to 3.12 (PYTHON=/path/to/python cho
 USAGE
 }
 
-extras=(${RAY_ADDRESS:+--ray})
+extras=()
 for argument in "$@"; do
     case $argument in
         --cluster | --cluster=*) extras=(--ray) ;;

@@ -35,6 +35,8 @@ _ROOM_GIGABYTES = 2.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0 done, 1 a run failed, 2 the user's mistake, 130 interrupted."""
+    # matplotlib keeps its list of fonts in the user's own folders, if not told where, and needs there to be any.
+    os.environ.setdefault("MPLCONFIGDIR", str(cache() / "matplotlib"))
     try:
         options = _parser().parse_args(arguments)
         status = int(options.command(options) or 0)
@@ -114,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_options_of_run(add: Callable[..., Any]) -> None:
     kept = "checkpoints go here, where a run leaves that of its last step (default: the cache, until it completes)"
     add("--checkpoints", type=_absolute, metavar="DIR", help=kept)
-    patience = "end a run in which nothing has gone on for so long (default: %(default)g)"
+    patience = "end a run that makes no step for so long (default: %(default)g)"
     add("--patience", type=float, metavar="SECONDS", default=300.0, help=patience)
     price = "what this machine costs an hour (default: that of --infrastructure, where poc/studies/prices.csv has it)"
     add("--price", type=float, metavar="DOLLARS", help=price)
@@ -124,8 +126,8 @@ def _add_options_of_run(add: Callable[..., Any]) -> None:
     add("--detail", action="store_true", help="afterwards, take computation and communication apart")
     rounds = "of --detail: pairs of windows, with the exchange and without (default: %(default)s)"
     add("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
-    cluster = "run on every machine of a cluster on Ray: its address, or local (default: $RAY_ADDRESS)"
-    add("--cluster", metavar="ADDRESS", default=os.environ.get("RAY_ADDRESS") or None, help=cluster)
+    cluster = "run on every machine of a cluster on Ray: its address, auto ($RAY_ADDRESS or this node's), or local"
+    add("--cluster", metavar="ADDRESS", help=cluster)
 
 
 def _absolute(given: str) -> Path:
@@ -144,7 +146,8 @@ def _source(options: argparse.Namespace) -> Path | None:
 
 def _doctor(_: argparse.Namespace) -> None:
     machine = hardware.detect()
-    print(f"CPU     {machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB of memory")
+    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    print(f"CPU     {machine.cpu}, {cores}, {machine.memory_bytes / 2**30:.0f} GiB of memory")
     print(f"        {machine.cpu_flops / 1e9:.0f} GFLOP/s in a float32 matrix product")
     print(f"        a run on this CPU gets {machine.cores} OpenMP threads, divided over its workers")
     if not machine.gpus:
@@ -413,8 +416,6 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _write_report(options: argparse.Namespace) -> None:
     """Writes the page of all journals in the folder of results."""
-    # matplotlib keeps its list of fonts in the user's own folders, if not told where.
-    os.environ.setdefault("MPLCONFIGDIR", str(cache() / "matplotlib"))
     # scipy and matplotlib take a second to import, which plan and doctor need not wait for.
     from poc import report
 

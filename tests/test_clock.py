@@ -40,11 +40,17 @@ class SlowWhereRealOnesAre:
     def __init__(self, time: ScriptedTime, seconds: Script, loss: Script) -> None:
         self._time, self._seconds, self._loss = time, seconds, loss
         self.rates: list[float] = []
+        self.waits: list[int] = []
+        """After how many steps it was waited for."""
         self._owed = 0.0
 
     def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True, norms: bool = False) -> None:
         self._owed += self._seconds(len(self.rates))
         self.rates.append(learning_rate)
+
+    def wait(self) -> None:
+        self.waits.append(len(self.rates))
+        self.drain()
 
     def drain(self) -> float:
         self._time.now += self._owed
@@ -115,6 +121,13 @@ def test_an_asynchronous_engine_does_not_fool_the_clock() -> None:
     booked = {"initialise": 11.0, "warmup": 10.0, "train": 6.0, "evaluate": 14.0}
     assert done.split == {**dict.fromkeys(timing.PARTS, 0.0), **booked}
     assert done.wall == 41.0
+
+
+def test_only_steps_that_take_long_are_waited_for_within_a_window() -> None:
+    # The first step takes a minute (a compiler), the others of the first window 12 s each, those of the second 0.5 s.
+    done = Driven(short(window=10), lambda step: 0.5 if step >= 10 else 12.0 if step else 60.0, silence=30.0)
+    assert done.session.waits == [1, 2, 5, 8, 12]
+    assert [(w.steps, w.seconds) for w in done.windows] == [(10, 168.0), (10, 5.0)]
 
 
 @pytest.mark.parametrize(("every", "saved"), [(None, [10, 20]), (3, [4, 8, 10, 14, 18, 20]), (7, [8, 10, 18, 20])])

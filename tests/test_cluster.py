@@ -209,12 +209,11 @@ def test_a_lost_process_is_started_again_and_a_killed_driver_s_run_goes_on_at_th
         eventually(lambda: not late.left_of_runs())
     (record,) = of(tmp_path, PAIR)
     assert record.outcome == COMPLETED
-    killed = "its process ended early with signal 9; the kernel kills a process when memory runs out"
-    assert [resumed.why for resumed in record.resumed] == [
-        f"worker 1: {killed}",
-        f"hub: {killed}",
-        "the run was cut off",
-    ]
+    causes = [("worker 1: ", "signal 9"), ("hub: ", "signal 9"), ("", "the run was cut off")]
+    for resumed, (victim, cause) in zip(record.resumed, causes):
+        assert resumed.why.startswith(victim)
+        assert cause in resumed.why
+    assert len(record.resumed) == len(causes)
     assert all(resumed.step >= record.run.steps_per_epoch for resumed in record.resumed)
     assert [evaluation.epoch for evaluation in record.evaluations] == [1, 2, 3, 4, 5]
 

@@ -20,9 +20,11 @@ from poc import Synthetic
 from poc.machine import processes
 from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY
-from tests.builders import GLUON, course, end_of, executed, recipe_file, record_of
+from poc.train.parent import execute
+from tests.builders import GLUON, course, end_of, executed, place_in, recipe_file, record_of, run_of
 from tests.conftest import survives
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, family, finish, held, records, start, struck
+from tests.test_machine import nested_groups
 
 pytestmark = pytest.mark.faults
 KILLS = 20
@@ -232,13 +234,35 @@ def test_a_run_in_which_nothing_goes_on_is_ended(tmp_path: Path) -> None:
     with struck("worker 0", signal.SIGSTOP, after='"evaluation", "epoch": 1'):
         hung = executed(tmp_path)
     assert hung.outcome == FAILED
-    assert "nothing has gone on" in hung.reason
+    assert "SIGSTOP" in hung.reason
     assert hung.windows
     assert not hung.resumed
     record = executed(tmp_path)
     assert record.outcome == COMPLETED
     assert record.resumed
     assert course(record) == course(undisturbed)
+
+
+@survives("a run that spins")
+def test_a_run_that_computes_and_makes_no_step_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POC_FAULT", "spin")
+    record, _ = execute(run_of(), place_in(tmp_path, patience=3.0))
+    assert record.outcome == FAILED
+    assert "--patience" in record.reason
+
+
+@survives("a kill for memory")
+def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory_and_not_tried_again(tmp_path: Path) -> None:
+    greedy = {"batch_per_device": 60_000, "data": Synthetic(train=60_000, validation=160)}
+    recipe = recipe_file(tmp_path / "mine.py", cases=[greedy, {}], epochs=1)
+    limit = 2**30
+    settings = {"memory.limit_in_bytes": limit, "memory.max": limit, "memory.swap.max": 0}
+    with nested_groups({"memory": settings}) as inside:
+        finish(recipe, tmp_path, prefix=inside)
+        first, second = records(tmp_path)
+        assert (first.outcome, second.outcome) == (OUT_OF_MEMORY, COMPLETED)
+        assert "memory ran out" in first.reason
+        assert finish(recipe, tmp_path, prefix=inside).count("in the journal already") == 2
 
 
 def test_nothing_is_written_but_to_the_cache_and_the_results(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +24,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poc.machine import child, hardware, monitor, nvml, processes, topology
+from poc.machine import child, control_groups, hardware, monitor, nvml, processes, topology
 from poc.machine.monitor import Device, DeviceUse, Monitor, Reading
 from poc.machine.topology import Topology
 from poc.values import UserError
-from tests.launch import HOME
+from tests.launch import HOME, eventually
 from tests.recorded_nvml import GIB, Links, RecordedNVML, eight_cards, kernel_tree, p100
 
 SECONDS = 10
@@ -318,28 +319,170 @@ def test_cards_that_no_run_can_have_are_named_and_not_passed_over(monkeypatch: p
         hardware.detect()
 
 
+# Control groups
+
+UNLIMITED = 0x7FFFFFFFFFFFF000  # as version 1 says it
+V2 = "29 23 0:26 {root} /sys/fs/cgroup ro,nosuid,nodev,noexec,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate"
+V1 = """\
+30 25 0:26 / /sys/fs/cgroup ro,nosuid,nodev,noexec shared:9 - tmpfs tmpfs ro,mode=755
+34 30 0:30 {root} /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:15 - cgroup cgroup rw,cpu,cpuacct
+35 30 0:31 {root} /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory"""
+# What a machine shows: the process's groups, the mounts, and below /sys/fs/cgroup the files of the groups.
+TREES: dict[str, tuple[str, str, dict[str, object]]] = {
+    "no groups": ("", "", {}),
+    "Slurm, version 1": (
+        "8:memory:/slurm/uid_1000/job_42/step_batch/task_0\n4:cpu,cpuacct:/slurm/uid_1000/job_42/step_batch\n1:name=systemd:/",
+        V1.format(root="/"),
+        {
+            "memory/memory.limit_in_bytes": UNLIMITED,
+            "memory/slurm/uid_1000/job_42/memory.limit_in_bytes": 5 * GIB,
+            "memory/slurm/uid_1000/job_42/step_batch/memory.limit_in_bytes": 6 * GIB,
+            "memory/slurm/uid_1000/job_42/step_batch/task_0/memory.limit_in_bytes": UNLIMITED,
+            "memory/slurm/uid_1000/job_43/memory.limit_in_bytes": GIB,
+            "cpu,cpuacct/slurm/uid_1000/job_42/cpu.cfs_quota_us": 250_000,
+            "cpu,cpuacct/slurm/uid_1000/job_42/cpu.cfs_period_us": 100_000,
+            "cpu,cpuacct/slurm/uid_1000/job_42/step_batch/cpu.cfs_quota_us": -1,
+            "cpu,cpuacct/slurm/uid_1000/job_42/step_batch/cpu.cfs_period_us": 100_000,
+        },
+    ),
+    "a slice of systemd, version 2": (
+        "0::/user.slice/user-1000.slice/run-r1.scope",
+        V2.format(root="/"),
+        {
+            "user.slice/cpu.max": "50000 100000",
+            "user.slice/memory.max": "max",
+            "user.slice/user-1000.slice/cpu.max": "max 100000",
+            "user.slice/user-1000.slice/memory.max": 5 * GIB,
+            "user.slice/user-1000.slice/memory.high": 4 * GIB,
+            "user.slice/user-1000.slice/run-r1.scope/memory.max": 6 * GIB,
+            "system.slice/memory.max": GIB,
+        },
+    ),
+    "a pod of Kubernetes, version 2": (
+        "0::/",
+        V2.format(root="/"),
+        {"cpu.max": "300000 100000", "memory.max": 3 * GIB, "memory.high": "max"},
+    ),
+    "a pod, mounted by the node": (
+        "0::/",
+        V2.format(root="/../../.."),
+        {"cpu.max": "300000 100000", "memory.max": 3 * GIB},
+    ),
+    "Docker, version 1, in a limited group that it does not show": (
+        "3:memory:/docker/0a1b\n2:cpu,cpuacct:/docker/0a1b",
+        V1.format(root="/docker/0a1b"),
+        {
+            "memory/memory.limit_in_bytes": 8 * GIB,
+            "memory/memory.stat": f"cache 0\nhierarchical_memory_limit {2 * GIB}\ntotal_cache 0",
+            "cpu,cpuacct/cpu.cfs_quota_us": 100_000,
+            "cpu,cpuacct/cpu.cfs_period_us": 50_000,
+        },
+    ),
+    "both versions at once": (
+        "3:memory:/job/task\n0::/job/task",
+        V1.format(root="/") + "\n" + V2.format(root="/").replace(" /sys/fs/cgroup ", " /sys/fs/cgroup/uni\\040fied "),
+        {"memory/job/memory.limit_in_bytes": 7 * GIB, "uni fied/job/cpu.max": "100000 100000"},
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("files", "cores", "memory"),
+    ("tree", "cores", "memory"),
     [
-        ({}, 4, None),
-        ({"cpu.max": "250000 100000", "memory.max": 5 * GIB}, 2, 5 * GIB),
-        ({"cpu.max": "50000 100000", "memory.max": "max"}, 1, None),
-        ({"cpu.max": "max 100000", "memory.max": 2**60}, 4, None),
-        ({"cpu/cpu.cfs_quota_us": 300000, "cpu/cpu.cfs_period_us": 100000}, 3, None),
-        ({"cpu/cpu.cfs_quota_us": -1, "cpu/cpu.cfs_period_us": 100000}, 4, None),
-        ({"memory/memory.limit_in_bytes": 3 * GIB}, 4, 3 * GIB),
-        ({"memory/memory.limit_in_bytes": 0x7FFFFFFFFFFFF000}, 4, None),
+        ("no groups", 4, 16 * GIB),
+        ("Slurm, version 1", 2, 5 * GIB),
+        ("a slice of systemd, version 2", 1, 4 * GIB),
+        ("a pod of Kubernetes, version 2", 3, 3 * GIB),
+        ("a pod, mounted by the node", 3, 3 * GIB),
+        ("Docker, version 1, in a limited group that it does not show", 2, 2 * GIB),
+        ("both versions at once", 1, 7 * GIB),
     ],
-    ids=str,
 )
-def test_a_container_s_limits_are_kept(
-    files: dict[str, object], cores: int, memory: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_lowest_limit_of_all_groups_up_to_the_root_counts(
+    tree: str, cores: int, memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB))
-    group = kernel_tree(tmp_path, files)
-    assert hardware.usable_cores(group) == cores
-    assert hardware.usable_memory(group) == (memory or 16 * GIB)
+    groups, mounts, files = TREES[tree]
+    kernel_tree(tmp_path, {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts})
+    kernel_tree(tmp_path / "sys/fs/cgroup", files)
+    assert hardware.usable_cores(tmp_path) == cores
+    assert hardware.usable_memory(tmp_path) == memory
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "kills"),
+    [
+        ("0::/pod/ctr", {"pod/memory.events": "oom 9\noom_kill 9", "pod/ctr/memory.events": "oom 3\noom_kill 2"}, 2),
+        ("5:memory:/job", {"memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4"}, 4),
+        ("0::/", {"../../../proc/vmstat": "pgfault 70\noom_kill 6\nnuma_hit 1"}, 6),
+        ("0::/", {}, None),
+    ],
+)
+def test_kills_for_memory_are_those_of_the_own_group_or_else_of_the_machine(
+    groups: str, files: dict[str, object], kills: int | None, tmp_path: Path
+) -> None:
+    mounts = V1.format(root="/") if "memory" in groups else V2.format(root="/")
+    kernel_tree(tmp_path, {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts})
+    kernel_tree(tmp_path / "sys/fs/cgroup", files)
+    assert control_groups.memory_kills(tmp_path) == kills
+
+
+@contextlib.contextmanager
+def nested_groups(controllers: Mapping[str, Mapping[str, object]]) -> Iterator[list[str]]:
+    """Real groups with these settings, and one without any in each; gives the start of a command that runs in those.
+
+    Skips the test where this machine does not have them, or lets nobody make them.
+    """
+    made: list[Path] = []
+    try:
+        for controller, settings in controllers.items():
+            version_1 = Path("/sys/fs/cgroup", controller).is_dir()
+            root = Path("/sys/fs/cgroup", controller if version_1 else "")
+            if not version_1:
+                (root / "cgroup.subtree_control").write_text("+cpu +memory +cpuset")
+            outer = root / f"poc-test-{os.getpid()}"
+            for folder in (outer, outer / "inner"):
+                if folder not in made:
+                    folder.mkdir()
+                    made.append(folder)
+                for name, content in settings.items() if folder == outer else ():
+                    if (outer / name).exists():
+                        (outer / name).write_text(str(content))
+        joined = "".join(f"echo $$ > {folder}/cgroup.procs; " for folder in made if folder.name == "inner")
+        yield ["sh", "-e", "-c", f'{joined}exec "$@"', "sh"]
+    except OSError as error:
+        pytest.skip(f"no control groups can be made here: {error}")
+    finally:
+        for folder in reversed(made):
+            # The kernel takes a moment to see that a group is empty.
+            eventually(lambda folder=folder: not folder.exists() or removed(folder))
+
+
+def removed(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
+
+
+def test_doctor_sees_the_limits_of_a_real_group_above_its_own() -> None:
+    memory = {"memory.limit_in_bytes": GIB, "memory.max": GIB}
+    quota = {"cpu.cfs_quota_us": 100_000, "cpu.max": "100000 100000"}
+    with nested_groups({"memory": memory, "cpu": quota}) as inside:
+        said = subprocess.run(
+            [*inside, sys.executable, "-W", "ignore", "-m", "poc", "doctor"], cwd=HOME, capture_output=True, text=True
+        )
+    assert said.returncode == 0, said.stderr
+    assert re.search(r"\b1 cores?, 1 GiB ", said.stdout)
+
+
+def test_cores_that_a_real_cpuset_above_takes_away_are_not_counted() -> None:
+    (first, *_), memory_nodes = sorted(os.sched_getaffinity(0)), "0"
+    settings = {"cpuset.mems": memory_nodes, "cpuset.cpus": first, "cgroup.clone_children": 1}
+    code = "from poc.machine import hardware; print(hardware.usable_cores(), hardware.nodes())"
+    with nested_groups({"cpuset": settings}) as inside:
+        said = subprocess.run([*inside, sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True)
+    assert said.stdout == f"1 {{0: [{first}]}}\n", said.stderr
 
 
 # Cards by a recorded driver, cores and nodes by a kernel tree made for the test
@@ -506,7 +649,8 @@ def test_a_killed_process_is_blamed_before_a_worker_that_failed_without_it(
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     helpers = {name: started.pop(name) for name in ("hub",) if name in started}
     lost = processes.watch(started, helpers, [tmp_path / "none"], patience=LONG)
-    assert lost == (victim, processes.ended_early(-signal.SIGKILL))
+    assert lost is not None
+    assert (lost[0], "signal 9" in lost[1]) == (victim, True)
 
 
 def test_a_worker_that_crashes_once_it_has_done_its_work_keeps_no_other_from_ending(tmp_path: Path) -> None:
@@ -516,29 +660,57 @@ def test_a_worker_that_crashes_once_it_has_done_its_work_keeps_no_other_from_end
     assert (tmp_path / "ended").exists()
 
 
-def test_a_worker_that_computes_is_not_taken_for_stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import time\nwhile time.process_time() < 4: pass"
+def test_a_worker_that_gives_signs_of_life_is_not_taken_for_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, sign = tmp_path / "count", tmp_path / "sign"
+    step = f"open({str(count)!r}, 'a').write('.'); time.sleep(0.1); os.utime({str(sign)!r})"
+    code = f"import os, time\nfor _ in range(9): {step}"
+    for file in (count, sign):
+        file.touch()
+    # A second passes with each sign, however long others keep the worker waiting for a core.
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: float(count.stat().st_size)))
+    monkeypatch.setattr(processes, "_LOOK_SECONDS", 0.02)
     with subprocess.Popen([sys.executable, "-c", code], text=True) as busy:
-
-        def monotonic() -> float:
-            """A second passes when the worker has had a core for one, however long others keep it waiting for that."""
-            times = psutil.Process(busy.pid).cpu_times()
-            return float(times.user + times.system)
-
-        monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=monotonic))
-        assert processes.watch({"worker 0": busy}, {}, [tmp_path / "none"], patience=2.0) is None
+        assert processes.watch({"worker 0": busy}, {}, [sign], patience=2.5) is None
+    assert count.stat().st_size == 9
 
 
-@pytest.mark.parametrize(("command", "polling"), [("sleep 9999", 0), ("while true; do :; done", 1)])
-def test_workers_that_do_nothing_or_only_poll_are(command: str, polling: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["sleep 9999", "while true; do :; done"])
+def test_workers_that_wait_or_only_spin_are(command: str, tmp_path: Path) -> None:
     with subprocess.Popen(["sh", "-c", command], text=True) as idle:
-        lost = processes.watch({"worker 0": idle}, {}, [tmp_path / "none"], patience=1.5, polling=polling)
+        lost = processes.watch({"worker 0": idle}, {}, [tmp_path / "none"], patience=1.5)
         # One that has told all and hangs at its end is no loss.
-        told = processes.watch(
-            {"worker 0": idle}, {}, [tmp_path / "none"], 0.5, done=lambda name: True, polling=polling
-        )
+        told = processes.watch({"worker 0": idle}, {}, [tmp_path / "none"], 0.5, done=lambda name: True)
         processes.stop([idle])
     assert told is None
     assert lost is not None
-    assert lost[0] == "worker 0"
-    assert lost[1].startswith("none of them has ended, but nothing has gone on")
+    assert (lost[0], "--patience" in lost[1]) == ("worker 0", True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "command", "hint"),
+    [
+        # The kernel kills at the hard limit, and tells at the soft one.
+        ((1, 1), "while true; do :; done", "signal 9; .*ulimit -t: 1 s"),
+        ((1, 60), "while true; do :; done", f"signal {signal.SIGXCPU:d}; .*ulimit -t"),
+        (None, "kill -TERM $$", "signal 15; another process"),
+        (None, "kill -BUS $$", f"signal {signal.SIGBUS:d}; .*/dev/shm"),
+        (None, "kill -SEGV $$", "signal 11$"),
+        (None, "exit 3", "exit code 3$"),
+    ],
+)
+def test_a_process_that_ended_early_is_said_to_have_for_what_ended_it(
+    limits: tuple[int, int] | None, command: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    if limits and before[1] != resource.RLIM_INFINITY:
+        pytest.skip("CPU time is limited here already")
+    if limits:  # of what this process starts: its own is its parent's to know
+        monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+        command = f"ulimit -S -t {limits[0]}; ulimit -H -t {limits[1]}; {command}"
+    started = shells(**{"worker 0": command})
+    lost = processes.watch(started, {}, [tmp_path / "none"], patience=LONG)
+    assert lost is not None
+    assert re.search(hint, lost[1])
+    assert "memory" not in lost[1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -266,22 +268,67 @@ def test_a_display_card_beside_two_that_compute_does_no_harm(tmp_path: Path) -> 
         assert "clocks held back by power cap for 100% of the time" in from_record(made).note
 
 
-def test_results_do_not_make_a_commit_dirty_and_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*words: str) -> str:
-        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
-        return subprocess.check_output(command, cwd=tmp_path, text=True).strip()
+def git(folder: Path, *words: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always", *words]
+    return subprocess.check_output(command, cwd=folder, text=True, stderr=subprocess.DEVNULL).strip()
 
-    results, code = ("results/journal.jsonl", "results.md"), "poc/machine/hardware.py"
-    for name in (code, *results):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("before\n")
-    monkeypatch.setattr(hardware, "__file__", str(tmp_path / code))
+
+CODE = "poc/machine/hardware.py"
+
+
+def committed(folder: Path, *names: str) -> str:
+    """The commit of a new repository in `folder` with files of these names."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("before\n")
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", folder.name)
+    return git(folder, "rev-parse", "--short=12", "HEAD")
+
+
+def test_results_do_not_make_a_commit_dirty_and_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = ("results/journal.jsonl", "results.md")
+    monkeypatch.setattr(hardware, "__file__", str(tmp_path / CODE))
     assert hardware.commit() == ""
-    git("init", "--quiet")
-    git("add", ".")
-    git("commit", "--quiet", "-m", "all")
-    clean = git("rev-parse", "--short=12", "HEAD")
+    clean = committed(tmp_path, CODE, *results)
     assert hardware.commit() == clean
-    for name, commit in {**dict.fromkeys(results, clean), code: f"{clean}-dirty"}.items():
+    for name, commit in {**dict.fromkeys(results, clean), CODE: f"{clean}-dirty"}.items():
         (tmp_path / name).write_text("after\n")
         assert hardware.commit() == commit
+
+
+def test_the_commit_is_that_of_this_checkout_and_of_no_other_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commit_in(folder: Path) -> str:
+        monkeypatch.setattr(hardware, "__file__", str(folder / CODE))
+        return hardware.commit()
+
+    own, other = tmp_path / "own", tmp_path / "other"
+    commit, others = committed(own, CODE), committed(other, "README")
+    copy = other / "copy"
+    shutil.copytree(own, copy, ignore=shutil.ignore_patterns(".git"))
+    assert commit_in(copy) == ""
+    shutil.copytree(copy, tmp_path / "beside")
+    assert committed(tmp_path / "beside", "notes") != ""  # a repository of its user's, with all of the code in it
+    git(tmp_path / "beside", "rm", "-r", "--quiet", "--cached", "poc")
+    git(tmp_path / "beside", "commit", "--quiet", "-m", "notes alone")
+    assert commit_in(tmp_path / "beside") == ""
+    git(own, "worktree", "add", "--quiet", str(tmp_path / "tree"))
+    git(other, "submodule", "--quiet", "add", str(own), "part")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    assert [commit_in(folder) for folder in (own, tmp_path / "tree", other / "part")] == [commit] * 3
+    assert commit != others
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+def test_a_checkout_of_another_user_has_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = committed(tmp_path, CODE)
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, 12345, 12345)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)  # or it may call every folder safe
+    monkeypatch.setattr(hardware, "__file__", str(tmp_path / CODE))
+    assert hardware.commit() == commit

@@ -100,7 +100,7 @@ def connect(address: str) -> None:
     """Joins the cluster at `address` as its driver; raises UserError where that cannot be."""
     if not os.environ.setdefault("RAY_AUTH_MODE", "token"):
         raise UserError("RAY_AUTH_MODE: it is empty; leave it unset, or give token")
-    files = (os.environ.get("RAY_AUTH_TOKEN_PATH"), Path.home() / ".ray" / "auth_token")
+    files = (os.environ.get("RAY_AUTH_TOKEN_PATH"), os.path.expanduser("~/.ray/auth_token"))
     if address == LOCAL:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     elif os.environ["RAY_AUTH_MODE"] == "token" and not (

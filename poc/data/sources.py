@@ -175,7 +175,7 @@ def _writing(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = f"cannot write in {cache} ({error}); name a folder with room that can be written"
+        why = f"cannot write in {cache} ({error}); name one with room that can be written in POC_CACHE"
         raise UserError(f"cache: {why}") from error
 
 

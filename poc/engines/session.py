@@ -123,6 +123,10 @@ class Session(abc.ABC):
             for squares, of_sum in norms
         ]
 
+    def wait(self) -> None:
+        """Blocks until everything enqueued here is done."""
+        self._synchronize()
+
     def drain(self) -> float:
         """Blocks until everything enqueued is done; returns the mean loss, in nats, of the steps since the last one."""
         self._synchronize()

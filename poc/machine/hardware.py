@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from poc.machine import nvml
+from poc.machine import control_groups, nvml
+from poc.machine.control_groups import number, text
 from poc.values import UserError, from_plain, value
 
 
@@ -40,9 +41,9 @@ class Hardware:
 
     cpu: str
     cores: int
-    """Cores this process may use: logical ones, less what affinity and the container's quota take away."""
+    """Cores this process may use: logical ones, less what affinity and the control groups' quota take away."""
     memory_bytes: int
-    """What this process may use: all, or what the container's limit leaves."""
+    """What this process may use: all, or what the control groups' limit leaves."""
     cpu_flops: float
     """Floating-point operations a second in a float32 matrix product on all cores: for estimates of time."""
     bfloat16: bool = False
@@ -91,22 +92,16 @@ def detect() -> Hardware:
     )
 
 
-# Where a container finds the limits of its control group, the second version's or the first's.
-_GROUP = Path("/sys/fs/cgroup")
+def usable_cores(system: Path = Path("/")) -> int:
+    """Cores this process may use: its affinity, or the quota of its control groups where that is lower."""
+    cores, quota = len(os.sched_getaffinity(0)), control_groups.core_quota(system)
+    return cores if quota is None else min(cores, max(1, int(quota)))
 
 
-def usable_cores(group: Path = _GROUP) -> int:
-    """Cores this process may use: its affinity, and the quota of its control group where that is lower."""
-    cores = len(os.sched_getaffinity(0))
-    first = [text(group / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-    quota, period = text(group / "cpu.max").split() or first
-    return min(cores, max(1, int(quota) // int(period))) if quota.isdigit() else cores
-
-
-def usable_memory(group: Path = _GROUP) -> int:
-    """Bytes this process may use: the machine's, and the limit of its control group where that is lower."""
-    limits = [number(group / name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
-    return min([psutil.virtual_memory().total, *filter(None, limits)])
+def usable_memory(system: Path = Path("/")) -> int:
+    """Bytes this process may use: the machine's, or the limit of its control groups where that is lower."""
+    memory, limit = int(psutil.virtual_memory().total), control_groups.memory_limit(system)
+    return memory if limit is None else min(memory, limit)
 
 
 def versions() -> dict[str, str]:
@@ -115,16 +110,22 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The git commit of this checkout, with "-dirty" where its code differs from that; empty outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).resolve().parents[2])]
+    """The git commit of this checkout, with "-dirty" where its code differs from that; empty where there is none."""
+    own = Path(__file__).resolve()
+    home = own.parents[2]
+    # Its repository is named, not looked for: not one around this folder, nor the environment's; whoever owns it.
+    git = ["git", "-C", str(home), f"--git-dir={home / '.git'}", f"--work-tree={home}"]
+    environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
     # Results change with every run, and say nothing of the code that made them.
     code = [":/", ":(exclude,top)results", ":(exclude,top)results.md"]
+    how: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
     try:
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], capture_output=True).returncode
+        tracked = ["HEAD", f"HEAD:{own.relative_to(home)}"]
+        head = subprocess.run([*git, "rev-parse", *tracked], check=True, **how)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], **how).returncode
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return head.stdout.strip() + "-dirty" * (changed != 0)
+    return head.stdout[:12] + ("-dirty" if changed else "")
 
 
 def _cpu_flops() -> float:
@@ -214,17 +215,3 @@ def _cores_in(ranges: str) -> set[int]:
     """The cores that the kernel's list names: "0-3,8"."""
     parts = [part.split("-") for part in ranges.split(",") if part]
     return {core for ends in parts for core in range(int(ends[0]), int(ends[-1]) + 1)}
-
-
-def text(path: Path) -> str:
-    """What a small file of the kernel's says, without the space around it; empty where it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def number(path: Path) -> int | None:
-    """The whole number in the file; None where there is none, or one below zero, which is how the kernel says so."""
-    content = text(path)
-    return int(content) if content.isdigit() else None

@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from poc.machine import nvml
-from poc.machine.hardware import number, text
+from poc.machine.control_groups import number, text
 from poc.machine.processes import usage
 from poc.values import value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -19,7 +20,7 @@ from typing import Any, Callable
 
 import psutil
 
-from poc.machine import child
+from poc.machine import child, control_groups
 from poc.machine.environment import without_decided
 
 Lost = tuple[str, str]
@@ -31,8 +32,16 @@ _IN_USE = "in-use"
 # Looking takes time from the cores that are measured: what can be waited for is not looked for.
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 2.0
-# Cores that a worker keeps busy while it computes; one that waits for another keeps none.
-_COMPUTES = 0.5
+# Of CPU time, whose parts the kernel rounds down to whole ticks.
+_ROUNDING_SECONDS = 0.1
+KILLED_FOR_MEMORY = "its process ended early with signal 9: the kernel killed it because memory ran out"
+_HINTS: dict[int, str] = {
+    signal.SIGXCPU: "it had used up its CPU time (ulimit -t)",
+    signal.SIGXFSZ: "a file grew to the limit (ulimit -f)",
+    signal.SIGBUS: "a page of a shared file was missing: is /dev/shm or the disk full?",
+    signal.SIGILL: "this CPU lacks an instruction that the framework was built for",
+    **dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), "another process sent it"),
+}
 
 
 @contextlib.contextmanager
@@ -88,20 +97,18 @@ def watch(
     patience: float,
     elsewhere: Callable[[], Lost | None] = lambda: None,
     done: Callable[[str], bool] = lambda name: False,
-    polling: int = 0,
 ) -> Lost | None:
     """Waits until all workers have ended well; else returns which process is to blame, and why, as soon as it is clear.
 
     Where a process is lost the others would wait for it for ever. A worker or helper that fails counts, and that no
-    worker has computed or added to its file of `signs` for `patience` seconds. `elsewhere` is asked, too, whether
-    something is lost, and `done` whether the process of that name, which has failed, had done all it had to. So many
-    threads of theirs may be `polling`: a thread that waits for a GPU keeps a core busy, and computes nothing.
+    worker has changed or touched its file of `signs` for `patience` seconds; CPU time does not, since a thread that
+    waits may spin. `elsewhere` is asked, too, whether something is lost, and `done` whether the process of that name,
+    which has failed, had done all it had to.
     """
     everyone = {**workers, **helpers}
     ended = _told_when_one_ends(everyone.values())
-    computing = [psutil.Process(process.pid) for process in workers.values()]
-    looked = active = time.monotonic()
-    progress = _progress(computing, signs)
+    killed_before, used_before = control_groups.memory_kills(), _child_seconds()
+    active, last_sign = time.monotonic(), _last_change(signs)
     while True:
         ended.clear()
         running = [name for name, process in workers.items() if process.poll() is None]
@@ -117,30 +124,44 @@ def watch(
             failed += [name for name in killed if not done(name)]
             # One that was killed before one that ended by itself, perhaps because the other was gone.
             blamed = min(failed, key=lambda name: everyone[name].returncode > 0)
-            return blamed, ended_early(everyone[blamed].returncode)
+            used = _child_seconds() - used_before
+            return blamed, ended_early(everyone[blamed].returncode, killed_before, used)
         if (lost := elsewhere()) is not None:
             return lost
-        now = time.monotonic()
-        before, progress = progress, _progress(computing, signs)
-        told, used = (later - earlier for earlier, later in zip(before, progress))
-        if told or used > (polling + _COMPUTES) * (now - looked):
-            active = now
-        looked = now
+        now, sign = time.monotonic(), _last_change(signs)
+        if sign != last_sign:
+            active, last_sign = now, sign
         if now - active > patience:
             if all(map(done, running)):  # all is told; only their end hangs
                 return None
             alive = {name: process.pid for name, process in everyone.items() if process.poll() is None}
             stopped = [name for name, pid in alive.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
-            why = "it was stopped (SIGSTOP), and" if stopped else "none of them has ended, but"
-            return ", ".join(stopped or workers), f"{why} nothing has gone on for {now - active:.0f} s"
+            why = f"no step was made for {now - active:.0f} s"
+            hint = "it was stopped (SIGSTOP)" if stopped else "give a larger --patience where one takes so long"
+            return ", ".join(stopped or workers), f"{why}; {hint}"
         ended.wait(_LOOK_SECONDS)
 
 
-def ended_early(status: int) -> str:
-    """What the exit status of a process that should not have ended says."""
-    how = f"signal {-status}" if status < 0 else f"exit code {status}"
-    hint = "; the kernel kills a process when memory runs out" if status == -signal.SIGKILL else ""
-    return f"its process ended early with {how}{hint}"
+def ended_early(status: int, memory_kills_before: int | None = None, cpu_seconds: float = 0.0) -> str:
+    """Say how a process ended that should not have, by its exit `status`, and why where that can be told.
+
+    `memory_kills_before` is what `control_groups.memory_kills` gave before it started, None where nothing did;
+    `cpu_seconds` are what it may have used.
+    """
+    if status >= 0:
+        return f"its process ended early with exit code {status}"
+    hint = _HINTS.get(-status, "")
+    if status == -signal.SIGKILL:
+        _, limit = resource.getrlimit(resource.RLIMIT_CPU)
+        if memory_kills_before is not None and memory_kills_before != control_groups.memory_kills():
+            return KILLED_FOR_MEMORY
+        if 0 <= limit <= cpu_seconds + _ROUNDING_SECONDS:
+            hint = f"the kernel kills a process that has used its CPU time (ulimit -t: {limit} s)"
+        elif memory_kills_before is None:
+            hint = "the kernel kills a process when memory runs out, or another process did"
+        else:
+            hint = "another process sent it; the kernel has not killed for want of memory"
+    return f"its process ended early with signal {-status}" + (f"; {hint}" if hint else "")
 
 
 def usage(process: psutil.Process) -> tuple[float, int] | None:
@@ -167,10 +188,15 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _progress(workers: Iterable[psutil.Process], signs: Iterable[Path]) -> tuple[int, float]:
-    """Bytes that the workers have told, and CPU seconds that they have used."""
-    told = sum(path.stat().st_size for path in signs if path.exists())
-    return told, sum(seconds for seconds, _ in filter(None, map(usage, workers)))
+def _last_change(files: Iterable[Path]) -> int:
+    """When the last of the files that exist was changed or touched (ns); 0 where there is none."""
+    return max((path.stat().st_mtime_ns for path in files if path.exists()), default=0)
+
+
+def _child_seconds() -> float:
+    """CPU seconds of all the processes that this one has waited for."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _told_when_one_ends(processes: Iterable[subprocess.Popen[str]]) -> threading.Event:

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from poc.train import checkpoint
 from poc.values import from_plain, value
 
 _INTERRUPTED_SECONDS = 60.0
+_COMPILER_PATIENCE = 4
 # The events of which there may be several, and the fields that they are gathered in.
 _LISTED = dict(window="windows", evaluation="evaluations", norms="norms", resumed="resumed", unsaved="unsaved")
 
@@ -50,7 +52,7 @@ class Place:
     stand_in: bool = False
     """No CIFAR-10 is to be had: the synthetic set takes its place."""
     patience: float = 300.0
-    """Seconds after which a run in which nothing goes on is ended."""
+    """Seconds without a step after which a run is ended."""
     until: float = math.inf
     """On the monotonic clock: a run that still goes on then is interrupted."""
     software: dict[str, Any] | None = None
@@ -135,9 +137,17 @@ def software(engine: str) -> dict[str, Any]:
 
 
 def cache() -> Path:
-    """Where this machine keeps data sets, and checkpoints for which no other folder is named: POC_CACHE."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("POC_CACHE") or Path(base) / "poc-mxnet").absolute()
+    """Where this machine keeps data sets, and checkpoints for which no other folder is named: POC_CACHE.
+
+    By default it is in the user's cache, or in the folder for temporary files where the user has none to write in.
+    """
+    if given := os.environ.get("POC_CACHE"):
+        return Path(given).absolute()
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "poc-mxnet")
+    there = next(folder for folder in (usual, *usual.parents) if os.path.exists(folder))
+    if usual.is_absolute() and (there == usual or os.access(there, os.W_OK)):
+        return usual
+    return Path(tempfile.gettempdir(), f"poc-mxnet-{os.getuid()}")
 
 
 class Here:
@@ -204,10 +214,11 @@ def train_here(
         "cache": str(place.cache),
         "checkpoints": str(place.checkpoints_of(run)),
         "keep": place.checkpoints is not None,
+        "patience": place.patience,
         "began": time.monotonic(),
     }
-    # A compiler, too, keeps one core busy and tells nothing.
-    polling = 0 if run.compile else sum(map(len, cards))
+    # A compiler gives no sign of life.
+    patience = place.patience * (_COMPILER_PATIENCE if run.compile else 1)
     workers: dict[str, subprocess.Popen[str]] = {}
     watcher: Monitor | None = None
     lost: processes.Lost | None = None
@@ -226,9 +237,7 @@ def train_here(
                     environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[here])
                 workers[f"worker {number}"] = _started(run, request, environment)
             with Monitor(_sensors(run, place.machine, workers, cards)) as watcher:
-                lost = processes.watch(
-                    workers, helpers, events, place.patience, lambda: elsewhere(events[0]), done, polling
-                )
+                lost = processes.watch(workers, helpers, events, patience, lambda: elsewhere(events[0]), done)
         except KeyboardInterrupt:
             # Each is given the time to finish its window and to tell what it has.
             for process in workers.values():

@@ -36,9 +36,13 @@ class Loop:
     save_every: int | None = None
     accuracy: float = 0.0
     """Of the last evaluation."""
+    silence: float = math.inf
+    """Seconds of steps that are enqueued without waiting for them: within a window that takes longer, a run that hangs
+    could not be told from one that is slow."""
 
     def __post_init__(self) -> None:
         self._step = self._saved = self.first_step
+        self._step_seconds = math.inf
 
     def train(self, batches: Iterator[Batch]) -> tuple[str, str]:
         """Trains to the last step of the run; returns the outcome and its reason.
@@ -80,10 +84,12 @@ class Loop:
     def _window(self, batches: Iterator[Batch], epoch: int, count: int) -> float:
         """Trains for `count` steps; returns their mean loss.
 
-        The clock is read only where everything enqueued is drained, and nothing is fetched in between.
+        The clock is read only where everything enqueued is drained, and nothing is fetched in between. Nothing is
+        waited for in between either, but after the first step and where the window takes longer than `silence`.
         """
         run, clock = self.run, self.clock
         start, waited, samples = clock.elapsed(), 0.0, 0
+        since, enqueued = start, 0
         steps = range(self._step, self._step + count)
         looked_at = [step for step in steps if run.gradient_noise and step % run.gradient_noise == 0]
         for step in steps:
@@ -92,9 +98,15 @@ class Loop:
             waited += clock.elapsed() - asked
             self.session.step(batch, run.rate(step), norms=step in looked_at)
             samples += len(batch)
+            enqueued += 1
+            if enqueued * self._step_seconds > self.silence:
+                self.session.wait()
+                now = clock.elapsed()
+                self._step_seconds, since, enqueued = (now - since) / enqueued, now, 0
         self._step += count
         loss = self.session.drain()
         seconds = clock.elapsed() - start
+        self._step_seconds = seconds / count
         window = Window(
             epoch=epoch, start=start, steps=count, samples=samples, seconds=seconds, waited=waited, loss=_finite(loss)
         )

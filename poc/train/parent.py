@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from poc.machine import processes
 from poc.machine.monitor import Monitored
 from poc.plan import estimate
 from poc.records.record import DIVERGED, FAILED, OUT_OF_MEMORY, Record, Told, merged
@@ -67,9 +68,10 @@ def execute(
         shares, reason = hosts.attempt(run, request)
         workers = [worker for share in shares for worker in share.told]
         interrupted = any(share.interrupted for share in shares)
+        killed_for_memory = reason.endswith(processes.KILLED_FOR_MEMORY)
         if any(worker.outcome in (OUT_OF_MEMORY, DIVERGED) for worker in workers):
             reason = ""  # it would do so again, and is told, whatever it did to other workers
-        if not reason or interrupted or not left or not hosts.renewed():
+        if not reason or interrupted or killed_for_memory or not left or not hosts.renewed():
             break
         why = reason
         print(f"  {why}; starting again ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
@@ -87,7 +89,8 @@ def execute(
             usable_cores=disturbed.cores,
         )
     if reason:
-        record = dataclasses.replace(record, outcome=FAILED, reason=reason)
+        outcome = OUT_OF_MEMORY if killed_for_memory and not interrupted else FAILED
+        record = dataclasses.replace(record, outcome=outcome, reason=reason)
     return record, interrupted
 
 

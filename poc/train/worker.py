@@ -12,8 +12,9 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 
@@ -30,7 +31,11 @@ from poc.train.loop import Loop
 from poc.train.progress import Progress
 from poc.values import to_plain
 
+T = TypeVar("T")
 EVALUATION_BATCH = 250
+# Signs of life, which the parent looks for once a second, and what of its patience may be spent without one.
+_SIGN_SECONDS = 1.0
+_SILENCE_SHARE = 0.1
 
 
 class Worker:
@@ -46,6 +51,8 @@ class Worker:
         self._progress = Progress(self.run, shown=self._number == 0)
         self._events = events
         self._told: list[dict[str, Any]] = []
+        self._silence = _SILENCE_SHARE * request["patience"]
+        self._signed = 0.0
 
     def work(self) -> str:
         """Trains, and tells of everything up to its end; returns the outcome."""
@@ -76,6 +83,7 @@ class Worker:
             source = Path(request["source"]) if request["source"] else None
             made_up = request["stand_in"]
             dataset = data.load(run.data, source=source, cache=Path(request["cache"]), made_up=made_up)
+            self._sign()
             session = self._session = self._open(dataset)
         threads = int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0))))
         self._tell("ready", {"dataset": dataset.name, "parameters": session.parameters, "threads": threads})
@@ -95,18 +103,20 @@ class Worker:
         loop = Loop(
             run,
             session,
-            functools.partial(data.validation_batches, dataset, run.data, batch=EVALUATION_BATCH, **share),
+            lambda: self._signing(data.validation_batches(dataset, run.data, batch=EVALUATION_BATCH, **share)),
             self._clock,
             self._tell,
             self._save,
             first_step=self._first_step,
             save_every=request["checkpoint_every"],
             accuracy=next((told["accuracy"] for told in self._told[::-1] if told["event"] == "evaluation"), 0.0),
+            silence=self._silence,
         )
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they take.
         ahead = data.prefetch(wanted, depth=run.window)
-        with ahead as made, data.prefetch(made if run.virtual else map(session.placed, made), depth=2) as batches:
+        with ahead as made, data.prefetch(made if run.virtual else map(session.placed, made), depth=2) as placed:
+            batches = self._signing(placed)
             with SpinGuard(threads) as guard:
                 end = self._end(*loop.train(batches))
             end["short_spin_seconds"] = round(guard.seconds, 1)
@@ -137,6 +147,7 @@ class Worker:
             self._clock.resume(*before.story["clock"])
             self._tell("resumed", {"step": first_step, "why": self._request["why"], "at": before.story["clock"][0]})
         session = engines.open_session(self.run, first_step=first_step, state=state)
+        self._sign()
         if (images := data.held(dataset, self.run.data)) is not None:
             session.hold(images)
         if networks.network(self.run.model).whitens and not first_step:
@@ -151,6 +162,18 @@ class Worker:
         self._events.write(json.dumps(event, allow_nan=False) + "\n")
         self._events.flush()
         self._progress.show(event)
+
+    def _signing(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield the batches; each that is asked for is a sign of life."""
+        for batch in batches:
+            self._sign()
+            yield batch
+
+    def _sign(self) -> None:
+        """Show the parent that this worker goes on, by when its file of events was changed; not at every call."""
+        if (now := self._clock.elapsed()) - self._signed > min(_SIGN_SECONDS, self._silence):
+            os.utime(self._events.fileno())
+            self._signed = now
 
     def _save(self, step: int) -> None:
         if step == self.run.steps and not self._request["keep"]:

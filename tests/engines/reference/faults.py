@@ -17,12 +17,15 @@ from poc.data import Batch
 
 from .session import NumpySession
 
+# A minute of CPU time: a run that is not ended before completes, and its test sees that.
+_SPIN_SECONDS = 60.0
+
 
 class FaultySession(NumpySession):
     """Crashes as it is taken down ("crash"), or has no memory for the large product at the end ("peak"), for a step of
     its own ("apart"), or for more than 48 samples a device ("48"), or the loss of the second worker's samples, and of
-    no other's, is too large ("diverge"). It takes no step from the one on that the file
-    POC_HOLD names, as long as that is there."""
+    no other's, is too large ("diverge"), or it hangs in its tenth step and keeps a core busy ("spin"). It takes no step
+    from the one on that the file POC_HOLD names, as long as that is there."""
 
     _taken = 1_000_000
 
@@ -40,6 +43,9 @@ class FaultySession(NumpySession):
     def _backward(self, batch: Batch, **how: Any) -> Sequence[float]:
         while self._is_held():
             time.sleep(0.02)
+        until = time.process_time() + (_SPIN_SECONDS if self._fault == "spin" and self._step == 10 else 0.0)
+        while time.process_time() < until:
+            pass
         if self._fault.isdigit() and self._run.batch_per_device > int(self._fault):
             raise MemoryError(f"no room for {self._run.batch_per_device} samples")
         if self._fault == "apart" and not how["exchange"]:
