@@ -248,6 +248,8 @@ def _advise(options: argparse.Namespace) -> int:
     made = advice.options(setting, scale, speeds, price)
     said = Advice(machine=options.machine or name, options=tuple(made))
     journal.append(file, dataclasses.replace(looked, advice=said))
+    if warning := advice.warning(looked):
+        print(warning)
     print(
         f"Gradient noise scale: {noise.scale:.0f} samples ({noise.samples} looks in the second half of the run; 90%: "
         f"{low:.0f} to {f'{high:.0f}' if high else 'no end seen'})."

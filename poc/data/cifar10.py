@@ -90,7 +90,7 @@ def read_archive(paths: Sequence[Path]) -> Dataset:
                 file = tar.extractfile(member) if known and member.isfile() else None
                 if file is not None:
                     files[name] = file.read()
-    except (EOFError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
+    except (EOFError, OSError, RecursionError, ValueError, tarfile.TarError, zlib.error) as error:
         raise UserError(f"data: {path} is truncated or damaged ({error}); get it again") from None
     versions = (_BINARY_FILES, _PYTHON_FILES)
     version = max(versions, key=lambda names: len(files.keys() & set(names)))
