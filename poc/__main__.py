@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from tabulate import tabulate
 
-from poc import advice, engines, predict, recipe, studies
+from poc import advice, data, engines, predict, recipe, studies
 from poc.engines import Build
 from poc.machine import hardware, topology
 from poc.machine.waiting import chosen_threads
@@ -24,7 +24,7 @@ from poc.records import journal
 from poc.records.record import COMPLETED, DONE, Advice, Record
 from poc.studies import prices
 from poc.train import breakdown, outlook
-from poc.train.campaign import Campaign, needs_stand_in, undertake
+from poc.train.campaign import Campaign, undertake
 from poc.train.local import Here, Place, cache
 from poc.train.parent import execute
 from poc.values import UserError, nearest, positive, whole
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     to_advise("--steps", type=int, metavar="N", default=advice.STEPS, help=steps)
     _add_options_of_run(to_run)
     for add in (to_run, to_advise):
-        files = "CIFAR-10: the official binary files or archive, or {cifar10,imagenet}_{train,val}.rec (or $POC_DATA)"
+        files = "CIFAR-10 in any usual form (docs/recipes.md), or imagenet_{train,val}.rec (default: $POC_DATA)"
         add("--data", type=_absolute, metavar="DIR", help=files)
         add("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
     to_advise("--machine", metavar="NAME", help="one that is not here, as poc/studies/prices.csv or a study calls it")
@@ -135,13 +135,14 @@ def _absolute(given: str) -> Path:
 
 
 def _source(options: argparse.Namespace) -> Path | None:
-    """Where this machine's copy of CIFAR-10 is; None where nobody said."""
+    """Return where this machine's real images are; None where nobody said.
+
+    What POC_DATA names is looked at where a recipe needs it.
+    """
+    if options.data and not options.data.exists():
+        raise UserError(f"--data: {options.data} does not exist; give a folder or file that holds CIFAR-10")
     given = options.data or os.environ.get("POC_DATA")
-    path = Path(given).absolute() if given else None
-    if path and not path.exists():
-        name = "--data" if options.data else "POC_DATA"
-        raise UserError(f"{name}: {path} does not exist; give a folder or file that holds CIFAR-10")
-    return path
+    return Path(given).absolute() if given else None
 
 
 def _doctor(_: argparse.Namespace) -> None:
@@ -231,7 +232,8 @@ def _advise(options: argparse.Namespace) -> int:
             raise UserError(f"{path.name}: {planned.skip}")
         print(f"{planned}: about {outlook.duration(planned.seconds)}", file=sys.stderr)
     place = Place(machine=machine, infrastructure=name, source=_source(options), cache=cache())
-    place = dataclasses.replace(place, stand_in=needs_stand_in(place, [planned.run for planned in plans]))
+    images = data.identify([planned.run.data for planned in plans], source=place.source, cache=place.cache)
+    place = dataclasses.replace(place, images=images)
     before = _records(options)
     file = journal.folder(_results(options), name) / journal.FILE
     with journal.claimed(file):
@@ -250,6 +252,8 @@ def _advise(options: argparse.Namespace) -> int:
     made = advice.options(setting, scale, speeds, price)
     said = Advice(machine=options.machine or name, options=tuple(made))
     journal.append(file, dataclasses.replace(looked, advice=said))
+    if warning := advice.warning(looked):
+        print(warning)
     print(
         f"Gradient noise scale: {noise.scale:.0f} samples ({noise.samples} looks in the second half of the run; 90%: "
         f"{low:.0f} to {f'{high:.0f}' if high else 'no end seen'})."

@@ -21,7 +21,7 @@ from poc.predict import NINE_TENTHS
 from poc.predict.limits import Apart
 from poc.predict.quantiles import Prediction
 from poc.predict.series import Point
-from poc.recipe import EPOCHS, LARGEST, Linear, Recipe, Setting, networks
+from poc.recipe import EPOCHS, LARGEST, Linear, Recipe, Setting, Synthetic, networks
 from poc.records import noise
 from poc.records.record import Option, Record
 from poc.records.timing import throughput
@@ -269,6 +269,17 @@ def _at(speeds: Sequence[Speed], devices: int) -> tuple[Prediction, str]:
     run = last.apart.run
     within, limit = last.apart.within(one, engines.load(run.engine).workers(1, devices, False))
     return (within if devices > last.devices else one), limit
+
+
+def warning(record: Record) -> str:
+    """Say of advice from this short run that its images are synthetic; empty for real ones."""
+    if record.dataset != Synthetic.name:
+        return ""
+    instead = " CIFAR-10 was to be had nowhere: give it with --data or POC_DATA." if record.stood_in else ""
+    return (
+        "SYNTHETIC images: the noise scale, batches, learning rates and epochs below are of these, and say nothing of "
+        f"real ones.{instead}"
+    )
 
 
 def in_words(setting: Setting, scale: float, speeds: Sequence[Speed], made: Sequence[Option]) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from poc import CIFAR10, ImageNet
 from poc.__main__ import main
 from poc.records import journal
+from poc.report import rows
+from tests import test_imagenet
 from tests.builders import recipe_file
 
 
@@ -117,6 +120,45 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(
     assert message in said.splitlines()[-1]
     assert "Traceback" not in said
     assert set(folder.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_a_folder_that_poc_data_names_and_is_not_there_matters_to_recipes_of_real_images_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POC_DATA", str(folder / "nowhere"))
+    recipe_file(folder / "made.py", epochs=1)
+    recipe_file(folder / "images.py", data=CIFAR10(crop=32))
+    assert main(["run", "made.py", "--results", "out", "--infrastructure", "here"]) == 0
+    for command in ("run made.py images.py --infrastructure here", "advise images.py", "run made.py --data nowhere"):
+        assert main([*command.split(), "--results", "out"]) == 2
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert re.match(r"poc: .*nowhere", last)
+        assert ("--data" if "--data" in command else "POC_DATA") in last
+    assert len(journal.read(journal.paths(folder / "out"))) == 1
+
+
+@pytest.mark.slow
+def test_another_data_set_is_another_setting_and_nothing_is_downloaded_for_what_is_done(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = ImageNet(crop=32, resize=40, train=10, validation=5)
+    recipe_file(folder / "mine.py", data=images, batch_per_device=5, epochs=1, takes=2)
+    arguments = ["run", "mine.py", "--results", "out", "--infrastructure", "here"]
+    for number, name in enumerate(("first", "second"), start=1):
+        (folder / name).mkdir()
+        test_imagenet.write(folder / name, images, number)
+        for done in (0, 2):
+            assert main([*arguments, "--data", name]) == 0
+            assert capsys.readouterr().err.count("in the journal already") == done
+        assert len(journal.read(journal.paths(folder / "out"))) == 2 * number
+    # Nobody says where images are, and there are none to be had: what is done on any stands.
+    assert main(arguments) == 0
+    records = journal.read(journal.paths(folder / "out"))
+    assert len({record.data_id for record in records}) == 2
+    table = pd.read_csv(folder / "out" / "rows.csv").query("origin == 'measured'")
+    assert list(table["data_checksum"]) == [record.data_checksum for record in rows.ordered(records)]
+    assert sorted(table["take"]) == [1, 1, 2, 2]
 
 
 def test_doctor_plan_and_networks_say_what_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

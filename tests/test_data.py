@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import io
 import os
+import pickle
 import signal
 import struct
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import tarfile
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ import pytest
 from poc import data
 from poc.data import recordio
 from poc.data.sources import Release
-from poc.recipe import CIFAR10
+from poc.recipe import CIFAR10, Synthetic
 from poc.values import UserError
 from tests.launch import HOME
 
@@ -39,8 +41,45 @@ LABELS = np.arange(TRAIN + VALIDATION, dtype=np.uint8) % 10
 def binary_files() -> dict[str, bytes]:
     """Six files of 3, 3, 3, 3, 3 and 4 images, as the official ones: label, red plane, green plane, blue plane."""
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
-    rows = np.column_stack([LABELS, PIXELS.transpose(0, 3, 1, 2).reshape(len(PIXELS), -1)])
+    rows = np.column_stack([LABELS, row(PIXELS)])
     return {name: part.tobytes() for name, part in zip(names, np.split(rows, range(3, 18, 3)))}
+
+
+def row(image: Any) -> Any:
+    """The values of images (n, 32, 32, 3) as CIFAR-10's files have them: red plane, green plane, blue plane."""
+    return image.transpose(0, 3, 1, 2).reshape(len(image), -1)
+
+
+def text(given: str) -> bytes:
+    """The instruction for a short text of Python 2's."""
+    return b"U" + bytes([len(given)]) + given.encode()
+
+
+def python_2_batch(rows: Any, labels: Any, shape: bytes | None = None) -> bytes:
+    """What Python 2 wrote for a batch of the official Python version, instruction for instruction."""
+    counted = [b"K" + bytes([label]) for label in labels]
+    dtype = b"cnumpy\ndtype\nq\x0aU\x02u1K\x00K\x01\x87Rq\x0b(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    array = b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85U\x01b\x87Rq\x09"
+    shape = shape or b"K" + bytes([len(rows)]) + b"M\x00\x0c\x86"
+    state = b"(K\x01" + shape + dtype + b"\x89T" + struct.pack("<i", rows.size) + rows.tobytes() + b"tb"
+    fields = [
+        text("batch_label") + b"q\x02" + text("training batch 1 of 5") + b"q\x03",
+        text("labels") + b"q\x04]q\x05(" + b"".join(counted) + b"e",
+        text("data") + b"q\x06" + array + state,
+        text("filenames") + b"q\x0c]q\x0d(" + text("leptodactylus_pentadactylus_s_000004.png") * len(rows) + b"e",
+    ]
+    return b"\x80\x02}q\x01(" + b"".join(fields) + b"u."
+
+
+def python_3_batch(rows: Any, labels: Any) -> bytes:
+    """What Python 3 writes for the same, with bytes for Python 2 to read."""
+    return pickle.dumps({b"data": rows, b"labels": labels.tolist()}, protocol=2)
+
+
+def python_files(write_batch: Any = python_2_batch) -> dict[str, bytes]:
+    """The same as `binary_files` in the Python version."""
+    parts = zip(*(np.split(values, range(3, 18, 3)) for values in (row(PIXELS), LABELS)))
+    return {name.removesuffix(".bin"): write_batch(*part) for name, part in zip(binary_files(), parts)}
 
 
 def tar_of(files: dict[str, bytes], *others: tarfile.TarInfo) -> bytes:
@@ -65,6 +104,10 @@ def released(url: str = NOT_SERVED, archive: bytes = ARCHIVE) -> Release:
     return Release(url, hashlib.sha256(archive).hexdigest(), TRAIN, VALIDATION)
 
 
+PYTHON_NAME = "cifar-10-python.tar.gz"
+PYTHON_ARCHIVE = tar_of(
+    {f"cifar-10-batches-py/{name}": x for name, x in {**python_files(), "batches.meta": b"x"}.items()}
+)
 ENTRY = f"cifar10-{released().sha256[:16]}"
 
 
@@ -105,6 +148,12 @@ def load(source: Path | None, cache: Path, release: Release | None = None) -> da
     return data.load(CIFAR10(), source=source, cache=cache, release=release or released())
 
 
+@pytest.fixture(autouse=True)
+def nothing_at_the_usual_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MXNET_HOME", "KERAS_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+
 def check(dataset: Any) -> None:
     """The data set holds `PIXELS` and `LABELS`, without loss."""
     assert dataset.name == "cifar10"
@@ -123,6 +172,7 @@ def left_in(cache: Path) -> list[str]:
 
 BINARIES, RECORDS = binary_files(), record_files()
 UNPACKED = {f"cifar-10-batches-bin/{name}": content for name, content in BINARIES.items()}
+PYTHON = {f"cifar-10-batches-py/{name}": content for name, content in python_files().items()}
 
 
 @pytest.mark.parametrize(
@@ -134,6 +184,17 @@ UNPACKED = {f"cifar-10-batches-bin/{name}": content for name, content in BINARIE
         (UNPACKED, "cifar-10-batches-bin/test_batch.bin"),
         ({ARCHIVE_NAME: ARCHIVE}, ""),
         ({"mine.tar.gz": ARCHIVE}, "mine.tar.gz"),
+        (python_files(), ""),
+        (python_files(python_3_batch), ""),
+        (PYTHON, ""),
+        (PYTHON, "cifar-10-batches-py"),
+        (PYTHON, "cifar-10-batches-py/data_batch_5"),
+        ({PYTHON_NAME: PYTHON_ARCHIVE}, ""),
+        ({PYTHON_NAME: PYTHON_ARCHIVE}, PYTHON_NAME),
+        # What torchvision leaves, and MXNet, which packs the files anew.
+        ({**PYTHON, PYTHON_NAME: PYTHON_ARCHIVE}, ""),
+        ({ARCHIVE_NAME: tar_of(BINARIES)}, ""),
+        ({**BINARIES, ARCHIVE_NAME: tar_of(BINARIES)}, ""),
         (RECORDS, ""),
         (RECORDS, "cifar10_train.rec"),
         (RECORDS, "cifar10_val.rec"),
@@ -193,15 +254,174 @@ def test_decoded_once_memory_mapped_and_made_again_where_damaged(tmp_path: Path,
         ({**RECORDS, "cifar10_train.rec": part(0, bytes(24) + b"junk")}, "nothing that decodes"),
         ({**RECORDS, "cifar10_train.rec": part(0, b"short")}, "no image header"),
         ({**RECORDS, "cifar10_train.rec": part(0, record(PIXELS[0, :9], 0))}, "32 x 9 pixels"),
-        ({ARCHIVE_NAME: ARCHIVE[:-10]}, "cifar-10-binary.tar.gz has sha256"),
-        ({ARCHIVE_NAME: ARCHIVE[:-1] + b"!"}, "cifar-10-binary.tar.gz has sha256"),
-        ({ARCHIVE_NAME: gzip.compress(bytes(2**28), 1)}, "cifar-10-binary.tar.gz has sha256"),
+        ({ARCHIVE_NAME: ARCHIVE[:-10]}, "cifar-10-binary.tar.gz is truncated or damaged"),
+        ({ARCHIVE_NAME: ARCHIVE[:-1] + b"!"}, "cifar-10-binary.tar.gz is truncated or damaged"),
+        ({ARCHIVE_NAME: gzip.compress(b"x" * 1000)}, "cifar-10-binary.tar.gz is truncated or damaged"),
+        (
+            {ARCHIVE_NAME: gzip.compress(gzip.decompress(ARCHIVE)[:20_000])},
+            "cifar-10-binary.tar.gz is truncated or damaged",
+        ),
+        ({ARCHIVE_NAME: gzip.compress(bytes(2**28), 1)}, "data_batch_1.bin is missing in it"),
+        (
+            {ARCHIVE_NAME: tar_of({**BINARIES, "data_batch_3.bin": b""})},
+            "cifar-10-binary.tar.gz/data_batch_3.bin has 0",
+        ),
+        (
+            {ARCHIVE_NAME: tar_of({k: x for k, x in BINARIES.items() if "3" not in k})},
+            "data_batch_3.bin is missing in it",
+        ),
+        ({PYTHON_NAME: PYTHON_ARCHIVE[:-10]}, "cifar-10-python.tar.gz is truncated or damaged"),
+        ({**python_files(), "data_batch_2": python_files()["data_batch_2"][:-1]}, "data_batch_2 is no batch of"),
+        ({**python_files(), "data_batch_2": b""}, "data_batch_2 is no batch of"),
+        (
+            {**python_files(), "data_batch_2": python_2_batch(row(PIXELS[:3]), [0, 1, 10])},
+            "data_batch_2 has the label 10",
+        ),
+        ({**python_files(), "data_batch_2": python_2_batch(row(PIXELS[:3]), [0, 1])}, "data_batch_2 is no batch of"),
+        ({**python_files(), "data_batch_2": python_2_batch(row(PIXELS[:2]), [0, 1])}, "holds 14 training and 4"),
+        ({name: x for name, x in python_files().items() if name != "test_batch"}, "test_batch is missing"),
     ],
 )
 def test_source_that_is_damaged(tmp_path: Path, files: dict[str, bytes], named: str) -> None:
     with pytest.raises(UserError, match=f"^data: [^\n]*{named}[^\n]*$"):
         load(write(tmp_path / "data", files), tmp_path)
     assert left_in(tmp_path) == ["data"]
+
+
+def ids(*loaded: data.Dataset) -> set[Any]:
+    """Their identities; each has a checksum."""
+    assert all(dataset.checksum for dataset in loaded)
+    return {dataset.data_id for dataset in loaded}
+
+
+def test_the_same_images_are_the_same_data_set_whatever_form_they_came_in(tmp_path: Path) -> None:
+    forms = (BINARIES, {ARCHIVE_NAME: ARCHIVE}, python_files(), {PYTHON_NAME: PYTHON_ARCHIVE}, RECORDS)
+    forms = (*forms, {ARCHIVE_NAME: tar_of({**BINARIES, "more": b"x"})})
+    folders = [write(tmp_path / str(number), files) for number, files in enumerate(forms)]
+    assert len(ids(*(load(folder, tmp_path / f"cache{folder.name}") for folder in folders))) == 1
+    with served(ARCHIVE) as url:
+        downloaded = load(None, tmp_path / "cache", released(url))
+    held_out = data.load(CIFAR10(validate_on="held-out"), source=folders[0], cache=tmp_path / "0", release=released())
+    assert ids(downloaded, held_out) == ids(load(folders[0], tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("place", [0, 1, 3073 * 3 - 1], ids=["label", "first value", "last value"])
+@pytest.mark.parametrize("name", ["data_batch_5.bin", "test_batch.bin"])
+def test_images_or_labels_that_differ_anywhere_are_another_data_set(name: str, place: int, tmp_path: Path) -> None:
+    changed = bytearray(BINARIES[name])
+    changed[place] ^= 1
+    first = load(write(tmp_path / "first", BINARIES), tmp_path / "cache")
+    second = load(write(tmp_path / "second", {**BINARIES, name: bytes(changed)}), tmp_path / "cache")
+    copies = load(write(tmp_path / "copies", record_files(".jpg")), tmp_path / "cache")
+    assert len(ids(first, second, copies)) == 3
+
+
+def test_the_checksum_is_kept_with_what_was_decoded_and_an_older_entry_gets_one(tmp_path: Path) -> None:
+    source = write(tmp_path / "data", BINARIES)
+    first = load(source, tmp_path / "cache")
+    (kept,) = tmp_path.glob("cache/*/checksum")
+    for content in ("", "cut off"):
+        kept.write_text(content)
+        assert load(source, tmp_path / "cache").checksum == kept.read_text() == first.checksum
+    kept.unlink()
+    assert load(source, tmp_path / "cache").checksum == kept.read_text() == first.checksum
+    kept.write_text("0123456789abcdef")  # not worked out again
+    assert load(source, tmp_path / "cache").checksum == "0123456789abcdef"
+
+
+def test_synthetic_images_are_known_by_their_recipe(tmp_path: Path) -> None:
+    dataset = data.load(Synthetic(train=10, validation=10), source=None, cache=tmp_path)
+    assert dataset.data_id == ("synthetic", "")
+
+
+def test_what_mxnet_and_keras_left_is_used_where_nothing_is_given_and_what_is_damaged_is_not(tmp_path: Path) -> None:
+    mxnet, keras = tmp_path / "MXNET_HOME/datasets/cifar10", tmp_path / "KERAS_HOME/datasets"
+    for folder in (mxnet, keras):
+        folder.mkdir(parents=True)
+    assert load(None, tmp_path / "cache").name == "synthetic"
+    write(keras, PYTHON)
+    dataset = load(None, tmp_path / "cache")
+    check(dataset)
+    assert dataset.source == keras / "cifar-10-batches-py"
+    write(mxnet, {**BINARIES, "test_batch.bin": b""})
+    assert load(None, tmp_path / "cache").source == keras / "cifar-10-batches-py"
+    write(mxnet, BINARIES)
+    assert load(None, tmp_path / "cache").source == mxnet
+    assert load(write(tmp_path / "mine", RECORDS), tmp_path / "cache").source == tmp_path / "mine"
+
+
+# Pickles: a file is one, and whoever gives it may have written anything into it
+
+
+def hostile(folder: Path) -> dict[str, bytes]:
+    """Pickles that would make a file, call what NumPy's own pickles may call, or take all memory."""
+
+    def named(name: bytes, arguments: bytes = b")") -> bytes:
+        return b"\x80\x02c" + name + b"\n" + arguments + b"R."
+
+    command = f"touch {folder}/made"
+    rows = row(PIXELS[:3])
+    array = b"cnumpy.core.multiarray\n_reconstruct\n"
+    huge = b"\x8a\x06" + (10**13).to_bytes(6, "little")
+    return {
+        "system": named(b"posix\nsystem", text(command) + b"\x85"),
+        "old system": f"(S'{command}'\niposix\nsystem\n.".encode(),
+        "new system": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c"
+        + bytes([len(command)])
+        + command.encode()
+        + b"\x85R.",
+        "eval": named(b"__builtin__\neval", text("open('made', 'w')") + b"\x85"),
+        "array": named(b"numpy\nndarray", huge + b"\x85\x85"),
+        "encoded": named(b"_codecs\nencode", text("x") + text("bz2") + b"\x86"),
+        "large array": b"\x80\x02" + array + b"cnumpy\nndarray\n" + huge + b"\x85U\x01b\x87R.",
+        "large shape": python_2_batch(rows, [0, 1, 2], b"J\xff\xff\xff\x7fM\x00\x0c\x86"),
+        "negative shape": python_2_batch(rows, [0, 1, 2], b"J\xfe\xff\xff\xffM\x00\x0c\x86"),
+        "large memo": b"\x80\x02}r\xff\xff\xff\xff.",
+        "large text": b"\x80\x02T\xff\xff\xff\x7f.",
+        "large bytes": b"\x80\x04\x8e" + (2**62).to_bytes(8, "little") + b".",
+        "itself": b"\x80\x02]q\x01h\x01a.",
+        "itself as a name": b"\x80\x02}q\x01h\x01K\x01s.",
+        "nothing left": b"\x80\x02R.",
+        "state of a list": b"\x80\x02]}b.",
+        "no end": b"\x80\x02}",
+        "text": b"hello",
+    }
+
+
+@pytest.mark.parametrize("name", hostile(Path()))
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+def test_nothing_in_a_pickle_is_run_or_takes_memory(name: str, packed: bool, tmp_path: Path) -> None:
+    files = {**python_files(), "data_batch_2": hostile(tmp_path)[name]}
+    source = write(tmp_path / "data", {PYTHON_NAME: tar_of(files)} if packed else files)
+    before = set(tmp_path.iterdir())
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match=r"^data: [^\n]*data_batch_2 [^\n]*$"):
+            load(source, tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "lock"}
+
+
+def test_a_pickle_that_asks_for_something_else_is_told_what(tmp_path: Path) -> None:
+    files = {**python_files(), "data_batch_2": hostile(tmp_path)["system"]}
+    with pytest.raises(UserError, match="posix system"):
+        load(write(tmp_path / "data", files), tmp_path)
+
+
+def test_an_archive_that_would_fill_the_memory_is_left_at_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poc.data.cifar10._LARGEST_ARCHIVE", 2**21)
+    source = write(tmp_path / "data", {ARCHIVE_NAME: gzip.compress(bytes(2**26))})
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match="more than 2 MiB"):
+            load(source, tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_archive_whose_paths_climb_writes_nothing_there(tmp_path: Path) -> None:
@@ -221,7 +441,7 @@ def test_an_archive_whose_paths_climb_writes_nothing_there(tmp_path: Path) -> No
 
 
 def test_source_that_does_not_exist_and_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere does not exist; give a folder with data_batch_1\.bin"):
+    with pytest.raises(UserError, match=r"nowhere, [^;]* does not exist; give a folder with data_batch_1\.bin"):
         load(tmp_path / "nowhere", tmp_path)
     with pytest.raises(UserError, match=r"^cache: cannot write in"):
         load(write(tmp_path / "data", BINARIES), tmp_path / "data" / "test_batch.bin" / "cache")

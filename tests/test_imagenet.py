@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from poc import ImageNet, data
+from poc.data import recordio
 from poc.data.randomness import CROP_X, CROP_Y, MIRROR, uniform
 from poc.values import UserError
 from tests.test_data import part, record
@@ -25,10 +27,11 @@ def picture(number: int, height: int, width: int) -> Any:
     return np.stack([red, columns * 200 // width, rows * 200 // height], axis=-1).astype(np.uint8)
 
 
-def write(folder: Path, images: ImageNet) -> Path:
-    """Writes the two files, with as many pictures as `images` says, and returns the folder."""
+def write(folder: Path, images: ImageNet, shift: int = 0) -> Path:
+    """Writes the two files, with as many pictures as `images` says, labels moved by `shift`, and returns the folder."""
     for name, count in (("train", images.train), ("val", images.validation)):
-        whole = [part(0, record(picture(i, *SIZES[i % 5]), float(100 * i), ".jpg")) for i in range(count)]
+        labels = [float((100 * i + shift) % 1000) for i in range(count)]
+        whole = [part(0, record(picture(i % 10, *SIZES[i % 5]), labels[i], ".jpg")) for i in range(count)]
         (folder / f"imagenet_{name}.rec").write_bytes(b"".join(whole))
     return folder
 
@@ -103,6 +106,29 @@ def test_damage_is_one_line_before_anything_is_spent_or_names_the_image(
     opened = load(folder) if opens else None
     with pytest.raises(UserError, match=f"^data: [^\n]*{message}[^\n]*$"):
         (opened or load(folder)).train.centred(np.array([0]), SPEC)
+
+
+@pytest.mark.parametrize("name", ["train", "val"])
+@pytest.mark.parametrize("change", ["label", "order", "end"])
+def test_files_that_differ_are_another_data_set_and_how_they_are_shown_does_not_matter(
+    name: str, change: str, folder: Path, tmp_path: Path
+) -> None:
+    first = load(folder).data_id
+    shown_otherwise = ImageNet(crop=32, resize=40, train=10, validation=5)
+    assert data.load(shown_otherwise, source=folder, cache=Path("unused")).data_id == first
+    path = folder / f"imagenet_{name}.rec"
+    content = path.read_bytes()
+    places = [*recordio.records(content, path)]
+    last = places[-1].stop - 1
+    changed = {
+        "label": content[:12] + struct.pack("<f", 1.0) + content[16:],
+        "order": content[places[1].start :] + content[: places[1].start],
+        "end": content[:last] + bytes([content[last] ^ 1]) + content[last + 1 :],
+    }
+    path.write_bytes(changed[change])
+    other = load(folder).data_id
+    assert (other.name, len(other.checksum)) == (first.name, len(first.checksum))
+    assert other != first
 
 
 def test_without_files_it_says_what_to_give(tmp_path: Path) -> None:

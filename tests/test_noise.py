@@ -15,7 +15,7 @@ from poc.plan import plan
 from poc.recipe import Setting, load
 from poc.records import journal, noise
 from poc.records.noise import Norms
-from tests.builders import MACHINE, recipe_file
+from tests.builders import MACHINE, recipe_file, record_of
 from tests.launch import HOME
 
 
@@ -131,6 +131,7 @@ def test_the_command_turns_a_short_run_into_advice(
     results = tmp_path / "results"
     assert main(["advise", str(recipe), "--steps", "40", "--results", str(results)]) == 0
     said = capsys.readouterr().out
+    assert said.startswith("SYNTHETIC images: ")
     scale = int(re.findall(r"Gradient noise scale: (\d+) samples", said)[0])
     # Both probes are records, and the page puts what was advised beside what comes.
     timed, looked = journal.read(journal.paths(results))
@@ -144,3 +145,22 @@ def test_the_command_turns_a_short_run_into_advice(
     least = float(re.findall(r"6 epochs get as far as ([\d.]+) at the recipe's own 16", said)[0])
     assert least == pytest.approx(6 * (1 + 16 / scale) / (1 + best / scale), abs=0.1)
     assert least >= 6 * advice.WORTH - 0.1
+
+
+@pytest.mark.slow
+def test_advice_says_that_its_images_are_synthetic_where_cifar10_is_to_be_had_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("POC_CACHE", "MXNET_HOME", "KERAS_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("POC_DATA", raising=False)
+    recipe = recipe_file(tmp_path / "mine.py", data=CIFAR10(crop=32), batch_per_device=16, epochs=6)
+    assert main(["advise", str(recipe), "--steps", "40", "--results", str(tmp_path / "results")]) == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert "SYNTHETIC" in first
+    assert "--data" in first
+    *_, looked = journal.read(journal.paths(tmp_path / "results"))
+    assert looked.stood_in
+    assert advice.warning(looked) == first
+    assert advice.warning(record_of()) == ""

@@ -12,6 +12,7 @@ import pytest
 
 from poc import Recipe, studies
 from poc.plan import Planned, plan
+from poc.recipe.datasets import DataId
 from poc.records import journal
 from poc.studies import prices
 from poc.studies.prices import Prices
@@ -66,13 +67,13 @@ def test_each_recipe_has_a_line_and_a_run_of_two_counts_once(tmp_path: Path) -> 
     one, two = planned(1800.0), planned(3600.0, lr=0.02)
     skipped = dataclasses.replace(planned(9.0, lr=0.03), skip="why")
     items = [("a", "", one), ("a", "", two), ("b", "", two), ("b", "", skipped)]
-    done = Takes([dataclasses.replace(record_of(), run=one.run)])
+    done = Takes([dataclasses.replace(record_of(), run=one.run)], {})
     text = outlook.table(items, done, Pace(place_in(tmp_path), []), 7.2)
     assert [line.split() for line in text.splitlines()[2:]] == [
         ["a", "2", "1", "60", "min", "7.20"],
         ["in", "all", "2", "1", "60", "min", "7.20"],
     ]
-    assert "dollars" not in outlook.table(items, Takes([]), Pace(place_in(tmp_path), []), None)
+    assert "dollars" not in outlook.table(items, Takes([], {}), Pace(place_in(tmp_path), []), None)
 
 
 def test_a_search_is_over_once_its_largest_batch_is_trained_and_the_next_is_known_not_to_fit() -> None:
@@ -80,7 +81,8 @@ def test_a_search_is_over_once_its_largest_batch_is_trained_and_the_next_is_know
     item = Planned(run=sizes[-1][1], search=tuple(sizes))
 
     def over(*told: tuple[int, int, str]) -> bool:
-        return Takes(dataclasses.replace(record_of(), run=sizes[a][b], outcome=how) for a, b, how in told).over(item)
+        records = [dataclasses.replace(record_of(), run=sizes[a][b], outcome=how) for a, b, how in told]
+        return Takes(records, {}).over(item)
 
     done, full = "completed", "out of memory"
     # Another recipe has trained with the smallest one.
@@ -93,15 +95,36 @@ def test_a_search_is_over_once_its_largest_batch_is_trained_and_the_next_is_know
     assert over((0, 0, full))
 
 
-def test_takes_on_made_up_images_count_only_where_these_still_stand_in(tmp_path: Path) -> None:
-    real = record_of(dataset="synthetic")
-    file = journal.folder(tmp_path, real.infrastructure) / journal.FILE
-    journal.append(file, real)
-    place = dataclasses.replace(place_in(tmp_path), infrastructure=real.infrastructure)
-    campaign = Campaign([("r", [Planned(run=real.run)])], tmp_path, place)
-    assert campaign.left(campaign.items)
-    campaign.stand_in(True)
-    assert not campaign.left(campaign.items)
+REAL = {"dataset": "cifar10 (jpeg)", "data_checksum": "0123456789abcdef"}
+SYNTHETIC = {"cifar10": DataId("synthetic")}
+
+
+@pytest.mark.parametrize(
+    ("done", "images", "counts"),
+    [
+        (REAL, {"cifar10": DataId(*REAL.values())}, True),
+        (REAL, {"cifar10": DataId("cifar10 (jpeg)", "another")}, False),
+        (REAL, {"cifar10": DataId("cifar10", REAL["data_checksum"])}, False),
+        # Records of earlier versions do not tell which images they were of.
+        ({"dataset": "cifar10 (jpeg)"}, {"cifar10": DataId(*REAL.values())}, False),
+        # Nobody has looked what there is, which would take a download; or it is to be had nowhere.
+        *((record, images, True) for record in (REAL, {"dataset": "cifar10"}) for images in ({}, SYNTHETIC)),
+        ({"dataset": "synthetic"}, SYNTHETIC, True),
+        ({"dataset": "synthetic"}, {}, False),
+        ({"dataset": "synthetic"}, {"cifar10": DataId(*REAL.values())}, False),
+    ],
+)
+def test_what_is_done_is_done_on_its_own_images(
+    done: dict[str, str], images: dict[str, DataId], counts: bool, tmp_path: Path
+) -> None:
+    record = record_of(**done)
+    journal.append(journal.folder(tmp_path, record.infrastructure) / journal.FILE, record)
+    place = dataclasses.replace(place_in(tmp_path), infrastructure=record.infrastructure, images=images)
+    campaign = Campaign([("r", [Planned(run=record.run)])], tmp_path, place)
+    assert bool(campaign.left(campaign.items)) != counts
+    campaign.use({})
+    campaign.use(images)
+    assert bool(campaign.left(campaign.items)) != counts
 
 
 def test_a_run_of_a_network_that_is_no_longer_known_teaches_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from poc import studies
 from poc.records import journal, timing
 from poc.records.record import Record
 from poc.report import rows
+from poc.report.measurements import alike, by_accuracy, by_run, by_speed
+from poc.report.sections.rates import unlike
 from poc.studies import prices
 from poc.studies.row import COLUMNS, Row, to_csv
 from tests.builders import TEST_CPU, record_of
@@ -239,6 +241,29 @@ def test_every_take_that_completed_is_a_row_and_what_completed_later_has_not_fai
     ]
     later = replace(broken, started="2026-11-25T10:00")
     assert [row.outcome for row in collect(fast, later) if row.measured] == ["completed", "failed"]
+
+
+def test_takes_on_other_images_are_of_another_setting_in_every_table() -> None:
+    def on(checksum: str, hour: int, **changes: Any) -> Record:
+        return record_of(started=f"2026-11-22T{hour:02}:00:00+00:00", data_checksum=checksum, **changes)
+
+    several = [on(checksum, hour) for hour in (10, 11) for checksum in ("", "aaaa", "bbbb")]
+    table = rows.collect(several, [])
+    assert [row.take for row in table] == [1, 1, 1, 2, 2, 2]
+    for grouping in (by_speed, by_run, by_accuracy):
+        assert [[row.data_checksum for row in taken.rows][-1] for taken in grouping(table)] == ["", "aaaa", "bbbb"]
+    assert all(len(taken.rows) == 2 for taken in by_run(table))
+    assert len(alike(by_speed(table))) == 3
+    assert unlike(table[1:3]) == ["images aaaa", "images bbbb"]
+    # A run on several devices is held against one device on the same images.
+    alone = [workers(1, [8.0] * 6, data_checksum=checksum) for checksum in ("aaaa", "bbbb")]
+    (_, _, two) = rows.collect([*alone, workers(2, [2.0] * 6, data_checksum="aaaa")], [])
+    (_, other) = rows.collect([alone[1], workers(2, [2.0] * 6, data_checksum="aaaa")], [])
+    assert (two.speedup_throughput, other.speedup_throughput) == (pytest.approx(4.0), None)
+    # What failed on some images has not completed later on others; of a skipped one nobody knows on which.
+    lost = [on(checksum, 9, outcome=outcome, **BLANK) for checksum in ("aaaa", "") for outcome in ("failed", "skipped")]
+    assert rows.shown([*lost, several[2]]) == [*lost[:2], several[2]]
+    assert rows.shown([*lost, several[1]]) == [several[1]]
 
 
 def test_a_share_is_of_the_best_peak_of_as_many_of_the_same_devices() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import json
 import math
 import shutil
@@ -241,7 +242,7 @@ def test_a_published_study_of_rubbish_is_refused_in_one_line_or_read(
 
 @THOROUGH
 @given(
-    kind=st.sampled_from(["records", "binaries", "archive"]),
+    kind=st.sampled_from(["records", "binaries", "archive", "tar", "pickles"]),
     place=st.floats(0, 1),
     put=st.binary(max_size=30),
     cut=st.one_of(st.integers(0, 30), st.just(10**6)),
@@ -254,10 +255,14 @@ def test_images_of_rubbish_are_refused_in_one_line_or_read(
         "records": test_data.record_files,
         "binaries": test_data.binary_files,
         "archive": lambda: {"cifar-10-binary.tar.gz": test_data.ARCHIVE},
+        "tar": lambda: {"cifar-10-python.tar.gz": gzip.decompress(test_data.PYTHON_ARCHIVE)},
+        "pickles": test_data.python_files,
     }[kind]()
     name = sorted(files)[0]
     position = int(place * len(files[name]))
     files[name] = files[name][:position] + put + files[name][position + cut :]
+    if kind == "tar":
+        files[name] = gzip.compress(files[name], 1)
     folder = test_data.write(tmp_path_factory.mktemp("images"), files)
     try:
         read = test_data.load(folder, folder / "cache", test_data.released())

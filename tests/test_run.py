@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import CIFAR10, ImageNet, Synthetic, synthetic
+from poc import CIFAR10, ImageNet, Synthetic, data, synthetic
 from poc.machine import hardware
 from poc.records import timing
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, Told, merged
@@ -35,7 +35,7 @@ from tests.builders import (
     record_of,
     run_of,
 )
-from tests.launch import finish, records, struck
+from tests.launch import eventually, family, finish, held, records, start, struck
 from tests.test_machine import use
 
 slow = pytest.mark.slow
@@ -66,7 +66,7 @@ def test_a_run_learns_and_leaves_a_record_of_all_it_did(tmp_path: Path) -> None:
     assert made.others_busy_cores >= 0 <= made.stolen_cores
     # The last checkpoint is kept, and known by the conditions of this host.
     conditions = {"versions": made.versions, "commit": made.commit, "machine": MACHINE.describe()}
-    conditions |= {"stand_in": False, "workers_here": 1}
+    conditions |= {"images": ["synthetic", ""], "workers_here": 1}
     assert checkpoint.steps(tmp_path / "checkpoints" / run.id, [0], conditions) == [160]
     assert Record.from_json(json.loads(json.dumps(made.to_json(), allow_nan=False))) == made
 
@@ -187,9 +187,66 @@ def test_an_error_in_the_process_of_a_run_is_its_reason(tmp_path: Path) -> None:
 def test_imagenet_files_are_trained_on(tmp_path: Path) -> None:
     images = ImageNet(crop=32, resize=40, train=2, validation=1)
     run = run_of(data=images, batch_per_device=1, epochs=None, steps=1)
-    made, _ = execute(run, place_in(tmp_path, source=test_imagenet.write(tmp_path, images)))
-    assert (made.outcome, made.dataset) == (COMPLETED, "imagenet")
+    source = test_imagenet.write(tmp_path, images)
+    found = data.identify([images], source=source, cache=tmp_path)
+    made, _ = execute(run, place_in(tmp_path, source=source, images=found))
+    assert (made.outcome, made.data_id) == (COMPLETED, found["imagenet"])
     assert made.evaluations[0].samples == 1
+
+
+IMAGES = ImageNet(crop=32, resize=40, train=60, validation=10)
+
+
+def two_data_sets(folder: Path) -> list[Path]:
+    """Two folders, with the same pictures under other labels."""
+    folders = [folder / name for name in ("first", "second")]
+    for shift, place in enumerate(folders):
+        place.mkdir()
+        test_imagenet.write(place, IMAGES, shift)
+    return folders
+
+
+@slow
+def test_a_run_that_was_cut_off_goes_on_with_its_own_images_alone(tmp_path: Path) -> None:
+    first, second = two_data_sets(tmp_path)
+    recipe = recipe_file(tmp_path / "mine.py", data=IMAGES, batch_per_device=12, epochs=12)
+    undisturbed = []
+    for place in (first, second):
+        finish(recipe, place, environment={"POC_DATA": str(place)})
+        undisturbed += records(place)
+    identities = [record.data_id for record in undisturbed]
+    assert len(set(identities)) == 2
+    hold = tmp_path / "hold"
+    with held(hold), start(recipe, tmp_path, environment={"POC_DATA": str(first), "POC_HOLD": str(hold)}) as process:
+        family(process.pid, 1)
+        eventually(lambda: list(tmp_path.glob("checkpoints/*/*-40-*.npz")), unless=lambda: process.poll() is not None)
+        process.kill()
+        process.communicate()
+    kept = {path: path.read_bytes() for path in tmp_path.glob("checkpoints/*/*.npz")}
+    said = finish(recipe, tmp_path, environment={"POC_DATA": str(second)})
+    told = [line for line in said.splitlines() if "checkpoint" in line]
+    assert len(told) == 1
+    assert all(str(identity) in told[0] for identity in identities)
+    assert {path: path.read_bytes() for path in kept} == kept
+    for place, done in ((first, 0), (second, 1), (first, 1)):
+        said = finish(recipe, tmp_path, environment={"POC_DATA": str(place)})
+        assert ("in the journal already" in said) == bool(done)
+        assert "is of other images" not in said
+    of_second, of_first = records(tmp_path)
+    for record, alone in zip((of_first, of_second), undisturbed):
+        assert (record.outcome, record.data_id, course(record)) == (COMPLETED, alone.data_id, course(alone))
+    assert ([noted.step for noted in of_first.resumed], of_second.resumed) == ([40], ())
+
+
+@slow
+def test_a_worker_that_finds_other_images_than_planned_fails_the_run(tmp_path: Path) -> None:
+    first, second = two_data_sets(tmp_path)
+    planned, found = (data.identify([IMAGES], source=place, cache=tmp_path) for place in (first, second))
+    run = run_of(data=IMAGES, batch_per_device=12, epochs=1)
+    made, _ = execute(run, place_in(tmp_path, source=second, images=planned))
+    assert made.outcome == FAILED
+    for images in (planned, found):
+        assert str(images["imagenet"]) in made.reason
 
 
 def told(wall: float, seconds: list[float], **fields: Any) -> Told:

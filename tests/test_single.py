@@ -48,6 +48,15 @@ def test_two_runs_are_compared_in_what_differs_and_over_their_takes() -> None:
         assert "there are 0 and 0." in single.compared([*slow, lost], *both)
 
 
+def test_takes_on_other_images_are_shown_as_such_and_not_compared_with_them() -> None:
+    slow, fast = takes(4.0, 4.1, 3.9), takes(2.0, 2.1, 1.9, learning_rate=0.4)
+    others = [record_of(epoch_seconds=[8.0] * 6, data_checksum="abcd", started="2026-11-20T10:00:00+00:00")]
+    text = single.shown([*others, *slow], slow[0].run.id)
+    assert ("cifar10 abcd" in text, "160.0" in text) == (True, True)
+    assert "320.0 (312.2 to 328.2, 3 takes)" in single.compared([*others, *slow, *fast], slow[0].run.id, fast[0].run.id)
+    assert "cifar10 abcd" in single.compared([*others, *fast], slow[0].run.id, fast[0].run.id)
+
+
 @pytest.mark.parametrize(
     ("start", "says"),
     [("zz", "no id in the journal starts with 'zz'"), ("", "no id in the"), ("0@moon", "no id of 'moon'")],

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from poc import data, engines, recipe
-from poc.data.images import Images
 from poc.machine import hardware, processes
 from poc.plan import plan
-from poc.recipe import CIFAR10, Synthetic
+from poc.recipe.datasets import DataId
 from poc.run import Run
 from poc.train import checkpoint
 from poc.train.local import Here, Place, Share, Task, cache, core_seconds, core_use, software, threads, train_here
@@ -87,20 +85,19 @@ class Supervisor:
         return {"plans": plans}
 
     def _data(self, runs: Sequence[dict[str, Any]], source: str | None) -> dict[str, Any]:
-        """Whether CIFAR-10 is to be had nowhere, and of the data of each of `runs` a checksum."""
-        place, checksums, stand_in = self._place(source, None, ""), {}, False
-        for run in map(Run.from_json, runs):
-            dataset = data.load(run.data, source=place.source, cache=place.cache)
-            digest = hashlib.sha256(f"{dataset.name} {len(dataset.train)} {len(dataset.validation)}".encode())
-            for split in (dataset.train, dataset.validation):
-                if isinstance(split, Images):
-                    digest.update(split.images)  # type: ignore[arg-type]
-                    digest.update(split.labels)  # type: ignore[arg-type]
-            stand_in |= isinstance(run.data, CIFAR10) and dataset.name == Synthetic.name
-            checksums[str(run.data)] = f"{dataset.name} {digest.hexdigest()[:16]}"
-        return {"stand_in": stand_in, "checksums": checksums}
+        """The identity of the images of `runs` here, by the name of their data set."""
+        place = self._place(source, None, "")
+        specs = [Run.from_json(run).data for run in runs]
+        return {"images": data.identify(specs, source=place.source, cache=place.cache)}
 
-    def _place(self, source: str | None, checkpoints: str | None, apart: str, **fields: Any) -> Place:
+    def _place(
+        self,
+        source: str | None,
+        checkpoints: str | None,
+        apart: str,
+        images: Mapping[str, Sequence[str]] | None = None,
+        **fields: Any,
+    ) -> Place:
         source = source or os.environ.get("POC_DATA")
         return Place(
             machine=self._machine,
@@ -109,6 +106,7 @@ class Supervisor:
             cache=cache(),
             checkpoints=Path(checkpoints) if checkpoints else None,
             apart=apart,
+            images={name: DataId(*identity) for name, identity in (images or {}).items()},
             **fields,
         )
 

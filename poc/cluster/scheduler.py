@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from poc.cluster import nodes
 from poc.cluster.nodes import Node, NodeLostError
 from poc.cluster.team import Team
 from poc.plan import Planned, select
+from poc.recipe.datasets import DataId
 from poc.records import journal
 from poc.run import Run
 from poc.studies.prices import Prices
@@ -91,8 +92,8 @@ class Cluster:
         self._wish = wish
         self._texts = [[path.stem, path.read_text()] for path in wish.recipes]
         self._kinds: dict[str, _Kind] = {}
-        self._checksums: dict[str, tuple[str, str]] = {}
-        """Of each data set, and on which node it was found."""
+        self._images: dict[str, tuple[DataId, str]] = {}
+        """The identity of each data set, and on which node it was found."""
         self._planned: list[Planned] = []
         self._refused: set[str] = set()
         self._said: set[tuple[str, str]] = set()
@@ -300,10 +301,11 @@ class Cluster:
         source = wish.place.source and str(wish.place.source)
         asked = {"runs": [run.to_json() for run in runs.values()], "source": source}
         told = node.ask("data", **asked, seconds=_DATA_SECONDS)
-        for data, checksum in told["checksums"].items():
-            known, name = self._checksums.setdefault(data, (checksum, node.name))
-            if known != checksum:
-                raise UserError(f"{node.name}: its data are {checksum}, those of {name} {known}: give all the same")
+        images = {data: DataId(*identity) for data, identity in told["images"].items()}
+        for data, identity in images.items():
+            known, name = self._images.setdefault(data, (identity, node.name))
+            if known != identity:
+                raise UserError(f"{node.name}: its data are {identity}, those of {name} {known}: give all the same")
         if any(machine.hosts == hosts for machine in kind.machines):
             return []
         # What one host, or fewer, can do is theirs: with as many cores, or with fewer for each worker.
@@ -315,9 +317,11 @@ class Cluster:
             self._planned += planned
             if planned := [item for item in planned if item.run.id.startswith(only)]:
                 chosen.append((name, planned))
-        return [self._machine(node, hosts, chosen, told["stand_in"])] if chosen else []
+        return [self._machine(node, hosts, chosen, images)] if chosen else []
 
-    def _machine(self, node: Node, hosts: int, plans: list[tuple[str, list[Planned]]], stand_in: bool) -> _Machine:
+    def _machine(
+        self, node: Node, hosts: int, plans: list[tuple[str, list[Planned]]], images: Mapping[str, DataId]
+    ) -> _Machine:
         wish, name = self._wish, node.kind if hosts == 1 else f"{hosts} hosts, each {node.kind}"
         place = dataclasses.replace(
             wish.place,
@@ -325,7 +329,7 @@ class Cluster:
             infrastructure=name,
             software=node.software,
             apart=journal.folder(wish.results, name).name,
-            stand_in=stand_in,
+            images=images,
         )
         again, prefix = wish.again, f"{name}: "
         campaign = Campaign(plans, wish.results, place, detail=wish.detail, again=again, prefix=prefix)

@@ -35,6 +35,7 @@ class Team:
             "source": place.source and str(place.source),
             "checkpoints": place.checkpoints and str(place.checkpoints),
             "apart": place.apart,
+            "images": dict(place.images),
             "patience": place.patience,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,14 @@ import cv2
 import numpy as np
 
 from poc.data import recordio
-from poc.data.images import Dataset, Indices, Labels, Pixels, Split, usable_threads
+from poc.data.images import CHECKSUM_DIGITS, Dataset, Indices, Labels, Pixels, Split, usable_threads
 from poc.data.randomness import CROP_X, CROP_Y, MIRROR, uniform
 from poc.recipe import ImageNet
 from poc.values import UserError
 
 FILES = ("imagenet_train.rec", "imagenet_val.rec")
+SAMPLED_RECORDS = 64
+"""Records of each file whose bytes the checksum of the data is of, evenly spread from the first to the last."""
 
 
 class Records(Split):
@@ -45,6 +48,16 @@ class Records(Split):
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def summary(self) -> bytes:
+        """What the checksum of the data is of: the size of the file, where its records are, and a sample of these.
+
+        The whole file would take minutes to read.
+        """
+        starts = np.array([record.start for record in self._records], "<i8")
+        sampled = np.linspace(0, len(self) - 1, min(SAMPLED_RECORDS, len(self))).astype(int)
+        size = len(self._content).to_bytes(8, "little")
+        return b"".join([size, starts.tobytes(), *(self._content[self._records[index]] for index in sampled)])
 
     def augmented(self, indices: Indices, spec: ImageNet, *, seed: int, epoch: int) -> tuple[Pixels, Labels]:
         def show(index: int, top: float, left: float, mirror: float) -> tuple[Pixels, float]:
@@ -86,7 +99,8 @@ def open_files(spec: ImageNet, source: Path | None) -> Dataset:
     if source is None:
         raise UserError(f"data: ImageNet cannot be downloaded; give --data a folder with {FILES[0]} and {FILES[1]}")
     train, validation = map(Records, (source / name for name in FILES), (spec.train, spec.validation))
-    return Dataset(spec.name, train, validation)
+    digest = hashlib.sha256(train.summary() + validation.summary()).hexdigest()
+    return Dataset(spec.name, train, validation, checksum=digest[:CHECKSUM_DIGITS], source=source)
 
 
 def _stacked(shown: Iterable[tuple[Pixels, float]]) -> tuple[Pixels, Labels]:

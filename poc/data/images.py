@@ -4,9 +4,11 @@ centre."""
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Union
 
 import cv2
@@ -15,7 +17,7 @@ import numpy.typing as npt
 
 from poc.data.randomness import CROP_X, CROP_Y, CUT_X, CUT_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
 from poc.recipe import CIFAR10, Synthetic
-from poc.recipe.datasets import HELD_OUT_IMAGES
+from poc.recipe.datasets import HELD_OUT_IMAGES, DataId
 
 # Whole batches are made in threads, as many as are worth it.
 cv2.setNumThreads(1)
@@ -66,9 +68,18 @@ class Dataset:
     """What is trained on and what is validated on."""
 
     name: str
-    """As tables show it: "cifar10", "cifar10 (jpeg)" (lossy copies), "imagenet" or "synthetic"."""
+    """As in `DataId`."""
     train: Split
     validation: Split
+    checksum: str = ""
+    """As in `DataId`: of both splits as they were read, before any of their images are held out."""
+    source: Path | None = None
+    """The folder or archive with its files; None where it was made here, or downloaded."""
+
+    @property
+    def data_id(self) -> DataId:
+        """Its identity: the same for the same pixels and labels, in whatever form they were read."""
+        return DataId(self.name, self.checksum)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +129,7 @@ class Images(Split):
         return Views(*(values.astype(np.int32) for values in (indices, tops, lefts, mirrored)))
 
 
+CHECKSUM_DIGITS = 16
 MOST_THREADS = 16
 """That make images: beyond it one more is not worth it."""
 
@@ -125,6 +137,17 @@ MOST_THREADS = 16
 def usable_threads() -> int:
     """How many threads make images: one a core."""
     return min(MOST_THREADS, len(os.sched_getaffinity(0)))
+
+
+def checksum(dataset: Dataset) -> str:
+    """Compute the checksum of the decoded pixels and labels of both splits, and of the name."""
+    digest = hashlib.sha256(dataset.name.encode())
+    for split in (dataset.train, dataset.validation):
+        assert isinstance(split, Images)
+        digest.update(f" {split.images.shape} ".encode())
+        digest.update(split.images)  # type: ignore[arg-type]
+        digest.update(split.labels.astype("<i4").tobytes())
+    return digest.hexdigest()[:CHECKSUM_DIGITS]
 
 
 def without_test_set(dataset: Dataset) -> Dataset:
@@ -139,7 +162,7 @@ def without_test_set(dataset: Dataset) -> Dataset:
     for number in classes:
         trained_on[np.flatnonzero(train.labels == number)[-HELD_OUT_IMAGES // len(classes) :]] = False
     kept, held_out = (Images(train.images[those], train.labels[those]) for those in (trained_on, ~trained_on))
-    return Dataset(dataset.name, kept, held_out)
+    return replace(dataset, train=kept, validation=held_out)
 
 
 def held(dataset: Dataset, spec: Any) -> Pixels | None:

@@ -1,7 +1,4 @@
-"""Where the images of a recipe come from: files, the network, or a hash; and the cache of what was decoded.
-
-CIFAR-10's files are the official binary ones, the official archive, or RecordIO.
-"""
+"""Where the images of a recipe come from: files, the network, or a hash; and the cache of what was decoded."""
 
 from __future__ import annotations
 
@@ -9,28 +6,20 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import sys
-import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from poc.data import imagenet, recordio, synthetic
-from poc.data.images import Dataset, Images, without_test_set
+from poc.data import cifar10, imagenet, synthetic
+from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, checksum, without_test_set
 from poc.recipe import CIFAR10, Data, ImageNet, Synthetic
+from poc.recipe.datasets import DataId
 from poc.values import UserError
-
-_SIZE = 32
-_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-_VALIDATION_FILE = "test_batch.bin"
-_BINARY_FILES = (*_TRAIN_FILES, _VALIDATION_FILE)
-_ARCHIVE = "cifar-10-binary.tar.gz"
-_RECORD_FILES = ("cifar10_train.rec", "cifar10_val.rec")
 
 
 @dataclass(frozen=True)
@@ -44,14 +33,11 @@ class Release:
 
 
 OFFICIAL = Release(
-    f"https://www.cs.toronto.edu/~kriz/{_ARCHIVE}",
+    f"https://www.cs.toronto.edu/~kriz/{cifar10.BINARY_ARCHIVE}",
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     train=50_000,
     validation=10_000,
 )
-
-
-Reader = Callable[[Sequence[Path]], Dataset]
 
 
 def load(
@@ -59,11 +45,11 @@ def load(
 ) -> Dataset:
     """Returns the images that `spec` asks for.
 
-    CIFAR-10 comes from `source` where it is given: a folder or file with the official binary files, the official
-    archive, or RecordIO files. Else from the folder `cache`, else by downloading `release`; where that fails, the
-    synthetic set in CIFAR-10's shape takes its place, and standard error says why. Decoded arrays are kept in `cache`,
-    under the hash of the files they came from. ImageNet is read from `source` as it is asked for. With `made_up` the
-    synthetic set takes CIFAR-10's place at once.
+    CIFAR-10 comes from `source` where it is given: a folder or file of one of the forms that `cifar10.find` knows. Else
+    from the folder `cache`, else from where MXNet or Keras left it, else by downloading `release`; where that fails,
+    the synthetic set in CIFAR-10's shape takes its place, and standard error says why. Decoded arrays are kept in
+    `cache`, under the hash of the files they came from. ImageNet is read from `source` as it is asked for. With
+    `made_up` the synthetic set takes CIFAR-10's place at once.
 
     Raises `UserError` where `source` is missing, damaged or something else, or `cache` cannot be written.
     """
@@ -77,17 +63,12 @@ def load(
 
 def _cifar10(source: Path | None, cache: Path, release: Release) -> Dataset:
     if source is not None:
-        paths, read = _find(source)
-        digest = hashlib.sha256()
-        for path in paths:
-            digest.update(path.read_bytes())
-        sha256 = digest.hexdigest()
-        if read is _read_archive and sha256 != release.sha256:
-            raise UserError(
-                f"data: {paths[0]} has sha256 {sha256} where the official archive has {release.sha256}: "
-                f"it is truncated or altered; get it again from {release.url}"
-            )
-        return _cached(cache, sha256, lambda folder: _complete(read(paths), paths[0].parent, release))
+        return _from_files(source, cache, release)
+    if (dataset := _open(_entry(cache, release.sha256))) is not None:
+        return dataset
+    for folder in filter(Path.is_dir, cifar10.usual_folders()):
+        with contextlib.suppress(UserError):  # damaged, or something else: not what anybody gave
+            return _from_files(folder, cache, release)
     try:
         return _cached(cache, release.sha256, lambda folder: _complete(_download(release, folder), folder, release))
     except (OSError, ValueError) as error:
@@ -99,6 +80,44 @@ def _cifar10(source: Path | None, cache: Path, release: Release) -> Dataset:
         )
         print(warning, file=sys.stderr)
         return synthetic.make(Synthetic(train=release.train, validation=release.validation))
+
+
+def identify(specs: Iterable[Data], *, source: Path | None, cache: Path) -> dict[str, DataId]:
+    """Return the identity of the images of each real data set that the `specs` ask for, by its name in a recipe.
+
+    Where CIFAR-10 is to be had nowhere it is that of the synthetic set. Standard error says what was found where. Opens
+    all files; raises UserError as `load` does.
+    """
+    found: dict[str, DataId] = {}
+    for spec in specs:
+        if isinstance(spec, ImageNet) or (isinstance(spec, CIFAR10) and spec.name not in found):
+            dataset = load(spec, source=source, cache=cache)
+            found[spec.name] = dataset.data_id
+            if dataset.checksum:
+                print(f"data: {dataset.data_id}, from {dataset.source or cache}", file=sys.stderr)
+    return found
+
+
+def at_hand(spec: Data, *, source: Path | None, cache: Path) -> bool:
+    """Whether files of the data set that `spec` asks for are here, so that nothing has to be downloaded."""
+    if isinstance(spec, ImageNet):
+        return source is not None and all((source / name).is_file() for name in imagenet.FILES)
+    if source is None and _entry(cache, OFFICIAL.sha256).is_dir():
+        return True
+    for folder in cifar10.usual_folders() if source is None else [source]:
+        with contextlib.suppress(UserError):
+            return bool(cifar10.find(folder))
+    return False
+
+
+def _from_files(source: Path, cache: Path, release: Release) -> Dataset:
+    paths, read = cifar10.find(source)
+    where = paths[0] if len(paths) == 1 else paths[0].parent
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    dataset = _cached(cache, digest.hexdigest(), lambda _: _complete(read(paths), where, release))
+    return replace(dataset, source=where)
 
 
 def _complete(dataset: Dataset, folder: Path, release: Release) -> Dataset:
@@ -119,12 +138,17 @@ def _download(release: Release, folder: Path) -> Dataset:
     pooch.get_logger().setLevel("WARNING")
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 16, timeout=20)
     archive = pooch.retrieve(release.url, f"sha256:{release.sha256}", path=folder, downloader=downloader)
-    return _read_archive([Path(archive)])
+    return cifar10.read_archive([Path(archive)])
 
 
-def _cached(cache: Path, key: str, decode: Callable[[Path], Dataset]) -> Dataset:
-    """Returns the entry `key` of the cache, made with `decode(empty folder)` where it is not there yet."""
-    entry, folder = cache / f"{CIFAR10.name}-{key[:16]}", cache / "incomplete"
+def _entry(cache: Path, sha256: str) -> Path:
+    """The folder of the cache for what was decoded from files with that hash."""
+    return cache / f"{CIFAR10.name}-{sha256[:16]}"
+
+
+def _cached(cache: Path, sha256: str, decode: Callable[[Path], Dataset]) -> Dataset:
+    """Returns the entry of the cache for that hash, made with `decode(empty folder)` where it is not there yet."""
+    entry, folder = _entry(cache, sha256), cache / "incomplete"
     if (dataset := _open(entry)) is not None:
         return dataset
     with contextlib.ExitStack() as stack:
@@ -158,16 +182,28 @@ def _open(entry: Path) -> Dataset | None:
     """Returns what a folder of the cache holds, mapped into memory; None where it is not there or damaged."""
     try:
         # Views as plain arrays: each slice of a numpy.memmap costs a Python call.
-        splits = [
+        train, validation = (
             Images(
                 np.load(entry / f"{split}_images.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray),
                 np.load(entry / f"{split}_labels.npy", allow_pickle=False),
             )
             for split in ("train", "validation")
-        ]
-        return Dataset((entry / "name").read_text(), *splits)
+        )
+        dataset = Dataset((entry / "name").read_text(), train, validation)
     except (FileNotFoundError, NotADirectoryError, EOFError, ValueError):
         return None
+    return replace(dataset, checksum=_kept_checksum(dataset, entry / "checksum"))
+
+
+def _kept_checksum(dataset: Dataset, file: Path) -> str:
+    """Return the checksum of an entry of the cache, which is kept beside it; entries of earlier versions have none."""
+    with contextlib.suppress(OSError, ValueError):
+        if re.fullmatch(f"[0-9a-f]{{{CHECKSUM_DIGITS}}}", kept := file.read_text()):
+            return kept
+    computed = checksum(dataset)
+    with contextlib.suppress(OSError):  # a cache that cannot be written may still be read
+        file.write_text(computed)
+    return computed
 
 
 @contextlib.contextmanager
@@ -177,93 +213,3 @@ def _writing(cache: Path) -> Iterator[None]:
     except OSError as error:
         why = f"cannot write in {cache} ({error}); name one with room that can be written in POC_CACHE"
         raise UserError(f"cache: {why}") from error
-
-
-def _find(source: Path) -> tuple[list[Path], Reader]:
-    """Returns the CIFAR-10 files in folder `source`, or those that the file `source` is one of, and what reads them.
-
-    Raises UserError where there are none, or some are missing.
-    """
-    allowed = (
-        f"give a folder with {_TRAIN_FILES[0]} to {_TRAIN_FILES[-1]} and {_VALIDATION_FILE}, "
-        f"with {_ARCHIVE}, or with {_RECORD_FILES[0]} and {_RECORD_FILES[1]}"
-    )
-    if not source.exists():
-        raise UserError(f"data: {source} does not exist; {allowed}")
-    folder, suffix = (source, "") if source.is_dir() else (source.parent, source.suffix)
-    missing = []
-    formats: list[tuple[list[Path], Reader]] = [
-        ([folder / name for name in _BINARY_FILES], _read_binaries),
-        ([folder / "cifar-10-batches-bin" / name for name in _BINARY_FILES], _read_binaries),
-        ([source if suffix == ".gz" else folder / _ARCHIVE], _read_archive),
-        ([folder / name for name in _RECORD_FILES], _read_records),
-    ]
-    for paths, read in formats:
-        if suffix in ("", paths[0].suffix):
-            absent = [path for path in paths if not path.is_file()]
-            if not absent:
-                return paths, read
-            if len(absent) < len(paths):
-                missing += absent
-    problem = f"{missing[0]} is missing" if missing else f"{source} holds no CIFAR-10"
-    raise UserError(f"data: {problem}; {allowed}")
-
-
-def _read_binaries(paths: Sequence[Path]) -> Dataset:
-    return _joined({path.name: _from_binary(path.read_bytes(), path) for path in paths})
-
-
-def _read_archive(paths: Sequence[Path]) -> Dataset:
-    files = {}
-    with tarfile.open(paths[0], "r:gz") as tar:
-        for member in tar:
-            # By its last part: wherever an archive says that a file belongs, nothing is written.
-            name = os.path.basename(member.name)
-            file = tar.extractfile(member) if member.isfile() else None
-            if file is not None and name in _BINARY_FILES:
-                files[name] = _from_binary(file.read(), f"{paths[0]}:{name}")
-    return _joined(files)
-
-
-def _joined(files: dict[str, Images]) -> Dataset:
-    parts = [files[name] for name in _TRAIN_FILES]
-    train = Images(np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts]))
-    return Dataset(CIFAR10.name, train, files[_VALIDATION_FILE])
-
-
-def _from_binary(content: bytes, where: object) -> Images:
-    """Decodes an official binary file: for each image its label, then its red, green and blue planes."""
-    record = 1 + 3 * _SIZE * _SIZE
-    if not content or len(content) % record:
-        raise UserError(f"data: {where} has {len(content)} bytes, not a multiple of {record}; get it again")
-    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
-    planes = rows[:, 1:].reshape(-1, 3, _SIZE, _SIZE)
-    return _checked(planes.transpose(0, 2, 3, 1), rows[:, 0], where)
-
-
-def _read_records(paths: Sequence[Path]) -> Dataset:
-    (train, lossy), (validation, validation_lossy) = (_from_records(path) for path in paths)
-    return Dataset(f"{CIFAR10.name} (jpeg)" if lossy or validation_lossy else CIFAR10.name, train, validation)
-
-
-def _from_records(path: Path) -> tuple[Images, bool]:
-    """Decodes one RecordIO file of images; also returns whether any of them is a JPEG, which is lossy."""
-    content = path.read_bytes()
-    images = []
-    for number, record in enumerate(recordio.records(content, path)):
-        where = f"{path}, record {number}"
-        image = recordio.image(content[record], where)
-        height, width, _ = image.pixels.shape
-        if (height, width) != (_SIZE, _SIZE):
-            raise UserError(f"data: {where}: {width} x {height} pixels where CIFAR-10 has 32 x 32; get it again")
-        images.append(image)
-    blue_green_red = np.array([image.pixels for image in images], np.uint8).reshape(-1, _SIZE, _SIZE, 3)
-    labels = np.array([image.label for image in images])
-    return _checked(blue_green_red[..., ::-1], labels, path), any(image.lossy for image in images)
-
-
-def _checked(pixels: npt.NDArray[np.uint8], labels: npt.NDArray[Any], where: object) -> Images:
-    wrong = labels[~((labels >= 0) & (labels < CIFAR10.classes))]
-    if len(wrong):
-        raise UserError(f"data: {where} has the label {wrong[0]} where CIFAR-10 has 0 to 9; get it again")
-    return Images(np.ascontiguousarray(pixels), labels.astype(np.int32))

@@ -18,8 +18,8 @@ def make(spec: Synthetic) -> Dataset:
     """Returns the images of `spec`: of a fixed batch a few, which come more than once where it is larger."""
     counts = [min(_FIXED, count) if spec.fixed else count for count in (spec.train, spec.validation)]
     patterns = _patterns(spec.size, min(spec.classes, max(counts)))
-    splits = (_split(patterns, count, number) for number, count in enumerate(counts))
-    return Dataset(Synthetic.name, *splits)
+    train, validation = (_split(patterns, count, number) for number, count in enumerate(counts))
+    return Dataset(Synthetic.name, train, validation)
 
 
 def _patterns(size: int, classes: int) -> npt.NDArray[np.int16]:

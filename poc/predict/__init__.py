@@ -21,6 +21,7 @@ from poc.predict.quantiles import FARTHEST, Learnt, learn, splits
 from poc.predict.series import Point, published
 from poc.predict.trial import Score
 from poc.recipe import Independent
+from poc.recipe.datasets import DataId
 from poc.records.record import COMPLETED, Forecast, Record
 from poc.records.timing import throughput
 from poc.run import NO_MATTER_FOR_SPEED, Run
@@ -114,11 +115,11 @@ def between_takes(records: Sequence[Record]) -> float:
 
     A machine that is shared is faster at one hour than at the next, which no short run can see.
     """
-    takes: dict[str, list[float]] = {}
+    takes: dict[tuple[str, DataId], list[float]] = {}
     for record in records:
         speed = throughput(record.timed)
         if speed and record.outcome == COMPLETED and not record.run.quick:
-            takes.setdefault(record.run.id, []).append(math.log(speed.median))
+            takes.setdefault((record.run.id, record.data_id), []).append(math.log(speed.median))
     several = [logs for logs in takes.values() if len(logs) > 1]
     freedom = sum(len(logs) - 1 for logs in several)
     return math.sqrt(sum(statistics.variance(logs) * (len(logs) - 1) for logs in several) / freedom) if freedom else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar, NamedTuple, Union
 
 from poc.values import UserError, checked, choice, field, flag, nearest, value, whole, whole_or_zero, words
 
@@ -10,6 +10,18 @@ _IMAGENET_TRAIN = 1_281_167
 HELD_OUT = "held-out"
 """Validate on training images that are kept from training."""
 HELD_OUT_IMAGES = 5_000
+
+
+class DataId(NamedTuple):
+    """The images that a run was of. Repeats, comparisons and checkpoints belong together only where these are equal."""
+
+    name: str
+    """As tables show it: "cifar10", "cifar10 (jpeg)" (lossy copies), "imagenet" or "synthetic"."""
+    checksum: str = ""
+    """Checksum of the images and labels; empty for synthetic images, which their recipe defines, and in old records."""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, self))
 
 
 class _Images:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from poc.machine.hardware import Hardware
 from poc.machine.monitor import Monitored
 from poc.recipe import CIFAR10, Synthetic
+from poc.recipe.datasets import DataId
 from poc.records.noise import Noise, Norms, estimate, interval
 from poc.records.timing import WARMUP_STEPS, Window, split, throughput, warmup
 from poc.run import Run
@@ -116,6 +117,9 @@ class Told:
     """`COMPLETED`, `DIVERGED`, `OUT_OF_MEMORY`, `FAILED` or `SKIPPED`."""
     reason: str = ""
     dataset: str = ""
+    """Name of the images (`DataId.name`)."""
+    data_checksum: str = ""
+    """Their checksum (`DataId.checksum`)."""
     parameters: int | None = None
     threads: int | None = None
     """OpenMP threads of each worker; None where it is not known."""
@@ -135,6 +139,11 @@ class Told:
     norms: tuple[Norms, ...] = ()
     resumed: tuple[CheckpointNote, ...] = ()
     unsaved: tuple[CheckpointNote, ...] = ()
+
+    @property
+    def data_id(self) -> DataId:
+        """The identity of the images."""
+        return DataId(self.dataset, self.data_checksum)
 
 
 @value

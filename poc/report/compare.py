@@ -21,7 +21,7 @@ HELD_FIXED = {WEAK: "batch_per_device", STRONG: "total_batch"}
 # What all rows of a series share, beside the batch held fixed. `setting` stands for every other field of a measured
 # run that is not the number of devices, a batch size, the learning rate, the seed or the exchange.
 SHARED = (
-    *("origin", "study", "infrastructure", "hardware", "framework", "kind", "network", "dataset", "input_shape"),
+    *("origin", "study", "infrastructure", "hardware", "framework", "kind", "network", "data_id", "input_shape"),
     *("dtype", "layout", "setting"),
 )
 SAME_WORK = 0.05

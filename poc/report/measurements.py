@@ -121,10 +121,10 @@ def _measurements(rows: Iterable[Row], *besides: str) -> list[Measurement]:
     return [Measurement(tuple(sorted(group, key=lambda row: row.started))) for group in groups.values()]
 
 
-def _but_for(row: Row, *besides: str) -> tuple[str, ...]:
+def _but_for(row: Row, *besides: str) -> tuple[object, ...]:
     """What measured rows share that differ only in these fields of their runs: machine, versions and images too."""
     framework = "" if "engine" in besides else row.framework
-    return row.infrastructure, row.hardware, row.dataset, framework, row.run.key(*besides)
+    return row.infrastructure, row.hardware, row.data_id, framework, row.run.key(*besides)
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:

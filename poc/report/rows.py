@@ -40,7 +40,7 @@ _OF_RUN = (
 )
 _OF_RECORD = (
     *("run_id", "infrastructure", "parameters", "dataset", "outcome", "started", "engine_choice"),
-    *("others_busy_cores", "stolen_cores", "usable_cores"),
+    *("others_busy_cores", "stolen_cores", "usable_cores", "data_checksum"),
 )
 # What may differ within a series over devices, or only says how a run was cut.
 _VARIED = (
@@ -70,7 +70,7 @@ def predicted(table: Iterable[Row], records: Sequence[Record]) -> list[Row]:
     same = (
         *("infrastructure", "hardware", "framework", "network", "dataset", "input_shape", "batch_per_device", "run_id"),
         *("total_batch", "devices", "workers", "exchange", "dtype", "layout", "kind", "cores_per_worker", "computes"),
-        *("setting", "recipe", "started", "take"),
+        *("setting", "recipe", "started", "take", "data_checksum"),
     )
     return [
         Row(
@@ -85,15 +85,22 @@ def predicted(table: Iterable[Row], records: Sequence[Record]) -> list[Row]:
 
 
 def shown(records: Sequence[Record]) -> list[Record]:
-    """All records but those of failed and skipped runs that completed later on the same machine."""
+    """All records but those of failed and skipped runs that completed later on the same machine and images.
 
-    def run(record: Record) -> tuple[str, ...]:
-        return record.infrastructure, record.hardware.describe(), record.run.id
+    Where these were not opened, as for a skipped run, on any.
+    """
+
+    def run(record: Record, checksum: str) -> tuple[str, ...]:
+        return record.infrastructure, record.hardware.describe(), record.run.id, checksum
 
     done = sorted((record for record in records if record.outcome == COMPLETED), key=lambda record: record.started)
-    last = {run(record): record.started for record in done}
+    last = {run(record, checksum): record.started for record in done for checksum in ("", record.data_checksum)}
     lost = (FAILED, SKIPPED)
-    return [record for record in records if record.outcome not in lost or record.started > last.get(run(record), "")]
+    return [
+        record
+        for record in records
+        if record.outcome not in lost or record.started > last.get(run(record, record.data_checksum), "")
+    ]
 
 
 def best_peaks(records: Iterable[Record]) -> dict[tuple[Any, ...], float]:
@@ -308,7 +315,7 @@ def disturbed(record: Record) -> bool:
 
 def _add_takes(rows: Sequence[Row]) -> None:
     begun = sorted(rows, key=lambda row: row.started)
-    for takes in grouped(begun, lambda row: (row.infrastructure, row.hardware, row.computes, row.dataset)).values():
+    for takes in grouped(begun, lambda row: (row.infrastructure, row.hardware, row.computes, row.data_id)).values():
         for number, row in enumerate(takes, start=1):
             row.take = number
 

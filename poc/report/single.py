@@ -35,7 +35,7 @@ def compared(records: Sequence[Record], first: str, second: str) -> str:
     """
     both = [_of_one_machine(_takes(records, start)) for start in (first, second)]
     last = [takes[-1] for takes in both]
-    a, b = ({**_machine(take), "framework": framework(take), **_flat(take.run.to_json())} for take in last)
+    a, b = ({**_setting(take), "framework": framework(take), **_flat(take.run.to_json())} for take in last)
     names = [name for name in {**a, **b} if a.get(name) != b.get(name) and name not in _NOT_COMPARED]
     done = [Measurement(tuple(from_record(take) for take in takes if take.outcome == COMPLETED)) for takes in both]
     rows = [
@@ -64,12 +64,12 @@ def _takes(records: Sequence[Record], start: str) -> list[Record]:
 
 
 def _of_one_machine(takes: Sequence[Record]) -> list[Record]:
-    """Those on the machine of the last of them."""
-    return [take for take in takes if _machine(take) == _machine(takes[-1])]
+    """Those on the machine and the images of the last of them."""
+    return [take for take in takes if _setting(take) == _setting(takes[-1])]
 
 
-def _machine(take: Record) -> dict[str, str]:
-    return {"machine": take.infrastructure, "hardware": take.hardware.describe()}
+def _setting(take: Record) -> dict[str, str]:
+    return {"machine": take.infrastructure, "hardware": take.hardware.describe(), "images": str(take.data_id)}
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -81,14 +81,25 @@ def _head(takes: Sequence[Record]) -> str:
     lines = [
         ("run", f"{last.run.id}  {last.run}"),
         ("recipe", ", ".join(dict.fromkeys(take.run.recipe for take in takes))),
-        ("data", last.dataset),
+        ("data", ", ".join(dict.fromkeys(str(take.data_id) for take in takes))),
         ("framework", framework(last) + (f" ({last.engine_choice})" if last.engine_choice else "")),
     ]
     return tabulate(lines, tablefmt="plain")
 
 
 def _table_of_takes(takes: Sequence[Record]) -> str:
-    headers = ["started (UTC)", "machine", "commit", "samples/s", "spread", "n windows", "accuracy", "wall", "outcome"]
+    headers = [
+        "started (UTC)",
+        "machine",
+        "images",
+        "commit",
+        "samples/s",
+        "spread",
+        "n windows",
+        "accuracy",
+        "wall",
+        "outcome",
+    ]
     rows = []
     for take in takes:
         rate = timing.throughput(take.timed)
@@ -96,6 +107,7 @@ def _table_of_takes(takes: Sequence[Record]) -> str:
             [
                 take.started[:16],
                 f"{take.infrastructure}: {take.hardware.describe()}",
+                str(take.data_id),
                 take.commit[:7],
                 *(("", "", "") if rate is None else (f"{rate.median:.1f}", f"{rate.spread:.1f}", rate.windows)),
                 f"{take.evaluations[-1].accuracy:.4f}" if take.evaluations else "",

@@ -9,6 +9,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any, Union
 
+from poc.recipe.datasets import DataId
 from poc.records.timing import Window
 from poc.run import Run
 
@@ -137,6 +138,7 @@ class Row:
     target_accuracy: Measure = _number("at which the run was to end")
     contradicts: str = _text("the columns that `flag` is about")
     cores: Count = _number("CPU cores that the run could use")
+    data_checksum: str = _text("of the images and labels that it trained on; empty for synthetic ones and earlier runs")
 
     run: Run | Any = None
     """What was run; None where it was published."""
@@ -147,6 +149,11 @@ class Row:
     def measured(self) -> bool:
         """Whether it was measured here, and not published."""
         return self.origin == MEASURED
+
+    @property
+    def data_id(self) -> DataId:
+        """The identity of its images, as far as the source tells."""
+        return DataId(self.dataset, self.data_checksum)
 
     @property
     def held_fixed(self) -> Count:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from poc import data, predict
 from poc.plan import Planned, estimate
-from poc.recipe import CIFAR10, ImageNet, Synthetic
+from poc.recipe.datasets import DataId
 from poc.records import journal
-from poc.records.record import DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
+from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
 from poc.run import Run
-from poc.train import outlook
+from poc.train import checkpoint, outlook
 from poc.train.local import Here, Place
 from poc.train.outlook import duration
 from poc.train.parent import Hosts, blank, execute
@@ -43,7 +44,6 @@ class Campaign:
         What is there already is done only `again`. `detail` is that of `execute`; `prefix` comes before each line said.
         """
         self.path = journal.folder(results, place.infrastructure) / journal.FILE
-        self.place = place
         self.items = outlook.in_order(
             (name, f"{name} {number}/{len(planned)}", item)
             for name, planned in plans
@@ -53,20 +53,20 @@ class Campaign:
         """The ids of the runs that failed."""
         records = journal.read(journal.paths(results))
         self._known = [record for record in records if record.infrastructure == place.infrastructure]
-        self.pace = outlook.Pace(place, self._known)
         self._noted = {record.run.id for record in self._known}
         self._again = again
-        self.stand_in(place.stand_in)
+        self.place = place
+        self.use(place.images)
         self._detail = detail
         self._prefix = prefix
         every = (item for *_, item in self.items)
         self._choices = {run.id: item.engine_choice for item in every for run in (item.run, *sum(item.search, ()))}
 
-    def stand_in(self, made_up: bool) -> None:
-        """Says whether `made_up` images stand in for CIFAR-10: only then do takes on such count."""
-        self.place = dataclasses.replace(self.place, stand_in=made_up)
-        counted = [] if self._again else [record for record in self._known if made_up or not record.stood_in]
-        self._taken = outlook.Takes(counted)
+    def use(self, images: Mapping[str, DataId]) -> None:
+        """Take `images` for what the runs are of (`Place.images`): of the journal only what is of the same counts."""
+        self.place = dataclasses.replace(self.place, images=images)
+        self.pace = outlook.Pace(self.place, self._known)
+        self._taken = outlook.Takes([] if self._again else self._known, images)
 
     def say(self, line: str) -> None:
         """On standard error."""
@@ -126,12 +126,13 @@ class Campaign:
         title = f"{title} [{run.id}] {run}" + (f", take {number}" if number > 1 else "")
         if self._taken.enough(run, number):
             self.say(f"{title}: in the journal already (--again repeats it)")
-            return self._taken.last[run.id]
+            return self._taken.outcome(run) or COMPLETED
         if run.id in self.failed:  # it may have hung, and would again
             self.say(f"{title}: not tried again, it has failed")
             return FAILED
         pace, hosts = self.pace.factor(run), hosts or Here(self.place)
         self.say(f"{title}: about {duration(pace * estimate(run, self.place.machine))}")
+        self._say_other_checkpoints(run)
         expected = predict.forecast(run, self._known)
         if expected:
             self.say(f"  predicted: {expected}")
@@ -156,6 +157,21 @@ class Campaign:
             self.failed.append(run.id)
         return record.outcome
 
+    def _say_other_checkpoints(self, run: Run) -> None:
+        """Say of each checkpoint of `run` on other images that it stays, and that the run does not go on from it."""
+        own = self.place.checkpoints_of(run)
+        if checkpoint.furthest(own):
+            return
+        for folder in sorted(own.parent.glob(f"{run.id}*")):
+            step = checkpoint.furthest(folder)
+            with contextlib.suppress(OSError, LookupError):  # damaged, or of an earlier version
+                if 0 < step < run.steps:
+                    images = DataId(*checkpoint.read(folder, 0, step).story["conditions"]["images"])
+                    self.say(
+                        f"  its checkpoint after step {step} is of other images, {images}: with these, "
+                        f"{self.place.images_of(run)}, it starts from the beginning, and that checkpoint is kept"
+                    )
+
 
 def undertake(campaign: Campaign, price: float | None = None) -> list[str]:
     """Does all that is planned, the most telling first (`poc.train.outlook.ORDER_RULE`); returns the ids of failures.
@@ -164,8 +180,7 @@ def undertake(campaign: Campaign, price: float | None = None) -> list[str]:
     Raises UserError where the data cannot be had, or the journal not be written; KeyboardInterrupt once a run that its
     user interrupted is in it.
     """
-    runs = [item.run for item in campaign.left(campaign.items)]
-    campaign.stand_in(needs_stand_in(campaign.place, runs))
+    campaign.use(_images(campaign))
     # Claimed only now: a mistake leaves nothing behind.
     with journal.claimed(campaign.path):
         campaign.say(campaign.table(price))
@@ -202,9 +217,13 @@ def _through(campaign: Campaign) -> list[outlook.Item]:
     return left
 
 
-def needs_stand_in(place: Place, runs: Sequence[Run]) -> bool:
-    """Whether CIFAR-10 is to be had nowhere. Files are opened here: a mistake is found before anything is spent."""
-    for images in {run.data for run in runs if isinstance(run.data, ImageNet)}:
-        data.load(images, source=place.source, cache=place.cache)
-    real = [run.data for run in runs if isinstance(run.data, CIFAR10)]
-    return bool(real) and data.load(real[0], source=place.source, cache=place.cache).name == Synthetic.name
+def _images(campaign: Campaign) -> dict[str, DataId]:
+    """Open the files that the runs need and return what is in them: a mistake is found before anything is spent.
+
+    Where no images are at hand, and every run is in the journal on whatever images, none are downloaded.
+    """
+    place = campaign.place
+    left = {item.run.data for item in campaign.left(campaign.items)}
+    wanted = dict.fromkeys(item.run.data for *_, item in campaign.items if not item.skip)
+    opened = [spec for spec in wanted if spec in left or data.at_hand(spec, source=place.source, cache=place.cache)]
+    return data.identify(opened, source=place.source, cache=place.cache)

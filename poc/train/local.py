@@ -21,6 +21,7 @@ from poc.machine.environment import speed_variables
 from poc.machine.hardware import GPU
 from poc.machine.monitor import Monitor, Monitored, Source
 from poc.machine.waiting import chosen_threads, free_cores
+from poc.recipe.datasets import DataId
 from poc.records.record import COMPLETED, FAILED, Told
 from poc.records.timing import warmup
 from poc.run import Run
@@ -49,8 +50,9 @@ class Place:
     """A folder in that one, for what several machines do at a time."""
     price_per_hour: float | None = None
     """Dollars."""
-    stand_in: bool = False
-    """No CIFAR-10 is to be had: the synthetic set takes its place."""
+    images: Mapping[str, DataId] = dataclasses.field(default_factory=dict)
+    """Identity of each real data set that was opened, by its name in a recipe; that of the synthetic set for CIFAR-10
+    where this is to be had nowhere."""
     patience: float = 300.0
     """Seconds without a step after which a run is ended."""
     until: float = math.inf
@@ -58,9 +60,14 @@ class Place:
     software: dict[str, Any] | None = None
     """What `software` gives for each engine on another machine; None: runs are done on this one."""
 
+    def images_of(self, run: Run) -> DataId:
+        """Return the identity of the images that `run` trains on; without a checksum where they were not opened."""
+        return self.images.get(run.data.name) or DataId(run.data.name)
+
     def checkpoints_of(self, run: Run) -> Path:
-        """Folder for the checkpoints of `run`."""
-        return (self.checkpoints or self.cache / "checkpoints") / self.apart / run.id
+        """Folder for the checkpoints of `run` on these images; those on others have folders of their own beside it."""
+        name = "-".join(filter(None, (run.id, self.images_of(run).checksum)))
+        return (self.checkpoints or self.cache / "checkpoints") / self.apart / name
 
 
 @value

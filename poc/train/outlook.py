@@ -6,12 +6,13 @@ import bisect
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
 from poc.plan import Planned, estimate
-from poc.recipe import networks
+from poc.recipe import Synthetic, networks
+from poc.recipe.datasets import DataId
 from poc.records.record import COMPLETED, DONE, SETTLED, Record
 from poc.run import Run
 from poc.train import checkpoint
@@ -33,28 +34,45 @@ def in_order(items: Iterable[Item]) -> list[Item]:
 class Takes:
     """What is settled of the runs of a campaign: by this one, by another recipe of it, or in the journal already."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.last: dict[str, str] = {}
-        """The outcome of the last take of each run, by its id."""
-        self._number: Counter[str] = Counter()
+    def __init__(self, records: Iterable[Record], images: Mapping[str, DataId]) -> None:
+        """`images` are what the runs are of, as in `Place.images`."""
+        self._images = images
+        self._last: dict[tuple[str, DataId | None], str] = {}
+        """The outcome of the last take of each run on its images."""
+        self._number: Counter[tuple[str, DataId | None]] = Counter()
         for record in records:
             self.add(record)
 
     def add(self, record: Record) -> None:
         """Counts a take; one that failed or was skipped is none."""
-        if record.outcome in SETTLED:
-            self.last[record.run.id] = record.outcome
-            self._number[record.run.id] += 1
+        unwanted = record.stood_in and record.run.data.name not in self._images
+        if record.outcome in SETTLED and not unwanted:
+            key = self._key(record.run, record.data_id)
+            self._last[key] = record.outcome
+            self._number[key] += 1
+
+    def outcome(self, run: Run) -> str | None:
+        """Return the outcome of the last take of a run; None where there is none."""
+        return self._last.get(self._key(run))
+
+    def _key(self, run: Run, images: DataId | None = None) -> tuple[str, DataId | None]:
+        """Return what is the same for takes of one run on the same images.
+
+        Where it is not known what it will be of, or where synthetic images stand in, those on any images count.
+        """
+        own = self._images.get(run.data.name)
+        any_images = own is None or own.name == Synthetic.name
+        return run.id, None if any_images else images or own
 
     def enough(self, run: Run, number: int) -> bool:
         """Whether a run has that many takes, or need have no more."""
-        return self._number[run.id] >= number or self.last.get(run.id, COMPLETED) != COMPLETED
+        return self._number[self._key(run)] >= number or (self.outcome(run) or COMPLETED) != COMPLETED
 
     def over(self, item: Planned) -> bool:
         """Whether that take is done; of a search, of the largest batch that fits, if the next one is known not to."""
         if not item.search:
             return self.enough(item.run, item.take)
-        known = [self.last.get(whole.id) or self.last.get(short.id) for short, whole in item.search]
+        known = [self.outcome(whole) or self.outcome(short) for short, whole in item.search]
         fits = max((number for number, outcome in enumerate(known) if outcome in DONE), default=-1)
         done = fits < 0 or self.enough(item.search[fits][1], item.take)
         return done and (fits + 1 == len(known) or known[fits + 1] is not None)

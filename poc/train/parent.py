@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from poc.machine import processes
 from poc.machine.monitor import Monitored
 from poc.plan import estimate
-from poc.records.record import DIVERGED, FAILED, OUT_OF_MEMORY, Record, Told, merged
+from poc.records.record import DIVERGED, FAILED, OUT_OF_MEMORY, Record, merged
 from poc.run import Run
 from poc.train.local import Here, Place, Share, software
 
@@ -51,7 +51,7 @@ def execute(
         "commit": record.commit,
         "environment": record.environment,
         "machine": place.machine.describe(),
-        "stand_in": place.stand_in,
+        "images": list(place.images_of(run)),
         "workers_here": run.workers // (place.machine.hosts if run.workers > 1 else 1),
     }
     why = "the run was cut off"
@@ -63,7 +63,7 @@ def execute(
             "conditions": conditions,
             "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / (pace * estimate(run, place.machine))),
             "detail": detail,
-            "stand_in": place.stand_in,
+            "images": conditions["images"],
         }
         shares, reason = hosts.attempt(run, request)
         workers = [worker for share in shares for worker in share.told]
@@ -75,7 +75,7 @@ def execute(
             break
         why = reason
         print(f"  {why}; starting again ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
-    reason = "interrupted" if interrupted else reason or _different_data(workers)
+    reason = "interrupted" if interrupted else reason
     if workers:
         record = merged(record, workers)
         uses = [share.core_use for share in shares]
@@ -94,12 +94,6 @@ def execute(
     return record, interrupted
 
 
-def _different_data(workers: Sequence[Told]) -> str:
-    """Why workers that did not train on the same images have failed; empty where they did."""
-    names = sorted({worker.dataset for worker in workers if worker.dataset})
-    return f"the hosts trained on different data: {', '.join(names)}" if len(names) > 1 else ""
-
-
 def blank(run: Run, place: Place, **fields: Any) -> Record:
     """The record of a run of which nothing is known yet but `fields`."""
     return Record(
@@ -109,7 +103,8 @@ def blank(run: Run, place: Place, **fields: Any) -> Record:
         infrastructure=place.infrastructure,
         hardware=place.machine,
         **(place.software[run.engine] if place.software else software(run.engine)),
-        dataset=run.data.name,
+        dataset=place.images_of(run).name,
+        data_checksum=place.images_of(run).checksum,
         **fields,
     )
 

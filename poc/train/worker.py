@@ -22,14 +22,15 @@ from poc import data, engines
 from poc.engines import Session
 from poc.engines.whitening import IMAGES as WHITENING_IMAGES
 from poc.machine.waiting import SpinGuard
-from poc.recipe import networks
+from poc.recipe import Synthetic, networks
+from poc.recipe.datasets import DataId
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY
 from poc.records.timing import Clock
 from poc.run import Run
 from poc.train import breakdown, checkpoint
 from poc.train.loop import Loop
 from poc.train.progress import Progress
-from poc.values import to_plain
+from poc.values import UserError, to_plain
 
 T = TypeVar("T")
 EVALUATION_BATCH = 250
@@ -81,12 +82,19 @@ class Worker:
         run, request = self.run, self._request
         with self._clock.part("initialise"):
             source = Path(request["source"]) if request["source"] else None
-            made_up = request["stand_in"]
+            planned = DataId(*request["images"])
+            made_up = planned.name == Synthetic.name
             dataset = data.load(run.data, source=source, cache=Path(request["cache"]), made_up=made_up)
+            if dataset.data_id != planned:
+                raise UserError(
+                    f"data: the images are {dataset.data_id}, and were {planned} when the run was planned: give every "
+                    "worker the same, and change them only between runs"
+                )
             self._sign()
             session = self._session = self._open(dataset)
         threads = int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0))))
-        self._tell("ready", {"dataset": dataset.name, "parameters": session.parameters, "threads": threads})
+        images = {"dataset": dataset.name, "data_checksum": dataset.checksum}
+        self._tell("ready", {**images, "parameters": session.parameters, "threads": threads})
         share = {"worker": self._number, "workers": run.workers}
         stream = functools.partial(
             data.training_batches,

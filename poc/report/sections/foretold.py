@@ -217,7 +217,7 @@ def _series(results: Results) -> Sequence[_Series]:
     """All series of three total batches or more, at each of which something was learned."""
     trained = [record for record in results.records if _fits(record)]
     found = []
-    for runs in grouped(trained, lambda one: (one.run.model, one.run.epochs, way(one.run))).values():
+    for runs in grouped(trained, lambda one: (one.data_id, one.run.model, one.run.epochs, way(one.run))).values():
         by_batch = dict(sorted(grouped(runs, lambda one: one.run.total_batch).items()))
         made = _Series(run=runs[0].run, by_batch=by_batch)
         if len(by_batch) > 2 and made.common - _LOWER > _guess(made.run):

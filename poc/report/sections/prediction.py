@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from poc import predict
 from poc.predict import trial
+from poc.recipe import Synthetic
 from poc.records.record import COMPLETED, Record
 from poc.report import chart
 from poc.report.measurements import Measurement, figures_of
@@ -73,6 +74,7 @@ def advised(results: Results) -> Section:
             and taken.run.whole_epochs
             and not (taken.run.virtual or taken.run.quick)
             and taken.infrastructure == record.advice.machine
+            and taken.data_id == record.data_id
             and taken.run.key(*_ADVISED_BESIDES) == own
         ]
         for option in record.advice.options:
@@ -84,7 +86,8 @@ def advised(results: Results) -> Section:
                 {
                     "advised": record.started[:16].replace("T", " "),
                     "machine": results.bold(record.advice.machine),
-                    "network": network_label(record.run.model),
+                    "network": network_label(record.run.model)
+                    + ", synthetic data" * (record.dataset == Synthetic.name),
                     "devices": f"{option.devices} x {option.batch // option.devices:,}",
                     "rate": f"{option.learning_rate:.3g}",
                     "samples/s said (90%)": interval(*option.rate),

@@ -125,8 +125,8 @@ def way(run: Run) -> str:
 
 
 def unlike(several: Iterable[Row]) -> list[str]:
-    """Of each of several measured rows what not all of them have of its way."""
-    ways = [way(row.run).split(", ") for row in several]
+    """Of each of several measured rows what not all of them have of its way and images."""
+    ways = [[*way(row.run).split(", "), f"images {row.data_checksum[:8] or 'without a checksum'}"] for row in several]
     return [", ".join(part for part in own if not all(part in other for other in ways)) for own in ways]
 
 
