@@ -218,7 +218,7 @@ def _advise(options: argparse.Namespace) -> int:
     whole("--steps", options.steps, least=20)
     path = _recipe_path(options.recipe)
     machine = hardware.detect()
-    setting = advice.first_setting(recipe.load(path), machine)
+    setting = advice.first_setting(recipe.load(path, engines.ENGINES), machine)
     options.study, options.prices = studies.load([]), prices.load({})
     known = options.prices
     elsewhere = options.machine and advice.published_speed(setting, options.machine, known)
@@ -364,7 +364,7 @@ def _run_cluster(options: argparse.Namespace, began: float) -> int:
     options.prices = prices.load({})
     paths = _recipe_paths(options)
     for path in paths:
-        recipe.load(path)  # a mistake is found before any node is asked
+        recipe.load(path, engines.ENGINES)  # a mistake is found before any node is asked
     # Each node has its own POC_DATA.
     place = _place(options, hardware.detect(), "", options.data)
     wish = scheduler.Wish(
@@ -431,7 +431,7 @@ def _write_report(options: argparse.Namespace) -> None:
 def _planned(options: argparse.Namespace, machine: hardware.Hardware) -> list[tuple[str, list[Planned]]]:
     paths = _recipe_paths(options)
     how = {"quick": options.quick, "cpu_waits": not (options.recipes or options.only)}
-    plans = [(path.stem, plan(path.stem, recipe.load(path), machine, **how)) for path in paths]
+    plans = [(path.stem, plan(path.stem, recipe.load(path, engines.ENGINES), machine, **how)) for path in paths]
     chosen = set(map(id, select([item for _, planned in plans for item in planned], options.only)))
     grouped = [(name, [item for item in planned if id(item) in chosen]) for name, planned in plans]
     return [(name, planned) for name, planned in grouped if planned]

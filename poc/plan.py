@@ -8,8 +8,8 @@ from typing import Any
 
 from poc import engines
 from poc.machine.hardware import Hardware
-from poc.recipe import AUTO, EPOCHS, NODE, Device, Recipe, Setting, Steps, Training, networks
-from poc.recipe.rates import BASE, steps_per_epoch
+from poc.recipe import AUTO, NODE, Device, Recipe, Setting, Training, networks
+from poc.recipe.rates import steps_per_epoch
 from poc.run import Run
 from poc.values import UserError, value
 
@@ -64,10 +64,12 @@ def plan(
     """
     planned: dict[tuple[str, bool, int], Planned] = {}
     settings = (recipe.quickened() if quick else recipe).settings()
-    takes, seeds = (range(max(getattr(setting, name) for setting in settings)) for name in ("takes", "seeds"))
-    for number, (take, seed) in enumerate(itertools.product(takes, seeds)):
+    takes = range(max(setting.takes for setting in settings))
+    places = range(max(len(setting.each_seed) for setting in settings))
+    for number, (take, place) in enumerate(itertools.product(takes, places)):
         for setting in settings[:: -1 if number % 2 else 1]:
-            if seed < setting.seeds and take < setting.takes:
+            if place < len(setting.each_seed) and take < setting.takes:
+                seed = setting.each_seed[place]
                 item = _planned(setting, hardware, {"recipe": name, "seed": seed, "quick": quick})
                 if cpu_waits and setting.kind == "cpu" and _has_usable_gpus(hardware) and not item.skip:
                     waits = "a run on the CPU of a machine with GPUs waits until its recipe is named"
@@ -180,23 +182,15 @@ def _cores(setting: Setting, kind: str, workers: int, hosts: int, hardware: Hard
 
 def _course(setting: Setting) -> dict[str, Any]:
     """The fields of a run that say how long it trains, and which learning rate each step has."""
-    rate, per_epoch = setting.lr, steps_per_epoch(setting.data.train, setting.total_batch)
-    steps = setting.steps or per_epoch * (setting.epochs or EPOCHS)
-    course: dict[str, Any] = {
-        "epochs": -(-steps // per_epoch),
+    schedule, per_epoch = setting.schedule, steps_per_epoch(setting.data.train, setting.total_batch)
+    return {
+        **vars(schedule),
+        "epochs": -(-schedule.steps // per_epoch),
         "steps_per_epoch": per_epoch,
-        "steps": steps,
         "window": min(setting.window, per_epoch),
         "seconds": None if setting.seconds is None else float(setting.seconds),
-        "lr_rule": str(rate),
-        "learning_rate": rate.at(setting.total_batch),
-        "warmup_from": float(rate.base if rate.warmup_from == BASE else rate.warmup_from),
-        "warmup_steps": round(rate.warmup_epochs * per_epoch),
-        "decay": rate.decay,
+        "lr_rule": str(setting.lr),
     }
-    if isinstance(rate.decay, Steps):
-        course.update(decay="steps", decay_at=tuple(rate.decay.at), decay_factor=rate.decay.factor)
-    return course
 
 
 def _too_large(run: Run, hardware: Hardware) -> str:

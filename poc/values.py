@@ -5,9 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
+
+import numpy as np
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -25,6 +30,9 @@ _LARGEST_WHOLE = 2**31 - 1
 # Beyond it products of what is allowed would no longer be finite.
 _LARGEST_NUMBER = 1e12
 _LARGEST_READ = 1e100
+# Of something without end, such as a generator, as many values are read: more than anything here takes.
+_MOST_VALUES = 100_000
+_MOST_SHOWN = 100
 _SCALARS: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": (int, float)}
 
 
@@ -41,7 +49,29 @@ def nearest(name: object, valid: Iterable[str]) -> str:
 
 def refuse(name: str, given: object, allowed: str) -> UserError:
     """The error for a field that holds what it may not."""
-    return UserError(f"{name}: {given!r} is not allowed; {allowed}")
+    shown = " ".join(repr(given).split())
+    shown = shown if len(shown) <= _MOST_SHOWN else shown[:_MOST_SHOWN] + "..."
+    return UserError(f"{name}: {shown} is not allowed; {allowed}")
+
+
+def plain(given: Any) -> Any:
+    """Return Python's own number for one of NumPy's, a fraction or a decimal; anything else as it is.
+
+    A float32 is read as it is printed: 0.1, and not 0.10000000149011612.
+    """
+    if isinstance(given, np.floating):
+        return float(str(given))
+    if isinstance(given, np.generic):
+        return given.item()
+    return float(given) if isinstance(given, (Fraction, Decimal)) else given
+
+
+def several(given: Any) -> Any:
+    """Return a list of the values of a list, tuple, range, array or generator; anything else as it is."""
+    if isinstance(given, (str, bytes, Mapping, set, frozenset)) or not isinstance(given, Iterable):
+        return given
+    listed = given if isinstance(given, (list, tuple)) else itertools.islice(given, _MOST_VALUES)
+    return [plain(each) for each in listed]
 
 
 def whole(name: str, number: object, *, least: int = 1) -> None:
@@ -82,7 +112,7 @@ def choice(valid: Sequence[Any]) -> Check:
     """A check that allows what is in `valid` alone."""
 
     def check(name: str, given: object) -> None:
-        if (type(given), given) not in [(type(one), one) for one in valid]:  # True is 1, too, and 2.0 is 2
+        if not _is_one_of(given, valid):
             raise refuse(name, given, nearest(given, map(str, valid)))
 
     return check
@@ -90,7 +120,19 @@ def choice(valid: Sequence[Any]) -> Check:
 
 def either(check: Check, *others: Any) -> Check:
     """A check that allows `others`, too."""
-    return lambda name, given: None if given in others else check(name, given)
+
+    def check_others(name: str, given: object) -> None:
+        try:
+            if not _is_one_of(given, others):
+                check(name, given)
+        except UserError as error:
+            raise UserError(f"{error}, or {' or '.join(map(repr, others))}") from None
+
+    return check_others
+
+
+def _is_one_of(given: object, valid: Sequence[Any]) -> bool:
+    return (type(given), given) in [(type(one), one) for one in valid]  # True is 1, too, and 2.0 is 2
 
 
 def field(*, default: Any = dataclasses.MISSING, check: Check | None = None, **metadata: Any) -> Any:
@@ -191,7 +233,7 @@ def value(cls: type[T]) -> type[T]:
         for name, declared in fields.items():
             if name not in given:
                 given[name] = declared.default_factory() if declared.default is unset else declared.default
-            object.__setattr__(self, name, given[name])
+            object.__setattr__(self, name, plain(given[name]))
         if hasattr(self, "__post_init__"):
             self.__post_init__()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from poc import report, studies
@@ -239,18 +240,154 @@ def test_a_study_of_one_s_own_needs_no_more_than_its_file(tmp_path: Path) -> Non
     assert "\npublished,mine,,,,,resnet50_v1," in (tmp_path / "rows.csv").read_text()
 
 
+HEAD = ["# title: My own cluster", "# authors: A. Tester, B. Müller", "# year: 2026"]
+PLAIN = [
+    [
+        *("infrastructure", "network", "dataset", "devices", "batch_per_device"),
+        *("samples_per_second", "accuracy", "scaling", "note"),
+    ],
+    ["Zürich", "resnet50_v1", "cifar10", "1", "128", "3000", "0.81", "weak", "first, of two"],
+    ["Zürich", "resnet50_v1", "cifar10", "2", "128", "5800", "", "weak", "second"],
+]
+
+
+def csv_text(rows: Iterable[Iterable[str]], head: Iterable[str] = HEAD, separator: str = ",") -> str:
+    text = io.StringIO()
+    csv.writer(text, delimiter=separator, lineterminator="\n").writerows(rows)
+    return "".join(f"{line}\n" for line in head) + text.getvalue()
+
+
+def spelled(**cells: str) -> str:
+    """The plain study with other text for the cells, or names of columns, that hold so."""
+    return csv_text([[cells.get(cell, cell) for cell in row] for row in PLAIN])
+
+
+def from_pandas(index: bool) -> str:
+    frame = pd.DataFrame(PLAIN[1:], columns=PLAIN[0])
+    for name in ("devices", "batch_per_device", "samples_per_second", "accuracy"):
+        frame[name] = pd.to_numeric(frame[name])
+    frame.loc[len(frame)] = None  # numbers beside nothing are floats
+    text = frame.to_csv(index=index)
+    return "".join(f"{line}\n" for line in HEAD) + "".join(text.splitlines(keepends=True)[:-1])
+
+
+EXCEL_HEAD = [f'"{line}"' if "," in line else line for line in HEAD]  # what else it quotes is csv.writer's to say
+DECIMAL_COMMA = [[cell.replace("0.81", "0,81") for cell in row] for row in PLAIN]
+FORMS: dict[str, str | bytes] = {
+    "byte-order mark": csv_text(PLAIN).encode("utf-8-sig"),
+    "Excel's Unicode text": csv_text(PLAIN, EXCEL_HEAD, "\t").replace("\n", "\r\n").encode("utf-16"),
+    "before UTF-8": csv_text(PLAIN).encode("latin-1"),
+    "lines as in DOS": csv_text(PLAIN).replace("\n", "\r\n"),
+    "lines as in old Macs": csv_text(PLAIN).replace("\n", "\r"),
+    "semicolons": csv_text(PLAIN, separator=";"),
+    "semicolons and decimal commas": csv_text(DECIMAL_COMMA, ["sep=;", *HEAD], ";").replace("3000", "3.000"),
+    "blank lines": "\n" + csv_text(PLAIN).replace("\n", "\n\n"),
+    "blank rows": csv_text([row for one in PLAIN for row in (one, [""] * 9)], [*HEAD, ",,,,"]),
+    "padded": csv_text([[*row, "", ""] for row in PLAIN], [f"{line},,,,,,,,,," for line in HEAD]),
+    "a quoted head": csv_text(PLAIN, EXCEL_HEAD),
+    "a head in capitals": csv_text(PLAIN, [line.title().replace("Of", "of") for line in HEAD[1:]]),
+    "pandas": from_pandas(index=False),
+    "pandas with its index": from_pandas(index=True),
+    "exponents": spelled(**{"3000": "3.0e3", "5800": "5.8E+03", "0.81": "8.1e-1"}),
+    "thousands": spelled(**{"3000": "3,000", "5800": "5 800"}),
+    "thousands and decimals": spelled(**{"3000": "3,000.0", "5800": "5,800.0"}),
+    "spaces": csv_text([[f"  {cell} " for cell in row] for row in PLAIN], [f"  {line}  " for line in HEAD]),
+    "spaces before quotes": csv_text(PLAIN).replace(',"first', ', "first'),
+    "percent": spelled(**{"0.81": "81%"}),
+    "names with spaces": spelled(samples_per_second="Samples per second", batch_per_device="Batch per device"),
+    "titles of tables": spelled(samples_per_second="samples/s", dataset="Data"),
+    "a data set's own spelling": spelled(cifar10="CIFAR-10"),
+    "and another": spelled(cifar10="Cifar 10", weak="Weak"),
+    **{f"{word} where nothing is": spelled(**{"": word}) for word in ("NaN", "nan", "NA", "N/A", "-", "?", "None")},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_study_is_read_as_spreadsheets_pandas_and_people_write_it(form: str, tmp_path: Path) -> None:
+    read = []
+    for text in (csv_text(PLAIN), FORMS[form]):
+        path = tmp_path / "mine.csv"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        study = studies.load([path])[-1]
+        read.append((study.authors, study.year, [asdict(row) for row in study.rows]))
+    assert read[1] == read[0]
+    first, second = read[0][2]
+    assert (first["samples_per_second"], first["accuracy"], second["accuracy"]) == (3000.0, 0.81, None)
+
+
+def test_a_study_with_its_data_set_in_capitals_is_looked_through_for_contradictions(tmp_path: Path) -> None:
+    text = spelled(cifar10="CIFAR-10", accuracy="seconds_per_epoch", **{"0.81": "44.7"})
+    (tmp_path / "mine.csv").write_text(text)
+    assert "44.7 s an epoch" in studies.load([tmp_path / "mine.csv"])[-1].rows[0].flag
+
+
+@pytest.mark.parametrize(("decimals", "flagged"), [("", False), (".0", False), (".1", True)])
+def test_digits_that_pandas_adds_are_not_the_source_s(decimals: str, flagged: bool, tmp_path: Path) -> None:
+    # 5,800 / 3,000 is 1.93; of figures that are rounded to hundreds it may be 1.99.
+    rows = [[*PLAIN[0], "speedup_throughput"], [*PLAIN[1], ""], [*PLAIN[2], "1.99"]]
+    text = csv_text(rows).replace("3000", f"3000{decimals}").replace("5800", f"5800{decimals}")
+    (tmp_path / "mine.csv").write_text(text)
+    assert bool(studies.load([tmp_path / "mine.csv"])[-1].rows[1].flag) == flagged
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        ("accuracy", "81.0"),
+        ("accuracy", "101%"),
+        ("accuracy", "-0.81"),
+        ("accuracy", "0"),
+        ("utilisation", "80"),
+        ("efficiency_wall", "93.2"),
+        ("samples_per_second", "0"),
+        ("samples_per_second", "0.0"),
+        ("samples_per_second", "-3000"),
+        ("samples_per_second", "inf"),
+        ("samples_per_second", "1e999"),
+        ("samples_per_second", "12%"),
+        ("samples_per_second", "3000 img/s"),
+        ("samples_per_second", "3,00,0"),
+        ("seconds_per_epoch", "0"),
+        ("learning_rate", "0"),
+        ("batch_per_device", "128.5"),
+        ("batch_per_device", "0"),
+        ("devices", "-1"),
+        ("devices", "two"),
+        ("scaling", "weakly"),
+    ],
+)
+def test_a_figure_that_cannot_be_is_refused_with_row_column_and_value(column: str, cell: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(csv_text([["network", column], ["resnet50_v1", ""], ["resnet50_v1", cell]], [HEAD[0], ""]))
+    with pytest.raises(UserError) as caught:
+        studies.load([path])
+    assert f"{path}, row 5: {column} is {cell!r}; " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_number_that_may_mean_two_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(csv_text(PLAIN, separator=";").replace("3000", "3,000").replace("0.81", ""))
+    with pytest.raises(UserError, match=r"row 5: samples_per_second is '3,000'"):
+        studies.load([tmp_path / "mine.csv"])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
         ("samples_per_second", "samples_per_secnd", r"did you mean 'samples_per_second'"),
-        (",devices,", ",run_id,", r"has a column 'run_id'"),
-        (",scaling,", ",network,", r"has the column network twice"),
-        ("# year", "# yaer", r"begins with '# yaer: 2026'; did you mean 'year'"),
-        ("# year: 2026", "# order: first", r"order 'first'; give a whole number"),
-        ("780", "fast", r"row 'a, two': samples_per_second is 'fast'; give a number"),
-        ("780,", "", r"row 2 has 5 cells, the header 6"),
+        (",devices,", ",run_id,", r"column 'run_id'"),
+        (",scaling,", ",network,", r"column network twice"),
+        ("# year", "# yaer", r"row 2: .*'# yaer: 2026'; did you mean 'year'"),
+        ("# year: 2026", "# order: first", r"row 2: .*'first'"),
+        ("780", "fast", r"row 5: samples_per_second is 'fast'; give a number"),
+        ("780,", "", r"row 5 has 5 cells, the header 6"),
+        ("780,", "780,64,", r"row 5 has 7 cells, the header 6"),
+        (",scaling,", ",,", r"column ''"),
         ('two"', "two", r"cannot be read"),
-        (MINE, "", r"cannot be read"),
+        ("network", "PK\x00", r"cannot be read"),
+        (MINE, "", r"has no rows"),
+        (MINE, "\n,,\n", r"has no rows"),
+        (MINE[MINE.index("resnet") :], "", r"has no rows"),
         ("", "", r"'theano_mpi' is the name of another study"),
     ],
 )

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import operator
+import re
+import subprocess
+import sys
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 
 from poc import (
@@ -26,6 +33,7 @@ from poc import (
     engines,
     recipe,
 )
+from poc.__main__ import main
 from poc.machine import hardware
 from poc.machine.hardware import GPU, Hardware
 from poc.plan import Planned, plan, select
@@ -70,7 +78,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"lr": float("inf")}, r"lr: inf is not allowed; give at most 1e\+12"),
     ({"lr": "0.1"}, r"lr: '0.1'"),
     ({"devices": 0}, r"devices: 0 is not allowed; for this machine's CPU give kind=\"cpu\""),
-    ({"devices": []}, r"a list of this recipe is empty"),
+    ({"devices": []}, r"devices: \[\] is not allowed"),
+    ({"cases": [{"lr": []}, {"lr": 0.1}]}, r"lr: \[\] is not allowed"),
+    ({"batch_per_device": "Largest"}, r"batch_per_device: 'Largest' .*'largest'"),
     ({"epochs": 0}, r"epochs: 0"),
     ({"steps": 0}, r"steps: 0"),
     ({"exchange": "devise"}, r"exchange: 'devise' is not allowed; did you mean 'device'\?"),
@@ -113,6 +123,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**TWO, "seconds": 5}, r"seconds: workers have to stop after the same step"),
     ({"cores_per_worker": "socket"}, r"cores_per_worker: 'socket' is not allowed"),
     ({"cores_per_worker": 0}, r"cores_per_worker: 0"),
+    *(({"seeds": seeds}, r"seeds: ") for seeds in (0, True, "3", 1.5, [], [1, 1], [0, -1], [0.5], [[1, 2]])),
+    ({"cases": [{"seeds": [2, 2]}]}, r"seeds: \[2, 2\]"),
+    ({"lr": np.array([[0.1, 0.2]] * 99)}, r"lr: array\(\[0.1, 0.2\]\)"),
+    ({"data": [np.zeros((99, 99))]}, r"data: array\(\[\[0"),
+    *(({name: np.zeros((2, 2))}, rf"{name}: array") for name in ("devices", "epochs", "exchange", "kind", "rank")),
+    ({"batch_per_device": np.float64(12.5)}, r"batch_per_device: 12.5"),
+    ({"batch_per_device": itertools.count()}, r"give at most 10,000"),
 ]
 
 
@@ -197,6 +214,10 @@ def test_a_field_that_says_nothing_of_any_run_is_refused(fields: dict[str, Any])
             [(1, "device"), (2, "dist_sync"), (4, "dist_sync")],
         ),
         (CPU, {"seeds": 3}, "seed", [0, 1, 2]),
+        (CPU, {"seeds": [42, 1337]}, "seed", [42, 1337]),
+        (CPU, {"seeds": [0]}, "seed", [0]),
+        (CPU, {"seeds": range(1, 4)}, "seed", [1, 2, 3]),
+        (CPU, {"seeds": 1, "cases": [{"seeds": [7, 5]}, {"lr": 0.2, "seeds": 2}]}, "seed", [7, 0, 1, 5]),
         (CPU, {"devices": 4, "virtual": True}, "kind virtual devices", [("cpu", True, 4)]),
         (gpus(1), {"devices": 4, "virtual": True}, "kind virtual devices", [("gpu", True, 4)]),
         (gpus(4), {"devices": 4, "virtual": True}, "kind virtual devices", [("gpu", False, 4)]),
@@ -212,6 +233,49 @@ def test_what_a_recipe_comes_to(machine: Hardware, fields: dict[str, Any], names
     runs = [one.run for one in planned(machine, **fields)]
     assert list(map(operator.attrgetter(*names.split()), runs)) == rows
     assert len({run.id for run in runs}) == len(runs)
+
+
+def test_seeds_of_a_first_look_are_just_these() -> None:
+    cut = Recipe(model="cifar_resnet8_v2", kind="cpu", seeds=3, cases=[{"lr": [0.1, 0.2]}], quick={"seeds": [9]})
+    runs = plan("", cut, CPU, quick=True)
+    assert [(one.run.seed, one.run.learning_rate) for one in runs] == [(9, 0.1), (9, 0.2)]
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ({"batch_per_device": list(2 ** np.arange(5, 8))}, {"batch_per_device": [32, 64, 128]}),
+        ({"batch_per_device": 2 ** np.arange(5, 8)}, {"batch_per_device": [32, 64, 128]}),
+        ({"batch_per_device": (2**power for power in range(5, 8))}, {"batch_per_device": [32, 64, 128]}),
+        ({"batch_per_device": range(32, 97, 32)}, {"batch_per_device": (32, 64, 96)}),
+        ({"epochs": np.int64(3), "evaluate": np.bool_(False)}, {"epochs": 3, "evaluate": False}),
+        ({"lr": np.array([0.1, 0.2], dtype=np.float32)}, {"lr": [0.1, 0.2]}),
+        ({"lr": [Fraction(1, 20), Decimal("0.1")]}, {"lr": [0.05, 0.1]}),
+        ({"cases": ({"lr": np.float32(lr)} for lr in (0.1, 0.3))}, {"cases": [{"lr": 0.1}, {"lr": 0.3}]}),
+        (
+            {"seeds": np.array([3, 5]), "model": np.str_("cifar_resnet20_v2")},
+            {"seeds": [3, 5], "model": "cifar_resnet20_v2"},
+        ),
+        (
+            {"lr": Linear(base=np.float32(0.1), per=np.int32(128), decay=Steps(at=np.array([0.5, 0.75])))},
+            {"lr": Linear(base=0.1, per=128, decay=Steps(at=[0.5, 0.75]))},
+        ),
+        (
+            {"optimizer": SGD(momentum=np.float16(0.8)), "data": CIFAR10(crop=np.int8(24))},
+            {"optimizer": SGD(momentum=0.8), "data": CIFAR10(crop=24)},
+        ),
+        ({"quick": {"batch_per_device": np.array([8, 16])}}, {"quick": {"batch_per_device": [8, 16]}}),
+    ],
+)
+def test_numbers_and_lists_of_numpy_and_of_the_library_are_those_of_python(
+    given: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    made, same = (Recipe(**{"model": "cifar_resnet8_v2", "kind": "cpu", **fields}) for fields in (given, plain))
+    for quick in (False, True, False):  # what can be read once, such as a generator, is planned more than once
+        runs = [[one.run for one in plan("", each, CPU, quick=quick)] for each in (made, same)]
+        assert runs[0] == runs[1]
+        assert [run.id for run in runs[0]] == [run.id for run in runs[1]]
+        json.dumps([run.to_json() for run in runs[0]])
 
 
 def test_runs_that_differ_in_a_field_alone_share_the_key_without_it() -> None:
@@ -407,6 +471,117 @@ def test_runs_are_selected_by_the_start_of_their_id() -> None:
     assert select(runs, None) == runs
     with pytest.raises(UserError, match="no run 'zz'"):
         select(runs, ["zz"])
+
+
+def recipe_in(folder: Path, text: str, **files: str) -> Path:
+    """A recipe file with these lines in it, and `files` beside it by the names of their modules."""
+    for name, lines in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").write_text(lines)
+    path = folder / "mine.py"
+    path.write_text(f"from poc import *\n{text}\n")
+    return path
+
+
+WARM = "Linear(base=0.05, per=128, warmup_epochs={}{})"
+SCHEDULES = [
+    # With a batch of 128 an epoch has 390 steps.
+    ("epochs=2", WARM.format(10, ""), "warmup_epochs: 10"),
+    ("epochs=2", WARM.format(2, ""), "warmup_epochs: 2"),
+    ("epochs=2", WARM.format(1.99, ""), ""),
+    ("steps=390", WARM.format(1, ""), "warmup_epochs: 1"),
+    ("steps=391", WARM.format(1, ""), ""),
+    ("epochs=12", WARM.format(12, ", decay='linear'"), "warmup_epochs: 12"),
+    ("cases=[dict(epochs=2), dict(steps=12)]", WARM.format(1, ""), "warmup_epochs: 1"),
+    ("epochs=2", WARM.format(1, ", warmup_from=5.0"), "warmup_from: 5.0"),
+    ("epochs=2", WARM.format(1, ", warmup_from=0.05"), ""),
+    ("epochs=2, batch_per_device=[128, 64]", WARM.format(1, ", warmup_from='base'"), "warmup_from: 'base'"),
+    ("epochs=2", WARM.format(1, ", decay=Steps(at=[0.5])"), "Steps.at: 0.5"),
+    ("epochs=2", WARM.format(1, ", decay=Steps(at=[0.9, 0.4])"), "Steps.at: 0.4"),
+    ("epochs=2", WARM.format(1, ", decay=Steps(at=[0.51, 0.75])"), ""),
+    ("steps=10", "Fixed(base=0.1, decay=Steps(at=[0.95]))", "Steps.at: 0.95"),
+    ("steps=10", "Fixed(base=0.1, decay=Steps(at=[0.9]))", ""),
+    ("steps=10", "Fixed(base=0.1, decay=Steps(at=[0.51, 0.52]))", "Steps.at: 0.52"),
+]
+
+
+@pytest.mark.parametrize(("length", "lr", "names"), SCHEDULES)
+def test_a_schedule_with_a_rate_that_no_step_has_is_refused(length: str, lr: str, names: str, tmp_path: Path) -> None:
+    path = recipe_in(tmp_path, f"recipe = Recipe(model='cifar_resnet8_v2', kind='cpu', {length}, lr={lr})")
+    if names:
+        with pytest.raises(UserError, match=f"mine.py: lr: .*{re.escape(names)}") as caught:
+            recipe.load(path)
+        assert "\n" not in str(caught.value)
+    else:
+        run = plan("", recipe.load(path), CPU)[0].run
+        rates = [run.rate(step) for step in range(run.steps)]
+        assert max(rates) == run.learning_rate == 0.05 or run.decay == "steps"
+        falls = len(run.decay_at)
+        assert {round(run.learning_rate * 0.1**fall, 12) for fall in range(falls + 1)} <= {round(r, 12) for r in rates}
+
+
+def test_a_first_look_may_end_in_the_warm_up(tmp_path: Path) -> None:
+    path = recipe_in(tmp_path, f"recipe = Recipe(model='cifar_resnet8_v2', kind='cpu', lr={WARM.format(5, '')})")
+    (one,) = plan("", recipe.load(path), CPU, quick=True)
+    assert one.run.quick
+    assert one.run.steps < one.run.warmup_steps
+
+
+def test_recipes_import_files_beside_them_and_each_its_own(tmp_path: Path) -> None:
+    text = "from helper import LR\nfrom helpers.deep import STEPS\nimport random\nfrom csv import reader\n"
+    text += "recipe = Recipe(model='cifar_resnet8_v2', kind='cpu', lr=LR, steps=STEPS)"
+    path, modules = list(sys.path), set(sys.modules)
+    for lr in (0.1, 0.2):
+        folder = tmp_path / str(lr)
+        files = {"helper": f"LR = {lr}", "helpers/__init__": "", "helpers/deep": "STEPS = 7", "csv": "1 / 0"}
+        made = recipe.load(recipe_in(folder, text, random="1 / 0", **files))
+        assert plan("", made, CPU)[0].run.learning_rate == lr
+        assert sys.path == path
+        assert set(sys.modules) - modules == set()
+
+
+@pytest.mark.parametrize(
+    "before", ["", "import pathlib, sys; sys.path.insert(0, str(pathlib.Path(__file__).parent))\n"]
+)
+def test_nothing_beside_a_recipe_takes_the_place_of_what_poc_imports_later(before: str, tmp_path: Path) -> None:
+    """Even where the recipe itself puts its folder first."""
+    late = ["csv", "matplotlib", "pandas", "random", "scipy", "six", "tabulate", "tqdm"]
+    text = f"{before}import helper, six, tqdm\nrecipe = Recipe(model='cifar_resnet8_v2')"
+    path = recipe_in(tmp_path, text, helper="", **dict.fromkeys(late, ""))
+    script = f"from poc import recipe; from pathlib import Path; recipe.load(Path({str(path)!r}))\n"
+    script += f"import {', '.join(late)}\nprint(*(module.__file__ for module in ({', '.join(late)})), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    files = done.stdout.splitlines()
+    assert len(files) == len(late), done.stderr
+    assert not [file for file in files if file.startswith(str(tmp_path))]
+
+
+@pytest.mark.parametrize(
+    ("helper", "says"),
+    [
+        ("\n\nLR = 1 / 0", r"ZeroDivisionError: division by zero \(helper.py, line 3\)"),
+        ("def f(:", r"SyntaxError: .*\(helper.py, line 1\)"),
+        ("from poc import *\nLR = Linear(base=-1, per=128)", r"Linear.base: -1 .*\(helper.py, line 2\)"),
+        ("raise ValueError('two\\nlines')", r"ValueError: two lines \(helper.py, line 1\)"),
+        ("import json\njson.loads('x')", r"JSONDecodeError: .*\(helper.py, line 2\)"),
+        ("", r"ImportError: cannot import name 'LR' from 'helper' .*\(mine.py, line 2\)"),
+    ],
+)
+def test_an_error_in_a_file_beside_a_recipe_is_told_with_its_line(helper: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        recipe.load(recipe_in(tmp_path, "from helper import LR", helper=helper))
+    assert str(caught.value).startswith("mine.py: ")
+    assert "\n" not in str(caught.value)
+    assert "helper" not in sys.modules
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "advise"])
+def test_a_wrong_engine_is_refused_with_the_name_of_the_recipe(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = recipe_in(tmp_path, "recipe = Recipe(model='cifar_resnet8_v2', engine='gluonn', kind='cpu', steps=4)")
+    assert main([command, str(path)]) == 2
+    assert re.search(r"mine\.py: engine: 'gluonn' .*'gluon'", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

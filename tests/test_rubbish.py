@@ -217,7 +217,8 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
     study=st.sampled_from([study.name for study in studies.load()]),
     place=st.floats(0, 1),
     put=st.one_of(
-        st.binary(max_size=6), st.sampled_from([b",", b'"', b"\n", b"nan", b"1e999", b"-1", b"\xff", b"\x00"])
+        st.binary(max_size=6),
+        st.sampled_from([b",", b'"', b"\n", b"nan", b"1e999", b"-1", b"\xff", b"\x00", b";", b"%", b"\r"]),
     ),
     cut=st.integers(0, 40),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple, Union
 
-from poc.values import UserError, checked, choice, field, flag, nearest, value, whole, whole_or_zero, words
+from poc.values import UserError, checked, choice, field, flag, nearest, refuse, value, whole, whole_or_zero, words
 
 _IMAGENET_TRAIN = 1_281_167
 HELD_OUT = "held-out"
@@ -191,4 +191,4 @@ DATA: dict[str, type[Data]] = {kind.name: kind for kind in (CIFAR10, ImageNet, S
 def a_data_set(name: str, given: object) -> None:
     """Raises UserError unless `given` is one of `DATA`."""
     if not isinstance(given, tuple(DATA.values())):
-        raise UserError(f"{name}: {given!r} is not allowed; give CIFAR10(...), ImageNet(...) or Synthetic(...)")
+        raise refuse(name, given, "give CIFAR10(...), ImageNet(...) or Synthetic(...)")

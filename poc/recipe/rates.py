@@ -6,7 +6,19 @@ import math
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from poc.values import UserError, checked, choice, either, field, positive, positive_or_zero, refuse, share, value
+from poc.values import (
+    UserError,
+    checked,
+    choice,
+    either,
+    field,
+    positive,
+    positive_or_zero,
+    refuse,
+    several,
+    share,
+    value,
+)
 
 BASE = "base"
 """Where a warm-up may start: from the rate that is not scaled."""
@@ -27,7 +39,8 @@ class Steps:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        if isinstance(self.at, str) or not isinstance(self.at, Sequence) or not self.at:
+        object.__setattr__(self, "at", several(self.at))
+        if not isinstance(self.at, list) or not self.at:
             raise refuse("lr: Steps.at", self.at, "give fractions, e.g. [0.5, 0.75]")
         for point in self.at:
             positive("lr: Steps.at", point)

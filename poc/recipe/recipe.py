@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import runpy
-from collections.abc import Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +18,8 @@ from poc.recipe import networks
 from poc.recipe.datasets import CIFAR10, Data, a_data_set
 from poc.recipe.exchanges import EXCHANGES, Device, Exchange
 from poc.recipe.optimizers import OPTIMIZERS, SGD, Optimizer
-from poc.recipe.rates import Linear, Rate, rate, steps_per_epoch
-from poc.values import UserError, checked, choice, either, field, flag, nearest, refuse, value, whole
+from poc.recipe.rates import BASE, Linear, Rate, Schedule, Steps, rate, steps_per_epoch
+from poc.values import UserError, checked, choice, either, field, flag, nearest, refuse, several, value, whole
 
 T = TypeVar("T")
 NODE = "node"
@@ -47,9 +50,19 @@ def _meant(name: str, given: Any, kinds: Mapping[str, type[T]], spelled_out: Map
 
 
 def _devices(name: str, given: Any) -> None:
-    if given == 0:
+    if isinstance(given, int) and not given:
         raise refuse(name, given, 'for this machine\'s CPU give kind="cpu"')
     whole(name, given)
+
+
+def _seeds(name: str, given: Any) -> None:
+    if not isinstance(given, (list, tuple)):
+        whole(name, given)
+        return
+    for seed in given:
+        values.whole_or_zero(name, seed)
+    if not given or len(set(given)) < len(given):
+        raise refuse(name, list(given), "give how many, or a list of seeds, each once: [42, 1337]")
 
 
 @value
@@ -141,8 +154,8 @@ class Setting(Training):
     """Passes over the training set; 12 where neither they nor steps are given."""
     steps: int | None = field(default=None, check=either(whole, None))
     """Optimizer steps, in place of epochs: for runs that only measure throughput."""
-    seeds: int = field(default=1, check=whole)
-    """Repeat every run with so many seeds, 0 upwards."""
+    seeds: int | Sequence[int] = field(default=1, check=_seeds)
+    """Repeat every run with so many seeds, 0 upwards; a list is no dimension of the grid, but just these seeds."""
     takes: int = field(default=1, check=whole)
     """Measure every run so many times, each in fresh processes: the windows of one run do not show by how much runs
     differ. `--quick` takes one."""
@@ -191,6 +204,43 @@ class Setting(Training):
             raise UserError(f"straggler: {self.straggler!r} says nothing of one worker alone; give two workers or more")
 
     @property
+    def each_seed(self) -> Sequence[int]:
+        """The seeds that every run is repeated with."""
+        return range(self.seeds) if isinstance(self.seeds, int) else self.seeds
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate of each step, at the total batch."""
+        rate, per_epoch = self.lr, steps_per_epoch(self.data.train, self.total_batch)
+        falls: dict[str, Any] = {"decay": rate.decay}
+        if isinstance(rate.decay, Steps):
+            falls = {"decay": "steps", "decay_at": tuple(rate.decay.at), "decay_factor": rate.decay.factor}
+        return Schedule(
+            learning_rate=rate.at(self.total_batch),
+            warmup_from=float(rate.base if rate.warmup_from == BASE else rate.warmup_from),
+            warmup_steps=round(rate.warmup_epochs * per_epoch),
+            steps=self.steps or per_epoch * (self.epochs or EPOCHS),
+            **falls,
+        )
+
+    def check_schedule(self) -> None:
+        """Raises UserError where no step has one of the rates that the schedule asks for."""
+        schedule, rate = self.schedule, f"lr: {type(self.lr).__name__}"
+        steps, last = schedule.steps, schedule.warmup_steps
+        if last >= steps:
+            never = f"the warm-up takes {last:,} steps, the whole training {steps:,}"
+            raise refuse(f"{rate}.warmup_epochs", self.lr.warmup_epochs, f"{never}; give less, or train for longer")
+        if last and schedule.warmup_from > schedule.learning_rate:
+            full = f"{schedule.learning_rate:g}, the full rate at a total batch of {self.total_batch}"
+            raise refuse(f"{rate}.warmup_from", self.lr.warmup_from, f"give at most {full}, or leave it out")
+        for point in sorted(schedule.decay_at):
+            fall = math.ceil(point * steps)
+            if not last < fall < steps:
+                between = f"after {last:,} (the warm-up, or the fall before it) and before {steps:,} (the end)"
+                raise refuse("lr: Steps.at", point, f"it falls after {fall:,} steps; give a share that falls {between}")
+            last = fall
+
+    @property
     def batches(self) -> list[int]:
         """The batches per device that it may have, ascending: the one given, or those to be tried for the largest."""
         if self.batch_per_device != LARGEST:  # type: ignore[comparison-overlap]
@@ -207,7 +257,7 @@ class Setting(Training):
 
 @value
 class Recipe(Setting):
-    """One experiment: the fields of `Training` and `Setting`, of which every list is a dimension of the grid."""
+    """One experiment: the fields of `Training` and `Setting`. Every list is a dimension of the grid, but for seeds."""
 
     cases: Sequence[dict[str, Any]] = ()
     """Several grids in place of one: each a dict of the fields that it adds to, or sets in place of, the others."""
@@ -215,11 +265,15 @@ class Recipe(Setting):
     """Fields that `--quick` sets; by default a few steps of each run and no accuracy. {}: it is quick as it is."""
 
     def __post_init__(self) -> None:
-        _known_cases("cases", self.cases)
+        for name in _SETTING:
+            object.__setattr__(self, name, several(getattr(self, name)))
+        object.__setattr__(self, "cases", _known_cases("cases", self.cases))
         if self.quick is not None:
-            _known_fields("quick", self.quick, (*_SETTING, "cases"))
-            _known_cases("quick: cases", self.quick.get("cases", ()))
-        runs = sum(setting.seeds * setting.takes for setting in self.settings())
+            quick = _known_fields("quick", self.quick, (*_SETTING, "cases"))
+            if "cases" in quick:
+                quick["cases"] = _known_cases("quick: cases", quick["cases"])
+            object.__setattr__(self, "quick", quick)
+        runs = sum(len(setting.each_seed) * setting.takes for setting in self.settings())
         if runs > _MOST_RUNS:
             raise UserError(f"seeds, takes: with them this recipe has {runs:,} runs; give at most {_MOST_RUNS:,}")
 
@@ -229,18 +283,26 @@ class Recipe(Setting):
         grid = []
         for case in self.cases or [{}]:
             fields = {**common, **case}
-            choices = [given if isinstance(given, (list, tuple)) else [given] for given in fields.values()]
+            if isinstance(fields["seeds"], list):
+                fields["seeds"] = [tuple(fields["seeds"])]
+            choices = [given if isinstance(given, list) else [given] for given in fields.values()]
+            for name, given in zip(fields, choices):
+                if not given:
+                    raise refuse(name, given, "give at least one value, or leave the field out")
             runs = math.prod(map(len, choices))
             if runs > _MOST_RUNS:
                 raise UserError(f"the grid of this recipe has {runs:,} runs; give at most {_MOST_RUNS:,}")
             grid += [Setting(**dict(zip(fields, chosen))) for chosen in itertools.product(*choices)]
-        if not grid:
-            raise UserError("a list of this recipe is empty; give at least one value, or leave the field out")
         return grid
 
     def check_effects(self) -> None:
-        """Raises UserError for a field that says nothing of any run of this recipe."""
+        """Raises UserError for a field that says nothing of any run of this recipe, or a rate that no step has.
+
+        The cut-down version is not asked: it may well end in the warm-up.
+        """
         settings = self.settings()
+        for setting in settings:
+            setting.check_schedule()
         if all(setting.devices == 1 for setting in settings):
             for name in ("exchange", "virtual", "gradient_noise"):
                 if any(getattr(setting, name) != getattr(Setting, name) for setting in settings):
@@ -260,32 +322,77 @@ class Recipe(Setting):
 _SETTING = tuple(declared.name for declared in dataclasses.fields(Setting))
 
 
-def load(path: Path) -> Recipe:
-    """Reads the recipe in the Python file `path`; raises UserError where there is none or it is wrong."""
+def load(path: Path, engines: Collection[str] = ()) -> Recipe:
+    """Reads the recipe in the Python file `path`, which may name one of the `engines`, if these are given.
+
+    It may import files beside it. Raises UserError where there is no recipe or it is wrong.
+    """
     if not path.is_file():
         raise UserError(f"recipe: no file {path}")
+    folder = path.resolve().parent
     try:
-        recipe = runpy.run_path(str(path)).get("recipe")
+        with _importable(folder):
+            recipe = runpy.run_path(str(path)).get("recipe")
         if not isinstance(recipe, Recipe):
             raise UserError("it defines no `recipe = Recipe(...)`")
         recipe.check_effects()
+        for setting in recipe.settings() if engines else ():
+            choice((AUTO, *engines))("engine", setting.engine)
     except UserError as error:
-        raise UserError(f"{path.name}: {error}") from None
+        raise UserError(f"{path.name}: {error}{_last_line(error, folder)}") from None
     except (Exception, SystemExit) as error:  # a recipe is the user's own Python: what it raises is theirs to read
-        raise UserError(f"{path.name}: {type(error).__name__}: {error}") from None
+        place = "" if isinstance(error, SyntaxError) else _last_line(error, folder)  # it has one of its own
+        raise UserError(f"{path.name}: {type(error).__name__}: {' '.join(str(error).split())}{place}") from None
     return recipe
 
 
-def _known_cases(name: str, given: object) -> None:
-    if not isinstance(given, (list, tuple)):
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let the block import what lies in `folder`, under names that neither Python nor a package here has.
+
+    Afterwards the path is what it was, and modules from elsewhere are forgotten: another recipe may have other files
+    of the same names, and poc must not find them in place of its own.
+    """
+    known, path = set(sys.modules), list(sys.path)
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        places = {Path(entry).resolve() for entry in path} - {folder}
+        new = {name: module for name, module in sys.modules.items() if name not in known}
+        own = {name for name, module in new.items() if "." not in name and not _is_in(module, places)}
+        for name in new:
+            if name.partition(".")[0] in own:
+                del sys.modules[name]
+
+
+def _is_in(module: object, places: Collection[Path]) -> bool:
+    """Whether `module` is built in, or lies in one of the `places`."""
+    files = [*getattr(module, "__path__", [getattr(module, "__file__", None)])]
+    return all(file is None or Path(file).resolve().parent in places for file in files)
+
+
+def _last_line(error: BaseException, folder: Path) -> str:
+    """The last line of a file in `folder` that `error` went through, in brackets; empty where there is none."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    own = ((Path(frame.filename), frame.lineno) for frame in frames)
+    return next((f" ({file.name}, line {line})" for file, line in own if file.resolve().parent == folder), "")
+
+
+def _known_cases(name: str, given: object) -> list[dict[str, Any]]:
+    """The cases that are `given`, with lists of values as such; raises UserError where they are none."""
+    cases = several(given)
+    if not isinstance(cases, list):
         raise refuse(name, given, "give a list of dicts of fields")
-    for case in given:
-        _known_fields(name, case, _SETTING)
+    return [_known_fields(name, case, _SETTING) for case in cases]
 
 
-def _known_fields(name: str, given: object, known: Sequence[str]) -> None:
+def _known_fields(name: str, given: object, known: Sequence[str]) -> dict[str, Any]:
+    """The fields that are `given`, with lists of values as such; raises UserError where one is not `known`."""
     if not isinstance(given, dict):
         raise refuse(name, given, "give a dict of fields, e.g. dict(devices=8, lr=0.4)")
     for field_name in given:
         if field_name not in known:
             raise UserError(f"{name}: no field {field_name!r}; {nearest(field_name, known)}")
+    return {field_name: several(held) for field_name, held in given.items()}

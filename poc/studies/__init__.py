@@ -4,6 +4,9 @@ Lines before the header name the study: `# title: ...`, `# authors: ...`, `# yea
 words what it is `# about: ...`. The lowest `# order: ...` is the main study, beside which measured runs are shown. A
 file may leave out lines, and columns.
 
+The file may be what a spreadsheet or pandas saves (`poc.studies.sheet`): with commas, semicolons or tabs, blank rows,
+padded lines, "3,000", "1e+03", "nan", "81%", columns by their titles.
+
 A cell holds a figure as its source printed it (percentages as fractions of one, hours as seconds), and is
 empty where the source is silent. Three things were added, and only these: a batch size per device or in
 total, where the other one and the number of devices are known; what the main study's script ran by default
@@ -19,20 +22,20 @@ together, so they fall as devices are added.
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from poc.studies import prices
-from poc.studies.row import COLUMNS, PUBLISHED, Row
+from poc.recipe import DATA
+from poc.studies import prices, sheet
+from poc.studies.row import COLUMNS, PUBLISHED, STRONG, WEAK, Row
 from poc.values import UserError, nearest, value
 
 PRINTED = tuple(name for name, field in COLUMNS.items() if field.metadata.get("printed"))
 """The columns that the file of a study may have."""
-_HEAD = re.compile(r"(?:#.*\n)*")
-_NUMBERS = {"Count": (re.compile(r"[0-9]{1,12}"), int), "Measure": (re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?"), float)}
+_NUMBERS: dict[str, Any] = {"Count": int, "Measure": float}
+_SHOWN = 40
 
 Contradictions = dict[tuple[str, ...], str]
 """What disagrees, in words, by the columns that do."""
@@ -72,57 +75,120 @@ def load(own: Sequence[Path] = (), folder: Path = Path(__file__).parent) -> list
 
 def _read(path: Path) -> Study:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            text = file.read()
-        table = _HEAD.match(text).end()  # type: ignore[union-attr]
-        header, *lines = csv.reader(io.StringIO(text[table:], newline=""), strict=True)
-    except (OSError, ValueError, csv.Error) as error:  # of ValueError: no header, or bytes that are no text
+        read = sheet.read(path)
+    except (OSError, ValueError, csv.Error) as error:  # of ValueError: bytes that are no text
         raise UserError(f"study: {path} cannot be read ({' '.join(str(error).split())}); give a CSV") from None
-    head = dict(_described(path, line) for line in text[:table].splitlines())
-    for name in header:
-        if name not in PRINTED:
-            raise UserError(f"study: {path} has a column {name[:40]!r}; {nearest(name, PRINTED)}")
-        if header.count(name) > 1:
-            raise UserError(f"study: {path} has the column {name} twice; give it once")
-    texts = []
-    for number, cells in enumerate(lines, start=1):
-        if len(cells) != len(header):
-            raise UserError(f"study: {path}, row {number} has {len(cells)} cells, the header {len(header)}")
-        texts.append({**dict.fromkeys(PRINTED, ""), **dict(zip(header, cells))})
+    if not read.rows:
+        raise UserError(f"study: {path} has no rows; give a CSV with the names of columns, and a row for each result")
     try:
-        rows = [_row(path.stem, text) for text in texts]
+        head = dict(_described(*line) for line in read.head)
+        texts = _texts(read)
     except UserError as error:
         raise UserError(f"study: {path}, {error}") from None
+    rows = [_row(path.stem, text) for text in texts]
     for row, disagree in zip(rows, contradictions(texts, rows)):
         row.flag = "; ".join(disagree.values())
         row.contradicts = " ".join(dict.fromkeys(name for names in disagree for name in names))
     return Study(**head, name=path.stem, rows=tuple(rows))
 
 
-def _described(path: Path, line: str) -> tuple[str, str]:
-    name, _, text = line.strip("# \r\n").partition(":")
+def _described(number: int, line: str) -> tuple[str, str]:
+    given, _, text = line.partition(":")
     names = ("title", "authors", "year", "address", "about", "order")
+    name = given.strip().lower()
     if name not in names:
-        raise UserError(f"study: {path} begins with {line.strip()[:40]!r}; {nearest(name, names)}")
-    if name == "order" and not _NUMBERS["Count"][0].fullmatch(text.strip()):
-        raise UserError(f"study: {path} has the order {text.strip()[:40]!r}; give a whole number")
+        raise UserError(f"row {number}: it begins with {f'# {line}'[:_SHOWN]!r}; {nearest(name, names)}")
+    if name == "order" and not re.fullmatch("[0-9]{1,12}", text.strip()):
+        raise UserError(f"row {number}: the order is {text.strip()[:_SHOWN]!r}; give a whole number")
     return name, text.strip()
+
+
+def _texts(read: sheet.Sheet) -> list[dict[str, str]]:
+    """The cells of each row by column, numbers as decimals."""
+    for number, row in read.rows:
+        if len(row) < len(read.header) or any(row[len(read.header) :]):
+            raise UserError(f"row {number} has {len(row)} cells, the header {len(read.header)}")
+    columns: dict[str, list[str]] = {}
+    for given, *cells in zip(read.header, *(row for _, row in read.rows)):
+        # pandas writes the number of each row before its cells.
+        if given in ("", "Unnamed: 0") and cells in ([""] * len(cells), list(map(str, range(len(cells))))):
+            continue
+        name = _SPELLED.get(_spelled(given), "")
+        if not name:
+            raise UserError(f"the header has a column {given[:_SHOWN]!r}; {nearest(_spelled(given), PRINTED)}")
+        if name in columns:
+            raise UserError(f"the header has the column {name} twice; give it once")
+        columns[name] = cells
+    comma = sheet.has_decimal_comma(cell for name, cells in columns.items() if _kind(name) for cell in cells)
+    for name, cells in columns.items():
+        texts = []
+        for (number, _), cell in zip(read.rows, cells):
+            try:
+                texts.append(_figure(name, cell, read.separator, comma) if _kind(name) else _word(name, cell))
+            except ValueError as error:
+                raise UserError(f"row {number}: {name} is {cell[:_SHOWN]!r}; {error}") from None
+        columns[name] = sheet.without_float_zeros(texts) if _kind(name) else texts
+    silent = dict.fromkeys(PRINTED, "")
+    return [{**silent, **dict(zip(columns, cells))} for cells in zip(*columns.values())]
+
+
+def _spelled(name: str) -> str:
+    return re.sub(r"\W+", "_", name.lower()).strip("_")
+
+
+_SPELLED = {
+    _spelled(spelling): name for name in PRINTED for spelling in (COLUMNS[name].metadata.get("title") or name, name)
+}
+"""The columns by their names, and by their titles in tables."""
+_DATASETS = {**dict.fromkeys(("imagenet1k", "ilsvrc2012"), "imagenet"), **{name: name for name in DATA}}
+
+
+def _kind(name: str) -> Any:
+    """What makes a number of a cell of the column `name`; None where its cells are words."""
+    return _NUMBERS.get(str(COLUMNS[name].type))
+
+
+def _word(name: str, cell: str) -> str:
+    """What `cell` says, by the one name that it has here; raises ValueError."""
+    if name == "dataset":
+        return _DATASETS.get(_spelled(cell).replace("_", ""), cell)
+    if name == "scaling" and cell and cell.lower() not in (WEAK, STRONG):
+        raise ValueError(f"give {WEAK} (the batch per device stays), {STRONG} (the total batch does), or nothing")
+    if cell.lower() in ("nan", "n/a", "#n/a"):
+        return ""
+    return cell.lower() if name == "scaling" else cell
+
+
+def _figure(name: str, cell: str, separator: str, decimal_comma: bool) -> str:
+    """The number in `cell` as a decimal, empty where there is none; raises ValueError where it may not be that."""
+    if cell.lower() in sheet.ABSENT:
+        return ""
+    shown = COLUMNS[name].metadata
+    most = shown.get("most")
+    try:
+        text = sheet.decimal(cell, separator, decimal_comma)
+    except ValueError:
+        raise ValueError("give a number, such as 3000 or 0.81, or nothing where there is none") from None
+    number = float(text)
+    if cell.endswith("%") and most is None:
+        raise ValueError("it is no share of anything; give a number without %")
+    if number < 0 or (number == 0 and not shown.get("zero")):
+        raise ValueError("it has to be above zero; leave it empty where it was not measured")
+    if most is not None and number > most:
+        raise ValueError(f"give a fraction of one, {number / 100:g} for {number:g}%")
+    if _kind(name) is int and not number.is_integer():
+        raise ValueError("give a whole number")
+    return text
 
 
 def _row(study: str, text: Mapping[str, str]) -> Row:
     figures: dict[str, Any] = {}
     for name, cell in text.items():
-        kind = str(COLUMNS[name].type)
-        if kind not in _NUMBERS:
+        kind = _kind(name)
+        if kind is None:
             figures[name] = cell
         elif cell:
-            pattern, number = _NUMBERS[kind]
-            if not pattern.fullmatch(cell):
-                raise UserError(
-                    f"row {text['printed'][:40]!r}: {name} is {cell[:40]!r}; give a number as the source prints it, "
-                    "or nothing"
-                )
-            figures[name] = number(cell)
+            figures[name] = kind(float(cell))
     devices = figures.get("devices")
     kind = "" if devices is None else "gpu" if devices else "cpu"
     return Row(origin=PUBLISHED, study=study, kind=kind, **figures)

@@ -37,7 +37,8 @@ class Row:
     """One run: measured here, or printed by a study. The order of the fields is that of the columns in rows.csv.
 
     Each field's metadata has what it is (`about`), its `unit`, the decimals of a measured figure in a table (`digits`;
-    None: as many as it has), its `title` there, and whether the file of a study may have it (`printed`).
+    None: as many as it has), its `title` there, and whether the file of a study may have it (`printed`): where it may
+    be zero (`zero`), and the `most` that it may be.
     """
 
     origin: str = _text("measured here, published by a study, or predicted before it was measured here", title="origin")
@@ -54,7 +55,9 @@ class Row:
     total_batch: Count = _number("samples of all devices", digits=0, title="total batch", printed=True)
     learning_rate: Measure = _number("after the warm-up", title="learning rate", printed=True)
     lr_rule: str = _text("how the learning rate follows from the batch")
-    devices: Count = _number("replicas of the network; 0 for a published CPU", digits=0, title="devices", printed=True)
+    devices: Count = _number(
+        "replicas of the network; 0 for a published CPU", digits=0, title="devices", printed=True, zero=True
+    )
     virtual: bool = _flag("one device played all in turn")
     workers: Count = _number("processes that the devices are divided over")
     exchange: str = _text("how gradients travel", title="exchange", printed=True)
@@ -64,7 +67,7 @@ class Row:
     steps: Count = _number("optimizer steps done", digits=0)
     seed: Count = _number("of every random number")
     outcome: str = _text("completed, diverged, out of memory, failed or skipped", title="outcome")
-    accuracy: Measure = _number("validation accuracy at the end", digits=4, title="accuracy", printed=True)
+    accuracy: Measure = _number("validation accuracy at the end", digits=4, title="accuracy", printed=True, most=1)
     seconds_per_epoch: Measure = _seconds(
         "training and waiting for data, median over whole epochs", title="s/epoch", printed=True
     )
@@ -72,10 +75,15 @@ class Row:
         "median over windows after warm-up", unit="samples/s", digits=1, title="samples/s", printed=True
     )
     spread: Measure = _number(
-        "1.4826 x median absolute deviation over windows", unit="samples/s", digits=1, title="spread", printed=True
+        "1.4826 x median absolute deviation over windows",
+        unit="samples/s",
+        digits=1,
+        title="spread",
+        printed=True,
+        zero=True,
     )
     windows: Count = _number("behind the median", digits=0, title="windows", printed=True)
-    utilisation: Measure = _number("of the devices, a fraction", printed=True)
+    utilisation: Measure = _number("of the devices, a fraction", printed=True, zero=True, most=1)
     wall_seconds: Measure = _seconds("from the start of its process to its end")
     initialise_seconds: Measure = _seconds("part of the wall time")
     warmup_seconds: Measure = _seconds("part of the wall time")
@@ -86,8 +94,8 @@ class Row:
     rest_seconds: Measure = _seconds("wall time that no other part claims: start of the process, between windows")
     speedup_throughput: Measure = _number("against one device, by throughput", printed=True)
     speedup_wall: Measure = _number("against one device, by wall time", printed=True)
-    efficiency_throughput: Measure = _number("speed-up by throughput / devices", printed=True)
-    efficiency_wall: Measure = _number("speed-up by wall time / devices", printed=True)
+    efficiency_throughput: Measure = _number("speed-up by throughput / devices", printed=True, most=2)
+    efficiency_wall: Measure = _number("speed-up by wall time / devices", printed=True, most=2)
     note: str = _text("what the other columns do not say", title="note", printed=True)
 
     scaling: str = _text(
@@ -116,10 +124,10 @@ class Row:
     joules_per_sample: Measure = _number("of all devices, in the windows after warm-up", unit="J", digits=4)
     train_seconds_per_5120: Measure = _per_5120("training for 5,120 images", title="train (s/5,120)", printed=True)
     communication_seconds_per_5120: Measure = _per_5120(
-        "communication for 5,120 images", title="communication (s/5,120)", printed=True
+        "communication for 5,120 images", title="communication (s/5,120)", printed=True, zero=True
     )
     sync_seconds_per_5120: Measure = _per_5120(
-        "waiting for slower workers for 5,120 images", title="sync (s/5,120)", printed=True
+        "waiting for slower workers for 5,120 images", title="sync (s/5,120)", printed=True, zero=True
     )
     data_seconds_per_5120: Measure = _per_5120("waiting for data for 5,120 images")
     computes: str = _text("the run's id as it would be today")
