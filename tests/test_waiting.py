@@ -7,11 +7,17 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from poc.machine import environment, hardware, waiting
+from poc.records.record import COMPLETED
+from poc.report import rows
+from poc.report.measurements import by_run
 from poc.values import UserError
+from tests.builders import GLUON, executed, recipe_file
+from tests.launch import finish, records
 
 CORES = 8
 
@@ -108,3 +114,27 @@ def test_variables_of_others_are_not_passed_on_and_those_that_change_speed_are_k
     speed = {name: given[name] for name in ("DNNL_MAX_CPU_ISA", "MXNET_ENGINE_TYPE", "LD_PRELOAD")}
     assert environment.without_decided(given) == {**neutral, **speed}
     assert environment.speed_variables(given) == speed
+
+
+@pytest.mark.slow
+def test_a_run_is_what_it_is_whatever_another_program_left_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POC_THREADS", "2")
+    for name, given in {"DMLC_ROLE": "server", "OMP_NUM_THREADS": "7", "OMP_THREAD_LIMIT": "1"}.items():
+        monkeypatch.setenv(name, given)
+    monkeypatch.setenv("MXNET_ENGINE_TYPE", "NaiveEngine")
+    record = executed(tmp_path, **GLUON, epochs=1)
+    assert (record.outcome, record.threads) == (COMPLETED, 2)
+    assert record.environment == {**environment.speed_variables(), "MXNET_ENGINE_TYPE": "NaiveEngine"}
+
+
+@pytest.mark.slow
+def test_a_run_in_another_environment_is_another_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", epochs=1)
+    for value in ("1", "1", "2"):
+        monkeypatch.setenv("MALLOC_ARENA_MAX", value)
+        finish(recipe, tmp_path)
+    known = [record.environment["MALLOC_ARENA_MAX"] for record in records(tmp_path)]
+    assert known == ["1", "2"]
+    assert [len(measurement.rows) for measurement in by_run(rows.collect(records(tmp_path), []))] == [1, 1]

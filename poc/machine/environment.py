@@ -19,11 +19,8 @@ _RECORDED = (
     *("DNNL_", "ONEDNN_", "MKL_", "OPENBLAS_", "BLIS_", "MXNET_", "TORCH", "PYTORCH_", "ATEN_", "NCCL_", "GLOO_"),
     *("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32_OVERRIDE", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"),
 )
-# Where files and cards are changes no speed; which card a run has is in its record.
-_NEUTRAL = (
-    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "CUDA_VERSION", "CUDA_CACHE_PATH"),
-    *("MXNET_HOME", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR"),
-)
+# Where files and cards are, and what a container says of itself, changes no speed.
+_NEUTRAL = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_HOME", "_PATH", "_DIR", "_ROOT", "_VERSION")
 
 
 def without_decided(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -33,5 +30,6 @@ def without_decided(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def speed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The inherited variables that change speed, by name: part of what a setting is."""
-    names = (name for name in without_decided(environ) if name.startswith(_RECORDED) and name not in _NEUTRAL)
+    inherited = without_decided(environ)
+    names = (name for name in inherited if name.startswith(_RECORDED) and not name.endswith(_NEUTRAL))
     return {name: environ[name] for name in sorted(names)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -204,8 +205,8 @@ class Record(Told):
     hardware: Hardware
     versions: dict[str, str]
     commit: str
-    environment: dict[str, str] = dataclasses.field(default_factory=dict)
-    """The inherited environment variables that change speed (`poc.machine.environment`); none in earlier versions."""
+    environment: dict[str, str] | None = None
+    """The inherited environment variables that change speed (`poc.machine.environment`); None where not known."""
     cpu_seconds: float | None = None
     others_busy_cores: float | None = None
     """Cores that other processes kept busy meanwhile, of `usable_cores`; in earlier versions of all the machine's."""
@@ -236,6 +237,14 @@ class Record(Told):
         return [window for window in self.windows if window.epoch > self.run.data.shrink_epochs]
 
     @property
+    def at_chance(self) -> bool:
+        """Whether a training of whole epochs ended no more accurate than guessing is, by three standard errors."""
+        if not self.run.whole_epochs or not self.evaluations:
+            return False
+        last, guess = self.evaluations[-1], 1 / self.run.data.classes
+        return last.accuracy <= guess + 3 * math.sqrt(guess * (1 - guess) / last.samples)
+
+    @property
     def stood_in(self) -> bool:
         """Whether made-up images stood in for CIFAR-10."""
         return isinstance(self.run.data, CIFAR10) and self.dataset == Synthetic.name
@@ -249,7 +258,7 @@ class Record(Told):
         elif self.windows:
             said.append(f"too short to time: no window after the first {WARMUP_STEPS} steps")
         if self.evaluations:
-            said.append(f"accuracy {self.evaluations[-1].accuracy:.4f}")
+            said.append(f"accuracy {self.evaluations[-1].accuracy:.4f}" + (" (no better than chance)" * self.at_chance))
         if self.wall is not None:
             said.append(f"{self.wall:.0f} s")
         return ", ".join(said)

@@ -22,7 +22,7 @@ HELD_FIXED = {WEAK: "batch_per_device", STRONG: "total_batch"}
 # run that is not the number of devices, a batch size, the learning rate, the seed or the exchange.
 SHARED = (
     *("origin", "study", "infrastructure", "hardware", "framework", "kind", "network", "data_id", "input_shape"),
-    *("dtype", "layout", "setting"),
+    *("dtype", "layout", "setting", "environment", "fewer_threads"),
 )
 SAME_WORK = 0.05
 MIN_TAKES = 3

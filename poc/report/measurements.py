@@ -124,7 +124,12 @@ def _measurements(rows: Iterable[Row], *besides: str) -> list[Measurement]:
 def _but_for(row: Row, *besides: str) -> tuple[object, ...]:
     """What measured rows share that differ only in these fields of their runs: machine, versions and images too."""
     framework = "" if "engine" in besides else row.framework
-    return row.infrastructure, row.hardware, row.data_id, framework, row.run.key(*besides)
+    return (*same_conditions(row), framework, row.run.key(*besides))
+
+
+def same_conditions(row: Row) -> tuple[object, ...]:
+    """What measured rows share that may be pooled or compared: machine, images, environment, threads."""
+    return row.infrastructure, row.hardware, row.data_id, row.environment, row.fewer_threads
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:

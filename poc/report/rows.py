@@ -40,7 +40,7 @@ _OF_RUN = (
 )
 _OF_RECORD = (
     *("run_id", "infrastructure", "parameters", "dataset", "outcome", "started", "engine_choice"),
-    *("others_busy_cores", "stolen_cores", "usable_cores", "data_checksum"),
+    *("others_busy_cores", "stolen_cores", "usable_cores", "data_checksum", "threads"),
 )
 # What may differ within a series over devices, or only says how a run was cut.
 _VARIED = (
@@ -157,6 +157,7 @@ def from_record(record: Record, peak_flops: float | None = None) -> Row:
         fixed=run.data.fixed,
         hardware=record.hardware.describe(),
         cores=record.hardware.cores,
+        environment=" ".join(f"{name}={given}" for name, given in (record.environment or {}).items()),
         accuracy=accuracies[-1] if accuracies else None,
         accuracy_last4=statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
         wall_seconds=record.wall,
@@ -287,6 +288,10 @@ def _note(record: Record, timed: Sequence[Window]) -> str:
         f"{waited(timed):.0%} of the timed windows went by in waiting for batches" * (waited(timed) > WAITED),
         *(f"clocks held back by {reason} for {share:.0%} of the time" for reason, share in _throttled(record).items()),
     ]
+    if record.at_chance:
+        notes.append("its accuracy is no better than chance")
+    if record.windows and timing.throughput(record.timed) is None:
+        notes.append("too short to time")
     if disturbed(record):
         # Of how many, earlier versions did not tell.
         cores = f"of {record.usable_cores} cores" if record.usable_cores else "cores"

@@ -146,6 +146,8 @@ class Row:
     target_accuracy: Measure = _number("at which the run was to end")
     contradicts: str = _text("the columns that `flag` is about")
     cores: Count = _number("CPU cores that the run could use")
+    threads: Count = _number("OpenMP threads of each worker")
+    environment: str = _text("inherited environment variables that change speed")
     data_checksum: str = _text("of the images and labels that it trained on; empty for synthetic ones and earlier runs")
 
     run: Run | Any = None
@@ -162,6 +164,12 @@ class Row:
     def data_id(self) -> DataId:
         """The identity of its images, as far as the source tells."""
         return DataId(self.dataset, self.data_checksum)
+
+    @property
+    def fewer_threads(self) -> int | None:
+        """The threads of a training on the whole CPU that had fewer than there are cores; None for any other."""
+        whole_cpu = self.kind == "cpu" and self.workers == 1 and not self.cores_per_worker
+        return self.threads if whole_cpu and self.threads and self.threads < self.cores else None
 
     @property
     def held_fixed(self) -> Count:

@@ -63,10 +63,14 @@ class Campaign:
         self._choices = {run.id: item.engine_choice for item in every for run in (item.run, *sum(item.search, ()))}
 
     def use(self, images: Mapping[str, DataId]) -> None:
-        """Take `images` for what the runs are of (`Place.images`): of the journal only what is of the same counts."""
+        """Take `images` for what the runs are of (`Place.images`).
+
+        Of the journal what is of the same images counts, and was measured in the same environment or in an unknown one.
+        """
         self.place = dataclasses.replace(self.place, images=images)
         self.pace = outlook.Pace(self.place, self._known)
-        self._taken = outlook.Takes([] if self._again else self._known, images)
+        alike = [record for record in self._known if record.environment in (None, self.place.environment)]
+        self._taken = outlook.Takes([] if self._again else alike, images)
 
     def say(self, line: str) -> None:
         """On standard error."""

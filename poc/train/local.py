@@ -60,6 +60,12 @@ class Place:
     software: dict[str, Any] | None = None
     """What `software` gives for each engine on another machine; None: runs are done on this one."""
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables there that change speed."""
+        elsewhere = next(iter((self.software or {}).values()), None)
+        return elsewhere["environment"] if elsewhere else speed_variables()
+
     def images_of(self, run: Run) -> DataId:
         """Return the identity of the images that `run` trains on; without a checksum where they were not opened."""
         return self.images.get(run.data.name) or DataId(run.data.name)
