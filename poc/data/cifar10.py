@@ -73,20 +73,14 @@ def find(source: Path) -> tuple[list[Path], Reader]:
 
 def read_archive(paths: Sequence[Path]) -> Dataset:
     """Read a packed binary or Python version, whoever packed it; raises UserError where it is damaged or not whole."""
-    path, files, content = paths[0], {}, io.BytesIO()
+    path, files = paths[0], {}
     try:
-        with gzip.open(path) as packed:
-            while chunk := packed.read(1 << 20):  # to its end, where gzip compares its checksum of all
-                content.write(chunk)
-                if content.tell() > _LARGEST_ARCHIVE:
-                    raise ValueError(f"it holds more than {_LARGEST_ARCHIVE >> 20} MiB")
-        size = content.tell()
-        content.seek(0)
-        with tarfile.open(fileobj=content, mode="r:") as tar:
+        content = _unpacked(path)
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             for member in tar:
                 # By its last part: wherever an archive says that a file belongs, nothing is written.
                 name = os.path.basename(member.name)
-                known = name in _BINARY_FILES + _PYTHON_FILES and member.size <= size
+                known = name in _BINARY_FILES + _PYTHON_FILES and member.size <= len(content)
                 file = tar.extractfile(member) if known and member.isfile() else None
                 if file is not None:
                     files[name] = file.read()
@@ -97,6 +91,17 @@ def read_archive(paths: Sequence[Path]) -> Dataset:
     if absent := [name for name in version if name not in files]:
         raise UserError(f"data: {path} holds no whole CIFAR-10, {absent[0]} is missing in it; get it again")
     return _joined({name: files[name] for name in version}, path)
+
+
+def _unpacked(path: Path) -> bytes:
+    """Return what a gzip file holds, read to its end, where gzip compares its checksum."""
+    content = io.BytesIO()
+    with gzip.open(path) as packed:
+        while chunk := packed.read(1 << 20):
+            content.write(chunk)
+            if content.tell() > _LARGEST_ARCHIVE:
+                raise ValueError(f"it holds more than {_LARGEST_ARCHIVE >> 20} MiB")
+    return content.getvalue()
 
 
 def _read_batches(paths: Sequence[Path]) -> Dataset:

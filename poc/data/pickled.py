@@ -36,18 +36,22 @@ def batch(content: bytes, where: object) -> tuple[npt.NDArray[np.uint8], npt.NDA
     Raises UserError, naming `where`, for anything that is no batch of CIFAR-10.
     """
     try:
-        fields = _build(content, where)
-        _, shape, dtype, in_columns, pixels = fields["data"].state
-        labels = fields["labels"]
-        if _text(dtype.arguments[0]) != "u1" or not all(type(label) is int for label in labels):
-            raise TypeError
-        raw = pixels.encode("latin-1") if isinstance(pixels, str) else pixels
-        rows = np.frombuffer(raw, np.uint8).reshape((len(labels), -1), order="F" if in_columns else "C")
-        if rows.shape != shape:
-            raise ValueError
-        return rows, np.array(labels, np.int64)
+        return _arrays(_build(content, where))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         raise UserError(f"data: {where} is no batch of CIFAR-10's Python version, or damaged; get it again") from None
+
+
+def _arrays(fields: dict[str, Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Make arrays of what a pickle says of them, which may be anything: nothing is taken at its word."""
+    _, shape, dtype, in_columns, pixels = fields["data"].state
+    labels = fields["labels"]
+    if _text(dtype.arguments[0]) != "u1" or not all(type(label) is int for label in labels):
+        raise TypeError
+    raw = pixels.encode("latin-1") if isinstance(pixels, str) else pixels
+    rows = np.frombuffer(raw, np.uint8).reshape((len(labels), -1), order="F" if in_columns else "C")
+    if rows.shape != shape:
+        raise ValueError
+    return rows, np.array(labels, np.int64)
 
 
 def _build(content: bytes, where: object) -> Any:
