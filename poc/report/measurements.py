@@ -115,6 +115,19 @@ def alike(measurements: Iterable[Measurement], *besides: str) -> list[list[Measu
     return list(grouped(measurements, lambda taken: _but_for(taken.row, *key)).values())
 
 
+def by_exchange(measurements: Iterable[Measurement], *besides: str) -> list[list[Measurement]]:
+    """Measured ones, those together that differ only in how gradients travel, and in `besides`.
+
+    GPUs are the same devices however many processes drive them; a CPU's workers have cores of their own.
+    """
+    groups = grouped(measurements, lambda taken: taken.row.kind)
+    return [
+        alike_ones
+        for kind, of_kind in groups.items()
+        for alike_ones in alike(of_kind, "exchange", *besides, *(["workers"] if kind == "gpu" else []))
+    ]
+
+
 def _measurements(rows: Iterable[Row], *besides: str) -> list[Measurement]:
     done = [row for row in rows if not row.measured or row.outcome == COMPLETED]
     groups = grouped(done, lambda row: (row.quick, _but_for(row, *besides)) if row.measured else row)
