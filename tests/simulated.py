@@ -345,7 +345,7 @@ OTHER = {
     "model": ["cifar_resnet20_v2", "cifar_vgg16"],
     "data": CIFAR10(crop=32, pad=4, jitter=False),
     "kind": ["cpu", "gpu"],
-    "devices": [1, 2, 4],
+    "devices": [1, 2],
     "epochs": 2,
     "dtype": "auto",
     "cases": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Iterable
 from typing import Any, Callable, TypeVar, Union
@@ -50,7 +51,7 @@ class Measurement:
             return self.rows[-1]
         return dataclasses.replace(self.rows[-1], samples_per_second=self.rate.median, disturbed=not self.calm)
 
-    @property
+    @functools.cached_property
     def calm(self) -> bool:
         """Whether its samples/s are those of takes that nothing disturbed."""
         return any(not row.disturbed for row in self.rows)
@@ -60,12 +61,12 @@ class Measurement:
         """What stands behind its samples/s: a star where every take was disturbed, a dagger where they waited."""
         return "*" * (not self.calm) + "†" * (waited(window for row in self.quiet for window in row.timed) > WAITED)
 
-    @property
+    @functools.cached_property
     def quiet(self) -> tuple[Row, ...]:
         """The takes that nothing disturbed, or all where none was left in peace."""
         return tuple(row for row in self.rows if not (self.calm and row.disturbed))
 
-    @property
+    @functools.cached_property
     def rate(self) -> Known:
         """Samples/s of the quiet takes."""
         return self.figures("samples_per_second")

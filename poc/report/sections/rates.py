@@ -153,7 +153,11 @@ def way(run: Run) -> str:
 
 def unlike(several: Iterable[Row]) -> list[str]:
     """What of framework, precision, layout and training recipe not all of several measured rows have, of each."""
-    ways = [[row.framework, row.dtype, row.layout, *way(row.run).split(", ")] for row in several]
+    ways = []
+    for row in several:
+        options = words(row.run)
+        looked = (options.get(name, "") for name in ("gradient_noise", "compile"))
+        ways.append([row.framework, row.dtype, row.layout, *way(row.run).split(", "), *filter(None, looked)])
     return [", ".join(part for part in own if not all(part in other for other in ways)) for own in ways]
 
 
