@@ -22,7 +22,7 @@ from poc.report.sections.rates import way
 from poc.report.tables import RATE, markdown, rounded
 from tests.builders import TEST_CPU, record_of
 from tests.launch import HOME
-from tests.test_report import BLANK, ELSEWHERE, ONE, RECORDS, STUDIES, VIRTUAL, skipped, workers
+from tests.test_report import BLANK, ELSEWHERE, ONE, P100, RECORDS, STUDIES, VIRTUAL, skipped, workers
 
 TITLE = "The same recipe on each machine"
 NAMES = ("machine", "network", "price of", "measured, one")
@@ -258,6 +258,109 @@ def test_scaling_is_told_with_its_efficiency(pages: dict[str, str]) -> None:
     assert (k80["x8"], k80["efficiency, most devices"]) == ("6.18", "0.77")
     # What contradicts itself is no baseline: 13.9 s an epoch, printed as 2,600 samples/s.
     assert not any("P100" in line["machine"] and line["batch a device"] == "256" for line in lines)
+
+
+def on_gpus(count: int, seconds: float, **changes: Any) -> Record:
+    """Six epochs of 1,280 samples in so many seconds each, on some of eight GPUs."""
+    run: dict[str, Any] = dict(kind="gpu", devices=count, total_batch=128 * count, learning_rate=0.05 * count)
+    run.update(steps_per_epoch=10 // count, steps=60 // count, **changes.pop("run", {}))
+    changes = {"run_id": f"gpus{count}", "hardware": {**TEST_CPU, "gpus": [P100] * 8}, **changes}
+    return record_of(run=run, epoch_seconds=[seconds] * 6, accuracies=(), **changes)
+
+
+def test_a_series_on_gpus_is_told_whose_workers_have_no_cores_of_their_own(tmp_path: Path) -> None:
+    page = written(tmp_path, [on_gpus(1, 4.0), on_gpus(2, 2.0)])["results.md"]
+    assert "2 GPUs here 2.00 (batch 128, n=1)" in page.split("\n## ")[1]
+
+
+def test_series_that_read_alike_are_told_apart_by_what_they_differ_in(tmp_path: Path) -> None:
+    cpus = [replace(one, hardware=on_gpus(1, 4.0).hardware, run_id=one.run_id + "cpu") for one in (ONE, RECORDS[2])]
+    gpus = [on_gpus(1, 4.0), on_gpus(2, 2.0)]
+    nesterov = {"optimizer": "nesterov"}
+    others = [on_gpus(1, 4.0, run=nesterov, run_id="one"), on_gpus(2, 2.5, run=nesterov, run_id="two")]
+    pages = written(tmp_path, [*cpus, *gpus, *others])
+    for lines in (cells(pages["results.md"], "How it scales"), cells(pages["scaling.md"], "Every measured series")):
+        names = [line["machine"] for line in lines if "test machine" in line["machine"] and line.get("x2", "2")]
+        assert len(set(names)) == len(names) == 3
+        assert sum("CPU" in name for name in names) == 1
+        assert sum("Nesterov" in name for name in names) == 1
+
+
+def test_gpus_are_one_setting_however_many_processes_drive_them(tmp_path: Path) -> None:
+    processes = {"workers": 2, "exchange": "dist_device_sync"}
+    several = on_gpus(2, 2.5, run=processes, run_id="processes")
+    noise = on_gpus(2, 2.2, run={"gradient_noise": 10}, run_id="noise")
+    alone = on_gpus(2, 1.9, run={"exchange": "independent"}, run_id="alone")
+    pages = written(tmp_path, [on_gpus(1, 4.0), on_gpus(2, 2.0), several, noise, alone])
+    rates = {line["devices"]: line[RATE] for line in own(pages["results.md"], TITLE)}
+    assert len(own(pages["results.md"], TITLE)) == 2
+    assert rates["2 GPUs"] == "640†"
+    of_none = {line["exchange"]: line["of none"] for line in cells(pages["scaling.md"], "Ways to exchange gradients")}
+    assert of_none == {"independent": "", "device": "0.95", "dist_device_sync": "0.76"}
+
+
+def test_no_table_grows_wider_by_what_is_predicted(tmp_path: Path) -> None:
+    lines = cells(written(tmp_path, [on_gpus(n, 4.0 / n) for n in (1, 2, 5)])["results.md"], "How it scales")
+    assert len(lines[0]) <= 9
+    assert {"x2", "x4", "x5", "x8"} <= set(lines[0])
+
+
+def test_a_run_too_short_to_time_says_so_and_is_no_figure(tmp_path: Path) -> None:
+    data = {"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True, "shrink": 14, "shrink_epochs": 6}
+    short = record_of(run={"data": data}, run_id="short")
+    pages = written(tmp_path, [short])
+    for page, title in (("results.md", "Latest on this machine"), ("runs.md", "Every setting measured")):
+        (line,) = cells(pages[page], title)
+        assert (line[RATE], line["accuracy"]) == ("too short to time", "0.750")
+    assert not own(pages["results.md"], TITLE)
+    (row,) = rows.collect([short], [])
+    assert row.samples_per_second is None
+    assert "too short to time" in row.note
+    assert "too short to time" not in rows.from_record(replace(short, outcome="failed")).note
+
+
+def test_what_diverged_is_nowhere_a_result_but_did_fit_the_memory(tmp_path: Path) -> None:
+    lost = trained(2048, scale=1000.0, outcome="diverged", reason="the loss of an evaluation was 4e+13")
+    good = trained(128, scale=1000.0)
+    pages = written(tmp_path, [good, replace(lost, run=replace(lost.run, devices=1, virtual=False))])
+    assert {line["total batch"] for line in cells(pages["learning_rate.md"], "Gradient noise")} == {"128"}
+    assert {line["total batch"] for line in cells(pages["learning_rate.md"], "Every training")} == {"128"}
+    assert "2,048" not in [
+        line["total batch"] for line in cells(pages["results.md"], "Which learning rate") if line["closed: rate"]
+    ]
+    assert "the loss of an evaluation was 4e+13" in pages["method.md"]
+    full = record_of(run={"batch_per_device": 256}, run_id="full", outcome="out of memory", reason="no room", **BLANK)
+    (line,) = cells(
+        written(tmp_path, [record_of(outcome="diverged", reason="nan"), full])["networks.md"], "Largest batches"
+    )
+    assert (line["largest batch"], line["did not fit"]) == ("128", "256")
+
+
+def test_where_nothing_completed_the_page_says_what_became_of_the_runs(tmp_path: Path) -> None:
+    failed = [record_of(outcome="failed", reason=reason, run_id=reason, **BLANK) for reason in ("one", "two")]
+    findings = written(tmp_path, failed)["results.md"].split("\n## ")[1]
+    assert "Nothing has been measured yet" in findings
+    assert "2 runs failed" in findings
+    # Another machine's figures are no published ones.
+    later = [replace(record, started="2026-11-30T10:00:00+00:00", infrastructure="broken") for record in failed]
+    findings = written(tmp_path, [record_of(), *later])["results.md"].split("\n## ")[1]
+    assert "**broken** has no results yet" in findings
+    assert "2 runs failed" in findings
+
+
+def test_accuracies_are_held_against_those_at_128_and_the_first_one_is_of_the_fastest_device(tmp_path: Path) -> None:
+    half = {"batch_per_device": 64, "total_batch": 64, "learning_rate": 0.025}
+    small = twelve([0.6], half, run_id="small")
+    reference = twelve([0.7], run_id="reference")
+    gpu = twelve([0.8], {"kind": "gpu"}, run_id="gpu", hardware={**TEST_CPU, "gpus": [P100]})
+    gpu = replace(gpu, windows=tuple(replace(window, seconds=1.0) for window in gpu.windows))
+    page = written(tmp_path, [small, reference])["results.md"]
+    (line, base, *_) = cells(page, "Which learning rate")
+    assert (line["closed: accuracy (lost)"], base["closed: accuracy (lost)"]) == ("0.600 (-0.100)", "0.700")
+    assert "virtual" not in page.split("\n## Which learning rate\n")[1].split("\n|")[0]
+    for records in ([reference, gpu], [gpu, reference]):
+        findings = written(tmp_path, records)["results.md"].split("\n## ")[1]
+        assert "reach 0.800 on test machine" in findings
 
 
 def test_a_machine_with_pytorch_alone_stands_beside_others(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Iterable
 from typing import Any, Callable, TypeVar, Union
@@ -50,7 +51,7 @@ class Measurement:
             return self.rows[-1]
         return dataclasses.replace(self.rows[-1], samples_per_second=self.rate.median, disturbed=not self.calm)
 
-    @property
+    @functools.cached_property
     def calm(self) -> bool:
         """Whether its samples/s are those of takes that nothing disturbed."""
         return any(not row.disturbed for row in self.rows)
@@ -60,12 +61,12 @@ class Measurement:
         """What stands behind its samples/s: a star where every take was disturbed, a dagger where they waited."""
         return "*" * (not self.calm) + "†" * (waited(window for row in self.quiet for window in row.timed) > WAITED)
 
-    @property
+    @functools.cached_property
     def quiet(self) -> tuple[Row, ...]:
         """The takes that nothing disturbed, or all where none was left in peace."""
         return tuple(row for row in self.rows if not (self.calm and row.disturbed))
 
-    @property
+    @functools.cached_property
     def rate(self) -> Known:
         """Samples/s of the quiet takes."""
         return self.figures("samples_per_second")
@@ -113,6 +114,19 @@ def alike(measurements: Iterable[Measurement], *besides: str) -> list[list[Measu
     """Measured ones, those together whose runs differ only in these fields and in what does not matter for speed."""
     key = (*besides, *NO_MATTER_FOR_SPEED)
     return list(grouped(measurements, lambda taken: _but_for(taken.row, *key)).values())
+
+
+def by_exchange(measurements: Iterable[Measurement], *besides: str) -> list[list[Measurement]]:
+    """Measured ones, those together that differ only in how gradients travel, and in `besides`.
+
+    GPUs are the same devices however many processes drive them; a CPU's workers have cores of their own.
+    """
+    groups = grouped(measurements, lambda taken: taken.row.kind)
+    return [
+        alike_ones
+        for kind, of_kind in groups.items()
+        for alike_ones in alike(of_kind, "exchange", *besides, *(["workers"] if kind == "gpu" else []))
+    ]
 
 
 def _measurements(rows: Iterable[Row], *besides: str) -> list[Measurement]:

@@ -283,6 +283,7 @@ def _note(record: Record, timed: Sequence[Window]) -> str:
         f"optimizer {run.optimizer.name}" if not isinstance(run.optimizer, SGD) else "",
         *(said.get(name, "") for name in ("decay", "label_smoothing", "averaged_views")),
         f"virtual: one device played all {run.devices}; its throughput is not that of {run.devices}" * run.virtual,
+        "too short to time: no window after warm-up" if record.outcome == COMPLETED and not timed else "",
         f"stopped after {steps} steps" if record.outcome == COMPLETED and steps % run.steps_per_epoch else "",
         "resumed from a checkpoint" * bool(times) + f" {times} times" * (times > 1),
         f"{waited(timed):.0%} of the timed windows went by in waiting for batches" * (waited(timed) > WAITED),

@@ -13,6 +13,7 @@ from poc.records.record import COMPLETED, DONE, Record
 from poc.report import compare
 from poc.report.measurements import Known, Measurement, grouped
 from poc.report.rows import framework, from_record
+from poc.report.tables import TOO_SHORT
 from poc.values import UserError, nearest
 
 _NOT_COMPARED = ("recipe", "restarts")
@@ -103,13 +104,14 @@ def _table_of_takes(takes: Sequence[Record]) -> str:
     rows = []
     for take in takes:
         rate = timing.throughput(take.timed)
+        too_short = TOO_SHORT if take.outcome == COMPLETED else ""
         rows.append(
             [
                 take.started[:16],
                 f"{take.infrastructure}: {take.hardware.describe()}",
                 str(take.data_id),
                 take.commit[:7],
-                *(("", "", "") if rate is None else (f"{rate.median:.1f}", f"{rate.spread:.1f}", rate.windows)),
+                *((too_short, "", "") if rate is None else (f"{rate.median:.1f}", f"{rate.spread:.1f}", rate.windows)),
                 f"{take.evaluations[-1].accuracy:.4f}" if take.evaluations else "",
                 "" if take.wall is None else f"{take.wall:.0f} s",
                 take.outcome + (f": {take.reason}" if take.reason else ""),

@@ -13,6 +13,8 @@ from poc.report.measurements import Known, Measurement
 from poc.studies.row import Row
 
 RATE = "samples/s (range, takes)"
+TOO_SHORT = "too short to time"
+"""In place of the samples/s of a run without a window, of images at their full size, after warm-up."""
 _LONG_NAME = 24
 # A figure, with a range, a number or a short unit behind it.
 _NUMBER = re.compile(r"(\*\*)?((≤ )?[-+(]?[$]?[\d.,]+%?\)?[*†]*(, .*| [^a-z].*| [a-zA-Z]{1,3}\b.*)?)?(\*\*)?")
@@ -77,6 +79,17 @@ def exchange_of(row: Row) -> str:
     return row.exchange.replace("last worker slowed by", "one slowed")
 
 
+def network_and_data(row: Row) -> str:
+    """The network of a measured row, and whether it trained on synthetic data, one fixed batch or a few steps."""
+    name = network_label(row.network) + ", synthetic data" * (row.dataset == "synthetic")
+    return name + ", fixed batch" * row.fixed + ", quick" * row.quick
+
+
+def devices_and_exchange(row: Row) -> str:
+    """How many replicas of a measured row trained, and how their gradients travelled."""
+    return ", ".join(filter(None, [devices_of(row), exchange_of(row) if row.run.exchanges else ""]))
+
+
 def counted(number: int | None) -> str:
     """A whole number, thousands parted; empty where unknown."""
     return "" if number is None else f"{number:,}"
@@ -106,7 +119,7 @@ def ranged(figures: Known) -> str:
 
 def rate_of(measurement: Measurement) -> str:
     """Samples/s with range and number of takes, and what is to be said against them."""
-    return ranged(measurement.rate) + measurement.signs
+    return ranged(measurement.rate) + measurement.signs if measurement.rate else TOO_SHORT
 
 
 def accuracy_of(figures: Known) -> str:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from poc.recipe import Independent, Stale
 from poc.records.record import COMPLETED, Record
 from poc.report import compare
-from poc.report.measurements import Measurement, alike
+from poc.report.measurements import Measurement, by_exchange
 from poc.report.page import Results, Section
-from poc.report.tables import RATE, cells, exchange_of, markdown, network_label, rounded
+from poc.report.tables import RATE, TOO_SHORT, cells, exchange_of, markdown, network_label, rounded
 
 
 def section(results: Results) -> Section:
     """Runs that differ in nothing else, and what a step of each spends on it."""
-    groups = alike(results.speeds(lambda row: row.run.exchanges), "exchange")
+    groups = by_exchange(results.speeds(lambda row: row.run.exchanges))
     lines = [line for group in groups if len(group) > 1 for line in _against_none(results, group)]
     about = (
         "Runs that differ in nothing else, fastest first; medians over the takes that are compared, or over all where "
@@ -88,7 +88,7 @@ def staleness(results: Results) -> Section:
                 "network": network_label(record.run.model),
                 "bound": "none" if exchange.bound is None else str(exchange.bound),
                 "one slowed by": f"{record.run.straggler:.0%}" if record.run.straggler else "",
-                "samples/s": rounded(row.samples_per_second),
+                "samples/s": rounded(row.samples_per_second) or TOO_SHORT,
                 "steps ahead, mean": f"{sum(ahead * n for ahead, n in seen.items()) / sum(seen.values()):.2f}",
                 "most": str(max(seen)),
                 "accuracy": "" if row.accuracy is None else f"{row.accuracy:.3f}",

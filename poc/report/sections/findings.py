@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from poc.report.measurements import CLOSED, OPEN, Measurement
+from poc.records.record import COMPLETED
+from poc.report.measurements import CLOSED, OPEN, Measurement, grouped
 from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Results, Section
 from poc.report.rows import TARGET
 from poc.report.sections import cost, machines, rates, scaling
@@ -19,15 +20,25 @@ def section(results: Results) -> Section:
     """A sentence a question; without full runs on the machine at hand, what its quick ones gave."""
     said = [sentence for part in (_speed, _accuracy, _rate, _scaling, _cost) for sentence in part(results)]
     blocks = ["\n".join(f"- {sentence}" for sentence in said)] if said else []
-    quick = [row for row in results.rows if row.quick and results.is_here(row) and row.samples_per_second]
-    if not results.here:
-        reasons = Counter(record.reason for record in results.records).most_common(1)
-        skipped = "".join(f" Skipped here, {count} times: {why}." for why, count in reasons)
+    done = [row for row in results.rows if row.measured and row.outcome == COMPLETED]
+    here = [row for row in done if results.is_here(row)]
+    if not here:
         nothing = "Nothing has been measured yet: every figure is a published one. `./run_all.sh` adds this machine's."
-        blocks.insert(0, f"{nothing}{skipped}")
-    elif quick and not any(results.is_here(row) for row in results.full if row.samples_per_second):
+        if done:
+            nothing = f"**{results.here}** has no results yet: every figure is another machine's."
+        blocks.insert(0, " ".join([nothing, *_why_nothing(results)]))
+    elif all(row.quick for row in here):
         blocks.append(f"**{results.here}** has quick runs alone: a first look and no results, listed under *Latest*.")
     return Section("Findings", blocks)
+
+
+def _why_nothing(results: Results) -> Iterator[str]:
+    """What became of the runs of the machine at hand, and the most frequent reason of each outcome."""
+    tried = [record for record in results.records if record.infrastructure == results.here or not results.here]
+    for outcome, records in grouped(tried, lambda record: record.outcome).items():
+        (reason, count), *others = Counter(record.reason for record in records).most_common()
+        of_these = f"{count} of them: " if others else ""
+        yield f"{len(records)} run{'s' * (len(records) > 1)} {outcome}: {of_these}{reason}."
 
 
 def _speed(results: Results) -> Iterator[str]:
@@ -63,7 +74,8 @@ def _accuracy(results: Results) -> Iterator[str]:
     reached = [(taken, found) for taken in alone if taken.row.measured and (found := machines.accuracy(taken))]
     if not reached:
         return
-    taken, found = reached[0]
+    # Of the machine at hand, where it has one, on the device that its speed is of.
+    taken, found = max(reached, key=lambda one: (results.is_here(one[0].row), one[0].rate.median))
     theirs = [taken.row for taken in alone if not taken.row.measured and taken.row.accuracy is not None]
     printed = ", ".join(f"one {_short(row)} {row.accuracy:.3f}" for row in theirs)
     told = f"{MAIN_EPOCHS} epochs at batch {MAIN_BATCH} reach {found.median:.3f} on {machine_of(taken.row)}"
@@ -93,8 +105,10 @@ def _scaling(results: Results) -> Iterator[str]:
         many, speedup = max(scaled.speedups.items())
         what = f"{many} {_short(scaled.last)}"
         if scaled.last.measured:
-            cores = scaled.last.cores_per_worker
-            what = devices_of(scaled.last) + f" of {cores} core{'s' * (cores > 1)} each" * bool(cores) + " here"
+            what = devices_of(scaled.last)
+            if cores := scaled.last.cores_per_worker:
+                what += f" of {cores} core{'s' * (cores > 1)} each"
+            what += " here"
         how = f"batch {scaled.series.batch}, n={scaled.takes}" if scaled.last.measured else "published"
         said.append(f"{what} {speedup:.2f} ({how})")
     if said:

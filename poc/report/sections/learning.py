@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from poc.records.record import COMPLETED
 from poc.report import chart
 from poc.report.measurements import CLOSED, Measurement, division
 from poc.report.page import MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
@@ -75,7 +76,7 @@ def noise(results: Results) -> Section:
     lines, letters = [], _letters(trainings(results))
     for record, row in sorted(zip(results.records, results.rows), key=lambda both: both[0].run.total_batch):
         run, whole = record.run, record.noise()
-        if whole is None or run.quick or record.dataset == "synthetic":
+        if whole is None or run.quick or record.outcome != COMPLETED or record.dataset == "synthetic":
             continue
         if (run.model, run.epochs) != (MAIN_NETWORK, MAIN_EPOCHS):
             continue

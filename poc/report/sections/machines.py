@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from poc.recipe import CIFAR10, Independent
 from poc.recipe.exchanges import EXCHANGES
 from poc.report import chart
-from poc.report.measurements import CLOSED, Known, Measurement, alike, division
+from poc.report.measurements import CLOSED, Known, Measurement, by_exchange, division
 from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
 from poc.report.tables import RATE, accuracy_of, cells, devices_of, machine_of, markdown, rounded, short_machine
 from poc.studies.row import Row
@@ -60,12 +60,14 @@ def reference(results: Results) -> list[Measurement]:
 
 
 def usual_exchange(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Of measured ones that differ only in how gradients travel the first in the order of recipes' exchanges."""
+    """Of measured ones that differ only in how gradients travel, and in whether their noise was looked at, the first in
+    the order of recipes' exchanges."""
 
-    def place(taken: Measurement) -> tuple[int, str]:
-        return list(EXCHANGES).index(taken.row.run.exchange.name), taken.row.exchange
+    def place(taken: Measurement) -> tuple[bool, int, str]:
+        run = taken.row.run
+        return run.gradient_noise is not None, list(EXCHANGES).index(run.exchange.name), taken.row.exchange
 
-    first = [min(group, key=place) for group in alike(measurements, "exchange")]
+    first = [min(group, key=place) for group in by_exchange(measurements, "gradient_noise")]
     return [taken for taken in measurements if taken in first]
 
 

@@ -13,7 +13,8 @@ from poc.report import compare
 from poc.report.measurements import grouped
 from poc.report.page import Results, Section
 from poc.report.rows import BUSY
-from poc.report.tables import cells, markdown, network_label, rounded
+from poc.report.sections.rates import tell_apart
+from poc.report.tables import cells, devices_and_exchange, markdown, network_and_data, network_label, rounded
 from poc.studies.row import Row
 
 
@@ -122,14 +123,19 @@ def not_run(results: Results) -> Section:
 
 def memory(results: Results) -> Section:
     """The most memory and power that a network took on GPUs."""
-    lines = [
-        {
-            "machine": results.name(row := taken.row),
-            **cells(taken, "network", "devices", "batch a device"),
-            "device memory (GiB)": rounded(row.device_peak_bytes and row.device_peak_bytes / 2**30),
-            "in use": f"{row.utilisation:.0%}" if row.utilisation is not None else "",
-            "J a sample": rounded(row.joules_per_sample),
-        }
-        for taken in results.speeds(lambda row: row.kind == "gpu")
-    ]
+    shown = results.speeds(lambda row: row.kind == "gpu")
+    lines, measured = [], []
+    for taken in shown:
+        row = taken.row
+        line = {"machine": results.name(row), "network": network_and_data(row), "devices": devices_and_exchange(row)}
+        lines.append({**line, **cells(taken, "batch a device", "engine", "precision")})
+        measured.append(
+            {
+                "device memory (GiB)": rounded(row.device_peak_bytes and row.device_peak_bytes / 2**30),
+                "in use": f"{row.utilisation:.0%}" if row.utilisation is not None else "",
+                "J a sample": rounded(row.joules_per_sample),
+            }
+        )
+    tell_apart(lines, (taken.row for taken in shown), "network")
+    lines = [{**line, **figures} for line, figures in zip(lines, measured)]
     return Section("What the GPUs did", (markdown(lines),))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poc.records.record import COMPLETED, OUT_OF_MEMORY, Record
+from poc.records.record import DONE, OUT_OF_MEMORY, Record
 from poc.report import compare
 from poc.report.measurements import Measurement, alike, grouped
 from poc.report.page import Results, Section
 from poc.report.rows import FLOPS_RULE, USUAL_ENGINE, framework
+from poc.report.sections.rates import unlike
 from poc.report.tables import RATE, cells, devices_of, markdown, network_label, rate_of, rounded
 
 
@@ -64,17 +65,19 @@ def engines(results: Results) -> Section:
 
 def _side_by_side(results: Results, group: Sequence[Measurement]) -> list[dict[str, str]]:
     first = next((taken for taken in group if taken.row.run.engine == USUAL_ENGINE), None)
+    if first is None:
+        return []
+    others = [taken for taken in group if taken.row.run.engine != USUAL_ENGINE]
     lines = []
-    for other in group:
-        if first is None or other.row.run.engine == USUAL_ENGINE:
-            continue
+    for other, words in zip(others, unlike(taken.row for taken in others)):
         pair = compare.in_turn(first, other)
         found = compare.compared(pair)
         lines.append(
             {
                 **cells(first, "network"),
                 "machine": results.name(first.row),
-                **cells(first, "batch a device", "precision"),
+                **cells(first, "batch a device"),
+                "precision": ", ".join(filter(None, [first.row.dtype, words])),
                 **{taken.row.framework.split()[0]: rate_of(taken) for taken in pair or (first, other)},
                 "ratio": f"{found.ratio:.2f}" if found else "",
                 "different?": str(found or "not in turn"),
@@ -94,7 +97,7 @@ def largest(results: Results) -> Section:
 
     lines = []
     for (machine, network, dtype, engine, *_), members in grouped(alone, tried).items():
-        fits = [record.run.batch_per_device for record in members if record.outcome == COMPLETED]
+        fits = [record.run.batch_per_device for record in members if record.outcome in DONE]
         beyond = [record.run.batch_per_device for record in members if record.outcome == OUT_OF_MEMORY]
         if beyond:
             most = f"{max(fits):,}" if fits else "none"

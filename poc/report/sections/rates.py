@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from poc.recipe import CIFAR10, Muon
 from poc.records.record import Record
 from poc.report import chart
 from poc.report.measurements import CLOSED, OPEN, Measurement, division, grouped
-from poc.report.page import MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
+from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
 from poc.report.tables import accuracy_of, markdown
 from poc.run import Run
 from poc.studies.row import Row
@@ -27,31 +27,58 @@ def section(results: Results) -> Section:
     precisions = grouped(best[CLOSED].items(), lambda found: found[1].row.dtype)
     computed = "; ".join(f"{dtype} at {', '.join(f'{n:,}' for n, _ in of)}" for dtype, of in precisions.items())
     mixed = f" Its precision differs: {computed}." * (len(precisions) > 1)
-    about = (
-        f"Accuracy of ResNet-50 (CIFAR) after {MAIN_EPOCHS} epochs at the best rate that was tried. Closed: the "
-        f"study's way but for the rate, which stays the same to the end{swing}, so their mean stands "
-        f"beside.{mixed} Open: any other way. Ways were sought on the test set{held_out}. "
-        "One seed unless n says otherwise. Lost: beside the smallest batch; open ways differ from batch to batch, as "
-        "does how long they were sought, so that it is not of the batch alone. Batches of several devices were played "
-        "by virtual ones, whose accuracy is that of real ones. [Learning rate][learning_rate] has every run."
-    )
+    bases = {kind: found[_base(found)] for kind, found in best.items() if found}
+    beside = "the smallest batch"
+    if any(_base(found) != min(found) for found in best.values() if found):
+        beside = f"batch {MAIN_BATCH}, else the smallest"
+    sentences = [f"Accuracy of ResNet-50 (CIFAR) after {MAIN_EPOCHS} epochs at the best rate that was tried."]
+    if best[CLOSED]:
+        sentences.append(
+            f"Closed: the study's way but for the rate, which stays the same to the end{swing}, so their mean stands "
+            f"beside.{mixed}"
+        )
+    if best[OPEN]:
+        sentences.append(f"Open: any other way. Ways were sought on the test set{held_out}.")
+    sentences.append("One seed unless n says otherwise.")
+    if best[OPEN]:
+        sentences.append(
+            f"Lost: beside {beside}; open ways differ from batch to batch, as does how long they were sought, so that "
+            "it is not of the batch alone."
+        )
+    else:
+        sentences.append(f"Lost: beside {beside}.")
+    sentences += [*_played(best), "[Learning rate][learning_rate] has every run."]
     table = []
     for batch in sorted({batch for found in best.values() for batch in found}):
         line = {"total batch": f"{batch:,}"}
         for kind, found in best.items():
-            taken, smallest = found.get(batch), next(iter(found.values()), None)
+            taken, base = found.get(batch), bases.get(kind)
             line[f"{kind}: rate"] = short_way(taken.row) if taken else ""
-            line[f"{kind}: accuracy (lost)"] = _lost(taken, smallest, "accuracy")
+            line[f"{kind}: accuracy (lost)"] = _lost(taken, base, "accuracy")
             if kind == CLOSED:
-                line[f"{kind}: last 4 (lost)"] = _lost(taken, smallest, "accuracy_last4")
+                line[f"{kind}: last 4 (lost)"] = _lost(taken, base, "accuracy_last4")
         table.append(line)
-    return Section("Which learning rate", (about, markdown(table), *_picture(best)))
+    return Section("Which learning rate", (" ".join(sentences), markdown(table), *_picture(best)))
 
 
-def _lost(taken: Measurement | None, smallest: Measurement | None, column: str) -> str:
-    """An accuracy, and what it is above that at the smallest batch."""
-    figures, base = (one and one.accuracies(column) for one in (taken, smallest))
-    lost = f" ({figures.median - base.median:+.3f})" if figures and base and taken is not smallest else ""
+def _base(batches: Collection[int]) -> int:
+    """The total batch that accuracies are held against: the study's reference, where it was trained."""
+    return MAIN_BATCH if MAIN_BATCH in batches else min(batches)
+
+
+def _played(best: dict[str, dict[int, Measurement]]) -> Iterator[str]:
+    """That virtual devices trained the batches of several devices, or some of them."""
+    rows = [taken.row for kind in (CLOSED, OPEN) for taken in best[kind].values()]
+    virtual = [row.virtual for row in rows if row.devices > 1]
+    if any(virtual):
+        batches = "Batches" if all(virtual) else "Some batches"
+        yield f"{batches} of several devices were played by virtual ones, whose accuracy is that of real ones."
+
+
+def _lost(taken: Measurement | None, base: Measurement | None, column: str) -> str:
+    """An accuracy, and by how much it is above that at the base's batch."""
+    figures, other = (one and one.accuracies(column) for one in (taken, base))
+    lost = f" ({figures.median - other.median:+.3f})" if figures and other and taken is not base else ""
     return accuracy_of(figures) + lost
 
 
@@ -125,9 +152,23 @@ def way(run: Run) -> str:
 
 
 def unlike(several: Iterable[Row]) -> list[str]:
-    """Of each of several measured rows what not all of them have of its way and images."""
-    ways = [[*way(row.run).split(", "), f"images {row.data_checksum[:8] or 'without a checksum'}"] for row in several]
+    """What of framework, conditions and training recipe not all of several measured rows have, of each."""
+    ways = []
+    for row in several:
+        options = words(row.run)
+        looked = (options.get(name, "") for name in ("gradient_noise", "compile"))
+        images = f"images {row.data_checksum[:8] or 'without a checksum'}"
+        threads = f"{row.fewer_threads} threads of {row.cores}" if row.fewer_threads else ""
+        conditions = (*looked, images, row.environment, threads)
+        ways.append([row.framework, row.dtype, row.layout, *way(row.run).split(", "), *filter(None, conditions)])
     return [", ".join(part for part in own if not all(part in other for other in ways)) for own in ways]
+
+
+def tell_apart(lines: Sequence[dict[str, str]], rows: Iterable[Row], column: str) -> None:
+    """Add to that column of the lines of a table that read alike in what their measured rows differ."""
+    for group in grouped(zip(lines, rows), lambda pair: tuple(pair[0].values())).values():
+        for (line, _), difference in zip(group, unlike(row for _, row in group)):
+            line[column] += ", " * bool(difference) + difference
 
 
 def _tried(taken: Measurement) -> tuple[str, float, int]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from poc.report.measurements import Measurement, by_run, grouped
+from poc.report.measurements import Measurement, by_run
 from poc.report.page import Results, Section
-from poc.report.sections.rates import short_way, unlike
+from poc.report.sections.rates import short_way, tell_apart
 from poc.report.tables import (
     RATE,
     accuracy_of,
     cells,
     counted,
-    devices_of,
-    exchange_of,
+    devices_and_exchange,
     markdown,
-    network_label,
+    network_and_data,
     rate_of,
 )
 
@@ -36,22 +35,20 @@ def every(results: Results) -> Section:
 
 
 def _by_time(results: Results) -> list[Measurement]:
-    measured = by_run(row for row in results.rows if row.measured and row.samples_per_second is not None)
+    measured = by_run(row for row in results.rows if row.measured)
     # A virtual run that evaluated nothing has neither a speed nor an accuracy.
     measured = [taken for taken in measured if not taken.row.virtual or taken.row.accuracy is not None]
     return sorted(measured, key=lambda taken: taken.row.started, reverse=True)
 
 
 def _table(results: Results, shown: list[Measurement]) -> str:
-    lines = []
+    lines, measured = [], []
     for taken in shown:
         row = taken.row
-        network = network_label(row.network) + ", synthetic data" * (row.dataset == "synthetic")
-        exchange = exchange_of(row) if row.run.exchanges else ""
         line = {
             "machine": results.name(row),
-            "network": network + ", fixed batch" * row.fixed + ", quick" * row.quick,
-            "devices": ", ".join(filter(None, [devices_of(row), exchange])),
+            "network": network_and_data(row),
+            "devices": devices_and_exchange(row),
             **cells(taken, "batch a device"),
             "rate": short_way(row),
             "engine": f"{row.framework}, {row.dtype}",
@@ -61,8 +58,7 @@ def _table(results: Results, shown: list[Measurement]) -> str:
             RATE: "" if row.virtual else rate_of(taken),
             "accuracy": accuracy_of(taken.accuracies()) + ", held-out" * bool(row.accuracy_on),
         }
-        lines.append((line, figures, row))
-    for group in grouped(lines, lambda one: tuple(one[0].values())).values():
-        for (line, *_), words in zip(group, unlike(row for *_, row in group)):
-            line["rate"] += ", " * bool(words) + words
-    return markdown([{**line, **figures} for line, figures, _ in lines])
+        lines.append(line)
+        measured.append(figures)
+    tell_apart(lines, (taken.row for taken in shown), "rate")
+    return markdown([{**line, **figures} for line, figures in zip(lines, measured)])

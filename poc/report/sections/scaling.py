@@ -10,13 +10,17 @@ from poc.predict.quantiles import FARTHEST, Prediction
 from poc.predict.series import Point
 from poc.recipe import Independent
 from poc.report import chart, compare
-from poc.report.measurements import Measurement, figures_of
+from poc.report.measurements import Measurement, figures_of, grouped
 from poc.report.page import MAIN_BATCH, MAIN_NETWORK, Picture, Results, Section
 from poc.report.sections.machines import usual_exchange
+from poc.report.sections.rates import unlike
 from poc.report.tables import interval, markdown, network_label, rounded, short_machine
 from poc.run import NO_MATTER_FOR_SPEED
 from poc.studies.row import Row
 from poc.values import value
+
+_MOST_COUNTS = 4
+"""Columns of device counts, unless more were measured: a table has nine at most."""
 
 
 @value
@@ -61,10 +65,13 @@ def section(results: Results) -> Section:
     """Speed-ups of the main network with a fixed batch per device, as a table and as a figure."""
     shown = weak(results)
     foretold = {scaled: scaled.foretold() for scaled in shown if results.is_here(scaled.last)}
-    counts = sorted(
-        {devices for scaled in shown for devices in scaled.speedups}
-        | {made.devices for several in foretold.values() for made in several}
-    )
+    measured = {devices for scaled in shown for devices in scaled.speedups}
+    counts = sorted(measured | {made.devices for several in foretold.values() for made in several})
+    # A prediction far beyond what was measured must neither widen the table nor shrink the rest of the figure.
+    while len(counts) > _MOST_COUNTS and counts[-1] not in measured:
+        counts.pop()
+    foretold = {scaled: [made for made in several if made.devices in counts] for scaled, several in foretold.items()}
+    names = _names(results, shown)
 
     def line(scaled: Scaled, machine: str, speedups: Mapping[int, str], efficiency: str, takes: str) -> dict[str, str]:
         return {
@@ -78,7 +85,7 @@ def section(results: Results) -> Section:
 
     table = []
     for scaled in shown:
-        machine = results.name(scaled.last)
+        machine = names[scaled]
         speedups = {count: rounded(speedup) for count, speedup in scaled.speedups.items()}
         table.append(line(scaled, machine, speedups, f"{scaled.efficiency:.2f}", str(scaled.takes)))
         if several := foretold.get(scaled):
@@ -90,7 +97,33 @@ def section(results: Results) -> Section:
         "fewer; a single take bears no verdict. *Predicted*, with its 90% interval: what the published "
         "series make of this machine's own, were there more of its devices."
     )
-    return Section("How it scales", (about, markdown(table), *_picture(shown, foretold)))
+    return Section("How it scales", (about, markdown(table), *_picture(shown, foretold, _apart(shown))))
+
+
+def _names(results: Results, shown: Sequence[Scaled]) -> dict[Scaled, str]:
+    """The machine of each series, with what tells it from others of that machine that read alike."""
+    return {
+        scaled: ", ".join(filter(None, [results.name(scaled.last), words])) for scaled, words in _apart(shown).items()
+    }
+
+
+def _apart(shown: Sequence[Scaled]) -> dict[Scaled, str]:
+    """The kind of devices where a machine has series of both kinds, and how those train that read alike otherwise."""
+    kinds = {(scaled.last.infrastructure, scaled.last.kind) for scaled in shown if scaled.last.measured}
+    both = [machine for machine, kind in kinds if kind == "cpu" and (machine, "gpu") in kinds]
+    words: dict[Scaled, list[str]] = {scaled: [] for scaled in shown}
+    for scaled in shown:
+        if scaled.last.measured and scaled.last.infrastructure in both:
+            words[scaled].append(scaled.last.kind.upper())
+
+    def reads(scaled: Scaled) -> tuple[object, ...]:
+        row, series = scaled.last, scaled.series
+        return row.infrastructure, row.kind, row.network, row.exchange, series.kind, series.batch
+
+    for group in grouped((scaled for scaled in shown if scaled.last.measured), reads).values():
+        for scaled, unlike_others in zip(group, unlike(scaled.last for scaled in group)):
+            words[scaled].append(unlike_others)
+    return {scaled: ", ".join(filter(None, several)) for scaled, several in words.items()}
 
 
 def weak(results: Results) -> list[Scaled]:
@@ -127,13 +160,16 @@ def fastest_first(shown: Sequence[Scaled]) -> list[Scaled]:
     return sorted(shown, key=lambda scaled: (scaled.series.batch != MAIN_BATCH, -scaled.last.devices))
 
 
-def _picture(shown: Sequence[Scaled], foretold: Mapping[Scaled, Sequence[Prediction]]) -> list[Picture]:
+def _picture(
+    shown: Sequence[Scaled], foretold: Mapping[Scaled, Sequence[Prediction]], apart: Mapping[Scaled, str]
+) -> list[Picture]:
     chosen = [scaled for scaled in fastest_first(shown) if scaled.series.batch == MAIN_BATCH or scaled.last.measured]
     if not chosen:
         return []
     lines = []
     for scaled in chosen:
-        name, here = f"{short_machine(scaled.last)}, {scaled.series.batch}", scaled.last.measured
+        name = ", ".join(filter(None, [short_machine(scaled.last), apart[scaled], f"{scaled.series.batch}"]))
+        here = scaled.last.measured
         points = (chart.Point(x=1, y=1), *(chart.Point(x=n, y=speed) for n, speed in scaled.speedups.items()))
         lines.append(chart.Line(label=f"{name} a device", points=points, here=here))
         if several := foretold.get(scaled):
@@ -159,7 +195,9 @@ def _picture(shown: Sequence[Scaled], foretold: Mapping[Scaled, Sequence[Predict
 def every(results: Results) -> Section:
     """Every measured series: its speed-ups by throughput and by wall time, and what one device would have foretold."""
     lines = []
-    for scaled in scalings(results.speeds(lambda row: True)):
+    shown = scalings(results.speeds(lambda row: True))
+    names = _names(results, shown)
+    for scaled in shown:
         for one, several in scaled.pairs:
             devices = several.row.devices
             asked, came = Point(devices=devices, rate=0.0), several.rate.median
@@ -168,7 +206,7 @@ def every(results: Results) -> Section:
             walls = [compare.by_wall([alone], row) for alone in one.quiet for row in several.quiet]
             lines.append(
                 {
-                    "machine": results.name(several.row),
+                    "machine": names[scaled],
                     "network": network_label(several.row.network),
                     "scaling": f"{scaled.series.kind}, {scaled.series.batch:,}, {several.row.exchange}",
                     "devices": f"{devices}",

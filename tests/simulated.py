@@ -1,0 +1,443 @@
+"""Plausible journals of machines that nobody here has, so that pages are made from them before somebody pays for one.
+
+    .venv/bin/python -m tests.simulated "8 A100" [--content NAME] [--results DIR]
+
+The journal and all pages are left in DIR to be looked at. Recipes, plan, campaign, records and journal are the real
+ones; only the training is made up. THE NUMBERS ARE INVENTED: never publish one.
+
+Speed: a step takes 4 ms, the arithmetic of its samples at `_REACHED` of the device's peak, and the time in which an
+all-reduce carries the gradients; up to 1% of noise per run and per window. Accuracy: falls by 0.02 with each doubling
+of the global batch, and where the learning rate is not 0.05 per 128 samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import io
+import math
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Callable
+from unittest import mock
+
+from poc import CIFAR10, Fixed, Linear, Muon, Recipe, engines, recipe, report, studies
+from poc.engines import builds, pytorch
+from poc.machine.hardware import GPU, Hardware
+from poc.machine.monitor import DeviceUse, Monitored
+from poc.plan import plan
+from poc.recipe import Horovod, Independent, Local, Stale, networks
+from poc.records.noise import Norms
+from poc.records.record import (
+    COMPLETED,
+    DIVERGED,
+    FAILED,
+    OUT_OF_MEMORY,
+    Breakdown,
+    Evaluation,
+    Exchanged,
+    Memory,
+    Told,
+)
+from poc.records.timing import Window
+from poc.run import Run
+from poc.studies import prices
+from poc.train import parent
+from poc.train.campaign import Campaign
+from poc.train.local import CoreUse, Place, Share
+from tests.stand_in import CARDS
+
+HOME = Path(__file__).parents[1]
+GIB = 2**30
+# Cards, how many, driver, cores, price in dollars per hour, GB/s of an all-reduce.
+MACHINES: dict[str, tuple[str, int, str, int, float | None, float]] = {
+    "1 H100": ("H100", 1, "580.95.05", 26, 6.88, 200.0),
+    "4 A10G": ("A10G", 4, "535.161.08", 48, 5.672, 5.0),
+    "8 A100": ("A100", 8, "550.54.15", 96, 21.957642, 120.0),
+    "8 V100": ("V100", 8, "535.161.08", 64, 24.48, 60.0),
+    "8 K80": ("K80", 8, "470.256.02", 32, 7.2, 2.0),
+    "2 CPU cores": ("", 0, "", 2, None, 2.0),
+}
+_STEP_SECONDS = 0.004
+_REACHED = 0.25
+"""Share of its peak that a device reaches in training; of a Kepler card half of that."""
+_TIMES_FLOAT32 = {"float32": 1.0, "tf32": 1.6, "bfloat16": 2.0, "float16": 2.0}
+_START = datetime.datetime(2026, 12, 1, 8, tzinfo=datetime.timezone.utc)
+
+
+def hardware(name: str) -> Hardware:
+    """The machine of that name."""
+    card, count, driver, cores, *_ = MACHINES[name]
+    gpus: tuple[GPU, ...] = ()
+    if card:
+        title, capability, gibibytes, clock, _, units = CARDS[card]
+        flops = 2e6 * clock * units
+        each = {"name": title, "capability": capability, "memory_bytes": gibibytes * GIB, "flops": flops}
+        gpus = tuple(GPU(index=index, numa_node=2 * index // count, **each) for index in range(count))
+    return Hardware(
+        cpu="Simulated CPU",
+        cores=cores,
+        memory_bytes=max(24, 4 * cores) * GIB,
+        cpu_flops=6e10 * cores,
+        gpus=gpus,
+        driver=driver,
+        numa_nodes=(cores // 2, cores // 2) if gpus else (cores,),
+    )
+
+
+@contextlib.contextmanager
+def installed(machine: Hardware) -> Iterator[dict[str, dict[str, str]]]:
+    """In the block the builds that `machine` wants are there, whatever this environment has; gives their versions."""
+    with mock.patch.object(builds, "shared_library", Path):
+        wanted = engines.wanted(machine, [name for name in engines.ENGINES if engines.load(name).BUILDS])
+        versions = {name: {build.package: build.version} for name, build in wanted.items()}
+        versions["pytorch"]["torchvision"] = "0.25.0"
+
+        def of(name: str) -> dict[str, str]:
+            return versions.get(name, {})
+
+        with mock.patch.object(engines, "versions", of), mock.patch.object(pytorch, "versions", of):
+            yield versions
+
+
+# What becomes of a run: its outcome, why, and the share of its steps that it does.
+Fate = Callable[[Run, int], tuple[str, str, float]]
+
+
+def completes(run: Run, take: int) -> tuple[str, str, float]:
+    """Nothing goes wrong."""
+    return COMPLETED, "", 1.0
+
+
+def goes_wrong(run: Run, take: int) -> tuple[str, str, float]:
+    """Whatever can happen to a run happens to some."""
+    if run.total_batch >= 2048:
+        return DIVERGED, "the training loss was nan after step 40", 0.3
+    if run.learning_rate > 0.2 and run.devices == 1:
+        return DIVERGED, "the loss of the evaluation after epoch 12 was 4e+13", 1.0
+    if run.batch_per_device == 512 and run.model == "cifar_resnet110_v2":
+        return OUT_OF_MEMORY, "MXNetError: cudaMalloc retry failed: out of memory", 0.0
+    if run.batch_per_device == 256 and run.devices in (1, 4):
+        return FAILED, "worker 0: killed by signal 9 (out of memory?)", 0.0
+    if run.batch_per_device == 64 and run.devices == 2:
+        return FAILED, "interrupted", 0.5
+    if run.batch_per_device == 64 and run.model == "cifar_resnet110_v2":
+        return COMPLETED, "", 1e-9  # a single window: all of it is warm-up
+    return COMPLETED, "", 1.0
+
+
+def never_works(run: Run, take: int) -> tuple[str, str, float]:
+    """Every run ends before its first window."""
+    return FAILED, "ImportError: libquadmath.so.0: cannot open shared object file: No such file or directory", 0.0
+
+
+class Trainer:
+    """Does runs on a machine without training anything (`poc.train.parent.Hosts`), on a clock of its own."""
+
+    def __init__(self, name: str, fate: Fate) -> None:
+        self.machine = hardware(name)
+        self.now = _START
+        self._link = MACHINES[name][-1] * 1e9
+        self._fate = fate
+        self._takes: dict[str, int] = {}
+        self._random = random.Random()
+
+    @property
+    def datetime(self) -> Any:
+        """In place of the module, for whoever asks it for the time."""
+        return SimpleNamespace(datetime=SimpleNamespace(now=lambda _: self.now), timezone=datetime.timezone)
+
+    def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
+        """No checkpoint is ever left."""
+        return set()
+
+    def renewed(self) -> bool:
+        """There is no other machine."""
+        return False
+
+    def forget(self, run: Run) -> None:
+        """There is nothing to remove."""
+
+    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[Share], str]:
+        """What the workers of the run would have told, and why it failed."""
+        take = self._takes[run.id] = self._takes.get(run.id, 0) + 1
+        self._random.seed(f"{run.id} {take} {self._link}")
+        outcome, reason, share = self._fate(run, take)
+        if self._memory(run) > self._room(run):
+            outcome, reason, share = OUT_OF_MEMORY, "MXNetError: cudaMalloc retry failed: out of memory", 0.0
+        told = self._told(run, outcome, reason, share, request["detail"])
+        self.now += datetime.timedelta(seconds=round(max(worker.wall or 0.0 for worker in told) + 2))
+        use = CoreUse(cores=self.machine.cores, own_seconds=10.0, others_busy=0.01, stolen=0.0)
+        monitored = self._monitored(run, told[0]) if told[0].windows else None
+        return [Share(told=tuple(told), lost=None, interrupted=False, monitor=monitored, core_use=use)], (
+            reason if outcome == FAILED else ""
+        )
+
+    def _memory(self, run: Run) -> float:
+        return networks.network(run.model).memory_bytes(run.data.crop, run.batch_per_device)
+
+    def _room(self, run: Run) -> float:
+        return self.machine.gpus[0].memory_bytes if run.kind == "gpu" else self.machine.memory_bytes
+
+    def _peak(self, run: Run) -> float:
+        """Operations per second of one device in the precision of the run."""
+        if run.kind == "gpu":
+            flops = self.machine.gpus[0].flops
+            return flops * (_TIMES_FLOAT32[run.dtype] if self.machine.gpus[0].capability >= (7, 0) else 1.0)
+        cores = run.cores_per_worker or self.machine.cores
+        return self.machine.cpu_flops * cores / self.machine.cores / (run.devices // run.workers)
+
+    def _parts_of_step(self, run: Run) -> tuple[float, float]:
+        """Seconds of computation and of gradient synchronisation."""
+        network = networks.network(run.model)
+        kepler = run.kind == "gpu" and self.machine.gpus[0].capability < (5, 0)
+        reached = _REACHED * (0.5 if kepler else 1.0 if run.kind == "gpu" else 2.0)
+        played = run.devices if run.virtual else 1
+        flops = 6 * network.multiply_adds(run.data.crop) * run.batch_per_device * played
+        compute = _STEP_SECONDS + flops / self._peak(run) / reached
+        if not run.exchanges or isinstance(run.exchange, Independent):
+            return compute, 0.0
+        slower = 3.0 if isinstance(run.exchange, Local) else 1.5 if isinstance(run.exchange, Horovod) else 1.0
+        moved = 4 * network.cost.parameters * 2 * (run.devices - 1) / run.devices
+        return compute * (1 + run.straggler), 0.0005 * math.log2(run.devices) + slower * moved / self._link
+
+    def _noise(self, deviation: float) -> float:
+        return 1 + max(-3 * deviation, min(3 * deviation, self._random.gauss(0, deviation)))
+
+    def _told(self, run: Run, outcome: str, reason: str, share: float, detail: int) -> list[Told]:
+        compute, synchronise = self._parts_of_step(run)
+        step = (compute + synchronise) * self._noise(0.01)
+        done = max(1, round(run.steps * share)) if share else 0
+        at, parts = 6.0, {"initialise": 6.0, "evaluate": 0.0, "checkpoint": 0.0}
+        windows: list[Window] = []
+        evaluations: list[Evaluation] = []
+        for epoch in range(1, run.epochs + 1):
+            left = min(run.steps_per_epoch * epoch, done) - run.steps_per_epoch * (epoch - 1)
+            while left > 0 and not (run.seconds and at - 6.0 > run.seconds):
+                steps = min(run.window, left)
+                # The first window is slow, as every first one is.
+                seconds = steps * step * self._noise(0.005) * (1 if windows else 3)
+                loss = 2.3 * math.exp(-epoch / run.epochs) if outcome != DIVERGED or left > run.window else None
+                work = {"steps": steps, "samples": steps * run.total_batch // run.workers}
+                windows.append(Window(epoch=epoch, start=at, **work, seconds=seconds, waited=0.01 * seconds, loss=loss))
+                at, left = at + seconds, left - steps
+            if run.evaluate and windows and windows[-1].epoch == epoch:
+                seconds = 10_000 * compute / run.batch_per_device / 3 / (1 if run.virtual else run.devices)
+                accuracy = self._accuracy(run, epoch) if outcome != DIVERGED else 0.1
+                loss = 2.3 * (1 - accuracy) if outcome != DIVERGED else None
+                samples = 10_000 // run.workers
+                accuracy = round(accuracy * samples) / samples
+                evaluations.append(
+                    Evaluation(epoch=epoch, at=at, seconds=seconds, accuracy=accuracy, samples=samples, loss=loss)
+                )
+                parts["evaluate"] += seconds
+                at += seconds
+                if run.target_accuracy and accuracy >= run.target_accuracy:
+                    break
+        ended = outcome in (COMPLETED, DIVERGED) or (outcome == FAILED and windows)
+        used = int(self._memory(run))
+        peak = 0.8 * self._peak(run) * (1 if run.virtual else run.devices // run.workers)
+        return [
+            Told(
+                outcome=outcome,
+                reason=reason,
+                dataset=run.data.name,
+                parameters=networks.network(run.model).cost.parameters,
+                windows=tuple(windows),
+                evaluations=tuple(evaluations),
+                parts=parts,
+                wall=at + 1.5 if ended else None,
+                memory=Memory(host_peak_bytes=2 * GIB, device_peak_bytes=used if run.kind == "gpu" else None),
+                peak_flops=peak if outcome == COMPLETED else None,
+                exchanged=self._exchanged(run, done),
+                detail=self._breakdown(run, compute, synchronise) if detail and outcome == COMPLETED else None,
+                norms=self._norms(run, done),
+            )
+            for _ in range(run.workers)
+        ]
+
+    def _accuracy(self, run: Run, epoch: int) -> float:
+        """Of an epoch: it nears the last one's by an exponential curve."""
+        if not isinstance(run.data, CIFAR10):
+            return 1 / run.data.classes
+        doublings = math.log2(run.total_batch / 128)
+        last = 0.80 - 0.02 * abs(doublings)
+        if isinstance(run.optimizer, Muon) or run.decay != "constant":
+            last += 0.1
+        else:
+            last -= 0.03 * abs(math.log2(run.learning_rate / 0.05) - doublings)
+        last = max(0.15, last) * min(1.0, 0.7 + run.epochs / 40)
+        grown = last - (last - 0.1) * math.exp(-4 * epoch / run.epochs)
+        return min(0.99, max(0.1, grown * self._noise(0.01)))
+
+    def _norms(self, run: Run, done: int) -> tuple[Norms, ...]:
+        """As the gradient noise scale is 1,000 samples."""
+        if not run.gradient_noise:
+            return ()
+        return tuple(
+            Norms(
+                step=step,
+                small=(1 + 1000 / run.batch_per_device) * self._noise(0.05),
+                large=(1 + 1000 / run.total_batch) * self._noise(0.05),
+            )
+            for step in range(0, done, run.gradient_noise)
+        )
+
+    def _exchanged(self, run: Run, done: int) -> Exchanged | None:
+        if not isinstance(run.exchange, Stale):
+            return None
+        ahead = 3 if run.exchange.bound is None else run.exchange.bound
+        return Exchanged(
+            staleness={str(steps): done // (ahead + 1) for steps in range(ahead + 1)}, stale_wait_seconds=1
+        )
+
+    def _breakdown(self, run: Run, compute: float, synchronise: float) -> Breakdown:
+        several = run.exchanges and not isinstance(run.exchange, Independent)
+        moved = 4 * networks.network(run.model).cost.parameters
+        waiting = 0.01 * compute if run.workers > 1 else None
+        whole = compute + synchronise + (waiting or 0.0)
+        bus = moved * 2 * (run.devices - 1) / run.devices / synchronise if several else None
+        return Breakdown(
+            steps=24,
+            whole_step_seconds=whole,
+            independent_step_seconds=compute,
+            exchange_seconds=synchronise,
+            exchange_bytes=moved,
+            bus_bytes_per_second=bus,
+            sums_right=True if several else None,
+            synchronisation_seconds=waiting,
+            data_seconds=0.01 * compute,
+            efficiency=(whole - synchronise) / whole if several else None,
+            efficiency_spread=0.01 if several else None,
+            pairs=6,
+            pipeline_seconds=0.3 * compute,
+            issue_seconds=0.002,
+        )
+
+    def _monitored(self, run: Run, told: Told) -> Monitored:
+        seconds = sum(window.seconds for window in told.windows)
+        if run.kind == "cpu":
+            return Monitored(samples=int(seconds), devices=(DeviceUse(device="cpu", utilisation=0.9),), of_windows=True)
+        card = next(held for held in CARDS.values() if held[0] == self.machine.gpus[0].name)
+        each = DeviceUse(
+            device="",
+            seconds=seconds,
+            utilisation=0.85,
+            sm_clock_mhz=card[3],
+            power_watts=0.7 * card[4],
+            temperature_celsius=60.0,
+            memory_peak_bytes=self._memory(run),
+            joules=0.7 * card[4] * seconds,
+            throttled={"power": 0.2} if card[1] < (5, 0) else {},
+        )
+        count = 1 if run.virtual else run.devices
+        named = (dataclasses.replace(each, device=f"gpu {number}") for number in range(count))
+        return Monitored(samples=int(seconds), devices=tuple(named), of_windows=True)
+
+
+OTHER = {
+    "model": ["cifar_resnet20_v2", "cifar_vgg16"],
+    "data": CIFAR10(crop=32, pad=4, jitter=False),
+    "kind": ["cpu", "gpu"],
+    "devices": [1, 2],
+    "epochs": 2,
+    "dtype": "auto",
+    "cases": [
+        {"optimizer": "nesterov", "lr": Linear(base=0.1, per=128, warmup_epochs=1, decay="cosine")},
+        {"optimizer": "lars", "lr": Linear(base=1.0, per=128, warmup_epochs=1)},
+        {"optimizer": Muon(rate=0.05), "lr": Fixed(base=0.3, decay="linear"), "seeds": 2},
+    ],
+}
+"""Nothing of the main study's: other models, optimizers and lengths."""
+
+
+def readme_example() -> Recipe:
+    """The recipe that README.md shows."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mine.py"
+        path.write_text((HOME / "README.md").read_text().split("```python\n")[1].split("```")[0])
+        return recipe.load(path)
+
+
+def _from_folder(*names: str) -> dict[str, Recipe]:
+    paths = sorted((HOME / "recipes").glob("*.py"))
+    return {path.stem: recipe.load(path) for path in paths if path.stem in names or not names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """What a journal is of."""
+
+    recipes: Callable[[], Mapping[str, Recipe]]
+    fate: Fate = completes
+    quick: bool = False
+    detail: int = 0
+    cpu_waits: bool = False
+
+
+_MAIN = ("cifar10_resnet50", "throughput")
+CONTENTS: dict[str, Content] = {
+    "whole": Content(lambda: _from_folder(*_MAIN)),
+    "quick": Content(_from_folder, quick=True, cpu_waits=True),
+    "readme": Content(lambda: {"mine": readme_example()}),
+    "other": Content(lambda: {"other": Recipe(**OTHER)}),
+    "detail": Content(lambda: _from_folder("exchanges"), detail=7),
+    "failures": Content(lambda: _from_folder(*_MAIN), fate=goes_wrong),
+    "nothing": Content(lambda: _from_folder(*_MAIN), fate=never_works, cpu_waits=True),
+    "everything": Content(_from_folder, cpu_waits=True),
+}
+"""The first is what is made where none is named; "everything" is that of ./run_all.sh, and takes minutes."""
+
+
+def write_journal(name: str, content: str, results: Path) -> Path:
+    """Write the journal of a machine and what was run there; return its path."""
+    chosen, trainer = CONTENTS[content], Trainer(name, CONTENTS[content].fate)
+    with installed(trainer.machine) as versions:
+        plans = [
+            (title, plan(title, made, trainer.machine, quick=chosen.quick, cpu_waits=chosen.cpu_waits))
+            for title, made in chosen.recipes().items()
+        ]
+        common = {"python": "3.11.7", "numpy": "1.26.4", "system": "Linux"}
+        place = Place(
+            machine=trainer.machine,
+            infrastructure=f"simulated {name}",
+            source=None,
+            cache=results / "cache",
+            price_per_hour=MACHINES[name][4],
+            software={each: {"versions": {**common, **held}, "commit": "simulated"} for each, held in versions.items()},
+        )
+        campaign = Campaign(plans, results, place, detail=chosen.detail)
+        with mock.patch.object(parent, "datetime", trainer.datetime):
+            for item in campaign.items:
+                campaign.do(item, trainer)
+    return campaign.path
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write a journal and its pages."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulated", description=__doc__.splitlines()[0])
+    parser.add_argument("machine", choices=MACHINES)
+    parser.add_argument("--content", choices=CONTENTS, default=next(iter(CONTENTS)))
+    parser.add_argument("--results", type=Path, default=None, metavar="DIR", help="default: a temporary folder")
+    options = parser.parse_args(arguments)
+    results = (options.results or Path(tempfile.mkdtemp(prefix="simulated-"))).absolute()
+    if results == HOME / "results" or HOME / "results" in results.parents:
+        parser.error("--results: simulated journals never go to results/; name another folder")
+    with contextlib.redirect_stderr(io.StringIO()):
+        path = write_journal(options.machine, options.content, results)
+    print(path)
+    from poc.records import journal
+
+    records = journal.read(journal.paths(results))
+    report.write(records, studies.load(), page=results / "results.md", folder=results, prices=prices.load({}))
+    print(results / "results.md")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
