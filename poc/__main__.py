@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("MPLCONFIGDIR", str(cache() / "matplotlib"))
     try:
         options = _parser().parse_args(arguments)
+        if "results" in options:
+            print("".join(f"{line}\n" for line in journal.misplaced(_results(options))), end="", file=sys.stderr)
         status = int(options.command(options) or 0)
         sys.stdout.flush()
         return status
@@ -398,24 +400,32 @@ def _concluded(options: argparse.Namespace, failed: Sequence[str]) -> int:
 def _status(options: argparse.Namespace) -> None:
     from poc.cluster import scheduler
 
+    if not _results(options).is_dir():
+        raise UserError(f"--results: {_results(options)} is no folder")
     print(scheduler.status(_results(options)))
 
 
 def _report(options: argparse.Namespace) -> None:
     options.study, options.prices = studies.load(options.study), prices.load(dict(options.price))
+    rows = [row for study in options.study for row in study.rows]
+    named = {name for row in rows for name in (row.infrastructure, row.hardware)}
+    named |= {name for record in _own_records(options) for name in (record.infrastructure, record.hardware.describe())}
+    for name, _ in options.price:
+        if name not in named:
+            raise UserError(f"--price: no row is of a machine {name!r}; {nearest(name, filter(None, named))}")
     _write_report(options)
 
 
 def _show(options: argparse.Namespace) -> None:
     from poc.report import single
 
-    print(single.shown(_records(options), options.run))
+    print(single.shown(_own_records(options), options.run))
 
 
 def _compare(options: argparse.Namespace) -> None:
     from poc.report import single
 
-    print(single.compared(_records(options), *options.runs))
+    print(single.compared(_own_records(options), *options.runs))
 
 
 def _write_report(options: argparse.Namespace) -> None:
@@ -452,6 +462,15 @@ def _recipe_path(name: str) -> Path:
 
 def _results(options: argparse.Namespace) -> Path:
     return options.results or HOME / "results"
+
+
+def _own_records(options: argparse.Namespace) -> list[Record]:
+    """The records in the folder of results; raises UserError where no journal is there."""
+    folder = _results(options)
+    if not journal.paths(folder):
+        what = "holds no journal" if folder.is_dir() else "is no folder"
+        raise UserError(f"--results: {folder} {what}; give one with MACHINE/{journal.FILE} in it")
+    return _records(options)
 
 
 def _records(options: argparse.Namespace) -> list[Record]:

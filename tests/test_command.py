@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from poc.__main__ import main
 from poc.records import journal
 from poc.report import rows
 from tests import test_imagenet
-from tests.builders import recipe_file
+from tests.builders import recipe_file, record_of
+from tests.launch import DEADLINE_SECONDS, finish, records, start
 
 
 @pytest.fixture
@@ -96,6 +98,13 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("run quick --hours 0", "--hours: 0.0 is not allowed"),
         ("run quick --dollars 3 --infrastructure mine", "--dollars: what 'mine' costs is not known; give --price"),
         ("report --price p3.2xlarge", "give NAME=DOLLARS"),
+        ("report --results there --price EPIC-2=12", "did you mean 'EPYC-2'?"),
+        ("report --results nowhere", "nowhere is no folder"),
+        ("report --results empty", "empty holds no journal"),
+        ("show 0 --results nowhere", "nowhere is no folder"),
+        ("show 0@EPIC-2 --results there", "did you mean 'EPYC-2'?"),
+        ("compare 0 1 --results empty", "empty holds no journal"),
+        ("status --results nowhere", "nowhere is no folder"),
         ("run imagenet.py --data empty", "imagenet_train.rec is missing"),
         ("rum", "invalid choice"),
         ("", "required"),
@@ -109,6 +118,7 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(
     recipe_file(folder / "imagenet.py", data=images, batch_per_device=1)
     recipe_file(folder / "images.py", data=CIFAR10(crop=32))
     (folder / "empty").mkdir()
+    journal.append(folder / "there" / "EPYC-2" / journal.FILE, record_of(infrastructure="EPYC-2"))
     before = set(folder.rglob("*"))
     results = ["--results", "out"] if arguments.startswith("run ") else []
     try:
@@ -159,6 +169,56 @@ def test_another_data_set_is_another_setting_and_nothing_is_downloaded_for_what_
     table = pd.read_csv(folder / "out" / "rows.csv").query("origin == 'measured'")
     assert list(table["data_checksum"]) == [record.data_checksum for record in rows.ordered(records)]
     assert sorted(table["take"]) == [1, 1, 2, 2]
+
+
+def test_a_journal_that_lies_a_folder_too_high_or_too_deep_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("", "EPYC-2", "old/EPYC-2"):
+        journal.append(folder / "out" / place / journal.FILE, record_of())
+    assert main(["show", record_of().run.id, "--results", "out"]) == 0
+    said = capsys.readouterr().err
+    assert [str(folder / "out" / place / journal.FILE) in said for place in ("", "old/EPYC-2")] == [True, True]
+    assert str(folder / "out" / "EPYC-2" / journal.FILE) not in said
+    # The folder of one machine, where that of all is meant.
+    assert main(["report", "--results", "out/EPYC-2"]) == 2
+    assert f"--results {folder / 'out'}\n" in capsys.readouterr().err
+    assert not (folder / "out" / "EPYC-2" / "results.md").exists()
+
+
+def test_an_address_of_ray_s_in_the_environment_asks_for_no_cluster(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    recipe_file(folder / "mine.py", kind="gpu")
+    assert main(["run", "mine.py", "--results", "out", "--infrastructure", "here"]) == 0  # without a GPU: skipped
+    (record,) = journal.read(journal.paths(folder / "out"))
+    assert record.outcome == "skipped"
+
+
+# Capabilities by which root reads what is only root's, as a Python in its home, without being able to write there.
+_NOBODY = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--inh-caps=+dac_read_search")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without a name")
+@pytest.mark.parametrize("home", [None, "/root", "/"])
+def test_a_user_without_a_name_or_a_home_to_write_in_sees_no_traceback(home: str | None, tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", epochs=1)
+    for path in (tmp_path, *tmp_path.parents):
+        if path.owner() == "root" and path.parent != Path("/"):
+            path.chmod(0o777)
+    variables = {"HOME": home, "TMPDIR": str(tmp_path), "POC_CACHE": None, "MPLCONFIGDIR": None}
+    variables |= dict.fromkeys(("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "USER", "LOGNAME"))
+    prefix = [*_NOBODY, "--ambient-caps=+dac_read_search"]
+    said = finish(recipe, tmp_path, prefix=prefix, environment=variables)
+    assert "Traceback" not in said
+    (record,) = records(tmp_path)
+    assert record.outcome == "completed"
+    show = {"command": "show", "prefix": prefix, "environment": variables}
+    with start(Path(record.run.id), tmp_path, **show) as process:  # what imports matplotlib without a page
+        said, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert "Traceback" not in said
 
 
 def test_doctor_plan_and_networks_say_what_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

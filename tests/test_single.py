@@ -59,7 +59,11 @@ def test_takes_on_other_images_are_shown_as_such_and_not_compared_with_them() ->
 
 @pytest.mark.parametrize(
     ("start", "says"),
-    [("zz", "no id in the journal starts with 'zz'"), ("", "no id in the"), ("0@moon", "no id of 'moon'")],
+    [
+        ("zz", "no id in the journal starts with 'zz'"),
+        ("", "no id in the"),
+        ("0@tset machine", "did you mean 'test machine'"),
+    ],
 )
 def test_an_id_that_no_run_or_several_have_is_the_users_mistake(start: str, says: str) -> None:
     records = [record for rate in range(1, 40) for record in takes(4.0, learning_rate=rate / 100)]

@@ -37,6 +37,19 @@ def paths(results: Path) -> list[Path]:
     return sorted(results.glob(f"*/{FILE}"))
 
 
+def misplaced(results: Path) -> list[str]:
+    """A line for each journal that lies a folder too high or too deep in `results`, where it is not read."""
+    strays = sorted([*results.glob(FILE), *results.glob(f"*/*/{FILE}")])
+    return [
+        f"journal: {stray} is not read; move it to {results / 'MACHINE' / FILE}{_or_up(stray, results)}"
+        for stray in strays
+    ]
+
+
+def _or_up(stray: Path, results: Path) -> str:
+    return f", or give --results {results.parent}" if stray.parent == results else ""
+
+
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[None]:
     """For as long as this lasts no other process can claim the journal at `path`, or its pages would be of two runs.

@@ -52,13 +52,16 @@ def _takes(records: Sequence[Record], start: str) -> list[Record]:
     """The records of the run whose id starts so, before an @ and how its machine's name starts; oldest first."""
     start, _, machine = start.partition("@")
     found = [record for record in records if record.infrastructure.startswith(machine)]
+    if machine and not found:
+        near = nearest(machine, {record.infrastructure for record in records})
+        raise UserError(f"run: no machine in the journal has a name that starts with {machine!r}; {near}")
     found = [record for record in found if start and start in (record.run.id[: len(start)], record.run_id)]
     ids = sorted({record.run.id for record in found})
     if len(ids) > 1:
         raise UserError(f"run: {len(ids)} ids start with {start!r}; give more of one: {', '.join(ids[:8])}")
     if not ids:
         near = nearest(start, {record.run.id for record in records}) if records else "it holds none"
-        where = f" of {machine!r}" * bool(machine)
+        where = f" of {machine!r}" if machine else ""
         hint = near if len(near) < 60 else "rows.csv has them all"
         raise UserError(f"run: no id{where} in the journal starts with {start!r}; {hint}")
     return sorted(found, key=lambda record: record.started)
