@@ -7,7 +7,7 @@ import difflib
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, get_args
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -160,7 +160,8 @@ def _from_plain(name: str, kind: str, given: Any, names: Mapping[str, Any]) -> A
         number = not isinstance(given, (int, float)) or abs(given) < _LARGEST_READ
         if isinstance(given, _SCALARS[container]) and isinstance(given, bool) == (container == "bool") and number:
             return given
-    elif container == "Any" or isinstance(given, names[container]):
+    # Before Python 3.10 isinstance knows no Union.
+    elif container == "Any" or isinstance(given, get_args(names[container]) or names[container]):
         return given
     elif dataclasses.is_dataclass(names[container]) and isinstance(given, dict):
         return from_plain(names[container], given)
