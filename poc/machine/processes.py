@@ -19,7 +19,7 @@ from typing import Any, Callable
 
 import psutil
 
-from poc.machine import child
+from poc.machine import child, isolated
 
 Lost = tuple[str, str]
 """Which process is to blame, and why."""
@@ -54,12 +54,12 @@ def scratch() -> Iterator[Path]:
 def start(
     module: str, environment: Mapping[str, str], *, python: str = sys.executable, **options: Any
 ) -> subprocess.Popen[str]:
-    """Starts `python -m module` with `environment` added to this process's own.
+    """Starts `python -m module` with `environment` added to this process's own, as `isolated` does.
 
     The kernel kills it when this process dies, however that happens; Ctrl-C in the terminal does not reach it, so that
     this process decides in which order the others end. `options` are those of subprocess.Popen.
     """
-    command = [sys.executable, "-IS", child.__file__, str(os.getpid()), python, "-m", module]
+    command = [sys.executable, "-IS", child.__file__, str(os.getpid()), python, isolated.__file__, module]
     environment = {**os.environ, **environment}
     return subprocess.Popen(command, env=environment, cwd=_HOME, text=True, start_new_session=True, **options)
 
