@@ -50,7 +50,7 @@ class FaultySession(NumpySession):
         loss = super().drain()
         return math.inf if self._fault == "diverge" and self._worker else loss
 
-    def exchange_is_right(self) -> bool:
+    def exchange_is_right(self) -> bool | None:
         return self._fault != "sum" and super().exchange_is_right()
 
     def peak_device_bytes(self) -> int:
