@@ -18,7 +18,7 @@ from poc.plan import plan
 from poc.train.local import own_gpus
 from tests import launch, stand_in
 from tests.builders import GLUON, MACHINE, recipe_file
-from tests.extras import needs_horovod, needs_torch
+from tests.extras import needs_horovod, needs_torch, newer_python
 
 CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 2.10.0", "torch 2.13.0"
 OF_CUDA_10 = "libcudart.so.10.2"
@@ -159,12 +159,18 @@ def test_a_build_that_is_not_installed_is_no_reason_to_start(monkeypatch: pytest
     [
         ("4 V100", [], [".venv requirements-mxnet-cu112.txt"]),
         ("8 K80", [], [".venv requirements-mxnet.txt"]),
-        ("1 H100, older driver", [], [".venv requirements-mxnet.txt", ".venv-pytorch requirements-torch-cu12.txt"]),
+        pytest.param(
+            "1 H100, older driver",
+            [],
+            [".venv requirements-mxnet.txt", ".venv-pytorch requirements-torch-cu12.txt"],
+            marks=newer_python,
+        ),
         ("no driver", [], [".venv requirements-mxnet.txt"]),
-        (
+        pytest.param(
             "no driver",
             ["pytorch"],
             [".venv requirements-mxnet.txt", ".venv requirements-torch.txt", ".venv requirements-torch-cu13.txt"],
+            marks=newer_python,
         ),
     ],
 )
