@@ -2,15 +2,37 @@
 # Makes .venv beside this script, for run_all.sh and tests/run.sh: a Python 3.9 to 3.12 with the pinned requirements, and
 # in it, or in an environment beside it, the engines for this machine's cards and driver: `python -m poc environment`
 # chooses and says why. With --torch PyTorch too, with --dev what the tests need, with --horovod Horovod, with --ray Ray.
-# Does nothing where that is already so.
+# Does nothing where that is already so. Removes no folder that it has not made.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 venv=$here/.venv
+mark=made-by-make_environment.sh
 
 stop() {
     printf '%s\n' "$1" >&2
     exit 2
+}
+
+# Nothing of the user's folder is imported or obeyed: no module, no setup.cfg (pip reads it with Python 3.9), no
+# .python-version (pyenv does); nor are variables that change what Python imports, or where pip installs and what.
+leave_users_folder() {
+    local name
+    case ${PYTHON:-} in
+        /*) ;;
+        */*) PYTHON=$PWD/$PYTHON ;;
+    esac
+    python=${PYTHON:-}
+    cd "$here"
+    unset "${!PYTHON@}"
+    for name in "${!PIP_@}"; do
+        case $name in
+            PIP_INDEX_URL | PIP_EXTRA_INDEX_URL | PIP_NO_INDEX | PIP_FIND_LINKS | PIP_CONFIG_FILE | PIP_PROXY) ;;
+            PIP_CERT | PIP_CLIENT_CERT | PIP_TRUSTED_HOST | PIP_TIMEOUT | PIP_DEFAULT_TIMEOUT | PIP_RETRIES) ;;
+            PIP_CACHE_DIR | PIP_NO_CACHE_DIR | PIP_KEYRING_PROVIDER | PIP_USE_FEATURE | PIP_USE_DEPRECATED) ;;
+            *) unset "$name" ;;
+        esac
+    done
 }
 
 # Prints the version; fails where the command is absent, out of range, or a version manager's shim that leads nowhere.
@@ -25,10 +47,9 @@ supported_version() {
 
 find_python() {
     local candidate made_with=
-    if [ -n "${PYTHON:-}" ]; then
-        version=$(supported_version "$PYTHON") || stop "PYTHON=$PYTHON is $("$PYTHON" --version 2>/dev/null ||
+    if [ -n "$python" ]; then
+        version=$(supported_version "$python") || stop "PYTHON=$python is $("$python" --version 2>/dev/null ||
             echo 'not a Python that starts'), but a Python 3.9 to 3.12 is needed: name one, or leave PYTHON unset to search for it."
-        python=$PYTHON
         return
     fi
     # The Python that .venv was made with comes first, so that PYTHON= is needed only the first time.
@@ -69,12 +90,20 @@ hash_of() {
     sha256sum <"$here/$1"
 }
 
-# -I: with the user's PYTHONPATH, pip would take what lies there for installed.
+# -I: with the user's site-packages, pip would take what lies there for installed. The empty options: a user's pip.conf
+# may give another place.
 pip_install() {
-    "$1/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes "${@:2}"
+    "$1/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+        --no-user --target= "${@:2}"
 }
 
-# make_venv ENVIRONMENT: with what all engines need; removes one that was made otherwise.
+# Whether this script has made the folder. Before there was a mark it wrote what it made it with, and of what.
+is_ours() {
+    local stamp='^(Python 3\.[0-9.]+ )?[0-9a-f]{64} +-$'
+    [ ! -L "$1" ] && { [ -f "$1/$mark" ] || grep -qsE "$stamp" "$1"/installed*; }
+}
+
+# make_venv ENVIRONMENT: with what all engines need; removes one that this script made otherwise.
 make_venv() {
     local wanted
     wanted="$version $(hash_of requirements-common.txt)"
@@ -83,8 +112,13 @@ make_venv() {
         return
     fi
     check_python_is_complete
+    if [ -e "$1" ] || [ -L "$1" ]; then
+        is_ours "$1" || stop "$1 was not made by make_environment.sh and is left as it is: move it away, then start again."
+    fi
     echo "Setting up $1 with $version: once, some minutes." >&2
     rm -rf "$1"
+    mkdir "$1"
+    echo "Made by make_environment.sh, which removes this folder when it no longer fits." >"$1/$mark"
     "$python" -I -m venv "$1"
     add "$1" requirements-common.txt
     printf '%s\n%s\n' "$("$python" -I -c 'import sys; print(sys.executable)')" "$wanted" >"$1/installed"
@@ -111,8 +145,13 @@ add() {
 
 # add_engines ENGINE...: those that this machine's cards and driver want, and the named ones.
 add_engines() {
-    local chosen folder file stamp
-    chosen=$(PYTHONPATH=$here "$venv/bin/python" -m poc environment "$@") || exit
+    local chosen line folder file stamp
+    chosen=$("$venv/bin/python" -I "$here/poc/machine/isolated.py" poc environment "$@") || exit
+    # They become folders that are made anew.
+    while read -r line; do
+        [[ $line =~ ^\.venv(-[A-Za-z0-9_]+)?\ (requirements[A-Za-z0-9._-]*\.txt)$ && -f $here/${BASH_REMATCH[2]} ]] ||
+            stop "poc environment: '$line' is no environment with a file of requirements: mend what else $venv/bin/python prints."
+    done <<<"$chosen"
     for stamp in "$venv"/installed-requirements-mxnet*; do
         # Two builds of MXNet are the same folder of packages.
         if [ -f "$stamp" ] && [[ $chosen != *" ${stamp#*installed-}"* ]]; then
@@ -122,7 +161,6 @@ add_engines() {
         fi
     done
     while read -r folder file; do
-        [ -n "$folder" ] || continue
         make_venv "$here/$folder"
         add "$here/$folder" "$file"
     done <<<"$chosen"
@@ -135,7 +173,7 @@ install_horovod() {
     for tool in g++ cmake make; do
         command -v "$tool" >/dev/null || stop "Horovod is compiled here, which needs $tool: sudo apt-get install g++ cmake make"
     done
-    shim=$(mktemp -d)
+    shim=$(mktemp -d) || return
     cat >"$shim/sitecustomize.py" <<'PYTHON'
 try:
     import numpy
@@ -166,6 +204,7 @@ main() {
     exec 9<"$here"
     flock 9 2>/dev/null || true
 
+    leave_users_folder
     find_python
     check_system_libraries
     make_venv "$venv"

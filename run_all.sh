@@ -40,6 +40,7 @@ for argument in "$@"; do
 done
 
 "$here/make_environment.sh" ${extras[@]+"${extras[@]}"} # bash before 4.4 takes an empty list for an unset one
-# No change of folder: the paths that the user gives are relative to where the user is. From Python 3.11 on,
-# PYTHONSAFEPATH keeps the modules that lie there out of the way.
-PYTHONPATH=$here PYTHONSAFEPATH=1 exec "$here/.venv/bin/python" -m poc run "$@"
+# No change of folder: the paths that the user gives are relative to where the user is. But nothing is imported from
+# there, or from where the user's variables say, neither here nor by the processes that this one starts.
+unset "${!PYTHON@}"
+exec "$here/.venv/bin/python" -I "$here/poc/machine/isolated.py" poc run "$@"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, get_args
 
 import numpy as np
 
@@ -202,7 +202,8 @@ def _from_plain(name: str, kind: str, given: Any, names: Mapping[str, Any]) -> A
         number = not isinstance(given, (int, float)) or abs(given) < _LARGEST_READ
         if isinstance(given, _SCALARS[container]) and isinstance(given, bool) == (container == "bool") and number:
             return given
-    elif container == "Any" or isinstance(given, names[container]):
+    # Before Python 3.10 isinstance knows no Union.
+    elif container == "Any" or isinstance(given, get_args(names[container]) or names[container]):
         return given
     elif dataclasses.is_dataclass(names[container]) and isinstance(given, dict):
         return from_plain(names[container], given)

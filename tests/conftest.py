@@ -55,6 +55,12 @@ def memory_is_given_back() -> Iterator[None]:
         give_memory_back()
 
 
+@pytest.fixture
+def pytorch_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made as if PyTorch were installed."""
+    monkeypatch.setattr("poc.engines.pytorch.versions", lambda name: {"torch": "2.13.0", "torchvision": "0.28.0"})
+
+
 _made: Counter[str] = Counter()
 _survived: Counter[str] = Counter()
 

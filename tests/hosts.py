@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
+from poc.machine import isolated
 from tests.launch import DEADLINE_SECONDS, HEEDFUL, HOME, eventually, held
 
 TOKEN = "0123456789abcdef" * 4
 PORT = 6379
+START = isolated.__file__
+"""How run_all.sh starts it."""
 RAY = Path(sys.executable).with_name("ray")
 _INSIDE = ("--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
 # A lost node is given up after some seconds, so that the next test need not wait for it.
@@ -245,6 +249,8 @@ def switch(folder: Path) -> Iterator[Switch]:
         _run("unshare", *_INSIDE, "true")
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"namespaces are not allowed here: {getattr(error, 'stderr', '') or error}")
+    if not (shutil.which("ip") and shutil.which("ss")):
+        pytest.skip("needs ip and ss: sudo apt-get install iproute2")
     made = Switch(folder)
     try:
         yield made
@@ -261,7 +267,7 @@ def drive(
     if "--cluster" not in words:
         places += ["--cluster", f"{host.address}:{PORT}"]
     driver = subprocess.Popen(
-        host.command(*HEEDFUL, sys.executable, "-W", "ignore", "-m", "poc", "run", recipe, *places, *words),
+        host.command(*HEEDFUL, sys.executable, "-W", "ignore", "-I", START, "poc", "run", recipe, *places, *words),
         env=host.environment(**environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -43,6 +43,17 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=HOME, env=variables, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
 
 
+def supported(version: str) -> Path:
+    """A Python of that version, which need not be the one that runs this; skips the test where there is none."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    on_path = shutil.which(f"python{version}")
+    for python in (*sorted(root.glob(f"versions/{version}.*/bin/python")), *([Path(on_path)] if on_path else [])):
+        asked = [python, "-c", "import ensurepip, venv"]
+        if subprocess.run(asked, stderr=subprocess.DEVNULL).returncode == 0:
+            return python
+    pytest.skip(f"needs Python {version}: pyenv install {version}")
+
+
 def eventually(look: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
     """What `look` gives as soon as that is true; fails where `unless` comes first, or after minutes."""
     end = time.monotonic() + DEADLINE_SECONDS

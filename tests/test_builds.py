@@ -18,6 +18,7 @@ from poc.plan import plan
 from poc.train.local import own_gpus
 from tests import launch, stand_in
 from tests.builders import GLUON, MACHINE, recipe_file
+from tests.extras import needs_horovod, needs_torch, newer_python
 
 CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 2.10.0", "torch 2.13.0"
 OF_CUDA_10 = "libcudart.so.10.2"
@@ -69,6 +70,7 @@ def test_the_build_of_each_engine_or_why_there_is_none(
         assert reason is None or "\n" not in reason
 
 
+@pytest.mark.usefixtures("pytorch_planned")
 @pytest.mark.parametrize(
     ("machine", "engine", "choice"),
     [
@@ -138,8 +140,8 @@ def test_norms_of_gradients_that_are_not_summed_exactly_are_not_taken(exchange: 
     assert item.skip.startswith("gradient_noise is measured where gradients are summed exactly")
 
 
+@needs_horovod
 def test_horovod_as_it_is_built_here_is_not_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("horovod")
     recipe = Recipe(model="cifar_resnet8_v2", devices=2, workers=2, exchange="horovod")
     (item,) = plan("r", recipe, stand("4 V100", monkeypatch))
     assert item.skip.startswith("this Horovod was built without NCCL")
@@ -157,12 +159,18 @@ def test_a_build_that_is_not_installed_is_no_reason_to_start(monkeypatch: pytest
     [
         ("4 V100", [], [".venv requirements-mxnet-cu112.txt"]),
         ("8 K80", [], [".venv requirements-mxnet.txt"]),
-        ("1 H100, older driver", [], [".venv requirements-mxnet.txt", ".venv-pytorch requirements-torch-cu12.txt"]),
+        pytest.param(
+            "1 H100, older driver",
+            [],
+            [".venv requirements-mxnet.txt", ".venv-pytorch requirements-torch-cu12.txt"],
+            marks=newer_python,
+        ),
         ("no driver", [], [".venv requirements-mxnet.txt"]),
-        (
+        pytest.param(
             "no driver",
             ["pytorch"],
             [".venv requirements-mxnet.txt", ".venv requirements-torch.txt", ".venv requirements-torch-cu13.txt"],
+            marks=newer_python,
         ),
     ],
 )
@@ -198,13 +206,11 @@ def test_a_disk_without_room_is_one_line_that_says_how_much_is_needed(
     ("machine", "engine", "completed"),
     [
         ("4 V100, old driver", "gluon", 2),
-        ("1 H100, older driver", "pytorch", 1),
+        pytest.param("1 H100, older driver", "pytorch", 1, marks=needs_torch),
         ("8 K80, CUDA 10.2", "gluon", 2),
     ],
 )
 def test_runs_on_cards(machine: str, engine: str, completed: int, tmp_path: Path) -> None:
-    if engine == "pytorch" and "torch" not in engines.versions("pytorch"):
-        pytest.skip("PyTorch is not installed")
     fields = {**GLUON, "engine": "auto", "kind": "gpu", "devices": [1, 2], "batch_per_device": 16}
     recipe = recipe_file(tmp_path / "mine.py", **fields, epochs=None, steps=8, window=2)
     launch.finish(recipe, tmp_path, environment=stand_in.environment(machine))

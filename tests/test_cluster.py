@@ -24,6 +24,7 @@ from poc.records.record import COMPLETED, FAILED, Record
 from poc.train import checkpoint
 from poc.train.campaign import Campaign
 from tests.builders import GLUON, TWO_WORKERS, executed, place_in, recipe_file, run_of
+from tests.extras import needs_horovod, needs_ray
 from tests.hosts import Host, Nodes, cluster, drive, driven
 from tests.kill_at_random import kill_at_random
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, python
@@ -39,8 +40,6 @@ OF_FRAMEWORKS = {
     **({"PyTorch": {**MXNET, "engine": "pytorch", "exchange": "device", "workers": 1}} if find_spec("torch") else {}),
 }
 LONG: dict[str, Any] = {"epochs": 100_000, "window": 5}
-needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 few = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two hosts need a core each")
 pytestmark = [pytest.mark.slow, few, needs_ray]
 
@@ -345,6 +344,8 @@ def test_kills_at_random_moments_lose_no_record_and_leave_no_process(nodes: Node
 
 def test_this_machine_alone_is_a_cluster_too(nodes: Nodes, tmp_path: Path) -> None:
     alone = nodes.wired.host("0")
+    for name in ("numpy", "psutil", "uuid"):  # the driver is started there, and nothing is imported from there
+        (alone.folder / f"{name}.py").write_text("raise ValueError")
     driven(alone, recipe_file(tmp_path / "mine.py"), tmp_path, "--cluster", "local", RAY_AUTH_TOKEN=None)
     (record,) = journal.read(journal.paths(tmp_path / "results"))
     assert (record.outcome, record.infrastructure) == (COMPLETED, record.hardware.describe())

@@ -467,7 +467,7 @@ def test_an_image_that_would_fill_the_memory_is_not_decoded_and_a_large_one_is()
 def test_real_files(tmp_path: Path) -> None:
     source = os.environ.get("POC_DATA")
     if not source:
-        pytest.skip("POC_DATA is not set")
+        pytest.skip("POC_DATA names no folder with CIFAR-10: POC_DATA=DIR tests/run.sh")
     dataset: Any = data.load(CIFAR10(), source=Path(source), cache=tmp_path)
     assert dataset.name in ("cifar10", "cifar10 (jpeg)")
     assert dataset.train.images.shape == (50_000, 32, 32, 3)

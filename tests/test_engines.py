@@ -186,14 +186,14 @@ def test_what_an_engine_never_heard_of_is_refused_and_not_trained_as_something_e
     ids=str,
 )
 def test_what_an_engine_lacks_is_refused_by_its_name(
-    engine: str, fields: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    engine: str, fields: dict[str, Any], said: str, pytorch_planned: None
 ) -> None:
-    monkeypatch.setattr("poc.engines.pytorch.versions", lambda name: {"torch": "2.13.0", "torchvision": "0.28.0"})
     skip = planned(engine, **fields).skip
     assert skip.startswith(said)
     assert "\n" not in skip
 
 
+@pytest.mark.usefixtures("pytorch_planned")
 @pytest.mark.parametrize(
     ("engine", "dtype", "oldest", "capability"),
     [

@@ -55,7 +55,7 @@ def opened(browser: Any, path: Path, fragment: str = "") -> Any:
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if not (CHROMIUM and DRIVER):
-        pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
+        pytest.skip("needs chromium and chromedriver: sudo apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for switch in (*SWITCHES, f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):

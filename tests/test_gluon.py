@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from poc.run import Run
 from tests import stand_in
 from tests.builders import MACHINE
 from tests.engine_worker import PLAIN, SUMS, Arrays, batches, distance, gradients, parameters, planned, trained, workers
+from tests.extras import needs_horovod
 from tests.launch import python
 
 compatibility.prepare()
@@ -418,9 +418,6 @@ def test_the_scale_doubles_after_two_thousand_good_steps_in_a_row() -> None:
 
 def between_workers(test: Any) -> Any:
     return pytest.mark.slow(pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")(test))
-
-
-needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 
 
 def between_two(exchange: Exchange, **fields: object) -> Run:

@@ -8,7 +8,6 @@ import operator
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from poc.values import UserError
 from tests.builders import MACHINE
 from tests.conftest import give_memory_back
 from tests.engine_worker import planned
+from tests.extras import needs_torch
 from tests.launch import HOME
 
 compatibility.prepare()
@@ -84,7 +84,7 @@ def test_what_stands_beside_the_registry_is_what_is_counted(tmp_path: Path, monk
     assert networks._COSTS.read_text() == kept
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+@needs_torch
 @pytest.mark.parametrize("name", engines.load("pytorch").NETWORKS)
 def test_pytorch_s_networks_cost_the_same(name: str) -> None:
     known, cost = NETWORKS[name].cost, engines.load("pytorch").count(NETWORKS[name])

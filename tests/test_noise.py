@@ -108,6 +108,7 @@ def test_a_probe_is_short_and_looks_at_the_noise() -> None:
     assert run.learning_rate == pytest.approx(0.8)
 
 
+@pytest.mark.usefixtures("pytorch_planned")
 @pytest.mark.parametrize("path", sorted((HOME / "recipes").glob("*.py")), ids=lambda path: path.stem)
 def test_every_recipe_can_be_advised_on(path: Path) -> None:
     setting = advice.first_setting(load(path), MACHINE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from poc import Synthetic
 from poc.records.record import COMPLETED, FAILED, Record
 from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, end_of, executed, recipe_file
+from tests.extras import needs_horovod
 from tests.launch import DEADLINE_SECONDS, family, records, start, struck
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "horovod": {**MXNET, "exchange": "horovod"},
 }
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
-without_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 
 
 def two_workers(folder: Path, engine: str, **fields: Any) -> Record:
@@ -41,8 +40,8 @@ def two_workers(folder: Path, engine: str, **fields: Any) -> Record:
         ("reference", "hub", STOPPED),
         ("mxnet", "server 0", STOPPED),
         ("mxnet", "scheduler", KILLED),
-        pytest.param("horovod", "worker 1", KILLED, marks=without_horovod),
-        pytest.param("horovod", "worker 1", STOPPED, marks=without_horovod),
+        pytest.param("horovod", "worker 1", KILLED, marks=needs_horovod),
+        pytest.param("horovod", "worker 1", STOPPED, marks=needs_horovod),
     ],
     ids=str,
 )

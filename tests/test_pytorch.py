@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,16 @@ from poc.train.parent import execute
 from tests import stand_in
 from tests.builders import MACHINE, recipe_file
 from tests.engine_worker import Arrays, batches, distance, in_turn, parameters, planned, trained
+from tests.extras import needs_compiler, needs_torch
 from tests.launch import HOME
 
 
 def of_torch(test: Any) -> Any:
-    return pytest.mark.slow(pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")(test))
+    return pytest.mark.slow(needs_torch(test))
 
 
 def on_card(test: Any) -> Any:
-    return pytest.mark.skipif(shutil.which("g++") is None, reason="the card is compiled")(of_torch(test))
+    return needs_compiler(of_torch(test))
 
 
 @of_torch

@@ -40,6 +40,7 @@ from poc.plan import Planned, plan, select
 from poc.run import Run
 from poc.values import UserError
 from tests import stand_in
+from tests.launch import HOME, supported
 from tests.test_machine import use
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.py"))
@@ -465,6 +466,22 @@ def test_an_id_names_what_is_computed_and_nothing_else() -> None:
     assert reference.run.id == "ee46ec34d6"
 
 
+def test_a_field_of_several_types_is_read_on_the_oldest_python() -> None:
+    script = (
+        "from __future__ import annotations",
+        "import sys, typing",
+        f"sys.path.insert(0, {str(HOME / 'poc')!r})",
+        "import values  # which needs no package",
+        "Left, Right = (values.value(type(name, (), {'__annotations__': {'number': 'int'}})) for name in 'LR')",
+        "Either = typing.Union[Left, Right]",
+        "@values.value",
+        "class Holder:",
+        "    held: Either",
+        "assert values.from_plain(Holder, {'held': Right(1)}) == Holder(Right(1))",
+    )
+    subprocess.run([supported("3.9"), "-I", "-c", "\n".join(script)], check=True)
+
+
 def test_runs_are_selected_by_the_start_of_their_id() -> None:
     runs = planned(lr=[0.1, 0.2])
     assert select(runs, [runs[1].run.id[:6]]) == [runs[1]]
@@ -584,6 +601,7 @@ def test_a_wrong_engine_is_refused_with_the_name_of_the_recipe(
     assert re.search(r"mine\.py: engine: 'gluonn' .*'gluon'", capsys.readouterr().err)
 
 
+@pytest.mark.usefixtures("pytorch_planned")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("machine", [CPU, gpus(8)], ids=["cpu", "8 gpus"])

@@ -17,14 +17,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+EXTRAS = ("ray", "horovod")
 COPIED = ["run_all.sh", "make_environment.sh", "tests/run.sh", *(p.name for p in ROOT.glob("requirements*.txt"))]
 
+MARK = "made-by-make_environment.sh"
 STAND_IN = """echo "$PWD|$PYTHONPATH|$*" >>"$CALLS"
 case "$*" in
     --version) echo "Python {version}" ;;
     *"-m venv "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" && cp "$0" "$4/bin/lint-imports" ;;
-    *"-m pip install "*) exit "${{PIP_EXIT:-0}}" ;;
-    *"-m poc environment"*) echo "${{PLAN:-.venv requirements-mxnet.txt}}" ;;
+    *"-m pip install "*) exit "${{EXIT_OF_PIP:-0}}" ;;
+    *"poc environment"*) printf '%s\\n' "${{PLAN-.venv requirements-mxnet.txt}}" ;;
     *sys.executable*) echo "$0" ;;
     *) ;;
 esac
@@ -83,6 +85,11 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file in it, by its path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def only_line(text: str) -> str:
     (line,) = text.splitlines()
     return line
@@ -98,7 +105,7 @@ def script(path: Path, text: str) -> Path:
 def tools_only(folder: Path, *others: str) -> Path:
     """A folder for PATH that holds what the scripts call, and no Python."""
     folder.mkdir()
-    for tool in ("bash", "cat", "dirname", "flock", "readlink", "rm", "sha256sum", "tail", *others):
+    for tool in ("bash", "cat", "dirname", "flock", "grep", "mkdir", "readlink", "rm", "sha256sum", "tail", *others):
         path = shutil.which(tool)
         assert path, f"{tool} is not on this machine"
         (folder / tool).symlink_to(path)
@@ -123,7 +130,7 @@ def test_a_python_that_does_not_start_none_that_is_old_enough_and_an_unknown_opt
 
 
 def test_a_shim_that_fails_is_passed_over(checkout: Checkout, tmp_path: Path) -> None:
-    path = tools_only(tmp_path / "tools", "mkdir", "cp")
+    path = tools_only(tmp_path / "tools", "cp")
     script(path / "python3.11", "echo 'shim: python3.11: command not found' >&2; exit 127")
     working = checkout.stand_in("3.12.1", "python3").parent
     done = checkout.start("run_all.sh", PATH=f"{path}:{working}")
@@ -149,7 +156,8 @@ def test_help_needs_no_environment(checkout: Checkout) -> None:
 
 def test_run_all_hands_on_arguments_and_folder_unchanged(checkout: Checkout) -> None:
     checkout.start("run_all.sh", "quick", "--data", "my data", PYTHON=checkout.stand_in("3.11.7"), PYTHONPATH="/other")
-    assert checkout.calls("-m poc run") == [f"{checkout.elsewhere}|{checkout.root}|-m poc run quick --data my data"]
+    start = f"-I {checkout.root}/poc/machine/isolated.py poc run"
+    assert checkout.calls("poc run") == [f"{checkout.elsewhere}||{start} quick --data my data"]
 
 
 def test_second_start_installs_nothing_and_keeps_the_python(checkout: Checkout) -> None:
@@ -158,13 +166,13 @@ def test_second_start_installs_nothing_and_keeps_the_python(checkout: Checkout) 
     for environment in [{}, {"PYTHON": checkout.stand_in("3.10.99")}]:
         assert checkout.start("run_all.sh", **environment).stderr == ""
         assert checkout.calls("-m pip install") == []
-        assert len(checkout.calls("-m poc run")) == 1
+        assert len(checkout.calls("poc run")) == 1
 
 
 def test_a_failed_installation_is_made_again_from_nothing(checkout: Checkout) -> None:
     python = checkout.stand_in("3.11.7")
-    checkout.start("run_all.sh", PYTHON=python, PIP_EXIT="1", status=1)
-    assert checkout.calls("-m poc") == []
+    checkout.start("run_all.sh", PYTHON=python, EXIT_OF_PIP="1", status=1)
+    assert checkout.calls("poc ") == []
     (checkout.venv / "left-over").touch()
     checkout.start("run_all.sh", PYTHON=python)
     assert checkout.installed() == ["requirements-common.txt", "requirements-mxnet.txt"]
@@ -174,6 +182,7 @@ def test_a_failed_installation_is_made_again_from_nothing(checkout: Checkout) ->
 @pytest.mark.parametrize("fault", ["requirements", "python", "interpreter"])
 def test_an_environment_that_no_longer_fits_is_made_again(checkout: Checkout, fault: str) -> None:
     checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.11.7"))
+    (checkout.venv / MARK).unlink()  # earlier versions made none
     if fault == "requirements":
         with (checkout.root / "requirements-common.txt").open("a") as file:
             file.write("one-more==1.0\n")
@@ -182,6 +191,50 @@ def test_an_environment_that_no_longer_fits_is_made_again(checkout: Checkout, fa
     checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.12.1" if fault == "python" else "3.11.7"))
     assert len(checkout.calls("-m venv")) == 1
     assert len(checkout.installed()) == 2
+    assert (checkout.venv / MARK).exists()
+
+
+@pytest.mark.parametrize("form", ["folder", "link to an environment", "link to nowhere", "file"])
+def test_what_the_script_has_not_made_it_leaves_as_it_is(checkout: Checkout, form: str, tmp_path: Path) -> None:
+    python, target = checkout.stand_in("3.11.7"), tmp_path / "another"
+    if form.startswith("link"):
+        checkout.venv.symlink_to(target)
+    if form == "file":
+        checkout.venv.write_text("mine")
+    elif form != "link to nowhere":
+        (checkout.venv if form == "folder" else target).mkdir()
+        (checkout.venv / "mine").write_text("mine")
+        (checkout.venv / "installed-by-hand").write_text("Python 3.9\n")
+    if form == "link to an environment":
+        (target / MARK).touch()
+    before = tree(checkout.root), tree(tmp_path / "another")
+    line = only_line(checkout.start("make_environment.sh", PYTHON=python, status=2).stderr)
+    assert str(checkout.venv) in line
+    assert (tree(checkout.root), tree(tmp_path / "another")) == before
+    assert checkout.calls("-m ") == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "named"),
+    [
+        ("results of my runs loaded\n.venv requirements-mxnet.txt", "results of my runs loaded"),
+        ("results requirements-mxnet.txt", "results requirements-mxnet.txt"),
+        (".venv-x/../results requirements-mxnet.txt", ".venv-x/../results"),
+        (".venv-pytorch requirements-unheard-of.txt", "requirements-unheard-of.txt"),
+        (".venv ../requirements-mxnet.txt", "../requirements-mxnet.txt"),
+        (".venv requirements-mxnet.txt and more", "and more"),
+        ("", "''"),
+    ],
+)
+def test_a_printed_word_is_no_folder_to_be_made_anew(checkout: Checkout, plan: str, named: str) -> None:
+    journal = checkout.root / "results" / "here" / "journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.write_text("{}\n")
+    checkout.start("make_environment.sh", PYTHON=checkout.stand_in("3.11.7"))
+    before = tree(checkout.root)
+    assert named in only_line(checkout.start("run_all.sh", PLAN=plan, status=2).stderr)
+    assert tree(checkout.root) == before
+    assert checkout.calls("poc run") == []
 
 
 def test_engines_go_where_the_plan_says_and_another_mxnet_takes_the_place_of_the_first(checkout: Checkout) -> None:
@@ -201,18 +254,21 @@ def test_engines_go_where_the_plan_says_and_another_mxnet_takes_the_place_of_the
 
 def test_the_choice_of_engines_can_refuse(checkout: Checkout) -> None:
     python = checkout.stand_in("3.11.7")
-    python.write_text(python.read_text().replace('echo "${PLAN:-', 'exit 2; echo "${PLAN:-'))
+    python.write_text(python.read_text().replace('*"poc environment"*)', '*"poc environment"*) exit 2;'))
     checkout.start("run_all.sh", PYTHON=python, status=2)
-    assert checkout.calls("-m poc run") == []
+    assert checkout.calls("poc run") == []
 
 
-def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout) -> None:
+def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout, tmp_path: Path) -> None:
     python = checkout.stand_in("3.11.7")
     checkout.start("run_all.sh", PYTHON=python)
-    checkout.start("tests/run.sh", "-k", "a b", PYTHON=python)
+    compiler = [script(tmp_path / "compiler" / tool, "exit 1").parent for tool in ("g++", "cmake", "make")].pop()
+    path = f"{os.environ['PATH']}:{compiler}"
+    checkout.start("tests/run.sh", "-k", "a b", PYTHON=python, PATH=path)
     assert checkout.calls("-m venv") == []
     added = checkout.calls("-m pip install")
-    assert [line.rpartition("/")[2] for line in added] == ["requirements-dev.txt", "requirements-ray.txt"]
+    assert [line.rpartition("/")[2] for line in added] == [f"requirements-{name}.txt" for name in ("dev", *EXTRAS)]
+    assert checkout.calls("poc environment pytorch")
     assert all("--require-hashes" in line for line in added)
     for check in [
         "ruff check .",
@@ -221,8 +277,20 @@ def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout
         "pytest -q -n 2 --dist worksteal -k a b",
     ]:
         assert checkout.call(f"-m {check}").startswith(f"{checkout.root}|")
-    checkout.start("tests/run.sh", PYTHON=python)
+    checkout.start("tests/run.sh", PYTHON=python, PATH=path)
     assert checkout.calls("-m pip install") == []
+
+
+def test_tests_that_need_what_cannot_be_had_are_named_and_the_others_run(checkout: Checkout, tmp_path: Path) -> None:
+    python = checkout.stand_in("3.11.7")
+    python.write_text(python.read_text().replace('*"-m pip', '*"-m pip"*requirements-ray.txt) exit 1 ;;\n    *"-m pip'))
+    path = tools_only(tmp_path / "tools", "cp", "sh", "env")  # and no compiler for Horovod
+    done = checkout.start("tests/run.sh", PYTHON=python, PATH=path)
+    assert done.stderr.splitlines()[-1].endswith(": ray horovod")
+    assert checkout.calls("-m pytest")
+    done = checkout.start("tests/run.sh", "--quick", PYTHON=python, PATH=path)
+    assert done.stderr == ""  # nothing of these is needed, or tried
+    assert checkout.calls("-m pytest")
 
 
 def test_horovod_is_built_once_against_mxnet(checkout: Checkout) -> None:
@@ -244,7 +312,7 @@ def test_horovod_is_built_once_against_mxnet(checkout: Checkout) -> None:
 
 def test_pytorch_is_asked_for_by_name(checkout: Checkout) -> None:
     checkout.start("make_environment.sh", "--torch", PYTHON=checkout.stand_in("3.11.7"))
-    assert checkout.call("-m poc").endswith("-m poc environment pytorch")
+    assert checkout.call("poc ").endswith("poc environment pytorch")
 
 
 def test_a_build_without_a_compiler_is_one_line(checkout: Checkout, tmp_path: Path) -> None:

@@ -113,11 +113,15 @@ def connect(address: str) -> None:
     except ImportError:
         raise UserError("Ray is not installed: ./make_environment.sh --ray (with Python 3.10 or later)") from None
     own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if address == LOCAL else {}
+    folder = os.getcwd()
     try:
+        os.chdir("/")  # Ray has every node import first of all from the folder that the driver is in
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
     except Exception as error:  # Ray has many
         why = " ".join(str(error).split())[:300]
         raise UserError(f"--cluster: no cluster to be had at {address}: {type(error).__name__}: {why}") from None
+    finally:
+        os.chdir(folder)
 
 
 def alive() -> list[dict[str, Any]]:

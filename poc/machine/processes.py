@@ -20,7 +20,7 @@ from typing import Any, Callable
 
 import psutil
 
-from poc.machine import child, control_groups
+from poc.machine import child, control_groups, isolated
 from poc.machine.environment import without_decided
 
 Lost = tuple[str, str]
@@ -64,12 +64,12 @@ def scratch() -> Iterator[Path]:
 def start(
     module: str, environment: Mapping[str, str], *, python: str = sys.executable, **options: Any
 ) -> subprocess.Popen[str]:
-    """Starts `python -m module` with `environment` added to what this process passes on of its own.
+    """Starts `python -m module`, as `isolated` does, with `environment` added to what this process passes on.
 
     The kernel kills it when this process dies, however that happens; Ctrl-C in the terminal does not reach it, so that
     this process decides in which order the others end. `options` are those of subprocess.Popen.
     """
-    command = [sys.executable, "-IS", child.__file__, str(os.getpid()), python, "-m", module]
+    command = [sys.executable, "-IS", child.__file__, str(os.getpid()), python, isolated.__file__, module]
     environment = {**without_decided(), **environment}
     return subprocess.Popen(command, env=environment, cwd=_HOME, text=True, start_new_session=True, **options)
 
