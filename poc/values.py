@@ -119,7 +119,7 @@ def choice(valid: Sequence[Any]) -> Check:
 
 
 def either(check: Check, *others: Any) -> Check:
-    """A check that allows `others`, too."""
+    """A check that allows `others`, too, and whose UserError says so."""
 
     def check_others(name: str, given: object) -> None:
         try:

@@ -66,7 +66,7 @@ def test_a_run_learns_and_leaves_a_record_of_all_it_did(tmp_path: Path) -> None:
     assert made.others_busy_cores >= 0 <= made.stolen_cores
     # The last checkpoint is kept, and known by the conditions of this host.
     conditions = {"versions": made.versions, "commit": made.commit, "machine": MACHINE.describe()}
-    conditions |= {"images": ["synthetic", ""], "workers_here": 1}
+    conditions |= {"images": ["synthetic", ""], "environment": made.environment, "workers_here": 1}
     assert checkpoint.steps(tmp_path / "checkpoints" / run.id, [0], conditions) == [160]
     assert Record.from_json(json.loads(json.dumps(made.to_json(), allow_nan=False))) == made
 
@@ -305,7 +305,7 @@ def test_each_worker_of_a_host_gets_its_own_cards(
 
 @slow
 def test_a_display_card_beside_two_that_compute_does_no_harm(tmp_path: Path) -> None:
-    fields = {**GLUON, "kind": "gpu", "devices": [1, 2], "steps": 2, "epochs": None, "evaluate": False}
+    fields = {**GLUON, "kind": "gpu", "devices": [1, 2], "steps": 12, "window": 4, "epochs": None, "evaluate": False}
     recipe = recipe_file(tmp_path / "mine.py", **fields, batch_per_device=16)
     finish(recipe, tmp_path, environment=stand_in.environment("2 V100 and a display card"))
     one, two = records(tmp_path)

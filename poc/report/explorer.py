@@ -10,11 +10,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
-import gzip
 import json
 import math
 import os
 import tempfile
+import zlib
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -88,7 +88,9 @@ def _libraries(cache: Path | None) -> str:
 
 def _packed(data: dict[str, Any]) -> str:
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    # As gzip.compress does from Python 3.11 on; before, it wrote another header.
+    packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return base64.b64encode(packer.compress(text.encode()) + packer.flush()).decode()
 
 
 def _key(of: Row | Record) -> tuple[str, str, str]:

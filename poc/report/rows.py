@@ -291,8 +291,6 @@ def _note(record: Record, timed: Sequence[Window]) -> str:
     ]
     if record.at_chance:
         notes.append("its accuracy is no better than chance")
-    if record.windows and timing.throughput(record.timed) is None:
-        notes.append("too short to time")
     if disturbed(record):
         # Of how many, earlier versions did not tell.
         cores = f"of {record.usable_cores} cores" if record.usable_cores else "cores"
