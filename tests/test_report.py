@@ -18,6 +18,7 @@ from poc.records.record import Record
 from poc.report import rows
 from poc.report.measurements import alike, by_accuracy, by_run, by_speed
 from poc.report.sections.rates import unlike
+from poc.report.tables import devices_of
 from poc.studies import prices
 from poc.studies.row import COLUMNS, Row, to_csv
 from tests.builders import TEST_CPU, record_of
@@ -290,3 +291,23 @@ def test_the_parts_of_every_published_record_add_up_and_none_is_negative() -> No
         parts = record.split() or {}
         assert math.fsum(parts.values()) == pytest.approx(record.wall or 0.0)
         assert all(seconds >= -1e-6 for seconds in parts.values()), record.run_id
+
+
+def test_a_training_on_fewer_threads_than_cores_is_a_setting_of_its_own() -> None:
+    """On two cores, as another process kept one of them busy when it began."""
+    records = [record_of(threads=threads, run_id=f"run{number}") for number, threads in enumerate((2, 1, 2))]
+    measured = by_run(rows.collect(records, []))
+    assert sorted((devices_of(one.row), len(one.rows)) for one in measured) == [
+        ("CPU, 1 of 2 cores", 1),
+        ("CPU, 2 cores", 2),
+    ]
+    bound = record_of(threads=1, run={"cores_per_worker": 1})
+    assert (bound.fewer_threads, devices_of(rows.from_record(bound))) == (None, "CPU, 1 core")
+
+
+@pytest.mark.parametrize(("accuracy", "chance"), [(0.1, True), (0.108, True), (0.12, False), (0.75, False)])
+def test_an_accuracy_no_better_than_chance_is_marked(accuracy: float, chance: bool) -> None:
+    """Of 9,000 images in ten classes, where a standard error of guessing is 0.0032."""
+    record = record_of(accuracies=(accuracy,) * 6)
+    assert ("chance" in record.in_words(), "chance" in rows.from_record(record).note) == (chance, chance)
+    assert not record_of(accuracies=(0.1,), run={"steps": 55}).at_chance  # cut off within an epoch

@@ -237,6 +237,12 @@ class Record(Told):
         return [window for window in self.windows if window.epoch > self.run.data.shrink_epochs]
 
     @property
+    def fewer_threads(self) -> int | None:
+        """The threads of a training on the whole CPU that had fewer than there are cores; None for any other."""
+        whole_cpu = self.run.kind == "cpu" and self.run.workers == 1 and not self.run.cores_per_worker
+        return self.threads if whole_cpu and self.threads and self.threads < self.hardware.cores else None
+
+    @property
     def at_chance(self) -> bool:
         """Whether a training of whole epochs ended no more accurate than guessing is, by three standard errors."""
         if not self.run.whole_epochs or not self.evaluations:

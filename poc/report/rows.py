@@ -40,7 +40,7 @@ _OF_RUN = (
 )
 _OF_RECORD = (
     *("run_id", "infrastructure", "parameters", "dataset", "outcome", "started", "engine_choice"),
-    *("others_busy_cores", "stolen_cores", "usable_cores", "data_checksum", "threads"),
+    *("others_busy_cores", "stolen_cores", "usable_cores", "data_checksum", "threads", "fewer_threads"),
 )
 # What may differ within a series over devices, or only says how a run was cut.
 _VARIED = (
@@ -116,7 +116,7 @@ def _devices(record: Record) -> tuple[Any, ...]:
     """What records share that were measured on as many of the same cores or cards, in the same precision."""
     run, machine = record.run, record.hardware
     if run.kind == "cpu":
-        used = machine.cpu, run.workers * (run.cores_per_worker or machine.cores)
+        used = machine.cpu, run.workers * (run.cores_per_worker or record.fewer_threads or machine.cores)
     else:
         used = machine.describe(), 1 if run.virtual else run.devices
     return (record.infrastructure, run.kind, run.dtype, *used)

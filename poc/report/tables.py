@@ -62,6 +62,8 @@ def devices_of(row: Row) -> str:
     if row.devices is None:
         return ""
     if row.kind == "cpu" and row.devices <= 1:
+        if row.fewer_threads:
+            return f"CPU, {row.fewer_threads} of {row.cores} cores"
         cores = row.cores_per_worker or row.cores
         return f"CPU, {cores} core{'s' * (cores > 1)}" if cores else "CPU"
     alone = row.workers == row.devices > 1  # a process for each

@@ -152,6 +152,8 @@ class Row:
 
     run: Run | Any = None
     """What was run; None where it was published."""
+    fewer_threads: int | None = None
+    """As in `Record`."""
     timed: Sequence[Window] = ()
     """The windows behind its samples/s."""
 
@@ -164,12 +166,6 @@ class Row:
     def data_id(self) -> DataId:
         """The identity of its images, as far as the source tells."""
         return DataId(self.dataset, self.data_checksum)
-
-    @property
-    def fewer_threads(self) -> int | None:
-        """The threads of a training on the whole CPU that had fewer than there are cores; None for any other."""
-        whole_cpu = self.kind == "cpu" and self.workers == 1 and not self.cores_per_worker
-        return self.threads if whole_cpu and self.threads and self.threads < self.cores else None
 
     @property
     def held_fixed(self) -> Count:

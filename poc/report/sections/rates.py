@@ -158,8 +158,7 @@ def unlike(several: Iterable[Row]) -> list[str]:
         options = words(row.run)
         looked = (options.get(name, "") for name in ("gradient_noise", "compile"))
         images = f"images {row.data_checksum[:8] or 'without a checksum'}"
-        threads = f"{row.fewer_threads} threads of {row.cores}" if row.fewer_threads else ""
-        conditions = (*looked, images, row.environment, threads)
+        conditions = (*looked, images, row.environment)
         ways.append([row.framework, row.dtype, row.layout, *way(row.run).split(", "), *filter(None, conditions)])
     return [", ".join(part for part in own if not all(part in other for other in ways)) for own in ways]
 
