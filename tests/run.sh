@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Linter, formatter, type checker, the contract of the rooms, and tests, in an environment that it makes where it is missing.
-# With --quick only the tests that need no training and no processes of their own: under two minutes on two cores.
+# With --quick only the tests that need no training and no processes of their own: about two minutes on two cores.
 # Other arguments go to pytest: tests/run.sh -k schedule
 set -euo pipefail
 
