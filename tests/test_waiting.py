@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,29 +33,47 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         state.update(seconds=seconds(), rate=rate, since=time.monotonic())
 
     monkeypatch.setattr(hardware, "core_times", lambda: (CORES, seconds() + time.process_time(), 0.0))
-    monkeypatch.setattr(waiting, "_FIRST_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(waiting, "_LONG_LOOK_SECONDS", 0.2)
     monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.05)
     return change
 
 
+class ScriptedCores:
+    """Time that passes only in `sleep`, 1.5 times as long as asked for, and eight cores of which others use some."""
+
+    def __init__(self, others: Callable[[float], float]) -> None:
+        self.now = self.busy = 0.0
+        self._others = others
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.busy += 1.5 * seconds * self._others(self.now)
+        self.now += 1.5 * seconds
+
+    def core_times(self) -> tuple[int, float, float]:
+        return CORES, self.busy, 0.0
+
+
+def free_cores(monkeypatch: pytest.MonkeyPatch, cores: int, others: Callable[[float], float]) -> int:
+    scripted = ScriptedCores(others)
+    monkeypatch.setattr(waiting, "time", scripted)
+    monkeypatch.setattr(hardware, "core_times", scripted.core_times)
+    return waiting.free_cores(cores)
+
+
 @pytest.mark.parametrize(
     ("cores", "others", "free"),
-    [(8, 0, 8), (8, 1, 7), (8, 2.1, 6), (8, 8, 1), (8, 30, 1), (2, 6, 2), (2, 7, 1), (1, 8, 1)],
+    [(8, 0, 8), (8, 0.2, 8), (8, 1, 7), (8, 2.1, 6), (8, 8, 1), (8, 30, 1), (2, 6, 2), (2, 7, 1), (1, 8, 1)],
 )
 def test_a_run_has_the_cores_that_others_leave_free(
-    busy: Callable[[float], None], cores: int, others: float, free: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, others: float, free: int
 ) -> None:
-    busy(others)
-    assert waiting.free_cores(cores) == free
+    assert free_cores(monkeypatch, cores, lambda now: others) == free
 
 
-def test_a_moment_of_work_costs_no_threads(busy: Callable[[float], None]) -> None:
-    busy(4)
-    timer = threading.Timer(0.03, busy, [0])
-    timer.start()
-    assert waiting.free_cores(CORES) == CORES
-    timer.join()
+def test_a_moment_of_work_costs_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert free_cores(monkeypatch, CORES, lambda now: 4.0 if now == 0 else 0.0) == CORES
 
 
 def test_threads_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,9 +43,9 @@ def free_cores(cores: int) -> int:
     Looks again, for longer, where others seem to need some of them: a moment's work must not cost a run its threads.
     """
     for seconds in (_FIRST_LOOK_SECONDS, _LONG_LOOK_SECONDS):
-        count, before, _ = hardware.core_times()
+        began, (count, before, _) = time.monotonic(), hardware.core_times()
         time.sleep(seconds)
-        busy = (hardware.core_times()[1] - before) / seconds
+        busy = (hardware.core_times()[1] - before) / (time.monotonic() - began)
         if busy < count - cores + _BUSY_CORES:
             return cores
     free = max(1, min(cores, count - round(busy)))
