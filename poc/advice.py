@@ -43,7 +43,7 @@ WORTH = 0.8
 epochs at a batch that has 0.9 by the formula, 0.041 at one that has 0.75."""
 LATER = {True: 3.0, False: 15.0}
 """Times the noise scale of a short run that the one which fits the epochs may be, with an optimizer whose updates are
-sized by the gradient, or not: what ResNet-50 had here (results/learning_rate.md), 1.7 to 2.6 and 9 to 15."""
+sized by the gradient, or not: what ResNet-50 had here (reference/learning_rate.md), 1.7 to 2.6 and 9 to 15."""
 _WHOLE = ("cores_per_worker", "epochs", "seconds", "target_accuracy")
 """What a short run does not take over: of a whole one, or of a device that is part of a CPU."""
 

@@ -1,6 +1,6 @@
 """The Hacksa study: VGG-19, Inception-v4 and a ResNet with Horovod, one worker a device, on 1, 2 and 4 devices.
 
-It found speed-ups by throughput and by wall time that contradict each other; results/scaling.md shows both. VGG-19 and
+It found speed-ups by throughput and by wall time that contradict each other; reference/scaling.md has both. VGG-19 and
 ResNet-50 in their CIFAR-10 form, Inception-v4 at its own 299 pixels. On a CPU: two workers with one core each. Horovod
 is an extra (docs/what_runs_where.md); without it its rows are skipped.
 Cost: three takes, about 5 min on two CPU cores (with `--detail` 15), about a minute for each row on GPUs.

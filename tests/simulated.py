@@ -427,8 +427,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=None, metavar="DIR", help="default: a temporary folder")
     options = parser.parse_args(arguments)
     results = (options.results or Path(tempfile.mkdtemp(prefix="simulated-"))).absolute()
-    if results == HOME / "results" or HOME / "results" in results.parents:
-        parser.error("--results: simulated journals never go to results/; name another folder")
+    if {HOME / "results", HOME / "reference"} & {results, *results.parents}:
+        parser.error("--results: simulated journals never go to results/ or reference/; name another folder")
     with contextlib.redirect_stderr(io.StringIO()):
         path = write_journal(options.machine, options.content, results)
     print(path)

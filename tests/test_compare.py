@@ -183,7 +183,7 @@ def called_different(takes: Sequence[float]) -> tuple[int, int]:
 
 
 def test_repeats_of_one_setting_in_the_journal_are_not_called_different() -> None:
-    records = journal.read(journal.paths(HOME / "results"))
+    records = journal.read(journal.paths(HOME / "reference"))
     measured = by_speed(rows.from_record(record) for record in records)
     repeated = [taken.rate.values for taken in measured if taken.rate and taken.rate.n > 1]
     assert len(repeated) > 10

@@ -177,7 +177,7 @@ def test_a_point_opens_its_run_and_a_name_does_no_harm(browser: Any, made: Path)
 
 
 def test_two_thousand_rows_fit_and_open_at_once(browser: Any, tmp_path: Path) -> None:
-    records = rows.ordered(journal.read(sorted((HOME / "results").rglob("journal.jsonl"))))
+    records = rows.ordered(journal.read(journal.paths(HOME / "reference")))
     table = rows.collect(records, studies.load())
     many = (table * (2000 // len(table) + 1))[:2000]
     path = tmp_path / "explorer.html"

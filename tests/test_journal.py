@@ -65,6 +65,30 @@ def test_records_come_back_in_order_and_once_from_journals_apart_or_joined(tmp_p
     assert journal.read([*paths, paths[0], tmp_path / "missing.jsonl"]) == journal.read([joined]) == both
 
 
+def test_records_of_others_join_each_once_and_another_machine_of_a_name_gets_a_number(tmp_path: Path) -> None:
+    def machines(records: list[Record]) -> list[tuple[str, str]]:
+        return [(record.infrastructure, record.run_id) for record in records]
+
+    own = appended(tmp_path / "results" / "p3" / journal.FILE, "a", "b", infrastructure="p3")
+    for names, sender in (("bc", "copy"), ("d", "other"), ("e", "third")):
+        appended(tmp_path / sender / "p3" / journal.FILE, *names, infrastructure="p3")
+    appended(tmp_path / "third" / "K80" / journal.FILE, "f", infrastructure="K80")
+    copy, other, third = (tmp_path / name for name in ("copy", "other", "third"))
+    # What has records in common with a machine is that machine.
+    assert machines(journal.read_with(own, [copy])) == [("p3", "c")]
+    assert machines(journal.read_with([], [copy, copy])) == [("p3", "b"), ("p3", "c")]
+    # The folder of one machine, and folders of several.
+    joined = journal.read_with(own, [other / "p3", third, other])
+    assert machines(joined) == [("p3 (2)", "d"), ("K80", "f"), ("p3 (3)", "e")]
+
+
+@pytest.mark.parametrize(("folder", "what"), [("missing", "is no folder"), ("empty", "holds no journal")])
+def test_a_folder_without_a_journal_joins_nothing(folder: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=f"--with: .*{folder} {what}"):
+        journal.read_with([], [tmp_path / folder])
+
+
 def test_a_torn_last_line_is_set_aside_and_the_next_record_is_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

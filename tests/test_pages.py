@@ -639,8 +639,8 @@ def test_figures_are_small_labelled_and_the_same_twice(count: int) -> None:
 
 
 def test_committed_results_are_what_the_journals_say(tmp_path: Path) -> None:
-    records = journal.read(journal.paths(HOME / "results"))
-    report.write(records, STUDIES, page=tmp_path / "results.md", folder=tmp_path / "results")
+    records = journal.read(journal.paths(HOME / "reference"))
+    report.write(records, STUDIES, page=tmp_path / "results.md", folder=tmp_path / "reference")
     made = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     for path in made:
         assert (tmp_path / path).read_bytes() == (HOME / path).read_bytes(), path

@@ -459,7 +459,7 @@ def test_an_id_names_what_is_computed_and_nothing_else() -> None:
     assert Run.from_json(json.loads(json.dumps(first.run.to_json()))) == first.run
     # What earlier versions called a one-cycle was linear.
     assert Run.from_json({**first.run.to_json(), "decay": "one-cycle"}).decay == "linear"
-    # Published in results/: a change here would make every recorded run look new.
+    # Published in reference/: a change here would make every recorded run look new.
     (reference,) = plan(
         "", Recipe(model="cifar_resnet50_v2", kind="cpu", batch_per_device=128, lr=0.05, epochs=12), CPU
     )

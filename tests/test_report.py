@@ -24,7 +24,7 @@ from poc.studies.row import COLUMNS, Row, to_csv
 from tests.builders import TEST_CPU, record_of
 from tests.launch import HOME
 
-# Of results/rows.csv, as docs and readers know them: names and order.
+# Of rows.csv, as docs and readers know them: names and order.
 DESIGN = """
     origin study run_id infrastructure hardware framework network parameters dataset input_shape batch_per_device
     total_batch learning_rate lr_rule devices virtual workers exchange dtype layout epochs steps seed outcome
@@ -287,7 +287,7 @@ def test_of_two_machines_that_began_the_same_run_at_once_each_pays_for_its_own_c
 
 
 def test_the_parts_of_every_published_record_add_up_and_none_is_negative() -> None:
-    for record in journal.read(journal.paths(HOME / "results")):
+    for record in journal.read(journal.paths(HOME / "reference")):
         parts = record.split() or {}
         assert math.fsum(parts.values()) == pytest.approx(record.wall or 0.0)
         assert all(seconds >= -1e-6 for seconds in parts.values()), record.run_id

@@ -345,7 +345,7 @@ def committed(folder: Path, *names: str) -> str:
 
 
 def test_results_do_not_make_a_commit_dirty_and_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = ("results/journal.jsonl", "results.md")
+    results = ("results/journal.jsonl", "results.md", "reference/here/journal.jsonl")
     monkeypatch.setattr(hardware, "__file__", str(tmp_path / CODE))
     assert hardware.commit() == ""
     clean = committed(tmp_path, CODE, *results)

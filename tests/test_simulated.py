@@ -272,7 +272,7 @@ def test_what_is_said_of_virtual_devices_and_other_ways_is_said_where_there_are_
 
 
 def test_simulated_journals_never_go_to_the_results(capsys: pytest.CaptureFixture[str]) -> None:
-    for folder in ("results", "results/mine"):
+    for folder in ("results", "results/mine", "reference"):
         with pytest.raises(SystemExit) as ended:
             simulated.main(["8 A100", "--results", str(simulated.HOME / folder)])
         assert ended.value.code == 2

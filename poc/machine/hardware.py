@@ -117,7 +117,7 @@ def commit() -> str:
     git = ["git", "-C", str(home), f"--git-dir={home / '.git'}", f"--work-tree={home}"]
     environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
     # Results change with every run, and say nothing of the code that made them.
-    code = [":/", ":(exclude,top)results", ":(exclude,top)results.md"]
+    code = [":/", *(f":(exclude,top){name}" for name in ("results", "results.md", "reference"))]
     how: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
     try:
         tracked = ["HEAD", f"HEAD:{own.relative_to(home)}"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from poc.values import UserError
 
 FILE = "journal.jsonl"
 """Its name, in the folder of its machine."""
+
+WITHDRAWN = "withdrawn"
+"""The folder of journals that no page reads, beside those of machines."""
 
 _CHECKSUM = "checksum"
 # Names of machines that folders may have, too; not those of files that are beside them.
@@ -40,6 +45,7 @@ def paths(results: Path) -> list[Path]:
 def misplaced(results: Path) -> list[str]:
     """A line for each journal that lies a folder too high or too deep in `results`, where it is not read."""
     strays = sorted([*results.glob(FILE), *results.glob(f"*/*/{FILE}")])
+    strays = [stray for stray in strays if stray.parent.parent != results / WITHDRAWN]
     return [
         f"journal: {stray} is not read; move it to {results / 'MACHINE' / FILE}{_or_up(stray, results)}"
         for stray in strays
@@ -107,8 +113,8 @@ def append(path: Path, record: Record) -> None:
 def read(paths: Iterable[Path]) -> list[Record]:
     """The records of all journals in the order written, each once; a missing file holds none.
 
-    A line that is damaged is left out and reported on stderr. Raises UserError for a record of a newer schema, and
-    where a journal cannot be read.
+    A record whose speed was withdrawn comes without it (`Record.without_speed`). A line that is damaged is left out and
+    reported on stderr. Raises UserError for a record of a newer schema, and where a journal cannot be read.
     """
     records: dict[str, Record] = {}
     for path in filter(Path.exists, paths):
@@ -130,8 +136,39 @@ def read(paths: Iterable[Path]) -> list[Record]:
             if record is None:
                 known = f"this version knows 1 to {SCHEMA}; use the one that wrote it"
                 raise UserError(f"{place} is of schema {fields['schema']}, {known}")
-            records.setdefault(json.dumps(fields, sort_keys=True), record)
+            shown = record.without_speed() if record.speed_withdrawn else record
+            records.setdefault(json.dumps(fields, sort_keys=True), shown)
     return list(records.values())
+
+
+def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record]:
+    """Read the records in `folders` that are not among `records`, each once, to show them beside those.
+
+    A folder is that of one machine, or it holds the folders of several. A name that stands for a machine in `records`
+    or in an earlier folder gets a number if it has no record in common with that: it is another machine of that name.
+    Raises UserError for a folder without a journal.
+    """
+    joined: list[Record] = []
+    for folder in folders:
+        files = paths(folder) or list(filter(Path.exists, [folder / FILE]))
+        if not files:
+            what = "holds no journal" if folder.is_dir() else "is no folder"
+            raise UserError(f"--with: {folder} {what}; give one with {FILE} or MACHINE/{FILE} in it")
+        seen = {_identity(record) for record in (*records, *joined)}
+        names = {record.infrastructure for record in (*records, *joined)}
+        sent = read(files)
+        for name in dict.fromkeys(record.infrastructure for record in sent):
+            of_machine = [record for record in sent if record.infrastructure == name]
+            new = [record for record in of_machine if _identity(record) not in seen]
+            if name in names and len(new) == len(of_machine):
+                name = next(free for number in itertools.count(2) if (free := f"{name} ({number})") not in names)
+            joined += [dataclasses.replace(record, infrastructure=name) for record in new]
+    return joined
+
+
+def _identity(record: Record) -> tuple[str, str, str]:
+    """What copies of a record share, whatever name the machine got."""
+    return record.run_id, record.started, record.hardware.describe()
 
 
 def _intact(line: bytes) -> dict[str, Any]:

@@ -225,6 +225,8 @@ class Record(Told):
     """Dollars, as its user gave it; known prices are looked up when pages are made."""
     workers: tuple[Worker, ...] = ()
     """Where there were several."""
+    speed_withdrawn: str = ""
+    """Why its times are not to be shown, e.g. a defect of the version that measured them; empty where they may be."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes the same record."""
@@ -234,6 +236,8 @@ class Record(Told):
     @property
     def timed(self) -> list[Window]:
         """The windows that its throughput is of: those in which images had their full size."""
+        if self.speed_withdrawn:
+            return []
         return [window for window in self.windows if window.epoch > self.run.data.shrink_epochs]
 
     @property
@@ -279,6 +283,26 @@ class Record(Told):
             return None
         windows = next((worker.windows for worker in self.workers if worker.wall == self.wall), self.windows)
         return split(self.wall, self.parts, windows, warmup(self.windows))
+
+    def without_speed(self) -> Record:
+        """Return this record with its accuracies, losses and steps, and with every time and speed missing or NaN."""
+        nan = math.nan
+        return dataclasses.replace(
+            self,
+            windows=tuple(dataclasses.replace(window, start=nan, seconds=nan, waited=nan) for window in self.windows),
+            evaluations=tuple(dataclasses.replace(scored, at=nan, seconds=nan) for scored in self.evaluations),
+            wall=None,
+            parts={},
+            workers=(),
+            detail=None,
+            exchanged=None,
+            monitor=None,
+            peak_flops=None,
+            predicted=None,
+            advice=None,
+            cpu_seconds=None,
+            short_spin_seconds=0.0,
+        )
 
     def noise(self, first: float = 0.0, last: float = 1.0) -> Noise | None:
         """The gradient's noise in the part of the training from share `first` to share `last` of its steps."""

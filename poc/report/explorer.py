@@ -124,7 +124,8 @@ def _rounded(figure: float) -> float | None:
 
 def _course(record: Record) -> dict[str, Any]:
     """What the charts of a take draw: rates in samples/s, times in seconds."""
-    windows, dropped, wall = record.windows, timing.warmup(record.windows), record.wall or 0.0
+    windows = () if record.speed_withdrawn else record.windows
+    dropped, wall = timing.warmup(windows), record.wall or 0.0
     return {
         "windows": [*_rates(windows[:dropped], "warm-up"), *_rates(windows[dropped:], "counted")],
         "accuracy": [{"epoch": one.epoch, "accuracy": _rounded(one.accuracy)} for one in record.evaluations],

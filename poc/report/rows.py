@@ -162,9 +162,10 @@ def from_record(record: Record, peak_flops: float | None = None) -> Row:
         accuracy_last4=statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
         wall_seconds=record.wall,
         accuracy_on=HELD_OUT * run.searches,
-        seconds_to_075=None if run.searches else _seconds_to(TARGET, record),
+        seconds_to_075=None if run.searches or record.speed_withdrawn else _seconds_to(TARGET, record),
         note=_note(record, told.get("timed", ())),
         disturbed=disturbed(record),
+        speed_withdrawn=bool(record.speed_withdrawn),
         host_peak_bytes=record.memory.host_peak_bytes,
         device_peak_bytes=record.memory.device_peak_bytes,
         utilisation=statistics.fmean(used) if used else None,
@@ -283,7 +284,10 @@ def _note(record: Record, timed: Sequence[Window]) -> str:
         f"optimizer {run.optimizer.name}" if not isinstance(run.optimizer, SGD) else "",
         *(said.get(name, "") for name in ("decay", "label_smoothing", "averaged_views")),
         f"virtual: one device played all {run.devices}; its throughput is not that of {run.devices}" * run.virtual,
-        "too short to time: no window after warm-up" if record.outcome == COMPLETED and not timed else "",
+        f"speed withdrawn: {record.speed_withdrawn}" if record.speed_withdrawn else "",
+        "too short to time: no window after warm-up"
+        if record.outcome == COMPLETED and not timed and not record.speed_withdrawn
+        else "",
         f"stopped after {steps} steps" if record.outcome == COMPLETED and steps % run.steps_per_epoch else "",
         "resumed from a checkpoint" * bool(times) + f" {times} times" * (times > 1),
         f"{waited(timed):.0%} of the timed windows went by in waiting for batches" * (waited(timed) > WAITED),

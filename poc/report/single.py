@@ -10,10 +10,11 @@ from tabulate import tabulate
 
 from poc.records import timing
 from poc.records.record import COMPLETED, DONE, Record
+from poc.records.timing import Window
 from poc.report import compare
 from poc.report.measurements import Known, Measurement, grouped
 from poc.report.rows import framework, from_record
-from poc.report.tables import TOO_SHORT
+from poc.report.tables import SPEED_WITHDRAWN, TOO_SHORT
 from poc.values import UserError, nearest
 
 _NOT_COMPARED = ("recipe", "restarts")
@@ -107,14 +108,16 @@ def _table_of_takes(takes: Sequence[Record]) -> str:
     rows = []
     for take in takes:
         rate = timing.throughput(take.timed)
-        too_short = TOO_SHORT if take.outcome == COMPLETED else ""
+        no_rate = TOO_SHORT if take.outcome == COMPLETED else ""
+        if take.speed_withdrawn:
+            no_rate = f"{SPEED_WITHDRAWN}: {take.speed_withdrawn}"
         rows.append(
             [
                 take.started[:16],
                 f"{take.infrastructure}: {take.hardware.describe()}",
                 str(take.data_id),
                 take.commit[:7],
-                *((too_short, "", "") if rate is None else (f"{rate.median:.1f}", f"{rate.spread:.1f}", rate.windows)),
+                *((no_rate, "", "") if rate is None else (f"{rate.median:.1f}", f"{rate.spread:.1f}", rate.windows)),
                 f"{take.evaluations[-1].accuracy:.4f}" if take.evaluations else "",
                 "" if take.wall is None else f"{take.wall:.0f} s",
                 take.outcome + (f": {take.reason}" if take.reason else ""),
@@ -131,13 +134,19 @@ def _curve(take: Record) -> str:
             epoch,
             _cell(windows[-1].loss),
             accuracies.get(epoch, ""),
-            f"{statistics.median(window.rate for window in windows):.1f}",
-            f"{sum(window.seconds for window in windows):.1f}",
+            *_speed(take, windows),
         ]
         for epoch, windows in grouped(take.windows, lambda window: window.epoch).items()
     ]
     table = _table(["epoch", "loss of its last window", "accuracy", "samples/s", "seconds"], rows)
     return f"Its epochs, {take.started[:16]}:\n{table}" if rows else ""
+
+
+def _speed(take: Record, windows: Sequence[Window]) -> list[str]:
+    """Samples/s and seconds of these windows; blanks if the speed was withdrawn."""
+    if take.speed_withdrawn:
+        return ["", ""]
+    return [f"{statistics.median(window.rate for window in windows):.1f}", f"{sum(w.seconds for w in windows):.1f}"]
 
 
 def _time(take: Record) -> str:

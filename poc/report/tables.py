@@ -14,6 +14,7 @@ from poc.studies.row import Row
 
 RATE = "samples/s (range, takes)"
 TOO_SHORT = "too short to time"
+SPEED_WITHDRAWN = "withdrawn"
 """In place of the samples/s of a run without a window, of images at their full size, after warm-up."""
 _LONG_NAME = 24
 # A figure, with a range, a number or a short unit behind it.
@@ -121,7 +122,9 @@ def ranged(figures: Known) -> str:
 
 def rate_of(measurement: Measurement) -> str:
     """Samples/s with range and number of takes, and what is to be said against them."""
-    return ranged(measurement.rate) + measurement.signs if measurement.rate else TOO_SHORT
+    if measurement.rate:
+        return ranged(measurement.rate) + measurement.signs
+    return SPEED_WITHDRAWN if measurement.row.speed_withdrawn else TOO_SHORT
 
 
 def accuracy_of(figures: Known) -> str:

@@ -156,6 +156,8 @@ class Row:
     """As in `Record`."""
     timed: Sequence[Window] = ()
     """The windows behind its samples/s."""
+    speed_withdrawn: bool = False
+    """Whether it has no speed because that was withdrawn (`Record.speed_withdrawn`)."""
 
     @property
     def measured(self) -> bool:

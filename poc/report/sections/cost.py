@@ -94,7 +94,7 @@ def targets(results: Results) -> Section:
         (row.infrastructure, devices_of(row)): taken.figures("wall_seconds").median
         for taken in trainings(results)
         if division((row := taken.row).run) == CLOSED and row.total_batch == MAIN_BATCH and machines.linear(row)
-        if row.dtype == "float32" and results.is_usual(row)
+        if row.dtype == "float32" and results.is_usual(row) and taken.figures("wall_seconds")
     }
     table = [
         {
@@ -116,8 +116,11 @@ def targets(results: Results) -> Section:
 
 def _minutes(taken: Measurement, studies_way: Mapping[tuple[str, str], float]) -> str:
     whole = studies_way.get((taken.row.infrastructure, devices_of(taken.row)))
-    share = f" ({taken.figures('wall_seconds').median / whole:.0%})" if whole else ""
-    return _medians(taken, "{}", _training_minutes, lambda row: row.wall_seconds / 60) + taken.signs + share
+    in_all = taken.figures("wall_seconds")
+    if in_all is None:
+        return ""
+    share = f" ({in_all.median / whole:.0%})" if whole else ""
+    return _medians(taken, "{}", _training_minutes, _wall_minutes) + taken.signs + share
 
 
 def _target(run: Run) -> str:
@@ -135,7 +138,13 @@ def _medians(taken: Measurement, form: str, *of: Callable[[Row], float | None]) 
     return ", ".join(form.format(rounded(figures.median)) for figures in known if figures)
 
 
-def _training_minutes(row: Row) -> float:
+def _wall_minutes(row: Row) -> float | None:
+    return None if row.wall_seconds is None else row.wall_seconds / 60
+
+
+def _training_minutes(row: Row) -> float | None:
+    if row.wall_seconds is None:
+        return None
     return sum(getattr(row, f"{part}_seconds") for part in ("warmup", "train", "data")) / 60
 
 
@@ -144,6 +153,8 @@ def _kilojoules(row: Row) -> float | None:
 
 
 def _dollars(row: Row) -> float | None:
+    if row.wall_seconds is None:
+        return None
     return None if row.dollars_per_hour is None else row.dollars_per_hour * row.wall_seconds / 3600
 
 

@@ -1,0 +1,106 @@
+"""What this project measured (reference/), and speeds that were withdrawn: no page shows them, and accuracies stay."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poc import report, studies
+from poc.records import journal
+from poc.records.record import Record
+from poc.report import rows
+from tests.builders import record_of
+from tests.launch import HOME
+
+REFERENCE = HOME / "reference"
+DEFECT_DAYS = ("2026-11-23", "2026-11-24")
+"""On which MXNet waited for its own batches on CPUs."""
+MONITOR = {"samples": 9, "of_windows": True, "devices": [{"device": "GPU 0", "seconds": 30.0, "joules": 900.0}]}
+DETAIL: dict[str, Any] = dict(steps=24, whole_step_seconds=0.4, independent_step_seconds=0.3, exchange_seconds=0.15)
+DETAIL.update(exchange_bytes=3_000_000, bus_bytes_per_second=2e7, sums_right=True, synchronisation_seconds=0.04)
+DETAIL.update(data_seconds=0.01)
+FORECAST = {"rate": 300.0, "low": 200.0, "high": 400.0, "devices": 1}
+
+
+def trained(pace: float, **changes: Any) -> Record:
+    """Twelve epochs that reach 0.8, with all that is timed; every time is `pace` times as long."""
+    accuracies = [0.5, 0.7, 0.76, *[0.8] * 9]
+    run = {"epochs": 12, "steps": 120, **changes.pop("run", {})}
+    detail = {name: value * pace if name.endswith("_seconds") else value for name, value in DETAIL.items()}
+    timed = dict(detail=detail, monitor=MONITOR, peak_flops=4e11 / pace, predicted=FORECAST, cpu_seconds=50.0 * pace)
+    seconds = [4.0 * pace] * 12
+    return record_of(epoch_seconds=seconds, accuracies=accuracies, run=run, **{**timed, **changes})
+
+
+def read_back(folder: Path, *records: Record) -> list[Record]:
+    for record in records:
+        journal.append(folder / record.infrastructure / journal.FILE, record)
+    return journal.read(journal.paths(folder))
+
+
+def test_no_page_depends_on_a_time_that_was_withdrawn(tmp_path: Path) -> None:
+    """Among records whose speed is shown, of the same setting and of others."""
+    written = []
+    for pace in (1.0, 3.0):
+        folder = tmp_path / str(pace)
+        withdrawn = [
+            trained(pace, speed_withdrawn="a defect", run=run, started=f"2026-11-23T1{hour}:00:00+00:00")
+            for hour, run in enumerate(({}, {"target_accuracy": 0.75, "seed": 1}, {"devices": 2, "exchange": "nccl"}))
+        ]
+        shown = trained(1.0, run={"seed": 2}, infrastructure="another machine")
+        records = read_back(folder / "journals", *withdrawn, trained(1.0), shown)
+        assert len(records) == 5
+        report.write(records, studies.load(), page=folder / "results.md", folder=folder / "results")
+        pages = [path for path in folder.rglob("*") if path.suffix != ".jsonl" and path.is_file()]
+        written.append({path.relative_to(folder): path.read_bytes() for path in pages})
+    assert len(written[0]) > 8
+    assert written[0] == written[1]
+
+
+def test_what_a_training_reached_stays_without_its_speed(tmp_path: Path) -> None:
+    whole = trained(1.0)
+    (record,) = read_back(tmp_path, dataclasses.replace(whole, speed_withdrawn="a defect"))
+    with_speed, without = (rows.from_record(each, peak_flops=4e11) for each in (whole, record))
+    kept = ("accuracy", "accuracy_last4", "epochs", "steps", "samples_trained", "computes", "outcome", "parameters")
+    for name in kept:
+        assert getattr(without, name) == getattr(with_speed, name) is not None, name
+    gone = ("samples_per_second", "spread", "windows", "seconds_per_epoch", "wall_seconds", "train_seconds", "flops")
+    gone += ("peak_flops", "peak_share", "joules_per_sample", "seconds_to_075", "train_seconds_per_5120")
+    for name in gone:
+        assert getattr(without, name) is None is not getattr(with_speed, name), name
+    assert "a defect" in without.note
+    assert [scored.accuracy for scored in record.evaluations] == [scored.accuracy for scored in whole.evaluations]
+    with pytest.raises(ValueError, match="JSON"):  # or the journal would lose what the line has
+        journal.append(tmp_path / "other", record)
+
+
+def test_journals_of_withdrawn_speeds_are_read_by_nothing(tmp_path: Path) -> None:
+    journal.append(tmp_path / journal.WITHDRAWN / "here" / journal.FILE, record_of())
+    assert journal.paths(tmp_path) == journal.misplaced(tmp_path) == []
+
+
+def test_the_reference_is_whole_and_has_no_speed_of_the_defect(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = journal.read(journal.paths(REFERENCE))
+    away = journal.read(journal.paths(REFERENCE / journal.WITHDRAWN))
+    assert (len(shown), len(away), capsys.readouterr().err) == (480, 34, "")
+    mxnet = [record for record in shown if record.run.kind == "cpu" and "mxnet" in record.versions]
+    affected = [record for record in mxnet if record.started[:10] in DEFECT_DAYS]
+    assert len(affected) == 23
+    for record in shown:
+        assert bool(record.speed_withdrawn) == (record in affected), record.run_id
+    assert all(record.evaluations or record.norms for record in affected)
+    assert not any(record.evaluations or record.norms for record in away)
+
+
+@pytest.mark.skipif(not (HOME / ".git").exists(), reason="a copy without its repository")
+def test_git_ignores_all_that_a_run_writes_but_the_page() -> None:
+    names = ["results/here/journal.jsonl", "results/rows.csv", "results/figures/scaling.svg", "results/cluster.json"]
+    kept = ["results.md", "results/.gitkeep", "reference/rows.csv", "recipes/mine.py"]
+    command = ["git", "-C", str(HOME), "check-ignore", "--no-index", *names, *kept]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.split() == names
+    tracked = subprocess.check_output(["git", "-C", str(HOME), "ls-files", "results"], text=True).split()
+    assert tracked == ["results/.gitkeep"]
