@@ -8,6 +8,7 @@ usage() {
     cat <<'USAGE'
 usage: ./run_all.sh [RECIPE ...] [--quick] [--hours H] [--dollars D] [--data DIR] [--results DIR]
                     [--infrastructure NAME] [--price DOLLARS] [--study FILE] [--cluster ADDRESS]
+                    [--with FOLDER]
 
 Runs recipes, by default every one in recipes/, and writes results.md. It says first how long that takes and what it
 costs, and does the most telling runs first. The same command goes on with what is left.
@@ -21,6 +22,7 @@ costs, and does the most telling runs first. The same command goes on with what 
   --infrastructure NAME  what to call this machine in the tables; p3.16xlarge and its like have a price
   --price DOLLARS        what this machine costs an hour
   --cluster ADDRESS      run on every machine of a cluster on Ray (docs/hosts.md)
+  --with FOLDER          show the measurements in this folder beside yours, e.g. reference/
   --study FILE           a published study of your own, a CSV like those in poc/studies/
 
 `.venv/bin/python -m poc --help` lists the other commands: plan, report, show, compare, ...

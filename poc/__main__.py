@@ -108,6 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     for add in (to_run, to_report, to_predict):
         study = "a published study of your own, as those in poc/studies/; may be repeated"
         add("--study", type=Path, action="append", default=[], metavar="FILE", help=study)
+    for add in (to_run, to_report):
+        sent = "a folder of other measurements to show beside this machine's, e.g. reference/; may be repeated"
+        add("--with", dest="others", type=_absolute, action="append", default=[], metavar="FOLDER", help=sent)
     costs = "what the machine of that name in the tables costs an hour; may be repeated"
     to_report("--price", type=prices.named, action="append", default=[], metavar="NAME=DOLLARS", help=costs)
     to_predict("--save", action="store_true", help="first learn anew from the published series here (minutes)")
@@ -324,7 +327,9 @@ def _run(options: argparse.Namespace) -> int:
             positive(f"--{name}", getattr(options, name))
     positive("--patience", options.patience)
     whole("--rounds", options.rounds, least=3)
-    chosen_threads()  # a mistake is found before anything is spent
+    # Mistakes are found before anything is spent.
+    chosen_threads()
+    journal.read_with([], options.others)
     if options.cluster:
         return _run_cluster(options, began)
     machine = hardware.detect()
@@ -409,7 +414,9 @@ def _report(options: argparse.Namespace) -> None:
     options.study, options.prices = studies.load(options.study), prices.load(dict(options.price))
     rows = [row for study in options.study for row in study.rows]
     named = {name for row in rows for name in (row.infrastructure, row.hardware)}
-    named |= {name for record in _own_records(options) for name in (record.infrastructure, record.hardware.describe())}
+    own = _records(options) if options.others else _own_records(options)
+    records = [*own, *journal.read_with(own, options.others)]
+    named |= {name for record in records for name in (record.infrastructure, record.hardware.describe())}
     for name, _ in options.price:
         if name not in named:
             raise UserError(f"--price: no row is of a machine {name!r}; {nearest(name, filter(None, named))}")
@@ -434,7 +441,10 @@ def _write_report(options: argparse.Namespace) -> None:
     from poc import report
 
     folder, page = _results(options), (options.results or HOME) / "results.md"
-    report.write(_records(options), options.study, page=page, folder=folder, prices=options.prices, cache=cache())
+    records = _records(options)
+    others = journal.read_with(records, getattr(options, "others", []))
+    how = {"page": page, "folder": folder, "prices": options.prices, "cache": cache(), "others": others}
+    report.write(records, options.study, **how)
     print(f"Written: {page}", file=sys.stderr)
 
 
@@ -465,12 +475,15 @@ def _results(options: argparse.Namespace) -> Path:
 
 
 def _own_records(options: argparse.Namespace) -> list[Record]:
-    """The records in the folder of results; raises UserError where no journal is there."""
+    """Read the records in the folder of results; raises UserError where no journal is there."""
     folder = _results(options)
-    if not journal.paths(folder):
-        what = "holds no journal" if folder.is_dir() else "is no folder"
-        raise UserError(f"--results: {folder} {what}; give one with MACHINE/{journal.FILE} in it")
-    return _records(options)
+    if journal.paths(folder):
+        return _records(options)
+    if options.results is None:
+        how = f"start ./run_all.sh --quick, or give --results {HOME / 'reference'} for what this project measured"
+        raise UserError(f"results: no runs yet in {folder}; {how}")
+    what = "holds no journal" if folder.is_dir() else "is no folder"
+    raise UserError(f"--results: {folder} {what}; give one with MACHINE/{journal.FILE} in it")
 
 
 def _records(options: argparse.Namespace) -> list[Record]:

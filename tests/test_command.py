@@ -105,6 +105,8 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("show 0@EPIC-2 --results there", "did you mean 'EPYC-2'?"),
         ("compare 0 1 --results empty", "empty holds no journal"),
         ("status --results nowhere", "nowhere is no folder"),
+        ("report --results there --with nowhere", "nowhere is no folder"),
+        ("run quick --with empty", "--with: "),
         ("run imagenet.py --data empty", "imagenet_train.rec is missing"),
         ("rum", "invalid choice"),
         ("", "required"),
@@ -169,6 +171,34 @@ def test_another_data_set_is_another_setting_and_nothing_is_downloaded_for_what_
     table = pd.read_csv(folder / "out" / "rows.csv").query("origin == 'measured'")
     assert list(table["data_checksum"]) == [record.data_checksum for record in rows.ordered(records)]
     assert sorted(table["take"]) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("arguments", ["report", "show 0", "compare 0 1"])
+def test_before_the_first_run_a_line_says_how_to_make_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    monkeypatch.setattr("poc.__main__.HOME", folder)
+    (folder / "results").mkdir()
+    assert main(arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "./run_all.sh --quick" in line
+    assert str(folder / "reference") in line
+    assert not (folder / "results.md").exists()
+
+
+def test_records_of_others_are_on_the_page_and_none_is_the_machine_at_hand(folder: Path) -> None:
+    journal.append(folder / "out" / "mine" / journal.FILE, record_of(infrastructure="mine"))
+    for name in ("sent", "theirs"):
+        later = record_of(infrastructure=name, started="2026-12-01T10:00:00+00:00", run_id=name)
+        journal.append(folder / "others" / name / journal.FILE, later)
+    assert main(["report", "--results", "out"]) == 0
+    assert "sent" not in (folder / "out" / "results.md").read_text()
+    assert main(["report", "--results", "out", "--with", "others/sent", "--with", "others/theirs"]) == 0
+    table = pd.read_csv(folder / "out" / "rows.csv").query("origin == 'measured'")
+    assert set(table["infrastructure"]) == {"mine", "sent", "theirs"}
+    page = (folder / "out" / "results.md").read_text()
+    assert ("**mine**" in page, "**sent**" in page) == (True, False)
+    assert len(journal.read(journal.paths(folder / "out"))) == 1
 
 
 def test_a_journal_that_lies_a_folder_too_high_or_too_deep_is_named(

@@ -88,16 +88,17 @@ def write(
     folder: Path,
     prices: Prices | None = None,
     cache: Path | None = None,
+    others: Sequence[Record] = (),
 ) -> None:
     """Writes `page`, and in `folder` the pages behind it, rows.csv, explorer.html and figures/. What is slow to
-    make and always the same is kept in the folder `cache`.
+    make and always the same is kept in the folder `cache`. The machine at hand is none of those of `others`.
 
     Links are relative to their page. The same records give the same bytes, in whatever order they come. Each file is
     replaced at once or not at all.
     """
-    records = rows.ordered(records)
+    tried = [record for record in rows.ordered(records or others) if record.outcome != SKIPPED]
+    records = rows.ordered([*records, *others])
     table = rows.collect(records, published, prices or load_prices({}))
-    tried = [record for record in records if record.outcome != SKIPPED]
     # A search is of ways, not of a machine: it makes none the one at hand that another run does.
     last = max(tried, key=lambda record: (not record.run.searches, record.started), default=None)
     here = last.infrastructure if last else ""
