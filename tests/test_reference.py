@@ -19,11 +19,9 @@ from tests.launch import HOME
 REFERENCE = HOME / "reference"
 DEFECT_DAYS = ("2026-11-23", "2026-11-24")
 """On which MXNet waited for its own batches on CPUs."""
-MONITOR = {"samples": 9, "of_windows": True, "devices": [{"device": "GPU 0", "seconds": 30.0, "joules": 900.0}]}
 DETAIL: dict[str, Any] = dict(steps=24, whole_step_seconds=0.4, independent_step_seconds=0.3, exchange_seconds=0.15)
 DETAIL.update(exchange_bytes=3_000_000, bus_bytes_per_second=2e7, sums_right=True, synchronisation_seconds=0.04)
 DETAIL.update(data_seconds=0.01)
-FORECAST = {"rate": 300.0, "low": 200.0, "high": 400.0, "devices": 1}
 
 
 def trained(pace: float, **changes: Any) -> Record:
@@ -31,7 +29,12 @@ def trained(pace: float, **changes: Any) -> Record:
     accuracies = [0.5, 0.7, 0.76, *[0.8] * 9]
     run = {"epochs": 12, "steps": 120, **changes.pop("run", {})}
     detail = {name: value * pace if name.endswith("_seconds") else value for name, value in DETAIL.items()}
-    timed = dict(detail=detail, monitor=MONITOR, peak_flops=4e11 / pace, predicted=FORECAST, cpu_seconds=50.0 * pace)
+    used = [{"device": "GPU 0", "seconds": 30.0 * pace, "joules": 900.0}]
+    timed = dict(detail=detail, peak_flops=4e11 / pace, cpu_seconds=50.0 * pace, short_spin_seconds=pace)
+    timed.update(monitor={"samples": 9, "of_windows": True, "devices": used})
+    timed.update(predicted={"rate": 300.0 / pace, "low": 200.0 / pace, "high": 400.0 / pace, "devices": 1})
+    timed.update(exchanged={"staleness": {}, "stale_wait_seconds": pace})
+    timed.update(workers=[{"worker": 0, "windows": [], "wall": pace}], parts={"evaluate": pace})
     seconds = [4.0 * pace] * 12
     return record_of(epoch_seconds=seconds, accuracies=accuracies, run=run, **{**timed, **changes})
 
@@ -42,9 +45,9 @@ def read_back(folder: Path, *records: Record) -> list[Record]:
     return journal.read(journal.paths(folder))
 
 
-def test_no_page_depends_on_a_time_that_was_withdrawn(tmp_path: Path) -> None:
+def test_no_record_or_page_depends_on_a_time_that_was_withdrawn(tmp_path: Path) -> None:
     """Among records whose speed is shown, of the same setting and of others."""
-    written = []
+    written, read = [], []
     for pace in (1.0, 3.0):
         folder = tmp_path / str(pace)
         withdrawn = [
@@ -54,11 +57,13 @@ def test_no_page_depends_on_a_time_that_was_withdrawn(tmp_path: Path) -> None:
         shown = trained(1.0, run={"seed": 2}, infrastructure="another machine")
         records = read_back(folder / "journals", *withdrawn, trained(1.0), shown)
         assert len(records) == 5
+        read.append(repr(records))
         report.write(records, studies.load(), page=folder / "results.md", folder=folder / "results")
         pages = [path for path in folder.rglob("*") if path.suffix != ".jsonl" and path.is_file()]
         written.append({path.relative_to(folder): path.read_bytes() for path in pages})
     assert len(written[0]) > 8
     assert written[0] == written[1]
+    assert read[0] == read[1]
 
 
 def test_what_a_training_reached_stays_without_its_speed(tmp_path: Path) -> None:
