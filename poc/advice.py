@@ -78,16 +78,10 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
 
     Raises UserError where that leaves the batch to be found out.
     """
-    settings, able = [], []
-    for setting in recipe.settings():
-        made = Recipe(**vars(setting))
-        planned = plan("", made, machine)[0]
-        # Emulated GPUs are played by the CPU where there is none.
-        settings.append(dataclasses.replace(made, kind=planned.run.kind))
-        if not planned.skip:
-            able.append(settings[-1])
+    settings = recipe.settings()
+    able = [setting for setting in settings if not plan("", Recipe(**vars(setting)), machine)[0].skip]
     on_gpus = [setting for setting in able if setting.kind == "gpu"]
-    first = [*on_gpus, *able, *settings][0].settings()[0]
+    first = [*on_gpus, *able, *settings][0]
     if first.batch_per_device == LARGEST:  # type: ignore[comparison-overlap]
         raise UserError("advise: batch_per_device: a rate is right for a batch that is known; give a number")
     return first

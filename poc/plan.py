@@ -158,8 +158,8 @@ def _devices(setting: Setting, name: str, hardware: Hardware) -> tuple[str, bool
     usable = (len(hardware.gpus) - len(reasons)) * (hardware.hosts if over_hosts else 1)
     if usable >= setting.devices:
         return "gpu", False, ""
-    if setting.emulated and (usable or not _has_usable_gpus(hardware)):  # else they are another engine's
-        return "gpu" if usable else "cpu", setting.devices > 1, ""
+    if setting.emulated and usable:
+        return "gpu", setting.devices > 1, ""
     skip = f"needs {setting.devices} GPU{'s' * (setting.devices > 1)}, this machine has {usable or 'none'}"
     if reasons:
         skip += f" that {engine.LABEL} can use: {reasons[0]}"

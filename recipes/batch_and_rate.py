@@ -37,6 +37,7 @@ recipe = Recipe(
     model="cifar_resnet50_v2",
     priority=4,
     epochs=12,
+    kind=["cpu", "gpu"],
     emulated=True,
     dtype="auto",
     gradient_noise=10,

@@ -18,6 +18,7 @@ recipe = Recipe(
     epochs=3,
     devices=2,
     batch_per_device=512,
+    kind=["cpu", "gpu"],
     emulated=True,
     dtype="auto",
     data=CIFAR10(crop=28, pad=0, jitter=False),

@@ -97,6 +97,7 @@ def test_a_rate_that_does_not_scale_is_right_for_its_own_total_batch(optimizer: 
 def test_a_probe_is_short_and_looks_at_the_noise() -> None:
     setting = Setting(
         model="cifar_resnet8_v2",
+        kind="cpu",
         batch_per_device=128,
         lr=Linear(base=0.1, per=64),
         data=CIFAR10(shrink=14, shrink_epochs=1),

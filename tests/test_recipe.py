@@ -219,7 +219,7 @@ def test_a_field_that_says_nothing_of_any_run_is_refused(fields: dict[str, Any])
         (CPU, {"seeds": [0]}, "seed", [0]),
         (CPU, {"seeds": range(1, 4)}, "seed", [1, 2, 3]),
         (CPU, {"seeds": 1, "cases": [{"seeds": [7, 5]}, {"lr": 0.2, "seeds": 2}]}, "seed", [7, 0, 1, 5]),
-        (CPU, {"devices": 4, "emulated": True}, "kind emulated devices", [("cpu", True, 4)]),
+        (CPU, {"kind": "cpu", "devices": 4, "emulated": True}, "kind emulated devices", [("cpu", True, 4)]),
         (gpus(1), {"devices": 4, "emulated": True}, "kind emulated devices", [("gpu", True, 4)]),
         (gpus(4), {"devices": 4, "emulated": True}, "kind emulated devices", [("gpu", False, 4)]),
         (
@@ -295,6 +295,12 @@ def test_records_keep_the_names_that_ids_are_made_of() -> None:
         assert (plain["engine"], plain["exchange"], plain["virtual"]) == ("gluon", name, False)
         assert (plain["total_batch"], plain["zero_gamma"], plain["muon_rate"]) == (one.run.global_batch, True, 0.1)
         assert Run.from_json(plain) == one.run
+
+
+def test_the_cpu_plays_no_gpus() -> None:
+    missing, played = planned(CPU, kind=["gpu", "cpu"], devices=4, emulated=True)
+    assert missing.skip == "needs 4 GPUs, this machine has none"
+    assert (played.skip, played.run.kind, played.run.emulated) == ("", "cpu", True)
 
 
 def test_repeats_are_rounds_over_the_grid_every_other_one_backwards() -> None:
