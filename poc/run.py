@@ -88,7 +88,8 @@ class Run(Schedule, Training):
     def key(self, *besides: str) -> str:
         """What is the same for runs that compute the same but for these fields.
 
-        The one definition of "the same run but for ...". An option of an optimizer or kvstore goes with it.
+        The one definition of "the same run but for ...". An option of an optimizer or kvstore goes with it. By which
+        rule a learning rate was worked out does not matter: it counts as given in plain numbers.
         """
         plain_names = {own: plain_name for plain_name, own in _options(Run).items()}
         left_out = {plain_names.get(name, name) for name in (*besides, *_NOT_COMPUTED)}
@@ -96,7 +97,7 @@ class Run(Schedule, Training):
             left_out |= _options(*_VARIANTS.get(name, {}).values()).keys()
         return json.dumps(
             {
-                name: held
+                name: "fixed" if name == "lr_rule" else held
                 for name, held, default in self._entries()
                 if name not in left_out and (name in _FIRST or held != default)
             },

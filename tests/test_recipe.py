@@ -287,6 +287,16 @@ def test_runs_that_differ_in_a_field_alone_share_the_key_without_it() -> None:
     assert slow.key("learning_rate") == fast.key("learning_rate") != slow.key("optimizer")
 
 
+def test_by_which_rule_a_rate_was_worked_out_does_not_count_in_the_id() -> None:
+    fields: dict[str, Any] = {"kind": "cpu", "batch_per_device": 512}
+    (number,), (rule,), (other,) = (planned(**fields, lr=lr) for lr in (0.2, Linear(base=0.05, per=128), 0.1))
+    assert number.run.id == rule.run.id != other.run.id
+    assert number.run.lr_rule != rule.run.lr_rule
+    assert Run.from_json(rule.run.to_json()) == rule.run
+    # As it was recorded when the rule counted.
+    assert json.loads(rule.run.key())["lr_rule"] == "fixed"
+
+
 def test_records_keep_the_names_that_ids_are_made_of() -> None:
     fields: dict[str, Any] = {"kind": "cpu", "framework": "mxnet", "devices": 2, "zero_init_gamma": True}
     for kvstore, name in (("none", "independent"), (SSP(2), "stale")):
