@@ -167,7 +167,7 @@ add_engines() {
 }
 
 # Horovod's build asks MXNet where its headers are, and MXNet cannot be imported with today's NumPy as it comes (see
-# poc/engines/gluon/compatibility.py): a sitecustomize.py, which every Python process of the build runs first, mends that.
+# poc/engines/mxnet/compatibility.py): a sitecustomize.py, which every Python process of the build runs first, mends that.
 install_horovod() {
     local tool shim status=0
     for tool in g++ cmake make; do

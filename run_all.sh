@@ -7,7 +7,7 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 usage() {
     cat <<'USAGE'
 usage: ./run_all.sh [RECIPE ...] [--quick] [--hours H] [--dollars D] [--data DIR] [--results DIR]
-                    [--infrastructure NAME] [--price DOLLARS] [--study FILE] [--cluster ADDRESS]
+                    [--machine NAME] [--price DOLLARS] [--study FILE] [--cluster ADDRESS]
                     [--with FOLDER]
 
 Runs recipes, by default every one in recipes/, and writes results.md. It says first how long that takes and what it
@@ -19,7 +19,7 @@ costs, and does the most telling runs first. The same command goes on with what 
   --dollars D            the same, when so much is spent
   --data DIR             where CIFAR-10 is (default: $POC_DATA, then the cache, then a download)
   --results DIR          where the journal, the figures and results.md are written
-  --infrastructure NAME  what to call this machine in the tables; p3.16xlarge and its like have a price
+  --machine NAME         what to call this machine in the tables; p3.16xlarge and its like have a price
   --price DOLLARS        what this machine costs an hour
   --cluster ADDRESS      run on every machine of a cluster on Ray (docs/hosts.md)
   --with FOLDER          show the measurements in this folder beside yours, e.g. reference/

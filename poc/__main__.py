@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     to_run = added("run", _run, "do those runs, add them to the journal, write results.md")
     to_status = added("status", _status, "what each machine of a cluster that is at work does")
     to_report = added("report", _report, "write results.md again from the journals")
-    to_show = added("show", _show, "one run of the journals: its takes, curve and where its time went")
+    to_show = added("show", _show, "one run of the journals: its repeats, curve and where its time went")
     to_compare = added("compare", _compare, "two runs of the journals: in what they differ, and whether in speed")
     to_advise = added(
         "advise", _advise, "short runs, and from them how many devices, which batch and rate, at what cost"
@@ -100,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     for add in (to_run, to_advise):
         files = "CIFAR-10 in any usual form (docs/recipes.md), or imagenet_{train,val}.rec (default: $POC_DATA)"
         add("--data", type=_absolute, metavar="DIR", help=files)
-        add("--infrastructure", metavar="NAME", help="what results call this machine (default: hardware)")
-    to_advise("--machine", metavar="NAME", help="one that is not here, as poc/studies/prices.csv or a study calls it")
+        add("--machine", metavar="NAME", help="what results call this machine (default: hardware)")
+    to_advise("--on", metavar="NAME", help="a machine that is not here, as poc/studies/prices.csv or a study calls it")
     for add in (to_run, to_status, to_report, to_show, to_compare, to_advise):
         where = "journals, rows.csv, figures and results.md go here (default: results/, with results.md beside it)"
         add("--results", type=_absolute, metavar="DIR", help=where)
@@ -123,13 +123,13 @@ def _add_options_of_run(add: Callable[..., Any]) -> None:
     add("--checkpoints", type=_absolute, metavar="DIR", help=kept)
     patience = "end a run that makes no step for so long (default: %(default)g)"
     add("--patience", type=float, metavar="SECONDS", default=300.0, help=patience)
-    price = "what this machine costs an hour (default: that of --infrastructure, where poc/studies/prices.csv has it)"
+    price = "what this machine costs an hour (default: that of --machine, where poc/studies/prices.csv has it)"
     add("--price", type=float, metavar="DOLLARS", help=price)
     add("--hours", type=float, metavar="H", help="end by then; the same command goes on with what is left")
     add("--dollars", type=float, metavar="D", help="the same, when so much is spent at the machine's price")
     add("--again", action="store_true", help="repeat runs that the journal holds already")
     add("--detail", action="store_true", help="afterwards, take computation and communication apart")
-    rounds = "of --detail: pairs of windows, with the exchange and without (default: %(default)s)"
+    rounds = "of --detail: pairs of windows, with gradient synchronisation and without (default: %(default)s)"
     add("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
     cluster = "run on every machine of a cluster on Ray: its address, auto ($RAY_ADDRESS or this node's), or local"
     add("--cluster", metavar="ADDRESS", help=cluster)
@@ -226,12 +226,12 @@ def _advise(options: argparse.Namespace) -> int:
     setting = advice.first_setting(recipe.load(path, engines.ENGINES), machine)
     options.study, options.prices = studies.load([]), prices.load({})
     known = options.prices
-    elsewhere = options.machine and advice.published_speed(setting, options.machine, known)
-    name = options.infrastructure or machine.describe()
+    elsewhere = options.on and advice.published_speed(setting, options.on, known)
+    name = options.machine or machine.describe()
     probes = [*([] if elsewhere else advice.speed_probes(setting)), advice.probe(setting, options.steps)]
     plans = [plan(path.stem, probe, machine)[0] for probe in probes]
     # A second device is measured where there is one.
-    plans = [planned for planned in plans if not (planned.skip and planned.run.exchanges)]
+    plans = [planned for planned in plans if not (planned.skip and planned.run.synchronises)]
     for planned in plans:
         if planned.skip:
             raise UserError(f"{path.name}: {planned.skip}")
@@ -251,11 +251,11 @@ def _advise(options: argparse.Namespace) -> int:
         print(f"poc: {failed.in_words() if failed else unclear}", file=sys.stderr)
         return 1
     speeds = [elsewhere] if elsewhere else [advice.measured_speed(record, before) for record in timed]
-    price = known.of(options.machine or name, machine.describe() if not elsewhere else "")
+    price = known.of(options.on or name, machine.describe() if not elsewhere else "")
     low, high = between
     scale = (noise.scale, low, high or 16 * noise.scale)
     made = advice.options(setting, scale, speeds, price)
-    said = Advice(machine=options.machine or name, options=tuple(made))
+    said = Advice(machine=options.on or name, options=tuple(made))
     journal.append(file, dataclasses.replace(looked, advice=said))
     if warning := advice.warning(looked):
         print(warning)
@@ -305,16 +305,16 @@ def _networks(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    seconds: dict[tuple[str, int], float] = {}  # by run and take: what several recipes have is done once
-    headers = ["id", "run", "total batch", "time, or why skipped"]
+    seconds: dict[tuple[str, int], float] = {}  # by run and repeat: what several recipes have is done once
+    headers = ["id", "run", "global batch", "time, or why skipped"]
     for name, planned in _planned(options, hardware.detect()):
         outlooks = [f"skipped: {item.skip}" if item.skip else outlook.duration(item.seconds) for item in planned]
-        runs = [[item.run.id, str(item), item.run.total_batch] for item in planned]
+        runs = [[item.run.id, str(item), item.run.global_batch] for item in planned]
         rows = [[*run, outlook] for run, outlook in zip(runs, outlooks)]
         print(f"{name}\n{tabulate(rows, headers=headers, disable_numparse=True)}")
-        choices = {(item.run.engine, item.engine_choice) for item in planned if item.engine_choice}
-        print("".join(f"engine {engine}: {why}\n" for engine, why in sorted(choices)))
-        seconds.update({(item.run.id, item.take): item.seconds for item in planned if not item.skip})
+        choices = {(item.run.framework, item.engine_choice) for item in planned if item.engine_choice}
+        print("".join(f"framework {engine}: {why}\n" for engine, why in sorted(choices)))
+        seconds.update({(item.run.id, item.repeat): item.seconds for item in planned if not item.skip})
     total = outlook.duration(sum(seconds.values()))
     print(f"About {total} in all, estimated; `run` skips what the journal holds already.")
 
@@ -333,13 +333,13 @@ def _run(options: argparse.Namespace) -> int:
     if options.cluster:
         return _run_cluster(options, began)
     machine = hardware.detect()
-    place = _place(options, machine, options.infrastructure or machine.describe(), _source(options))
+    place = _place(options, machine, options.machine or machine.describe(), _source(options))
     options.prices = prices.load({place.infrastructure: options.price} if options.price is not None else {})
     known = options.prices.of(place.infrastructure, machine.describe())
     if known is None and options.dollars is not None:
         raise UserError(
             f"--dollars: what {place.infrastructure!r} costs is not known; give --price DOLLARS (an hour), or "
-            "--infrastructure with the name of a machine in poc/studies/prices.csv"
+            "--machine with the name of a machine in poc/studies/prices.csv"
         )
     options.price = known and known.dollars_per_hour
     place = dataclasses.replace(place, until=outlook.bound(began, options.hours, options.dollars, options.price))
@@ -362,7 +362,7 @@ def _place(options: argparse.Namespace, machine: hardware.Hardware, infrastructu
 
 def _run_cluster(options: argparse.Namespace, began: float) -> int:
     """The same on all machines of a cluster."""
-    for name in ("infrastructure", "price", "dollars"):
+    for name in ("machine", "price", "dollars"):
         if getattr(options, name) is not None:
             raise UserError(f"--{name}: it is of one machine; on a cluster each node's label says what it is called")
     # Ray, which it imports, is an extra.
@@ -413,7 +413,7 @@ def _status(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     options.study, options.prices = studies.load(options.study), prices.load(dict(options.price))
     rows = [row for study in options.study for row in study.rows]
-    named = {name for row in rows for name in (row.infrastructure, row.hardware)}
+    named = {name for row in rows for name in (row.machine, row.hardware)}
     own = _records(options) if options.others else _own_records(options)
     records = [*own, *journal.read_with(own, options.others)]
     named |= {name for record in records for name in (record.infrastructure, record.hardware.describe())}

@@ -78,16 +78,10 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
 
     Raises UserError where that leaves the batch to be found out.
     """
-    settings, able = [], []
-    for setting in recipe.settings():
-        made = Recipe(**vars(setting))
-        planned = plan("", made, machine)[0]
-        # Virtual devices of a GPU are played by the CPU where there is none.
-        settings.append(dataclasses.replace(made, kind=planned.run.kind))
-        if not planned.skip:
-            able.append(settings[-1])
+    settings = recipe.settings()
+    able = [setting for setting in settings if not plan("", Recipe(**vars(setting)), machine)[0].skip]
     on_gpus = [setting for setting in able if setting.kind == "gpu"]
-    first = [*on_gpus, *able, *settings][0].settings()[0]
+    first = [*on_gpus, *able, *settings][0]
     if first.batch_per_device == LARGEST:  # type: ignore[comparison-overlap]
         raise UserError("advise: batch_per_device: a rate is right for a batch that is known; give a number")
     return first
@@ -96,12 +90,12 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
 def probe(setting: Setting, steps: int = STEPS) -> Recipe:
     """A short run of `setting` on several devices, played in turn where there are fewer."""
     batch = min(64, setting.batches[-1])
-    return _short(setting, devices=8, virtual=True, batch_per_device=batch, gradient_noise=2, steps=steps)
+    return _short(setting, devices=8, emulated=True, batch_per_device=batch, gradient_noise=2, steps=steps)
 
 
 def _short(setting: Setting, **changes: Any) -> Recipe:
     given = {name: held for name, held in vars(setting).items() if name not in _WHOLE}
-    alone = {"workers": 1, "straggler": 0.0, "exchange": "device", "seeds": 1, "takes": 1, "evaluate": False}
+    alone = {"workers": 1, "straggler": 0.0, "kvstore": "device", "seeds": 1, "repeats": 1, "evaluate": False}
     return Recipe(**{**given, **alone, **changes})
 
 
@@ -114,7 +108,7 @@ def advise(setting: Setting, scale: float) -> tuple[list[Choice], Choice]:
     batch. From there it follows `noise.rate_at`: it grows with the batch below the noise scale
     and hardly any more beyond it.
     """
-    nearest, own = round(math.log2(max(1.0, scale))), setting.total_batch.bit_length()
+    nearest, own = round(math.log2(max(1.0, scale))), setting.global_batch.bit_length()
     choices = [
         Choice(
             batch=batch,
@@ -124,24 +118,24 @@ def advise(setting: Setting, scale: float) -> tuple[list[Choice], Choice]:
         )
         for batch in (2**exponent for exponent in range(max(0, nearest - 4), max(nearest + 4, own) + 1))
     ]
-    allowed = noise.epochs_at(setting.total_batch, scale) / WORTH
+    allowed = noise.epochs_at(setting.global_batch, scale) / WORTH
     return choices, [choice for choice in choices if choice.samples <= allowed][-1]
 
 
 def _rate_at(setting: Setting, batch: int, scale: float) -> float:
-    """The learning rate at a total batch, as `advise` says."""
-    at = setting.lr.per if isinstance(setting.lr, Linear) else setting.total_batch
+    """The learning rate at a global batch, as `advise` says."""
+    at = setting.lr.per if isinstance(setting.lr, Linear) else setting.global_batch
     rates = [noise.rate_at(one, scale, sized_by_gradient=setting.optimizer.sized_by_gradient) for one in (batch, at)]
     return float(setting.lr.at(at) * rates[0] / rates[1])
 
 
 def speed_probes(setting: Setting) -> list[Recipe]:
     """Short runs of `setting` on one device, and of GPUs on two, for their speed."""
-    fields: dict[str, Any] = {"batch_per_device": setting.batches[-1], "virtual": False, "gradient_noise": None}
+    fields: dict[str, Any] = {"batch_per_device": setting.batches[-1], "emulated": False, "gradient_noise": None}
     if setting.data.shrink:  # images of the full size say what the others take, too
         whole: dict[str, Any] = {"shrink": 0, "shrink_epochs": 0}
         fields["data"] = dataclasses.replace(setting.data, **whole)
-    # Contexts of a CPU share its threads: two tell nothing of the exchange between two such machines.
+    # Contexts of a CPU share its threads: two tell nothing of the gradient synchronisation between two such machines.
     counts = (1, 2) if setting.kind == "gpu" else (1,)
     return [_short(setting, devices=count, steps=SPEED_STEPS, window=5, **fields) for count in counts]
 
@@ -179,14 +173,12 @@ def published_speed(setting: Setting, machine: str, prices: Prices) -> Speed:
         if row.devices == 1
         and row.batch_per_device
         and rate(row)
-        and row.network in (network.name, network.study_name)
+        and row.model in (network.name, network.study_name)
         and row.dataset.startswith("cifar") == (network.classes == 10)
         and not row.doubtful("samples_per_second", "devices")
     ]
     alike = [
-        row
-        for row in rows
-        if machine in (row.infrastructure, row.hardware) or (price and _same_machine(row, price, prices))
+        row for row in rows if machine in (row.machine, row.hardware) or (price and _same_machine(row, price, prices))
     ]
     if not alike:
         known = sorted({row.hardware for row in rows})
@@ -203,7 +195,7 @@ def published_speed(setting: Setting, machine: str, prices: Prices) -> Speed:
 
 
 def _same_machine(row: Row, price: Price, prices: Prices) -> bool:
-    found = prices.of(row.infrastructure, row.hardware)
+    found = prices.of(row.machine, row.hardware)
     return found is not None and found.machine == price.machine
 
 
@@ -222,7 +214,7 @@ def options(
     nothing is said of more than the machine of that price has.
     """
     scale = (*scale[:2], max(scale[2], LATER[setting.optimizer.sized_by_gradient] * scale[0]))
-    each, epochs, own = setting.batches[-1], setting.epochs or EPOCHS, setting.total_batch
+    each, epochs, own = setting.batches[-1], setting.epochs or EPOCHS, setting.global_batch
     made = []
     for count in DEVICES:
         if price and price.devices and count > price.devices:
@@ -267,7 +259,7 @@ def _at(speeds: Sequence[Speed], devices: int) -> tuple[Prediction, str]:
     if last.apart is None:
         return one, ""
     run = last.apart.run
-    within, limit = last.apart.within(one, engines.load(run.engine).workers(1, devices, False))
+    within, limit = last.apart.within(one, engines.load(run.framework).workers(1, devices, False))
     return (within if devices > last.devices else one), limit
 
 
@@ -288,7 +280,7 @@ def in_words(setting: Setting, scale: float, speeds: Sequence[Speed], made: Sequ
         f"\n{speed.devices} device{'s' * (speed.devices > 1)}: {speed.middle:,.0f} samples/s, {speed.source}."
         for speed in speeds
     ]
-    unpriced = "" if made[0].dollars else " No price is known: give --machine or --infrastructure."
+    unpriced = "" if made[0].dollars else " No price is known: give --on or --machine."
     return "\n".join([_batches(setting, scale), *known, _table(made), ASSUMED + unpriced])
 
 
@@ -301,7 +293,7 @@ def _table(made: Sequence[Option]) -> str:
         marks = ["fastest"] * (one is fastest) + ["cheapest"] * (one is cheapest and one.dollars is not None)
         cells = [f"{one.learning_rate:.3g}", _range(one.rate), one.limit, _range(one.epochs), _range(one.hours)]
         rows.append([one.devices, one.batch, *cells, _range(one.dollars) if one.dollars else "", ", ".join(marks)])
-    headers = ["devices", "total batch", "rate", "samples/s (90%)", "limited by", "epochs", "hours", "dollars", ""]
+    headers = ["devices", "global batch", "rate", "samples/s (90%)", "limited by", "epochs", "hours", "dollars", ""]
     return tabulate(rows, headers=headers, disable_numparse=True)
 
 
@@ -326,15 +318,15 @@ def _batches(setting: Setting, scale: float) -> str:
         [f"{one.batch}{' <-' * (one == best)}", f"{one.steps:.2f}", f"{one.samples:.2f}", f"{one.learning_rate:.3g}"]
         for one in choices
     ]
-    headers = ["total batch", "steps, of the fewest", "samples, of the fewest", "learning rate"]
-    share = noise.epochs_at(setting.total_batch, scale) / best.samples
+    headers = ["global batch", "steps, of the fewest", "samples, of the fewest", "learning rate"]
+    share = noise.epochs_at(setting.global_batch, scale) / best.samples
     kept = f"as many samples get as far as {share:.2f} of them"
     if setting.steps is None and setting.seconds is None:
         epochs = setting.epochs or EPOCHS
         kept = f"{epochs} epochs get as far as {epochs * share:.1f}"
     return (
         f"{tabulate(rows, headers=headers, disable_numparse=True)}\n"
-        f"Up to a total batch of {best.batch} {kept} at the recipe's own {setting.total_batch}; beyond, accuracy "
+        f"Up to a global batch of {best.batch} {kept} at the recipe's own {setting.global_batch}; beyond, accuracy "
         f"suffers. From about {scale:.0f} on twice the devices save less than a quarter of the steps. "
         "The noise scale grows while the loss falls: after a longer run (--steps) it is larger."
     )

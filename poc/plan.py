@@ -40,23 +40,23 @@ class Planned:
     """Estimated wall time; the longest that it may take, where its batch is searched for."""
     engine_choice: str = ""
     """Why its engine."""
-    rank: int = 5
+    priority: int = 5
     """Lower ones are done first (`poc.recipe.recipe.Setting`)."""
     search: tuple[tuple[Run, Run], ...] = ()
     """Where the largest batch that fits is searched for: for each that it may be, ascending, the short run that shows
     whether it fits, and the run with it; `run` is that with the last."""
-    take: int = 1
+    repeat: int = 1
     """How many times the plan has the run up to here."""
 
     def __str__(self) -> str:
         searched = "; the largest batch up to this that fits is searched for" * bool(self.search)
-        return str(self.run) + (f", take {self.take}" if self.take > 1 else "") + searched
+        return str(self.run) + (f", repeat {self.repeat}" if self.repeat > 1 else "") + searched
 
 
 def plan(
     name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False, cpu_waits: bool = False
 ) -> list[Planned]:
-    """Every run of `recipe`, as often as it is taken, in rounds over the grid; `quick` plans its cut-down version.
+    """Every run of `recipe`, as often as it is repeated, in rounds over the grid; `quick` plans its cut-down version.
 
     Repetitions are rounds so that what is compared runs at about the same time. Every other round goes backwards, so
     that none of two always comes first.
@@ -64,20 +64,20 @@ def plan(
     """
     planned: dict[tuple[str, bool, int], Planned] = {}
     settings = (recipe.quickened() if quick else recipe).settings()
-    takes = range(max(setting.takes for setting in settings))
+    repeats = range(max(setting.repeats for setting in settings))
     places = range(max(len(setting.each_seed) for setting in settings))
-    for number, (take, place) in enumerate(itertools.product(takes, places)):
+    for number, (repeat, place) in enumerate(itertools.product(repeats, places)):
         for setting in settings[:: -1 if number % 2 else 1]:
-            if place < len(setting.each_seed) and take < setting.takes:
+            if place < len(setting.each_seed) and repeat < setting.repeats:
                 seed = setting.each_seed[place]
                 item = _planned(setting, hardware, {"recipe": name, "seed": seed, "quick": quick})
                 if cpu_waits and setting.kind == "cpu" and _has_usable_gpus(hardware) and not item.skip:
                     waits = "a run on the CPU of a machine with GPUs waits until its recipe is named"
                     item = dataclasses.replace(item, skip=waits)
-                if take and not item.skip:  # what is searched for is known by now
-                    item = dataclasses.replace(item, take=take + 1, seconds=estimate(item.run, hardware))
-                item = dataclasses.replace(item, rank=setting.rank)
-                planned.setdefault((item.run.id, bool(item.search), item.take), item)
+                if repeat and not item.skip:  # what is searched for is known by now
+                    item = dataclasses.replace(item, repeat=repeat + 1, seconds=estimate(item.run, hardware))
+                item = dataclasses.replace(item, priority=setting.priority)
+                planned.setdefault((item.run.id, bool(item.search), item.repeat), item)
     return list(planned.values())
 
 
@@ -110,11 +110,11 @@ def _planned(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> Pla
 
 def _resolve(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> tuple[Run, str, str]:
     """The run of one setting, why it does not run on this machine, empty where it does, and why its engine."""
-    if setting.engine != AUTO:
-        return *_with_engine(setting.engine, setting, hardware, named), "the recipe names it"
+    if setting.framework != AUTO:
+        return *_with_engine(setting.framework, setting, hardware, named), "the recipe names it"
     attempts: list[tuple[Run, str]] = []
     for name in engines.ENGINES:
-        others = [f"not {engines.load(run.engine).LABEL}: {why}" for run, why in attempts]
+        others = [f"not {engines.load(run.framework).LABEL}: {why}" for run, why in attempts]
         attempts.append(_with_engine(name, setting, hardware, named))
         if not attempts[-1][1]:
             return *attempts[-1], "; ".join(others) or f"first of {', '.join(engines.ENGINES)} that can do it"
@@ -123,24 +123,24 @@ def _resolve(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> tup
 
 def _with_engine(name: str, setting: Setting, hardware: Hardware, named: dict[str, Any]) -> tuple[Run, str]:
     engine = engines.load(name)
-    kind, virtual, too_few_devices = _devices(setting, name, hardware)
-    workers = engine.workers(setting.workers, setting.devices, virtual)
+    kind, emulated, too_few_devices = _devices(setting, name, hardware)
+    workers = engine.workers(setting.workers, setting.devices, emulated)
     hosts = hardware.hosts if workers > 1 else 1
     cores, too_few_cores = _cores(setting, kind, workers, hosts, hardware)
     uneven = f"{workers} workers do not share {hosts} hosts equally" if workers % hosts else ""
     fields = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
     fields.update(
-        engine=name,
+        framework=name,
         kind=kind,
-        virtual=virtual,
+        emulated=emulated,
         workers=workers,
         cores_per_worker=cores,
         layout=engine.LAYOUT if setting.layout == AUTO else setting.layout,
-        total_batch=setting.total_batch,
+        global_batch=setting.global_batch,
         **_course(setting),
     )
-    if setting.devices == 1:  # one replica exchanges nothing
-        fields.update(exchange=Device(), gradient_noise=None)
+    if setting.devices == 1:  # one replica has nothing to synchronise
+        fields.update(kvstore=Device(), gradient_noise=None)
     precisions = ("bfloat16", "float32") if setting.dtype == AUTO else (setting.dtype,)
     runs = [Run(**{**fields, **named, "dtype": dtype}) for dtype in precisions]
     run = next((run for run in runs if not engines.lacks(run, hardware)), runs[-1])
@@ -151,15 +151,15 @@ def _with_engine(name: str, setting: Setting, hardware: Hardware, named: dict[st
 def _devices(setting: Setting, name: str, hardware: Hardware) -> tuple[str, bool, str]:
     """What plays the devices, whether one plays them all, and why there are too few; empty where there are enough."""
     if setting.kind == "cpu":
-        return "cpu", setting.virtual and setting.devices > 1, ""
+        return "cpu", setting.emulated and setting.devices > 1, ""
     engine = engines.load(name)
     reasons = [reason for gpu in hardware.gpus if (reason := engines.unsupported(name, gpu, hardware))]
     over_hosts = engine.workers(setting.workers, setting.devices, False) > 1
     usable = (len(hardware.gpus) - len(reasons)) * (hardware.hosts if over_hosts else 1)
     if usable >= setting.devices:
         return "gpu", False, ""
-    if setting.virtual and (usable or not _has_usable_gpus(hardware)):  # else they are another engine's
-        return "gpu" if usable else "cpu", setting.devices > 1, ""
+    if setting.emulated and usable:
+        return "gpu", setting.devices > 1, ""
     skip = f"needs {setting.devices} GPU{'s' * (setting.devices > 1)}, this machine has {usable or 'none'}"
     if reasons:
         skip += f" that {engine.LABEL} can use: {reasons[0]}"
@@ -182,7 +182,7 @@ def _cores(setting: Setting, kind: str, workers: int, hosts: int, hardware: Hard
 
 def _course(setting: Setting) -> dict[str, Any]:
     """The fields of a run that say how long it trains, and which learning rate each step has."""
-    schedule, per_epoch = setting.schedule, steps_per_epoch(setting.data.train, setting.total_batch)
+    schedule, per_epoch = setting.schedule, steps_per_epoch(setting.data.train, setting.global_batch)
     return {
         **vars(schedule),
         "epochs": -(-schedule.steps // per_epoch),
@@ -198,7 +198,7 @@ def _too_large(run: Run, hardware: Hardware) -> str:
     if run.kind == "gpu":
         return ""
     hosts = hardware.hosts if run.workers > 1 else 1
-    replicas = 1 if run.virtual else run.devices // hosts
+    replicas = 1 if run.emulated else run.devices // hosts
     each = networks.network(run.model).memory_bytes(run.data.crop, run.batch_per_device)
     needed = replicas * each + run.workers // hosts * _PROCESS_BYTES
     if needed <= _MEMORY_SHARE * hardware.memory_bytes:
@@ -214,14 +214,14 @@ def estimate(run: Run, hardware: Hardware) -> float:
     forward = 2 * networks.network(run.model).multiply_adds(run.data.input_shape[-1])
     shrunk = min(1.0, run.data.shrink_epochs / run.epochs)
     pixels = 1 - shrunk + shrunk * (run.data.shrink / run.data.crop) ** 2
-    flops = 3 * forward * run.steps * run.total_batch * pixels
+    flops = 3 * forward * run.steps * run.global_batch * pixels
     if run.evaluate:
         flops += forward * run.epochs * 10_000
     if run.kind == "cpu":
         share = run.workers * (run.cores_per_worker or hardware.cores) / hardware.cores  # above 1 with several hosts
         speed = hardware.cpu_flops * _CPU_EFFICIENCY * share * (2 if run.dtype == "bfloat16" else 1)
     else:
-        replicas = 1 if run.virtual else run.devices
+        replicas = 1 if run.emulated else run.devices
         peaks = sorted((gpu.flops for gpu in hardware.gpus), reverse=True)[: -(-replicas // hardware.hosts)]
         speed = replicas * _GPU_EFFICIENCY * (min(peaks, default=0.0) or _GPU_FLOPS)  # the slowest sets the pace
     seconds = flops / speed

@@ -10,16 +10,18 @@ from typing import Any
 
 from poc.recipe import DATA, OPTIMIZERS, Device, Training
 from poc.recipe.datasets import HELD_OUT
-from poc.recipe.exchanges import EXCHANGES
+from poc.recipe.kvstores import KVSTORES
 from poc.recipe.rates import Schedule
 from poc.values import UserError, field, from_plain, value, words
 
-# In every id, whatever they hold. Any other field counts only where it is not at its default, so that a field which is
-# added later renames no run.
+# In every id, whatever they hold, by their names in records. Any other field counts only where it is not at its
+# default, so that a field which is added later renames no run.
 _FIRST = (
     *("model", "data", "engine", "kind", "devices", "virtual", "batch_per_device", "total_batch", "window", "evaluate"),
     *("exchange", "momentum", "weight_decay"),
 )
+# What records call values that were renamed after they had been recorded, by field: ids are made of the old names.
+_RECORDED_AS = {"framework": {"mxnet": "gluon"}, "kvstore": {"none": "independent", "ssp": "stale"}}
 NO_MATTER_FOR_SPEED = (
     *("seed", "learning_rate", "lr_rule", "warmup_from", "warmup_steps", "decay", "decay_at", "decay_factor"),
     *("epochs", "steps", "steps_per_epoch", "seconds", "window", "evaluate", "quick"),
@@ -27,7 +29,7 @@ NO_MATTER_FOR_SPEED = (
 )
 """In which runs of one setting may differ, as far as their samples a second go: how long they train, at which rate."""
 _NOT_COMPUTED = ("recipe", "restarts")
-_VARIANTS: dict[str, Mapping[str, type[Any]]] = {"optimizer": OPTIMIZERS, "exchange": EXCHANGES}
+_VARIANTS: dict[str, Mapping[str, type[Any]]] = {"optimizer": OPTIMIZERS, "kvstore": KVSTORES}
 
 
 @value
@@ -35,7 +37,7 @@ class Run(Schedule, Training):
     """One training, fully resolved: nothing after the plan works out a hyper-parameter."""
 
     recipe: str
-    total_batch: int
+    global_batch: int = field(json="total_batch")
     lr_rule: str = field(label=lambda rule: "" if rule == "fixed" else f"rate {rule}")
     epochs: int
     steps_per_epoch: int
@@ -48,9 +50,9 @@ class Run(Schedule, Training):
         return self.kind == "cpu" and self.workers < self.devices
 
     @property
-    def exchanges(self) -> bool:
+    def synchronises(self) -> bool:
         """Whether there are gradients that travel, or could: those of several real devices."""
-        return self.devices > 1 and not self.virtual
+        return self.devices > 1 and not self.emulated
 
     @property
     def searches(self) -> bool:
@@ -58,19 +60,19 @@ class Run(Schedule, Training):
         return getattr(self.data, "validate_on", "") == HELD_OUT
 
     @property
-    def exchange_label(self) -> str:
+    def kvstore_label(self) -> str:
         """How its gradients travel, with all options that are not at their default."""
-        return ", ".join([str(self.exchange), *(label for name, label in words(self).items() if name == "straggler")])
+        return ", ".join([str(self.kvstore), *(label for name, label in words(self).items() if name == "straggler")])
 
     def __str__(self) -> str:
         """What tells it from others, in a line: all that is not at its default."""
-        with_others = ("virtual", "exchange", "straggler")  # said with the devices, or with the exchange
+        with_others = ("emulated", "kvstore", "straggler")  # said with the devices, or with the kvstore
         said = [word for name, word in words(self).items() if name not in with_others]
-        devices = f"{self.devices} {self.kind}" + (" (virtual)" if self.virtual else "")
+        devices = f"{self.devices} {self.kind}" + (" (emulated)" if self.emulated else "")
         whole = self.steps == self.epochs * self.steps_per_epoch
         length = f"{self.epochs} epoch{'s' * (self.epochs > 1)}" if whole else f"{self.steps} steps"
         start = [self.model, f"{self.batch_per_device} x {devices}", length]
-        return ", ".join([*start, *([self.exchange_label] if self.exchanges else []), *said])
+        return ", ".join([*start, *([self.kvstore_label] if self.synchronises else []), *said])
 
     @property
     def whole_epochs(self) -> bool:
@@ -84,16 +86,18 @@ class Run(Schedule, Training):
         return hashlib.sha256(self.key().encode()).hexdigest()[:10]
 
     def key(self, *besides: str) -> str:
-        """What is the same for runs that compute the same but for the fields `besides`, named as in `to_json`.
+        """What is the same for runs that compute the same but for these fields.
 
-        The one definition of "the same run but for ...". An option of an optimizer or exchange goes with it.
+        The one definition of "the same run but for ...". An option of an optimizer or kvstore goes with it. By which
+        rule a learning rate was worked out does not matter: it counts as given in plain numbers.
         """
-        left_out = {*besides, *_NOT_COMPUTED}
+        plain_names = {own: plain_name for plain_name, own in _options(Run).items()}
+        left_out = {plain_names.get(name, name) for name in (*besides, *_NOT_COMPUTED)}
         for name in besides:
             left_out |= _options(*_VARIANTS.get(name, {}).values()).keys()
         return json.dumps(
             {
-                name: held
+                name: "fixed" if name == "lr_rule" else held
                 for name, held, default in self._entries()
                 if name not in left_out and (name in _FIRST or held != default)
             },
@@ -101,11 +105,11 @@ class Run(Schedule, Training):
         )
 
     def _entries(self) -> Iterator[tuple[str, Any, Any]]:
-        """Its plain form, as name, what is held and default: options of optimizer and exchange beside their names."""
+        """Its plain form, as name, what is held and default: options of optimizer and kvstore beside their names."""
         for declared in dataclasses.fields(self):
             held = getattr(self, declared.name)
             if declared.name in _VARIANTS:
-                yield declared.name, held.name, declared.default.name
+                yield _json_name(declared), _recorded(declared.name, held.name), declared.default.name
                 for option in dataclasses.fields(held):
                     unset = None if option.default is dataclasses.MISSING else option.default
                     yield _json_name(option), getattr(held, option.name), unset
@@ -118,7 +122,7 @@ class Run(Schedule, Training):
                 }
                 yield "data", {"name": held.name, **fields}, None
             else:
-                yield _json_name(declared), held, declared.default
+                yield _json_name(declared), _recorded(declared.name, held), declared.default
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes the same run."""
@@ -127,26 +131,36 @@ class Run(Schedule, Training):
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Run:
         """The run that `to_json` wrote, in this version or an earlier one; raises UserError for anything else."""
-        left = dict(fields)
+        names = _options(Run)
+        left = {names.get(name, name): given for name, given in fields.items()}
+        for name, recorded in _RECORDED_AS.items():
+            renamed = {old: new for new, old in recorded.items()}
+            if name in left:
+                left[name] = renamed.get(left[name], left[name])
         held: dict[str, Any] = {}
         for name, kinds in _VARIANTS.items():
-            kind = kinds.get(left.pop(name, next(iter(kinds))))
+            kind_name = left.pop(name, next(iter(kinds)))
+            kind = kinds.get(kind_name)
             if kind is None:
-                raise UserError(f"its {name} is {fields[name]!r}")
+                raise UserError(f"its {name} is {kind_name!r}")
             given = {option: left[entry] for entry, option in _options(kind).items() if entry in left}
             held[name] = from_plain(kind, given)
             # Earlier versions wrote the options of all kinds, those of others at their default.
             others = _options(*kinds.values())
             left = {entry: left[entry] for entry in left if entry not in others}
         if left.get("devices") == 1:  # earlier plans named what it would have exchanged
-            held["exchange"] = Device()
+            held["kvstore"] = Device()
         if left.get("decay") == "one-cycle":  # as earlier versions called what was linear to the last digit
             left["decay"] = "linear"
         data = dict(left.pop("data"))
         held["data"] = from_plain(DATA[data.pop("name")], data)
-        names = _options(Run)
-        held.update({names.get(name, name): given for name, given in left.items()})
+        held.update(left)
         return from_plain(Run, held)
+
+
+def _recorded(name: str, held: Any) -> Any:
+    """What records have for the field `name` that holds `held`."""
+    return _RECORDED_AS[name].get(held, held) if name in _RECORDED_AS else held
 
 
 def _json_name(declared: dataclasses.Field[Any]) -> str:
@@ -154,5 +168,5 @@ def _json_name(declared: dataclasses.Field[Any]) -> str:
 
 
 def _options(*kinds: type[Any]) -> dict[str, str]:
-    """The fields of such optimizers or exchanges: the name of each in a run's plain form, and its own."""
+    """The fields of such values: the name of each in a run's plain form, and its own."""
     return {_json_name(declared): declared.name for kind in kinds for declared in dataclasses.fields(kind)}

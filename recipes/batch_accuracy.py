@@ -16,8 +16,8 @@ recipe = Recipe(
     lr=Linear(base=0.05, per=128),
     epochs=12,
     cases=[
-        dict(engine="pytorch", data=CIFAR10(crop=28, pad=0, jitter=False)),
-        dict(model="cifar_lenet", engine="gluon", lr=Linear(base=0.02, per=128)),
+        dict(framework="pytorch", data=CIFAR10(crop=28, pad=0, jitter=False)),
+        dict(model="cifar_lenet", framework="mxnet", lr=Linear(base=0.02, per=128)),
     ],
     quick=dict(model="cifar_lenet", cases=[{}], batch_per_device=64, steps=12, window=4, evaluate=False),
 )

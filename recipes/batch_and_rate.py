@@ -1,7 +1,7 @@
 """Which way to train keeps the accuracy as the total batch grows: ResNet-50, 12 epochs of CIFAR-10, 128 to 4096.
 
 The way of the study beeva-poc-mxnet (SGD at a constant rate, all of the augmentation) at each total batch, at rates
-that it printed, beside the best way found; on virtual devices where there are no real ones. `rate_search` and
+that it printed, beside the best way found; on emulated devices where there are no real ones. `rate_search` and
 `batch_and_rate_search` tell how it was found.
 PyTorch is an extra on CPUs: ./make_environment.sh --torch
 Cost: about 16 h on two CPU cores with AVX-512 bf16, twice that without, and 100 min for those of the study's rows
@@ -15,37 +15,36 @@ STUDY = dict(
     data=CIFAR10(crop=28, jitter=True),
     optimizer=SGD(),
     label_smoothing=0.0,
-    zero_gamma=False,
+    zero_init_gamma=False,
 )
 
 # All of each image, moved by up to two pixels: more of it is seen than in a crop of 28, for 1.3 times the arithmetic.
 WHOLE = CIFAR10(crop=32, pad=2, jitter=False)
 # Of a total batch of 128.
-SMALL = dict(
-    data=WHOLE, optimizer=Muon(rate=0.03, momentum=0.85), lr=Fixed(base=0.3, warmup_epochs=0.5, decay="linear")
-)
+SMALL = dict(data=WHOLE, optimizer=Muon(lr=0.03, momentum=0.85), lr=Fixed(base=0.3, warmup_epochs=0.5, decay="linear"))
 # What looked best in `batch_and_rate_search` at 128 and at 1,024, by little more than one seed can tell: the same with
 # convolutions of constant size, which are not decayed, and images mirrored every other epoch.
 MIRRORED = CIFAR10(crop=32, pad=2, jitter=False, alternate=True)
 UNIT = dict(momentum=0.85, weight_decay=0, unit_weights=True)
-SMALL_UNIT = dict(SMALL, data=MIRRORED, optimizer=Muon(rate=0.03, **UNIT), engine="pytorch", seeds=3)
-LARGE_UNIT = dict(data=MIRRORED, optimizer=Muon(rate=0.05, **UNIT), seeds=3)
+SMALL_UNIT = dict(SMALL, data=MIRRORED, optimizer=Muon(lr=0.03, **UNIT), framework="pytorch", seeds=3)
+LARGE_UNIT = dict(data=MIRRORED, optimizer=Muon(lr=0.05, **UNIT), seeds=3)
 # The first trial: fast enough for ResNet-20, too fast for a network of fifty layers.
 FAST = dict(
-    optimizer=Muon(rate=0.2, momentum=0.85), lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear"), zero_gamma=False
+    optimizer=Muon(lr=0.2, momentum=0.85), lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear"), zero_init_gamma=False
 )
 
 recipe = Recipe(
     model="cifar_resnet50_v2",
-    rank=4,
+    priority=4,
     epochs=12,
-    virtual=True,
+    kind=["cpu", "gpu"],
+    emulated=True,
     dtype="auto",
     gradient_noise=10,
     data=CIFAR10(crop=28, pad=0, jitter=False),
-    optimizer=Muon(rate=0.05, momentum=0.85),
+    optimizer=Muon(lr=0.05, momentum=0.85),
     label_smoothing=0.1,
-    zero_gamma=True,
+    zero_init_gamma=True,
     lr=Fixed(base=0.5, warmup_epochs=0.5, decay="linear"),
     cases=[
         dict(devices=8, batch_per_device=512, seeds=3),

@@ -3,7 +3,7 @@
 On a CPU what would not fit the memory is skipped with an estimate; on a GPU it is tried, and says so, and between the
 doubled ones the largest that fits is searched for. Synthetic images in CIFAR-10's shape, through the whole input
 pipeline.
-Cost: three takes, about 15 min on two CPU cores.
+Cost: three repeats, about 15 min on two CPU cores.
     ./run_all.sh batch_size
 """
 
@@ -22,6 +22,6 @@ recipe = Recipe(
     seconds=15,
     window=3,
     evaluate=False,
-    takes=3,
+    repeats=3,
     quick=dict(kind="cpu", batch_per_device=[16, 16384], seconds=2, cases=[{}]),
 )

@@ -13,7 +13,7 @@ recipe = Recipe(
     epochs=12,
     cases=[
         # The study's CPU rows, and its reference setting for comparison with the GPUs.
-        dict(kind="cpu", batch_per_device=128, lr=0.05, rank=1),
+        dict(kind="cpu", batch_per_device=128, lr=0.05, priority=1),
         dict(kind="cpu", batch_per_device=256, lr=0.05),
         dict(kind="cpu", batch_per_device=512, lr=[0.05, 0.4]),
         # The learning rate as it came, whatever the total batch.
@@ -21,10 +21,10 @@ recipe = Recipe(
         dict(devices=4, batch_per_device=64, lr=0.2),
         dict(devices=8, batch_per_device=64, lr=0.4),
         # 0.05 for every 128 samples of total batch.
-        dict(devices=1, batch_per_device=128, lr=0.05, rank=1),
-        dict(devices=2, batch_per_device=128, lr=0.1, rank=1),
-        dict(devices=4, batch_per_device=128, lr=0.2, rank=1),
-        dict(devices=8, batch_per_device=128, lr=0.4, rank=1),
+        dict(devices=1, batch_per_device=128, lr=0.05, priority=1),
+        dict(devices=2, batch_per_device=128, lr=0.1, priority=1),
+        dict(devices=4, batch_per_device=128, lr=0.2, priority=1),
+        dict(devices=8, batch_per_device=128, lr=0.4, priority=1),
         # 0.05 for every 256.
         dict(devices=1, batch_per_device=256, lr=0.05),
         dict(devices=2, batch_per_device=256, lr=0.1),
@@ -39,7 +39,7 @@ recipe = Recipe(
             dict(kind=["cpu", "gpu"], batch_per_device=128, lr=0.05),
             dict(devices=8, batch_per_device=128, lr=0.4),
         ],
-        rank=1,
+        priority=1,
         steps=8,
         window=2,
         evaluate=False,

@@ -19,7 +19,7 @@ recipe = Recipe(
     ],
     lr=0.05,
     evaluate=False,
-    takes=3,
-    engine=["gluon", "pytorch"],
+    repeats=3,
+    framework=["mxnet", "pytorch"],
     quick=dict(model="cifar_resnet20_v2", batch_per_device=32, dtype="float32", steps=8, window=2),
 )

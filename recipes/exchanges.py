@@ -1,14 +1,14 @@
-"""Every way to exchange gradients between two workers, each with one CPU core, or between GPUs, beside none at all.
+"""Every way to synchronise gradients between two workers, each with one CPU core, or between GPUs, beside none at all.
 
 After the Keras study, which compared parameter servers, replicated variables and NCCL with independent training.
-Throughput only: 128 samples a worker, and with `--detail` what of the exchange is exposed.
+Throughput only: 128 samples a worker, and with `--detail` what of the synchronisation is exposed.
 Horovod is an extra (docs/what_runs_where.md); without it its rows are skipped.
-Cost: three takes, about 45 min on two CPU cores, and with `--detail` half an hour more; on GPUs not
+Cost: three repeats, about 45 min on two CPU cores, and with `--detail` half an hour more; on GPUs not
 measured yet.
     ./run_all.sh exchanges --detail
 """
 
-from poc import CIFAR10, DistSync, Horovod, Recipe, Stale
+from poc import CIFAR10, SSP, DistSync, Horovod, Recipe
 
 CPU = dict(kind="cpu", steps=60, window=5)
 TWO_WORKERS = dict(**CPU, cores_per_worker=1, devices=2, workers=2)
@@ -20,18 +20,18 @@ recipe = Recipe(
     batch_per_device=128,
     lr=0.05,
     evaluate=False,
-    takes=3,
+    repeats=3,
     cases=[
         dict(**CPU, devices=1, cores_per_worker=1),
-        dict(**TWO_WORKERS, exchange="independent"),
+        dict(**TWO_WORKERS, kvstore="none"),
         # Inside one process, whose two CPU devices share both cores.
-        dict(**CPU, devices=2, cores_per_worker=2, exchange=["local", "device", "independent"]),
-        dict(**TWO_WORKERS, exchange=["dist_sync", "dist_device_sync", "dist_async", Stale(0), Stale(2)]),
-        dict(**TWO_WORKERS, exchange=[DistSync(servers=2), DistSync(gradient_bits=16), DistSync(two_bit=0.5)]),
-        dict(**TWO_WORKERS, exchange=["horovod", Horovod(gradient_bits=16)]),
+        dict(**CPU, devices=2, cores_per_worker=2, kvstore=["local", "device", "none"]),
+        dict(**TWO_WORKERS, kvstore=["dist_sync", "dist_device_sync", "dist_async", SSP(0), SSP(2)]),
+        dict(**TWO_WORKERS, kvstore=[DistSync(servers=2), DistSync(gradient_bits=16), DistSync(two_bit=0.5)]),
+        dict(**TWO_WORKERS, kvstore=["horovod", Horovod(gradient_bits=16)]),
         dict(**GPU, devices=1),
-        dict(**GPU, devices=[2, 4, 8], exchange=["local", "device", "nccl", "independent"]),
-        dict(**GPU, devices=[2, 4, 8], workers="per-device", exchange=["dist_device_sync", "dist_async", "horovod"]),
+        dict(**GPU, devices=[2, 4, 8], kvstore=["local", "device", "nccl", "none"]),
+        dict(**GPU, devices=[2, 4, 8], workers="per-device", kvstore=["dist_device_sync", "dist_async", "horovod"]),
     ],
     quick=dict(
         model="cifar_resnet20_v2",
@@ -39,8 +39,8 @@ recipe = Recipe(
         steps=8,
         window=2,
         cases=[
-            dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, exchange=["independent", "dist_sync"]),
-            dict(kind="gpu", devices=2, exchange=["independent", "device"]),
+            dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, kvstore=["none", "dist_sync"]),
+            dict(kind="gpu", devices=2, kvstore=["none", "device"]),
         ],
     ),
 )

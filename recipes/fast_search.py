@@ -14,28 +14,28 @@ from poc import CIFAR10, Linear, Muon, Recipe
 
 SHAPE = dict(crop=32, pad=2, jitter=False, alternate=True, validate_on="held-out")
 UNIT = dict(momentum=0.6, weight_decay=0, unit_weights=True)
-BEST = Muon(rate=0.24, **UNIT)
-WHOLE = dict(model="cifar_airbench94", engine="pytorch", dtype="auto", optimizer=BEST)
+BEST = Muon(lr=0.24, **UNIT)
+WHOLE = dict(model="cifar_airbench94", framework="pytorch", dtype="auto", optimizer=BEST)
 
 recipe = Recipe(
     model="cifar_airbench94_slim",
-    rank=4,
+    priority=4,
     data=CIFAR10(**SHAPE),
     batch_per_device=1000,
     kind="cpu",
     epochs=4,
-    optimizer=Muon(rate=0.1, momentum=0.85, weight_decay=0),
+    optimizer=Muon(lr=0.1, momentum=0.85, weight_decay=0),
     lr=Linear(base=0.5, per=1000, decay="linear"),
     label_smoothing=0.2,
     window=10,
     cases=[
         dict(),
-        dict(optimizer=[Muon(rate=rate, **UNIT) for rate in (0.24, 0.12)]),
-        dict(optimizer=Muon(rate=0.24, momentum=0.85, weight_decay=0)),
+        dict(optimizer=[Muon(lr=rate, **UNIT) for rate in (0.24, 0.12)]),
+        dict(optimizer=Muon(lr=0.24, momentum=0.85, weight_decay=0)),
         dict(batch_per_device=500),
-        dict(batch_per_device=500, optimizer=Muon(rate=0.12, **UNIT)),
+        dict(batch_per_device=500, optimizer=Muon(lr=0.12, **UNIT)),
         dict(epochs=6, data=CIFAR10(**SHAPE, shrink=24, shrink_epochs=4), optimizer=BEST),
-        dict(engine="pytorch", epochs=10, data=[CIFAR10(**SHAPE, cutout=side) for side in (8, 0)], optimizer=BEST),
+        dict(framework="pytorch", epochs=10, data=[CIFAR10(**SHAPE, cutout=side) for side in (8, 0)], optimizer=BEST),
         dict(**WHOLE, epochs=8),
         dict(**WHOLE, epochs=14, data=CIFAR10(**SHAPE, cutout=8)),
         dict(WHOLE, model="cifar_airbench95", epochs=6),

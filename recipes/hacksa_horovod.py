@@ -3,7 +3,7 @@
 It found speed-ups by throughput and by wall time that contradict each other; reference/scaling.md has both. VGG-19 and
 ResNet-50 in their CIFAR-10 form, Inception-v4 at its own 299 pixels. On a CPU: two workers with one core each. Horovod
 is an extra (docs/what_runs_where.md); without it its rows are skipped.
-Cost: three takes, about 5 min on two CPU cores (with `--detail` 15), about a minute for each row on GPUs.
+Cost: three repeats, about 5 min on two CPU cores (with `--detail` 15), about a minute for each row on GPUs.
     ./run_all.sh hacksa_horovod --detail
 """
 
@@ -16,10 +16,10 @@ recipe = Recipe(
     model="cifar_vgg19",
     data=synthetic("cifar"),
     workers="per-device",
-    exchange="horovod",
+    kvstore="horovod",
     lr=0.01,
     evaluate=False,
-    takes=3,
+    repeats=3,
     cases=[
         dict(model=CIFAR, devices=[1, 2, 4], batch_per_device=128, steps=200, window=20),
         dict(**INCEPTION, devices=[1, 4], batch_per_device=32, steps=100, window=10),

@@ -1,8 +1,8 @@
-"""Horovod beside MXNet's parameter server and no exchange at all, from one device to eight, one worker each.
+"""Horovod beside MXNet's parameter server and no synchronisation at all, from one device to eight, one worker each.
 
 After the Hacksa study, which trained with Horovod on up to four GPUs. On a CPU: two workers with one core each.
 Horovod is an extra (docs/what_runs_where.md); without it its rows are skipped.
-Cost: three takes, about 10 min on two CPU cores (with `--detail` 20), less than a minute for each row on GPUs.
+Cost: three repeats, about 10 min on two CPU cores (with `--detail` 20), less than a minute for each row on GPUs.
     ./run_all.sh horovod --detail
 """
 
@@ -16,15 +16,15 @@ recipe = Recipe(
     steps=100,
     window=10,
     evaluate=False,
-    takes=3,
+    repeats=3,
     cases=[
         dict(kind="cpu", cores_per_worker=1, devices=1),
-        dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, exchange=["horovod", "dist_sync", "independent"]),
+        dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, kvstore=["horovod", "dist_sync", "none"]),
         dict(devices=1),
-        dict(devices=[2, 4, 8], workers="per-device", exchange=["horovod", "dist_device_sync", "independent"]),
+        dict(devices=[2, 4, 8], workers="per-device", kvstore=["horovod", "dist_device_sync", "none"]),
     ],
     quick=dict(
-        cases=[dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, exchange=["independent", "horovod"])],
+        cases=[dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, kvstore=["none", "horovod"])],
         batch_per_device=32,
         lr=0.05,  # as exchanges has it: what both have is run once
         steps=8,

@@ -1,8 +1,8 @@
-"""The Keras study: eight CIFAR-10 networks, Inception-v3 and ResNet-50 at 32, exchanges, layouts, batch sizes.
+"""The Keras study: eight CIFAR-10 networks, Inception-v3 and ResNet-50 at 32, kvstores, layouts, batch sizes.
 
-Its parameter server on the CPU is the exchange `local`, on the GPU `device`, NCCL `nccl`, and independent replicas are
-`independent`. Images are synthetic, one fixed batch in device memory, as in tf_cnn_benchmarks. On a CPU one setting of
-each network. Cost: three takes, about 16 min on two CPU cores, about a minute for each row on GPUs.
+Its parameter server on the CPU is the kvstore `local`, on the GPU `device`, NCCL `nccl`, and independent replicas are
+`none`. Images are synthetic, one fixed batch in device memory, as in tf_cnn_benchmarks. On a CPU one setting of
+each network. Cost: three repeats, about 16 min on two CPU cores, about a minute for each row on GPUs.
     ./run_all.sh keras_multi_gpu
 """
 
@@ -16,7 +16,7 @@ recipe = Recipe(
     data=synthetic("cifar"),
     lr=0.01,
     evaluate=False,
-    takes=3,
+    repeats=3,
     cases=[
         dict(
             model=[
@@ -25,7 +25,7 @@ recipe = Recipe(
             ],
             devices=[1, 2],
             batch_per_device=32,
-            exchange=["local", "nccl"],
+            kvstore=["local", "nccl"],
             steps=200,
             window=20,
         ),
@@ -34,13 +34,13 @@ recipe = Recipe(
                 **network,
                 devices=[1, 2, 4, 6],
                 batch_per_device=32,
-                exchange=["local", "device", "independent"],
+                kvstore=["local", "device", "none"],
                 steps=100,
                 window=10,
             )
             for network in (INCEPTION, RESNET)
         ),
-        dict(**RESNET, engine="pytorch", batch_per_device=32, layout=["NCHW", "NHWC"], steps=100, window=10),
+        dict(**RESNET, framework="pytorch", batch_per_device=32, layout=["NCHW", "NHWC"], steps=100, window=10),
         dict(model="cifar_resnet20_v1", devices=[1, 2, 4, 6], batch_per_device=[32, 512], steps=100, window=10),
         dict(model="cifar_resnet20_v1", devices=1, batch_per_device=4096, steps=100, window=10),
         # Of so large a batch twelve epochs have fewer steps.

@@ -1,8 +1,8 @@
 """Networks on one device, one fixed batch: how fast, and how near to the limit.
 
 Those of the five studies, and their relatives. On a CPU batches are what 8 GiB can hold; larger networks get
-smaller ones. The rows that other recipes have too share their takes.
-Cost: three takes, about 45 min on two CPU cores; on GPUs not measured yet.
+smaller ones. The rows that other recipes have too share their repeats.
+Cost: three repeats, about 45 min on two CPU cores; on GPUs not measured yet.
     ./run_all.sh networks
 """
 
@@ -25,7 +25,7 @@ recipe = Recipe(
     kind="cpu",
     lr=0.01,
     evaluate=False,
-    takes=3,
+    repeats=3,
     cases=[
         dict(model=[*SMALL, *RESNET_32_44], data=CIFAR, batch_per_device=128, steps=24, window=2),
         dict(model=RESNET_50_56, data=CIFAR, batch_per_device=128, steps=20, window=1),

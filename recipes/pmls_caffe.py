@@ -2,20 +2,20 @@
 
 One worker stands for one of its nodes; docs/hosts.md tells of several hosts. Images are synthetic, one fixed batch in
 device memory. On a CPU: two workers with one core each.
-Cost: three takes, about 8 min on two CPU cores, about a minute for each row on GPUs.
+Cost: three repeats, about 8 min on two CPU cores, about a minute for each row on GPUs.
     ./run_all.sh pmls_caffe
 """
 
-from poc import Recipe, Stale, synthetic
+from poc import SSP, Recipe, synthetic
 
 recipe = Recipe(
     model="alexnet",
     data=synthetic("imagenet"),
     workers="per-device",
-    exchange=[Stale(0), Stale(1)],
+    kvstore=[SSP(0), SSP(1)],
     lr=0.01,
     evaluate=False,
-    takes=3,
+    repeats=3,
     cases=[
         dict(model="alexnet", devices=[1, 2, 4, 8], batch_per_device=256, steps=60, window=6),
         dict(model="googlenet", devices=[1, 8], batch_per_device=32, steps=100, window=10),

@@ -1,6 +1,6 @@
 """Each precision that a device has against float32: speed and accuracy of ResNet-50, three epochs of CIFAR-10.
 
-Also three takes of a few networks on one fixed batch in each, for the share of what the device can do in it.
+Also three repeats of a few networks on one fixed batch in each, for the share of what the device can do in it.
 Cost: about 25 min on two CPU cores; on GPUs not measured yet.
     ./run_all.sh precision
 """
@@ -9,7 +9,7 @@ from poc import CIFAR10, Recipe, synthetic
 
 CPU = dict(kind="cpu", dtype=["float32", "bfloat16"])
 GPU = dict(kind="gpu", dtype=["float32", "tf32", "bfloat16", "float16"])
-TIMED = dict(lr=0.01, steps=16, window=1, evaluate=False, takes=3)
+TIMED = dict(lr=0.01, steps=16, window=1, evaluate=False, repeats=3)
 RESNET = dict(model="resnet50_v1", data=synthetic("imagenet"))
 
 recipe = Recipe(

@@ -14,11 +14,12 @@ SMALL_MUON = dict(**SMALL, lr=Fixed(base=0.3, **LINEAR))
 
 recipe = Recipe(
     model="cifar_resnet20_v2",
-    rank=4,
+    priority=4,
     epochs=3,
     devices=2,
     batch_per_device=512,
-    virtual=True,
+    kind=["cpu", "gpu"],
+    emulated=True,
     dtype="auto",
     data=CIFAR10(crop=28, pad=0, jitter=False),
     label_smoothing=0.1,
@@ -30,22 +31,22 @@ recipe = Recipe(
         dict(
             lr=Fixed(base=2.0, **LINEAR),
             optimizer=SGD(momentum_correction=True, decay_gammas=False),
-            zero_gamma=True,
+            zero_init_gamma=True,
         ),
         dict(lr=Fixed(base=2.0, warmup_epochs=0.5, decay=Steps(at=[0.6, 0.85])), optimizer="nesterov"),
         dict(lr=Fixed(base=2.0, warmup_epochs=0.9, decay="linear"), optimizer="nesterov"),
         dict(lr=Fixed(base=8.0, **LINEAR), optimizer="lars"),
-        dict(optimizer=[Muon(rate=0.2, momentum=momentum) for momentum in (0.6, 0.85, 0.95)]),
-        dict(optimizer=[Muon(rate=rate, momentum=0.85) for rate in (0.05, 0.1)]),
-        dict(optimizer=Muon(rate=0.2, momentum=0.85), lr=[Fixed(base=base, **LINEAR) for base in (2.0, 8.0)]),
+        dict(optimizer=[Muon(lr=0.2, momentum=momentum) for momentum in (0.6, 0.85, 0.95)]),
+        dict(optimizer=[Muon(lr=rate, momentum=0.85) for rate in (0.05, 0.1)]),
+        dict(optimizer=Muon(lr=0.2, momentum=0.85), lr=[Fixed(base=base, **LINEAR) for base in (2.0, 8.0)]),
         dict(**SMALL, **STUDY | dict(lr=0.05)),
         dict(**SMALL, lr=Fixed(base=0.1, **LINEAR), optimizer="nesterov"),
         dict(**SMALL, lr=Fixed(base=0.1, warmup_epochs=0.9, decay="linear"), optimizer="nesterov"),
         dict(**SMALL, lr=Fixed(base=0.1, **LINEAR), optimizer=Nesterov(weight_decay=0.0005)),
-        dict(**SMALL_MUON, optimizer=Muon(rate=0.03, momentum=0.85), dtype=["auto", "float32"]),
-        dict(**SMALL_MUON, optimizer=Muon(rate=0.03, momentum=0.85, weight_decay=0.0005)),
+        dict(**SMALL_MUON, optimizer=Muon(lr=0.03, momentum=0.85), dtype=["auto", "float32"]),
+        dict(**SMALL_MUON, optimizer=Muon(lr=0.03, momentum=0.85, weight_decay=0.0005)),
     ],
     quick=dict(
-        batch_per_device=32, steps=6, window=3, evaluate=False, dtype="float32", cases=[dict(optimizer=Muon(rate=0.2))]
+        batch_per_device=32, steps=6, window=3, evaluate=False, dtype="float32", cases=[dict(optimizer=Muon(lr=0.2))]
     ),
 )

@@ -1,7 +1,7 @@
 """One and two workers, each with one CPU core: both speed-ups of ResNet-50, at the same batch a worker.
 
 Modelled on the Horovod study, whose two speed-ups contradicted each other. Weak scaling: every worker keeps 64 samples.
-Cost: three takes, about 25 min on two CPU cores.
+Cost: three repeats, about 25 min on two CPU cores.
     ./run_all.sh scaling_cpu
 """
 
@@ -9,7 +9,7 @@ from poc import CIFAR10, Linear, Recipe
 
 recipe = Recipe(
     model="cifar_resnet50_v2",
-    rank=3,
+    priority=3,
     data=CIFAR10(crop=28, jitter=True),
     kind="cpu",
     devices=[1, 2],
@@ -18,7 +18,7 @@ recipe = Recipe(
     batch_per_device=64,
     lr=Linear(base=0.05, per=128),
     epochs=1,
-    takes=3,
-    exchange="dist_sync",
+    repeats=3,
+    kvstore="dist_sync",
     quick=dict(model="cifar_resnet20_v2", steps=8, window=2, evaluate=False),
 )

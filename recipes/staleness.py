@@ -6,7 +6,7 @@ Cost: about 20 min on two CPU cores.
     ./run_all.sh staleness
 """
 
-from poc import CIFAR10, Recipe, Stale
+from poc import CIFAR10, SSP, Recipe
 
 recipe = Recipe(
     model="cifar_resnet8_v2",
@@ -18,7 +18,7 @@ recipe = Recipe(
     batch_per_device=64,
     lr=0.05,
     epochs=4,
-    exchange=[Stale(0), Stale(1), Stale(2), Stale(4), Stale(None)],
+    kvstore=[SSP(0), SSP(1), SSP(2), SSP(4), SSP(None)],
     straggler=[0.0, 0.3],
-    quick=dict(exchange=[Stale(0), Stale(2)], straggler=0.3, steps=12, window=4, evaluate=False),
+    quick=dict(kvstore=[SSP(0), SSP(2)], straggler=0.3, steps=12, window=4, evaluate=False),
 )

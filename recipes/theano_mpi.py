@@ -2,7 +2,7 @@
 
 It measured seconds for 5,120 images of ImageNet, with communication and the wait for one another apart; `--detail` does
 so here. Images are synthetic, one fixed batch in device memory: the study, too, left loading out. On a CPU the same
-networks at smaller batches. Cost: three takes, about 5 min on two CPU cores (with `--detail` 13), about a minute for
+networks at smaller batches. Cost: three repeats, about 5 min on two CPU cores (with `--detail` 13), about a minute for
 each row on GPUs.
     ./run_all.sh theano_mpi --detail
 """
@@ -14,7 +14,7 @@ recipe = Recipe(
     data=synthetic("imagenet"),
     lr=0.01,
     evaluate=False,
-    takes=3,
+    repeats=3,
     cases=[
         dict(model="googlenet", devices=[1, 2, 4, 8], batch_per_device=32, steps=200, window=20),
         dict(model="alexnet", devices=[1, 2, 4, 8], batch_per_device=128, steps=200, window=20),

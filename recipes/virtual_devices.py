@@ -15,6 +15,7 @@ recipe = Recipe(
     devices=4,
     batch_per_device=128,
     lr=Linear(base=0.05, per=128),
-    virtual=True,
+    kind=["cpu", "gpu"],
+    emulated=True,
     quick=dict(model="cifar_resnet20_v2", batch_per_device=32, steps=8, window=2, evaluate=False),
 )

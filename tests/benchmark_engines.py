@@ -38,7 +38,7 @@ BATCH, RATE, MOMENTUM, DECAY = 128, 0.01, 0.9, 1e-4
 def planned(engine: str) -> Run:
     """ResNet-50 at batch 128 on this machine's CPU."""
     data = synthetic("cifar", size=28)
-    model = {"model": "cifar_resnet50_v2", "engine": engine, "kind": "cpu"}
+    model = {"model": "cifar_resnet50_v2", "framework": engine, "kind": "cpu"}
     recipe = Recipe(**model, data=data, batch_per_device=BATCH, lr=RATE)
     return plan("", recipe, detect())[0].run
 
@@ -54,7 +54,7 @@ def bare_gluon(batch: Batch) -> Callable[[], None]:
     import mxnet as mx
     from mxnet import autograd, gluon
 
-    from poc.engines.gluon.networks import build, can_fuse
+    from poc.engines.mxnet.networks import build, can_fuse
 
     net = build(networks.network("cifar_resnet50_v2"), 10, fused=can_fuse())
     net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
@@ -100,7 +100,7 @@ def compare(engine: str, rounds: int) -> dict[str, Any]:
     """Milliseconds a step of both, medians, and the ratio of neighbouring windows; the first round is warm-up."""
     session = engines.load(engine).open_session(planned(engine))
     batch = fixed_batch()
-    bare = {"gluon": bare_gluon, "pytorch": bare_pytorch}[engine](batch)
+    bare = {"mxnet": bare_gluon, "pytorch": bare_pytorch}[engine](batch)
 
     def ours() -> None:
         for _ in range(STEPS):
@@ -117,7 +117,7 @@ def compare(engine: str, rounds: int) -> dict[str, Any]:
                 taken[name].append((time.perf_counter() - start) / STEPS * 1e3)
     ratios = [own / other for own, other in zip(taken["session"], taken["bare"])]
     return {
-        "engine": engine,
+        "framework": engine,
         "session (ms a step)": statistics.median(taken["session"]),
         "bare loop (ms a step)": statistics.median(taken["bare"]),
         "session / bare": statistics.median(ratios),

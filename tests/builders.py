@@ -27,7 +27,7 @@ MACHINE = Hardware(cpu="Test CPU", cores=len(os.sched_getaffinity(0)), memory_by
 TEST_CPU = {"cpu": "Test", "cores": 2, "memory_bytes": 2**34, "cpu_flops": 1e11}
 SMALL: dict[str, Any] = {
     "model": "cifar_mlp",
-    "engine": "reference",
+    "framework": "reference",
     "kind": "cpu",
     "data": Synthetic(train=640, validation=160),
     "batch_per_device": 32,
@@ -36,12 +36,12 @@ SMALL: dict[str, Any] = {
     "window": 5,
 }
 GLUON: dict[str, Any] = {
-    "engine": "gluon",
+    "framework": "mxnet",
     "model": "cifar_resnet8_v2",
     "data": Synthetic(size=16, crop=16, train=160, validation=70),
 }
 """What to add where MXNet is what is tested."""
-TWO_WORKERS: dict[str, Any] = {"devices": 2, "workers": 2, "batch_per_device": 16, "exchange": "dist_sync"}
+TWO_WORKERS: dict[str, Any] = {"devices": 2, "workers": 2, "batch_per_device": 16, "kvstore": "dist_sync"}
 
 
 def run_of(**fields: Any) -> Run:
@@ -67,16 +67,16 @@ def record_of(
 
     `changes` are fields of a record in its plain form, `run` some of those of its run.
     """
-    run: dict[str, Any] = dict(recipe="cifar10_resnet50", model="cifar_resnet50_v2", engine="gluon", kind="cpu")
+    run: dict[str, Any] = dict(recipe="cifar10_resnet50", model="cifar_resnet50_v2", framework="mxnet", kind="cpu")
     run.update(data={"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True}, evaluate=True)
-    run.update(devices=1, virtual=False, batch_per_device=128, total_batch=128, exchange="device", seed=0, quick=False)
+    run.update(devices=1, emulated=False, batch_per_device=128, global_batch=128, kvstore="device", seed=0, quick=False)
     run.update(lr_rule="fixed", learning_rate=0.05, warmup_from=0.0, warmup_steps=0, momentum=0.9, weight_decay=1e-4)
     run.update(epochs=6, steps_per_epoch=10, steps=60, window=10)
     run.update(changes.pop("run", {}))
     plain: dict[str, Any] = dict(run_id="0123456789", run=run, started="2026-11-21T10:00:00+00:00", commit="abcdef")
     plain.update(infrastructure="test machine", hardware=TEST_CPU, outcome="completed", dataset="cifar10")
     plain.update(versions={"mxnet": "1.9.1", "python": "3.11.7", "numpy": "1.26.4"}, parameters=758621)
-    work = {"steps": run["steps_per_epoch"], "samples": run["steps_per_epoch"] * run["total_batch"], "loss": 1.0}
+    work = {"steps": run["steps_per_epoch"], "samples": run["steps_per_epoch"] * run["global_batch"], "loss": 1.0}
     windows, evaluations, at = [], [], 3.0
     for epoch, seconds in enumerate(epoch_seconds, start=1):
         windows.append({"epoch": epoch, "start": at, **work, "seconds": seconds, "waited": seconds / 10})

@@ -60,7 +60,7 @@ def make_driver(folder: Path, driver: Path) -> None:
 
 def inside(folder: Path) -> int:
     """The check itself, where the driver is a stand-in."""
-    from poc.engines.gluon import compatibility
+    from poc.engines.mxnet import compatibility
 
     compatibility.prepare()
     import mxnet as mx

@@ -42,7 +42,7 @@ def planned(engine: str, **fields: Any) -> Planned:
     size = max(16, networks.network(model).sizes[0])
     base: dict[str, Any] = {
         "model": model,
-        "engine": engine,
+        "framework": engine,
         "kind": "cpu",
         "data": Synthetic(size=size, crop=size, train=640, validation=70),
         # More would amplify the rounding of sums in another order within the five steps.
@@ -58,7 +58,7 @@ def batches(run: Run, worker: int = 0, first_step: int = 0, steps: int | None = 
     return data.training_batches(
         data.load(run.data, source=None, cache=Path("unused")),
         run.data,
-        total_batch=run.total_batch,
+        global_batch=run.global_batch,
         seed=0,
         first_step=first_step,
         steps=run.steps - first_step if steps is None else steps,
@@ -127,7 +127,7 @@ def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 
     The slow one waits with each step until the other can go no further without it.
     """
-    rank, allowed = session._exchange.rank, run.steps if run.exchange.bound is None else run.exchange.bound
+    rank, allowed = session._exchange.rank, run.steps if run.kvstore.staleness is None else run.kvstore.staleness
     for step, batch in enumerate(batches(run, worker), start=1):
         until = time.monotonic() + DEADLINE_SECONDS / 2
         while rank and not (folder / f"fast-{min(step - 1 + allowed, run.steps)}").exists() and step + allowed > 1:
@@ -172,7 +172,7 @@ def in_turn(asked: Sequence[tuple[Run, str]], folder: Path, seeds: tuple[int, ..
     with contextlib.ExitStack() as stack:
         # As many threads as this process has: with another number, sums round differently, which training amplifies.
         cores = int(os.environ["OMP_NUM_THREADS"])
-        around = [stack.enter_context(engines.load(run.engine).cluster(run, cores)) for run, _ in asked]
+        around = [stack.enter_context(engines.load(run.framework).cluster(run, cores)) for run, _ in asked]
         stack.callback(processes.stop, started)
         for worker in range(count):
             tasks = []

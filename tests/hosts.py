@@ -34,7 +34,7 @@ _QUIET = {
 }
 _RAY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0", **_HEALTH, **_QUIET}
 # What a run has on a node for as long as it goes on.
-_OF_RUNS = ("poc.train.worker", "poc.engines.gluon", "reference.hub")
+_OF_RUNS = ("poc.train.worker", "poc.engines.mxnet", "reference.hub")
 
 
 class Host:

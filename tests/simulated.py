@@ -32,7 +32,7 @@ from poc.engines import builds, pytorch
 from poc.machine.hardware import GPU, Hardware
 from poc.machine.monitor import DeviceUse, Monitored
 from poc.plan import plan
-from poc.recipe import Horovod, Independent, Local, Stale, networks
+from poc.recipe import SSP, Horovod, Local, NoSync, networks
 from poc.records.noise import Norms
 from poc.records.record import (
     COMPLETED,
@@ -117,7 +117,7 @@ def completes(run: Run, take: int) -> tuple[str, str, float]:
 
 def goes_wrong(run: Run, take: int) -> tuple[str, str, float]:
     """Whatever can happen to a run happens to some."""
-    if run.total_batch >= 2048:
+    if run.global_batch >= 2048:
         return DIVERGED, "the training loss was nan after step 40", 0.3
     if run.learning_rate > 0.2 and run.devices == 1:
         return DIVERGED, "the loss of the evaluation after epoch 12 was 4e+13", 1.0
@@ -198,12 +198,12 @@ class Trainer:
         network = networks.network(run.model)
         kepler = run.kind == "gpu" and self.machine.gpus[0].capability < (5, 0)
         reached = _REACHED * (0.5 if kepler else 1.0 if run.kind == "gpu" else 2.0)
-        played = run.devices if run.virtual else 1
+        played = run.devices if run.emulated else 1
         flops = 6 * network.multiply_adds(run.data.crop) * run.batch_per_device * played
         compute = _STEP_SECONDS + flops / self._peak(run) / reached
-        if not run.exchanges or isinstance(run.exchange, Independent):
+        if not run.synchronises or isinstance(run.kvstore, NoSync):
             return compute, 0.0
-        slower = 3.0 if isinstance(run.exchange, Local) else 1.5 if isinstance(run.exchange, Horovod) else 1.0
+        slower = 3.0 if isinstance(run.kvstore, Local) else 1.5 if isinstance(run.kvstore, Horovod) else 1.0
         moved = 4 * network.cost.parameters * 2 * (run.devices - 1) / run.devices
         return compute * (1 + run.straggler), 0.0005 * math.log2(run.devices) + slower * moved / self._link
 
@@ -224,11 +224,11 @@ class Trainer:
                 # The first window is slow, as every first one is.
                 seconds = steps * step * self._noise(0.005) * (1 if windows else 3)
                 loss = 2.3 * math.exp(-epoch / run.epochs) if outcome != DIVERGED or left > run.window else None
-                work = {"steps": steps, "samples": steps * run.total_batch // run.workers}
+                work = {"steps": steps, "samples": steps * run.global_batch // run.workers}
                 windows.append(Window(epoch=epoch, start=at, **work, seconds=seconds, waited=0.01 * seconds, loss=loss))
                 at, left = at + seconds, left - steps
             if run.evaluate and windows and windows[-1].epoch == epoch:
-                seconds = 10_000 * compute / run.batch_per_device / 3 / (1 if run.virtual else run.devices)
+                seconds = 10_000 * compute / run.batch_per_device / 3 / (1 if run.emulated else run.devices)
                 accuracy = self._accuracy(run, epoch) if outcome != DIVERGED else 0.1
                 loss = 2.3 * (1 - accuracy) if outcome != DIVERGED else None
                 samples = 10_000 // run.workers
@@ -242,7 +242,7 @@ class Trainer:
                     break
         ended = outcome in (COMPLETED, DIVERGED) or (outcome == FAILED and windows)
         used = int(self._memory(run))
-        peak = 0.8 * self._peak(run) * (1 if run.virtual else run.devices // run.workers)
+        peak = 0.8 * self._peak(run) * (1 if run.emulated else run.devices // run.workers)
         return [
             Told(
                 outcome=outcome,
@@ -266,7 +266,7 @@ class Trainer:
         """Of an epoch: it nears the last one's by an exponential curve."""
         if not isinstance(run.data, CIFAR10):
             return 1 / run.data.classes
-        doublings = math.log2(run.total_batch / 128)
+        doublings = math.log2(run.global_batch / 128)
         last = 0.80 - 0.02 * abs(doublings)
         if isinstance(run.optimizer, Muon) or run.decay != "constant":
             last += 0.1
@@ -284,21 +284,21 @@ class Trainer:
             Norms(
                 step=step,
                 small=(1 + 1000 / run.batch_per_device) * self._noise(0.05),
-                large=(1 + 1000 / run.total_batch) * self._noise(0.05),
+                large=(1 + 1000 / run.global_batch) * self._noise(0.05),
             )
             for step in range(0, done, run.gradient_noise)
         )
 
     def _exchanged(self, run: Run, done: int) -> Exchanged | None:
-        if not isinstance(run.exchange, Stale):
+        if not isinstance(run.kvstore, SSP):
             return None
-        ahead = 3 if run.exchange.bound is None else run.exchange.bound
+        ahead = 3 if run.kvstore.staleness is None else run.kvstore.staleness
         return Exchanged(
             staleness={str(steps): done // (ahead + 1) for steps in range(ahead + 1)}, stale_wait_seconds=1
         )
 
     def _breakdown(self, run: Run, compute: float, synchronise: float) -> Breakdown:
-        several = run.exchanges and not isinstance(run.exchange, Independent)
+        several = run.synchronises and not isinstance(run.kvstore, NoSync)
         moved = 4 * networks.network(run.model).cost.parameters
         waiting = 0.01 * compute if run.workers > 1 else None
         whole = compute + synchronise + (waiting or 0.0)
@@ -336,7 +336,7 @@ class Trainer:
             joules=0.7 * card[4] * seconds,
             throttled={"power": 0.2} if card[1] < (5, 0) else {},
         )
-        count = 1 if run.virtual else run.devices
+        count = 1 if run.emulated else run.devices
         named = (dataclasses.replace(each, device=f"gpu {number}") for number in range(count))
         return Monitored(samples=int(seconds), devices=tuple(named), of_windows=True)
 
@@ -351,7 +351,7 @@ OTHER = {
     "cases": [
         {"optimizer": "nesterov", "lr": Linear(base=0.1, per=128, warmup_epochs=1, decay="cosine")},
         {"optimizer": "lars", "lr": Linear(base=1.0, per=128, warmup_epochs=1)},
-        {"optimizer": Muon(rate=0.05), "lr": Fixed(base=0.3, decay="linear"), "seeds": 2},
+        {"optimizer": Muon(lr=0.05), "lr": Fixed(base=0.3, decay="linear"), "seeds": 2},
     ],
 }
 """Nothing of the main study's: other models, optimizers and lengths."""

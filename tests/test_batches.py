@@ -38,7 +38,7 @@ def load(spec: Synthetic) -> Any:
 
 def test_synthetic_is_the_same_everywhere() -> None:
     dataset = load(Synthetic(train=300, validation=100))
-    (batch,) = data.training_batches(dataset, CIFAR10(jitter=False), total_batch=100, seed=1, first_step=4, steps=1)
+    (batch,) = data.training_batches(dataset, CIFAR10(jitter=False), global_batch=100, seed=1, first_step=4, steps=1)
     # Digests of the pixels: they may not change with the machine or the version of anything.
     assert hashlib.sha256(dataset.train.images.tobytes()).hexdigest()[:16] == "6f506aaff0a978d0"
     assert hashlib.sha256(batch.images.tobytes()).hexdigest()[:16] == "4df8140202044397"
@@ -75,7 +75,7 @@ def test_synthetic_shapes() -> None:
 
 def test_a_fixed_batch_is_the_same_object_every_time() -> None:
     spec = synthetic("cifar")
-    first, *others = data.training_batches(load(spec), spec, total_batch=200, seed=0, steps=3, worker=1, workers=2)
+    first, *others = data.training_batches(load(spec), spec, global_batch=200, seed=0, steps=3, worker=1, workers=2)
     assert [batch is first for batch in others] == [True, True]
     assert first.images.shape == (100, 3, 32, 32)
     # Fewer images than the batch: they come again.
@@ -109,7 +109,7 @@ def test_held_out_images_are_never_trained_on_nor_the_test_set_read(workers: int
         ]
 
     share = [{"worker": worker, "workers": workers} for worker in range(workers)]
-    options: Any = {"total_batch": 100, "seed": 3, "steps": 35}
+    options: Any = {"global_batch": 100, "seed": 3, "steps": 35}
     trained_on = {n for part in share for n in shown(data.training_batches(dataset, spec, **options, **part))}
     held_out = [n for part in share for n in shown(data.validation_batches(dataset, spec, batch=64, **part))]
     assert len(trained_on) == 1_000
@@ -208,7 +208,7 @@ def test_crop_and_mirror_are_uniform() -> None:
 def test_views_on_the_device_are_what_the_host_shows_in_a_border_of_127() -> None:
     spec = CIFAR10(jitter=False, on_device=True)
     host, device = (
-        next(data.training_batches(DATASET, chosen, total_batch=70, seed=4, steps=1))
+        next(data.training_batches(DATASET, chosen, global_batch=70, seed=4, steps=1))
         for chosen in (CIFAR10(jitter=False), spec)
     )
     np.testing.assert_array_equal(host.labels, device.labels)
@@ -255,27 +255,27 @@ def test_order_depends_on_seed_and_epoch_and_is_well_mixed() -> None:
 @settings(max_examples=50)
 @given(samples=st.integers(1, 400), share=st.integers(1, 40), workers=st.integers(1, 5), epoch=st.integers(0, 3))
 def test_workers_share_the_whole_batches_of_an_epoch(samples: int, share: int, workers: int, epoch: int) -> None:
-    spec, total_batch = Synthetic(size=1, crop=1), share * workers
+    spec, global_batch = Synthetic(size=1, crop=1), share * workers
     # The pixel of an image says which it is.
     pixels = np.stack([np.arange(samples) % 256, np.arange(samples) // 256, np.zeros(samples)], axis=1)
     split = data.Images(pixels.astype(np.uint8).reshape(-1, 1, 1, 3), np.arange(samples, dtype=np.int32))
-    steps = samples // total_batch
+    steps = samples // global_batch
 
     def batches(worker: int) -> Iterator[data.Batch]:
         return data.training_batches(
-            data.Dataset("x", split, split), spec, total_batch=total_batch, seed=1,
+            data.Dataset("x", split, split), spec, global_batch=global_batch, seed=1,
             first_step=epoch * steps, steps=max(steps, 1), worker=worker, workers=workers,
         )  # fmt: skip
 
     if not steps:
-        with pytest.raises(UserError, match=f"total batch {total_batch} is larger than the {samples}"):
+        with pytest.raises(UserError, match=f"global batch {global_batch} is larger than the {samples}"):
             next(batches(0))
         return
     visited = order(samples, seed=1, epoch=epoch)
     assert sorted(visited) == list(range(samples))
     shares: list[Any] = list(itertools.chain(*zip(*map(batches, range(workers)))))
     assert {len(batch) for batch in shares} == {share}
-    trained = visited[: steps * total_batch]
+    trained = visited[: steps * global_batch]
     np.testing.assert_array_equal(np.concatenate([batch.labels for batch in shares]), trained)
     np.testing.assert_array_equal(np.concatenate([batch.images for batch in shares])[..., 0, 0], pixels[trained])
 
@@ -285,7 +285,7 @@ def test_workers_together_train_on_what_one_would(workers: int) -> None:
     def batches(first_step: int = 0, **share: int) -> list[Any]:
         steps = 9 - first_step
         stream = data.training_batches(
-            DATASET, CIFAR10(), total_batch=24, seed=5, first_step=first_step, steps=steps, **share
+            DATASET, CIFAR10(), global_batch=24, seed=5, first_step=first_step, steps=steps, **share
         )
         return list(stream)
 
@@ -318,7 +318,7 @@ def test_as_many_batches_are_made_at_once_as_there_are_cores(cores: int, monkeyp
     before = threading.active_count()
     shown: list[Any] = []
     slow = data.Dataset("slow", Slow(DATASET.train.images, DATASET.train.labels), DATASET.validation)
-    for batch in data.training_batches(slow, CIFAR10(), total_batch=5, seed=5, steps=14):
+    for batch in data.training_batches(slow, CIFAR10(), global_batch=5, seed=5, steps=14):
         assert len(made) <= len(shown) + 1 + cores
         shown.append(batch)
     assert len(makers) == cores

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from poc import CIFAR10, DistSync, Recipe, Stale, advice, engines
+from poc import CIFAR10, SSP, DistSync, Recipe, advice, engines
 from poc.__main__ import main
 from poc.engines import builds
 from poc.machine import hardware, nvml
@@ -35,7 +35,7 @@ def stand(name: str, monkeypatch: pytest.MonkeyPatch) -> Hardware:
 
 
 @pytest.mark.parametrize(
-    ("card", "driver", "libraries", "gluon", "pytorch"),
+    ("card", "driver", "libraries", "mxnet", "pytorch"),
     [
         ("K80", "470.256.02", False, f"{CU102} needs {OF_CUDA_10}", "has compute capability 3.7, "),
         ("K80", "470.256.02", True, CU102, "has compute capability 3.7, "),
@@ -56,13 +56,13 @@ def stand(name: str, monkeypatch: pytest.MonkeyPatch) -> Hardware:
     ],
 )
 def test_the_build_of_each_engine_or_why_there_is_none(
-    card: str, driver: str, libraries: bool, gluon: str, pytorch: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    card: str, driver: str, libraries: bool, mxnet: str, pytorch: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if libraries:
         monkeypatch.setattr(builds, "shared_library", lambda name: tmp_path / name)
     monkeypatch.setitem(stand_in.MACHINES, "one", ([card], driver, False))
     machine = stand("one", monkeypatch)
-    for name, expected in (("gluon", gluon), ("pytorch", pytorch)):
+    for name, expected in (("mxnet", mxnet), ("pytorch", pytorch)):
         build = builds.choose(engines.load(name).BUILDS, machine)
         reason = builds.unsupported(engines.load(name).BUILDS, machine.gpus[0], driver)
         assert build is not None
@@ -74,9 +74,9 @@ def test_the_build_of_each_engine_or_why_there_is_none(
 @pytest.mark.parametrize(
     ("machine", "engine", "choice"),
     [
-        ("4 V100", "gluon", "first of gluon, pytorch"),
-        ("8 P100", "gluon", "first of gluon, pytorch"),
-        ("2 V100 and a display card", "gluon", "first of gluon, pytorch"),
+        ("4 V100", "mxnet", "first of mxnet, pytorch"),
+        ("8 P100", "mxnet", "first of mxnet, pytorch"),
+        ("2 V100 and a display card", "mxnet", "first of mxnet, pytorch"),
         ("1 H100", "pytorch", "not MXNet: needs 1 GPU, this machine has none that MXNet can use: NVIDIA H100"),
         ("1 H100, older driver", "pytorch", "not MXNet: needs 1 GPU"),
     ],
@@ -86,9 +86,9 @@ def test_auto_takes_the_first_engine_that_runs_on_the_cards_and_says_why(
 ) -> None:
     here = stand(machine, monkeypatch)
     (item,) = plan("r", Recipe(model="cifar_resnet8_v2", data=CIFAR10()), here)
-    assert (item.skip, item.run.engine, item.run.kind) == ("", engine, "gpu")
-    (played,) = plan("r", Recipe(model="cifar_resnet8_v2", devices=16, virtual=True), here)
-    assert (played.skip, played.run.engine, played.run.kind) == ("", engine, "gpu")
+    assert (item.skip, item.run.framework, item.run.kind) == ("", engine, "gpu")
+    (played,) = plan("r", Recipe(model="cifar_resnet8_v2", devices=16, emulated=True), here)
+    assert (played.skip, played.run.framework, played.run.kind) == ("", engine, "gpu")
     assert item.engine_choice.startswith(choice)
 
 
@@ -96,8 +96,8 @@ def test_cards_that_no_one_build_runs_on_do_not_train_together(monkeypatch: pyte
     monkeypatch.setattr(builds, "shared_library", lambda name: tmp_path / name)
     monkeypatch.setitem(stand_in.MACHINES, "mixed", (["K80", "V100"], "470.256.02", False))
     here = stand("mixed", monkeypatch)
-    assert [gpu.name for gpu in engines.usable("gluon", here)] == [here.gpus[1].name]
-    one, two = plan("r", Recipe(model="cifar_resnet8_v2", engine="gluon", devices=[1, 2]), here)
+    assert [gpu.name for gpu in engines.usable("mxnet", here)] == [here.gpus[1].name]
+    one, two = plan("r", Recipe(model="cifar_resnet8_v2", framework="mxnet", devices=[1, 2]), here)
     assert (one.skip, own_gpus(one.run, here, 1)) == ("", [[here.gpus[1]]])
     assert two.skip.startswith("needs 2 GPUs, this machine has 1 that MXNet can use: ")
     assert f"{here.gpus[0].name} has compute capability 3.7, mxnet-cu112" in two.skip
@@ -108,7 +108,7 @@ def test_rows_of_the_cpu_wait_where_there_are_gpus_that_can_be_used(
     machine: str, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = stand(machine, monkeypatch)
-    recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", engine="gluon")
+    recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", framework="mxnet")
     assert bool(plan("r", recipe, here, cpu_waits=True)[0].skip) == waits
     assert not plan("r", recipe, here)[0].skip
 
@@ -117,7 +117,7 @@ def test_rows_of_the_cpu_wait_where_there_are_gpus_that_can_be_used(
 def test_advice_is_on_the_first_setting_that_can_run_on_gpus_where_there_are_any(
     machine: str, wanted: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cases = [{"kind": "cpu"}, {"kind": "gpu", "devices": 8}, {"kind": "gpu", "devices": 2, "exchange": "nccl"}]
+    cases = [{"kind": "cpu"}, {"kind": "gpu", "devices": 8}, {"kind": "gpu", "devices": 2, "kvstore": "nccl"}]
     recipe = Recipe(model="cifar_resnet8_v2", batch_per_device=[128, 64], lr=0.1, cases=cases)
     setting = advice.first_setting(recipe, stand(machine, monkeypatch))
     assert (setting.kind, setting.devices, setting.batches) == (*wanted, [128])
@@ -133,16 +133,16 @@ def test_norms_of_scaled_gradients_are_not_taken(monkeypatch: pytest.MonkeyPatch
         assert item.skip.startswith("gradient_noise is not measured in float16") == bool(item.skip) == bool(noise)
 
 
-@pytest.mark.parametrize("exchange", ["dist_async", Stale(1), "independent", DistSync(two_bit=0.5)], ids=str)
+@pytest.mark.parametrize("exchange", ["dist_async", SSP(1), "none", DistSync(two_bit=0.5)], ids=str)
 def test_norms_of_gradients_that_are_not_summed_exactly_are_not_taken(exchange: Any) -> None:
-    recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", devices=2, workers=2, exchange=exchange, gradient_noise=2)
+    recipe = Recipe(model="cifar_resnet8_v2", kind="cpu", devices=2, workers=2, kvstore=exchange, gradient_noise=2)
     (item,) = plan("r", recipe, MACHINE)
     assert item.skip.startswith("gradient_noise is measured where gradients are summed exactly")
 
 
 @needs_horovod
 def test_horovod_as_it_is_built_here_is_not_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Recipe(model="cifar_resnet8_v2", devices=2, workers=2, exchange="horovod")
+    recipe = Recipe(model="cifar_resnet8_v2", devices=2, workers=2, kvstore="horovod")
     (item,) = plan("r", recipe, stand("4 V100", monkeypatch))
     assert item.skip.startswith("this Horovod was built without NCCL")
 
@@ -205,18 +205,18 @@ def test_a_disk_without_room_is_one_line_that_says_how_much_is_needed(
 @pytest.mark.parametrize(
     ("machine", "engine", "completed"),
     [
-        ("4 V100, old driver", "gluon", 2),
+        ("4 V100, old driver", "mxnet", 2),
         pytest.param("1 H100, older driver", "pytorch", 1, marks=needs_torch),
-        ("8 K80, CUDA 10.2", "gluon", 2),
+        ("8 K80, CUDA 10.2", "mxnet", 2),
     ],
 )
 def test_runs_on_cards(machine: str, engine: str, completed: int, tmp_path: Path) -> None:
-    fields = {**GLUON, "engine": "auto", "kind": "gpu", "devices": [1, 2], "batch_per_device": 16}
+    fields = {**GLUON, "framework": "auto", "kind": "gpu", "devices": [1, 2], "batch_per_device": 16}
     recipe = recipe_file(tmp_path / "mine.py", **fields, epochs=None, steps=8, window=2)
     launch.finish(recipe, tmp_path, environment=stand_in.environment(machine))
     records = launch.records(tmp_path)
     on_cards = [record for record in records if record.run.kind == "gpu" and record.outcome == "completed"]
-    assert [record.run.engine for record in on_cards] == [engine] * completed
+    assert [record.run.framework for record in on_cards] == [engine] * completed
     assert [record.run.devices for record in on_cards] == [1, 2][:completed]
     assert all(record.engine_choice for record in on_cards)
     reasons = [record.reason for record in records if record.outcome == "skipped"]

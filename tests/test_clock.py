@@ -100,10 +100,10 @@ class Driven:
             self.epochs_evaluated.append(told.epoch)
 
     def _batches(self, run: Run, wait: float) -> Iterator[Batch]:
-        images = np.zeros((run.total_batch, 3, 1, 1), np.uint8)
+        images = np.zeros((run.global_batch, 3, 1, 1), np.uint8)
         for _ in range(run.steps):
             self._time.now += wait
-            yield Batch(images=images, labels=np.zeros(run.total_batch, np.float32))
+            yield Batch(images=images, labels=np.zeros(run.global_batch, np.float32))
 
     def _save(self, step: int) -> None:
         self._time.now += 3.0

@@ -35,9 +35,9 @@ JOINED: dict[str, Any] = {**TWO_WORKERS, "data": IMAGES, "cores_per_worker": 1, 
 MXNET = {**GLUON, "batch_per_device": 8}
 OF_FRAMEWORKS = {
     "MXNet": MXNET,
-    **({"Horovod": {**MXNET, "exchange": "horovod"}} if find_spec("horovod") else {}),
+    **({"Horovod": {**MXNET, "kvstore": "horovod"}} if find_spec("horovod") else {}),
     # Each device has a process of its own anyway.
-    **({"PyTorch": {**MXNET, "engine": "pytorch", "exchange": "device", "workers": 1}} if find_spec("torch") else {}),
+    **({"PyTorch": {**MXNET, "framework": "pytorch", "kvstore": "device", "workers": 1}} if find_spec("torch") else {}),
 }
 LONG: dict[str, Any] = {"epochs": 100_000, "window": 5}
 few = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two hosts need a core each")
@@ -79,12 +79,12 @@ def test_takes_come_in_rounds_and_no_run_waits_for_a_node_that_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = ((run_of(epochs=1), 5.0), (run_of(epochs=2), 50.0))
-    items = [Planned(run=run, seconds=seconds, take=take) for take in (1, 2) for run, seconds in runs]
+    items = [Planned(run=run, seconds=seconds, repeat=repeat) for repeat in (1, 2) for run, seconds in runs]
 
     def machine(hosts: int) -> scheduler._Machine:
         return scheduler._Machine("some", hosts, Campaign([("r", items)], tmp_path, place_in(tmp_path)))
 
-    assert [(item.run.epochs, item.take) for *_, item in machine(1).todo] == [(2, 1), (1, 1), (2, 2), (1, 2)]
+    assert [(item.run.epochs, item.repeat) for *_, item in machine(1).todo] == [(2, 1), (1, 1), (2, 2), (1, 2)]
     there, gone = (SimpleNamespace(name=name, lost=lost) for name, lost in (("a", ""), ("b", "it has gone")))
     kind: Any = SimpleNamespace(nodes=[there, gone], free=[there], wanted=0, machines=[machine(2), machine(1)])
     team = scheduler.Cluster(SimpleNamespace(recipes=()))  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ def test_horovod_on_a_host_whose_name_leads_nowhere_says_so(nodes: Nodes) -> Non
     host = nodes.wired.host("0")
     subprocess.run(host.command("hostname", "localhost"), check=True)
     code = "from poc import engines\nfrom tests.engine_worker import planned\n"
-    code += "engines.open_session(planned('gluon', devices=2, workers=2, exchange='horovod').run)"
+    code += "engines.open_session(planned('mxnet', devices=2, workers=2, kvstore='horovod').run)"
     environment = host.environment(HOROVOD_HOSTNAME=host.address)
     asked = host.command(sys.executable, "-W", "ignore", "-c", code)
     done = subprocess.run(asked, env=environment, capture_output=True, text=True)
@@ -244,7 +244,7 @@ def test_a_node_of_another_version_or_with_a_full_disk_or_other_data_is_named(
 
     small, other, link = recipe_file(tmp_path / "small.py", data=IMAGES), tmp_path / "other", tmp_path / "checkout"
     # The others have no way to the images either, and would train on made-up ones.
-    images = recipe_file(tmp_path / "images.py", data=CIFAR10(), engine="gluon", model="cifar_resnet8_v2")
+    images = recipe_file(tmp_path / "images.py", data=CIFAR10(), framework="mxnet", model="cifar_resnet8_v2")
     subprocess.run(["git", "clone", "-q", HOME, other], check=True)
     commit = ["-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "--allow-empty", "-m", "another"]
     subprocess.run(["git", "-C", other, *commit], check=True)

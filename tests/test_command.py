@@ -31,9 +31,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    recipe_file(folder / "mine.py", kind=["cpu", "gpu"], epochs=2, takes=2)
-    recipe_file(folder / "yours.py", epochs=2, takes=3)
-    arguments = ["run", "mine.py", "yours.py", "--results", "out", "--infrastructure", "A machine", "--price", "0.5"]
+    recipe_file(folder / "mine.py", kind=["cpu", "gpu"], epochs=2, repeats=2)
+    recipe_file(folder / "yours.py", epochs=2, repeats=3)
+    arguments = ["run", "mine.py", "yours.py", "--results", "out", "--machine", "A machine", "--price", "0.5"]
     assert main(arguments) == 0
     said = capfd.readouterr().err
     assert "epoch 2/2" in said
@@ -52,7 +52,7 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     assert journal.read(journal.paths(folder / "out")) == records
     assert (folder / "out" / "results.md").read_text() == page
     # Another machine has a journal of its own.
-    assert main(["run", "yours.py", "--quick", "--results", "out", "--infrastructure", "B"]) == 0
+    assert main(["run", "yours.py", "--quick", "--results", "out", "--machine", "B"]) == 0
     (other,) = journal.read([folder / "out" / "B" / journal.FILE])
     assert (other.infrastructure, other.run.quick) == ("B", True)
     assert journal.read(journal.paths(folder / "out")) == [*records, other]
@@ -64,10 +64,10 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limit: str, found: int | None
 ) -> None:
     monkeypatch.setenv("POC_FAULT", limit)
-    recipe_file(folder / "mine.py", batch_per_device="largest", lr=[0.01, 0.02], epochs=1, takes=2)
+    recipe_file(folder / "mine.py", batch_per_device="largest", lr=[0.01, 0.02], epochs=1, repeats=2)
     assert main(["plan", "mine.py"]) == 0
     assert capfd.readouterr().out.count("the largest batch up to this that fits is searched for") == 4
-    arguments = ["run", "mine.py", "--results", "out", "--infrastructure", "here"]
+    arguments = ["run", "mine.py", "--results", "out", "--machine", "here"]
     assert main(arguments) == 0
     records = journal.read(journal.paths(folder / "out"))
     searched = [record.run_id for record in records if record.run.quick]
@@ -96,7 +96,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("run quick --rounds many", "invalid int value"),
         ("run quick --patience 0", "--patience: 0.0 is not allowed"),
         ("run quick --hours 0", "--hours: 0.0 is not allowed"),
-        ("run quick --dollars 3 --infrastructure mine", "--dollars: what 'mine' costs is not known; give --price"),
+        ("run quick --dollars 3 --machine mine", "--dollars: what 'mine' costs is not known; give --price"),
         ("report --price p3.2xlarge", "give NAME=DOLLARS"),
         ("report --results there --price EPIC-2=12", "did you mean 'EPYC-2'?"),
         ("report --results nowhere", "nowhere is no folder"),
@@ -141,8 +141,8 @@ def test_a_folder_that_poc_data_names_and_is_not_there_matters_to_recipes_of_rea
     monkeypatch.setenv("POC_DATA", str(folder / "nowhere"))
     recipe_file(folder / "made.py", epochs=1)
     recipe_file(folder / "images.py", data=CIFAR10(crop=32))
-    assert main(["run", "made.py", "--results", "out", "--infrastructure", "here"]) == 0
-    for command in ("run made.py images.py --infrastructure here", "advise images.py", "run made.py --data nowhere"):
+    assert main(["run", "made.py", "--results", "out", "--machine", "here"]) == 0
+    for command in ("run made.py images.py --machine here", "advise images.py", "run made.py --data nowhere"):
         assert main([*command.split(), "--results", "out"]) == 2
         last = capsys.readouterr().err.splitlines()[-1]
         assert re.match(r"poc: .*nowhere", last)
@@ -155,8 +155,8 @@ def test_another_data_set_is_another_setting_and_nothing_is_downloaded_for_what_
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = ImageNet(crop=32, resize=40, train=10, validation=5)
-    recipe_file(folder / "mine.py", data=images, batch_per_device=5, epochs=1, takes=2)
-    arguments = ["run", "mine.py", "--results", "out", "--infrastructure", "here"]
+    recipe_file(folder / "mine.py", data=images, batch_per_device=5, epochs=1, repeats=2)
+    arguments = ["run", "mine.py", "--results", "out", "--machine", "here"]
     for number, name in enumerate(("first", "second"), start=1):
         (folder / name).mkdir()
         test_imagenet.write(folder / name, images, number)
@@ -170,7 +170,7 @@ def test_another_data_set_is_another_setting_and_nothing_is_downloaded_for_what_
     assert len({record.data_id for record in records}) == 2
     table = pd.read_csv(folder / "out" / "rows.csv").query("origin == 'measured'")
     assert list(table["data_checksum"]) == [record.data_checksum for record in rows.ordered(records)]
-    assert sorted(table["take"]) == [1, 1, 2, 2]
+    assert sorted(table["repeat"]) == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("arguments", ["report", "show 0", "compare 0 1"])
@@ -195,7 +195,7 @@ def test_records_of_others_are_on_the_page_and_none_is_the_machine_at_hand(folde
     assert "sent" not in (folder / "out" / "results.md").read_text()
     assert main(["report", "--results", "out", "--with", "others/sent", "--with", "others/theirs"]) == 0
     table = pd.read_csv(folder / "out" / "rows.csv").query("origin == 'measured'")
-    assert set(table["infrastructure"]) == {"mine", "sent", "theirs"}
+    assert set(table["machine"]) == {"mine", "sent", "theirs"}
     page = (folder / "out" / "results.md").read_text()
     assert ("**mine**" in page, "**sent**" in page) == (True, False)
     assert len(journal.read(journal.paths(folder / "out"))) == 1
@@ -221,7 +221,7 @@ def test_an_address_of_ray_s_in_the_environment_asks_for_no_cluster(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     recipe_file(folder / "mine.py", kind="gpu")
-    assert main(["run", "mine.py", "--results", "out", "--infrastructure", "here"]) == 0  # without a GPU: skipped
+    assert main(["run", "mine.py", "--results", "out", "--machine", "here"]) == 0  # without a GPU: skipped
     (record,) = journal.read(journal.paths(folder / "out"))
     assert record.outcome == "skipped"
 
@@ -256,7 +256,7 @@ def test_doctor_plan_and_networks_say_what_there_is(folder: Path, capsys: pytest
         assert main(arguments) == 0
         return capsys.readouterr().out
 
-    assert re.search(r"cores.*engine +gluon: mxnet", shown("doctor"), re.DOTALL)
-    assert re.search(r"total batch.*ee46ec34d6", shown("plan", "cifar10_resnet50"), re.DOTALL)
+    assert re.search(r"cores.*engine +mxnet: mxnet", shown("doctor"), re.DOTALL)
+    assert re.search(r"global batch.*ee46ec34d6", shown("plan", "cifar10_resnet50"), re.DOTALL)
     (line,) = [line for line in shown("networks").splitlines() if line.startswith("vgg16 ")]
     assert line.split()[1:4] == ["3x224x224", "138,357,544", "15,470.3"]

@@ -24,9 +24,9 @@ from tests.launch import HOME
 def row(**fields: Any) -> Row:
     """A measured run: 1,000 samples at 100 samples/s, 2 s to start, and nothing else."""
     devices, batch = fields.get("devices", 1), fields.get("batch_per_device", 64)
-    base: dict[str, Any] = dict(infrastructure="here", network="net", setting="s", outcome="completed", devices=1)
-    base.update(batch_per_device=batch, total_batch=batch * devices, learning_rate=0.1 * devices)
-    base.update(exchange="dist_sync" if devices > 1 else "", samples_per_second=100.0, samples_trained=1000)
+    base: dict[str, Any] = dict(machine="here", model="net", setting="s", outcome="completed", devices=1)
+    base.update(batch_per_device=batch, global_batch=batch * devices, lr=0.1 * devices)
+    base.update(kvstore="dist_sync" if devices > 1 else "", samples_per_second=100.0, samples_trained=1000)
     base.update({f"{part}_seconds": 0.0 for part in PARTS})
     base.update(initialise_seconds=2.0, train_seconds=10.0, wall_seconds=12.0)
     return Row(origin=MEASURED, **{**base, **fields})
@@ -81,19 +81,19 @@ def test_the_main_study_s_series() -> None:
 
 
 def test_no_speedup_without_a_row_on_one_device() -> None:
-    no_match = [row(virtual=True), row(quick=True), row(outcome="failed"), row(infrastructure="elsewhere")]
-    for other in [row(devices=4), *no_match, row(learning_rate=0.15), row(setting="other")]:
+    no_match = [row(emulated=True), row(quick=True), row(outcome="failed"), row(machine="elsewhere")]
+    for other in [row(devices=4), *no_match, row(lr=0.15), row(setting="other")]:
         assert compare.series([other, two()]) == [], other
 
 
 def test_weak_and_strong_share_their_row_on_one_device_and_nothing_else() -> None:
     alone, weak = row(), two()
-    strong = row(devices=2, batch_per_device=32, learning_rate=0.1)
+    strong = row(devices=2, batch_per_device=32, lr=0.1)
     found = compare.series([alone, weak, strong])
     assert [(one.kind, one.batch, list(one.rows)) for one in found] == [("weak", 64, [weak]), ("strong", 64, [strong])]
-    # As are series of another exchange.
-    found = compare.series([row(), two(exchange="dist_sync"), two(exchange="horovod")])
-    assert [[row.exchange for row in series.rows] for series in found] == [["dist_sync"], ["horovod"]]
+    # As are series of another kvstore.
+    found = compare.series([row(), two(kvstore="dist_sync"), two(kvstore="horovod")])
+    assert [[row.kvstore for row in series.rows] for series in found] == [["dist_sync"], ["horovod"]]
 
 
 def test_repeats_on_one_device_are_averaged() -> None:
@@ -119,12 +119,12 @@ any_rows = st.builds(
     row,
     devices=st.sampled_from([1, 2, 4]),
     batch_per_device=st.sampled_from([32, 64, 128]),
-    learning_rate=st.sampled_from([0.1, 0.2, 0.4]),
-    virtual=st.booleans(),
+    lr=st.sampled_from([0.1, 0.2, 0.4]),
+    emulated=st.booleans(),
     quick=st.booleans(),
-    infrastructure=st.sampled_from(["here", "there"]),
+    machine=st.sampled_from(["here", "there"]),
     dataset=st.sampled_from(["cifar10", "synthetic"]),
-    exchange=st.sampled_from(["", "device"]),
+    kvstore=st.sampled_from(["", "device"]),
 )
 
 
@@ -132,19 +132,19 @@ any_rows = st.builds(
 def test_a_series_never_mixes(several: list[Row]) -> None:
     for series in compare.series(several):
         members = [*series.alone, *series.rows]
-        held = "batch_per_device" if series.kind == "weak" else "total_batch"
+        held = "batch_per_device" if series.kind == "weak" else "global_batch"
         assert {getattr(one, held) for one in members} == {series.batch}
         assert all(one.devices == 1 for one in series.alone)
         assert all(one.devices > 1 for one in series.rows)
-        assert not any(one.virtual or one.quick for one in members)
-        assert len({(one.infrastructure, one.dataset) for one in members}) == 1
-        assert len({one.exchange for one in series.rows}) == 1
+        assert not any(one.emulated or one.quick for one in members)
+        assert len({(one.machine, one.dataset) for one in members}) == 1
+        assert len({one.kvstore for one in series.rows}) == 1
         for one in series.rows:
-            allowed = {one.learning_rate, one.learning_rate / one.devices}
+            allowed = {one.lr, one.lr / one.devices}
             for base in series.alone:
-                assert any(math.isclose(base.learning_rate, rate) for rate in allowed)
+                assert any(math.isclose(base.lr, rate) for rate in allowed)
             if series.kind == "strong":
-                assert {base.learning_rate for base in series.alone} == {one.learning_rate}
+                assert {base.lr for base in series.alone} == {one.lr}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 from poc import CIFAR10, SGD, Device, DistSync, Fixed, Muon, Synthetic, data, engines
 from poc.engines import Session
 from poc.machine.hardware import GPU
-from poc.recipe.exchanges import Exchange
+from poc.recipe.kvstores import KVStore
 from poc.recipe.networks import MEAN
 from poc.run import Run
 from poc.values import UserError, value
@@ -32,27 +32,27 @@ from tests.engine_worker import PLAIN, Arrays, batches, distance, gradients, par
 from tests.launch import HOME, python
 
 INSTALLED = [name for name in engines.ENGINES if engines.versions(name)]
-REAL = {"exchange": "device"}, {"exchange": "local"}
+REAL = {"kvstore": "device"}, {"kvstore": "local"}
 BETWEEN = (
-    {"workers": 2, "exchange": "dist_sync"},
-    {"workers": 2, "exchange": "horovod"},
+    {"workers": 2, "kvstore": "dist_sync"},
+    {"workers": 2, "kvstore": "horovod"},
     # One step: four gradients are added in another order than by one process, which more steps would amplify.
-    {"workers": 2, "exchange": DistSync(servers=2), "devices": 4, "steps": 1},
-    {"workers": 2, "exchange": "dist_device_sync", "devices": 4, "steps": 1},
-    {"workers": 2, "exchange": "horovod", "devices": 4, "steps": 1},
+    {"workers": 2, "kvstore": DistSync(servers=2), "devices": 4, "steps": 1},
+    {"workers": 2, "kvstore": "dist_device_sync", "devices": 4, "steps": 1},
+    {"workers": 2, "kvstore": "horovod", "devices": 4, "steps": 1},
 )
 APART = (
-    {"exchange": "independent"},
-    {"exchange": "independent", "optimizer": Muon(rate=0.02)},
-    {"exchange": "independent", "workers": 2},
+    {"kvstore": "none"},
+    {"kvstore": "none", "optimizer": Muon(lr=0.02)},
+    {"kvstore": "none", "workers": 2},
 )
 OPTIMIZERS: tuple[dict[str, Any], ...] = (
     {},
     {"optimizer": SGD(momentum_correction=True)},
     {"optimizer": "nesterov"},
     {"optimizer": "lars", "lr": 1.0},
-    {"optimizer": Muon(rate=0.02)},
-    {"optimizer": Muon(rate=0.02, unit_weights=True)},
+    {"optimizer": Muon(lr=0.02)},
+    {"optimizer": Muon(lr=0.02, unit_weights=True)},
 )
 
 
@@ -91,28 +91,28 @@ def started(seen: Arrays) -> Arrays:
 
 def played(run: Run) -> Arrays:
     """What one process that plays the devices of `run` in turn gives."""
-    return here(dataclasses.replace(run, virtual=True, workers=1, cores_per_worker=None, exchange=Device()))
+    return here(dataclasses.replace(run, emulated=True, workers=1, cores_per_worker=None, kvstore=Device()))
 
 
 def test_engines_are_found_and_have_names_of_their_own_and_one_that_is_not_there_is_refused() -> None:
-    assert {"gluon", "pytorch", "reference"} <= set(engines.ENGINES)
-    assert {"gluon", "reference"} <= set(INSTALLED)
+    assert {"mxnet", "pytorch", "reference"} <= set(engines.ENGINES)
+    assert {"mxnet", "reference"} <= set(INSTALLED)
     assert len({engines.load(name).LABEL for name in engines.ENGINES}) == len(engines.ENGINES)
-    with pytest.raises(UserError, match="did you mean 'gluon'"):
-        engines.load("gluom")
-    with pytest.raises(UserError, match="did you mean 'gluon'"):
-        engines.wanted(MACHINE, ["gluom"])
+    with pytest.raises(UserError, match="did you mean 'mxnet'"):
+        engines.load("mxnett")
+    with pytest.raises(UserError, match="did you mean 'mxnet'"):
+        engines.wanted(MACHINE, ["mxnett"])
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["named", "not named"])
 def test_an_engine_of_ones_own_is_a_folder_that_poc_engines_names(inside: bool, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "__init__.py").write_text('LABEL = "Mine"')
-    script = "from poc import engines; print(engines.load('mine').LABEL, engines.load('gluon').LABEL)"
+    (tmp_path / "my_own").mkdir()
+    (tmp_path / "my_own" / "__init__.py").write_text('LABEL = "Mine"')
+    script = "from poc import engines; print(engines.load('my_own').LABEL, engines.load('mxnet').LABEL)"
     folders = os.pathsep.join([str(HOME / "tests" / "engines"), str(tmp_path) if inside else ""])
     done = python(script, POC_ENGINES=folders)
     assert done.stdout == ("Mine MXNet\n" if inside else "")
-    assert inside or "engine: 'mine' is not allowed; valid: gluon, pytorch, reference" in done.stderr
+    assert inside or "framework: 'my_own' is not allowed; valid: mxnet, pytorch, reference" in done.stderr
 
 
 @pytest.mark.slow
@@ -134,8 +134,8 @@ class Unheard(SGD):
 
 
 @value
-class Telepathy(Exchange):
-    """An exchange of tomorrow."""
+class Telepathy(KVStore):
+    """A kvstore of tomorrow."""
 
     name = "telepathy"
     inside = True
@@ -146,11 +146,11 @@ class Telepathy(Exchange):
     ("fields", "said"),
     [
         ({"optimizer": Unheard()}, "optimizer Unheard is not "),
-        ({"exchange": Telepathy(), "devices": 2}, "exchange Telepathy is not "),
+        ({"kvstore": Telepathy(), "devices": 2}, "kvstore Telepathy is not "),
         ({"dtype": "float8"}, "dtype float8 is not "),
         ({"model": "tomorrow"}, "(model )?tomorrow.* is no"),
     ],
-    ids=["optimizer", "exchange", "precision", "network"],
+    ids=["optimizer", "kvstore", "precision", "network"],
 )
 def test_what_an_engine_never_heard_of_is_refused_and_not_trained_as_something_else(
     engine: str, fields: dict[str, Any], said: str
@@ -170,18 +170,18 @@ def test_what_an_engine_never_heard_of_is_refused_and_not_trained_as_something_e
         ("reference", {"optimizer": "nesterov"}, "optimizer Nesterov is not NumPy's; it has sgd"),
         ("reference", {"optimizer": SGD(momentum_correction=True)}, "momentum correction is not NumPy's"),
         ("reference", {"dtype": "bfloat16"}, "dtype bfloat16 is not NumPy's; it has float32"),
-        ("reference", {"devices": 2, "exchange": "local"}, "exchange Local is not NumPy's; it has device, dist_sync"),
-        ("reference", {"devices": 2, "exchange": Device(two_bit=0.5)}, "compressed gradients are not NumPy's"),
+        ("reference", {"devices": 2, "kvstore": "local"}, "kvstore Local is not NumPy's; it has device, dist_sync"),
+        ("reference", {"devices": 2, "kvstore": Device(two_bit=0.5)}, "compressed gradients are not NumPy's"),
         ("reference", {"label_smoothing": 0.1}, "label_smoothing 0.1 is not NumPy's"),
         ("reference", {"layout": "NHWC"}, "layout NHWC is not NumPy's"),
-        ("pytorch", {"devices": 2, "workers": 2, "exchange": "dist_sync"}, "exchange DistSync is not PyTorch's; it"),
+        ("pytorch", {"devices": 2, "workers": 2, "kvstore": "dist_sync"}, "kvstore DistSync is not PyTorch's; it"),
         ("pytorch", {"optimizer": "lars"}, "optimizer LARS is not PyTorch's; it has sgd, nesterov, muon"),
         ("pytorch", {"dtype": "tf32"}, "tf32 is for GPUs"),
         ("pytorch", {"model": "cifar_vgg16"}, "model cifar_vgg16 is not PyTorch's"),
         ("pytorch", {"devices": 2, "target_accuracy": 0.5}, "target_accuracy ends a run of one process, and"),
         ("pytorch", {"devices": 2, "seconds": 5.0}, "seconds ends a run of one process, and PyTorch has one"),
-        ("gluon", {"devices": 2, "straggler": 0.3}, "straggler 0.3 says nothing of one worker alone"),
-        ("gluon", {"devices": 2, "exchange": Device(two_bit=0.5), "dtype": "float16"}, "in float16 what overflowed"),
+        ("mxnet", {"devices": 2, "straggler": 0.3}, "straggler 0.3 says nothing of one worker alone"),
+        ("mxnet", {"devices": 2, "kvstore": Device(two_bit=0.5), "dtype": "float16"}, "in float16 what overflowed"),
     ],
     ids=str,
 )
@@ -197,9 +197,9 @@ def test_what_an_engine_lacks_is_refused_by_its_name(
 @pytest.mark.parametrize(
     ("engine", "dtype", "oldest", "capability"),
     [
-        ("gluon", "float16", (5, 3), (5, 2)),
-        ("gluon", "float16", (6, 0), (6, 1)),
-        ("gluon", "tf32", (8, 0), (7, 5)),
+        ("mxnet", "float16", (5, 3), (5, 2)),
+        ("mxnet", "float16", (6, 0), (6, 1)),
+        ("mxnet", "tf32", (8, 0), (7, 5)),
         ("pytorch", "float16", (7, 0), (6, 1)),
         ("pytorch", "bfloat16", (8, 0), (7, 0)),
         ("pytorch", "tf32", (8, 0), (7, 5)),
@@ -209,7 +209,7 @@ def test_a_precision_that_a_card_only_emulates_is_refused(
     engine: str, dtype: str, oldest: tuple[int, int], capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "usable", lambda name, machine: [gpu for gpu in machine.gpus if gpu.name != "unused"])
-    run = dataclasses.replace(planned("gluon").run, kind="gpu", engine=engine, dtype=dtype)
+    run = dataclasses.replace(planned("mxnet").run, kind="gpu", framework=engine, dtype=dtype)
 
     def said(*cards: tuple[str, tuple[int, int]]) -> str | None:
         gpus = tuple(GPU(index=0, name=name, capability=has, memory_bytes=2**34) for name, has in cards)
@@ -238,7 +238,7 @@ def test_steps_lower_the_loss_and_the_seed_settles_all_that_is_drawn(run: Run) -
 @having(*({"devices": 2, **fields} for fields in (*REAL, *BETWEEN, *APART)))
 def test_devices_train_as_one_that_plays_them_all_or_each_for_itself(run: Run, tmp_path: Path) -> None:
     """Parameters and statistics, and an evaluation of each image once: 70 of them, the last 6 a short batch."""
-    independent = run.exchange.name == "independent"
+    independent = run.kvstore.name == "none"
     alone = played(run)
     if run.workers == 1:
         seen = [here(run)]
@@ -270,7 +270,7 @@ def test_every_optimizer_trains_two_devices_as_one_that_plays_them(run: Run) -> 
 @having(
     *OPTIMIZERS,
     {"devices": 2},
-    {"devices": 2, "virtual": True},
+    {"devices": 2, "emulated": True},
     # It has dropout.
     {"model": "cifar_vgg16", "batch_per_device": 2},
     alone=True,
@@ -403,7 +403,7 @@ def test_batches_that_a_thread_puts_on_the_devices_ahead_train_to_the_same_bits(
     assert all(np.array_equal(array, expected[name]) for name, array in seen.items() if "running" not in name)
 
 
-@having({"devices": 4}, {"devices": 4, "virtual": True}, alone=True)
+@having({"devices": 4}, {"devices": 4, "emulated": True}, alone=True)
 def test_norms_are_those_of_one_device_s_gradient_and_of_the_mean(run: Run) -> None:
     run = dataclasses.replace(run, optimizer=PLAIN)
 
@@ -416,7 +416,7 @@ def test_norms_are_those_of_one_device_s_gradient_and_of_the_mean(run: Run) -> N
     ((small, large),) = session.gradient_norms()
     assert session.gradient_norms() == []
     assert large == pytest.approx(of_mean, rel=1e-3)
-    single = dataclasses.replace(planned(run.engine).run, optimizer=PLAIN)
+    single = dataclasses.replace(planned(run.framework).run, optimizer=PLAIN)
     shared = dataclasses.replace(run, workers=4)
     squares = [square(gradients(engines.open_session(single), shared, device)) for device in range(4)]
     assert small == pytest.approx(np.mean(squares), rel=1e-3)
@@ -435,7 +435,7 @@ def test_views_cut_on_the_device_are_those_cut_on_the_host(run: Run) -> None:
         session = engines.open_session(dataclasses.replace(run, data=spec))
         if on_device:
             session.hold(data.held(dataset, spec))
-        for batch in data.training_batches(dataset, spec, total_batch=32, seed=0, steps=3):
+        for batch in data.training_batches(dataset, spec, global_batch=32, seed=0, steps=3):
             assert isinstance(batch.images, data.Views) == on_device
             session.step(batch, 0.001)
             losses.append(session.drain())
@@ -459,9 +459,9 @@ def test_patches_of_the_images_that_a_network_is_given_are_white_behind_its_firs
 @pytest.mark.parametrize(
     ("exchange", "bits"), [(Device(), 32), (DistSync(gradient_bits=16), 16), (DistSync(two_bit=0.5), 2)], ids=str
 )
-def test_gradients_count_as_they_travel(exchange: Exchange, bits: int) -> None:
+def test_gradients_count_as_they_travel(exchange: KVStore, bits: int) -> None:
     session = engines.open_session(planned("reference", devices=2).run)
-    session._run = dataclasses.replace(session._run, exchange=exchange)
+    session._run = dataclasses.replace(session._run, kvstore=exchange)
     session.parameters = 1600
     assert session.gradient_bytes == 1600 * bits / 8
 
@@ -475,13 +475,13 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"lr": Fixed(base=0.02, **WARMED_UP), "optimizer": SGD(momentum_correction=True)},
     {"lr": Fixed(base=0.01, decay="cosine"), "optimizer": "nesterov"},
     # Orthogonalising makes as much of a direction that is nearly rounding as of any other: small steps.
-    {"lr": 0.001, "optimizer": Muon(rate=0.001)},
-    {"lr": 0.001, "optimizer": Muon(rate=0.001), **SLIM, "steps": 3},
-    {"lr": 0.001, "optimizer": Muon(rate=0.001, unit_weights=True)},
+    {"lr": 0.001, "optimizer": Muon(lr=0.001)},
+    {"lr": 0.001, "optimizer": Muon(lr=0.001), **SLIM, "steps": 3},
+    {"lr": 0.001, "optimizer": Muon(lr=0.001, unit_weights=True)},
     {"label_smoothing": 0.1, "optimizer": SGD(decay_gammas=False, weight_decay=0.01)},
-    {"zero_gamma": True},
+    {"zero_init_gamma": True},
     {"data": Synthetic(size=16, crop=16, train=320, validation=70, shrink=8, shrink_epochs=1)},
-    {"devices": 2, "virtual": True, "gradient_noise": 1},
+    {"devices": 2, "emulated": True, "gradient_noise": 1},
     {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-4},
     {"model": "cifar_mlp", "devices": 2, "gradient_noise": 1},
 )
@@ -493,13 +493,13 @@ def in_layer_order(arrays: Arrays, start: str = "") -> list[np.ndarray]:
     return [arrays[name] for name in names]
 
 
-@having(*({**TEN, **fields} for fields in STEPS), among=[name for name in INSTALLED if name != "gluon"])
+@having(*({**TEN, **fields} for fields in STEPS), among=[name for name in INSTALLED if name != "mxnet"])
 def test_engines_take_the_same_steps(run: Run) -> None:
     """From the same weights: losses, norms, parameters and statistics after ten steps, and their evaluation.
 
     PyTorch divides the variance of n values by n - 1 where it keeps it, MXNet by n: here a thousandth of half of it.
     """
-    expected = here(dataclasses.replace(run, engine="gluon"))
+    expected = here(dataclasses.replace(run, framework="mxnet"))
     state = engines.open_session(run).state()
     weights = iter(in_layer_order(expected, "start/"))
     by_device: dict[str, np.ndarray] = {}
@@ -524,12 +524,12 @@ def test_engines_take_the_same_steps(run: Run) -> None:
 @pytest.mark.parametrize(
     ("engine", "kind", "words", "memory"),
     [
-        ("gluon", "MXNetError", "Check failed: e == cudaSuccess || e == cudaErrorCudartUnloading: out of memory", True),
-        ("gluon", "MXNetError", "cudaMalloc retry failed: out of memory", True),
-        ("gluon", "MXNetError", "Failed to allocate CPU Memory", True),  # as seen
-        ("gluon", "MXNetError", "Failed to find any forward convolution algorithm.  with workspace size of 10", True),
-        ("gluon", "MXNetError", "Check failed: e == CUDNN_STATUS_SUCCESS (4 vs. 0) : cuDNN: INTERNAL_ERROR", False),
-        ("gluon", "ValueError", "the file is out of memory of anybody", False),
+        ("mxnet", "MXNetError", "Check failed: e == cudaSuccess || e == cudaErrorCudartUnloading: out of memory", True),
+        ("mxnet", "MXNetError", "cudaMalloc retry failed: out of memory", True),
+        ("mxnet", "MXNetError", "Failed to allocate CPU Memory", True),  # as seen
+        ("mxnet", "MXNetError", "Failed to find any forward convolution algorithm.  with workspace size of 10", True),
+        ("mxnet", "MXNetError", "Check failed: e == CUDNN_STATUS_SUCCESS (4 vs. 0) : cuDNN: INTERNAL_ERROR", False),
+        ("mxnet", "ValueError", "the file is out of memory of anybody", False),
         ("pytorch", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of", True),
         ("pytorch", "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes", True),
         ("pytorch", "RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", True),

@@ -102,14 +102,14 @@ def cells(browser: Any, title: str) -> list[str]:
 
 def test_filters_narrow_the_table_and_the_chart(browser: Any, made: Path) -> None:
     opened(browser, made)
-    for column, values in {"network": ["resnet50", "vgg16"], "origin": ["published"]}.items():
+    for column, values in {"model": ["resnet50", "vgg16"], "origin": ["published"]}.items():
         for value in values:
             choose(browser, column, value)
-    kept = [row for row in TABLE if row.network in ("resnet50", "vgg16") and row.origin == "published"]
+    kept = [row for row in TABLE if row.model in ("resnet50", "vgg16") and row.origin == "published"]
     wait(browser, f"document.getElementById('count').textContent.startsWith('{len(kept)} of {len(TABLE)} rows')")
-    points = sum(None not in (row.total_batch, row.samples_per_second) for row in kept)
+    points = sum(None not in (row.global_batch, row.samples_per_second) for row in kept)
     wait(browser, f"document.querySelectorAll('{POINTS}').length", points)
-    assert set(cells(browser, "network")) == {"resnet50", "vgg16"}
+    assert set(cells(browser, "model")) == {"resnet50", "vgg16"}
     assert 0 < points < len(TABLE)
 
 
@@ -127,12 +127,12 @@ def test_a_column_is_sorted_with_empty_cells_last(browser: Any, made: Path) -> N
 
 def test_the_reader_picks_axes_and_columns(browser: Any, made: Path) -> None:
     opened(browser, made)
-    for axis, column in {"x": "devices", "y": "accuracy", "colour": "network"}.items():
+    for axis, column in {"x": "devices", "y": "accuracy", "colour": "model"}.items():
         Select(browser.find_element(By.ID, axis)).select_by_value(column)
     known = [row for row in TABLE if None not in (row.devices, row.accuracy)]
     wait(browser, f"document.querySelectorAll('{POINTS}').length", sum(row.devices > 0 for row in known))
     drawn = browser.find_element(By.CSS_SELECTOR, "#chart svg.marks").text.split("\n")
-    assert {"devices", "accuracy", "network", "measured", "published"} <= set(drawn)
+    assert {"devices", "accuracy", "model", "measured", "published"} <= set(drawn)
     browser.find_element(By.CLASS_NAME, "buttons-colvis").click()
     wait(browser, "document.querySelectorAll('.buttons-columnVisibility').length > 60")
     browser.find_element(By.XPATH, "//button[.='learning rate']").click()
@@ -143,8 +143,8 @@ def test_a_run_opens_by_its_id_with_all_its_takes(browser: Any, made: Path) -> N
     opened(browser, made, "#run=twice00000")
     wait(browser, "document.querySelectorAll('#takes svg.marks').length", 6)
     takes = browser.find_elements(By.CSS_SELECTOR, "#takes article")
-    assert "take 2" in takes[0].text
-    assert "take 1" in takes[1].text
+    assert "repeat 2" in takes[0].text
+    assert "repeat 1" in takes[1].text
     throughput = takes[0].find_element(By.CLASS_NAME, "plot")
     windows = throughput.find_elements(By.CSS_SELECTOR, "path[aria-roledescription=point]")
     warm = throughput.find_elements(By.CSS_SELECTOR, "path[aria-roledescription=point][aria-label*=warm-up]")
@@ -162,7 +162,7 @@ def test_a_run_opens_by_its_id_with_all_its_takes(browser: Any, made: Path) -> N
 
 def test_a_point_opens_its_run_and_a_name_does_no_harm(browser: Any, made: Path) -> None:
     opened(browser, made)
-    choose(browser, "infrastructure", HARM)
+    choose(browser, "machine", HARM)
     wait(browser, f"document.querySelectorAll('{POINTS}').length", 1)
     browser.find_element(By.TAG_NAME, "h1").click()  # closes the list of choices
     ActionChains(browser).move_to_element(browser.find_element(By.CSS_SELECTOR, POINTS)).pause(0.2).click().perform()

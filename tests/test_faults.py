@@ -179,7 +179,7 @@ def test_a_disk_without_room_for_the_record(kept: bool, tmp_path: Path) -> None:
 @survives("out of memory")
 def test_out_of_memory_is_the_outcome_of_one_run_and_not_the_end(tmp_path: Path) -> None:
     greedy = {"batch_per_device": 60_000, "data": Synthetic(train=60_000, validation=160)}
-    recipe = recipe_file(tmp_path / "mine.py", cases=[{**greedy, "takes": 2}, {}], epochs=1)
+    recipe = recipe_file(tmp_path / "mine.py", cases=[{**greedy, "repeats": 2}, {}], epochs=1)
     limited = {"prefix": ["prlimit", f"--as={3 * 2**29}"]}
     said = finish(recipe, tmp_path, **limited)
     assert "Traceback" not in said
@@ -191,7 +191,7 @@ def test_out_of_memory_is_the_outcome_of_one_run_and_not_the_end(tmp_path: Path)
 
 @survives("a loss that explodes")
 def test_a_loss_that_explodes_ends_its_run_and_no_other(tmp_path: Path) -> None:
-    finish(recipe_file(tmp_path / "mine.py", cases=[{"lr": 1e6, "takes": 2}, {"lr": 0.01}]), tmp_path)
+    finish(recipe_file(tmp_path / "mine.py", cases=[{"lr": 1e6, "repeats": 2}, {"lr": 0.01}]), tmp_path)
     first, second = records(tmp_path)
     assert (first.outcome, second.outcome) == (DIVERGED, COMPLETED)
     assert "after step" in first.reason
@@ -203,11 +203,11 @@ def test_a_loss_that_explodes_ends_its_run_and_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fields", [{"steps": 1, "epochs": None, "lr": 1e9}, {"steps": 1, "epochs": None, "lr": 1e9, "evaluate": False}]
 )
-@pytest.mark.parametrize("engine", ["reference", "gluon"])
+@pytest.mark.parametrize("engine", ["reference", "mxnet"])
 def test_what_explodes_with_the_last_update_is_not_completed(
     tmp_path: Path, engine: str, fields: dict[str, Any]
 ) -> None:
-    record = executed(tmp_path, **(GLUON if engine == "gluon" else {}), **fields)
+    record = executed(tmp_path, **(GLUON if engine == "mxnet" else {}), **fields)
     assert record.outcome == DIVERGED
     assert record.windows[-1].loss < 100  # of before the update
 
@@ -223,7 +223,7 @@ def test_workers_that_wait_for_one_that_diverged_are_ended(tmp_path: Path, monke
     monkeypatch.setenv("POC_FAULT", "diverge")
     monkeypatch.setenv("POC_HOLD", str(tmp_path / "hold"))
     with held(tmp_path / "hold", 5):
-        record = executed(tmp_path, devices=2, workers=2, exchange="independent", window=5)
+        record = executed(tmp_path, devices=2, workers=2, kvstore="none", window=5)
     assert record.outcome == DIVERGED
     assert [name for name, _ in blamed] == ["worker 1"]
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import LARS, SGD, DistAsync, DistSync, Horovod, Muon, Stale, Synthetic, engines
+from poc import LARS, SGD, SSP, DistAsync, DistSync, Horovod, Muon, Synthetic, engines
 from poc.engines import loss_scale
-from poc.engines.gluon import compatibility
+from poc.engines.mxnet import compatibility
 from poc.machine.hardware import detect
-from poc.recipe.exchanges import Exchange
+from poc.recipe.kvstores import KVStore
 from poc.run import Run
 from tests import stand_in
 from tests.builders import MACHINE
@@ -27,13 +27,13 @@ from tests.launch import python
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
 
-from poc.engines.gluon import arrays, exchange, networks, optimizers, session  # noqa: E402
+from poc.engines.mxnet import arrays, exchange, networks, optimizers, session  # noqa: E402
 
 
 @pytest.mark.slow
 def test_batch_norm_and_relu_in_one_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     def after(steps: int) -> Arrays:
-        run = planned("gluon", lr=0.05, steps=steps).run
+        run = planned("mxnet", lr=0.05, steps=steps).run
         return trained(engines.open_session(run), run)
 
     fused = after(5)
@@ -47,7 +47,7 @@ def test_batch_norm_and_relu_in_one_give_the_same_numbers(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("model", ["cifar_resnet20_v2_no_norm", "cifar_resnet8_v2"])
 def test_batch_norm_is_what_sets_four_devices_apart_from_one(model: str) -> None:
     runs = (
-        planned("gluon", model=model, devices=devices, batch_per_device=128 // devices, lr=1e-5).run
+        planned("mxnet", model=model, devices=devices, batch_per_device=128 // devices, lr=1e-5).run
         for devices in (1, 4)
     )
     one, four = (trained(engines.open_session(run), run) for run in runs)
@@ -57,7 +57,7 @@ def test_batch_norm_is_what_sets_four_devices_apart_from_one(model: str) -> None
 def issuing(optimizer: object, devices: int) -> float:
     """Milliseconds of CPU time that a step of ResNet-50 at batch 1 costs the main thread, the median."""
     fields = {"model": "cifar_resnet50_v2", "batch_per_device": 1, "optimizer": optimizer, "devices": devices}
-    run, taken = planned("gluon", **fields).run, []
+    run, taken = planned("mxnet", **fields).run, []
     opened, (batch,) = engines.open_session(run), batches(run, steps=1)
     for _ in range(8):
         start = time.thread_time()
@@ -68,7 +68,7 @@ def issuing(optimizer: object, devices: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", Muon(rate=0.02)], ids=str)
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", Muon(lr=0.02)], ids=str)
 def test_a_step_on_eight_devices_costs_the_main_thread_at_most_twice_that_on_one(optimizer: object) -> None:
     # 9 times as long where it issued all devices' work itself. Milliseconds of CPU time.
     alone, together = (issuing(optimizer, devices) for devices in (1, 8))
@@ -76,7 +76,7 @@ def test_a_step_on_eight_devices_costs_the_main_thread_at_most_twice_that_on_one
 
 
 def test_batches_are_put_on_a_cpu_while_it_computes_what_was_asked_of_it_before() -> None:
-    run = planned("gluon").run
+    run = planned("mxnet").run
     opened, batch, matrix = engines.open_session(run), next(batches(run)), mx.nd.ones((128, 1 << 16))
     mx.nd.waitall()
     products = [mx.nd.dot(matrix, matrix, transpose_b=True) for _ in range(100)]
@@ -92,21 +92,21 @@ def test_batches_are_put_on_a_cpu_while_it_computes_what_was_asked_of_it_before(
     ("machine", "fusion"), [("8 P100", "0"), ("4 V100, old driver", "0"), ("4 A10G", "None"), ("no driver", "None")]
 )
 def test_operators_are_fused_only_where_the_driver_can_read_the_code(machine: str, fusion: str) -> None:
-    code = "import os; from poc.engines.gluon import compatibility; compatibility.prepare(); "
+    code = "import os; from poc.engines.mxnet import compatibility; compatibility.prepare(); "
     code += "print(os.environ.get('MXNET_USE_FUSION'))"
     assert python(code, **stand_in.environment(machine)).stdout.split() == [fusion]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "tf32"])
 def test_products_are_rounded_to_tf32_only_where_that_is_asked_for(dtype: str) -> None:
-    run = dataclasses.replace(planned("gluon").run, dtype=dtype)
-    with engines.load("gluon").cluster(run, 1) as cluster:
+    run = dataclasses.replace(planned("mxnet").run, dtype=dtype)
+    with engines.load("mxnet").cluster(run, 1) as cluster:
         (environment,) = cluster.environments
     assert environment.get("NVIDIA_TF32_OVERRIDE") == (None if dtype == "tf32" else "0")
 
 
 def test_the_most_memory_that_a_card_has_given_is_read_at_the_edges_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    session: Any = engines.open_session(planned("gluon", devices=2).run)
+    session: Any = engines.open_session(planned("mxnet", devices=2).run)
     session.drain()
     assert session.peak_device_bytes() is None
     session._run = dataclasses.replace(session._run, kind="gpu")
@@ -118,8 +118,8 @@ def test_the_most_memory_that_a_card_has_given_is_read_at_the_edges_of_windows(m
 
 def test_a_checkpoint_has_what_all_devices_have_alike_once() -> None:
     shared, apart = (
-        engines.open_session(planned("gluon", devices=2, exchange=exchange).run).state()
-        for exchange in ("device", "independent")
+        engines.open_session(planned("mxnet", devices=2, kvstore=exchange).run).state()
+        for exchange in ("device", "none")
     )
     assert shared.keys() < apart.keys()
     assert all(name.endswith(("running_mean/1", "running_var/1")) for name in shared if name.endswith("/1"))
@@ -130,9 +130,9 @@ def test_a_checkpoint_has_what_all_devices_have_alike_once() -> None:
 @pytest.mark.skipif(not detect().bfloat16, reason="this CPU has no AVX-512 bf16")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_bfloat16_gives_every_parameter_a_gradient_of_right_direction_and_size(devices: int, tmp_path: Path) -> None:
-    # With the fused norm of float32 the first weights got a wrong one, and with virtual devices all weights a zero.
-    shared: Any = {"devices": devices, "virtual": devices > 1, "batch_per_device": 64 // devices}
-    run = planned("gluon", data=Synthetic(size=28, crop=28, train=256), optimizer=PLAIN, steps=1, **shared).run
+    # With the fused norm of float32 the first weights got a wrong one, and with emulated devices all weights a zero.
+    shared: Any = {"devices": devices, "emulated": devices > 1, "batch_per_device": 64 // devices}
+    run = planned("mxnet", data=Synthetic(size=28, crop=28, train=256), optimizer=PLAIN, steps=1, **shared).run
     wide = gradients(engines.open_session(run), run)
     # Its casts change MXNet for good: a process of its own.
     (narrow,) = workers(dataclasses.replace(run, dtype="bfloat16"), tmp_path, "gradients")
@@ -154,7 +154,7 @@ RATES = [0.1, 0.3, 0.2, 0.02]
 
 
 def run_of(**fields: Any) -> Run:
-    return planned("gluon", **{"lr": 0.05, **fields}).run
+    return planned("mxnet", **{"lr": 0.05, **fields}).run
 
 
 def followed(run: Run, weight: Any, gradients: Any) -> Any:
@@ -165,7 +165,7 @@ def followed(run: Run, weight: Any, gradients: Any) -> Any:
     (array,) = arrays.lay([parameter])
     optimizer = optimizers.make(run, array, 0)
     for rate, gradient in zip(RATES, gradients):
-        parameter.grad()[:] = run.total_batch * gradient
+        parameter.grad()[:] = run.global_batch * gradient
         optimizer.update(rate)
     return parameter.data().asnumpy()
 
@@ -234,11 +234,11 @@ def test_singular_values_come_near_to_one(shape: tuple[int, ...]) -> None:
 
 
 TWO_DEVICES_AT_ONCE = """
-from poc.engines.gluon import compatibility
+from poc.engines.mxnet import compatibility
 compatibility.prepare()
 import mxnet as mx
 from poc import Muon
-from poc.engines.gluon import arrays, exchange, optimizers
+from poc.engines.mxnet import arrays, exchange, optimizers
 from tests.engine_worker import planned
 
 parameter = mx.gluon.Parameter("weight", shape=(512, 512, 3, 3))
@@ -246,7 +246,7 @@ parameter.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
 (array,) = arrays.lay([parameter])
 for gradient in array.gradients:
     gradient[:] = mx.nd.random.normal(shape=gradient.shape, ctx=gradient.context)
-both = [optimizers.make(planned("gluon", optimizer=Muon(0.02)).run, array, device) for device in (0, 1)]
+both = [optimizers.make(planned("mxnet", optimizer=Muon(0.02)).run, array, device) for device in (0, 1)]
 for _ in range(4):
     list(exchange._threads(2).map(lambda optimizer: optimizer.update(0.01), both))
 mx.nd.waitall()
@@ -264,7 +264,7 @@ def test_muon_moves_convolutions_by_its_own_rate_and_the_rest_as_nesterov_does(d
     plain = followed(run_of(optimizer="nesterov"), weight, gradients[:1])
     np.testing.assert_allclose(followed(run_of(optimizer=Muon(0.5)), weight, gradients[:1]), plain, rtol=1e-5)
     convolution = np.random.default_rng(2).normal(size=(8, 4, 3, 3)).astype(np.float32)
-    moved = followed(run_of(optimizer=Muon(rate=0.5, weight_decay=0.0)), convolution, convolution[None])
+    moved = followed(run_of(optimizer=Muon(lr=0.5, weight_decay=0.0)), convolution, convolution[None])
     step = optimizers.orthogonalised(mx.nd.array(1.9 * convolution[None]))[0].asnumpy()
     # The first rate is 0.1, twice the full one of the rest, 0.05; so is that of the convolutions.
     np.testing.assert_allclose(convolution - moved, 2 * 0.5 * step, rtol=1e-3, atol=1e-5)
@@ -273,7 +273,7 @@ def test_muon_moves_convolutions_by_its_own_rate_and_the_rest_as_nesterov_does(d
 def test_muon_keeps_convolutions_at_the_size_of_orthogonal_ones(drawn: tuple[Any, Any]) -> None:
     weight, gradients = drawn
     convolution = np.random.default_rng(2).normal(size=(8, 4, 3, 3)).astype(np.float32)
-    plain, unit = (Muon(rate=0.5, weight_decay=0.0, unit_weights=unit) for unit in (False, True))
+    plain, unit = (Muon(lr=0.5, weight_decay=0.0, unit_weights=unit) for unit in (False, True))
     scaled = convolution * np.float32(8**0.5 / np.linalg.norm(convolution))
     expected = followed(run_of(optimizer=plain), scaled, convolution[None])
     moved = followed(run_of(optimizer=unit), convolution, convolution[None])
@@ -299,7 +299,7 @@ def test_a_smoothed_label_is_spread_over_all_classes() -> None:
     [("cifar_resnet20_v2", 9, "weight"), ("cifar_resnet20_v1", 9, "gamma"), ("cifar_lenet", 0, "")],
 )
 def test_residual_units_may_start_from_nothing_and_all_of_them_learn(model: str, units: int, ends: str) -> None:
-    run = run_of(model=model, zero_gamma=True, steps=2)
+    run = run_of(model=model, zero_init_gamma=True, steps=2)
     made: Any = engines.open_session(run)
 
     def nothing() -> list[str]:
@@ -343,7 +343,7 @@ DEVICES = 3
 
 def connected(dtype: str = "float32", **fields: Any) -> exchange.InProcess:
     """Three devices with four arrays, of 4, 3, 2 and 1 dimensions, of ones."""
-    run = dataclasses.replace(planned("gluon", devices=DEVICES, **fields).run, dtype=dtype)
+    run = dataclasses.replace(planned("mxnet", devices=DEVICES, **fields).run, dtype=dtype)
     parameters = [mx.gluon.Parameter(f"weight{n}", shape=(2,) * n) for n in (1, 2, 3, 4)]
     for parameter in parameters:
         parameter.initialize(mx.init.One(), ctx=[mx.cpu(device) for device in range(DEVICES)])
@@ -363,7 +363,7 @@ def held(made: exchange.InProcess) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["device", "local"])
 def test_arrays_are_updated_once_on_the_devices_in_turn(name: str) -> None:
-    made = connected(exchange=name)
+    made = connected(kvstore=name)
     fill(made, 1.0)
     made.step(0.1)
     assert sorted(made._optimizers) == [(0, 0), (1, 1), (2, 2), (3, 0)]
@@ -373,13 +373,13 @@ def test_arrays_are_updated_once_on_the_devices_in_turn(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["device", "nccl", "independent"])
+@pytest.mark.parametrize("name", ["device", "nccl", "none"])
 def test_a_step_that_overflows_on_one_device_is_skipped_on_all_and_halves_the_scale(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = mx.kv.create
     monkeypatch.setattr(mx.kv, "create", lambda name: create("device" if name == "nccl" else name))
-    made, plain = connected("float16", exchange=name), connected(exchange=name)
+    made, plain = connected("float16", kvstore=name), connected(kvstore=name)
     assert made.loss_scale
     assert not plain.loss_scale
 
@@ -397,7 +397,7 @@ def test_a_step_that_overflows_on_one_device_is_skipped_on_all_and_halves_the_sc
     for overflow, scale, good in ((False, 1024, 1), (True, 512, 0), (True, 256, 0), (False, 256, 1), (False, 256, 2)):
         step(1.0, overflow)
         assert made.loss_scale.state().tolist() == [scale, good]
-    again = connected("float16", exchange=name)
+    again = connected("float16", kvstore=name)
     again.load_state(made.state())
     assert again.state().keys() == made.state().keys()
     assert all(np.array_equal(array, again.state()[key]) for key, array in made.state().items())
@@ -420,14 +420,14 @@ def between_workers(test: Any) -> Any:
     return pytest.mark.slow(pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")(test))
 
 
-def between_two(exchange: Exchange, **fields: object) -> Run:
-    return planned("gluon", devices=2, workers=2, exchange=exchange, **fields).run
+def between_two(exchange: KVStore, **fields: object) -> Run:
+    return planned("mxnet", devices=2, workers=2, kvstore=exchange, **fields).run
 
 
 @between_workers
 def test_dist_async_with_one_worker_equals_local(tmp_path: Path) -> None:
-    local = planned("gluon").run
-    (seen,) = workers(dataclasses.replace(local, exchange=DistAsync()), tmp_path)
+    local = planned("mxnet").run
+    (seen,) = workers(dataclasses.replace(local, kvstore=DistAsync()), tmp_path)
     assert distance(seen, trained(engines.open_session(local), local)) < 1e-5
 
 
@@ -442,7 +442,7 @@ def test_workers_of_dist_async_agree_when_they_are_evaluated(tmp_path: Path) -> 
 @between_workers
 @pytest.mark.parametrize("bound", [0, 2, None])
 def test_no_worker_is_further_ahead_than_the_bound(bound: int | None, tmp_path: Path) -> None:
-    run = between_two(Stale(bound), straggler=5.0, steps=8)
+    run = between_two(SSP(bound), straggler=5.0, steps=8)
     ahead = {}
     for seen in workers(run, tmp_path, "clocks"):
         rank = int(seen["rank"])
@@ -466,7 +466,7 @@ def test_the_sum_of_two_bits_is_that_of_the_workers_each_of_which_sends_its_devi
     [DistSync(two_bit=1.0), DistSync(gradient_bits=16), pytest.param(Horovod(gradient_bits=16), marks=needs_horovod)],
     ids=str,
 )
-def test_what_fewer_bits_lose_is_bounded(exchange: Exchange, tmp_path: Path) -> None:
+def test_what_fewer_bits_lose_is_bounded(exchange: KVStore, tmp_path: Path) -> None:
     left, right = workers(between_two(exchange), tmp_path, "sums")
     assert np.array_equal(left["received"], right["received"])
     error = np.abs(left["received"] - SUMS * (left["sent"] + right["sent"]))

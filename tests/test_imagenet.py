@@ -50,7 +50,7 @@ def test_training_images_are_crops_of_the_resized_ones_with_their_labels(folder:
     assert (dataset.name, len(dataset.train), len(dataset.validation)) == ("imagenet", 10, 5)
 
     def first(**share: int) -> Any:
-        return next(data.training_batches(dataset, SPEC, total_batch=10, seed=0, steps=1, **share))
+        return next(data.training_batches(dataset, SPEC, global_batch=10, seed=0, steps=1, **share))
 
     batch = first()
     shares = [first(worker=worker, workers=2).images for worker in range(2)]

@@ -17,7 +17,7 @@ import pytest
 from poc import SGD, engines, synthetic
 from poc.__main__ import main
 from poc.data import Batch
-from poc.engines.gluon import compatibility
+from poc.engines.mxnet import compatibility
 from poc.recipe import networks
 from poc.recipe.networks import NETWORKS
 from poc.values import UserError
@@ -31,7 +31,7 @@ compatibility.prepare()
 import mxnet as mx  # noqa: E402
 from mxnet import autograd  # noqa: E402
 
-from poc.engines.gluon import networks as built  # noqa: E402
+from poc.engines.mxnet import networks as built  # noqa: E402
 
 RESNET = "He et al. 2016 (deep residual learning)"
 IDENTITY = "He et al. 2016 (identity mappings), table 3"
@@ -101,7 +101,7 @@ def test_a_network_that_nobody_counted_or_builds_is_refused_and_multiply_adds_go
         unknown.multiply_adds(32)
     with pytest.raises(UserError, match="no engine that is installed builds unknown"):
         engines.count(unknown)
-    run = dataclasses.replace(planned("gluon").run, model="unknown")
+    run = dataclasses.replace(planned("mxnet").run, model="unknown")
     assert engines.lacks(run, MACHINE) == "model unknown is not MXNet's"
 
 
@@ -130,9 +130,9 @@ def test_networks_train_and_are_compiled_to_the_same(part: int) -> None:
 
 def trains_and_is_compiled_to_the_same(name: str) -> None:
     data = synthetic("cifar" if NETWORKS[name].classes == 10 else "imagenet", size=NETWORKS[name].input_size)
-    run = planned("gluon", model=name, data=data, batch_per_device=2, optimizer=SGD(momentum=0)).run
+    run = planned("mxnet", model=name, data=data, batch_per_device=2, optimizer=SGD(momentum=0)).run
     images = dataclasses.replace(data, size=small(name), crop=small(name))
-    session: Any = engines.load("gluon").open_session(dataclasses.replace(run, data=images))
+    session: Any = engines.load("mxnet").open_session(dataclasses.replace(run, data=images))
     # Where the last values lie in a row, a dense layer has fewer weights for small images.
     assert session.parameters == NETWORKS[name].cost.parameters or name.startswith(("alexnet", "vgg"))
     image = mx.nd.random.normal(shape=(1, *images.input_shape))

@@ -85,7 +85,7 @@ def test_advice_goes_up_to_where_an_epoch_is_worth_four_fifths() -> None:
     assert all(choice.learning_rate <= 0.05 * choice.batch / 128 * 1.001 for choice in choices[1:])
 
 
-@pytest.mark.parametrize(("optimizer", "least"), [("sgd", 0.5 * 2 / 9), (Muon(rate=0.05), 0.5 * (2 / 9) ** 0.5)])
+@pytest.mark.parametrize(("optimizer", "least"), [("sgd", 0.5 * 2 / 9), (Muon(lr=0.05), 0.5 * (2 / 9) ** 0.5)])
 def test_a_rate_that_does_not_scale_is_right_for_its_own_total_batch(optimizer: Any, least: float) -> None:
     lr = Fixed(base=0.5, decay="linear")
     setting = Setting(model="cifar_resnet8_v2", devices=8, batch_per_device=128, lr=lr, optimizer=optimizer)
@@ -97,13 +97,14 @@ def test_a_rate_that_does_not_scale_is_right_for_its_own_total_batch(optimizer: 
 def test_a_probe_is_short_and_looks_at_the_noise() -> None:
     setting = Setting(
         model="cifar_resnet8_v2",
+        kind="cpu",
         batch_per_device=128,
         lr=Linear(base=0.1, per=64),
         data=CIFAR10(shrink=14, shrink_epochs=1),
     )
     assert {probe.data for probe in advice.speed_probes(setting)} == {CIFAR10()}  # of which samples/s are
     ((run, skip),) = [(planned.run, planned.skip) for planned in plan("", advice.probe(setting, steps=40), MACHINE)]
-    assert (run.devices, run.virtual, run.batch_per_device, run.steps) == (8, True, 64, 40)
+    assert (run.devices, run.emulated, run.batch_per_device, run.steps) == (8, True, 64, 40)
     assert (run.gradient_noise, run.evaluate, skip) == (2, False, "")
     assert run.learning_rate == pytest.approx(0.8)
 

@@ -27,9 +27,11 @@ def planned(seconds: float, **fields: Any) -> Planned:
     return Planned(run=run_of(**fields), seconds=seconds)
 
 
-def test_the_lowest_rank_goes_first_and_in_it_short_runs_before_long_ones_as_written() -> None:
+def test_the_lowest_priority_goes_first_and_in_it_short_runs_before_long_ones_as_written() -> None:
     given = [("a", 5, 60.0), ("b", 5, 7200.0), ("c", 5, 30.0), ("d", 1, 7200.0), ("e", 1, 90.0), ("f", 5, 600.0)]
-    items = [(name, name, dataclasses.replace(planned(seconds), rank=rank)) for name, rank, seconds in given]
+    items = [
+        (name, name, dataclasses.replace(planned(seconds), priority=priority)) for name, priority, seconds in given
+    ]
     assert "".join(name for name, *_ in outlook.in_order(items)) == "edacfb"
 
 
@@ -180,7 +182,7 @@ def test_every_price_has_a_date_and_a_source_and_the_users_come_first() -> None:
 def test_the_studys_k80_are_p2_and_its_p100_were_not_rented() -> None:
     known: Prices = prices.load({})
     rows = studies.load()[0].rows
-    found = {row.infrastructure: known.of(row.infrastructure, row.hardware) for row in rows}
+    found = {row.machine: known.of(row.machine, row.hardware) for row in rows}
     assert {name: price and (price.machine, price.devices) for name, price in found.items()} == {
         **{"1": ("p2.8xlarge", 8), "1*": ("p2.8xlarge", 8)},
         **{"2": None, "3": None, "4": None},

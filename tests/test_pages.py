@@ -28,8 +28,8 @@ TITLE = "The same recipe on each machine"
 NAMES = ("machine", "network", "price of", "measured, one")
 """Columns with names in them, which may be long."""
 TWELVE = {"epochs": 12, "steps": 120}
-FOUR_FIFTHS = {"devices": 8, "virtual": True, "total_batch": 1024, "learning_rate": 0.4}
-OTHER: dict[str, Any] = {"run": {"engine": "pytorch"}, "versions": {"torch": "2.13.0"}}
+FOUR_FIFTHS = {"devices": 8, "emulated": True, "global_batch": 1024, "learning_rate": 0.4}
+OTHER: dict[str, Any] = {"run": {"framework": "pytorch"}, "versions": {"torch": "2.13.0"}}
 MUON: dict[str, Any] = dict(optimizer="muon", muon_rate=0.2, decay="linear", label_smoothing=0.1)
 MUON.update(data={"name": "cifar10", "crop": 28, "pad": 0, "mirror": True, "jitter": False})
 
@@ -72,12 +72,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(folder: Path) -> dict[str, str]:
-    """Of takes at 128, a curve, two workers by two exchanges, another engine, another machine, virtual devices."""
+    """Of takes at 128, a curve, two workers by two exchanges, another engine, another machine, emulated devices."""
     reached = twelve([0.5, 0.7, 0.76], run_id="twelve", started="2026-11-24T10:00:00+00:00")
     best = twelve([0.8, 0.9], {**FOUR_FIFTHS, **MUON}, run_id="muon")
     worse = twelve([0.4] * 8 + [0.65, 0.5, 0.7, 0.6], FOUR_FIFTHS, run_id="closed")
     takes = [take(n, s * t, **run) for t, run in ((1, {}), (2, OTHER)) for n, s in ((1, 3.9), (2, 4.0), (3, 4.1))]
-    ring = workers(2, [4.5] * 6, run={"exchange": "horovod"}, run_id="ring")
+    ring = workers(2, [4.5] * 6, run={"kvstore": "horovod"}, run_id="ring")
     return written(folder, [*RECORDS, reached, best, worse, *takes, ring])
 
 
@@ -97,8 +97,8 @@ def test_the_reference_setting_on_each_machine(pages: dict[str, str], tmp_path: 
     lines = own(written(tmp_path, [record_of(), less, ONE])["runs.md"], "Every setting measured")
     assert [line["devices"] for line in lines].count("CPU, 1 core") == 2
     assert "CPU, 2 cores" in [line["devices"] for line in lines]
-    # A virtual device's speed is nobody's.
-    assert not any("virtual" in line["devices"] for line in lines)
+    # An emulated device's speed is nobody's.
+    assert not any("emulated" in line["devices"] for line in lines)
 
 
 def test_the_rates_of_each_division_and_what_a_larger_batch_loses(pages: dict[str, str]) -> None:
@@ -143,7 +143,7 @@ def test_the_page_says_at_which_batch_the_best_way_was_sought_on_held_out_images
     assert about(found, looked_at) == expected.format(1)
     assert about(found, looked_at, {**looked_at, "learning_rate": 0.2}) == expected.format(2)
     # Another way, rate, batch or number of epochs does not count.
-    others = ({"muon_rate": 0.1}, {"learning_rate": 0.2}, {"devices": 4, "total_batch": 512}, {"epochs": 11})
+    others = ({"muon_rate": 0.1}, {"learning_rate": 0.2}, {"devices": 4, "global_batch": 512}, {"epochs": 11})
     assert about(found, *({**looked_at, **other} for other in others)) == about(found)
 
 
@@ -180,7 +180,7 @@ def test_a_target_of_one_s_own_says_who_reached_it_in_what_time_with_evaluation_
 
 def trained(batch: int, *, scale: float, slower: float = 1.0, **changes: Any) -> Record:
     """Twelve epochs whose accuracy grows evenly, by the formula of the noise scale, which its norms have too."""
-    run = {**TWELVE, "devices": 2, "virtual": True, "batch_per_device": batch // 2, "total_batch": batch}
+    run = {**TWELVE, "devices": 2, "emulated": True, "batch_per_device": batch // 2, "global_batch": batch}
     run.update(learning_rate=0.05 * slower * (1 + scale / 128) / (1 + scale / batch), gradient_noise=10)
     each = 0.07 / slower / (1 + batch / scale) * (1 + 128 / scale)
     norms = {"small": 1 + scale / (batch // 2), "large": 1 + scale / batch}
@@ -262,7 +262,7 @@ def test_scaling_is_told_with_its_efficiency(pages: dict[str, str]) -> None:
 
 def on_gpus(count: int, seconds: float, **changes: Any) -> Record:
     """Six epochs of 1,280 samples in so many seconds each, on some of eight GPUs."""
-    run: dict[str, Any] = dict(kind="gpu", devices=count, total_batch=128 * count, learning_rate=0.05 * count)
+    run: dict[str, Any] = dict(kind="gpu", devices=count, global_batch=128 * count, learning_rate=0.05 * count)
     run.update(steps_per_epoch=10 // count, steps=60 // count, **changes.pop("run", {}))
     changes = {"run_id": f"gpus{count}", "hardware": {**TEST_CPU, "gpus": [P100] * 8}, **changes}
     return record_of(run=run, epoch_seconds=[seconds] * 6, accuracies=(), **changes)
@@ -287,16 +287,16 @@ def test_series_that_read_alike_are_told_apart_by_what_they_differ_in(tmp_path: 
 
 
 def test_gpus_are_one_setting_however_many_processes_drive_them(tmp_path: Path) -> None:
-    processes = {"workers": 2, "exchange": "dist_device_sync"}
+    processes = {"workers": 2, "kvstore": "dist_device_sync"}
     several = on_gpus(2, 2.5, run=processes, run_id="processes")
     noise = on_gpus(2, 2.2, run={"gradient_noise": 10}, run_id="noise")
-    alone = on_gpus(2, 1.9, run={"exchange": "independent"}, run_id="alone")
+    alone = on_gpus(2, 1.9, run={"kvstore": "none"}, run_id="alone")
     pages = written(tmp_path, [on_gpus(1, 4.0), on_gpus(2, 2.0), several, noise, alone])
     rates = {line["devices"]: line[RATE] for line in own(pages["results.md"], TITLE)}
     assert len(own(pages["results.md"], TITLE)) == 2
     assert rates["2 GPUs"] == "640†"
     of_none = {line["exchange"]: line["of none"] for line in cells(pages["scaling.md"], "Ways to exchange gradients")}
-    assert of_none == {"independent": "", "device": "0.95", "dist_device_sync": "0.76"}
+    assert of_none == {"none": "", "device": "0.95", "dist_device_sync": "0.76"}
 
 
 def test_no_table_grows_wider_by_what_is_predicted(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_run_too_short_to_time_says_so_and_is_no_figure(tmp_path: Path) -> Non
 def test_what_diverged_is_nowhere_a_result_but_did_fit_the_memory(tmp_path: Path) -> None:
     lost = trained(2048, scale=1000.0, outcome="diverged", reason="the loss of an evaluation was 4e+13")
     good = trained(128, scale=1000.0)
-    pages = written(tmp_path, [good, replace(lost, run=replace(lost.run, devices=1, virtual=False))])
+    pages = written(tmp_path, [good, replace(lost, run=replace(lost.run, devices=1, emulated=False))])
     assert {line["total batch"] for line in cells(pages["learning_rate.md"], "Gradient noise")} == {"128"}
     assert {line["total batch"] for line in cells(pages["learning_rate.md"], "Every training")} == {"128"}
     assert "2,048" not in [
@@ -349,7 +349,7 @@ def test_where_nothing_completed_the_page_says_what_became_of_the_runs(tmp_path:
 
 
 def test_accuracies_are_held_against_those_at_128_and_the_first_one_is_of_the_fastest_device(tmp_path: Path) -> None:
-    half = {"batch_per_device": 64, "total_batch": 64, "learning_rate": 0.025}
+    half = {"batch_per_device": 64, "global_batch": 64, "learning_rate": 0.025}
     small = twelve([0.6], half, run_id="small")
     reference = twelve([0.7], run_id="reference")
     gpu = twelve([0.8], {"kind": "gpu"}, run_id="gpu", hardware={**TEST_CPU, "gpus": [P100]})
@@ -357,7 +357,7 @@ def test_accuracies_are_held_against_those_at_128_and_the_first_one_is_of_the_fa
     page = written(tmp_path, [small, reference])["results.md"]
     (line, base, *_) = cells(page, "Which learning rate")
     assert (line["closed: accuracy (lost)"], base["closed: accuracy (lost)"]) == ("0.600 (-0.100)", "0.700")
-    assert "virtual" not in page.split("\n## Which learning rate\n")[1].split("\n|")[0]
+    assert "emulated" not in page.split("\n## Which learning rate\n")[1].split("\n|")[0]
     for records in ([reference, gpu], [gpu, reference]):
         findings = written(tmp_path, records)["results.md"].split("\n## ")[1]
         assert "reach 0.800 on test machine" in findings
@@ -439,7 +439,7 @@ def test_verdicts_need_takes(pages: dict[str, str], tmp_path: Path) -> None:
     assert (engines["MXNet"], engines["different?"]) == ("32 (32-32, n=3)†", "not in turn")
     exchanges = cells(pages["scaling.md"], "Ways to exchange gradients")
     assert ["different?" in line or line["exchange"] for line in exchanges] == ["dist_sync", "horovod"]
-    independent = workers(2, [4.0] * 6, run={"exchange": "independent"}, run_id="alone")
+    independent = workers(2, [4.0] * 6, run={"kvstore": "none"}, run_id="alone")
     found = cells(written(tmp_path, [*RECORDS, independent])["scaling.md"], "Ways to exchange gradients")
     (line,) = [line for line in found if line["of none"]]
     assert (line["exchange"], line["of none"], line["different?"]) == ("dist_sync", "1.00", "too few")
@@ -449,7 +449,7 @@ def test_a_step_taken_apart_and_staleness(tmp_path: Path) -> None:
     first = {"staleness": {"0": 60}, "stale_wait_seconds": 0.0}
     second = {"staleness": {"1": 20, "2": 40}, "stale_wait_seconds": 6.0}
     told = [{"worker": index, "windows": [], "exchanged": exchanged} for index, exchanged in enumerate([first, second])]
-    stale = workers(2, [4.0] * 6, run={"exchange": "stale", "staleness": 2, "slowed": 0.3}, workers=told)
+    stale = workers(2, [4.0] * 6, run={"kvstore": "ssp", "staleness": 2, "slowed": 0.3}, workers=told)
     page = written(tmp_path, [*RECORDS, stale])["scaling.md"]
     (line,) = cells(page, "Bounded staleness")
     # (20 x 1 + 40 x 2) / 120 steps.
@@ -462,13 +462,13 @@ def test_a_step_taken_apart_and_staleness(tmp_path: Path) -> None:
 
 def test_a_network_s_share_of_the_peak_and_the_largest_batch(tmp_path: Path) -> None:
     fixed = {"name": "synthetic", "size": 224, "crop": 224, "classes": 1000, "fixed": True}
-    model = {"model": "vgg16", "data": fixed, "batch_per_device": 4, "total_batch": 4}
+    model = {"model": "vgg16", "data": fixed, "batch_per_device": 4, "global_batch": 4}
     made = record_of(run=model, dataset="synthetic", evaluations=[], peak_flops=2e12)
     full = {"outcome": "out of memory", "reason": "no room", **BLANK}
-    larger = record_of(run={**model, "batch_per_device": 8, "total_batch": 8}, run_id="eight", **full)
+    larger = record_of(run={**model, "batch_per_device": 8, "global_batch": 8}, run_id="eight", **full)
     # Slower, disturbed, and another engine's, which found room.
     later = replace(made, started="2026-11-29T10:00:00+00:00", others_busy_cores=2.0, windows=larger.windows)
-    other = replace(made, run=replace(larger.run, engine="pytorch"), versions={"torch": "2.13.0"}, run_id="torch")
+    other = replace(made, run=replace(larger.run, framework="pytorch"), versions={"torch": "2.13.0"}, run_id="torch")
     page = written(tmp_path, [made, larger, later, other])["networks.md"]
     line = cells(page, "Networks")[0]
     # 40 samples in 4 s; 6 x 15.47 GFLOP a sample of 2 TFLOP/s.

@@ -30,7 +30,7 @@ from poc.studies.prices import Price
 from poc.values import UserError
 from tests.builders import TEST_CPU, TWO_WORKERS, recipe_file, record_of
 
-HEAD = "network,devices,batch_per_device,samples_per_second,scaling,hardware,printed\n"
+HEAD = "model,devices,batch_per_device,samples_per_second,scaling,hardware,printed\n"
 
 
 def made(study: str, rate: Callable[[int], float], counts: tuple[int, ...] = (1, 2, 4, 8)) -> Series:
@@ -192,18 +192,18 @@ def test_the_speed_of_a_machine_that_is_not_here() -> None:
 def at(speed: float, *, detail: dict[str, Any] | None = None, **run: Any) -> Record:
     """What a worker with a core of its own was measured at, in samples/s, or several."""
     total = run.get("batch_per_device", 128) * run.get("devices", 1)
-    run.update(total_batch=total, workers=run.get("devices", 1), cores_per_worker=1)
+    run.update(global_batch=total, workers=run.get("devices", 1), cores_per_worker=1)
     return record_of(run=run, epoch_seconds=[10 * total / speed] * 6, detail=detail)
 
 
 def test_a_forecast_is_made_of_runs_on_fewer_devices_that_are_the_same_otherwise() -> None:
-    two = at(1.0, devices=2, exchange="dist_sync").run
+    two = at(1.0, devices=2, kvstore="dist_sync").run
     seen = [at(90.0), at(100.0, learning_rate=0.2, steps=30)]
     failed = dataclasses.replace(at(500.0), outcome=FAILED)
     others = [
-        at(500.0, zero_gamma=True),
+        at(500.0, zero_init_gamma=True),
         at(500.0, batch_per_device=64),
-        at(500.0, devices=2, exchange="horovod"),
+        at(500.0, devices=2, kvstore="horovod"),
         failed,
     ]
     learnt, asked = predict.kept().learnt, [Point(devices=2, rate=0.0)]
@@ -217,14 +217,14 @@ def test_a_forecast_is_made_of_runs_on_fewer_devices_that_are_the_same_otherwise
     assert dataclasses.astuple(found)[:-1] == pytest.approx((strong.rate, strong.low, strong.high, 1))
     assert predict.forecast(two, others) is None
     assert predict.forecast(seen[0].run, seen) is None
-    assert predict.forecast(at(1.0, devices=2, exchange="independent").run, seen) is None
+    assert predict.forecast(at(1.0, devices=2, kvstore="none").run, seen) is None
 
 
 def test_what_takes_differ_by_widens_a_forecast() -> None:
-    two = at(1.0, devices=2, exchange="dist_sync").run
+    two = at(1.0, devices=2, kvstore="dist_sync").run
     # Takes of two runs, each a tenth above and below their mean, in logarithms: a variance of 0.02 of each.
     lower, upper = (math.exp(off) for off in (-0.1, 0.1))
-    runs = ((50, {"batch_per_device": 64}), (5, {"zero_gamma": True}))
+    runs = ((50, {"batch_per_device": 64}), (5, {"zero_init_gamma": True}))
     apart = [at(speed * factor, **run) for speed, run in runs for factor in (lower, upper)]
     assert predict.between_takes(apart) == pytest.approx(math.sqrt(0.02))
     calm, shared = (predict.forecast(two, [*before, at(100.0)]) for before in ([], apart))
@@ -241,8 +241,8 @@ STEP: dict[str, Any] = dict(
     steps=24, whole_step_seconds=0.12, independent_step_seconds=0.11, data_seconds=0.01, exchange_seconds=0.02,
     exchange_bytes=4, bus_bytes_per_second=None, sums_right=True, synchronisation_seconds=None,
 )  # fmt: skip
-ONE_CARD = {"kind": "gpu", "devices": 1, "total_batch": 100}
-ON_TWO = {"devices": 2, "batch_per_device": 100, "total_batch": 200, "workers": 1}
+ONE_CARD = {"kind": "gpu", "devices": 1, "global_batch": 100}
+ON_TWO = {"devices": 2, "batch_per_device": 100, "global_batch": 200, "workers": 1}
 
 
 @pytest.mark.parametrize(
@@ -305,8 +305,8 @@ def test_advice_is_put_beside_what_came() -> None:
     option = dict(devices=2, batch=256, learning_rate=0.1, rate=(190, 170, 200), limit="link", epochs=(6, 6, 7))
     option.update(hours=(1.0, 0.5, 1.5), dollars=(3.0, 1.5, 4.5))
     advised = {"machine": "test machine", "options": [option]}
-    asked = record_of(run={"devices": 8, "virtual": True, "gradient_noise": 2, "total_batch": 1024}, advice=advised)
-    two = {"devices": 2, "total_batch": 256, "workers": 2, "exchange": "dist_sync", "steps_per_epoch": 10}
+    asked = record_of(run={"devices": 8, "emulated": True, "gradient_noise": 2, "global_batch": 1024}, advice=advised)
+    two = {"devices": 2, "global_batch": 256, "workers": 2, "kvstore": "dist_sync", "steps_per_epoch": 10}
     came = record_of(run=two)
     # Nothing of what came there: parts of such devices, and another machine.
     others = [record_of(run={**two, "cores_per_worker": 1}), record_of(run=two, infrastructure="another machine")]
@@ -330,7 +330,7 @@ ONE = {"batch_per_device": 16, "cores_per_worker": 1}
 @pytest.mark.slow
 def test_a_run_is_predicted_before_it_is_measured_and_the_page_has_both(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", cases=[ONE, {**TWO_WORKERS, **ONE}])
-    assert main(["run", str(recipe), "--results", str(tmp_path), "--infrastructure", "here"]) == 0
+    assert main(["run", str(recipe), "--results", str(tmp_path), "--machine", "here"]) == 0
     alone, together = journal.read(journal.paths(tmp_path))
     assert alone.predicted is None
     assert together.predicted is not None

@@ -22,7 +22,7 @@ MXNET = {**GLUON, "batch_per_device": 8, "cores_per_worker": 1 if MACHINE.cores 
 ENGINES: dict[str, dict[str, Any]] = {
     "reference": {"data": Synthetic(train=320, validation=70)},
     "mxnet": MXNET,
-    "horovod": {**MXNET, "exchange": "horovod"},
+    "horovod": {**MXNET, "kvstore": "horovod"},
 }
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
 

@@ -18,7 +18,7 @@ from poc.values import UserError
 
 FOLDER = Path(studies.__file__).parent
 
-# infrastructure | model | batch size | gpus | accuracy | epochs | s/epoch | samples/s, as the study has them.
+# machine | model | batch size | gpus | accuracy | epochs | s/epoch | samples/s, as the study has them.
 BEEVA = """
 1 | resnet110 | 128 | 1 | 0.818 | 12 | 96.9 | 520
 1 | resnet50 | 64x8 | 8 | 0.702 | 12 | 8.1s | 6200
@@ -104,7 +104,7 @@ def test_figures_are_in_the_units_they_claim() -> None:
         assert row.scaling in ("", "weak", "strong")
         assert row.origin == "published"
         assert row.printed
-    places = [(row.study, row.infrastructure, row.network, row.framework, row.printed) for row in ROWS]
+    places = [(row.study, row.machine, row.model, row.framework, row.printed) for row in ROWS]
     assert len(set(places)) == len(places)
 
 
@@ -113,16 +113,16 @@ def test_beeva_gives_the_source_table_back() -> None:
     lines = BEEVA.strip().splitlines()
     assert len(rows) == len(lines)
     for line, row in zip(lines, rows):
-        infrastructure, model, label, gpus, accuracy, epochs, seconds, speed = map(str.strip, line.split("|"))
+        machine, model, label, gpus, accuracy, epochs, seconds, speed = map(str.strip, line.split("|"))
         size, _, lr = label.partition(" (lr=")
         each, of, count = size.partition("=")[0].partition("x")
         rate, _, busy = speed.partition(" (")
         total = str(int(each) * int(count)) if of else each
-        if infrastructure == "1*" and not of:  # 8 GPUs or 1: the source contradicts itself.
+        if machine == "1*" and not of:  # 8 GPUs or 1: the source contradicts itself.
             each = ""
-        network, lr = model.replace("resnet", "cifar_resnet") + "_v2", lr.rstrip(")") or ("0.05" if epochs else "")
-        expected = dict(infrastructure=infrastructure, network=network, devices=gpus or count, batch_per_device=each)
-        expected.update(total_batch=total, learning_rate=lr, accuracy=accuracy.strip("?x"), epochs=epochs)
+        model, lr = model.replace("resnet", "cifar_resnet") + "_v2", lr.rstrip(")") or ("0.05" if epochs else "")
+        expected = dict(machine=machine, model=model, devices=gpus or count, batch_per_device=each)
+        expected.update(global_batch=total, lr=lr, accuracy=accuracy.strip("?x"), epochs=epochs)
         expected.update(seconds_per_epoch=seconds.rstrip("s"), samples_per_second=rate)
         expected.update(utilisation=f"0.{busy[-4:-2]}" if busy else "", printed=f"{label} | {speed}" if busy else label)
         assert {column: row[column] for column in expected} == expected
@@ -131,14 +131,14 @@ def test_beeva_gives_the_source_table_back() -> None:
 def test_theano_gives_the_source_lists_back() -> None:
     theano = [row for row in of_study("theano_mpi") if "no-bind" not in row.printed]
     for (network, batch), line in THEANO.items():
-        series = [row for row in theano if (row.network, row.batch_per_device) == (network, batch)]
+        series = [row for row in theano if (row.model, row.batch_per_device) == (network, batch)]
         assert [row.devices for row in series] == [1, 2, 4, 8]
         for parts, row in zip(line.split(" | "), series):
             printed = [getattr(row, part) for part in PARTS if getattr(row, part) is not None]
             assert printed == [float(part) for part in parts.split(" + ")]
     unbound = find(ROWS, "AlexNet_128b, t_8GPU (no-bind)")
     assert [getattr(unbound, part) for part in PARTS] == [2.61, 1.31, 7.84]
-    hours = [row.seconds_per_epoch / 3600 for row in theano if row.network == "mlp"]
+    hours = [row.seconds_per_epoch / 3600 for row in theano if row.model == "mlp"]
     assert hours == pytest.approx([0.104, 0.244, 0.197, 0.124])
 
 
@@ -170,7 +170,7 @@ def test_figures_of_the_other_studies(printed: str, column: str, value: float) -
 
 def test_the_two_kinds_of_scaling_of_the_keras_study() -> None:
     inception = [row for row in of_study("keras_multi_gpu") if row.printed.startswith("InceptionV3")]
-    split = {(row.scaling, row.total_batch) for row in inception if row.framework.startswith("Keras")}
+    split = {(row.scaling, row.global_batch) for row in inception if row.framework.startswith("Keras")}
     assert split == {("strong", 32)}
     constant = {(row.scaling, row.batch_per_device) for row in inception if row.framework.startswith("TensorFlow")}
     assert constant == {("weak", 32)}
@@ -178,7 +178,7 @@ def test_the_two_kinds_of_scaling_of_the_keras_study() -> None:
 
 def test_only_rows_that_contradict_themselves_are_flagged() -> None:
     efficiency = "speed-up 1.8 / 2 devices is an efficiency of 0.900, printed 0.9115"
-    assert {(row.infrastructure, row.printed): row.flag for row in ROWS if row.flag} == {
+    assert {(row.machine, row.printed): row.flag for row in ROWS if row.flag} == {
         ("2", "256x1 (lr=0.05)"): "13.9 s an epoch is 3,597 samples/s, printed 2,600",
         ("1*", "512 (lr=0.05) | 1300 (1-97%)"): "8 devices, but the utilisation is of 1",
         ("7gforce", "gpu count 2, batch_size 4096"): efficiency,
@@ -191,8 +191,8 @@ def test_only_rows_that_contradict_themselves_are_flagged() -> None:
     ("printed", "fault", "says"),
     [
         ("64x2", "samples_per_second=8100", "27.1 s an epoch is 1,845 samples/s"),
-        ("64x2", "total_batch=64", "64 a device x 2 is a batch of 128"),
-        ("128x4=512 (lr=0.2) | 12000 (4-80%)", "devices=8 total_batch=1024", "8 devices, but the utilisation is of 4"),
+        ("64x2", "global_batch=64", "64 a device x 2 is a batch of 128"),
+        ("128x4=512 (lr=0.2) | 12000 (4-80%)", "devices=8 global_batch=1024", "8 devices, but the utilisation is of 4"),
         ("InceptionV3: 7gforce, 4, CPU; avolkov1", "samples_per_second=46", "46 / 41 samples/s is a speed-up of 1.12"),
         (
             "InceptionV3: az-2x-m60, 2, GPU; tf_cnn_benchmarks",
@@ -219,7 +219,7 @@ def test_a_fault_made_on_purpose_is_flagged(printed: str, fault: str, says: str,
 MINE = """\
 # title: My own cluster
 # year: 2026
-network,devices,samples_per_second,batch_per_device,scaling,printed
+model,devices,samples_per_second,batch_per_device,scaling,printed
 resnet50_v1,1,400,64,weak,"a, one"
 resnet50_v1,2,780,64,weak,"a, two"
 """
@@ -243,7 +243,7 @@ def test_a_study_of_one_s_own_needs_no_more_than_its_file(tmp_path: Path) -> Non
 HEAD = ["# title: My own cluster", "# authors: A. Tester, B. Müller", "# year: 2026"]
 PLAIN = [
     [
-        *("infrastructure", "network", "dataset", "devices", "batch_per_device"),
+        *("machine", "model", "dataset", "devices", "batch_per_device"),
         *("samples_per_second", "accuracy", "scaling", "note"),
     ],
     ["Zürich", "resnet50_v1", "cifar10", "1", "128", "3000", "0.81", "weak", "first, of two"],
@@ -348,7 +348,7 @@ def test_digits_that_pandas_adds_are_not_the_source_s(decimals: str, flagged: bo
         ("samples_per_second", "3000 img/s"),
         ("samples_per_second", "3,00,0"),
         ("seconds_per_epoch", "0"),
-        ("learning_rate", "0"),
+        ("lr", "0"),
         ("batch_per_device", "128.5"),
         ("batch_per_device", "0"),
         ("devices", "-1"),
@@ -358,7 +358,7 @@ def test_digits_that_pandas_adds_are_not_the_source_s(decimals: str, flagged: bo
 )
 def test_a_figure_that_cannot_be_is_refused_with_row_column_and_value(column: str, cell: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
-    path.write_text(csv_text([["network", column], ["resnet50_v1", ""], ["resnet50_v1", cell]], [HEAD[0], ""]))
+    path.write_text(csv_text([["model", column], ["resnet50_v1", ""], ["resnet50_v1", cell]], [HEAD[0], ""]))
     with pytest.raises(UserError) as caught:
         studies.load([path])
     assert f"{path}, row 5: {column} is {cell!r}; " in str(caught.value)
@@ -376,7 +376,7 @@ def test_a_number_that_may_mean_two_is_refused(tmp_path: Path) -> None:
     [
         ("samples_per_second", "samples_per_secnd", r"did you mean 'samples_per_second'"),
         (",devices,", ",run_id,", r"column 'run_id'"),
-        (",scaling,", ",network,", r"column network twice"),
+        (",scaling,", ",model,", r"column model twice"),
         ("# year", "# yaer", r"row 2: .*'# yaer: 2026'; did you mean 'year'"),
         ("# year: 2026", "# order: first", r"row 2: .*'first'"),
         ("780", "fast", r"row 5: samples_per_second is 'fast'; give a number"),
@@ -384,7 +384,7 @@ def test_a_number_that_may_mean_two_is_refused(tmp_path: Path) -> None:
         ("780,", "780,64,", r"row 5 has 7 cells, the header 6"),
         (",scaling,", ",,", r"column ''"),
         ('two"', "two", r"cannot be read"),
-        ("network", "PK\x00", r"cannot be read"),
+        ("model", "PK\x00", r"cannot be read"),
         (MINE, "", r"has no rows"),
         (MINE, "\n,,\n", r"has no rows"),
         (MINE[MINE.index("resnet") :], "", r"has no rows"),
@@ -398,6 +398,14 @@ def test_a_study_that_cannot_be_understood_is_refused(old: str, new: str, says: 
         studies.load([path])
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_columns_may_have_the_names_that_they_had_before(tmp_path: Path) -> None:
+    text = "infrastructure,network,total_batch,learning_rate,exchange\nmine,resnet50_v1,256,0.1,nccl\n"
+    (tmp_path / "mine.csv").write_text(text)
+    *_, study = studies.load([tmp_path / "mine.csv"])
+    (row,) = study.rows
+    assert (row.machine, row.model, row.global_batch, row.lr, row.kvstore) == ("mine", "resnet50_v1", 256, 0.1, "nccl")
 
 
 @pytest.mark.parametrize("command", ["run", "report"])

@@ -120,7 +120,7 @@ def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> N
         return {name: array for name, array in parameters(session).items() if array.ndim > 1}
 
     session, other = engines.open_session(run), engines.open_session(wide)
-    start = 1024.0 * run.total_batch
+    start = 1024.0 * run.global_batch
     assert session.state()["loss_scale"].tolist() == [start, 0]
     for number, batch in enumerate(fed[:2], start=1):
         session.step(batch, rate)
@@ -142,15 +142,15 @@ def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> N
 
 
 ON_A_CARD: tuple[dict[str, Any], ...] = (
-    {"layout": "NHWC", "gradient_noise": 1, "devices": 2, "virtual": True},
-    {"dtype": "tf32", "layout": "NCHW", "optimizer": Muon(rate=0.02)},
+    {"layout": "NHWC", "gradient_noise": 1, "devices": 2, "emulated": True},
+    {"dtype": "tf32", "layout": "NCHW", "optimizer": Muon(lr=0.02)},
     {"dtype": "bfloat16", "layout": "NHWC", "optimizer": "nesterov"},
     {"dtype": "float16", "layout": "NCHW"},
 )
 ON_TWO_CARDS: tuple[dict[str, Any], ...] = (
     {"layout": "NHWC", "gradient_noise": 2, "devices": 2},
     {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-4, "steps": 2, "devices": 2},
-    {"dtype": "float16", "layout": "NCHW", "exchange": "independent", "devices": 2},
+    {"dtype": "float16", "layout": "NCHW", "kvstore": "none", "devices": 2},
 )
 
 
@@ -204,7 +204,7 @@ def test_the_rest_works_without_its_folder(tmp_path: Path) -> None:
     shutil.copytree(HOME / "poc", home / "poc", ignore=shutil.ignore_patterns("__pycache__", "pytorch"))
     shutil.copytree(HOME / "recipes", home / "recipes")
     recipe_file(home / "mine.py", epochs=1)
-    recipe_file(home / "other.py", engine="pytorch", model="cifar_resnet8_v2")
+    recipe_file(home / "other.py", framework="pytorch", model="cifar_resnet8_v2")
     environment = {**os.environ, "PYTHONPATH": str(home), "POC_CACHE": str(tmp_path / "cache")}
     said = {}
     for arguments, status in (("doctor", 0), ("run mine.py --results ../results", 0), ("plan other.py", 2)):

@@ -20,6 +20,7 @@ import pytest
 from poc import (
     CIFAR10,
     SGD,
+    SSP,
     DistSync,
     Fixed,
     Horovod,
@@ -27,7 +28,6 @@ from poc import (
     Muon,
     Nesterov,
     Recipe,
-    Stale,
     Steps,
     Synthetic,
     engines,
@@ -66,7 +66,7 @@ def planned(machine: Hardware = CPU, *, quick: bool = False, **fields: Any) -> l
     return plan("test", Recipe(**{"model": "cifar_resnet8_v2", **fields}), machine, quick=quick)
 
 
-TWO = {"devices": 2, "workers": 2, "exchange": "dist_sync"}
+TWO = {"devices": 2, "workers": 2, "kvstore": "dist_sync"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model": "cifar_resnet51_v2"}, r"model: unknown network 'cifar_resnet51_v2'; did you mean 'cifar_resnet5"),
     ({"epoch": 3}, r"Recipe: no field 'epoch'; did you mean 'epochs'\?"),
@@ -84,18 +84,18 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"batch_per_device": "Largest"}, r"batch_per_device: 'Largest' .*'largest'"),
     ({"epochs": 0}, r"epochs: 0"),
     ({"steps": 0}, r"steps: 0"),
-    ({"exchange": "devise"}, r"exchange: 'devise' is not allowed; did you mean 'device'\?"),
-    ({"virtual": 1}, r"virtual: 1 is not allowed; give True or False"),
+    ({"kvstore": "devise"}, r"kvstore: 'devise' is not allowed; did you mean 'device'\?"),
+    ({"emulated": 1}, r"emulated: 1 is not allowed; give True or False"),
     ({"data": "cifar10"}, r"data: 'cifar10' is not allowed; give CIFAR10"),
     ({"cases": [{"device": 3}]}, r"cases: no field 'device'; did you mean 'devices'"),
     ({"cases": [3]}, r"cases: 3 is not allowed; give a dict"),
     ({"quick": {"cases": [{"device": 3}]}}, r"quick: cases: no field 'device'; did you mean 'devices'"),
     ({"quick": {"quick": {}}}, r"quick: no field 'quick'"),
-    ({"devices": 3, "workers": 2, "exchange": "dist_sync"}, r"workers: 2 do not share 3 devices"),
-    ({"devices": 2, "workers": 2}, r"exchange: 'device' knows no workers; leave workers out"),
-    ({"devices": 2, "exchange": "dist_sync"}, r"exchange: 'dist_sync' is between processes"),
-    ({"devices": 2, "workers": 2, "exchange": "nccl"}, r"exchange: 'nccl' knows no workers"),
-    ({**TWO, "exchange": "stale"}, r"exchange: 'stale' is not allowed"),
+    ({"devices": 3, "workers": 2, "kvstore": "dist_sync"}, r"workers: 2 do not share 3 devices"),
+    ({"devices": 2, "workers": 2}, r"kvstore: 'device' works within one process; leave workers out"),
+    ({"devices": 2, "kvstore": "dist_sync"}, r"kvstore: 'dist_sync' is between processes"),
+    ({"devices": 2, "workers": 2, "kvstore": "nccl"}, r"kvstore: 'nccl' works within one process"),
+    ({**TWO, "kvstore": "ssp"}, r"kvstore: 'ssp' is not allowed"),
     ({"straggler": 0.3}, r"straggler: 0.3 says nothing of one worker"),
     ({**TWO, "straggler": -1}, r"straggler: -1"),
     ({"averaged_views": True}, r"averaged_views: True is not allowed; valid: 1, 2, 6"),
@@ -111,7 +111,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"warmup_epochs": 1}, r"Recipe: no field 'warmup_epochs'"),
     ({"optimizer": "nestorov"}, r"optimizer: 'nestorov' is not allowed; did you mean 'nesterov'"),
     ({"label_smoothing": 1.0}, r"label_smoothing: 1.0 is not allowed"),
-    ({"zero_gamma": 1}, r"zero_gamma: 1 is not allowed; give True or False"),
+    ({"zero_init_gamma": 1}, r"zero_init_gamma: 1 is not allowed; give True or False"),
     ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; give images of 224 pixels"),
     (
         {"model": "cifar_airbench94", "data": CIFAR10(crop=32, shrink=15, shrink_epochs=2)},
@@ -128,7 +128,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"cases": [{"seeds": [2, 2]}]}, r"seeds: \[2, 2\]"),
     ({"lr": np.array([[0.1, 0.2]] * 99)}, r"lr: array\(\[0.1, 0.2\]\)"),
     ({"data": [np.zeros((99, 99))]}, r"data: array\(\[\[0"),
-    *(({name: np.zeros((2, 2))}, rf"{name}: array") for name in ("devices", "epochs", "exchange", "kind", "rank")),
+    *(({name: np.zeros((2, 2))}, rf"{name}: array") for name in ("devices", "epochs", "kvstore", "kind", "priority")),
     ({"batch_per_device": np.float64(12.5)}, r"batch_per_device: 12.5"),
     ({"batch_per_device": itertools.count()}, r"give at most 10,000"),
 ]
@@ -144,19 +144,19 @@ def test_a_mistake_is_one_line_that_names_field_and_value(fields: dict[str, Any]
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Stale(-1), r"exchange: Stale.bound: -1"),
-        (lambda: Stale(2, servers=0), r"exchange: Stale.servers: 0"),
-        (lambda: DistSync(two_bit=0), r"exchange: DistSync.two_bit: 0 "),
-        (lambda: DistSync(gradient_bits=8), r"exchange: DistSync.gradient_bits: 8 is not allowed; valid: 16, 32"),
+        (lambda: SSP(-1), r"kvstore: SSP.staleness: -1"),
+        (lambda: SSP(2, servers=0), r"kvstore: SSP.servers: 0"),
+        (lambda: DistSync(two_bit=0), r"kvstore: DistSync.two_bit: 0 "),
+        (lambda: DistSync(gradient_bits=8), r"kvstore: DistSync.gradient_bits: 8 is not allowed; valid: 16, 32"),
         (lambda: DistSync(two_bit=0.5, gradient_bits=16), r"with two_bit leave it out"),
         (lambda: Horovod(servers=2), r"Horovod: no field 'servers'"),
         (lambda: SGD(momentum=1.0), r"optimizer: SGD.momentum: 1.0 is not allowed"),
         (lambda: Nesterov(momentum_correction=True), r"Nesterov: no field 'momentum_correction'"),
-        (lambda: Muon(), r"Muon: field 'rate' is missing"),
+        (lambda: Muon(), r"Muon: field 'lr' is missing"),
         (lambda: Linear(base=0.1, per=128, warmup_from=0.1), r"warmup_from: 0.1 is not allowed; give warmup_epochs"),
         (lambda: Synthetic(fixed=True, mirror=True), r"Synthetic.fixed: one batch stays as it is"),
         (lambda: Linear(0.1, 128), "fields are named"),  # type: ignore[misc]
-        (lambda: Stale(2, bound=3), "fields are named"),  # type: ignore[misc]
+        (lambda: SSP(2, staleness=3), "fields are named"),  # type: ignore[misc]
         (lambda: Recipe(), "'model' is missing"),  # type: ignore[call-arg]
         (lambda: CIFAR10(crop=33), "crop: 33 is larger than the images"),
         (lambda: CIFAR10(cutout=29), "cutout: 29 is larger than the crop; give at most 28"),
@@ -175,10 +175,10 @@ def test_a_mistake_is_one_line_that_names_field_and_value(fields: dict[str, Any]
 def test_what_a_value_may_not_hold_is_refused_where_it_is_made(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make()
-    assert Stale(2) == Stale(bound=2)  # the only field that has to be given may go without its name
+    assert SSP(2) == SSP(staleness=2)  # the only field that has to be given may go without its name
 
 
-@pytest.mark.parametrize("fields", [{"exchange": "local"}, {"virtual": True}, {"gradient_noise": 5}], ids=str)
+@pytest.mark.parametrize("fields", [{"kvstore": "local"}, {"emulated": True}, {"gradient_noise": 5}], ids=str)
 def test_a_field_that_says_nothing_of_any_run_is_refused(fields: dict[str, Any]) -> None:
     recipe = Recipe(model="cifar_resnet8_v2", **fields)
     with pytest.raises(UserError, match=f"{next(iter(fields))}: it says nothing of one device alone"):
@@ -198,7 +198,7 @@ def test_a_field_that_says_nothing_of_any_run_is_refused(fields: dict[str, Any])
         (
             gpus(8),
             {"devices": 4, "batch_per_device": 128, "lr": Linear(base=0.05, per=128, warmup_epochs=5), "epochs": 12},
-            "total_batch learning_rate steps_per_epoch steps warmup_steps kind virtual",
+            "global_batch learning_rate steps_per_epoch steps warmup_steps kind emulated",
             [(512, 0.2, 97, 12 * 97, 5 * 97, "gpu", False)],
         ),
         (CPU, {"steps": 500, "batch_per_device": 128}, "steps epochs", [(500, 2)]),
@@ -210,8 +210,8 @@ def test_a_field_that_says_nothing_of_any_run_is_refused(fields: dict[str, Any])
         ),
         (
             gpus(4),
-            {"devices": [1, 2, 4], "workers": "per-device", "exchange": "dist_sync"},
-            "workers exchange.name",
+            {"devices": [1, 2, 4], "workers": "per-device", "kvstore": "dist_sync"},
+            "workers kvstore.name",
             [(1, "device"), (2, "dist_sync"), (4, "dist_sync")],
         ),
         (CPU, {"seeds": 3}, "seed", [0, 1, 2]),
@@ -219,9 +219,9 @@ def test_a_field_that_says_nothing_of_any_run_is_refused(fields: dict[str, Any])
         (CPU, {"seeds": [0]}, "seed", [0]),
         (CPU, {"seeds": range(1, 4)}, "seed", [1, 2, 3]),
         (CPU, {"seeds": 1, "cases": [{"seeds": [7, 5]}, {"lr": 0.2, "seeds": 2}]}, "seed", [7, 0, 1, 5]),
-        (CPU, {"devices": 4, "virtual": True}, "kind virtual devices", [("cpu", True, 4)]),
-        (gpus(1), {"devices": 4, "virtual": True}, "kind virtual devices", [("gpu", True, 4)]),
-        (gpus(4), {"devices": 4, "virtual": True}, "kind virtual devices", [("gpu", False, 4)]),
+        (CPU, {"kind": "cpu", "devices": 4, "emulated": True}, "kind emulated devices", [("cpu", True, 4)]),
+        (gpus(1), {"devices": 4, "emulated": True}, "kind emulated devices", [("gpu", True, 4)]),
+        (gpus(4), {"devices": 4, "emulated": True}, "kind emulated devices", [("gpu", False, 4)]),
         (
             CPU,
             {"data": Synthetic(size=16, crop=16, train=640, validation=100, classes=4), "batch_per_device": 64},
@@ -280,27 +280,53 @@ def test_numbers_and_lists_of_numpy_and_of_the_library_are_those_of_python(
 
 
 def test_runs_that_differ_in_a_field_alone_share_the_key_without_it() -> None:
-    sgd, muon = (one.run for one in planned(optimizer=[SGD(), Muon(rate=0.1, momentum=0.5)]))
+    sgd, muon = (one.run for one in planned(optimizer=[SGD(), Muon(lr=0.1, momentum=0.5)]))
     assert sgd.key() != muon.key()
     assert sgd.key("optimizer") == muon.key("optimizer")
     slow, fast = (one.run for one in planned(lr=[0.1, 0.2], optimizer=SGD()))
     assert slow.key("learning_rate") == fast.key("learning_rate") != slow.key("optimizer")
 
 
-def test_takes_are_rounds_over_the_grid_every_other_one_backwards() -> None:
-    cases = [dict(lr=0.1), dict(lr=0.2, takes=3), dict(lr=0.3, takes=2), dict(devices=4, takes=3)]
-    items = planned(gpus(1), cases=cases, seeds=1, takes=1)
-    rounds = [(item.run.learning_rate, item.take) for item in items if not item.skip]
+def test_by_which_rule_a_rate_was_worked_out_does_not_count_in_the_id() -> None:
+    fields: dict[str, Any] = {"kind": "cpu", "batch_per_device": 512}
+    (number,), (rule,), (other,) = (planned(**fields, lr=lr) for lr in (0.2, Linear(base=0.05, per=128), 0.1))
+    assert number.run.id == rule.run.id != other.run.id
+    assert number.run.lr_rule != rule.run.lr_rule
+    assert Run.from_json(rule.run.to_json()) == rule.run
+    # As it was recorded when the rule counted.
+    assert json.loads(rule.run.key())["lr_rule"] == "fixed"
+
+
+def test_records_keep_the_names_that_ids_are_made_of() -> None:
+    fields: dict[str, Any] = {"kind": "cpu", "framework": "mxnet", "devices": 2, "zero_init_gamma": True}
+    for kvstore, name in (("none", "independent"), (SSP(2), "stale")):
+        (one,) = planned(**fields, kvstore=kvstore, optimizer=Muon(lr=0.1), workers=2)
+        plain = one.run.to_json()
+        assert (plain["engine"], plain["exchange"], plain["virtual"]) == ("gluon", name, False)
+        assert (plain["total_batch"], plain["zero_gamma"], plain["muon_rate"]) == (one.run.global_batch, True, 0.1)
+        assert Run.from_json(plain) == one.run
+
+
+def test_the_cpu_plays_no_gpus() -> None:
+    missing, played = planned(CPU, kind=["gpu", "cpu"], devices=4, emulated=True)
+    assert missing.skip == "needs 4 GPUs, this machine has none"
+    assert (played.skip, played.run.kind, played.run.emulated) == ("", "cpu", True)
+
+
+def test_repeats_are_rounds_over_the_grid_every_other_one_backwards() -> None:
+    cases = [dict(lr=0.1), dict(lr=0.2, repeats=3), dict(lr=0.3, repeats=2), dict(devices=4, repeats=3)]
+    items = planned(gpus(1), cases=cases, seeds=1, repeats=1)
+    rounds = [(item.run.learning_rate, item.repeat) for item in items if not item.skip]
     assert rounds == [(0.1, 1), (0.2, 1), (0.3, 1), (0.3, 2), (0.2, 2), (0.2, 3)]
     assert len({item.run.id for item in items}) == 4
     assert [item.skip for item in items if item.skip] == ["needs 4 GPUs, this machine has 1"]
-    assert [item.take for item in planned(gpus(1), cases=cases, quick=True)] == [1] * 4
-    several = planned(kind="cpu", lr=[0.1, 0.2], seeds=2, takes=2)
-    seeds = [(item.take, item.run.seed, item.run.learning_rate) for item in several]
+    assert [item.repeat for item in planned(gpus(1), cases=cases, quick=True)] == [1] * 4
+    several = planned(kind="cpu", lr=[0.1, 0.2], seeds=2, repeats=2)
+    seeds = [(item.repeat, item.run.seed, item.run.learning_rate) for item in several]
     assert seeds[:4] == [(1, 0, 0.1), (1, 0, 0.2), (1, 1, 0.2), (1, 1, 0.1)]
     assert len(set(seeds)) == 8
-    with pytest.raises(UserError, match="takes: 0 is not allowed"):
-        planned(takes=0)
+    with pytest.raises(UserError, match="repeats: 0 is not allowed"):
+        planned(repeats=0)
 
 
 @pytest.mark.parametrize(
@@ -315,11 +341,11 @@ def test_takes_are_rounds_over_the_grid_every_other_one_backwards() -> None:
         (gpus(1, "H100", (9, 0)), {"devices": 1}, "H100 has compute capability 9.0"),
         (gpus(1, "RTX 4090", (8, 9)), {"devices": 1}, ""),
         (CPU, {"devices": 4, "kind": "cpu"}, ""),
-        (CPU, {"devices": 4, "kind": "cpu", "exchange": "nccl"}, "exchange nccl is NVIDIA's, between GPUs"),
-        (gpus(4), {"devices": 4, "exchange": "nccl"}, ""),
+        (CPU, {"devices": 4, "kind": "cpu", "kvstore": "nccl"}, "kvstore nccl is NVIDIA's, between GPUs"),
+        (gpus(4), {"devices": 4, "kvstore": "nccl"}, ""),
         (
             CPU,
-            {"devices": 4, "kind": "cpu", "workers": 4, "cores_per_worker": 1, "exchange": "dist_sync"},
+            {"devices": 4, "kind": "cpu", "workers": 4, "cores_per_worker": 1, "kvstore": "dist_sync"},
             "needs 4 cores, this machine has 2",
         ),
         (WITH_BFLOAT16, {"kind": "cpu", "dtype": "bfloat16"}, ""),
@@ -336,7 +362,7 @@ def test_takes_are_rounds_over_the_grid_every_other_one_backwards() -> None:
 def test_what_this_machine_cannot_do_is_skipped_with_the_reason(
     machine: Hardware, fields: dict[str, Any], skip: str
 ) -> None:
-    (one,) = planned(machine, model="cifar_resnet50_v2", engine="gluon", **fields)
+    (one,) = planned(machine, model="cifar_resnet50_v2", framework="mxnet", **fields)
     assert skip in one.skip
     assert bool(skip) == bool(one.skip)
 
@@ -355,7 +381,7 @@ def test_an_automatic_precision_is_the_short_one_where_it_can_be_had_and_makes_t
 @pytest.mark.parametrize("installed", [True, False])
 def test_horovod_is_an_extra(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if installed else None)
-    (one,) = planned(devices=2, workers=2, kind="cpu", exchange="horovod")
+    (one,) = planned(devices=2, workers=2, kind="cpu", kvstore="horovod")
     assert one.skip == ("" if installed else "Horovod is not installed: ./make_environment.sh --horovod")
 
 
@@ -366,7 +392,7 @@ def test_horovod_is_an_extra(installed: bool, monkeypatch: pytest.MonkeyPatch) -
 def test_a_worker_may_have_a_numa_node_or_its_share_of_one(nodes: tuple[int, ...], workers: int, cores: int) -> None:
     machine = Hardware(cpu="Test CPU", cores=16, memory_bytes=2**34, cpu_flops=2e11, numa_nodes=nodes)
     exchange = "dist_sync" if workers > 1 else "device"
-    (one,) = planned(machine, devices=workers, workers=workers, kind="cpu", cores_per_worker="node", exchange=exchange)
+    (one,) = planned(machine, devices=workers, workers=workers, kind="cpu", cores_per_worker="node", kvstore=exchange)
     assert (one.run.cores_per_worker, one.skip) == (cores, "")
 
 
@@ -387,7 +413,7 @@ def test_the_time_is_estimated_by_the_card(machine: str, rate: float, monkeypatc
         fields = {"model": "cifar_resnet50_v2", "evaluate": False, "epochs": 12}
         (one,) = planned(cards, devices=devices, **fields)
         seconds = one.seconds - 6.0
-        assert one.run.steps * one.run.total_batch / seconds == pytest.approx(rate * devices, rel=0.1)
+        assert one.run.steps * one.run.global_batch / seconds == pytest.approx(rate * devices, rel=0.1)
 
 
 def test_epochs_of_shrunk_images_are_estimated_by_their_pixels() -> None:
@@ -403,7 +429,7 @@ def test_the_largest_batch_is_searched_for_among_those_that_may_fit() -> None:
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
     fields = {"devices": 4, "batch_per_device": "largest", "data": Synthetic(train=500), "lr": [0.1, 0.2], "seeds": 2}
     fields["target_accuracy"] = 0.9
-    *items, again = planned(gpus(4), **fields, takes=2)[:5]
+    *items, again = planned(gpus(4), **fields, repeats=2)[:5]
     assert again.seconds < items[0].seconds  # what fits is known then
     assert len(items) == 4  # two rates, two seeds
     for item in items:
@@ -433,22 +459,22 @@ def test_a_first_look_has_no_target_to_reach() -> None:
     ("fields", "label"),
     [
         ({}, "dist_sync"),
-        ({"exchange": Stale(2)}, "stale, bound 2"),
-        ({"exchange": Stale(None), "straggler": 0.3}, "stale, no bound, last worker slowed by 30%"),
-        ({"exchange": DistSync(two_bit=0.25, servers=2)}, "dist_sync, 2-bit (threshold 0.25), 2 servers"),
-        ({"exchange": DistSync(gradient_bits=16)}, "dist_sync, 16-bit"),
+        ({"kvstore": SSP(2)}, "ssp, staleness 2"),
+        ({"kvstore": SSP(None), "straggler": 0.3}, "ssp, no bound, last worker slowed by 30%"),
+        ({"kvstore": DistSync(two_bit=0.25, servers=2)}, "dist_sync, 2-bit (threshold 0.25), 2 servers"),
+        ({"kvstore": DistSync(gradient_bits=16)}, "dist_sync, 16-bit"),
     ],
 )
 def test_an_exchange_is_told_with_its_options(fields: dict[str, Any], label: str) -> None:
     (one,) = planned(**{**TWO, "kind": "cpu", **fields})
-    assert one.run.exchange_label == label
+    assert one.run.kvstore_label == label
     assert Run.from_json(json.loads(json.dumps(one.run.to_json()))) == one.run
 
 
 def test_one_replica_exchanges_nothing_whatever_the_recipe_says() -> None:
     (reference,) = planned(kind="cpu")
-    for exchange in ("dist_sync", Stale(2), "independent"):
-        assert planned(kind="cpu", exchange=exchange)[0].run.id == reference.run.id
+    for exchange in ("dist_sync", SSP(2), "none"):
+        assert planned(kind="cpu", kvstore=exchange)[0].run.id == reference.run.id
 
 
 def test_an_id_names_what_is_computed_and_nothing_else() -> None:
@@ -597,9 +623,9 @@ def test_an_error_in_a_file_beside_a_recipe_is_told_with_its_line(helper: str, s
 def test_a_wrong_engine_is_refused_with_the_name_of_the_recipe(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = recipe_in(tmp_path, "recipe = Recipe(model='cifar_resnet8_v2', engine='gluonn', kind='cpu', steps=4)")
+    path = recipe_in(tmp_path, "recipe = Recipe(model='cifar_resnet8_v2', framework='mxnett', kind='cpu', steps=4)")
     assert main([command, str(path)]) == 2
-    assert re.search(r"mine\.py: engine: 'gluonn' .*'gluon'", capsys.readouterr().err)
+    assert re.search(r"mine\.py: framework: 'mxnett' .*'mxnet'", capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("pytorch_planned")

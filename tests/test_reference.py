@@ -52,7 +52,7 @@ def test_no_record_or_page_depends_on_a_time_that_was_withdrawn(tmp_path: Path) 
         folder = tmp_path / str(pace)
         withdrawn = [
             trained(pace, speed_withdrawn="a defect", run=run, started=f"2026-11-23T1{hour}:00:00+00:00")
-            for hour, run in enumerate(({}, {"target_accuracy": 0.75, "seed": 1}, {"devices": 2, "exchange": "nccl"}))
+            for hour, run in enumerate(({}, {"target_accuracy": 0.75, "seed": 1}, {"devices": 2, "kvstore": "nccl"}))
         ]
         shown = trained(1.0, run={"seed": 2}, infrastructure="another machine")
         records = read_back(folder / "journals", *withdrawn, trained(1.0), shown)

@@ -30,7 +30,7 @@ from tests.conftest import survives
 from tests.test_recipe import CPU
 
 pytestmark = pytest.mark.faults
-KINDS = "CIFAR10 ImageNet Synthetic Linear SquareRoot Fixed Steps Muon Stale DistSync SGD"
+KINDS = "CIFAR10 ImageNet Synthetic Linear SquareRoot Fixed Steps Muon SSP DistSync SGD"
 THOROUGH = settings(max_examples=600)
 
 numbers = st.one_of(
@@ -41,7 +41,7 @@ numbers = st.one_of(
 )
 words = st.one_of(
     st.text(max_size=12),
-    st.sampled_from(["gluon", "sgd", "device", "dist_sync", "float32", "auto", "cifar_resnet20_v2", "cosine", "node"]),
+    st.sampled_from(["mxnet", "sgd", "device", "dist_sync", "float32", "auto", "cifar_resnet20_v2", "cosine", "node"]),
 )
 plain = st.one_of(st.none(), st.booleans(), numbers, words, st.binary(max_size=4), st.just(object))
 rubbish = st.recursive(

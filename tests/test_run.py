@@ -251,7 +251,7 @@ def test_a_worker_that_finds_other_images_than_planned_fails_the_run(tmp_path: P
 
 def told(wall: float, seconds: list[float], **fields: Any) -> Told:
     """By a worker with windows of 10 samples that took so many seconds each."""
-    whole = record_of(epoch_seconds=seconds, run={"total_batch": 1})
+    whole = record_of(epoch_seconds=seconds, run={"global_batch": 1})
     windows = tuple(dataclasses.replace(window, loss=2 * window.seconds) for window in whole.windows)
     fields = {"outcome": COMPLETED, "memory": Memory(host_peak_bytes=100), "wall": wall, **fields}
     return Told(windows=windows, evaluations=whole.evaluations[-1:], **fields)

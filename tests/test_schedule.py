@@ -10,7 +10,7 @@ from poc.recipe.rates import Schedule
 
 def test_rules_give_the_rate_of_a_total_batch() -> None:
     # The study's: 0.05 for every 128 samples of total batch.
-    rates = [Linear(base=0.05, per=128).at(total_batch) for total_batch in (64, 128, 256, 512, 1024, 8192)]
+    rates = [Linear(base=0.05, per=128).at(global_batch) for global_batch in (64, 128, 256, 512, 1024, 8192)]
     assert rates == [0.025, 0.05, 0.1, 0.2, 0.4, 3.2]
     assert SquareRoot(base=0.05, per=128).at(2048) == 0.2
     assert str(SquareRoot(base=0.05, per=128)) == "square root: 0.05 per 128"

@@ -150,7 +150,7 @@ def test_missing_system_libraries_or_venv_are_one_line_with_their_packages(check
 
 def test_help_needs_no_environment(checkout: Checkout) -> None:
     said = checkout.start("run_all.sh", "quick", "--help", PYTHON="/no/such/python").stdout
-    assert all(option in said for option in ["RECIPE", "--quick", "--data", "--results", "--infrastructure"])
+    assert all(option in said for option in ["RECIPE", "--quick", "--data", "--results", "--machine"])
     assert not checkout.venv.exists()
 
 

@@ -121,7 +121,7 @@ class Supervisor:
         """On the first host: starts what serves all workers; the environment of each."""
         self._around = contextlib.ExitStack()
         asked = Run.from_json(run)
-        cluster = engines.load(asked.engine).cluster(
+        cluster = engines.load(asked.framework).cluster(
             asked, threads(asked, self._machine.cores, len(addresses)), addresses
         )
         opened = self._around.enter_context(cluster)

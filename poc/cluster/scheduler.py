@@ -67,7 +67,7 @@ class _Machine:
         # Takes in rounds, so that those of different runs lie near each other; then the longest first, so that all end
         # the soonest.
         waiting = [item for item in campaign.items if not campaign.is_over(item)]
-        self.todo = sorted(waiting, key=lambda item: (item[2].take, -campaign.pace.seconds(item[2])))
+        self.todo = sorted(waiting, key=lambda item: (item[2].repeat, -campaign.pace.seconds(item[2])))
         self.left: list[outlook.Item] = []
         self.at_work: dict[str, Team] = {}
         """By the run's id."""

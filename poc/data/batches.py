@@ -57,7 +57,7 @@ def training_batches(
     dataset: Dataset,
     spec: Data,
     *,
-    total_batch: int,
+    global_batch: int,
     seed: int,
     steps: int,
     first_step: int = 0,
@@ -68,14 +68,14 @@ def training_batches(
     """Yields one worker's part of `steps` total batches, from `first_step` (counted over all epochs) on.
 
     Over all workers and steps of an epoch the parts are a partition of its whole batches; `workers` divides
-    `total_batch`. A fixed batch is the same object every time. Batches are made by a thread for each of up to 16 cores;
-    `alone`, by none but the one that asks for them.
+    `global_batch`. A fixed batch is the same object every time. Batches are made by a thread for each of up to 16
+    cores; `alone`, by none but the one that asks for them.
     """
-    samples, share = len(dataset.train), total_batch // workers
+    samples, share = len(dataset.train), global_batch // workers
     if isinstance(spec, Synthetic) and spec.fixed:
         yield from itertools.repeat(Batch(*dataset.train.centred(np.arange(share) % samples, spec)), steps)
         return
-    in_epoch, end = steps_per_epoch(samples, total_batch), first_step + steps
+    in_epoch, end = steps_per_epoch(samples, global_batch), first_step + steps
     at_once = max(1, _BYTES_AT_ONCE // (share * 3 * spec.crop**2))
 
     def shares() -> Iterator[tuple[Indices, int]]:
@@ -85,7 +85,7 @@ def training_batches(
             if step == first_step or step_of_epoch == 0:
                 visited = order(samples, seed=seed, epoch=epoch)
             count = min(at_once, in_epoch - step_of_epoch, end - step)
-            chosen = visited[step_of_epoch * total_batch :][: count * total_batch]
+            chosen = visited[step_of_epoch * global_batch :][: count * global_batch]
             yield chosen.reshape(count, workers, share)[:, worker].ravel(), epoch
             step += count
 

@@ -2,8 +2,8 @@
 
 An engine is a package that offers what `Engine` lists. It lies in this folder, or in one of those that the environment
 variable POC_ENGINES names (absolute paths, separated as in PATH): with POC_ENGINES=/home/me/engines a recipe's
-engine="mine" is the package /home/me/engines/mine, imported as `poc.engines.mine`. tests/engines/reference is a small
-engine to start from.
+framework="mine" is the package /home/me/engines/mine, imported as `poc.engines.mine`. tests/engines/reference is a
+small engine to start from.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class Engine(Protocol):
 
     @property
     def EXCHANGES(self) -> Collection[type[Any]]:  # noqa: N802
-        """The types of `run.exchange` that it has, among several real devices."""
+        """The types of `run.kvstore` that it has, among several real devices."""
 
-    def workers(self, given: int, devices: int, virtual: bool) -> int:
+    def workers(self, given: int, devices: int, emulated: bool) -> int:
         """Processes that the `devices` of a run are divided over, where the recipe gives so many."""
 
     def cluster(self, run: Run, cores: int, hosts: Sequence[str] = ...) -> AbstractContextManager[Cluster]:
-        """Starts what the exchange of `run` needs beside its workers, and ends it when the block is left.
+        """Starts what the kvstore of `run` needs beside its workers, and ends it when the block is left.
 
         Each worker will have `cores` cores. `hosts` are the addresses of those that share the workers equally, this
         one's first.
@@ -113,14 +113,14 @@ class Engine(Protocol):
 
 def unknown(run: Run) -> str | None:
     """What of `run` its engine has never heard of, in one line; None where it knows all."""
-    engine = load(run.engine)
+    engine = load(run.framework)
     if run.model not in engine.NETWORKS:
         return f"model {run.model} is not {engine.LABEL}'s"
     for field, kind, known in (
         ("optimizer", type(run.optimizer), engine.OPTIMIZERS),
-        ("exchange", type(run.exchange), engine.EXCHANGES),
+        ("kvstore", type(run.kvstore), engine.EXCHANGES),
     ):
-        if kind not in known and (field == "optimizer" or run.exchanges):
+        if kind not in known and (field == "optimizer" or run.synchronises):
             return f"{field} {kind.__name__} is not {engine.LABEL}'s; it has {', '.join(each.name for each in known)}"
     if run.dtype not in engine.DTYPES:
         return f"dtype {run.dtype} is not {engine.LABEL}'s; it has {', '.join(engine.DTYPES)}"
@@ -133,7 +133,7 @@ def unknown(run: Run) -> str | None:
 
 def lacks(run: Run, machine: Hardware) -> str | None:
     """Why the engine of `run` cannot do it on the devices of `machine`, in one line; None where it can."""
-    engine = load(run.engine)
+    engine = load(run.framework)
     if reason := engine.lacks(run, machine) or unknown(run):
         return reason
     for name in ("seconds", "target_accuracy"):
@@ -141,15 +141,15 @@ def lacks(run: Run, machine: Hardware) -> str | None:
             return f"{name} ends a run of one process, and {engine.LABEL} has one for each device"
     if run.straggler and run.workers == 1:
         return f"straggler {run.straggler:g} says nothing of one worker alone"
-    exact = run.exchange.sums and getattr(run.exchange, "two_bit", None) is None
-    if run.exchanges and run.gradient_noise and not exact:
-        return f"gradient_noise is measured where gradients are summed exactly, and exchange {run.exchange} does not"
+    exact = run.kvstore.sums and getattr(run.kvstore, "two_bit", None) is None
+    if run.synchronises and run.gradient_noise and not exact:
+        return f"gradient_noise is measured where gradients are summed exactly, and kvstore {run.kvstore} does not"
     if run.dtype == "float16" and run.gradient_noise:
         return "gradient_noise is not measured in float16, whose gradients are scaled"
     if run.kind == "gpu":
-        return next(filter(None, (_emulated(run, gpu) for gpu in usable(run.engine, machine))), None)
-    if run.exchanges and isinstance(run.exchange, NCCL):
-        return "exchange nccl is NVIDIA's, between GPUs"
+        return next(filter(None, (_emulated(run, gpu) for gpu in usable(run.framework, machine))), None)
+    if run.synchronises and isinstance(run.kvstore, NCCL):
+        return "kvstore nccl is NVIDIA's, between GPUs"
     if run.dtype in ("float16", "tf32"):
         return f"{run.dtype} is for GPUs"
     if run.dtype == "bfloat16" and not machine.bfloat16:
@@ -170,7 +170,7 @@ def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarra
     """What `Engine.open_session` gives; raises UserError where the engine would train something else in its place."""
     if reason := unknown(run):
         raise UserError(reason)
-    return load(run.engine).open_session(run, first_step=first_step, state=state)
+    return load(run.framework).open_session(run, first_step=first_step, state=state)
 
 
 @functools.cache  # a plan asks for every run and card
@@ -227,7 +227,7 @@ def wanted(machine: Hardware, named: Iterable[str] = ()) -> dict[str, Build]:
 def load(name: str) -> Engine:
     """Returns the module of engine `name`; raises UserError for another name."""
     if name not in ENGINES:
-        raise UserError(f"engine: {name!r} is not allowed; {nearest(name, ENGINES)}")
+        raise UserError(f"framework: {name!r} is not allowed; {nearest(name, ENGINES)}")
     return cast(Engine, importlib.import_module(f"{__name__}.{name}"))
 
 

@@ -62,7 +62,7 @@ class Session(abc.ABC):
         self._step = first_step
         self._scale = networks.network(run.model).input_scale
         """What pixels less their mean are multiplied by, where no batch norm on the input does that."""
-        self._sums = run.exchange.sums
+        self._sums = run.kvstore.sums
         """Whether an exchange gives every device the sum of all gradients."""
         self._losses: dict[int, Scalar] = {}
         """Of each device's samples since the last `drain`, their sum."""
@@ -73,7 +73,7 @@ class Session(abc.ABC):
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that one device sends in an exchange."""
-        exchange = self._run.exchange
+        exchange = self._run.kvstore
         bits = 32 if getattr(exchange, "two_bit", None) is None else 2
         return self.parameters * min(bits, getattr(exchange, "gradient_bits", 32)) // 8
 
@@ -114,7 +114,7 @@ class Session(abc.ABC):
         Squared, of a device's mean gradient (mean over those looked at) and of that of all devices.
         """
         norms, self._norms = self._norms, []
-        share = self._run.batch_per_device / self._run.total_batch
+        share = self._run.batch_per_device / self._run.global_batch
         return [
             (
                 statistics.fmean(map(self._fetched, squares)) / (share * self._gradient_scale) ** 2,
@@ -240,11 +240,11 @@ class Session(abc.ABC):
     def _play(
         self, batch: Batch, differentiate: Callable[..., None], summed: list[Any], averaged: list[Any], norms: bool
     ) -> list[Scalar]:
-        """Plays the virtual devices in turn, each by `differentiate` of its parts; returns the squares of each.
+        """Plays the emulated devices in turn, each by `differentiate` of its parts; returns the squares of each.
 
         `summed` are what each leaves anew, such as gradients, and `averaged` the batch statistics, which real devices
         have each their own of and average when they are read. An update of a running statistic is linear in it, so
-        starting every virtual device from the same average and averaging what comes out gives just that.
+        starting every emulated device from the same average and averaging what comes out gives just that.
         """
         squares: list[Scalar] = []
         sums: list[Any] = []

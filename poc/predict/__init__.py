@@ -20,7 +20,7 @@ from poc.predict.limits import Apart
 from poc.predict.quantiles import FARTHEST, Learnt, learn, splits
 from poc.predict.series import Point, published
 from poc.predict.trial import Score
-from poc.recipe import Independent
+from poc.recipe import NoSync
 from poc.recipe.datasets import DataId
 from poc.records.record import COMPLETED, Forecast, Record
 from poc.records.timing import throughput
@@ -77,9 +77,9 @@ def forecast(run: Run, records: Sequence[Record]) -> Forecast | None:
     batch a device was taken apart, its parts bound what is said. By how much takes differ on this machine, the one that
     was measured and the one to come, widens the interval of what was learnt, as independent errors of the logarithm.
     """
-    if not run.exchanges or isinstance(run.exchange, Independent) or run.shares_threads:
+    if not run.synchronises or isinstance(run.kvstore, NoSync) or run.shares_threads:
         return None
-    besides = ("devices", "workers", "exchange", "cores_per_worker", *NO_MATTER_FOR_SPEED)
+    besides = ("devices", "workers", "kvstore", "cores_per_worker", *NO_MATTER_FOR_SPEED)
     alike: dict[str, dict[int, float]] = {WEAK: {}, STRONG: {}}
     apart: dict[int, Apart] = {}
     for record in records:
@@ -87,13 +87,13 @@ def forecast(run: Run, records: Sequence[Record]) -> Forecast | None:
         if (
             record.outcome != COMPLETED
             or speed is None
-            or past.virtual
+            or past.emulated
             or not run.devices > past.devices >= run.devices / FARTHEST
         ):
             continue
-        if _cores(past) != _cores(run) or (past.devices > 1 and past.exchange_label != run.exchange_label):
+        if _cores(past) != _cores(run) or (past.devices > 1 and past.kvstore_label != run.kvstore_label):
             continue
-        for kind, grown in ((WEAK, "total_batch"), (STRONG, "batch_per_device")):
+        for kind, grown in ((WEAK, "global_batch"), (STRONG, "batch_per_device")):
             if past.key(grown, *besides) == run.key(grown, *besides):
                 alike[kind][past.devices] = speed.median
                 if record.detail and kind == WEAK:

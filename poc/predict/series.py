@@ -13,7 +13,7 @@ from poc.values import value
 
 MORE = Path(__file__).parent / "series"
 """Studies of nothing but scaling, that no table shows: what is learnt from them is how efficiency is lost."""
-_SAME = ("study", "infrastructure", "hardware", "framework", "network", "dataset", "input_shape", "dtype", "layout")
+_SAME = ("study", "machine", "hardware", "framework", "model", "dataset", "input_shape", "dtype", "layout")
 
 
 @value
@@ -46,19 +46,19 @@ def published(own: Sequence[Study] = ()) -> list[Series]:
 def of_rows(rows: Iterable[Row]) -> list[Series]:
     """The series of at least three device counts among `rows`.
 
-    A row counts where it names its network and its own figures agree. One device exchanges nothing, so its row serves
-    every exchange. Of rows of the same count the first one counts.
+    A row counts where it names its model and its own figures agree. One device synchronises nothing, so its row serves
+    every kvstore. Of rows of the same count the first one counts.
     """
     groups: dict[tuple[Any, ...], dict[str | None, list[Row]]] = {}
     for row in rows:
-        if row.network and row.devices and _figure(row) and not row.doubtful("samples_per_second", "devices"):
+        if row.model and row.devices and _figure(row) and not row.doubtful("samples_per_second", "devices"):
             key = (*(getattr(row, name) for name in _SAME), row.scaling, row.held_fixed)
-            exchange = None if row.devices == 1 else row.exchange
-            groups.setdefault(key, {}).setdefault(exchange, []).append(row)
+            kvstore = None if row.devices == 1 else row.kvstore
+            groups.setdefault(key, {}).setdefault(kvstore, []).append(row)
     found = []
-    for by_exchange in groups.values():
-        alone = by_exchange.pop(None, [])
-        found += [_series([*alone, *several]) for several in by_exchange.values()]
+    for by_kvstore in groups.values():
+        alone = by_kvstore.pop(None, [])
+        found += [_series([*alone, *several]) for several in by_kvstore.values()]
     return [series for series in found if len(series.points) >= 3]
 
 
@@ -69,7 +69,7 @@ def _series(rows: Sequence[Row]) -> Series:
         Point(devices=count, rate=_figure(row) or 0.0, hosts=row.hosts or 1) for count, row in sorted(firsts.items())
     ]
     batch = f"{last.held_fixed} {'in all' if last.scaling == STRONG else 'a device'}" if last.held_fixed else ""
-    said = [first.hardware or first.infrastructure, first.framework, first.network, first.dtype, batch, last.exchange]
+    said = [first.hardware or first.machine, first.framework, first.model, first.dtype, batch, last.kvstore]
     label = ", ".join(filter(None, said))
     return Series(study=first.study, label=label, scaling=last.scaling, points=tuple(points))
 

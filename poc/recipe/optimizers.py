@@ -63,12 +63,13 @@ class LARS(Optimizer):
 class Muon(Optimizer):
     """Orthogonalised momentum for convolutions, SGD with Nesterov momentum for the rest (Jordan et al. 2024)."""
 
-    rate: float = field(check=positive, json="muon_rate", label="convolutions at {:g}")
-    """Learning rate of the convolutions at the full rate, `lr`, of the rest; it has the same warm-up and decay."""
+    lr: float = field(check=positive, json="muon_rate", label="convolutions at {:g}")
+    """Learning rate of the convolutions at the full rate, the recipe's `lr`, of the rest; it has the same warm-up and
+    decay."""
     unit_weights: bool = field(default=False, check=flag, label="convolutions of constant size")
     """Before each step a convolution is scaled to the norm of an orthogonal one, the root of its outputs (Jordan 2024,
     `airbench94_muon`), so that a rate means the same share of it from the first step to the last. Weights that start at
-    zero, as `zero_gamma` has them in "_v2", get that size from their first gradient."""
+    zero, as `zero_init_gamma` has them in "_v2", get that size from their first gradient."""
 
     name = "muon"
     label = "Muon"

@@ -55,7 +55,7 @@ def _decay(name: str, given: object) -> None:
 
 @value
 class Rate:
-    """How the learning rate follows the total batch, and its warm-up and decay."""
+    """How the learning rate follows the global batch, and its warm-up and decay."""
 
     base: float = field(check=positive)
     warmup_epochs: float = field(default=0, check=positive_or_zero)
@@ -71,8 +71,8 @@ class Rate:
         if self.warmup_from != 0.0 and not self.warmup_epochs:
             raise refuse(f"lr: {type(self).__name__}.warmup_from", self.warmup_from, "give warmup_epochs, too")
 
-    def at(self, total_batch: int) -> float:
-        """Full learning rate for a total batch of `total_batch` samples."""
+    def at(self, global_batch: int) -> float:
+        """Full learning rate for a global batch of `global_batch` samples."""
         raise NotImplementedError
 
 
@@ -80,7 +80,7 @@ class Rate:
 class Fixed(Rate):
     """A rate that does not depend on the batch; a plain number is the same, without warm-up and decay."""
 
-    def at(self, total_batch: int) -> float:
+    def at(self, global_batch: int) -> float:
         return float(self.base)
 
     def __str__(self) -> str:
@@ -89,16 +89,16 @@ class Fixed(Rate):
 
 @value
 class Linear(Rate):
-    """The linear scaling rule (Goyal et al. 2017): `base` for every `per` samples of total batch."""
+    """The linear scaling rule (Goyal et al. 2017): `base` for every `per` samples of global batch."""
 
     per: int = field(check=positive)
 
     scaling = "linear"
     power = 1.0
 
-    def at(self, total_batch: int) -> float:
+    def at(self, global_batch: int) -> float:
         # 12 significant digits: 0.05 * 512 / 128 is 0.2, in the run's id as on paper.
-        return float(f"{self.base * (total_batch / self.per) ** self.power:.12g}")
+        return float(f"{self.base * (global_batch / self.per) ** self.power:.12g}")
 
     def __str__(self) -> str:
         return f"{self.scaling}: {self.base:g} per {self.per}"
@@ -106,7 +106,7 @@ class Linear(Rate):
 
 @value
 class SquareRoot(Linear):
-    """The square-root scaling rule (Krizhevsky 2014): `base` times the root of the total batch over `per`."""
+    """The square-root scaling rule (Krizhevsky 2014): `base` times the root of the global batch over `per`."""
 
     scaling = "square root"
     power = 0.5
@@ -150,14 +150,14 @@ class Schedule:
         return self.learning_rate * DECAYS[self.decay](progress)
 
 
-def steps_per_epoch(samples: int, total_batch: int) -> int:
+def steps_per_epoch(samples: int, global_batch: int) -> int:
     """Whole batches in an epoch; the samples left over differ from one epoch to the next.
 
     A short last batch would have shapes and a rate of its own. Raises UserError where there is no whole batch.
     """
-    if total_batch > samples:
+    if global_batch > samples:
         raise UserError(
-            f"batch_per_device x devices: the total batch {total_batch} is larger than the {samples} training images; "
-            "take a smaller batch or fewer devices"
+            f"batch_per_device x devices: the global batch {global_batch} is larger than the {samples} training "
+            "images; take a smaller batch or fewer devices"
         )
-    return samples // total_batch
+    return samples // global_batch

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from poc import values
 from poc.recipe import networks
 from poc.recipe.datasets import CIFAR10, Data, a_data_set
-from poc.recipe.exchanges import EXCHANGES, Device, Exchange
+from poc.recipe.kvstores import KVSTORES, Device, KVStore
 from poc.recipe.optimizers import OPTIMIZERS, SGD, Optimizer
 from poc.recipe.rates import BASE, Linear, Rate, Schedule, Steps, rate, steps_per_epoch
 from poc.values import UserError, checked, choice, either, field, flag, nearest, refuse, several, value, whole
@@ -29,8 +29,8 @@ PER_DEVICE = "per-device"
 LARGEST = "largest"
 """Batch of a device: the largest that fits."""
 AUTO = "auto"
-"""Engine: the first that can do the run. Precision: bfloat16 where this machine has it. Layout: what the engine is
-usually fastest with."""
+"""Framework: the first that can do the run. Precision: bfloat16 where this machine has it. Layout: what the framework
+is usually fastest with."""
 EPOCHS = 12
 """Of a recipe that says nothing of its length: as many as the main study's."""
 _MOST_RUNS = 10_000
@@ -81,10 +81,11 @@ class Training:
     """What `devices` counts: "gpu", or "cpu": sets of this machine's cores."""
     devices: int = field(default=1, check=_devices)
     """How many train together. One CPU device has all cores."""
-    virtual: bool = field(default=False, check=flag, label="virtual")
-    """Where the machine has fewer devices, play them in turn on one: the accuracy is the real one, the speed is not."""
+    emulated: bool = field(default=False, check=flag, json="virtual", label="emulated")
+    """Where the machine has fewer devices of the kind, one of them plays all in turn: the accuracy is the real one, the
+    speed is not."""
     batch_per_device: int = field(default=128, check=either(whole, LARGEST))
-    """Samples each device takes a step; the total batch is that times the devices. "largest": as many as fit into its
+    """Samples each device takes a step; the global batch is that times the devices. "largest": as many as fit into its
     memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536, which short runs find out."""
     evaluate: bool = field(default=True, check=flag, label="not evaluated")
     """Measure the accuracy over the whole validation set after every epoch."""
@@ -93,14 +94,14 @@ class Training:
     itself, 2 it and its mirror image, 6 both also moved by a pixel towards either corner, all alike (Jordan 2024 gives
     those that are moved half the weight)."""
     optimizer: Optimizer = field(default=SGD(), label="{}")
-    """How parameters follow gradients: `SGD()`, `Nesterov()`, `LARS()` or `Muon(rate=0.02)`, each with its momentum
+    """How parameters follow gradients: `SGD()`, `Nesterov()`, `LARS()` or `Muon(lr=0.02)`, each with its momentum
     and weight decay; "sgd", "nesterov" and "lars" are these with their defaults."""
     label_smoothing: float = field(default=0.0, check=values.share, by_engine=True, label="label smoothing {:g}")
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
     gradient_noise: int | None = field(default=None, check=either(whole, None), label="gradient noise every {} steps")
     """Every so many steps the squared norms of one device's gradient and of all devices' are taken, which give the
-    gradient noise scale (`poc/records/noise.py`); with several devices, virtual ones too."""
-    zero_gamma: bool = field(default=False, check=flag, by_engine=True, label="zero gammas")
+    gradient noise scale (`poc/records/noise.py`); with several devices, emulated ones too."""
+    zero_init_gamma: bool = field(default=False, check=flag, by_engine=True, json="zero_gamma", label="zero-init gamma")
     """Residual units start as identities: the last batch norm of each with gammas of zero (Goyal et al. 2017), and in
     pre-activation networks ("_v2"), which have a convolution after it, that with weights of zero."""
     dtype: str = field(
@@ -112,11 +113,11 @@ class Training:
     layout: str = field(default="NCHW", by_engine=True, label="{}")
     compile: bool = field(default=False, check=flag, by_engine=True, label="compiled")
     """The engine compiles the network, where it does not do so anyway."""
-    exchange: Exchange = field(default=Device(), label="{}")
-    """How gradients travel (`poc/recipe/exchanges.py`). Inside one process "device" (sum on the devices), "local" (on
+    kvstore: KVStore = field(default=Device(), json="exchange", label="{}")
+    """How gradients travel (`poc/recipe/kvstores.py`). Inside one process "device" (sum on the devices), "local" (on
     the CPU) or "nccl"; between workers "dist_sync", "dist_device_sync", "dist_async" (servers update with each worker's
-    gradients as they come), `Stale(2)` (the same, but no worker more than 2 steps ahead) or "horovod" (a ring, without
-    servers); "independent" not at all. Names are the classes with their defaults: `DistSync(servers=2)`."""
+    gradients as they come), `SSP(2)` (the same, but no worker more than 2 steps ahead) or "horovod" (a ring, without
+    servers); "none" not at all. Names are the classes with their defaults: `DistSync(servers=2)`."""
     workers: int = field(default=1, check=either(whole, PER_DEVICE), label="{} workers")
     """Processes that the devices are divided over, equally; "per-device": as many as devices."""
     cores_per_worker: int | None = field(
@@ -137,7 +138,7 @@ class Training:
     then the most that it may take."""
     target_accuracy: float | None = field(default=None, check=either(values.share, None), label="to accuracy {:g}")
     """Stop at the first evaluation that reaches it; with one worker. The epochs are then the most that it may take."""
-    engine: str = field(default=AUTO, label="{}")
+    framework: str = field(default=AUTO, json="engine", label="{}")
     """A folder of `poc/engines/`; "auto": the first of them that can do the run. `plan` says what an engine lacks."""
 
 
@@ -149,23 +150,23 @@ class Setting(Training):
     """Order of the axes of images in memory: "NHWC" is channels-last; "auto" what the engine is fastest with."""
     lr: Rate = Linear(base=0.05, per=128)
     """Learning rate: a number is used as it is; `Linear(base=0.05, per=128)` and `SquareRoot(...)` are scaled with the
-    total batch, `Fixed(base=0.1)` is not; all may have a warm-up and a decay: `warmup_epochs=2, decay="cosine"`."""
+    global batch, `Fixed(base=0.1)` is not; all may have a warm-up and a decay: `warmup_epochs=2, decay="cosine"`."""
     epochs: int | None = field(default=None, check=either(whole, None))
     """Passes over the training set; 12 where neither they nor steps are given."""
     steps: int | None = field(default=None, check=either(whole, None))
     """Optimizer steps, in place of epochs: for runs that only measure throughput."""
     seeds: int | Sequence[int] = field(default=1, check=_seeds)
     """Repeat every run with so many seeds, 0 upwards; a list is no dimension of the grid, but just these seeds."""
-    takes: int = field(default=1, check=whole)
+    repeats: int = field(default=1, check=whole)
     """Measure every run so many times, each in fresh processes: the windows of one run do not show by how much runs
-    differ. `--quick` takes one."""
-    rank: int = field(default=5, check=whole)
-    """Of the runs of all recipes those of the lowest rank are done first: 1 answers the first question of a reader."""
+    differ. `--quick` has one."""
+    priority: int = field(default=5, check=whole)
+    """Of the runs of all recipes those of the lowest number are done first: 1 answers a reader's first question."""
 
     def __post_init__(self) -> None:
         for name, meant in (
-            ("optimizer", _meant("optimizer", self.optimizer, OPTIMIZERS, {"muon": "Muon(rate=0.02)"})),
-            ("exchange", _meant("exchange", self.exchange, EXCHANGES, {"stale": "Stale(bound=2)"})),
+            ("optimizer", _meant("optimizer", self.optimizer, OPTIMIZERS, {"muon": "Muon(lr=0.02)"})),
+            ("kvstore", _meant("kvstore", self.kvstore, KVSTORES, {"ssp": "SSP(staleness=2)"})),
             ("lr", rate(self.lr)),
         ):
             object.__setattr__(self, name, meant)
@@ -180,26 +181,26 @@ class Setting(Training):
         network.check_input(self.data.crop)
         network.check_input(self.data.side(0), "shrink")
         self._check_workers()
-        steps_per_epoch(self.data.train, self.total_batch)
+        steps_per_epoch(self.data.train, self.global_batch)
 
     def _check_workers(self) -> None:
         workers, devices = self.workers, self.devices
         if devices % workers:
             raise UserError(f"workers: {workers} do not share {devices} devices equally; give a divisor of {devices}")
         if workers > 1:
-            if not self.exchange.between:
+            if not self.kvstore.between:
                 raise UserError(
-                    f"exchange: {self.exchange.name!r} knows no workers; leave workers out, or give an exchange "
-                    "between them: 'dist_sync'"
+                    f"kvstore: {self.kvstore.name!r} works within one process; leave workers out, or give one "
+                    "between workers: 'dist_sync'"
                 )
-            if self.virtual:
-                raise UserError("virtual: one device plays all replicas; leave workers at 1")
+            if self.emulated:
+                raise UserError("emulated: one device plays all replicas; leave workers at 1")
             if self.seconds is not None:
                 raise UserError("seconds: workers have to stop after the same step; with several give steps")
             if self.target_accuracy is not None:
                 raise UserError("target_accuracy: each worker evaluates its share; give one worker")
-        elif devices > 1 and not self.exchange.inside:
-            raise UserError(f"exchange: {self.exchange.name!r} is between processes; with one worker give 'device'")
+        elif devices > 1 and not self.kvstore.inside:
+            raise UserError(f"kvstore: {self.kvstore.name!r} is between processes; with one worker give 'device'")
         elif self.straggler and devices == 1:
             raise UserError(f"straggler: {self.straggler!r} says nothing of one worker alone; give two workers or more")
 
@@ -210,13 +211,13 @@ class Setting(Training):
 
     @property
     def schedule(self) -> Schedule:
-        """The learning rate of each step, at the total batch."""
-        rate, per_epoch = self.lr, steps_per_epoch(self.data.train, self.total_batch)
+        """The learning rate of each step, at the global batch."""
+        rate, per_epoch = self.lr, steps_per_epoch(self.data.train, self.global_batch)
         falls: dict[str, Any] = {"decay": rate.decay}
         if isinstance(rate.decay, Steps):
             falls = {"decay": "steps", "decay_at": tuple(rate.decay.at), "decay_factor": rate.decay.factor}
         return Schedule(
-            learning_rate=rate.at(self.total_batch),
+            learning_rate=rate.at(self.global_batch),
             warmup_from=float(rate.base if rate.warmup_from == BASE else rate.warmup_from),
             warmup_steps=round(rate.warmup_epochs * per_epoch),
             steps=self.steps or per_epoch * (self.epochs or EPOCHS),
@@ -231,7 +232,7 @@ class Setting(Training):
             never = f"the warm-up takes {last:,} steps, the whole training {steps:,}"
             raise refuse(f"{rate}.warmup_epochs", self.lr.warmup_epochs, f"{never}; give less, or train for longer")
         if last and schedule.warmup_from > schedule.learning_rate:
-            full = f"{schedule.learning_rate:g}, the full rate at a total batch of {self.total_batch}"
+            full = f"{schedule.learning_rate:g}, the full rate at a global batch of {self.global_batch}"
             raise refuse(f"{rate}.warmup_from", self.lr.warmup_from, f"give at most {full}, or leave it out")
         for point in sorted(schedule.decay_at):
             fall = math.ceil(point * steps)
@@ -250,7 +251,7 @@ class Setting(Training):
         return [1, *(size for size in sizes[1:] if size <= most)]
 
     @property
-    def total_batch(self) -> int:
+    def global_batch(self) -> int:
         """Samples of a step, over all devices; at most, where the largest is searched for."""
         return self.batches[-1] * self.devices
 
@@ -273,9 +274,9 @@ class Recipe(Setting):
             if "cases" in quick:
                 quick["cases"] = _known_cases("quick: cases", quick["cases"])
             object.__setattr__(self, "quick", quick)
-        runs = sum(len(setting.each_seed) * setting.takes for setting in self.settings())
+        runs = sum(len(setting.each_seed) * setting.repeats for setting in self.settings())
         if runs > _MOST_RUNS:
-            raise UserError(f"seeds, takes: with them this recipe has {runs:,} runs; give at most {_MOST_RUNS:,}")
+            raise UserError(f"seeds, repeats: with them this recipe has {runs:,} runs; give at most {_MOST_RUNS:,}")
 
     def settings(self) -> list[Setting]:
         """Every combination of the grid, in the order written. Raises UserError where they are too many."""
@@ -304,14 +305,14 @@ class Recipe(Setting):
         for setting in settings:
             setting.check_schedule()
         if all(setting.devices == 1 for setting in settings):
-            for name in ("exchange", "virtual", "gradient_noise"):
+            for name in ("kvstore", "emulated", "gradient_noise"):
                 if any(getattr(setting, name) != getattr(Setting, name) for setting in settings):
                     raise UserError(f"{name}: it says nothing of one device alone; give several, or leave it out")
 
     def quickened(self) -> Recipe:
         """The same experiment cut down to a first look (`--quick`)."""
         short: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False, "target_accuracy": None}
-        change = {"takes": 1, **(short if self.quick is None else self.quick)}
+        change = {"repeats": 1, **(short if self.quick is None else self.quick)}
         if "steps" in change or "epochs" in change:
             change = {"steps": None, "epochs": None, **change}
         # A case must not undo what the quick version sets.
@@ -337,7 +338,7 @@ def load(path: Path, engines: Collection[str] = ()) -> Recipe:
             raise UserError("it defines no `recipe = Recipe(...)`")
         recipe.check_effects()
         for setting in recipe.settings() if engines else ():
-            choice((AUTO, *engines))("engine", setting.engine)
+            choice((AUTO, *engines))("framework", setting.framework)
     except UserError as error:
         raise UserError(f"{path.name}: {error}{_last_line(error, folder)}") from None
     except (Exception, SystemExit) as error:  # a recipe is the user's own Python: what it raises is theirs to read

@@ -308,13 +308,13 @@ class Record(Told):
         """The gradient's noise in the part of the training from share `first` to share `last` of its steps."""
         run = self.run
         chosen = self._norms(first, last)
-        return estimate(chosen, small_batch=run.batch_per_device, large_batch=run.total_batch)
+        return estimate(chosen, small_batch=run.batch_per_device, large_batch=run.global_batch)
 
     def noise_interval(self, first: float = 0.0, last: float = 1.0) -> tuple[float, float | None] | None:
         """90% of what the noise scale may be there (`poc.records.noise.interval`)."""
         run = self.run
         chosen = self._norms(first, last)
-        return interval(chosen, small_batch=run.batch_per_device, large_batch=run.total_batch)
+        return interval(chosen, small_batch=run.batch_per_device, large_batch=run.global_batch)
 
     def _norms(self, first: float, last: float) -> list[Norms]:
         steps = self.run.steps

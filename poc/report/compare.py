@@ -16,12 +16,12 @@ from poc.report.measurements import Measurement, grouped
 from poc.studies.row import STRONG, WEAK, Row, rate
 from poc.values import value
 
-HELD_FIXED = {WEAK: "batch_per_device", STRONG: "total_batch"}
+HELD_FIXED = {WEAK: "batch_per_device", STRONG: "global_batch"}
 
 # What all rows of a series share, beside the batch held fixed. `setting` stands for every other field of a measured
-# run that is not the number of devices, a batch size, the learning rate, the seed or the exchange.
+# run that is not the number of devices, a batch size, the learning rate, the seed or the kvstore.
 SHARED = (
-    *("origin", "study", "infrastructure", "hardware", "framework", "kind", "network", "data_id", "input_shape"),
+    *("origin", "study", "machine", "hardware", "framework", "kind", "model", "data_id", "input_shape"),
     *("dtype", "layout", "setting", "environment", "fewer_threads"),
 )
 SAME_WORK = 0.05
@@ -30,8 +30,8 @@ MIN_TAKES = 3
 CONFIDENCE = 0.95
 SERIES_RULE = (
     "A series holds runs that differ only in the number of devices, and in rate and length, which do not matter for "
-    "speed; weak keeps the batch per device, strong the total batch; virtual devices and quick runs are never in one; "
-    "without a run on one device there is no speed-up"
+    "speed; weak keeps the batch per device, strong the global batch; emulated devices and quick runs are never in "
+    "one; without a run on one device there is no speed-up"
 )
 IN_TURN = timedelta(hours=1)
 """Between the starts of takes that are compared: a machine that is shared is faster in one hour than in another."""
@@ -130,7 +130,7 @@ def series(rows: Iterable[Row]) -> list[Series]:
         for row in fitting:
             alone = _baselines(on_one.get(_shared(row, kind), []), row, kind) if row.devices > 1 else ()
             if alone:
-                found.setdefault((kind, alone, row.exchange, _shared(row, kind)), []).append(row)
+                found.setdefault((kind, alone, row.kvstore, _shared(row, kind)), []).append(row)
     return [
         Series(kind=kind, alone=alone, rows=tuple(sorted(others, key=lambda row: int(row.devices))))
         for (kind, alone, *_), others in found.items()
@@ -157,7 +157,7 @@ def without_sync(alone: Sequence[Row], row: Row) -> float | None:
 
 
 def _usable(row: Row) -> bool:
-    done = row.outcome in (COMPLETED, "") and not (row.virtual or row.quick)
+    done = row.outcome in (COMPLETED, "") and not (row.emulated or row.quick)
     return bool(done and rate(row) and row.devices and not row.doubtful("samples_per_second", "devices"))
 
 
@@ -171,7 +171,7 @@ def _baselines(candidates: Sequence[Row], row: Row, kind: str) -> tuple[Row, ...
     """Those of the rows on one device against which `row` is held."""
 
     def grown(base: Row, factor: float) -> bool:
-        rates = (base.learning_rate, row.learning_rate)
+        rates = (base.lr, row.lr)
         return None in rates or math.isclose(rates[0] * factor, rates[1])
 
     scaled = [base for base in candidates if kind == WEAK and grown(base, row.devices)]

@@ -84,8 +84,8 @@ const axisOf = (axis, usual, choices) => {
     ...(axis === 'colour' ? [] : [made('label', '', {}, log, ' log')])));
   return {select, log};
 };
-const axes = [axisOf('x', 'total_batch', numeric), axisOf('y', 'samples_per_second', numeric),
-  axisOf('colour', 'infrastructure', columns)];
+const axes = [axisOf('x', 'global_batch', numeric), axisOf('y', 'samples_per_second', numeric),
+  axisOf('colour', 'machine', columns)];
 const embed = (element, spec, rows) => vegaEmbed(element,
   {config: data.charts.config, width: 'container', autosize: {type: 'fit', contains: 'padding'}, ...spec, data: {values: rows}},
   {renderer: 'svg', actions: {export: true, source: false, compiled: false, editor: false}});
@@ -142,9 +142,9 @@ function mark(index) {
   if (place >= 0) table.page(Math.floor(place / table.page.len())).draw('page').row(index).select();
 }
 function take(row) {
-  const head = [row.network || row.study, row.total_batch && `total batch ${row.total_batch}`].filter(Boolean).join(', ');
-  const {origin, outcome, infrastructure, framework, started} = row, number = row.take && `take ${row.take}`;
-  const about = [origin, outcome, infrastructure, framework, started, number].filter(Boolean).join(' · ');
+  const head = [row.model || row.study, row.global_batch && `total batch ${row.global_batch}`].filter(Boolean).join(', ');
+  const {origin, outcome, machine, framework, started} = row, number = row.repeat && `repeat ${row.repeat}`;
+  const about = [origin, outcome, machine, framework, started, number].filter(Boolean).join(' · ');
   const article = made('article', '', {}, made('h2', head), made('div', about, {className: 'soft'}));
   const plots = Object.entries(data.charts.take).map(([name, {title, ...chart}]) => {
     const values = data.runs[row.index]?.[name] ?? [], element = made('div', '', {className: 'plot'});

@@ -29,14 +29,13 @@ from poc.report.tables import machine_of
 from poc.studies.row import COLUMNS, Row
 
 SHOWN = (
-    *("run_id", "origin", "infrastructure", "network", "framework", "dtype", "total_batch", "devices"),
-    *("samples_per_second", "accuracy", "exchange", "outcome"),
+    *("run_id", "origin", "machine", "model", "framework", "dtype", "global_batch", "devices"),
+    *("samples_per_second", "accuracy", "kvstore", "outcome"),
 )
 """Columns that the table starts with, in this order; the others follow, and can be switched on."""
-FILTERS = ("infrastructure", "network", "framework", "dtype", "exchange", "origin", "outcome")
+FILTERS = ("machine", "model", "framework", "dtype", "kvstore", "origin", "outcome")
 MOST_WINDOWS = 120
 """Points of a run's chart of windows; where there are more windows, neighbours are taken together."""
-_TITLES = {"infrastructure": "machine", "framework": "engine"}
 _KINDS = {"Count": "number", "Measure": "number", "str": "text", "bool": "flag"}
 
 
@@ -94,12 +93,12 @@ def _packed(data: dict[str, Any]) -> str:
 
 
 def _key(of: Row | Record) -> tuple[str, str, str]:
-    return of.infrastructure, of.run_id, of.started
+    return of.machine if isinstance(of, Row) else of.infrastructure, of.run_id, of.started
 
 
 def _column(name: str) -> dict[str, Any]:
     about = COLUMNS[name].metadata
-    title = _TITLES.get(name) or about.get("title") or name.replace("_", " ")
+    title = about.get("title") or name.replace("_", " ")
     unit = about.get("unit", "")
     return {
         "name": name,
@@ -112,7 +111,7 @@ def _column(name: str) -> dict[str, Any]:
 
 
 def _value(row: Row, name: str) -> Any:
-    if name == "infrastructure":
+    if name == "machine":
         return machine_of(row)
     held = getattr(row, name)
     return _rounded(held) if isinstance(held, float) else held

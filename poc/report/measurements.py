@@ -125,7 +125,7 @@ def by_exchange(measurements: Iterable[Measurement], *besides: str) -> list[list
     return [
         alike_ones
         for kind, of_kind in groups.items()
-        for alike_ones in alike(of_kind, "exchange", *besides, *(["workers"] if kind == "gpu" else []))
+        for alike_ones in alike(of_kind, "kvstore", *besides, *(["workers"] if kind == "gpu" else []))
     ]
 
 
@@ -137,13 +137,13 @@ def _measurements(rows: Iterable[Row], *besides: str) -> list[Measurement]:
 
 def _but_for(row: Row, *besides: str) -> tuple[object, ...]:
     """What measured rows share that differ only in these fields of their runs: machine, versions and images too."""
-    framework = "" if "engine" in besides else row.framework
+    framework = "" if "framework" in besides else row.framework
     return (*same_conditions(row), framework, row.run.key(*besides))
 
 
 def same_conditions(row: Row) -> tuple[object, ...]:
     """What measured rows share that may be pooled or compared: machine, images, environment, threads."""
-    return row.infrastructure, row.hardware, row.data_id, row.environment, row.fewer_threads
+    return row.machine, row.hardware, row.data_id, row.environment, row.fewer_threads
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
@@ -158,6 +158,6 @@ def division(run: Run | None) -> str:
     """`CLOSED` or `OPEN`; of the main study there are no runs but only rows, all of them closed."""
     if run is None:
         return CLOSED
-    scheduled = run.warmup_steps or run.decay != "constant" or run.label_smoothing or run.zero_gamma
+    scheduled = run.warmup_steps or run.decay != "constant" or run.label_smoothing or run.zero_init_gamma
     other = scheduled or run.averaged_views > 1
     return CLOSED if run.optimizer == SGD() and run.data == CIFAR10() and not other else OPEN

@@ -63,7 +63,7 @@ class Results:
 
     def speeds(self, chosen: Callable[[Row], bool]) -> list[Measurement]:
         """The speeds of chosen measured rows, the machine at hand first; of real devices only."""
-        real = [row for row in self.full if row.measured and row.samples_per_second and not row.virtual]
+        real = [row for row in self.full if row.measured and row.samples_per_second and not row.emulated]
         return sorted(by_speed(filter(chosen, real)), key=lambda taken: self._order(taken.row))
 
     def accuracies(self, chosen: Callable[[Row], bool], *, searched: bool = False) -> list[Measurement]:
@@ -82,7 +82,7 @@ class Results:
     def name(self, row: Row) -> str:
         """The machine of a row in a table: bold where it is the one at hand, with its source where it is a study's."""
         if row.measured:
-            return self.bold(row.infrastructure)
+            return self.bold(row.machine)
         linked = any(study.address for study in self.studies if study.name == row.study)
         return f"[{machine_of(row)}][{row.study}]" if linked else machine_of(row)
 
@@ -92,13 +92,13 @@ class Results:
 
     def is_here(self, row: Row) -> bool:
         """Whether it was measured on the machine at hand."""
-        return row.measured and row.infrastructure == self.here
+        return row.measured and row.machine == self.here
 
     def is_usual(self, row: Row) -> bool:
         """Whether its engine is the one that stands for its machine: of several the first, MXNet."""
-        at = row.infrastructure, row.kind
-        there = (one for one in self.full if one.measured and (one.infrastructure, one.kind) == at)
-        return row.run.engine == USUAL_ENGINE or all(one.run.engine != USUAL_ENGINE for one in there)
+        at = row.machine, row.kind
+        there = (one for one in self.full if one.measured and (one.machine, one.kind) == at)
+        return row.run.framework == USUAL_ENGINE or all(one.run.framework != USUAL_ENGINE for one in there)
 
     def published(self, chosen: Callable[[Row], bool]) -> list[Measurement]:
         """Chosen rows of the main study."""
@@ -106,9 +106,9 @@ class Results:
         return [Measurement((row,)) for row in self.rows if not row.measured and row.study == main and chosen(row)]
 
     def _order(self, row: Row) -> tuple[object, ...]:
-        network = list(networks.NETWORKS).index(row.network) if row.network in networks.NETWORKS else -1
-        size = (row.total_batch or 0, row.devices or 0, row.learning_rate or 0.0)
-        return (not self.is_here(row), row.infrastructure, network, row.framework, row.dtype, *size)
+        network = list(networks.NETWORKS).index(row.model) if row.model in networks.NETWORKS else -1
+        size = (row.global_batch or 0, row.devices or 0, row.lr or 0.0)
+        return (not self.is_here(row), row.machine, network, row.framework, row.dtype, *size)
 
 
 Topic = Callable[[Results], Union[Section, "list[Section]"]]

@@ -35,17 +35,17 @@ TARGET = 0.75
 
 # What a row has as the run or the record has it.
 _OF_RUN = (
-    *("total_batch", "batch_per_device", "learning_rate", "lr_rule", "devices", "virtual", "workers", "dtype"),
+    *("global_batch", "batch_per_device", "lr_rule", "devices", "emulated", "workers", "dtype"),
     *("layout", "seed", "kind", "cores_per_worker", "recipe", "quick", "target_accuracy"),
 )
 _OF_RECORD = (
-    *("run_id", "infrastructure", "parameters", "dataset", "outcome", "started", "engine_choice"),
+    *("run_id", "parameters", "dataset", "outcome", "started", "engine_choice"),
     *("others_busy_cores", "stolen_cores", "usable_cores", "data_checksum", "threads", "fewer_threads"),
 )
 # What may differ within a series over devices, or only says how a run was cut.
 _VARIED = (
-    *("devices", "virtual", "batch_per_device", "total_batch", "learning_rate", "lr_rule", "seed", "exchange"),
-    *("workers", "warmup_steps", "steps", "steps_per_epoch", "epochs", "window", "quick", "slowed", "seconds"),
+    *("devices", "emulated", "batch_per_device", "global_batch", "learning_rate", "lr_rule", "seed", "kvstore"),
+    *("workers", "warmup_steps", "steps", "steps_per_epoch", "epochs", "window", "quick", "straggler", "seconds"),
 )
 
 
@@ -68,9 +68,9 @@ def collect(records: Sequence[Record], published: Iterable[Study], prices: Price
 def predicted(table: Iterable[Row], records: Sequence[Record]) -> list[Row]:
     """A row for each prediction that the `records` hold, which lead the `table` as `collect` made it."""
     same = (
-        *("infrastructure", "hardware", "framework", "network", "dataset", "input_shape", "batch_per_device", "run_id"),
-        *("total_batch", "devices", "workers", "exchange", "dtype", "layout", "kind", "cores_per_worker", "computes"),
-        *("setting", "recipe", "started", "take", "data_checksum"),
+        *("machine", "hardware", "framework", "model", "dataset", "input_shape", "batch_per_device", "run_id"),
+        *("global_batch", "devices", "workers", "kvstore", "dtype", "layout", "kind", "cores_per_worker", "computes"),
+        *("setting", "recipe", "started", "repeat", "data_checksum"),
     )
     return [
         Row(
@@ -118,13 +118,13 @@ def _devices(record: Record) -> tuple[Any, ...]:
     if run.kind == "cpu":
         used = machine.cpu, run.workers * (run.cores_per_worker or record.fewer_threads or machine.cores)
     else:
-        used = machine.describe(), 1 if run.virtual else run.devices
+        used = machine.describe(), 1 if run.emulated else run.devices
     return (record.infrastructure, run.kind, run.dtype, *used)
 
 
 def ordered(records: Sequence[Record]) -> list[Record]:
     """Records in an order that does not depend on which journal they came from: by machine, then by what was run."""
-    names = ("model", "total_batch", "batch_per_device", "learning_rate", "devices", "virtual", "quick", "seed")
+    names = ("model", "global_batch", "batch_per_device", "learning_rate", "devices", "emulated", "quick", "seed")
 
     def place(record: Record) -> tuple[Any, ...]:
         run = (getattr(record.run, name) for name in names)
@@ -150,9 +150,11 @@ def from_record(record: Record, peak_flops: float | None = None) -> Row:
         **_of_detail(record),
         computes=run.id,
         framework=framework(record),
-        network=run.model,
+        machine=record.infrastructure,
+        model=run.model,
+        lr=run.learning_rate,
         input_shape="x".join(map(str, run.data.input_shape)),
-        exchange=run.exchange_label if run.devices > 1 else "",
+        kvstore=run.kvstore_label if run.devices > 1 else "",
         setting=_setting(run),
         fixed=run.data.fixed,
         hardware=record.hardware.describe(),
@@ -242,7 +244,7 @@ def _of_detail(record: Record) -> dict[str, Any]:
     detail = record.detail
     if detail is None:
         return {}
-    steps, alone = 5120 / record.run.total_batch, record.run.devices == 1
+    steps, alone = 5120 / record.run.global_batch, record.run.devices == 1
     sync, train, whole = detail.synchronisation_seconds, detail.independent_step_seconds, detail.whole_step_seconds
     return {
         "train_seconds_per_5120": (whole if alone else train) * steps,
@@ -253,8 +255,8 @@ def _of_detail(record: Record) -> dict[str, Any]:
 
 
 def framework(record: Record) -> str:
-    """Label and version of the engine that trained it; the engine's name where its folder is not here."""
-    name = record.run.engine
+    """Label and version of the framework that trained it; its name where its folder is not here."""
+    name = record.run.framework
     if name not in engines.ENGINES:
         return name
     engine = engines.load(name)
@@ -279,11 +281,11 @@ def _note(record: Record, timed: Sequence[Window]) -> str:
         "quick: a first look, not a result" * run.quick,
         "synthetic data: its accuracy says nothing of CIFAR-10"
         * (record.dataset == "synthetic" and bool(record.evaluations)),
-        framework(record) + ", channels-last" * (run.layout == "NHWC") if run.engine != USUAL_ENGINE else "",
+        framework(record) + ", channels-last" * (run.layout == "NHWC") if run.framework != USUAL_ENGINE else "",
         *(said.get(name, "") for name in ("compile", "dtype")),
         f"optimizer {run.optimizer.name}" if not isinstance(run.optimizer, SGD) else "",
         *(said.get(name, "") for name in ("decay", "label_smoothing", "averaged_views")),
-        f"virtual: one device played all {run.devices}; its throughput is not that of {run.devices}" * run.virtual,
+        f"emulated: one device played all {run.devices}; its throughput is not that of {run.devices}" * run.emulated,
         f"speed withdrawn: {record.speed_withdrawn}" if record.speed_withdrawn else "",
         "too short to time: no window after warm-up"
         if record.outcome == COMPLETED and not timed and not record.speed_withdrawn
@@ -323,9 +325,9 @@ def disturbed(record: Record) -> bool:
 
 def _add_takes(rows: Sequence[Row]) -> None:
     begun = sorted(rows, key=lambda row: row.started)
-    for takes in grouped(begun, lambda row: (row.infrastructure, row.hardware, row.computes, row.data_id)).values():
+    for takes in grouped(begun, lambda row: (row.machine, row.hardware, row.computes, row.data_id)).values():
         for number, row in enumerate(takes, start=1):
-            row.take = number
+            row.repeat = number
 
 
 def _add_prices(rows: Sequence[Row], prices: Prices, records: Sequence[Record]) -> None:
@@ -334,12 +336,12 @@ def _add_prices(rows: Sequence[Row], prices: Prices, records: Sequence[Record]) 
     The rows of `records` are the first, in their order.
     """
     for row, record in itertools.zip_longest(rows, records):
-        known = prices.of(row.infrastructure, row.hardware)
+        known = prices.of(row.machine, row.hardware)
         if record and record.price_per_hour is not None and (known is None or known.source != GIVEN):
             known = Price(machine="", dollars_per_hour=record.price_per_hour, source=GIVEN)
         if known is not None:
             cards = known.devices or (len(record.hardware.gpus) if record else None)
-            used = 1 if row.virtual else row.devices
+            used = 1 if row.emulated else row.devices
             share = used / cards if cards and used and row.kind == "gpu" else 1.0
             row.dollars_per_hour = known.dollars_per_hour * min(share, 1.0)
             row.price_from = f"{known.machine}, {known.date}" if known.date else known.source

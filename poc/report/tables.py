@@ -43,13 +43,13 @@ def network_of(row: Row) -> str:
     """The network of the registry that a row means, by its own name or as a study calls it; else the study's word."""
     small = str(row.dataset).startswith("cifar")
     known = networks.NETWORKS.values()
-    called = (one.name for one in known if one.study_name == row.network and (one.classes == 10) == small)
-    return row.network if row.network in networks.NETWORKS or not row.network else next(called, row.network)
+    called = (one.name for one in known if one.study_name == row.model and (one.classes == 10) == small)
+    return row.model if row.model in networks.NETWORKS or not row.model else next(called, row.model)
 
 
 def machine_of(row: Row) -> str:
     """What its user calls a machine; what a study's machine is, which tells more than the study's name for it."""
-    return row.infrastructure if row.measured else row.hardware or row.infrastructure
+    return row.machine if row.measured else row.hardware or row.machine
 
 
 def short_machine(row: Row) -> str:
@@ -68,8 +68,8 @@ def devices_of(row: Row) -> str:
         cores = row.cores_per_worker or row.cores
         return f"CPU, {cores} core{'s' * (cores > 1)}" if cores else "CPU"
     alone = row.workers == row.devices > 1  # a process for each
-    name = "virtual" if row.virtual else "GPU" if row.kind == "gpu" else "worker" if alone else "CPU device"
-    return f"{row.devices} {name}" + "s" * (row.devices > 1 and not row.virtual)
+    name = "emulated" if row.emulated else "GPU" if row.kind == "gpu" else "worker" if alone else "CPU device"
+    return f"{row.devices} {name}" + "s" * (row.devices > 1 and not row.emulated)
 
 
 def is_copy(row: Row) -> bool:
@@ -79,18 +79,18 @@ def is_copy(row: Row) -> bool:
 
 def exchange_of(row: Row) -> str:
     """How its gradients travelled, and whether a worker was slowed."""
-    return row.exchange.replace("last worker slowed by", "one slowed")
+    return row.kvstore.replace("last worker slowed by", "one slowed")
 
 
 def network_and_data(row: Row) -> str:
     """The network of a measured row, and whether it trained on synthetic data, one fixed batch or a few steps."""
-    name = network_label(row.network) + ", synthetic data" * (row.dataset == "synthetic")
+    name = network_label(row.model) + ", synthetic data" * (row.dataset == "synthetic")
     return name + ", fixed batch" * row.fixed + ", quick" * row.quick
 
 
 def devices_and_exchange(row: Row) -> str:
     """How many replicas of a measured row trained, and how their gradients travelled."""
-    return ", ".join(filter(None, [devices_of(row), exchange_of(row) if row.run.exchanges else ""]))
+    return ", ".join(filter(None, [devices_of(row), exchange_of(row) if row.run.synchronises else ""]))
 
 
 def counted(number: int | None) -> str:
@@ -135,11 +135,11 @@ def accuracy_of(figures: Known) -> str:
 
 
 COLUMNS: Mapping[str, Callable[[Measurement], str]] = {
-    "network": lambda taken: network_label(taken.row.network),
+    "network": lambda taken: network_label(taken.row.model),
     "epochs": lambda taken: counted(taken.row.epochs),
     "devices": lambda taken: devices_of(taken.row),
     "batch a device": lambda taken: counted(taken.row.batch_per_device),
-    "total batch": lambda taken: counted(taken.row.total_batch),
+    "total batch": lambda taken: counted(taken.row.global_batch),
     "precision": lambda taken: taken.row.dtype,
     "engine": lambda taken: taken.row.framework,
     RATE: rate_of,

@@ -10,7 +10,7 @@ padded lines, "3,000", "1e+03", "nan", "81%", columns by their titles.
 A cell holds a figure as its source printed it (percentages as fractions of one, hours as seconds), and is
 empty where the source is silent. Three things were added, and only these: a batch size per device or in
 total, where the other one and the number of devices are known; what the main study's script ran by default
-(input, exchange, learning rate); and the number of parameters of its ResNet-50, counted from that script's
+(input, kvstore, learning rate); and the number of parameters of its ResNet-50, counted from that script's
 network.
 
 `printed` is the source's own text that finds the row again, `note` what the source says beside its figures,
@@ -136,10 +136,21 @@ def _spelled(name: str) -> str:
     return re.sub(r"\W+", "_", name.lower()).strip("_")
 
 
-_SPELLED = {
-    _spelled(spelling): name for name in PRINTED for spelling in (COLUMNS[name].metadata.get("title") or name, name)
+_RENAMED = {
+    "infrastructure": "machine",
+    "network": "model",
+    "total_batch": "global_batch",
+    "learning_rate": "lr",
+    "exchange": "kvstore",
 }
-"""The columns by their names, and by their titles in tables."""
+"""What columns were called before."""
+_SPELLED = {
+    **_RENAMED,
+    **{
+        _spelled(spelling): name for name in PRINTED for spelling in (COLUMNS[name].metadata.get("title") or name, name)
+    },
+}
+"""The columns by their names, by their titles in tables, and by what they were called before."""
 _DATASETS = {**dict.fromkeys(("imagenet1k", "ilsvrc2012"), "imagenet"), **{name: name for name in DATA}}
 
 
@@ -153,7 +164,7 @@ def _word(name: str, cell: str) -> str:
     if name == "dataset":
         return _DATASETS.get(_spelled(cell).replace("_", ""), cell)
     if name == "scaling" and cell and cell.lower() not in (WEAK, STRONG):
-        raise ValueError(f"give {WEAK} (the batch per device stays), {STRONG} (the total batch does), or nothing")
+        raise ValueError(f"give {WEAK} (the batch per device stays), {STRONG} (the global batch does), or nothing")
     if cell.lower() in ("nan", "n/a", "#n/a"):
         return ""
     return cell.lower() if name == "scaling" else cell
@@ -205,7 +216,7 @@ def contradictions(texts: Sequence[Mapping[str, str]], rows: Sequence[Row]) -> l
     - samples/s and, on CIFAR-10, 50,000 images / seconds per epoch, where 5% more is let pass: the one is a
       rate read off in mid-epoch, the other has the epoch's beginning and end in it;
     - the number of devices and the one in front of a utilisation in `printed`, as in "(8-80%)";
-    - total batch and batch per device x devices;
+    - global batch and batch per device x devices;
     - a speed-up by throughput and the row's samples/s / those of its series on one device;
     - an efficiency and its speed-up / devices.
     """
@@ -218,7 +229,7 @@ def contradictions(texts: Sequence[Mapping[str, str]], rows: Sequence[Row]) -> l
 
 
 def _series(row: Row) -> tuple[Any, ...]:
-    same = (row.infrastructure, row.framework, row.network, row.dataset, row.input_shape, row.layout, row.scaling)
+    same = (row.machine, row.framework, row.model, row.dataset, row.input_shape, row.layout, row.scaling)
     return (*same, row.held_fixed)
 
 
@@ -239,11 +250,11 @@ def _disagreements(text: Mapping[str, str], row: Row, on_one_device: Mapping[tup
     if counted and devices is not None and int(counted[1]) != devices:
         disagree["devices", "utilisation"] = f"{devices} devices, but the utilisation is of {counted[1]}"
 
-    if None not in (row.total_batch, row.batch_per_device, devices):
+    if None not in (row.global_batch, row.batch_per_device, devices):
         total = row.batch_per_device * max(devices, 1)
-        if total != row.total_batch:
-            disagree["batch_per_device", "devices", "total_batch"] = (
-                f"{row.batch_per_device} a device x {devices} is a batch of {total}, printed {row.total_batch}"
+        if total != row.global_batch:
+            disagree["batch_per_device", "devices", "global_batch"] = (
+                f"{row.batch_per_device} a device x {devices} is a batch of {total}, printed {row.global_batch}"
             )
 
     alone = on_one_device.get(_series(row))

@@ -15,7 +15,7 @@ from poc.run import Run
 
 MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 WEAK, STRONG = "weak", "strong"
-"""Series over devices, by what they hold fixed: the batch per device, or the total batch."""
+"""Series over devices, by what they hold fixed: the batch per device, or the global batch."""
 
 # None where unknown. `Any` lets arithmetic follow a check that the type checker cannot see, in another function.
 Count = Union[int, Any]
@@ -44,23 +44,23 @@ class Row:
     origin: str = _text("measured here, published by a study, or predicted before it was measured here", title="origin")
     study: str = _text("name of the study")
     run_id: str = _text("hash of what the run computes", title="id")
-    infrastructure: str = _text("the machine, as its user or the source calls it", printed=True)
+    machine: str = _text("the machine, as its user or the source calls it", printed=True)
     hardware: str = _text("what the machine is", printed=True)
     framework: str = _text("what trained, with its version", title="framework", printed=True)
-    network: str = _text("name of the network", printed=True)
+    model: str = _text("name of the network", printed=True)
     parameters: Count = _number("trainable parameters", digits=0, title="parameters", printed=True)
     dataset: str = _text("what it trained on", title="data", printed=True)
     input_shape: str = _text("of an image, channels first", title="input", printed=True)
     batch_per_device: Count = _number("samples", digits=0, title="batch per device", printed=True)
-    total_batch: Count = _number("samples of all devices", digits=0, title="total batch", printed=True)
-    learning_rate: Measure = _number("after the warm-up", title="learning rate", printed=True)
+    global_batch: Count = _number("samples of all devices", digits=0, title="global batch", printed=True)
+    lr: Measure = _number("after the warm-up", title="learning rate", printed=True)
     lr_rule: str = _text("how the learning rate follows from the batch")
     devices: Count = _number(
         "replicas of the network; 0 for a published CPU", digits=0, title="devices", printed=True, zero=True
     )
-    virtual: bool = _flag("one device played all in turn")
+    emulated: bool = _flag("one device played all in turn")
     workers: Count = _number("processes that the devices are divided over")
-    exchange: str = _text("how gradients travel", title="exchange", printed=True)
+    kvstore: str = _text("how gradients travel", title="kvstore", printed=True)
     dtype: str = _text("precision of the layers' arithmetic", title="precision", printed=True)
     layout: str = _text("of images in memory", title="layout", printed=True)
     epochs: Count = _number("whole ones", digits=0, title="epochs", printed=True)
@@ -99,7 +99,7 @@ class Row:
     note: str = _text("what the other columns do not say", title="note", printed=True)
 
     scaling: str = _text(
-        "what its series over devices holds fixed: weak the batch per device, strong the total batch",
+        "what its series over devices holds fixed: weak the batch per device, strong the global batch",
         title="scaling",
         printed=True,
     )
@@ -131,14 +131,16 @@ class Row:
     )
     data_seconds_per_5120: Measure = _per_5120("waiting for data for 5,120 images")
     computes: str = _text("the run's id as it would be today")
-    take: Count = _number("which one of its run on this machine and data, by when it started", digits=0, title="take")
+    repeat: Count = _number(
+        "which one of its run on this machine and data, by when it started", digits=0, title="repeat"
+    )
     multiply_adds: Measure = _number("of one image's forward pass")
     flops: Measure = _number("arithmetic of training at the throughput", unit="FLOP/s")
-    peak_flops: Measure = _number("most of a large matrix product on such devices there, of all takes", unit="FLOP/s")
+    peak_flops: Measure = _number("most of a large matrix product on such devices there, of all repeats", unit="FLOP/s")
     peak_share: Measure = _number("flops / peak_flops")
     fixed: bool = _flag("one fixed batch was trained on")
     disturbed: bool = _flag("other processes, or other machines on the same hardware, took time")
-    engine_choice: str = _text("why its engine")
+    engine_choice: str = _text("why its framework")
     seconds_to_075: Measure = _seconds("training, until the accuracy was first 0.75 at an epoch's end")
     dollars_per_hour: Measure = _number("price of the devices in use", unit="$")
     price_from: str = _text("where and when that was the price")
@@ -172,7 +174,7 @@ class Row:
     @property
     def held_fixed(self) -> Count:
         """The batch that its series over devices holds fixed."""
-        return self.total_batch if self.scaling == STRONG else self.batch_per_device
+        return self.global_batch if self.scaling == STRONG else self.batch_per_device
 
     def doubtful(self, *columns: str) -> bool:
         """Whether the source's own figures disagree about any of these columns."""

@@ -12,7 +12,7 @@ from typing import Callable
 
 from poc.data import Batch
 from poc.engines import Session
-from poc.recipe import Independent
+from poc.recipe import NoSync
 from poc.records.record import Breakdown
 from poc.records.timing import spread
 from poc.run import Run
@@ -44,7 +44,7 @@ def measure(
     The first of the `rounds` is warm-up. Bus bandwidth is n bytes x 2 (devices - 1) / devices / t, as NCCL's tests
     define it.
     """
-    several = run.exchanges and not isinstance(run.exchange, Independent)
+    several = run.synchronises and not isinstance(run.kvstore, NoSync)
     sums_right = session.exchange_is_right() if several else None
     if sums_right is False:
         raise WrongSumError("the exchange does not give the sum of all devices' gradients")

@@ -85,7 +85,7 @@ class Campaign:
         return item[2].skip != "" or self._taken.over(item[2])
 
     def left(self, items: Iterable[outlook.Item]) -> list[Planned]:
-        """What of the `items` is to be done yet, each take once."""
+        """What of the `items` is to be done yet, each repeat once."""
         return self._taken.waiting(items)
 
     def do(self, item: outlook.Item, hosts: Hosts | None = None) -> bool:
@@ -105,29 +105,29 @@ class Campaign:
         if planned.search:
             self._largest(planned, title, hosts)
         else:
-            self._take(planned.run, title, hosts, planned.take, self._detail)
+            self._repeat(planned.run, title, hosts, planned.repeat, self._detail)
         return True
 
     def _largest(self, item: Planned, title: str, hosts: Hosts | None) -> None:
-        """Does that take of the run with the largest batch that fits its short run, or where it does not after all, the
-        next."""
+        """Does that repeat of the run with the largest batch that fits its short run, or where it does not after all,
+        the next."""
         self.say(f"{title} {item}")
         search = item.search
         low, high = 0, len(search)  # those before `low` fit, those from `high` on do not
         while low < high:
             middle = (low + high) // 2
-            if self._take(search[middle][0], title, hosts) in DONE:
+            if self._repeat(search[middle][0], title, hosts) in DONE:
                 low = middle + 1
             else:
                 high = middle
         if not low:
             self.say(f"  not even {search[0][1]} fits")
-        while low and self._take(search[low - 1][1], title, hosts, item.take, self._detail) == OUT_OF_MEMORY:
+        while low and self._repeat(search[low - 1][1], title, hosts, item.repeat, self._detail) == OUT_OF_MEMORY:
             low -= 1
 
-    def _take(self, run: Run, title: str, hosts: Hosts | None, number: int = 1, detail: int = 0) -> str:
-        """Does that take of a run, unless it is done; returns its outcome."""
-        title = f"{title} [{run.id}] {run}" + (f", take {number}" if number > 1 else "")
+    def _repeat(self, run: Run, title: str, hosts: Hosts | None, number: int = 1, detail: int = 0) -> str:
+        """Does that repeat of a run, unless it is done; returns its outcome."""
+        title = f"{title} [{run.id}] {run}" + (f", repeat {number}" if number > 1 else "")
         if self._taken.enough(run, number):
             self.say(f"{title}: in the journal already (--again repeats it)")
             return self._taken.outcome(run) or COMPLETED

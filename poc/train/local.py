@@ -181,7 +181,7 @@ class Here:
             if time.monotonic() >= self._place.until:
                 raise KeyboardInterrupt  # as if its user had stopped it
 
-        with engines.load(run.engine).cluster(run, threads(run, self._place.machine.cores)) as around:
+        with engines.load(run.framework).cluster(run, threads(run, self._place.machine.cores)) as around:
             task = Task(request=request, first=0, environments=tuple(around.environments))
             share = train_here(task, self._place, around.helpers, until)
         # What all attempts used, and what served the workers.
@@ -273,7 +273,7 @@ def _started(run: Run, request: Mapping[str, Any], environment: dict[str, str]) 
     asked = Path(request["events"]).with_suffix(".json")
     asked.write_text(json.dumps(request))
     with asked.open() as stdin:
-        python = engines.interpreter(run.engine)
+        python = engines.interpreter(run.framework)
         return processes.start("poc.train.worker", environment, python=python, stdin=stdin)
 
 
@@ -323,8 +323,8 @@ def own_gpus(run: Run, machine: hardware.Hardware, workers: int) -> list[list[GP
     """The cards of each of this host's workers, none on a CPU: of those that the engine can use the best together."""
     if run.kind == "cpu":
         return [[]] * workers
-    each = 1 if run.virtual else run.devices // run.workers
-    usable = engines.usable(run.engine, machine)
+    each = 1 if run.emulated else run.devices // run.workers
+    usable = engines.usable(run.framework, machine)
     with contextlib.suppress(nvml.NoAnswer):  # a card that is lost is the run's to find, and to tell of
         best = topology.best_group(topology.detect(usable), each * workers)
         usable = [card for card in usable if card.index in best]

@@ -20,7 +20,7 @@ from poc.train.local import Place
 
 Item = tuple[str, str, Planned]
 """A planned run, with its recipe and its title."""
-ORDER_RULE = "by the recipes' ranks, and in a rank those of up to 2 minutes, of up to 20, and the others, as written"
+ORDER_RULE = "by the recipes' priorities, and in one those of up to 2 minutes, of up to 20, and the others, as written"
 _SHORT_SECONDS = (120.0, 1200.0)
 # A run that was begun goes on where it does not fit, too, if so much is left: it writes a checkpoint in that time.
 _WORTH_SECONDS = 200.0
@@ -28,7 +28,7 @@ _WORTH_SECONDS = 200.0
 
 def in_order(items: Iterable[Item]) -> list[Item]:
     """The most telling runs first, by `ORDER_RULE`."""
-    return sorted(items, key=lambda item: (item[2].rank, bisect.bisect_left(_SHORT_SECONDS, item[2].seconds)))
+    return sorted(items, key=lambda item: (item[2].priority, bisect.bisect_left(_SHORT_SECONDS, item[2].seconds)))
 
 
 class Takes:
@@ -71,15 +71,15 @@ class Takes:
     def over(self, item: Planned) -> bool:
         """Whether that take is done; of a search, of the largest batch that fits, if the next one is known not to."""
         if not item.search:
-            return self.enough(item.run, item.take)
+            return self.enough(item.run, item.repeat)
         known = [self.outcome(whole) or self.outcome(short) for short, whole in item.search]
         fits = max((number for number, outcome in enumerate(known) if outcome in DONE), default=-1)
-        done = fits < 0 or self.enough(item.search[fits][1], item.take)
+        done = fits < 0 or self.enough(item.search[fits][1], item.repeat)
         return done and (fits + 1 == len(known) or known[fits + 1] is not None)
 
     def waiting(self, items: Iterable[Item]) -> list[Planned]:
         """What is to be done yet, each take once."""
-        found = {(item.run.id, item.take): item for *_, item in items if not item.skip and not self.over(item)}
+        found = {(item.run.id, item.repeat): item for *_, item in items if not item.skip and not self.over(item)}
         return list(found.values())
 
 
@@ -140,12 +140,12 @@ def table(items: Sequence[Item], takes: Takes, pace: Pace, price: float | None) 
     seen: set[tuple[str, int]] = set()
     for name, _, item in items:
         line = counted.setdefault(name, [0, 0, 0.0])
-        if not item.skip and (item.run.id, item.take) not in seen:
+        if not item.skip and (item.run.id, item.repeat) not in seen:
             already = takes.over(item)
             line[0] += 1
             line[1] += already
             line[2] += 0.0 if already else pace.seconds(item)
-            seen.add((item.run.id, item.take))
+            seen.add((item.run.id, item.repeat))
     counted = {name: line for name, line in counted.items() if line[0]}
     counted["in all"] = [sum(column) for column in zip(*counted.values())] or [0, 0, 0.0]
     rows = [

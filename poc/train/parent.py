@@ -102,7 +102,7 @@ def blank(run: Run, place: Place, **fields: Any) -> Record:
         started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         infrastructure=place.infrastructure,
         hardware=place.machine,
-        **(place.software[run.engine] if place.software else software(run.engine)),
+        **(place.software[run.framework] if place.software else software(run.framework)),
         dataset=place.images_of(run).name,
         data_checksum=place.images_of(run).checksum,
         **fields,

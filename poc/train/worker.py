@@ -63,7 +63,7 @@ class Worker:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's comes twice: from it, and from the parent
             end = self._end(FAILED, "interrupted")
         except Exception as error:  # whatever it is, it belongs in the record
-            memory = engines.load(self.run.engine).is_out_of_memory(error)
+            memory = engines.load(self.run.framework).is_out_of_memory(error)
             end = self._end(OUT_OF_MEMORY if memory else FAILED, f"{type(error).__name__}: {_line_of(error)}")
         self._tell("end", end)
         if end["outcome"] == COMPLETED:
@@ -100,7 +100,7 @@ class Worker:
             data.training_batches,
             dataset,
             run.data,
-            total_batch=run.total_batch,
+            global_batch=run.global_batch,
             seed=run.seed,
             **share,
             # A CPU's cores belong to the training, which one thread can feed.
@@ -123,7 +123,7 @@ class Worker:
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they take.
         ahead = data.prefetch(wanted, depth=run.window)
-        with ahead as made, data.prefetch(made if run.virtual else map(session.placed, made), depth=2) as placed:
+        with ahead as made, data.prefetch(made if run.emulated else map(session.placed, made), depth=2) as placed:
             batches = self._signing(placed)
             with SpinGuard(threads) as guard:
                 end = self._end(*loop.train(batches))

@@ -31,14 +31,14 @@ def main() -> int:
     rows = []
     for name in options.machines:
         folder = options.results / name.replace(" ", "_").replace(",", "")
-        command = [sys.executable, "-W", "ignore", "-m", "poc", "run", *options.recipe, "--quick", "--infrastructure"]
+        command = [sys.executable, "-W", "ignore", "-m", "poc", "run", *options.recipe, "--quick", "--machine"]
         done = subprocess.run(
             [*command, f"stand-in: {name}", "--results", str(folder)],
             env=stand_in.environment(name),
             stdout=subprocess.DEVNULL,
         )
         records = journal.read(journal.paths(folder))
-        ran = collections.Counter((r.run.kind, r.run.engine, r.outcome) for r in records if r.outcome != "skipped")
+        ran = collections.Counter((r.run.kind, r.run.framework, r.outcome) for r in records if r.outcome != "skipped")
         skipped = sum(record.outcome == "skipped" for record in records)
         said = ", ".join(f"{count} {kind} {engine} {outcome}" for (kind, engine, outcome), count in ran.items())
         rows.append((name, done.returncode, said, skipped))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from poc.engines import Cluster, versions
 from poc.engines.builds import Build
 from poc.machine.processes import free_port
-from poc.recipe import NCCL, SGD, Device, Independent, Muon, Nesterov
+from poc.recipe import NCCL, SGD, Device, Muon, Nesterov, NoSync
 from poc.recipe.networks import CIFAR_RESNET_V2, Cost, Network
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, dataclasses.replace(_CUDA_13, a
 """Their machine code is what `torch.cuda.get_arch_list()` says."""
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
-HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma", "layout", "compile")
+HEEDS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma", "layout", "compile")
 OPTIMIZERS = (SGD, Nesterov, Muon)
 """A class of `optimizers.py`, of its name, does each."""
-EXCHANGES = (Device, NCCL, Independent)
+EXCHANGES = (Device, NCCL, NoSync)
 NETWORKS: dict[str, tuple[Any, ...]] = {
     **{f"cifar_resnet{layers}_v2": ("PreactivationResNet", layers) for layers in CIFAR_RESNET_V2},
     "cifar_resnet20_v2_no_norm": ("PreactivationResNet", 20, False),
@@ -73,9 +73,9 @@ _KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)
 that in each step the system would zero every page of every layer's output anew."""
 
 
-def workers(given: int, devices: int, virtual: bool) -> int:
+def workers(given: int, devices: int, emulated: bool) -> int:
     """Processes of a run: one a device, whatever the recipe gives, as DistributedDataParallel wants it."""
-    return 1 if virtual else devices
+    return 1 if emulated else devices
 
 
 @contextlib.contextmanager
@@ -108,7 +108,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
 def lacks(run: Run, machine: Hardware) -> str | None:
     if not versions("pytorch").keys() >= set(PACKAGES):
         return "PyTorch is not installed: ./make_environment.sh --torch"
-    if getattr(run.exchange, "two_bit", None) is not None:
+    if getattr(run.kvstore, "two_bit", None) is not None:
         return "compression to two bits is MXNet's"
     return None
 

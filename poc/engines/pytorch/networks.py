@@ -1,4 +1,4 @@
-"""Networks of the registry for CIFAR-10 as PyTorch modules, layer for layer those of the Gluon engine; torchvision's
+"""Networks of the registry for CIFAR-10 as PyTorch modules, layer for layer those of the MXNet engine; torchvision's
 for ImageNet."""
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Shift(nn.BatchNorm2d):
 
 
 class Airbench(nn.Module):
-    """The network of Jordan 2024, as the Gluon engine has it (`poc/engines/gluon/networks.py`)."""
+    """The network of Jordan 2024, as the MXNet engine has it (`poc/engines/mxnet/networks.py`)."""
 
     def __init__(self, classes: int, *widths: int) -> None:
         super().__init__()

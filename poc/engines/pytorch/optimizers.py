@@ -85,14 +85,14 @@ class Nesterov(SGD):
 class Muon(SGD):
     """SGD with Nesterov momentum whose direction for convolutions is orthogonalised (Jordan et al. 2024, "Muon").
 
-    As in the Gluon engine: a convolution is a matrix (out, the rest), its rate a share of the others', and its weight
+    As in the MXNet engine: a convolution is a matrix (out, the rest), its rate a share of the others', and its weight
     decay decoupled. In a run in bfloat16 it is orthogonalised in bfloat16, as Jordan et al. do.
     """
 
     def __init__(self, run: Run, parameters: Tensors, decays: Sequence[bool]) -> None:
         super().__init__(run, parameters, decays)
         assert isinstance(run.optimizer, recipe.Muon)
-        self._share = run.optimizer.rate / run.learning_rate
+        self._share = run.optimizer.lr / run.learning_rate
         self._unit = run.optimizer.unit_weights
         self._dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32
         matrices = [number for number, parameter in enumerate(self.parameters) if parameter.dim() == 4]

@@ -52,7 +52,7 @@ class TorchSession(Session):
             backend.allow_tf32 = run.dtype == "tf32"
         torch.backends.cudnn.benchmark = True
         torch.manual_seed(run.seed)
-        net = build(networks.network(run.model), run.data.classes, zero_branches=run.zero_gamma, seed=run.seed)
+        net = build(networks.network(run.model), run.data.classes, zero_branches=run.zero_init_gamma, seed=run.seed)
         self._layout = torch.channels_last if run.layout == "NHWC" else torch.contiguous_format
         self._net = net.to(device=self._device, memory_format=self._layout).train()
         self._mean = torch.tensor(networks.MEAN, device=self._device).reshape(1, 3, 1, 1)
@@ -65,7 +65,7 @@ class TorchSession(Session):
         self._loss_scale = self._good = torch.zeros((), device=self._device)
         """In float16 the scale, of the mean loss, and for how many steps it has been good."""
         if run.dtype == "float16":
-            self._loss_scale = self._loss_scale + loss_scale.START * run.total_batch
+            self._loss_scale = self._loss_scale + loss_scale.START * run.global_batch
         self._ready: tuple[Placed | None, list[Part]] = (None, [])
         """The last batch and its parts as the network takes them, which one that comes again has already."""
         self._optimizer = optimizers.make(run, self._trained, self._decays())
@@ -110,10 +110,10 @@ class TorchSession(Session):
         for parameter in self._trained:
             parameter.grad = None
         # DistributedDataParallel divides by the number of processes.
-        share: Any = (self._run.workers if together else 1) / self._run.total_batch
+        share: Any = (self._run.workers if together else 1) / self._run.global_batch
         if self._run.dtype == "float16":
             share = share * self._loss_scale
-        if self._run.virtual:
+        if self._run.emulated:
             summed: list[Any] = []
             if norms:  # each device's own gradients are looked at, else autograd adds them up
                 for parameter in self._trained:

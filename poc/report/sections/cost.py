@@ -43,8 +43,8 @@ class Reached:
     @property
     def division(self) -> str:
         """As in other tables; where the network is not the study's, that too."""
-        own, network = division(self.row.run), network_label(self.row.network)
-        return own if self.row.network == MAIN_NETWORK else f"{own}, {network}"
+        own, network = division(self.row.run), network_label(self.row.model)
+        return own if self.row.model == MAIN_NETWORK else f"{own}, {network}"
 
     @property
     def bound(self) -> bool:
@@ -91,9 +91,9 @@ def targets(results: Results) -> Section:
         "energy is that of training, money that of all."
     )
     studies_way = {
-        (row.infrastructure, devices_of(row)): taken.figures("wall_seconds").median
+        (row.machine, devices_of(row)): taken.figures("wall_seconds").median
         for taken in trainings(results)
-        if division((row := taken.row).run) == CLOSED and row.total_batch == MAIN_BATCH and machines.linear(row)
+        if division((row := taken.row).run) == CLOSED and row.global_batch == MAIN_BATCH and machines.linear(row)
         if row.dtype == "float32" and results.is_usual(row) and taken.figures("wall_seconds")
     }
     table = [
@@ -109,13 +109,13 @@ def targets(results: Results) -> Section:
                 [_medians(taken, "{} kJ", _kilojoules), _medians(taken, "${}", _dollars)]
             ).strip(),
         }
-        for taken in results.accuracies(lambda row: row.target_accuracy is not None and not row.virtual)
+        for taken in results.accuracies(lambda row: row.target_accuracy is not None and not row.emulated)
     ]
     return Section("To a target", (about, markdown(table)))
 
 
 def _minutes(taken: Measurement, studies_way: Mapping[tuple[str, str], float]) -> str:
-    whole = studies_way.get((taken.row.infrastructure, devices_of(taken.row)))
+    whole = studies_way.get((taken.row.machine, devices_of(taken.row)))
     in_all = taken.figures("wall_seconds")
     if in_all is None:
         return ""
@@ -165,13 +165,13 @@ def reached(results: Results) -> list[Reached]:
     """
 
     def is_other(row: Row) -> bool:
-        return results.is_here(row) and row.network != MAIN_NETWORK and isinstance(row.run.data, CIFAR10)
+        return results.is_here(row) and row.model != MAIN_NETWORK and isinstance(row.run.data, CIFAR10)
 
     own = [
         Reached(taken=taken, minutes=figures.median / 60, n=figures.n)
         for taken in (*trainings(results), *results.accuracies(is_other))
         if (figures := taken.figures("seconds_to_075"))
-        and not taken.row.virtual
+        and not taken.row.emulated
         # Where a seed never reached it, those that did are not what it takes.
         and None not in [row.seconds_to_075 for row in taken.rows]
     ]
@@ -181,7 +181,7 @@ def reached(results: Results) -> list[Reached]:
     ]
     groups = grouped(
         [*own, *theirs],
-        lambda found: (machine_of(found.row), found.row.network == MAIN_NETWORK and found.division),
+        lambda found: (machine_of(found.row), found.row.model == MAIN_NETWORK and found.division),
     )
     return [found for group in groups.values() for found in _best(group)]
 
@@ -193,7 +193,7 @@ def _best(group: Sequence[Reached]) -> list[Reached]:
 
 
 def _printed(row: Row) -> bool:
-    reached = row.network == MAIN_NETWORK and (row.accuracy or 0) >= TARGET
+    reached = row.model == MAIN_NETWORK and (row.accuracy or 0) >= TARGET
     return bool(reached and row.seconds_per_epoch and not row.doubtful("seconds_per_epoch", "devices"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from poc.recipe import Independent, Stale
+from poc.recipe import SSP, NoSync
 from poc.records.record import COMPLETED, Record
 from poc.report import compare
 from poc.report.measurements import Measurement, by_exchange
@@ -15,18 +15,18 @@ from poc.report.tables import RATE, TOO_SHORT, cells, exchange_of, markdown, net
 
 def section(results: Results) -> Section:
     """Runs that differ in nothing else, and what a step of each spends on it."""
-    groups = by_exchange(results.speeds(lambda row: row.run.exchanges))
+    groups = by_exchange(results.speeds(lambda row: row.run.synchronises))
     lines = [line for group in groups if len(group) > 1 for line in _against_none(results, group)]
     about = (
         "Runs that differ in nothing else, fastest first; medians over the takes that are compared, or over all where "
-        "none were in turn. `independent` exchanges nothing: the ceiling. "
+        "none were in turn. `none` exchanges nothing: the ceiling. "
         f"{compare.VERDICT_RULE}."
     )
     return Section("Ways to exchange gradients", (about, markdown(lines)))
 
 
 def _against_none(results: Results, group: Sequence[Measurement]) -> list[dict[str, str]]:
-    ceiling = next((taken for taken in group if isinstance(taken.row.run.exchange, Independent)), None)
+    ceiling = next((taken for taken in group if isinstance(taken.row.run.kvstore, NoSync)), None)
     lines: list[dict[str, str]] = []
     rates: list[float] = []
     for every in group:
@@ -52,7 +52,7 @@ def steps(results: Results) -> Section:
     lines = []
     for record in results.records:
         step, run = record.detail, record.run
-        if step is None or run.quick or not run.exchanges or isinstance(run.exchange, Independent):
+        if step is None or run.quick or not run.synchronises or isinstance(run.kvstore, NoSync):
             continue
         waiting = step.whole_step_seconds - step.independent_step_seconds - step.exchange_seconds
         lines.append(
@@ -60,7 +60,7 @@ def steps(results: Results) -> Section:
                 "machine": results.bold(record.infrastructure),
                 "network": network_label(run.model),
                 "devices x batch": f"{run.devices} x {run.batch_per_device}",
-                "exchange": run.exchange_label,
+                "exchange": run.kvstore_label,
                 "whole step (ms)": rounded(step.whole_step_seconds * 1e3),
                 "computation (ms)": rounded(step.independent_step_seconds * 1e3),
                 "exchange (ms)": rounded(step.exchange_seconds * 1e3),
@@ -80,13 +80,13 @@ def staleness(results: Results) -> Section:
     """How far workers were apart under a bound, what waiting for it cost, and what was reached."""
     lines = []
     for record, row in zip(results.records, results.rows):
-        exchange, seen = record.run.exchange, _steps_ahead(record)
-        if record.outcome != COMPLETED or record.run.quick or not seen or not isinstance(exchange, Stale):
+        exchange, seen = record.run.kvstore, _steps_ahead(record)
+        if record.outcome != COMPLETED or record.run.quick or not seen or not isinstance(exchange, SSP):
             continue
         lines.append(
             {
                 "network": network_label(record.run.model),
-                "bound": "none" if exchange.bound is None else str(exchange.bound),
+                "bound": "none" if exchange.staleness is None else str(exchange.staleness),
                 "one slowed by": f"{record.run.straggler:.0%}" if record.run.straggler else "",
                 "samples/s": rounded(row.samples_per_second) or TOO_SHORT,
                 "steps ahead, mean": f"{sum(ahead * n for ahead, n in seen.items()) / sum(seen.values()):.2f}",

@@ -116,7 +116,7 @@ def _scaling(results: Results) -> Iterator[str]:
 
 
 def _cost(results: Results) -> Iterator[str]:
-    reached = [found for found in cost.reached(results) if found.row.network == MAIN_NETWORK]
+    reached = [found for found in cost.reached(results) if found.row.model == MAIN_NETWORK]
     if not reached:
         return
     fastest = min(reached, key=lambda found: found.minutes)

@@ -140,8 +140,8 @@ def rates(results: Results) -> Section:
         lines += _rates(label, tried, known[0], sized_by_gradient=series.run.optimizer.sized_by_gradient)
         if (series.run.model, series.run.epochs, division(series.run)) == (MAIN_NETWORK, MAIN_EPOCHS, CLOSED):
             printed = [taken.row for taken in published_trainings(results)]
-            of_batch = sorted(grouped(printed, lambda row: row.total_batch).items())
-            pairs = {batch: [(row.accuracy, row.learning_rate) for row in rows] for batch, rows in of_batch}
+            of_batch = sorted(grouped(printed, lambda row: row.global_batch).items())
+            pairs = {batch: [(row.accuracy, row.lr) for row in rows] for batch, rows in of_batch}
             lines += _rates(f"{label}, published", pairs, known[0]) if pairs else []
     about = (
         "The most accurate rate at each total batch, by the median over seeds, and what 1 / (1 + N/B) gives from that "
@@ -218,7 +218,7 @@ def _series(results: Results) -> Sequence[_Series]:
     trained = [record for record in results.records if _fits(record)]
     found = []
     for runs in grouped(trained, lambda one: (one.data_id, one.run.model, one.run.epochs, way(one.run))).values():
-        by_batch = dict(sorted(grouped(runs, lambda one: one.run.total_batch).items()))
+        by_batch = dict(sorted(grouped(runs, lambda one: one.run.global_batch).items()))
         made = _Series(run=runs[0].run, by_batch=by_batch)
         if len(by_batch) > 2 and made.common - _LOWER > _guess(made.run):
             found.append(made)
@@ -235,7 +235,7 @@ def _fits(record: Record) -> bool:
         and run.whole_epochs
         and not run.quick
         and not run.searches
-        and not (run.exchanges and run.exchange.name != "device")
+        and not (run.synchronises and run.kvstore.name != "device")
     )
 
 

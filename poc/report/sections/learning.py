@@ -74,7 +74,7 @@ def published(results: Results) -> Section:
 def noise(results: Results) -> Section:
     """The gradient noise scale of the runs that looked at it."""
     lines, letters = [], _letters(trainings(results))
-    for record, row in sorted(zip(results.records, results.rows), key=lambda both: both[0].run.total_batch):
+    for record, row in sorted(zip(results.records, results.rows), key=lambda both: both[0].run.global_batch):
         run, whole = record.run, record.noise()
         if whole is None or run.quick or record.outcome != COMPLETED or record.dataset == "synthetic":
             continue
@@ -86,7 +86,7 @@ def noise(results: Results) -> Section:
             halves[1] += f" ({rounded(between[0], 2)} to {rounded(between[1], 2) or 'no end seen'})"
         lines.append(
             {
-                "total batch": f"{run.total_batch:,}",
+                "total batch": f"{run.global_batch:,}",
                 "way": letters.get(way(run), ""),
                 "rate": short_way(row),
                 "seed": f"{run.seed}",
@@ -105,7 +105,7 @@ def noise(results: Results) -> Section:
 
 
 def _by_batch(taken: Measurement) -> tuple[int, float]:
-    return taken.row.total_batch, -taken.accuracies().median
+    return taken.row.global_batch, -taken.accuracies().median
 
 
 def _curves(results: Results) -> Sequence[Picture]:

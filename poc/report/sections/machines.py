@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poc.recipe import CIFAR10, Independent
-from poc.recipe.exchanges import EXCHANGES
+from poc.recipe import CIFAR10, NoSync
+from poc.recipe.kvstores import KVSTORES
 from poc.report import chart
 from poc.report.measurements import CLOSED, Known, Measurement, by_exchange, division
 from poc.report.page import MAIN_BATCH, MAIN_EPOCHS, MAIN_NETWORK, Picture, Results, Section
@@ -45,15 +45,15 @@ def reference(results: Results) -> list[Measurement]:
     """
 
     def measured(row: Row) -> bool:
-        like = row.network == MAIN_NETWORK and row.batch_per_device == MAIN_BATCH and not row.fixed
+        like = row.model == MAIN_NETWORK and row.batch_per_device == MAIN_BATCH and not row.fixed
         usual = results.is_here(row) or (results.is_usual(row) and row.dtype == "float32")
-        closed = division(row.run) == CLOSED and not isinstance(row.run.exchange, Independent)
+        closed = division(row.run) == CLOSED and not isinstance(row.run.kvstore, NoSync)
         return bool(like and usual and closed)
 
     def printed(row: Row) -> bool:
         like = row.devices in (1, 8) and row.batch_per_device == MAIN_BATCH and linear(row)
         usable = row.samples_per_second and not row.doubtful("samples_per_second")
-        return bool(row.network == MAIN_NETWORK and (like or row.devices == 0) and usable)
+        return bool(row.model == MAIN_NETWORK and (like or row.devices == 0) and usable)
 
     theirs = sorted(results.published(printed), key=lambda taken: -taken.rate.median)
     return [*usual_exchange(results.speeds(measured)), *theirs]
@@ -65,7 +65,7 @@ def usual_exchange(measurements: Sequence[Measurement]) -> list[Measurement]:
 
     def place(taken: Measurement) -> tuple[bool, int, str]:
         run = taken.row.run
-        return run.gradient_noise is not None, list(EXCHANGES).index(run.exchange.name), taken.row.exchange
+        return run.gradient_noise is not None, list(KVSTORES).index(run.kvstore.name), taken.row.kvstore
 
     first = [min(group, key=place) for group in by_exchange(measurements, "gradient_noise")]
     return [taken for taken in measurements if taken in first]
@@ -75,7 +75,7 @@ def fastest_device(results: Results) -> Row | None:
     """The main study's fastest single device at the reference setting."""
 
     def alone(row: Row) -> bool:
-        like = (row.devices, row.batch_per_device, row.network) == (1, MAIN_BATCH, MAIN_NETWORK)
+        like = (row.devices, row.batch_per_device, row.model) == (1, MAIN_BATCH, MAIN_NETWORK)
         return like and row.samples_per_second is not None
 
     return max((taken.row for taken in results.published(alone)), key=lambda row: row.samples_per_second, default=None)
@@ -89,8 +89,8 @@ def accuracy(taken: Measurement) -> Known:
 
 def linear(row: Row) -> bool:
     """Whether its rate is the study's 0.05 for every 128 samples of total batch."""
-    known = None not in (row.learning_rate, row.total_batch)
-    return known and abs(row.learning_rate / row.total_batch - _RATE_PER_SAMPLE) < 1e-9
+    known = None not in (row.lr, row.global_batch)
+    return known and abs(row.lr / row.global_batch - _RATE_PER_SAMPLE) < 1e-9
 
 
 def _dollars(taken: Measurement) -> str:

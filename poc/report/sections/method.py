@@ -83,7 +83,7 @@ def time(results: Results) -> Section:
 
     done = [row for row in results.full if row.outcome == COMPLETED and row.wall_seconds]
     whole = [row for row in done if row.run.whole_epochs and row.rest_seconds is not None]
-    groups = grouped(whole, lambda row: (row.infrastructure, row.network, row.workers))
+    groups = grouped(whole, lambda row: (row.machine, row.model, row.workers))
     lines = [
         {
             "machine": results.bold(machine),

@@ -44,7 +44,7 @@ def batches(results: Results) -> Section:
             "device": devices_of(taken.row),
             **cells(taken, "precision", "batch a device", RATE),
         }
-        for group in alike(shown, "batch_per_device", "total_batch")
+        for group in alike(shown, "batch_per_device", "global_batch")
         if len(group) > 2
         for taken in group
     ]
@@ -53,7 +53,7 @@ def batches(results: Results) -> Section:
 
 def engines(results: Results) -> Section:
     """The same run with one engine and with another."""
-    groups = alike(results.speeds(lambda row: row.devices == 1), "engine", "layout")
+    groups = alike(results.speeds(lambda row: row.devices == 1), "framework", "layout")
     lines = [line for group in groups for line in _side_by_side(results, group)]
     about = (
         "The same run with both engines: medians over the takes that are compared, or over all where none were in "
@@ -64,10 +64,10 @@ def engines(results: Results) -> Section:
 
 
 def _side_by_side(results: Results, group: Sequence[Measurement]) -> list[dict[str, str]]:
-    first = next((taken for taken in group if taken.row.run.engine == USUAL_ENGINE), None)
+    first = next((taken for taken in group if taken.row.run.framework == USUAL_ENGINE), None)
     if first is None:
         return []
-    others = [taken for taken in group if taken.row.run.engine != USUAL_ENGINE]
+    others = [taken for taken in group if taken.row.run.framework != USUAL_ENGINE]
     lines = []
     for other, words in zip(others, unlike(taken.row for taken in others)):
         pair = compare.in_turn(first, other)

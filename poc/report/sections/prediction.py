@@ -13,7 +13,7 @@ from poc.report.tables import interval, markdown, network_label, rate_of, rounde
 from poc.run import NO_MATTER_FOR_SPEED
 
 _ADVISED_BESIDES = (
-    *("devices", "workers", "virtual", "exchange", "batch_per_device", "total_batch"),
+    *("devices", "workers", "emulated", "kvstore", "batch_per_device", "global_batch"),
     *("gradient_noise", *NO_MATTER_FOR_SPEED),
 )
 """In which what was advised may differ from the short run that looked at the noise."""
@@ -39,9 +39,9 @@ def beforehand(results: Results) -> Section:
     lines = [
         {
             "machine": results.name(row),
-            "network": network_label(row.network),
+            "network": network_label(row.model),
             "batch a device": f"{row.batch_per_device:,}",
-            "exchange": row.exchange,
+            "exchange": row.kvstore,
             "devices": f"{said.devices} -> {row.devices}",
             "predicted (90%)": interval(said.rate, said.low, said.high),
             "measured": rounded(row.samples_per_second) + Measurement((row,)).signs,
@@ -72,14 +72,14 @@ def advised(results: Results) -> Section:
             if row.samples_per_second
             and taken.outcome == COMPLETED
             and taken.run.whole_epochs
-            and not (taken.run.virtual or taken.run.quick)
+            and not (taken.run.emulated or taken.run.quick)
             and taken.infrastructure == record.advice.machine
             and taken.data_id == record.data_id
             and taken.run.key(*_ADVISED_BESIDES) == own
         ]
         for option in record.advice.options:
             asked = option.devices, option.batch
-            came = {row: taken for row, taken in there if (row.devices, row.total_batch) == asked}
+            came = {row: taken for row, taken in there if (row.devices, row.global_batch) == asked}
             taken = Measurement(tuple(came))
             hours = figures_of(option.epochs[0] * _epoch_seconds(came[row]) / 3600 for row in taken.quiet)
             lines.append(

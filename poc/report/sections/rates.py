@@ -67,12 +67,12 @@ def _base(batches: Collection[int]) -> int:
 
 
 def _played(best: dict[str, dict[int, Measurement]]) -> Iterator[str]:
-    """That virtual devices trained the batches of several devices, or some of them."""
+    """That emulated devices trained the batches of several devices, or some of them."""
     rows = [taken.row for kind in (CLOSED, OPEN) for taken in best[kind].values()]
-    virtual = [row.virtual for row in rows if row.devices > 1]
-    if any(virtual):
-        batches = "Batches" if all(virtual) else "Some batches"
-        yield f"{batches} of several devices were played by virtual ones, whose accuracy is that of real ones."
+    emulated = [row.emulated for row in rows if row.devices > 1]
+    if any(emulated):
+        batches = "Batches" if all(emulated) else "Some batches"
+        yield f"{batches} of several devices were played by emulated ones, whose accuracy is that of real ones."
 
 
 def _lost(taken: Measurement | None, base: Measurement | None, column: str) -> str:
@@ -106,8 +106,8 @@ def published_trainings(results: Results) -> list[Measurement]:
     """What the main study printed of its network over its epochs, with its rate."""
 
     def printed(row: Row) -> bool:
-        known = None not in (row.accuracy, row.learning_rate, row.total_batch)
-        return known and (row.network, row.epochs) == (MAIN_NETWORK, MAIN_EPOCHS)
+        known = None not in (row.accuracy, row.lr, row.global_batch)
+        return known and (row.model, row.epochs) == (MAIN_NETWORK, MAIN_EPOCHS)
 
     return results.published(printed)
 
@@ -121,9 +121,9 @@ def trainings(results: Results, *, searched: bool = False) -> list[Measurement]:
     def fits(row: Row) -> bool:
         run = row.run
         return (
-            (row.network, run.epochs, run.whole_epochs) == (MAIN_NETWORK, MAIN_EPOCHS, True)
+            (row.model, run.epochs, run.whole_epochs) == (MAIN_NETWORK, MAIN_EPOCHS, True)
             and isinstance(run.data, CIFAR10)
-            and not (run.exchanges and run.exchange.name != "device")
+            and not (run.synchronises and run.kvstore.name != "device")
         )
 
     return sorted(results.accuracies(fits, searched=searched), key=lambda taken: division(taken.row.run))
@@ -138,7 +138,7 @@ def way(run: Run) -> str:
         *(said.get(name, "") for name in ("weight_decay", "decay_gammas")),
         f"warm-up over {run.warmup_steps / run.steps:.0%} of the steps" if run.warmup_steps else "",
         *(said.get(name, "") for name in ("decay", "decay_at", "decay_factor", "label_smoothing")),
-        *(said.get(name, "") for name in ("zero_gamma", "averaged_views")),
+        *(said.get(name, "") for name in ("zero_init_gamma", "averaged_views")),
     ]
     if isinstance(run.data, CIFAR10):
         parts += [
@@ -172,21 +172,21 @@ def tell_apart(lines: Sequence[dict[str, str]], rows: Iterable[Row], column: str
 
 def _tried(taken: Measurement) -> tuple[str, float, int]:
     """What a search tries: a way, its rate and a total batch."""
-    return way(taken.row.run), taken.row.run.learning_rate, taken.row.run.total_batch
+    return way(taken.row.run), taken.row.run.learning_rate, taken.row.run.global_batch
 
 
 def short_way(row: Row) -> str:
     """Rate and optimizer, for a cell."""
-    rate = f"{row.learning_rate:g}"
+    rate = f"{row.lr:g}"
     return rate if division(row.run) == CLOSED else f"{_optimizer(row.run)}, {rate}"
 
 
 def _optimizer(run: Run) -> str:
-    return run.optimizer.label + (f" {run.optimizer.rate:g}" if isinstance(run.optimizer, Muon) else "")
+    return run.optimizer.label + (f" {run.optimizer.lr:g}" if isinstance(run.optimizer, Muon) else "")
 
 
 def _best(measurements: Iterable[Measurement]) -> dict[int, Measurement]:
-    groups = sorted(grouped(measurements, lambda taken: taken.row.total_batch).items())
+    groups = sorted(grouped(measurements, lambda taken: taken.row.global_batch).items())
     return {batch: max(group, key=lambda taken: taken.accuracies().median) for batch, group in groups}
 
 

@@ -36,8 +36,8 @@ def every(results: Results) -> Section:
 
 def _by_time(results: Results) -> list[Measurement]:
     measured = by_run(row for row in results.rows if row.measured)
-    # A virtual run that evaluated nothing has neither a speed nor an accuracy.
-    measured = [taken for taken in measured if not taken.row.virtual or taken.row.accuracy is not None]
+    # An emulated run that evaluated nothing has neither a speed nor an accuracy.
+    measured = [taken for taken in measured if not taken.row.emulated or taken.row.accuracy is not None]
     return sorted(measured, key=lambda taken: taken.row.started, reverse=True)
 
 
@@ -55,7 +55,7 @@ def _table(results: Results, shown: list[Measurement]) -> str:
             "epochs": counted(row.epochs) if row.accuracy is not None else "",
         }
         figures = {
-            RATE: "" if row.virtual else rate_of(taken),
+            RATE: "" if row.emulated else rate_of(taken),
             "accuracy": accuracy_of(taken.accuracies()) + ", held-out" * bool(row.accuracy_on),
         }
         lines.append(line)

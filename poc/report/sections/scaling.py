@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from poc import predict
 from poc.predict.quantiles import FARTHEST, Prediction
 from poc.predict.series import Point
-from poc.recipe import Independent
+from poc.recipe import NoSync
 from poc.report import chart, compare
 from poc.report.measurements import Measurement, figures_of, grouped
 from poc.report.page import MAIN_BATCH, MAIN_NETWORK, Picture, Results, Section
@@ -77,7 +77,7 @@ def section(results: Results) -> Section:
         return {
             "machine": machine,
             "batch a device": f"{scaled.series.batch}",
-            "exchange": scaled.last.exchange,
+            "exchange": scaled.last.kvstore,
             **{f"x{count}": speedups.get(count, "") for count in counts},
             "efficiency, most devices": efficiency,
             "takes": takes,
@@ -109,16 +109,16 @@ def _names(results: Results, shown: Sequence[Scaled]) -> dict[Scaled, str]:
 
 def _apart(shown: Sequence[Scaled]) -> dict[Scaled, str]:
     """The kind of devices where a machine has series of both kinds, and how those train that read alike otherwise."""
-    kinds = {(scaled.last.infrastructure, scaled.last.kind) for scaled in shown if scaled.last.measured}
+    kinds = {(scaled.last.machine, scaled.last.kind) for scaled in shown if scaled.last.measured}
     both = [machine for machine, kind in kinds if kind == "cpu" and (machine, "gpu") in kinds]
     words: dict[Scaled, list[str]] = {scaled: [] for scaled in shown}
     for scaled in shown:
-        if scaled.last.measured and scaled.last.infrastructure in both:
+        if scaled.last.measured and scaled.last.machine in both:
             words[scaled].append(scaled.last.kind.upper())
 
     def reads(scaled: Scaled) -> tuple[object, ...]:
         row, series = scaled.last, scaled.series
-        return row.infrastructure, row.kind, row.network, row.exchange, series.kind, series.batch
+        return row.machine, row.kind, row.model, row.kvstore, series.kind, series.batch
 
     for group in grouped((scaled for scaled in shown if scaled.last.measured), reads).values():
         for scaled, unlike_others in zip(group, unlike(scaled.last for scaled in group)):
@@ -130,9 +130,9 @@ def weak(results: Results) -> list[Scaled]:
     """Weak scaling of the main network: this machine's, then others', each by its usual exchange."""
 
     def fits(row: Row) -> bool:
-        return row.network == MAIN_NETWORK and not isinstance(row.run.exchange, Independent)
+        return row.model == MAIN_NETWORK and not isinstance(row.run.kvstore, NoSync)
 
-    published = results.published(lambda row: row.network == MAIN_NETWORK)
+    published = results.published(lambda row: row.model == MAIN_NETWORK)
     shown = [*usual_exchange(results.speeds(fits)), *published]
     return [scaled for scaled in scalings(shown) if scaled.series.kind == compare.WEAK]
 
@@ -140,12 +140,12 @@ def weak(results: Results) -> list[Scaled]:
 def scalings(measurements: Sequence[Measurement]) -> list[Scaled]:
     """Every series over devices among them that has takes in turn on one device and on several, by their medians."""
     # A run that was cut short is as fast as a whole one: what tells them apart must not part a series.
-    besides = ("devices", "virtual", "batch_per_device", "total_batch", "exchange", "workers", *NO_MATTER_FOR_SPEED)
+    besides = ("devices", "emulated", "batch_per_device", "global_batch", "kvstore", "workers", *NO_MATTER_FOR_SPEED)
     takes: dict[Row, Measurement] = {}
     for taken in measurements:
         row = taken.row
         if row.measured:
-            row = dataclasses.replace(row, setting=row.run.key(*besides), learning_rate=None)
+            row = dataclasses.replace(row, setting=row.run.key(*besides), lr=None)
         takes[row] = taken
     found = []
     for series in compare.series(takes):
@@ -207,8 +207,8 @@ def every(results: Results) -> Section:
             lines.append(
                 {
                     "machine": names[scaled],
-                    "network": network_label(several.row.network),
-                    "scaling": f"{scaled.series.kind}, {scaled.series.batch:,}, {several.row.exchange}",
+                    "network": network_label(several.row.model),
+                    "scaling": f"{scaled.series.kind}, {scaled.series.batch:,}, {several.row.kvstore}",
                     "devices": f"{devices}",
                     "times as fast (takes)": f"{scaled.speedups[devices]:.2f} ({min(one.rate.n, several.rate.n)})",
                     "by wall time": rounded(figures.median) if (figures := figures_of(walls)) else "",

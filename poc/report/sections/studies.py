@@ -11,7 +11,7 @@ from poc.report.tables import machine_of, markdown, network_label, network_of, r
 from poc.studies import Study
 from poc.studies.row import Row
 
-_SERIES = ("infrastructure", "hardware", "framework", "network", "dataset", "layout")
+_SERIES = ("machine", "hardware", "framework", "model", "dataset", "layout")
 _FIGURES = ("samples/s, one", "samples/s, all", "efficiency", "best accuracy")
 
 
@@ -57,7 +57,7 @@ def _line(group: Sequence[Row], alone: Sequence[Measurement], several: bool) -> 
     efficiencies = [share for row in at_most for share in (row.efficiency_throughput, row.efficiency_wall) if share]
     setting = network_of(first), held
     # They begin with those of the machine at hand.
-    own = next((taken for taken in alone if (taken.row.network, taken.row.batch_per_device) == setting), None)
+    own = next((taken for taken in alone if (taken.row.model, taken.row.batch_per_device) == setting), None)
     return {
         "machine": machine_of(first),
         "network": ", ".join(filter(None, [network_label(network_of(first)), first.layout])),

@@ -17,7 +17,7 @@ from poc.engines import Cluster, Session
 from poc.engines.builds import Build
 from poc.machine import processes
 from poc.machine.hardware import Hardware
-from poc.recipe import SGD, Device, DistSync, Independent
+from poc.recipe import SGD, Device, DistSync, NoSync
 from poc.recipe.networks import Cost, Network
 from poc.run import Run
 
@@ -28,11 +28,11 @@ LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32",)
 NETWORKS = ("cifar_mlp",)
 OPTIMIZERS = (SGD,)
-EXCHANGES = (Device, DistSync, Independent)
+EXCHANGES = (Device, DistSync, NoSync)
 HEEDS: tuple[str, ...] = ()
 
 
-def workers(given: int, devices: int, virtual: bool) -> int:
+def workers(given: int, devices: int, emulated: bool) -> int:
     return given
 
 
@@ -56,7 +56,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
 def lacks(run: Run, machine: Hardware) -> str | None:
     if getattr(run.optimizer, "momentum_correction", False):
         return f"momentum correction is not {LABEL}'s"
-    if getattr(run.exchange, "two_bit", None) or getattr(run.exchange, "gradient_bits", 32) != 32:
+    if getattr(run.kvstore, "two_bit", None) or getattr(run.kvstore, "gradient_bits", 32) != 32:
         return f"compressed gradients are not {LABEL}'s"
     return None
 

@@ -23,7 +23,7 @@ class NumpySession(Session):
 
     Parameters, gradients and momentum are one long row for each device, of which the layers' are views. Each device
     computes its share of the gradient of the mean loss over the total batch, and an exchange adds the shares up. One
-    CPU plays all devices of a process in turn, virtual or not.
+    CPU plays all devices of a process in turn, emulated or not.
     """
 
     def __init__(self, run: Run, first_step: int, state: Mapping[str, np.ndarray] | None) -> None:
@@ -90,7 +90,7 @@ class NumpySession(Session):
         *activations, scores = self._forward(layers, images)
         losses, gradient = _cross_entropy(scores, labels)
         self._lost(0, float(losses.sum()))
-        gradient /= self._run.total_batch
+        gradient /= self._run.global_batch
         for values, (weights, _), (of_weights, of_biases) in reversed([*zip(activations, layers, gradients)]):
             of_weights[:], of_biases[:] = gradient.T @ values, gradient.sum(axis=0)
             gradient = (gradient @ weights) * (values > 0)

@@ -55,7 +55,7 @@ def _session(session: Any) -> None:
     def few(self: Any, batch: Any, *rate: float, **options: bool) -> None:
         run = self._run
         few = 2 * run.devices // run.workers
-        step(self, batch if run.kind == "cpu" or run.virtual else batch.part(0, few), *rate, **options)
+        step(self, batch if run.kind == "cpu" or run.emulated else batch.part(0, few), *rate, **options)
 
     session.Session.step = few
     session.Session.evaluate = lambda self, batches: evaluate(self, itertools.islice(batches, 1))

@@ -14,7 +14,7 @@ import numpy as np
 from poc import recipe
 
 if TYPE_CHECKING:
-    from poc.engines.gluon.arrays import LongArray
+    from poc.engines.mxnet.arrays import LongArray
     from poc.run import Run
 
 _AT_ONCE = 50  # arrays in one of MXNet's operators for several, which have room for 60
@@ -35,7 +35,7 @@ class SGD:
         self._velocity = mx.nd.zeros_like(self._values)
         self._decay = run.optimizer.weight_decay * array.decays
         self._momentum = run.optimizer.momentum
-        self._scale = 1.0 / run.total_batch
+        self._scale = 1.0 / run.global_batch
         self._corrected = getattr(run.optimizer, "momentum_correction", False)
         self._previous: float | None = None
         """Learning rate of the last update."""
@@ -126,7 +126,7 @@ class Muon(SGD):
     def __init__(self, run: Run, array: LongArray, device: int) -> None:
         super().__init__(run, array, device)
         assert isinstance(run.optimizer, recipe.Muon)
-        self._share = run.optimizer.rate / run.learning_rate
+        self._share = run.optimizer.lr / run.learning_rate
         self._unit = run.optimizer.unit_weights
         beside_others = run.kind == "cpu" and len(array.values) > 1
         self._orthogonalised = _orthogonalised_alone if beside_others else orthogonalised

@@ -12,8 +12,8 @@ from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
 from poc.data import Views
-from poc.engines.gluon import exchange as exchanges
-from poc.engines.gluon.networks import branch_ends, build, can_fuse
+from poc.engines.mxnet import exchange as exchanges
+from poc.engines.mxnet.networks import branch_ends, build, can_fuse
 from poc.engines.session import Part, Session, fastest
 from poc.recipe import networks
 
@@ -56,7 +56,7 @@ class GluonSession(Session):
             amp.init(run.dtype)
         self._peak_bytes = 0
         context = mx.gpu if run.kind == "gpu" else mx.cpu
-        self._contexts = [context(number) for number in range(1 if run.virtual else run.devices // run.workers)]
+        self._contexts = [context(number) for number in range(1 if run.emulated else run.devices // run.workers)]
         mean = np.array(networks.MEAN, dtype=np.float32).reshape(1, 3, 1, 1)
         self._mean = [mx.nd.array(mean, ctx=context) for context in self._contexts]
         self._net = self._build()
@@ -73,7 +73,7 @@ class GluonSession(Session):
         self._trained = [p for p in parameters.values() if p.grad_req != "null"]
         self._statistics = [p for p in parameters.values() if p.name.endswith(("running_mean", "running_var"))]
         self.parameters = int(sum(np.prod(p.shape) for p in self._trained))
-        self._gradient_scale = run.total_batch  # they are those of the sum over all samples
+        self._gradient_scale = run.global_batch  # they are those of the sum over all samples
         if state is not None:
             self._load_parameters(state)  # what servers are to start from
         self._exchange = exchanges.connect(run, self._trained, self._statistics, first_step)
@@ -97,7 +97,7 @@ class GluonSession(Session):
             net.collect_params().setattr("init", mx.init.Zero())
         # He's normal initialisation, as the study had it: Gaussian with variance 2 / fan-in.
         net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2), ctx=self._contexts)
-        if run.zero_gamma:
+        if run.zero_init_gamma:
             for end in branch_ends(net):
                 end.initialize(mx.init.Zero(), ctx=self._contexts, force_reinit=True)
         # A first pass settles the shapes that GluonCV's blocks leave open.
@@ -112,7 +112,7 @@ class GluonSession(Session):
         return self._build(evaluates=True)
 
     def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[Any]:
-        if self._run.virtual:
+        if self._run.emulated:
             # Not MXNet's own grad_req "add", for which the casts of lower precisions give zeros.
             gradients = [array.gradients[0] for array in self._exchange.trained]
             statistics = [array.values[0] for array in self._exchange.statistics]
@@ -171,7 +171,7 @@ class GluonSession(Session):
             return None
         # Two bits say less, zero or the threshold, and keep the rest for the next exchange: their sum is checked, that
         # of values far beyond the threshold, whatever was kept. Of several workers each sends its devices' sum.
-        threshold = getattr(self._run.exchange, "two_bit", None)
+        threshold = getattr(self._run.kvstore, "two_bit", None)
         first, devices = self._worker * len(self._contexts), self._run.devices
         senders = self._run.workers if self._run.workers > 1 else devices
         for parameter in self._trained:

@@ -8,7 +8,7 @@ from poc.values import checked, choice, either, field, positive, refuse, value, 
 
 
 @value
-class Exchange:
+class KVStore:
     """How the gradients of several devices come together."""
 
     name: ClassVar[str]
@@ -20,7 +20,7 @@ class Exchange:
     """Whether each step is by the sum of all devices' gradients."""
 
     def __post_init__(self) -> None:
-        checked(self, f"exchange: {type(self).__name__}.")
+        checked(self, f"kvstore: {type(self).__name__}.")
 
     def __str__(self) -> str:
         """Its name, with all options that are not left at their default."""
@@ -28,7 +28,7 @@ class Exchange:
 
 
 @value
-class _Compressing(Exchange):
+class _Compressing(KVStore):
     two_bit: float | None = field(default=None, check=either(positive, None), label="2-bit (threshold {:g})")
     """Gradients are compressed to two bits: minus this threshold, zero or plus it, in the units of a gradient summed
     over the samples of a device. What a value was more or less than that is kept and added to the next one."""
@@ -43,7 +43,7 @@ class Device(_Compressing):
 
 
 @value
-class Local(Exchange):
+class Local(KVStore):
     """Summed on the CPU, from the devices of one process."""
 
     name = "local"
@@ -51,7 +51,7 @@ class Local(Exchange):
 
 
 @value
-class NCCL(Exchange):
+class NCCL(KVStore):
     """NVIDIA's rings between the GPUs of one process."""
 
     name = "nccl"
@@ -72,7 +72,7 @@ class DistSync(_Compressing):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.two_bit is not None and self.gradient_bits != 32:
-            raise refuse("exchange: gradient_bits", self.gradient_bits, "with two_bit leave it out")
+            raise refuse("kvstore: gradient_bits", self.gradient_bits, "with two_bit leave it out")
 
 
 @value
@@ -83,7 +83,7 @@ class DistDeviceSync(DistSync):
 
 
 @value
-class DistAsync(Exchange):
+class DistAsync(KVStore):
     """Servers update the parameters by each worker's gradients as they come."""
 
     servers: int = field(default=1, check=whole, label="{} servers")
@@ -93,23 +93,22 @@ class DistAsync(Exchange):
 
 
 @value
-class Stale(Exchange):
-    """Bounded staleness on top of `DistAsync`: stale synchronous parallel (Ho et al. 2013)."""
+class SSP(KVStore):
+    """Stale synchronous parallel on top of `DistAsync`: bounded staleness (Ho et al. 2013)."""
 
-    bound: int | None = field(
+    staleness: int | None = field(
         check=either(whole_or_zero, None),
-        json="staleness",
-        label=lambda bound: "no bound" if bound is None else f"bound {bound}",
+        label=lambda steps: "no bound" if steps is None else f"staleness {steps}",
     )
     """Steps that a worker may be ahead of the slowest one: 0 is synchronous, None sets no bound."""
     servers: int = field(default=1, check=whole, label="{} servers")
 
-    name = "stale"
+    name = "ssp"
     sums = False
 
 
 @value
-class Horovod(Exchange):
+class Horovod(KVStore):
     """Horovod's ring between the workers, without servers (Sergeev and Del Balso 2018)."""
 
     gradient_bits: int = field(default=32, check=choice((16, 32)), label="{}-bit")
@@ -119,13 +118,13 @@ class Horovod(Exchange):
 
 
 @value
-class Independent(Exchange):
-    """None at all: the ceiling."""
+class NoSync(KVStore):
+    """No synchronisation at all: the upper bound of the speed."""
 
-    name = "independent"
+    name = "none"
     inside, sums = True, False
 
 
-EXCHANGES: dict[str, type[Exchange]] = {
-    kind.name: kind for kind in (Device, Local, NCCL, DistSync, DistDeviceSync, DistAsync, Stale, Horovod, Independent)
+KVSTORES: dict[str, type[KVStore]] = {
+    kind.name: kind for kind in (Device, Local, NCCL, DistSync, DistDeviceSync, DistAsync, SSP, Horovod, NoSync)
 }

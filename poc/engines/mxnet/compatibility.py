@@ -12,7 +12,7 @@ import numpy
 
 from poc.engines import versions
 from poc.engines.builds import as_new, shared_library
-from poc.engines.gluon import CUDA_10_LIBRARIES
+from poc.engines.mxnet import CUDA_10_LIBRARIES
 from poc.machine import nvml
 
 # The libraries that mxnet-cu112 links, and those that they open while they work, for which another version on
@@ -60,7 +60,7 @@ def _can_fuse() -> bool:
 
 
 def _load_cuda_libraries() -> None:
-    if "mxnet-cu102" in versions("gluon"):
+    if "mxnet-cu102" in versions("mxnet"):
         for name in CUDA_10_LIBRARIES:
             ctypes.CDLL(str(shared_library(name)), mode=ctypes.RTLD_GLOBAL)
         return

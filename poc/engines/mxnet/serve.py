@@ -1,6 +1,6 @@
 """What a scheduler or server of MXNet's distributed kvstore runs: it serves until the workers have gone.
 
-    DMLC_ROLE=server python -m poc.engines.gluon.serve
+    DMLC_ROLE=server python -m poc.engines.mxnet.serve
 
 MXNet starts serving while it is still being imported, so what a worker sends to be run here, such as an optimizer of
 ours, could not import it. The role is therefore withheld until the import is done.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from poc.engines.gluon import compatibility
+from poc.engines.mxnet import compatibility
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
-from poc.engines.gluon import NETWORKS
+from poc.engines.mxnet import NETWORKS
 from poc.recipe.networks import Cost, Network
 
 # As in MXNet 0.11's resnet symbol; Gluon's own default epsilon is 1e-5.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from poc import recipe
 from poc.engines import Cluster
 from poc.engines.builds import Build
-from poc.engines.gluon import launch
+from poc.engines.mxnet import launch
 from poc.recipe.networks import CIFAR_RESNET_V1, CIFAR_RESNET_V2, Cost, Network
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ BUILDS: tuple[Build, ...] = (
 """Their machine code was read from the packages; there is no PTX in them, which newer cards could translate."""
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
-HEEDS: tuple[str, ...] = ("label_smoothing", "zero_gamma")
+HEEDS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma")
 OPTIMIZERS = (recipe.SGD, recipe.Nesterov, recipe.LARS, recipe.Muon)
 """A class of `optimizers.py`, of its name, does each."""
 EXCHANGES = {
@@ -69,12 +69,12 @@ EXCHANGES = {
     recipe.DistSync: "BetweenWorkers",
     recipe.DistDeviceSync: "BetweenWorkers",
     recipe.DistAsync: "OnServers",
-    recipe.Stale: "BoundedStaleness",
+    recipe.SSP: "BoundedStaleness",
     recipe.Horovod: "Horovod",
-    recipe.Independent: "Independent",
+    recipe.NoSync: "Independent",
 }
 """Which class of `exchange.py` does each."""
-ON_SERVERS = (recipe.DistAsync, recipe.Stale)
+ON_SERVERS = (recipe.DistAsync, recipe.SSP)
 
 NETWORKS: dict[str, tuple[Any, ...]] = {
     **{f"cifar_resnet{layers}_v2": ("PreactivationResNet", layers) for layers in CIFAR_RESNET_V2},
@@ -97,7 +97,7 @@ By name, since planning asks what there is, and must not import mxnet.
 """
 
 
-def workers(given: int, devices: int, virtual: bool) -> int:
+def workers(given: int, devices: int, emulated: bool) -> int:
     """Processes of a run: as many as the recipe gives; each drives several devices."""
     return given
 
@@ -116,14 +116,14 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Abst
         common["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"  # else MXNet's import brings setuptools' own, half a second more
     if run.dtype != "tf32":
         common["NVIDIA_TF32_OVERRIDE"] = "0"  # else MXNet has Ampere round what goes into products to 10 bits
-    if run.workers == 1 and not isinstance(run.exchange, ON_SERVERS):
+    if run.workers == 1 and not isinstance(run.kvstore, ON_SERVERS):
         return contextlib.nullcontext(Cluster(environments=[common], helpers={}))
-    meet = launch.rendezvous if isinstance(run.exchange, recipe.Horovod) else launch.parameter_servers
+    meet = launch.rendezvous if isinstance(run.kvstore, recipe.Horovod) else launch.parameter_servers
     return meet(run, common, hosts)
 
 
 def lacks(run: Run, machine: Hardware) -> str | None:
-    exchange = run.exchange if run.exchanges else None
+    exchange = run.kvstore if run.synchronises else None
     if isinstance(exchange, recipe.Horovod):
         spec = importlib.util.find_spec("horovod")
         if spec is None:
@@ -132,7 +132,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
             return "this Horovod was built without NCCL: between GPUs it would send gradients through the host"
     plain = isinstance(run.optimizer, recipe.SGD) and not run.optimizer.momentum_correction
     if isinstance(exchange, ON_SERVERS) and (not plain or run.dtype == "float16"):
-        return f"with exchange {exchange.name} servers update, by SGD without momentum correction, and not in float16"
+        return f"with kvstore {exchange.name} servers update, by SGD without momentum correction, and not in float16"
     if run.dtype == "float16" and getattr(exchange, "two_bit", None) is not None:
         return "in float16 what overflowed once would stay in what a compression to two bits keeps"
     if run.dtype == "bfloat16" and run.kind == "gpu":
@@ -155,18 +155,18 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def count(network: Network) -> Cost:
-    from poc.engines.gluon import compatibility
+    from poc.engines.mxnet import compatibility
 
     compatibility.prepare()
-    from poc.engines.gluon import networks
+    from poc.engines.mxnet import networks
 
     return networks.count(network)
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
-    from poc.engines.gluon import compatibility
+    from poc.engines.mxnet import compatibility
 
     compatibility.prepare()
-    from poc.engines.gluon.session import GluonSession
+    from poc.engines.mxnet.session import GluonSession
 
     return GluonSession(run, first_step=first_step, state=state)

@@ -16,9 +16,9 @@ import mxnet as mx
 import numpy as np
 
 from poc import recipe
-from poc.engines import gluon as engine
-from poc.engines.gluon import arrays, launch, optimizers
-from poc.engines.gluon.loss_scale import LossScale
+from poc.engines import mxnet as engine
+from poc.engines.mxnet import arrays, launch, optimizers
+from poc.engines.mxnet.loss_scale import LossScale
 from poc.machine import processes
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class InProcess:
         self.loss_scale = LossScale(self.trained[0].values[0].context) if run.dtype == "float16" else None
         self._optimizers: dict[tuple[int, int], optimizers.SGD] = {}
         """By array, and the device that it updates it on."""
-        self._two_bit = getattr(run.exchange, "two_bit", None)
-        self._dtype = np.float16 if getattr(run.exchange, "gradient_bits", 32) == 16 else np.float32
-        self._apart = isinstance(run.exchange, (recipe.NCCL, recipe.Independent))
+        self._two_bit = getattr(run.kvstore, "two_bit", None)
+        self._dtype = np.float16 if getattr(run.kvstore, "gradient_bits", 32) == 16 else np.float32
+        self._apart = isinstance(run.kvstore, (recipe.NCCL, recipe.NoSync))
         """Whether each device updates its own parameters."""
-        self.alike = not isinstance(run.exchange, recipe.Independent)
+        self.alike = not isinstance(run.kvstore, recipe.NoSync)
         """Whether all devices have the same parameters after a step."""
         self._keys: list[int] = []
         """Of each of the arrays that are trained."""
@@ -69,12 +69,12 @@ class InProcess:
 
     def _connect(self) -> None:
         """Makes all ready for the first exchange."""
-        if self._run.exchanges and not isinstance(self._run.exchange, recipe.Independent):
+        if self._run.synchronises and not isinstance(self._run.kvstore, recipe.NoSync):
             self._open_store()
             self._make_keys()
 
     def _open_store(self) -> None:
-        self._store = mx.kv.create(self._kvstore or self._run.exchange.name)
+        self._store = mx.kv.create(self._kvstore or self._run.kvstore.name)
         self.rank = self._store.rank
         if self._two_bit is not None:
             self._store.set_gradient_compression({"type": "2bit", "threshold": self._two_bit})
@@ -324,8 +324,8 @@ class BoundedStaleness(OnServers):
 
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
         super().__init__(run, trained, statistics, first_step)
-        assert isinstance(run.exchange, recipe.Stale)
-        self._bound = run.exchange.bound
+        assert isinstance(run.kvstore, recipe.SSP)
+        self._bound = run.kvstore.staleness
         self.seen: list[list[int]] = []
         """Every worker's clock, as this one saw it when it was allowed to go on, step by step."""
         self._waited = 0.0
@@ -370,7 +370,7 @@ class ServerSGD(mx.optimizer.SGD):
             momentum=run.optimizer.momentum,
             wd=run.optimizer.weight_decay,
             learning_rate=run.learning_rate,
-            rescale_grad=run.workers / run.total_batch,
+            rescale_grad=run.workers / run.global_batch,
         )
         self.wd_mult = dict.fromkeys(undecayed, 0.0)
         self._run, self._first_step = run, first_step
@@ -394,7 +394,7 @@ def connect(run: Run, trained: list[Any], statistics: list[Any], first_step: int
 
     The next step of it is number `first_step`.
     """
-    kind: type[InProcess] = globals()[engine.EXCHANGES[type(run.exchange)]]
+    kind: type[InProcess] = globals()[engine.EXCHANGES[type(run.kvstore)]]
     if run.workers == 1 and not issubclass(kind, OnServers):
         kind = InProcess
     return kind(run, trained, statistics, first_step)
