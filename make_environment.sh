@@ -106,7 +106,7 @@ is_ours() {
 # make_venv ENVIRONMENT: with what all engines need; removes one that this script made otherwise.
 make_venv() {
     local wanted
-    wanted="$version $(hash_of requirements-common.txt)"
+    wanted="$version $(hash_of requirements/common.txt)"
     if [ -f "$1/installed" ] && [ "$(supported_version "$1/bin/python")" = "$version" ] &&
         [ "$(tail -n 1 "$1/installed")" = "$wanted" ]; then
         return
@@ -120,13 +120,14 @@ make_venv() {
     mkdir "$1"
     echo "Made by make_environment.sh, which removes this folder when it no longer fits." >"$1/$mark"
     "$python" -I -m venv "$1"
-    add "$1" requirements-common.txt
+    add "$1" requirements/common.txt
     printf '%s\n%s\n' "$("$python" -I -c 'import sys; print(sys.executable)')" "$wanted" >"$1/installed"
 }
 
-# add ENVIRONMENT REQUIREMENTS. A stamp is written after the packages, so an installation that was cut off is made again.
+# add ENVIRONMENT LIST. A stamp is written after the packages, so an installation that was cut off is made again. Its name
+# is from before the lists had a folder, so that an environment of then is recognised.
 add() {
-    local stamp=$1/installed-$2
+    local stamp=$1/installed-${2/\//-}
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(hash_of "$2")" ]; then
         return
     fi
@@ -145,16 +146,17 @@ add() {
 
 # add_engines ENGINE...: those that this machine's cards and driver want, and the named ones.
 add_engines() {
-    local chosen line folder file stamp
+    local chosen line folder file stamp name
     chosen=$("$venv/bin/python" -I "$here/poc/machine/isolated.py" poc environment "$@") || exit
     # They become folders that are made anew.
     while read -r line; do
-        [[ $line =~ ^\.venv(-[A-Za-z0-9_]+)?\ (requirements[A-Za-z0-9._-]*\.txt)$ && -f $here/${BASH_REMATCH[2]} ]] ||
+        [[ $line =~ ^\.venv(-[A-Za-z0-9_]+)?\ (requirements/[A-Za-z0-9._-]+\.txt)$ && -f $here/${BASH_REMATCH[2]} ]] ||
             stop "poc environment: '$line' is no environment with a file of requirements: mend what else $venv/bin/python prints."
     done <<<"$chosen"
     for stamp in "$venv"/installed-requirements-mxnet*; do
         # Two builds of MXNet are the same folder of packages.
-        if [ -f "$stamp" ] && [[ $chosen != *" ${stamp#*installed-}"* ]]; then
+        name=${stamp##*/installed-requirements-}
+        if [ -f "$stamp" ] && [[ $chosen != *" requirements/$name"* ]]; then
             rm "$venv/installed"
             make_venv "$venv"
             break
@@ -193,7 +195,7 @@ main() {
     local python version option extras=() engines=()
     for option in "$@"; do
         case $option in
-            --dev | --horovod | --ray) extras+=("requirements-${option#--}.txt") ;;
+            --dev | --horovod | --ray) extras+=("requirements/${option#--}.txt") ;;
             --torch) engines+=(pytorch) ;;
             *) stop "make_environment.sh: unknown option $option; there are --dev, --horovod, --ray and --torch" ;;
         esac

@@ -190,7 +190,7 @@ def _why_builds(machine: hardware.Hardware, wanted: Mapping[str, Build]) -> list
 
 
 def _environment(options: argparse.Namespace) -> None:
-    """Prints a line for each file of requirements: its environment's folder, and its name."""
+    """Print a line for each list of packages to install: its environment's folder, and its path."""
     machine = hardware.detect()
     wanted = engines.wanted(machine, options.engines)
     for build in wanted.values():

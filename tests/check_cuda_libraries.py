@@ -4,8 +4,9 @@
 
 No GPU is needed: an empty library stands for the driver's. Beside it, where LD_LIBRARY_PATH leads, lie broken files
 with the names of what is opened later, as another version of cuDNN may on an image for deep learning. FOLDER holds what
-requirements-mxnet-cu112.txt installs (`pip install --no-deps --target FOLDER -r ...`, 4 GB); without it a temporary one
-does. Exit code 1 where a library is not found.
+requirements/mxnet-cu112.txt installs (`pip install --no-deps --target FOLDER -r ...`, 4 GB), or is the site-packages of
+an environment that requirements.txt is installed in; without it a temporary one does. Exit code 1 where a library is
+not found.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parent.parent
-REQUIREMENTS = HOME / "requirements-mxnet-cu112.txt"
+REQUIREMENTS = HOME / "requirements" / "mxnet-cu112.txt"
 # What a library may open while it works: cuDNN's parts at the first convolution, NVRTC's built-ins at the first kernel.
 OPENED_LATER = re.compile(rb"lib(?:cu[a-z]+|nv[a-z]+|nccl)[\w-]*\.so(?:\.\d+)*")
 # Of the driver; of recurrent networks.

@@ -1,8 +1,8 @@
-"""Writes beside every pin of requirements*.txt that has none the SHA-256 of each file that pip may install for it.
+"""Add the missing hashes to requirements/*.txt, and join two of these lists into requirements.txt.
 
-To be run after a version was changed and its hashes were taken out: `.venv/bin/python tests/pin_requirements.py`. pip
-is asked for the wheel of every supported Python and processor, without installing any, and for the source where a file
-is compiled here.
+Start it after a version was changed and its hashes were taken out: `.venv/bin/python tests/pin_requirements.py`. A pin
+without hashes gets the SHA-256 of each file that pip may install for it: pip is asked for the wheel of every supported
+Python and processor, without installing any, and for the source where a file is compiled here.
 """
 
 from __future__ import annotations
@@ -13,35 +13,43 @@ import subprocess
 import sys
 from pathlib import Path
 
-HOME = Path(__file__).parent.parent
+HOME = Path(__file__).resolve().parent.parent
+LISTS = HOME / "requirements"
+STACK = HOME / "requirements.txt"
+STACK_LISTS = ("common.txt", "mxnet-cu112.txt")
+STACK_HEADER = """\
+# MXNet for GPUs, with CUDA 11's libraries and all that they and this project need, for Python 3.9 to 3.12 on x86-64:
+#     pip install -r requirements.txt
+# tests/pin_requirements.py writes this file from requirements/{}.
+"""
 PYTHONS = ("3.9", "3.10", "3.11", "3.12")
 PROCESSORS = ("x86_64", "aarch64")
 # From the newest C library that the oldest supported distribution has, downwards.
 PLATFORMS = (*(f"manylinux_2_{minor}" for minor in range(28, 16, -1)), "manylinux2014", "manylinux1")
-FROM_SOURCE = ("requirements-horovod.txt",)
+FROM_SOURCE = ("horovod.txt",)
 PIN = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>[^\s;\\]+)(?P<marker>\s*;[^\\]*)?")
 
 
 def hashes(pin: str, *, source: bool) -> list[str]:
-    """SHA-256 of what pip would install for "name==version" on all supported machines, sorted."""
-    ways = [["--no-build-isolation", "--no-binary", ":all:"]] if source else []
+    """Return the SHA-256 of what pip would install for "name==version" on all supported machines, sorted."""
+    targets = [["--no-build-isolation", "--no-binary", ":all:"]] if source else []
     for python in PYTHONS:
         for processor in PROCESSORS:
             platforms = [f"--platform={name}_{processor}" for name in PLATFORMS]
-            ways.append([*platforms, f"--python-version={python}", "--only-binary", ":all:", "--target", "unused"])
-    found = set()
-    for way in ways:
+            targets.append([*platforms, f"--python-version={python}", "--only-binary", ":all:", "--target", "unused"])
+    digests = set()
+    for target in targets:
         options = "--quiet --dry-run --no-deps --use-feature=fast-deps --ignore-installed --report -"
-        command = [sys.executable, "-I", "-m", "pip", "install", *options.split(), *way, pin]
+        command = [sys.executable, "-I", "-m", "pip", "install", *options.split(), *target, pin]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0:
-            (one,) = json.loads(done.stdout)["install"]
-            found.add(one["download_info"]["archive_info"]["hashes"]["sha256"])
-    return sorted(found)
+            (package,) = json.loads(done.stdout)["install"]
+            digests.add(package["download_info"]["archive_info"]["hashes"]["sha256"])
+    return sorted(digests)
 
 
 def pinned(path: Path) -> str:
-    """The content of a requirements file with the missing hashes; raises SystemExit where pip finds none for a pin."""
+    """Return the list at `path` with the missing hashes; raise SystemExit where pip has no file for a pin."""
     lines: list[str] = []
     for line in path.read_text().splitlines():
         match = PIN.match(line)
@@ -49,14 +57,21 @@ def pinned(path: Path) -> str:
             lines.append(line)
             continue
         pin = f"{match['name']}=={match['version']}"
-        found = hashes(pin, source=path.name in FROM_SOURCE)
-        if not found:
+        digests = hashes(pin, source=path.name in FROM_SOURCE)
+        if not digests:
             raise SystemExit(f"{path.name}: pip finds no file for {pin}")
-        print(f"{pin}: {len(found)} files", file=sys.stderr)
-        lines.append(" \\\n".join([line.rstrip(), *(f"    --hash=sha256:{one}" for one in found)]))
+        print(f"{pin}: {len(digests)} files", file=sys.stderr)
+        lines.append(" \\\n".join([line.rstrip(), *(f"    --hash=sha256:{digest}" for digest in digests)]))
     return "\n".join(lines) + "\n"
 
 
+def stack() -> str:
+    """Return what requirements.txt has to hold."""
+    header = STACK_HEADER.format(" and requirements/".join(STACK_LISTS))
+    return "\n".join([header, *((LISTS / name).read_text() for name in STACK_LISTS)])
+
+
 if __name__ == "__main__":
-    for requirements in sorted(HOME.glob("requirements*.txt")):
+    for requirements in sorted(LISTS.glob("*.txt")):
         requirements.write_text(pinned(requirements))
+    STACK.write_text(stack())

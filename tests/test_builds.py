@@ -157,19 +157,19 @@ def test_a_build_that_is_not_installed_is_no_reason_to_start(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("machine", "named", "lines"),
     [
-        ("4 V100", [], [".venv requirements-mxnet-cu112.txt"]),
-        ("8 K80", [], [".venv requirements-mxnet.txt"]),
+        ("4 V100", [], [".venv requirements/mxnet-cu112.txt"]),
+        ("8 K80", [], [".venv requirements/mxnet.txt"]),
         pytest.param(
             "1 H100, older driver",
             [],
-            [".venv requirements-mxnet.txt", ".venv-pytorch requirements-torch-cu12.txt"],
+            [".venv requirements/mxnet.txt", ".venv-pytorch requirements/torch-cu12.txt"],
             marks=newer_python,
         ),
-        ("no driver", [], [".venv requirements-mxnet.txt"]),
+        ("no driver", [], [".venv requirements/mxnet.txt"]),
         pytest.param(
             "no driver",
             ["pytorch"],
-            [".venv requirements-mxnet.txt", ".venv requirements-torch.txt", ".venv requirements-torch-cu13.txt"],
+            [".venv requirements/mxnet.txt", ".venv requirements/torch.txt", ".venv requirements/torch-cu13.txt"],
             marks=newer_python,
         ),
     ],

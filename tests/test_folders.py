@@ -41,7 +41,7 @@ LIGHT = """import importlib, sys
 
 for name in {names}:
     importlib.import_module(name)
-print(".venv requirements-mxnet.txt" if sys.argv[1] == "environment" else f"does {{sys.argv[1:]}}")
+print(".venv requirements/mxnet.txt" if sys.argv[1] == "environment" else f"does {{sys.argv[1:]}}")
 """
 
 
@@ -118,9 +118,10 @@ def light(tmp_path: Path) -> Checkout:
         shutil.copy(HOME / name, made.root / name)
     (made.root / "poc" / "__init__.py").touch()
     (made.root / "poc" / "__main__.py").write_text(LIGHT.format(names=(*STANDARD, *INSTALLED, "pip")))
+    (made.root / "requirements").mkdir()
     wheels.mkdir()
     for name, modules in (("common", INSTALLED), ("mxnet", ("build",))):
-        (made.root / f"requirements-{name}.txt").write_text(wheel(wheels, name, *modules))
+        (made.root / "requirements" / f"{name}.txt").write_text(wheel(wheels, name, *modules))
     (made.root / "results" / "here").mkdir(parents=True)
     (made.root / "results" / "here" / "journal.jsonl").write_text('{"run_id": "1"}\n')
     return made.commit()

@@ -12,13 +12,21 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.pin_requirements import HOME as ROOT
+from tests.pin_requirements import LISTS as FOLDER
+from tests.pin_requirements import STACK, stack
+
 EXTRAS = ("ray", "horovod")
-COPIED = ["run_all.sh", "make_environment.sh", "tests/run.sh", *(p.name for p in ROOT.glob("requirements*.txt"))]
+LISTS = sorted(FOLDER.glob("*.txt"))
+COPIED = ["run_all.sh", "make_environment.sh", "tests/run.sh", *(f"requirements/{path.name}" for path in LISTS)]
 
 MARK = "made-by-make_environment.sh"
 STAND_IN = """echo "$PWD|$PYTHONPATH|$*" >>"$CALLS"
@@ -26,7 +34,7 @@ case "$*" in
     --version) echo "Python {version}" ;;
     *"-m venv "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" && cp "$0" "$4/bin/lint-imports" ;;
     *"-m pip install "*) exit "${{EXIT_OF_PIP:-0}}" ;;
-    *"poc environment"*) printf '%s\\n' "${{PLAN-.venv requirements-mxnet.txt}}" ;;
+    *"poc environment"*) printf '%s\\n' "${{PLAN-.venv requirements/mxnet.txt}}" ;;
     *sys.executable*) echo "$0" ;;
     *) ;;
 esac
@@ -162,7 +170,7 @@ def test_run_all_hands_on_arguments_and_folder_unchanged(checkout: Checkout) -> 
 
 def test_second_start_installs_nothing_and_keeps_the_python(checkout: Checkout) -> None:
     checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.10.99"))
-    assert checkout.installed() == ["requirements-common.txt", "requirements-mxnet.txt"]
+    assert checkout.installed() == ["common.txt", "mxnet.txt"]
     for environment in [{}, {"PYTHON": checkout.stand_in("3.10.99")}]:
         assert checkout.start("run_all.sh", **environment).stderr == ""
         assert checkout.calls("-m pip install") == []
@@ -175,7 +183,7 @@ def test_a_failed_installation_is_made_again_from_nothing(checkout: Checkout) ->
     assert checkout.calls("poc ") == []
     (checkout.venv / "left-over").touch()
     checkout.start("run_all.sh", PYTHON=python)
-    assert checkout.installed() == ["requirements-common.txt", "requirements-mxnet.txt"]
+    assert checkout.installed() == ["common.txt", "mxnet.txt"]
     assert not (checkout.venv / "left-over").exists()
 
 
@@ -184,7 +192,7 @@ def test_an_environment_that_no_longer_fits_is_made_again(checkout: Checkout, fa
     checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.11.7"))
     (checkout.venv / MARK).unlink()  # earlier versions made none
     if fault == "requirements":
-        with (checkout.root / "requirements-common.txt").open("a") as file:
+        with (checkout.root / "requirements/common.txt").open("a") as file:
             file.write("one-more==1.0\n")
     elif fault == "interpreter":
         (checkout.venv / "bin" / "python").unlink()
@@ -217,12 +225,12 @@ def test_what_the_script_has_not_made_it_leaves_as_it_is(checkout: Checkout, for
 @pytest.mark.parametrize(
     ("plan", "named"),
     [
-        ("results of my runs loaded\n.venv requirements-mxnet.txt", "results of my runs loaded"),
-        ("results requirements-mxnet.txt", "results requirements-mxnet.txt"),
-        (".venv-x/../results requirements-mxnet.txt", ".venv-x/../results"),
-        (".venv-pytorch requirements-unheard-of.txt", "requirements-unheard-of.txt"),
-        (".venv ../requirements-mxnet.txt", "../requirements-mxnet.txt"),
-        (".venv requirements-mxnet.txt and more", "and more"),
+        ("results of my runs loaded\n.venv requirements/mxnet.txt", "results of my runs loaded"),
+        ("results requirements/mxnet.txt", "results requirements/mxnet.txt"),
+        (".venv-x/../results requirements/mxnet.txt", ".venv-x/../results"),
+        (".venv-pytorch requirements/unheard-of.txt", "requirements/unheard-of.txt"),
+        (".venv ../requirements/mxnet.txt", "../requirements/mxnet.txt"),
+        (".venv requirements/mxnet.txt and more", "and more"),
         ("", "''"),
     ],
 )
@@ -238,13 +246,12 @@ def test_a_printed_word_is_no_folder_to_be_made_anew(checkout: Checkout, plan: s
 
 
 def test_engines_go_where_the_plan_says_and_another_mxnet_takes_the_place_of_the_first(checkout: Checkout) -> None:
-    cards = ".venv requirements-mxnet-cu112.txt\n.venv-pytorch requirements-torch-cu12.txt"
+    cards = ".venv requirements/mxnet-cu112.txt\n.venv-pytorch requirements/torch-cu12.txt"
     checkout.start("run_all.sh", PYTHON=checkout.stand_in("3.11.7"))
     checkout.start("run_all.sh", PLAN=cards)
     made = [line.split()[-1] for line in checkout.calls("-m venv ")]
     assert [Path(folder).name for folder in made] == [".venv", ".venv-pytorch"]
-    common = "requirements-common.txt"
-    assert checkout.installed() == [common, "requirements-mxnet-cu112.txt", common, "requirements-torch-cu12.txt"]
+    assert checkout.installed() == ["common.txt", "mxnet-cu112.txt", "common.txt", "torch-cu12.txt"]
     # Of gigabytes nothing is kept twice.
     assert all("--no-cache-dir" in line for line in checkout.calls("-cu1"))
     assert checkout.start("run_all.sh", PLAN=cards).stderr == ""
@@ -267,7 +274,7 @@ def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout
     checkout.start("tests/run.sh", "-k", "a b", PYTHON=python, PATH=path)
     assert checkout.calls("-m venv") == []
     added = checkout.calls("-m pip install")
-    assert [line.rpartition("/")[2] for line in added] == [f"requirements-{name}.txt" for name in ("dev", *EXTRAS)]
+    assert [line.rpartition("/")[2] for line in added] == [f"{name}.txt" for name in ("dev", *EXTRAS)]
     assert checkout.calls("poc environment pytorch")
     assert all("--require-hashes" in line for line in added)
     for check in [
@@ -283,7 +290,7 @@ def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout
 
 def test_tests_that_need_what_cannot_be_had_are_named_and_the_others_run(checkout: Checkout, tmp_path: Path) -> None:
     python = checkout.stand_in("3.11.7")
-    python.write_text(python.read_text().replace('*"-m pip', '*"-m pip"*requirements-ray.txt) exit 1 ;;\n    *"-m pip'))
+    python.write_text(python.read_text().replace('*"-m pip', '*"-m pip"*requirements/ray.txt) exit 1 ;;\n    *"-m pip'))
     path = tools_only(tmp_path / "tools", "cp", "sh", "env")  # and no compiler for Horovod
     done = checkout.start("tests/run.sh", PYTHON=python, PATH=path)
     assert done.stderr.splitlines()[-1].endswith(": ray horovod")
@@ -304,7 +311,7 @@ def test_horovod_is_built_once_against_mxnet(checkout: Checkout) -> None:
     # A file with another hash is refused.
     assert all("--require-hashes" in line for line in [*others, built])
     assert "--no-build-isolation" in built
-    assert built.endswith("requirements-horovod.txt")
+    assert built.endswith("requirements/horovod.txt")
     shim = Path(built.split("|")[1])
     assert shim.name
     assert not shim.exists()
@@ -323,27 +330,97 @@ def test_a_build_without_a_compiler_is_one_line(checkout: Checkout, tmp_path: Pa
     assert "sudo apt-get install g++ cmake make" in only_line(done.stderr.split("\n", 1)[1].strip())
 
 
-def requirements(name: str) -> list[str]:
-    """Every requirement of a list with its hashes, in one line each."""
-    lines = re.sub(r" \\\n +", " ", (ROOT / name).read_text()).splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("requirements*.txt")))
-def test_every_requirement_is_pinned_and_named_once(name: str) -> None:
-    pinned = re.compile(
-        r'([A-Za-z0-9_.-]+)==[0-9][0-9a-z.]*(; python_version (?:<|>=) "3\.\d+")?( --hash=sha256:[0-9a-f]{64})+'
+def pins(*paths: Path) -> dict[str, tuple[str, str]]:
+    """Version and environment marker by name of package, of every line in the lists; fails where a line has no hash."""
+    line_format = re.compile(
+        r'([A-Za-z0-9_.-]+)==([0-9][0-9a-z.]*)(?:; (python_version (?:<|>=) "3\.\d+"))?(?: --hash=sha256:[0-9a-f]{64})+'
     )
-    matches = [pinned.fullmatch(line) for line in requirements(name)]
-    assert all(matches), requirements(name)
-    names = [match[1].lower().replace("_", "-") for match in matches if match]
-    assert len(names) == len(set(names)) > 0
+    lines = [line for path in paths for line in re.sub(r" \\\n +", " ", path.read_text()).splitlines()]
+    matches = {line: line_format.fullmatch(line) for line in lines if line and not line.startswith("#")}
+    assert all(matches.values()), matches
+    versions = {canonicalize_name(match[1]): (match[2], match[3] or "") for match in matches.values() if match}
+    assert len(versions) == len(matches) > 0, "a package is named twice"
+    return versions
 
 
-@pytest.mark.parametrize("name", ["requirements-common.txt", "requirements-dev.txt"])
+@pytest.mark.parametrize("path", [STACK, *LISTS], ids=lambda path: path.name)
+def test_every_requirement_is_pinned_and_named_once(path: Path) -> None:
+    pins(path)
+
+
+def test_the_stack_is_its_lists() -> None:
+    assert STACK.read_text() == stack(), "start tests/pin_requirements.py"
+    assert pins(STACK) == pins(FOLDER / "common.txt", FOLDER / "mxnet-cu112.txt")
+
+
+@pytest.mark.parametrize("name", ["common.txt", "dev.txt"])
 def test_what_is_installed_here_is_what_is_pinned(name: str) -> None:
-    for line in requirements(name):
-        pin, _, marker = line.partition(" --hash")[0].partition("; ")
-        if not marker or sys.version_info < tuple(map(int, re.findall(r"\d+", marker))):
-            package, version = pin.split("==")
-            assert importlib.metadata.version(package) == version, line
+    for package, (version, marker) in pins(FOLDER / name).items():
+        if not marker or Marker(marker).evaluate():
+            assert importlib.metadata.version(package) == version
+
+
+def test_pip_finds_in_the_lists_all_that_their_packages_ask_for() -> None:
+    """With hashes, pip refuses to add a package that has no pin."""
+    versions = pins(FOLDER / "common.txt", FOLDER / "mxnet.txt")
+    for package in versions:
+        try:
+            required = importlib.metadata.requires(package) or ()
+        except (
+            importlib.metadata.PackageNotFoundError
+        ):  # of another Python, or MXNet where a build for GPUs is installed
+            continue
+        for requirement in map(Requirement, required):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                version, _ = versions[canonicalize_name(requirement.name)]
+                assert requirement.specifier.contains(version), f"{package}: {requirement}"
+
+
+@pytest.mark.parametrize(
+    ("extra", "names"),
+    [
+        ("", ["common"]),
+        ("mxnet", ["common", "mxnet"]),
+        ("mxnet-cu112", ["common", "mxnet-cu112"]),
+        ("torch", ["torch"]),
+        ("torch", ["torch-cu12"]),
+        ("horovod", ["horovod"]),
+        ("ray", ["ray"]),
+        ("dev", ["dev"]),
+    ],
+)
+def test_the_pinned_versions_are_within_the_ranges_of_pyproject(extra: str, names: list[str]) -> None:
+    project = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    versions = pins(*(FOLDER / f"{name}.txt" for name in names))
+    for requirement in map(Requirement, wanted):
+        version, _ = versions[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), requirement
+
+
+@pytest.mark.slow
+def test_the_package_has_every_file_of_its_folder_and_the_command(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "poc", tmp_path / "poc", ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    pip = [
+        sys.executable,
+        "-I",
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        tmp_path,
+        tmp_path,
+    ]
+    subprocess.run(pip, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (commands,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    assert {f"poc/{name}" for name in tree(tmp_path / "poc")} == {name for name in names if name.startswith("poc/")}
+    assert "poc = poc.__main__:main" in commands

@@ -22,7 +22,7 @@ class Build:
     package: str
     version: str
     requirements: tuple[str, ...]
-    """Files beside README.md that install it."""
+    """Lists of packages that install it: paths in the checkout."""
     gigabytes: float
     """On the disk, once installed."""
     apart: bool = False

@@ -39,7 +39,7 @@ BUILDS: tuple[Build, ...] = (
     Build(
         package="mxnet-cu112",
         version="1.9.1",
-        requirements=("requirements-mxnet-cu112.txt",),
+        requirements=("requirements/mxnet-cu112.txt",),
         gigabytes=3.9,
         code=((5, 0), (6, 0), (7, 0), (8, 0), (8, 6)),
         driver="450.80.02",
@@ -47,14 +47,14 @@ BUILDS: tuple[Build, ...] = (
     Build(
         package="mxnet-cu102",
         version="1.9.1",
-        requirements=("requirements-mxnet-cu102.txt",),
+        requirements=("requirements/mxnet-cu102.txt",),
         gigabytes=0.8,
         code=((3, 0), (5, 0), (6, 0), (7, 0), (7, 5)),
         driver="440.33",
         libraries=CUDA_10_LIBRARIES,
         hint="install CUDA 10.2, cuDNN 8 and NCCL for it, or take an image that has them",
     ),
-    Build(package="mxnet", version="1.9.1", requirements=("requirements-mxnet.txt",), gigabytes=0.2),
+    Build(package="mxnet", version="1.9.1", requirements=("requirements/mxnet.txt",), gigabytes=0.2),
 )
 """Their machine code was read from the packages; there is no PTX in them, which newer cards could translate."""
 LAYOUT = "NCHW"

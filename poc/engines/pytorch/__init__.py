@@ -29,7 +29,7 @@ PACKAGES: tuple[str, ...] = ("torch", "torchvision")
 _CUDA_13 = Build(
     package="torch",
     version="2.13.0",
-    requirements=("requirements-torch.txt", "requirements-torch-cu13.txt"),
+    requirements=("requirements/torch.txt", "requirements/torch-cu13.txt"),
     gigabytes=5.0,
     apart=True,
     python=(3, 10),
@@ -39,7 +39,7 @@ _CUDA_13 = Build(
 _CUDA_12 = dataclasses.replace(
     _CUDA_13,
     version="2.10.0",
-    requirements=("requirements-torch-cu12.txt",),
+    requirements=("requirements/torch-cu12.txt",),
     gigabytes=7.0,
     code=((7, 0), *_CUDA_13.code),
     driver="525.60.13",
