@@ -49,7 +49,7 @@ find_python() {
     local candidate made_with=
     if [ -n "$python" ]; then
         version=$(supported_version "$python") || stop "PYTHON=$python is $("$python" --version 2>/dev/null ||
-            echo 'not a Python that starts'), but a Python 3.9 to 3.12 is needed: name one, or leave PYTHON unset to search for it."
+            echo 'not a Python that starts'), but Python 3.9 to 3.12 is needed: set PYTHON to one, or unset it."
         return
     fi
     # The Python that .venv was made with comes first, so that PYTHON= is needed only the first time.
@@ -61,7 +61,7 @@ find_python() {
         fi
     done
     stop "No Python 3.9 to 3.12 found: install one (sudo apt-get install python3.11 python3.11-venv;\
- where the distribution has none: pyenv install 3.11), or name it: PYTHON=/path/to/python3.11."
+ if the distribution has none: pyenv install 3.11), or set PYTHON=/path/to/python3.11."
 }
 
 check_python_is_complete() {
@@ -82,7 +82,7 @@ for library, package in [("libquadmath.so.0", "libquadmath0"), ("libgomp.so.1", 
     except OSError:
         packages.append(package)
 if packages:
-    sys.exit("MXNet needs system libraries that are missing here: sudo apt-get install " + " ".join(packages))
+    sys.exit("MXNet needs system libraries that are missing: sudo apt-get install " + " ".join(packages))
 PYTHON
 }
 
@@ -113,9 +113,9 @@ make_venv() {
     fi
     check_python_is_complete
     if [ -e "$1" ] || [ -L "$1" ]; then
-        is_ours "$1" || stop "$1 was not made by make_environment.sh and is left as it is: move it away, then start again."
+        is_ours "$1" || stop "$1 was not made by make_environment.sh, so it is not replaced: move it away."
     fi
-    echo "Setting up $1 with $version: once, some minutes." >&2
+    echo "Setting up $1 with $version (only once, takes some minutes)." >&2
     rm -rf "$1"
     mkdir "$1"
     echo "Made by make_environment.sh, which removes this folder when it no longer fits." >"$1/$mark"
@@ -131,14 +131,14 @@ add() {
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(hash_of "$2")" ]; then
         return
     fi
-    echo "Adding $2 to $1." >&2
+    echo "Installing $2 in $1." >&2
     case $2 in
         *horovod*) install_horovod "$2" ;;
         # What pip keeps of downloads of gigabytes would fill the disk once more.
         *cu1*) pip_install "$1" --only-binary :all: --no-cache-dir -r "$here/$2" ;;
         *) pip_install "$1" --only-binary :all: -r "$here/$2" ;;
     esac || {
-        echo "Installing $2 failed (see above); start again to try once more." >&2
+        echo "Installing $2 failed (see above); run this again to retry." >&2
         exit 1
     }
     hash_of "$2" >"$stamp"
@@ -151,7 +151,7 @@ add_engines() {
     # They become folders that are made anew.
     while read -r line; do
         [[ $line =~ ^\.venv(-[A-Za-z0-9_]+)?\ (requirements/[A-Za-z0-9._-]+\.txt)$ && -f $here/${BASH_REMATCH[2]} ]] ||
-            stop "poc environment: '$line' is no environment with a file of requirements: mend what else $venv/bin/python prints."
+            stop "poc environment: '$line' is not an environment and a requirements file."
     done <<<"$chosen"
     for stamp in "$venv"/installed-requirements-mxnet*; do
         # Two builds of MXNet are the same folder of packages.
@@ -169,11 +169,11 @@ add_engines() {
 }
 
 # Horovod's build asks MXNet where its headers are, and MXNet cannot be imported with today's NumPy as it comes (see
-# poc/engines/mxnet/compatibility.py): a sitecustomize.py, which every Python process of the build runs first, mends that.
+# poc/engines/mxnet/compatibility.py): a sitecustomize.py, which every Python process of the build runs first, fixes that.
 install_horovod() {
     local tool shim status=0
     for tool in g++ cmake make; do
-        command -v "$tool" >/dev/null || stop "Horovod is compiled here, which needs $tool: sudo apt-get install g++ cmake make"
+        command -v "$tool" >/dev/null || stop "compiling Horovod needs $tool: sudo apt-get install g++ cmake make"
     done
     shim=$(mktemp -d) || return
     cat >"$shim/sitecustomize.py" <<'PYTHON'
@@ -197,7 +197,7 @@ main() {
         case $option in
             --dev | --horovod | --ray) extras+=("requirements/${option#--}.txt") ;;
             --torch) engines+=(pytorch) ;;
-            *) stop "make_environment.sh: unknown option $option; there are --dev, --horovod, --ray and --torch" ;;
+            *) stop "make_environment.sh: unknown option $option; valid: --dev, --horovod, --ray and --torch" ;;
         esac
     done
 
@@ -213,7 +213,7 @@ main() {
     add_engines ${engines[@]+"${engines[@]}"} # bash before 4.4 takes an empty list for an unset one
     for option in ${extras[@]+"${extras[@]}"}; do
         if [[ $option == *horovod* && ! -f $venv/installed-requirements-mxnet.txt ]]; then
-            stop "Horovod is built here for CPUs: between GPUs it would send gradients through the host. Leave --horovod out."
+            stop "--horovod builds Horovod without NCCL, for CPUs only: leave it out on a machine with GPUs."
         fi
         add "$venv" "$option"
         # What Ray starts on a node finds the checkout that the node's environment belongs to.

@@ -1,31 +1,47 @@
 #!/usr/bin/env bash
-# Makes the environment where it is missing, then runs every recipe that this machine can run and writes results.md.
+# Makes the environment where it is missing, then runs the core recipes, or those that are named, and writes results.md.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 
 usage() {
     cat <<'USAGE'
-usage: ./run_all.sh [RECIPE ...] [--quick] [--hours H] [--dollars D] [--data DIR] [--results DIR]
-                    [--machine NAME] [--price DOLLARS] [--study FILE] [--cluster ADDRESS]
-                    [--with FOLDER]
+usage: ./run_all.sh [RECIPE ...] [OPTION ...]
 
-Runs recipes, by default every one in recipes/, and writes results.md. It says first how long that takes and what it
-costs, and does the most telling runs first. The same command goes on with what is left.
+Runs recipes and writes results.md. First it says what will run, how long that takes and what it costs. The most telling
+runs come first; the same command goes on with what is left.
 
-  RECIPE                 a name in recipes/, or a Python file
-  --quick                a first look: everything takes about 5 minutes on two CPU cores
-  --hours H              end by then, with what there is
-  --dollars D            the same, when so much is spent
-  --data DIR             where CIFAR-10 is (default: $POC_DATA, then the cache, then a download)
-  --results DIR          where the journal, the figures and results.md are written
-  --machine NAME         what to call this machine in the tables; p3.16xlarge and its like have a price
-  --price DOLLARS        what this machine costs an hour
-  --cluster ADDRESS      run on every machine of a cluster on Ray (docs/hosts.md)
-  --with FOLDER          show the measurements in this folder beside yours, e.g. reference/
-  --study FILE           a published study of your own, a CSV like those in poc/studies/
+Which runs
+  RECIPE            a name in recipes/, recipes/studies/ or recipes/research/, or a Python file (default: those in recipes/)
+  --all             those in recipes/studies/ and recipes/research/, too
+  --set FIELD=VALUE[,VALUE]   set a field of the recipes: --set batch_per_device=256,512 --set lr=0.1
+  --quick           a first look: about 5 minutes on two CPU cores
+  --cpu             CPU runs, too, on a machine with GPUs
+  --only ID         only runs whose id starts so (poc plan --verbose lists them)
+  --again           repeat runs that the journal holds already
 
-`.venv/bin/python -m poc --help` lists the other commands: plan, report, show, compare, ...
+This machine
+  --machine NAME    what results call it; an instance type such as p3.16xlarge has a price
+  --price DOLLARS   its price per hour
+  --data DIR        where CIFAR-10 is (default: $POC_DATA, then the cache, then a download)
+  --cluster ADDRESS run on every machine of a Ray cluster (docs/hosts.md)
+
+How long
+  --hours H         end by then, with what there is
+  --dollars D       the same, when so much is spent
+  --patience SECONDS   end a run that makes no step for so long
+  --checkpoints DIR keep checkpoints here
+
+Results
+  --results DIR     where the journal, the figures and results.md go (default: results/, with results.md beside it)
+  --target ACCURACY the accuracy for the time and cost to reach it (default: 0.75)
+  --with FOLDER     show the measurements in this folder, too, e.g. reference/
+  --study FILE      a published study of your own, a CSV like those in poc/studies/
+  --detail          measure what of a step is computation and communication, too
+  --rounds N        how often --detail measures
+  --verbose         say each run's id, settings, expected time and windows, too
+
+`.venv/bin/poc --help`, or `.venv/bin/python -m poc --help`, lists the other commands: doctor, plan, report, publish, ...
 The first start makes .venv, with Python 3.9 to 3.12 (PYTHON=/path/to/python chooses one).
 USAGE
 }

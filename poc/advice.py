@@ -83,7 +83,9 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
     on_gpus = [setting for setting in able if setting.kind == "gpu"]
     first = [*on_gpus, *able, *settings][0]
     if first.batch_per_device == LARGEST:  # type: ignore[comparison-overlap]
-        raise UserError("advise: batch_per_device: a rate is right for a batch that is known; give a number")
+        raise UserError(
+            "advise: batch_per_device='largest' is not allowed; use a number, for which the learning rate is right"
+        )
     return first
 
 
@@ -147,14 +149,14 @@ def measured_speed(record: Record, before: Sequence[Record] = ()) -> Speed:
     """
     found = throughput(record.timed)
     if found is None:
-        raise UserError("advise: the speed probe has no window after its warm-up; give a recipe of more steps")
+        raise UserError("advise: the run that measures the speed has no window after its warm-up; use more steps")
     own = [one for one in before if one.infrastructure == record.infrastructure]
     off = math.exp(NINE_TENTHS * max(found.spread / found.median, predict.between_takes(own)))
     return Speed(
         middle=found.median,
         low=found.median / off,
         high=found.median * off,
-        source="measured here",
+        source="measured on this machine",
         devices=record.run.devices,
         apart=Apart(run=record.run, machine=record.hardware, step=record.detail) if record.detail else None,
     )
@@ -183,14 +185,14 @@ def published_speed(setting: Setting, machine: str, prices: Prices) -> Speed:
     if not alike:
         known = sorted({row.hardware for row in rows})
         raise UserError(
-            f"--machine: no study has {setting.model} on one device of {machine!r}; those of: "
-            f"{'; '.join(known) or 'none'}. Leave --machine out to measure here"
+            f"--on: no study has {setting.model} on one device of {machine!r}, only on: "
+            f"{'; '.join(known) or 'none'}. Without --on the speed of this machine is measured"
         )
     row = min(alike, key=lambda one: abs(math.log(one.batch_per_device / setting.batches[-1])))
     middle, factor = float(rate(row) or 0.0), 1.0 if row.batch_per_device == setting.batches[-1] else UNLIKE
     source = f"published by {row.study} for {row.hardware}, batch {row.batch_per_device}"
     if factor > 1:
-        source += f"; it may be off by {factor - 1:.0%} at another batch"
+        source += f"; up to {factor - 1:.0%} off, since the batch differs"
     return Speed(middle=middle, low=middle / factor, high=middle * factor, source=source)
 
 
@@ -267,21 +269,21 @@ def warning(record: Record) -> str:
     """Say of advice from this short run that its images are synthetic; empty for real ones."""
     if record.dataset != Synthetic.name:
         return ""
-    instead = " CIFAR-10 was to be had nowhere: give it with --data or POC_DATA." if record.stood_in else ""
+    missing = " CIFAR-10 was not found: set --data or POC_DATA." if record.stood_in else ""
     return (
-        "SYNTHETIC images: the noise scale, batches, learning rates and epochs below are of these, and say nothing of "
-        f"real ones.{instead}"
+        "SYNTHETIC images: the noise scale, batches, learning rates and epochs below do not apply to real images."
+        f"{missing}"
     )
 
 
 def in_words(setting: Setting, scale: float, speeds: Sequence[Speed], made: Sequence[Option]) -> str:
     """What batches `advise` finds at a noise scale, the `speeds` measured or published, and what `options` made."""
-    known = [
-        f"\n{speed.devices} device{'s' * (speed.devices > 1)}: {speed.middle:,.0f} samples/s, {speed.source}."
-        for speed in speeds
-    ]
-    unpriced = "" if made[0].dollars else " No price is known: give --on or --machine."
-    return "\n".join([_batches(setting, scale), *known, _table(made), ASSUMED + unpriced])
+    lines = []
+    for speed in speeds:
+        devices = "1 device" if speed.devices == 1 else f"{speed.devices} devices"
+        lines.append(f"\n{devices}: {speed.middle:,.0f} samples/s, {speed.source}.")
+    unpriced = "" if made[0].dollars else " No price is known for this machine: set --machine or --on."
+    return "\n".join([_batches(setting, scale), *lines, _table(made), ASSUMED + unpriced])
 
 
 def _table(made: Sequence[Option]) -> str:
@@ -293,16 +295,25 @@ def _table(made: Sequence[Option]) -> str:
         marks = ["fastest"] * (one is fastest) + ["cheapest"] * (one is cheapest and one.dollars is not None)
         cells = [f"{one.learning_rate:.3g}", _range(one.rate), one.limit, _range(one.epochs), _range(one.hours)]
         rows.append([one.devices, one.batch, *cells, _range(one.dollars) if one.dollars else "", ", ".join(marks)])
-    headers = ["devices", "global batch", "rate", "samples/s (90%)", "limited by", "epochs", "hours", "dollars", ""]
+    headers = [
+        "devices",
+        "global batch",
+        "lr",
+        "samples/s (90% interval)",
+        "limited by",
+        "epochs",
+        "hours",
+        "dollars",
+        "",
+    ]
     return tabulate(rows, headers=headers, disable_numparse=True)
 
 
 ASSUMED = (
-    "Assumed: the batch a device of the recipe's first setting, its rate right there, and its epochs (12 where it has "
-    "none) enough there; "
-    "epochs and rates by the noise scale of a short run, which is lower than later ones, so that epochs may be fewer; "
-    "more devices as the published series had them, of which beyond four times those measured nothing was tried. "
-    "Evaluation is not in."
+    "Assumptions: the recipe's first setting has the right batch per device, learning rate and epochs (12 if not set). "
+    "Epochs and learning rates follow from the noise scale of a short run; it grows later, so fewer epochs may do. "
+    "Samples/s on more devices are predicted from published series, tested up to four times the devices measured. "
+    "Evaluation is not included."
 )
 
 
@@ -315,18 +326,23 @@ def _batches(setting: Setting, scale: float) -> str:
     """A table of what `advise` finds, and what it means."""
     choices, best = advise(setting, scale)
     rows = [
-        [f"{one.batch}{' <-' * (one == best)}", f"{one.steps:.2f}", f"{one.samples:.2f}", f"{one.learning_rate:.3g}"]
-        for one in choices
+        [
+            f"{choice.batch} <-" if choice == best else f"{choice.batch}",
+            f"{choice.steps:.2f}",
+            f"{choice.samples:.2f}",
+            f"{choice.learning_rate:.3g}",
+        ]
+        for choice in choices
     ]
-    headers = ["global batch", "steps, of the fewest", "samples, of the fewest", "learning rate"]
+    headers = ["global batch", "steps / minimum", "samples / minimum", "learning rate"]
     share = noise.epochs_at(setting.global_batch, scale) / best.samples
-    kept = f"as many samples get as far as {share:.2f} of them"
+    kept = f"the same samples are worth {share:.2f} of those"
     if setting.steps is None and setting.seconds is None:
         epochs = setting.epochs or EPOCHS
-        kept = f"{epochs} epochs get as far as {epochs * share:.1f}"
+        kept = f"{epochs} epochs are worth {epochs * share:.1f}"
     return (
         f"{tabulate(rows, headers=headers, disable_numparse=True)}\n"
-        f"Up to a global batch of {best.batch} {kept} at the recipe's own {setting.global_batch}; beyond, accuracy "
-        f"suffers. From about {scale:.0f} on twice the devices save less than a quarter of the steps. "
-        "The noise scale grows while the loss falls: after a longer run (--steps) it is larger."
+        f"At a global batch of {best.batch} {kept} at the recipe's own {setting.global_batch}; a larger batch costs "
+        f"more accuracy. Above about {scale:.0f}, twice the devices save less than a quarter of the steps. "
+        "The noise scale grows during the training: a longer run (--steps) measures a larger one."
     )

@@ -49,21 +49,25 @@ class Planned:
     """How many times the plan has the run up to here."""
 
     def __str__(self) -> str:
-        searched = "; the largest batch up to this that fits is searched for" * bool(self.search)
-        return str(self.run) + (f", repeat {self.repeat}" if self.repeat > 1 else "") + searched
+        repeat = f", repeat {self.repeat}" if self.repeat > 1 else ""
+        search = "; searches for the largest batch that fits, up to this one" if self.search else ""
+        return f"{self.run}{repeat}{search}"
 
 
 def plan(
-    name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False, cpu_waits: bool = False
+    name: str, recipe: Recipe, hardware: Hardware, *, quick: bool = False, cpu: bool = False, named: bool = True
 ) -> list[Planned]:
     """Every run of `recipe`, as often as it is repeated, in rounds over the grid; `quick` plans its cut-down version.
 
     Repetitions are rounds so that what is compared runs at about the same time. Every other round goes backwards, so
     that none of two always comes first.
-    With `cpu_waits` runs on the CPU are skipped on a machine whose GPUs can be used: hours at a GPU's price.
+    On a machine whose GPUs can be used, runs on the CPU are skipped, which would be hours at a GPU's price, unless they
+    are asked for: by `cpu`, or by whoever `named` a recipe that has no others.
     """
     planned: dict[tuple[str, bool, int], Planned] = {}
     settings = (recipe.quickened() if quick else recipe).settings()
+    named_for_cpu = named and all(setting.kind == "cpu" for setting in recipe.settings())
+    cpu = cpu or named_for_cpu or not _has_usable_gpus(hardware)
     repeats = range(max(setting.repeats for setting in settings))
     places = range(max(len(setting.each_seed) for setting in settings))
     for number, (repeat, place) in enumerate(itertools.product(repeats, places)):
@@ -71,9 +75,8 @@ def plan(
             if place < len(setting.each_seed) and repeat < setting.repeats:
                 seed = setting.each_seed[place]
                 item = _planned(setting, hardware, {"recipe": name, "seed": seed, "quick": quick})
-                if cpu_waits and setting.kind == "cpu" and _has_usable_gpus(hardware) and not item.skip:
-                    waits = "a run on the CPU of a machine with GPUs waits until its recipe is named"
-                    item = dataclasses.replace(item, skip=waits)
+                if setting.kind == "cpu" and not cpu and not item.skip:
+                    item = dataclasses.replace(item, skip="CPU run on a machine with GPUs (--cpu runs it)")
                 if repeat and not item.skip:  # what is searched for is known by now
                     item = dataclasses.replace(item, repeat=repeat + 1, seconds=estimate(item.run, hardware))
                 item = dataclasses.replace(item, priority=setting.priority)
@@ -111,13 +114,13 @@ def _planned(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> Pla
 def _resolve(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> tuple[Run, str, str]:
     """The run of one setting, why it does not run on this machine, empty where it does, and why its engine."""
     if setting.framework != AUTO:
-        return *_with_engine(setting.framework, setting, hardware, named), "the recipe names it"
+        return *_with_engine(setting.framework, setting, hardware, named), "set by the recipe"
     attempts: list[tuple[Run, str]] = []
     for name in engines.ENGINES:
         others = [f"not {engines.load(run.framework).LABEL}: {why}" for run, why in attempts]
         attempts.append(_with_engine(name, setting, hardware, named))
         if not attempts[-1][1]:
-            return *attempts[-1], "; ".join(others) or f"first of {', '.join(engines.ENGINES)} that can do it"
+            return *attempts[-1], "; ".join(others) or f"first supported framework of {', '.join(engines.ENGINES)}"
     return *attempts[0], ""
 
 
@@ -127,7 +130,7 @@ def _with_engine(name: str, setting: Setting, hardware: Hardware, named: dict[st
     workers = engine.workers(setting.workers, setting.devices, emulated)
     hosts = hardware.hosts if workers > 1 else 1
     cores, too_few_cores = _cores(setting, kind, workers, hosts, hardware)
-    uneven = f"{workers} workers do not share {hosts} hosts equally" if workers % hosts else ""
+    uneven = f"workers={workers} cannot be divided equally over {hosts} hosts" if workers % hosts else ""
     fields = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
     fields.update(
         framework=name,
@@ -160,7 +163,8 @@ def _devices(setting: Setting, name: str, hardware: Hardware) -> tuple[str, bool
         return "gpu", False, ""
     if setting.emulated and usable:
         return "gpu", setting.devices > 1, ""
-    skip = f"needs {setting.devices} GPU{'s' * (setting.devices > 1)}, this machine has {usable or 'none'}"
+    needed = "1 GPU" if setting.devices == 1 else f"{setting.devices} GPUs"
+    skip = f"needs {needed}, this machine has {usable or 'none'}"
     if reasons:
         skip += f" that {engine.LABEL} can use: {reasons[0]}"
     return "gpu", False, skip
@@ -205,7 +209,7 @@ def _too_large(run: Run, hardware: Hardware) -> str:
         return ""
     return (
         f"needs about {needed / 2**30:.0f} GiB of memory, this machine has {hardware.memory_bytes / 2**30:.0f}: "
-        "take a smaller batch"
+        "use a smaller batch"
     )
 
 
@@ -232,5 +236,5 @@ def select(planned: list[Planned], ids: list[str] | None) -> list[Planned]:
     """The runs whose id starts with one of `ids`; all where that is None. Raises UserError for an id that none has."""
     for wanted in ids or []:
         if not any(candidate.run.id.startswith(wanted) for candidate in planned):
-            raise UserError(f"--only: no run {wanted!r} in this plan; see the first column of `python -m poc plan`")
+            raise UserError(f"--only: no run id in this plan starts with {wanted!r}; `poc plan --verbose` lists them")
     return [candidate for candidate in planned if not ids or candidate.run.id.startswith(tuple(ids))]

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from poc.recipe import DATA, OPTIMIZERS, Device, Training
+from poc.recipe import CIFAR10, DATA, OPTIMIZERS, SGD, Device, ImageNet, Synthetic, Training
 from poc.recipe.datasets import HELD_OUT
 from poc.recipe.kvstores import KVSTORES
 from poc.recipe.rates import Schedule
@@ -38,11 +38,11 @@ class Run(Schedule, Training):
 
     recipe: str
     global_batch: int = field(json="total_batch")
-    lr_rule: str = field(label=lambda rule: "" if rule == "fixed" else f"rate {rule}")
+    lr_rule: str = field(label=lambda rule: "" if rule == "fixed" else f"lr scaling {rule}")
     epochs: int
     steps_per_epoch: int
     seed: int = field(label=lambda seed: f"seed {seed}" if seed else "")
-    quick: bool = field(label=lambda quick: "quick" * quick)
+    quick: bool = field(label=lambda quick: "quick" if quick else "")
 
     @property
     def shares_threads(self) -> bool:
@@ -70,9 +70,39 @@ class Run(Schedule, Training):
         said = [word for name, word in words(self).items() if name not in with_others]
         devices = f"{self.devices} {self.kind}" + (" (emulated)" if self.emulated else "")
         whole = self.steps == self.epochs * self.steps_per_epoch
-        length = f"{self.epochs} epoch{'s' * (self.epochs > 1)}" if whole else f"{self.steps} steps"
+        epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+        length = epochs if whole else f"{self.steps} steps"
         start = [self.model, f"{self.batch_per_device} x {devices}", length]
         return ", ".join([*start, *([self.kvstore_label] if self.synchronises else []), *said])
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether optimizer and augmentation are the main study's; the schedule of the learning rate may differ."""
+        plain = not self.label_smoothing and not self.zero_init_gamma and self.averaged_views == 1
+        plain_data = isinstance(self.data, Synthetic) or self.data in (CIFAR10(), ImageNet())
+        return bool(plain and plain_data and self.optimizer == SGD())
+
+    @property
+    def training_recipe(self) -> str:
+        """How it trains in words, but for its model, batch, devices, learning rate and schedule."""
+        labels, data = words(self), self.data
+        others = (labels.get(name, "") for name in ("label_smoothing", "zero_init_gamma", "averaged_views"))
+        parts = [str(self.optimizer), *others]
+        if isinstance(data, CIFAR10):
+            flip = "flip every other epoch" if data.alternate else "horizontal flip" if data.mirror else ""
+            parts += [f"crop {data.crop} of {32 + 2 * data.pad}", flip, "colour jitter" if data.jitter else ""]
+            parts.append(f"cutout {data.cutout}" if data.cutout else "")
+            parts.append(f"{data.shrink} px in the first {data.shrink_epochs} epochs" if data.shrink else "")
+        return ", ".join(filter(None, parts))
+
+    @property
+    def schedule_label(self) -> str:
+        """Schedule of the learning rate in words; empty if it is constant."""
+        labels = words(self)
+        epochs = f"{self.warmup_steps / self.steps_per_epoch:.2g}"
+        warmup = f"warm-up {epochs} epoch{'' if epochs == '1' else 's'}" if self.warmup_steps else ""
+        decay = (labels.get(name, "") for name in ("decay", "decay_at", "decay_factor"))
+        return ", ".join(filter(None, [warmup, *decay]))
 
     @property
     def whole_epochs(self) -> bool:
@@ -142,7 +172,7 @@ class Run(Schedule, Training):
             kind_name = left.pop(name, next(iter(kinds)))
             kind = kinds.get(kind_name)
             if kind is None:
-                raise UserError(f"its {name} is {kind_name!r}")
+                raise UserError(f"{name}: {kind_name!r} is unknown")
             given = {option: left[entry] for entry, option in _options(kind).items() if entry in left}
             held[name] = from_plain(kind, given)
             # Earlier versions wrote the options of all kinds, those of others at their default.

@@ -6,10 +6,13 @@ import dataclasses
 import difflib
 import functools
 import itertools
+import os
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, TypeVar, get_args
 
 import numpy as np
@@ -77,7 +80,7 @@ def several(given: Any) -> Any:
 def whole(name: str, number: object, *, least: int = 1) -> None:
     """Raises UserError unless `number` is a whole number of at least `least`, and not absurdly large."""
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= _LARGEST_WHOLE:
-        raise refuse(name, number, f"give a whole number of at least {least} and at most {_LARGEST_WHOLE}")
+        raise refuse(name, number, f"use a whole number from {least} to {_LARGEST_WHOLE}")
 
 
 whole_or_zero = functools.partial(whole, least=0)
@@ -87,9 +90,9 @@ def positive(name: str, number: object, *, zero: bool = False) -> None:
     """Raises UserError unless `number` is a number above zero (or zero, where `zero` allows it)."""
     allowed = "zero or more" if zero else "above zero"
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not (number > 0 or (zero and number == 0)):
-        raise refuse(name, number, f"give a number {allowed}")
+        raise refuse(name, number, f"use a number {allowed}")
     if number > _LARGEST_NUMBER:
-        raise refuse(name, number, f"give at most {_LARGEST_NUMBER:g}")
+        raise refuse(name, number, f"use at most {_LARGEST_NUMBER:g}")
 
 
 positive_or_zero = functools.partial(positive, zero=True)
@@ -99,13 +102,13 @@ def share(name: str, number: Any) -> None:
     """Raises UserError unless `number` is from 0 to below 1."""
     positive_or_zero(name, number)
     if number >= 1:
-        raise refuse(name, number, "give a number from 0 to below 1")
+        raise refuse(name, number, "use a number from 0 to below 1")
 
 
 def flag(name: str, given: object) -> None:
     """Raises UserError unless `given` is True or False."""
     if not isinstance(given, bool):
-        raise refuse(name, given, "give True or False")
+        raise refuse(name, given, "use True or False")
 
 
 def choice(valid: Sequence[Any]) -> Check:
@@ -181,7 +184,7 @@ def from_plain(cls: type[T], plain: Mapping[str, Any]) -> T:
     for base in reversed(cls.__mro__):
         names.update(vars(sys.modules[base.__module__]))
     if not isinstance(plain, Mapping):
-        raise UserError(f"{cls.__name__}: {plain!r} holds no fields")
+        raise UserError(f"{cls.__name__}: {plain!r} is not a dict of fields")
     kinds = {declared.name: str(declared.type) for declared in dataclasses.fields(cls)}  # type: ignore[arg-type]
     held = {name: _from_plain(name, kinds.get(name, "Any"), given, names) for name, given in plain.items()}
     return cls(**held)
@@ -207,7 +210,7 @@ def _from_plain(name: str, kind: str, given: Any, names: Mapping[str, Any]) -> A
         return given
     elif dataclasses.is_dataclass(names[container]) and isinstance(given, dict):
         return from_plain(names[container], given)
-    raise UserError(f"its {name} is {str(given)[:40]!r}")
+    raise UserError(f"{name}: {str(given)[:40]!r} is not allowed")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, dataclasses.field))
@@ -225,7 +228,7 @@ def value(cls: type[T]) -> type[T]:
         if len(positional) == len(nameless) == 1 and nameless[0] not in given:
             given[nameless[0]] = positional[0]
         elif positional:
-            raise UserError(f"{cls.__name__}: fields are named, e.g. {sorted(fields)[0]}=...; got {positional[0]!r}")
+            raise UserError(f"{cls.__name__}: pass fields by name, e.g. {sorted(fields)[0]}=...; got {positional[0]!r}")
         for name in [*given, *required]:
             if name not in fields:
                 raise UserError(f"{cls.__name__}: no field {name!r}; {nearest(name, fields)}")
@@ -240,3 +243,17 @@ def value(cls: type[T]) -> type[T]:
 
     cls.__init__ = construct  # type: ignore[method-assign]
     return cls
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file at `path` by `text`, wholly or not at all; make its folder if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(unfinished, 0o644)  # mkstemp's files are for their owner alone
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise

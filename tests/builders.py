@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from poc import Recipe, Synthetic
 from poc.machine.hardware import Hardware
 from poc.plan import plan
 from poc.records.record import COMPLETED, Evaluation, Record
 from poc.records.timing import Window
+from poc.report import table
 from poc.run import Run
+from poc.studies import Study
+from poc.studies.prices import load
 from poc.train import checkpoint
 from poc.train.local import Here, Place
 from poc.train.parent import execute
@@ -89,6 +93,11 @@ def record_of(
     plain.update(parts={"initialise": 3.0, "evaluate": float(len(epoch_seconds))}, others_busy_cores=0.01)
     plain.update(changes)
     return Record.from_json(plain)
+
+
+def build(*records: Record, studies: Sequence[Study] = (), **prices: float) -> pd.DataFrame:
+    """Return the table of these records and studies, with prices of the list and others by the machine's name."""
+    return table.build(records, studies, load(prices))
 
 
 def place_in(folder: Path, **fields: Any) -> Place:

@@ -71,9 +71,9 @@ def start(recipe: Path, folder: Path, *, command: str = "run", **how: Any) -> su
     """`poc run` on `recipe`, or another `command`, with its results and checkpoints in `folder`; `how`: of Popen, whose
     `environment` is added to this process's own, or taken out of it by None."""
     words = [*HEEDFUL, *how.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc"]
-    words += [command, str(recipe), "--results", str(folder / "results"), "--machine", "here"]
+    words += [command, str(recipe), "--results", str(folder / "results")]
     if command == "run":
-        words += ["--checkpoints", str(folder / "checkpoints")]
+        words += ["--machine", "here", "--verbose", "--checkpoints", str(folder / "checkpoints")]
     places = {"POC_CACHE": f"{_FOLDER}/cache", "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FOLDER}
     variables = {**os.environ, **places, **how.pop("environment", {})}
     environment = {name: value for name, value in variables.items() if value is not None}

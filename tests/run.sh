@@ -20,7 +20,7 @@ done
 unset "${!PYTHON@}"
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .
-.venv/bin/python -m mypy poc tests/engines/seam.py
+.venv/bin/python -m mypy poc tools tests/engines/seam.py
 .venv/bin/lint-imports
 # Two tests at a time; whoever has none left takes some of the other's.
 exec .venv/bin/python -m pytest -q -n 2 --dist worksteal "$@"

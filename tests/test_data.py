@@ -238,20 +238,20 @@ def test_decoded_once_memory_mapped_and_made_again_where_damaged(tmp_path: Path,
 @pytest.mark.parametrize(
     ("files", "named"),
     [
-        ({}, "holds no CIFAR-10"),
+        ({}, "CIFAR-10"),
         ({"data_batch_1.bin": b""}, "data_batch_2.bin is missing"),
         ({"cifar10_train.rec": b""}, "cifar10_val.rec is missing"),
         ({**BINARIES, "data_batch_3.bin": BINARIES["data_batch_3.bin"][:-1]}, "data_batch_3.bin"),
         ({**BINARIES, "data_batch_3.bin": b""}, "data_batch_3.bin"),
         ({**BINARIES, "test_batch.bin": b"\x0a" + bytes(3072)}, "test_batch.bin has the label 10"),
-        ({**BINARIES, "test_batch.bin": bytes(3073)}, "holds 15 training and 1 validation images"),
+        ({**BINARIES, "test_batch.bin": bytes(3073)}, "15 training and 1 validation images"),
         ({**RECORDS, "cifar10_val.rec": RECORDS["cifar10_val.rec"][:-30]}, "truncated in the record"),
         ({**RECORDS, "cifar10_val.rec": RECORDS["cifar10_val.rec"] + part(0, b"")[:6]}, "truncated in the record"),
         ({**RECORDS, "cifar10_val.rec": part(1, b"begun")}, "truncated in its last record"),
         ({**RECORDS, "cifar10_val.rec": b"junk" * 10}, "not RecordIO at byte 0"),
         ({**RECORDS, "cifar10_val.rec": b""}, "and 0 validation images"),
         ({**RECORDS, "cifar10_val.rec": part(0, record(PIXELS[0], float("nan")))}, "cifar10_val.rec has the label nan"),
-        ({**RECORDS, "cifar10_train.rec": part(0, bytes(24) + b"junk")}, "nothing that decodes"),
+        ({**RECORDS, "cifar10_train.rec": part(0, bytes(24) + b"junk")}, "cifar10_train.rec, record 0 .*decoded"),
         ({**RECORDS, "cifar10_train.rec": part(0, b"short")}, "no image header"),
         ({**RECORDS, "cifar10_train.rec": part(0, record(PIXELS[0, :9], 0))}, "32 x 9 pixels"),
         ({ARCHIVE_NAME: ARCHIVE[:-10]}, "cifar-10-binary.tar.gz is truncated or damaged"),
@@ -261,24 +261,24 @@ def test_decoded_once_memory_mapped_and_made_again_where_damaged(tmp_path: Path,
             {ARCHIVE_NAME: gzip.compress(gzip.decompress(ARCHIVE)[:20_000])},
             "cifar-10-binary.tar.gz is truncated or damaged",
         ),
-        ({ARCHIVE_NAME: gzip.compress(bytes(2**28), 1)}, "data_batch_1.bin is missing in it"),
+        ({ARCHIVE_NAME: gzip.compress(bytes(2**28), 1)}, "data_batch_1.bin is missing"),
         (
             {ARCHIVE_NAME: tar_of({**BINARIES, "data_batch_3.bin": b""})},
             "cifar-10-binary.tar.gz/data_batch_3.bin has 0",
         ),
         (
             {ARCHIVE_NAME: tar_of({k: x for k, x in BINARIES.items() if "3" not in k})},
-            "data_batch_3.bin is missing in it",
+            "data_batch_3.bin is missing",
         ),
         ({PYTHON_NAME: PYTHON_ARCHIVE[:-10]}, "cifar-10-python.tar.gz is truncated or damaged"),
-        ({**python_files(), "data_batch_2": python_files()["data_batch_2"][:-1]}, "data_batch_2 is no batch of"),
-        ({**python_files(), "data_batch_2": b""}, "data_batch_2 is no batch of"),
+        ({**python_files(), "data_batch_2": python_files()["data_batch_2"][:-1]}, "data_batch_2 is not a"),
+        ({**python_files(), "data_batch_2": b""}, "data_batch_2 is not a"),
         (
             {**python_files(), "data_batch_2": python_2_batch(row(PIXELS[:3]), [0, 1, 10])},
             "data_batch_2 has the label 10",
         ),
-        ({**python_files(), "data_batch_2": python_2_batch(row(PIXELS[:3]), [0, 1])}, "data_batch_2 is no batch of"),
-        ({**python_files(), "data_batch_2": python_2_batch(row(PIXELS[:2]), [0, 1])}, "holds 14 training and 4"),
+        ({**python_files(), "data_batch_2": python_2_batch(row(PIXELS[:3]), [0, 1])}, "data_batch_2 is not a"),
+        ({**python_files(), "data_batch_2": python_2_batch(row(PIXELS[:2]), [0, 1])}, "14 training and 4"),
         ({name: x for name, x in python_files().items() if name != "test_batch"}, "test_batch is missing"),
     ],
 )
@@ -441,9 +441,9 @@ def test_an_archive_whose_paths_climb_writes_nothing_there(tmp_path: Path) -> No
 
 
 def test_source_that_does_not_exist_and_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere, [^;]* does not exist; give a folder with data_batch_1\.bin"):
+    with pytest.raises(UserError, match=r"nowhere [^;]*does not exist; .*data_batch_1\.bin"):
         load(tmp_path / "nowhere", tmp_path)
-    with pytest.raises(UserError, match=r"^cache: cannot write in"):
+    with pytest.raises(UserError, match=r"^cache: .*test_batch.bin.*POC_CACHE"):
         load(write(tmp_path / "data", BINARIES), tmp_path / "data" / "test_batch.bin" / "cache")
 
 
@@ -459,7 +459,7 @@ def test_record_in_parts_and_with_several_labels() -> None:
 
 
 def test_an_image_that_would_fill_the_memory_is_not_decoded_and_a_large_one_is() -> None:
-    with pytest.raises(UserError, match=r"^data: a\.rec: nothing that decodes"):
+    with pytest.raises(UserError, match=r"^data: a\.rec .*decoded"):
         recordio.image(part(0, black_png(12_000)), "a.rec")
     assert recordio.image(part(0, black_png(8_000)), "a.rec").pixels.shape == (8_000, 8_000, 3)
 
@@ -509,7 +509,7 @@ def served(content: bytes, declared: int | None = None, pause: float = 0.0) -> I
 def test_download_then_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with served(ARCHIVE) as url:
         check(load(None, tmp_path, released(url)))
-    assert capsys.readouterr().err == f"Downloading CIFAR-10 from {url}, once.\n"
+    assert capsys.readouterr().err.startswith(f"Downloading CIFAR-10 from {url} ")
     assert left_in(tmp_path) == [ENTRY]
     check(load(None, tmp_path))
     assert capsys.readouterr().err == ""

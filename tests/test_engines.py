@@ -145,10 +145,10 @@ class Telepathy(KVStore):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"optimizer": Unheard()}, "optimizer Unheard is not "),
-        ({"kvstore": Telepathy(), "devices": 2}, "kvstore Telepathy is not "),
-        ({"dtype": "float8"}, "dtype float8 is not "),
-        ({"model": "tomorrow"}, "(model )?tomorrow.* is no"),
+        ({"optimizer": Unheard()}, "optimizer=unheard is not "),
+        ({"kvstore": Telepathy(), "devices": 2}, "kvstore=telepathy is not "),
+        ({"dtype": "float8"}, "dtype=float8 is not "),
+        ({"model": "tomorrow"}, "model=tomorrow is not"),
     ],
     ids=["optimizer", "kvstore", "precision", "network"],
 )
@@ -166,22 +166,22 @@ def test_what_an_engine_never_heard_of_is_refused_and_not_trained_as_something_e
 @pytest.mark.parametrize(
     ("engine", "fields", "said"),
     [
-        ("reference", {"model": "cifar_resnet8_v2"}, "model cifar_resnet8_v2 is not NumPy's"),
-        ("reference", {"optimizer": "nesterov"}, "optimizer Nesterov is not NumPy's; it has sgd"),
+        ("reference", {"model": "cifar_resnet8_v2"}, "model=cifar_resnet8_v2 is not supported by NumPy"),
+        ("reference", {"optimizer": "nesterov"}, "optimizer=nesterov is not supported by NumPy; it has sgd"),
         ("reference", {"optimizer": SGD(momentum_correction=True)}, "momentum correction is not NumPy's"),
-        ("reference", {"dtype": "bfloat16"}, "dtype bfloat16 is not NumPy's; it has float32"),
-        ("reference", {"devices": 2, "kvstore": "local"}, "kvstore Local is not NumPy's; it has device, dist_sync"),
+        ("reference", {"dtype": "bfloat16"}, "dtype=bfloat16 is not supported by NumPy; it has float32"),
+        ("reference", {"devices": 2, "kvstore": "local"}, "kvstore=local is not supported by NumPy; it has device"),
         ("reference", {"devices": 2, "kvstore": Device(two_bit=0.5)}, "compressed gradients are not NumPy's"),
-        ("reference", {"label_smoothing": 0.1}, "label_smoothing 0.1 is not NumPy's"),
-        ("reference", {"layout": "NHWC"}, "layout NHWC is not NumPy's"),
-        ("pytorch", {"devices": 2, "workers": 2, "kvstore": "dist_sync"}, "kvstore DistSync is not PyTorch's; it"),
-        ("pytorch", {"optimizer": "lars"}, "optimizer LARS is not PyTorch's; it has sgd, nesterov, muon"),
-        ("pytorch", {"dtype": "tf32"}, "tf32 is for GPUs"),
-        ("pytorch", {"model": "cifar_vgg16"}, "model cifar_vgg16 is not PyTorch's"),
-        ("pytorch", {"devices": 2, "target_accuracy": 0.5}, "target_accuracy ends a run of one process, and"),
-        ("pytorch", {"devices": 2, "seconds": 5.0}, "seconds ends a run of one process, and PyTorch has one"),
-        ("mxnet", {"devices": 2, "straggler": 0.3}, "straggler 0.3 says nothing of one worker alone"),
-        ("mxnet", {"devices": 2, "kvstore": Device(two_bit=0.5), "dtype": "float16"}, "in float16 what overflowed"),
+        ("reference", {"label_smoothing": 0.1}, "label_smoothing=0.1 is not"),
+        ("reference", {"layout": "NHWC"}, "layout=NHWC is not supported by NumPy"),
+        ("pytorch", {"devices": 2, "workers": 2, "kvstore": "dist_sync"}, "kvstore=dist_sync is not"),
+        ("pytorch", {"optimizer": "lars"}, "optimizer=lars is not supported by PyTorch; it has sgd, nesterov, muon"),
+        ("pytorch", {"dtype": "tf32"}, "dtype=tf32 needs a GPU"),
+        ("pytorch", {"model": "cifar_vgg16"}, "model=cifar_vgg16 is not supported by PyTorch"),
+        ("pytorch", {"devices": 2, "target_accuracy": 0.5}, "target_accuracy=0.5 needs a single process"),
+        ("pytorch", {"devices": 2, "seconds": 5.0}, "seconds=5 needs a single process"),
+        ("mxnet", {"devices": 2, "straggler": 0.3}, "straggler=0.3 needs"),
+        ("mxnet", {"devices": 2, "kvstore": Device(two_bit=0.5), "dtype": "float16"}, "two_bit is not"),
     ],
     ids=str,
 )
@@ -216,9 +216,9 @@ def test_a_precision_that_a_card_only_emulates_is_refused(
         return engines.lacks(run, dataclasses.replace(MACHINE, gpus=gpus))
 
     assert said(("new", oldest), ("unused", capability)) is None
-    assert said(("new", oldest), ("old", capability)) == (
-        f"old has compute capability {capability[0]}.{capability[1]}, and only emulates {dtype}"
-    )
+    reason = said(("new", oldest), ("old", capability)) or ""
+    assert reason.startswith(f"dtype={dtype} ")
+    assert f"old (compute capability {capability[0]}.{capability[1]})" in reason
 
 
 @having(*({"batch_per_device": 64, "steps": 12, "lr": 0.02, **fields} for fields in OPTIMIZERS), alone=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -12,44 +13,61 @@ from typing import Any
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from poc import studies
-from poc.records import journal, timing
-from poc.report import explorer, rows
+from poc.report import explorer, table
+from poc.studies.prices import load
+from poc.studies.row import COLUMNS
 from tests.builders import record_of
-from tests.launch import DEADLINE_SECONDS, HOME
+from tests.launch import DEADLINE_SECONDS
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SWITCHES = (
     *("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking", "disable-sync"),
     *("disable-component-update", "disable-quic", "disable-dev-shm-usage", "window-size=1280,1400"),
 )
-HARM = "</script><script>harmed=1</script><img src=x onerror=harmed=1>"
+HARM = "</script><script>harmed=1</script><img src=x onerror=harmed=1>\"'&$about"
 RECORDS = [
-    record_of(run_id="harmful000", infrastructure=HARM, epoch_seconds=[9.0, 8.0], accuracies=[0.25, 0.5]),
-    record_of(run_id="twice00000", started="2026-11-21T10:00:00+00:00", epoch_seconds=[40.0]),
-    record_of(run_id="twice00000", started="2026-11-22T10:00:00+00:00"),
-    record_of(run_id="skipped000", run={"model": "alexnet"}, outcome="skipped", windows=[], evaluations=[], wall=None),
+    record_of(infrastructure=HARM, reason=HARM, run={"recipe": HARM}, epoch_seconds=[9.0, 8.0], accuracies=[0.25, 0.5]),
+    record_of(started="2026-11-21T12:00:00+00:00", epoch_seconds=[40.0] * 3, accuracies=[0.3, 0.4, 0.45]),
+    record_of(outcome="diverged", reason=HARM, run={"learning_rate": 9.0}, commit=HARM),
+    record_of(outcome="skipped", reason=HARM, run={"model": "alexnet"}, windows=[], evaluations=[], wall=None),
 ]
-TABLE = rows.collect(RECORDS, studies.load())
+TABLE = table.build(RECORDS, studies.load(), load({}))
+DRAWN = TABLE[TABLE.outcome.isin(["completed", ""])]
 pytestmark = pytest.mark.slow
-POINTS = '#chart path[aria-roledescription="point"]'
+POINTS = '#points path[aria-roledescription="point"]'
+CURVES = '#curves path[aria-roledescription="line mark"]'
 
 
 def wait(browser: Any, script: str, expected: Any = True) -> None:
-    """Until this piece of JavaScript is so; fails after minutes."""
+    """Wait until this piece of JavaScript has the value; fail after minutes."""
     waiting = WebDriverWait(browser, DEADLINE_SECONDS, 0.05)
     waiting.until(lambda _: browser.execute_script(f"return {script}") == expected, script)
 
 
-def opened(browser: Any, path: Path, fragment: str = "") -> Any:
-    browser.get("about:blank")  # else another fragment of the same file would not load it again
-    browser.get(path.as_uri() + fragment)
-    wait(browser, "Boolean(document.body.dataset.ready)")
-    return browser
+def count(selector: str) -> str:
+    return f"document.querySelectorAll({json.dumps(selector)}).length"
+
+
+def rows_left(browser: Any) -> int:
+    return int(re.findall(r"of ([\d,]+) entries", browser.find_element(By.CLASS_NAME, "dt-info").text)[0])
+
+
+def cells(browser: Any, name: str) -> list[str]:
+    """Return what the table shows of a column."""
+    texts = "return [...document.querySelectorAll(arguments[0])].map(element => element.textContent)"
+    column = browser.execute_script(texts, "#rows thead th .dt-column-title").index(name) + 1
+    return list(browser.execute_script(texts, f"#rows tbody td:nth-child({column})"))
+
+
+def search(browser: Any, text: str) -> None:
+    box = browser.find_element(By.CSS_SELECTOR, ".dt-search input")
+    box.send_keys(Keys.CONTROL + "a")
+    box.send_keys(Keys.BACKSPACE + text)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +78,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     options.binary_location = CHROMIUM
     for switch in (*SWITCHES, f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
         options.add_argument(f"--{switch}")
+    options.add_experimental_option("prefs", {"download.default_directory": str(tmp_path_factory.mktemp("downloads"))})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     driver.get("about:blank")
@@ -68,9 +87,20 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.quit()
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("explorer") / "explorer.html"
+    path.write_text(explorer.page(TABLE, None), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
-def browser(chromium: Any) -> Iterator[Any]:
-    """A browser that has nothing to complain of, and asks for nothing but files, when the test is over."""
+def browser(chromium: Any, made: Path) -> Iterator[Any]:
+    """A browser with the page open; in the end it has no complaint, and has asked for nothing but files."""
+    chromium.get("about:blank")
+    chromium.get(made.as_uri())
+    wait(chromium, count("#rows tbody tr"), 25)
+    wait(chromium, f"{count(POINTS)} > 0 && {count(CURVES)} > 0")
     yield chromium
     assert chromium.get_log("browser") == []
     events = [json.loads(entry["message"])["message"] for entry in chromium.get_log("performance")]
@@ -79,129 +109,118 @@ def browser(chromium: Any) -> Iterator[Any]:
     assert [url for url in asked if not re.match("(file|blob|data|about):", url)] == []
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("explorer") / "explorer.html"
-    path.write_text(explorer.page(TABLE, RECORDS), encoding="utf-8")
-    return path
+def test_all_rows_are_there_and_completed_ones_are_drawn(browser: Any) -> None:
+    assert rows_left(browser) == len(TABLE)
+    assert (
+        browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        <= 0
+    )
+    known = DRAWN[DRAWN.global_batch.notna() & DRAWN.samples_per_second.notna()]
+    wait(browser, count(POINTS), len(known))
+    wait(browser, count(CURVES), int((DRAWN.accuracy_by_epoch != "").sum()))
+    assert 0 < len(known) < len(DRAWN) < len(TABLE)
+    titles = browser.find_elements(By.CSS_SELECTOR, "#rows thead th .dt-column-title")
+    assert [title.text for title in titles] == list(explorer.FIRST)
+    legend = browser.find_element(By.ID, "columns").get_attribute("textContent")
+    assert [name for name, column in COLUMNS.items() if name + column.metadata.get("unit", "") not in legend] == []
 
 
-def choose(browser: Any, column: str, value: str) -> None:
-    box = browser.find_element(By.ID, f"filter-{column}")
-    if not box.get_attribute("open"):
-        box.find_element(By.TAG_NAME, "summary").click()
-    box.find_element(By.CSS_SELECTOR, f"input[value={json.dumps(value)}]").click()
+def test_a_filter_narrows_the_table_and_the_charts(browser: Any) -> None:
+    head = browser.find_element(By.XPATH, "//table[@id='rows']//th[.//span[.='origin']]")
+    head.find_element(By.CLASS_NAME, "dtcc-button").click()
+    browser.find_element(By.XPATH, "//div[contains(@class, 'dtcc-dropdown')]//button[.='measured']").click()
+    wait(browser, count(POINTS), 2)
+    wait(browser, count(CURVES), 2)
+    assert rows_left(browser) == len(RECORDS)
+    search(browser, "alexnet")
+    wait(browser, count(POINTS), 0)
+    assert cells(browser, "model") == ["alexnet"]
 
 
-def cells(browser: Any, title: str) -> list[str]:
-    """What the table shows of the column with this title."""
-    texts = "return [...document.querySelectorAll(arguments[0])].map(element => element.textContent)"
-    column = browser.execute_script(texts, "#rows thead th").index(title) + 1
-    return browser.execute_script(texts, f"#rows td:nth-child({column})")
-
-
-def test_filters_narrow_the_table_and_the_chart(browser: Any, made: Path) -> None:
-    opened(browser, made)
-    for column, values in {"model": ["resnet50", "vgg16"], "origin": ["published"]}.items():
-        for value in values:
-            choose(browser, column, value)
-    kept = [row for row in TABLE if row.model in ("resnet50", "vgg16") and row.origin == "published"]
-    wait(browser, f"document.getElementById('count').textContent.startsWith('{len(kept)} of {len(TABLE)} rows')")
-    points = sum(None not in (row.global_batch, row.samples_per_second) for row in kept)
-    wait(browser, f"document.querySelectorAll('{POINTS}').length", points)
-    assert set(cells(browser, "model")) == {"resnet50", "vgg16"}
-    assert 0 < points < len(TABLE)
-
-
-def test_a_column_is_sorted_with_empty_cells_last(browser: Any, made: Path) -> None:
-    opened(browser, made)
-    held = [row.samples_per_second for row in TABLE]
-    figures = [figure for figure in held if figure is not None]
-    assert len(figures) < len(held)
-    head = next(one for one in browser.find_elements(By.CSS_SELECTOR, "#rows th") if one.text == "samples/s")
-    for direction, end in {"ascending": min, "descending": max}.items():
+def test_the_search_finds_text_and_numbers_are_sorted(browser: Any) -> None:
+    search(browser, "vgg16")
+    kept = TABLE[TABLE.model == "vgg16"]
+    wait(browser, count(POINTS), int((kept.global_batch.notna() & kept.samples_per_second.notna()).sum()))
+    search(browser, "")
+    wait(browser, f"{count(POINTS)} > {len(kept)}")
+    head = browser.find_element(By.XPATH, "//table[@id='rows']//th//span[.='samples_per_second']")
+    for direction in ("ascending", "descending"):
         head.click()  # which returns before the table is sorted
-        wait(browser, f"document.querySelector('#rows thead th[aria-sort={direction}]')?.textContent", "samples/s")
-        assert float(cells(browser, "samples/s")[0].replace(",", "")) == pytest.approx(end(figures), rel=1e-3)
+        wait(browser, f"{count(f'#rows thead th[aria-sort={direction}]')} > 0")
+    assert float(cells(browser, "samples_per_second")[0]) == pytest.approx(TABLE.samples_per_second.max(), rel=1e-5)
 
 
-def test_the_reader_picks_axes_and_columns(browser: Any, made: Path) -> None:
-    opened(browser, made)
-    for axis, column in {"x": "devices", "y": "accuracy", "colour": "model"}.items():
-        Select(browser.find_element(By.ID, axis)).select_by_value(column)
-    known = [row for row in TABLE if None not in (row.devices, row.accuracy)]
-    wait(browser, f"document.querySelectorAll('{POINTS}').length", sum(row.devices > 0 for row in known))
-    drawn = browser.find_element(By.CSS_SELECTOR, "#chart svg.marks").text.split("\n")
+def test_the_reader_picks_axes_colours_and_columns(browser: Any) -> None:
+    for name, column in {"x": "devices", "y": "accuracy", "colour": "model"}.items():
+        Select(browser.find_element(By.CSS_SELECTOR, f"#points select[name={name}]")).select_by_value(column)
+    known = DRAWN[(DRAWN.devices > 0) & (DRAWN.accuracy > 0)]  # both axes are logarithmic
+    wait(browser, count(POINTS), len(known))
+    browser.find_element(By.CSS_SELECTOR, "#points input[name=log_x]").click()
+    known = DRAWN[DRAWN.devices.notna() & (DRAWN.accuracy > 0)]
+    wait(browser, count(POINTS), len(known))
+    drawn = browser.find_element(By.CSS_SELECTOR, "#points svg.marks").text.split("\n")
     assert {"devices", "accuracy", "model", "measured", "published"} <= set(drawn)
+    Select(browser.find_element(By.CSS_SELECTOR, "#curves select[name=x]")).select_by_value("seconds")
+    wait(browser, "document.querySelector('#curves svg.marks').textContent.includes('seconds')")
     browser.find_element(By.CLASS_NAME, "buttons-colvis").click()
-    wait(browser, "document.querySelectorAll('.buttons-columnVisibility').length > 60")
-    browser.find_element(By.XPATH, "//button[.='learning rate']").click()
-    assert "0.05" in cells(browser, "learning rate")
+    wait(browser, f"{count('.buttons-columnVisibility')} > 60")
+    browser.find_element(By.XPATH, "//button[contains(@class, 'buttons-columnVisibility')][.='lr']").click()
+    assert "0.05" in cells(browser, "lr")
 
 
-def test_a_run_opens_by_its_id_with_all_its_takes(browser: Any, made: Path) -> None:
-    opened(browser, made, "#run=twice00000")
-    wait(browser, "document.querySelectorAll('#takes svg.marks').length", 6)
-    takes = browser.find_elements(By.CSS_SELECTOR, "#takes article")
-    assert "repeat 2" in takes[0].text
-    assert "repeat 1" in takes[1].text
-    throughput = takes[0].find_element(By.CLASS_NAME, "plot")
-    windows = throughput.find_elements(By.CSS_SELECTOR, "path[aria-roledescription=point]")
-    warm = throughput.find_elements(By.CSS_SELECTOR, "path[aria-roledescription=point][aria-label*=warm-up]")
-    assert (len(warm), len(windows)) == (timing.warmup(RECORDS[2].windows), 6) == (1, 6)
-    split = timing.split(RECORDS[2].wall, RECORDS[2].parts, RECORDS[2].windows)
-    for words in ("Validation accuracy", f"train {split['train']:.1f} s (", f"warmup {split['warmup']:.1f} s ("):
-        assert words in takes[0].text
-    choose(browser, "outcome", "skipped")
-    wait(browser, f"document.querySelectorAll('{POINTS}').length", 0)
-    browser.execute_script("location.hash = '#run=nowhere'")
-    wait(browser, "document.getElementById('takes').textContent", "No run nowhere in this file.")
-    browser.find_element(By.ID, "close").click()
-    wait(browser, "document.getElementById('run').offsetWidth", 0)
+def test_the_csv_has_all_that_the_filters_leave(browser: Any, tmp_path: Path) -> None:
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    search(browser, "2026-11-21T12")
+    wait(browser, count(POINTS), 1)
+    browser.find_element(By.CLASS_NAME, "buttons-csv").click()
+    WebDriverWait(browser, DEADLINE_SECONDS, 0.05).until(lambda _: list(tmp_path.glob("*.csv")))
+    (line,) = csv.DictReader(next(tmp_path.glob("*.csv")).read_text(encoding="utf-8-sig").splitlines())
+    assert (line["run_id"], line["machine"]) == (RECORDS[1].run.id, "test machine")
+    assert float(line["samples_per_second"]) == pytest.approx(32.0)
 
 
-def test_a_point_opens_its_run_and_a_name_does_no_harm(browser: Any, made: Path) -> None:
-    opened(browser, made)
-    choose(browser, "machine", HARM)
-    wait(browser, f"document.querySelectorAll('{POINTS}').length", 1)
-    browser.find_element(By.TAG_NAME, "h1").click()  # closes the list of choices
-    ActionChains(browser).move_to_element(browser.find_element(By.CSS_SELECTOR, POINTS)).pause(0.2).click().perform()
-    wait(browser, "location.hash", "#run=harmful000")
-    wait(browser, "document.querySelector('#rows tr.selected')?.textContent.includes('harmful000')")
-    wait(browser, "document.querySelectorAll('#takes svg.marks').length", 3)
-    for place in ("#filters", "#chart svg.marks", "#rows", "#takes", "#vg-tooltip-element"):
-        shown = browser.find_element(By.CSS_SELECTOR, place).get_attribute("textContent")
-        assert "</script><script>" in shown, place
+def test_no_text_breaks_out_of_the_page(browser: Any, made: Path) -> None:
+    assert (TABLE.machine == HARM).sum() == 1
+    search(browser, "harmed")
+    wait(browser, count("#rows tbody tr"), 3)
+    assert HARM in cells(browser, "machine")
+    head = browser.find_element(By.XPATH, "//table[@id='rows']//th[.//span[.='machine']]")
+    head.find_element(By.CLASS_NAME, "dtcc-button").click()
+    wait(browser, "document.querySelector('.dtcc-dropdown').textContent.includes('harmed')")
+    browser.find_element(By.CLASS_NAME, "buttons-colvis").click()
+    for name in ("reason", "recipe", "commit"):
+        browser.find_element(By.XPATH, f"//button[contains(@class, 'buttons-columnVisibility')][.='{name}']").click()
+        assert HARM in cells(browser, name)
+    wait(browser, "document.querySelector('#points svg.marks').textContent.includes('</script>')")
     assert browser.execute_script("return [typeof harmed, document.images.length]") == ["undefined", 0]
-    assert "harmed" not in made.read_text()
+    assert "<script>harmed" not in made.read_text(encoding="utf-8")
 
 
-def test_two_thousand_rows_fit_and_open_at_once(browser: Any, tmp_path: Path) -> None:
-    records = rows.ordered(journal.read(journal.paths(HOME / "reference")))
-    table = rows.collect(records, studies.load())
-    many = (table * (2000 // len(table) + 1))[:2000]
-    path = tmp_path / "explorer.html"
-    path.write_text(explorer.page(many, records), encoding="utf-8")
-    opened(browser, path)
-    took = browser.execute_script("return Number(document.body.dataset.ready)")
-    print(f"2,000 rows: {path.stat().st_size / 1e6:.2f} MB, open after {took / 1000:.2f} s")
-    assert "2000 of 2000 rows" in browser.find_element(By.ID, "count").text
-    assert path.stat().st_size <= 2e6
-    assert path.read_text() == explorer.page(many, records[::-1])
+def test_a_telephone_shows_all_of_it(browser: Any) -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    )
+    try:
+        wait(browser, "document.querySelector('#points svg.marks').getBoundingClientRect().width <= 390")
+        assert browser.execute_script("return [innerWidth, document.documentElement.scrollWidth]") == [390, 390]
+        browser.find_element(By.CLASS_NAME, "buttons-colvis").click()
+        wait(browser, f"{count('.buttons-columnVisibility')} > 60")
+        box = browser.execute_script(
+            "return document.querySelector('.dt-button-collection').getBoundingClientRect().toJSON()"
+        )
+        assert (box["left"] >= 0, box["right"] <= 390, box["bottom"] <= 844) == (True, True, True)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_the_scripts_of_others_are_taken_out_of_the_cache(tmp_path: Path) -> None:
-    make, cache = explorer._libraries.__wrapped__, tmp_path / "cache"
-    made = make(cache)
-    (kept,) = cache.iterdir()
-    assert kept.read_text() == made
-    kept.write_text("kept")
-    assert make(cache) == "kept"
-    assert make(kept) == made  # no folder: it is only slower
+def test_the_same_rows_give_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    text = made.read_text(encoding="utf-8")
+    assert explorer.page(table.build(RECORDS[::-1], studies.load(), load({})), tmp_path / "cache") == text
+    (kept,) = (tmp_path / "cache").iterdir()
+    explorer._vega.cache_clear()
+    assert explorer.page(TABLE, tmp_path / "cache") == text
+    assert explorer.page(TABLE, kept) == text  # no folder: it is only slower
 
 
-def test_a_long_run_has_few_points_and_no_rows_are_no_failure() -> None:
-    course = explorer._course(record_of(epoch_seconds=[4.0] * 5000))
-    assert len(course["windows"]) <= explorer.MOST_WINDOWS + 1
-    assert {window["rate"] for window in course["windows"]} == {320.0}
-    assert "<title>" in explorer.page([], [])
+def test_nothing_measured_is_no_failure() -> None:
+    assert "<title>" in explorer.page(table.build([], [], load({})), None)

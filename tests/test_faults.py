@@ -151,7 +151,7 @@ def test_a_second_start_beside_the_first_says_so_and_harms_nothing(tmp_path: Pat
             said = finish(recipe, tmp_path, status=2)
         finally:
             first.send_signal(signal.SIGCONT)
-        assert said.splitlines()[-1].startswith(f"poc: results: process {first.pid} is at work on ")
+        assert said.splitlines()[-1].startswith(f"poc: results: process {first.pid} is writing to ")
         first.communicate(timeout=DEADLINE_SECONDS)
     assert first.returncode == 0
     assert [record.outcome for record in records(tmp_path)] == [COMPLETED]

@@ -16,9 +16,9 @@ from poc.recipe.datasets import DataId
 from poc.records import journal
 from poc.studies import prices
 from poc.studies.prices import Prices
-from poc.train import checkpoint, outlook
+from poc.train import checkpoint, outlook, workload
 from poc.train.campaign import Campaign, undertake
-from poc.train.outlook import Pace, Takes
+from poc.train.outlook import DoneRepeats, Pace
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, place_in, record_of, run_of
 
@@ -69,13 +69,35 @@ def test_each_recipe_has_a_line_and_a_run_of_two_counts_once(tmp_path: Path) -> 
     one, two = planned(1800.0), planned(3600.0, lr=0.02)
     skipped = dataclasses.replace(planned(9.0, lr=0.03), skip="why")
     items = [("a", "", one), ("a", "", two), ("b", "", two), ("b", "", skipped)]
-    done = Takes([dataclasses.replace(record_of(), run=one.run)], {})
-    text = outlook.table(items, done, Pace(place_in(tmp_path), []), 7.2)
-    assert [line.split() for line in text.splitlines()[2:]] == [
-        ["a", "2", "1", "60", "min", "7.20"],
-        ["in", "all", "2", "1", "60", "min", "7.20"],
+    done = DoneRepeats([dataclasses.replace(record_of(), run=one.run)], {})
+    summary = workload.summed_up(items, done, Pace(place_in(tmp_path), []), 7.2)
+    assert summary.recipes == (workload.Totals(recipe="a", runs=2, done=1, seconds=3600.0),)
+    assert (summary.runs, summary.done, summary.seconds, summary.dollars) == (2, 1, 3600.0, 7.2)
+    assert summary.skipped == {"why": 1}
+    assert [line.split() for line in str(summary).splitlines()[2:3]] == [["a", "2", "1", "60", "min"]]
+    assert "$7.20" in str(summary)
+    unpriced = workload.summed_up(items, DoneRepeats([], {}), Pace(place_in(tmp_path), []), None)
+    assert unpriced.dollars is None
+    assert "$" not in str(unpriced)
+    # What another recipe runs is not skipped.
+    again = dataclasses.replace(two, skip="why not")
+    assert workload.skipped([*items, ("c", "", again)]) == {"why": 1}
+
+
+def test_reasons_that_differ_only_in_numbers_are_counted_as_one() -> None:
+    reasons = [
+        *(f"needs {count} GPUs, this machine has none" for count in (4, 2, 8, 2)),
+        *(f"needs about {size} GiB of memory, this machine has 24: take less" for size in ("30.5", "9")),
+        *(f"model resnet{size}_v2 is not MXNet 1.9.1's" for size in (20, 56)),
     ]
-    assert "dollars" not in outlook.table(items, Takes([], {}), Pace(place_in(tmp_path), []), None)
+    runs = [planned(1.0, lr=0.01 * number) for number in range(1, 9)]
+    items = [("r", "", dataclasses.replace(item, skip=reason)) for item, reason in zip(runs, reasons)]
+    assert workload.skipped(items) == {
+        "needs 2 to 8 GPUs, this machine has none": 4,
+        "needs about 9 to 30.5 GiB of memory, this machine has 24: take less": 2,
+        "model resnet20_v2 is not MXNet 1.9.1's": 1,
+        "model resnet56_v2 is not MXNet 1.9.1's": 1,
+    }
 
 
 def test_a_search_is_over_once_its_largest_batch_is_trained_and_the_next_is_known_not_to_fit() -> None:
@@ -84,7 +106,7 @@ def test_a_search_is_over_once_its_largest_batch_is_trained_and_the_next_is_know
 
     def over(*told: tuple[int, int, str]) -> bool:
         records = [dataclasses.replace(record_of(), run=sizes[a][b], outcome=how) for a, b, how in told]
-        return Takes(records, {}).over(item)
+        return DoneRepeats(records, {}).over(item)
 
     done, full = "completed", "out of memory"
     # Another recipe has trained with the smallest one.
@@ -172,7 +194,7 @@ def test_every_price_has_a_date_and_a_source_and_the_users_come_first() -> None:
     assert known.of("p2.8xlarge", "").devices == prices.load({"p2.8xlarge": 5.0}).of("p2.8xlarge", "").devices  # type: ignore[union-attr]
     assert known.of("my machine", "CPU: some, 2 cores") is None
     for mistake in ("12", "=3", "a=b", ""):
-        with pytest.raises(UserError, match="give NAME=DOLLARS"):
+        with pytest.raises(UserError, match="NAME=DOLLARS"):
             prices.named(mistake)
     with pytest.raises(UserError, match="--price a"):
         prices.load({"a": -1.0})

@@ -212,4 +212,4 @@ def test_the_rest_works_without_its_folder(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stderr
         said[arguments] = done.stderr
-    assert "engine: 'pytorch' is not allowed" in said["plan other.py"].splitlines()[-1]
+    assert "framework: 'pytorch' is not allowed" in said["plan other.py"].splitlines()[-1]

@@ -39,11 +39,11 @@ from poc.machine.hardware import GPU, Hardware
 from poc.plan import Planned, plan, select
 from poc.run import Run
 from poc.values import UserError
-from tests import stand_in
+from tests import simulated, stand_in
 from tests.launch import HOME, supported
 from tests.test_machine import use
 
-RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.py"))
+RECIPES = sorted((HOME / "recipes").rglob("*.py"))
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
 
 
@@ -68,60 +68,60 @@ def planned(machine: Hardware = CPU, *, quick: bool = False, **fields: Any) -> l
 
 TWO = {"devices": 2, "workers": 2, "kvstore": "dist_sync"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"model": "cifar_resnet51_v2"}, r"model: unknown network 'cifar_resnet51_v2'; did you mean 'cifar_resnet5"),
+    ({"model": "cifar_resnet51_v2"}, r"model: 'cifar_resnet51_v2' .*did you mean 'cifar_resnet5"),
     ({"epoch": 3}, r"Recipe: no field 'epoch'; did you mean 'epochs'\?"),
-    ({"batch_per_device": 0}, r"batch_per_device: 0 is not allowed; give a whole number of at least 1"),
+    ({"batch_per_device": 0}, r"batch_per_device: 0 is not allowed"),
     ({"batch_per_device": [64, 12.5]}, r"batch_per_device: 12.5"),
     ({"batch_per_device": True}, r"batch_per_device: True"),
     ({"batch_per_device": 50_001}, r"larger than the 50000 training images"),
-    ({"lr": -0.1}, r"lr: -0.1 is not allowed; give a number above zero"),
+    ({"lr": -0.1}, r"lr: -0.1 is not allowed; .* above zero"),
     ({"lr": float("nan")}, r"lr: nan"),
-    ({"lr": float("inf")}, r"lr: inf is not allowed; give at most 1e\+12"),
+    ({"lr": float("inf")}, r"lr: inf is not allowed; .* 1e\+12"),
     ({"lr": "0.1"}, r"lr: '0.1'"),
-    ({"devices": 0}, r"devices: 0 is not allowed; for this machine's CPU give kind=\"cpu\""),
+    ({"devices": 0}, r"devices: 0 is not allowed; .*kind=\"cpu\""),
     ({"devices": []}, r"devices: \[\] is not allowed"),
     ({"cases": [{"lr": []}, {"lr": 0.1}]}, r"lr: \[\] is not allowed"),
     ({"batch_per_device": "Largest"}, r"batch_per_device: 'Largest' .*'largest'"),
     ({"epochs": 0}, r"epochs: 0"),
     ({"steps": 0}, r"steps: 0"),
     ({"kvstore": "devise"}, r"kvstore: 'devise' is not allowed; did you mean 'device'\?"),
-    ({"emulated": 1}, r"emulated: 1 is not allowed; give True or False"),
-    ({"data": "cifar10"}, r"data: 'cifar10' is not allowed; give CIFAR10"),
+    ({"emulated": 1}, r"emulated: 1 is not allowed; .* True or False"),
+    ({"data": "cifar10"}, r"data: 'cifar10' is not allowed; .* CIFAR10"),
     ({"cases": [{"device": 3}]}, r"cases: no field 'device'; did you mean 'devices'"),
-    ({"cases": [3]}, r"cases: 3 is not allowed; give a dict"),
+    ({"cases": [3]}, r"cases: 3 is not allowed; .* dict"),
     ({"quick": {"cases": [{"device": 3}]}}, r"quick: cases: no field 'device'; did you mean 'devices'"),
     ({"quick": {"quick": {}}}, r"quick: no field 'quick'"),
-    ({"devices": 3, "workers": 2, "kvstore": "dist_sync"}, r"workers: 2 do not share 3 devices"),
-    ({"devices": 2, "workers": 2}, r"kvstore: 'device' works within one process; leave workers out"),
-    ({"devices": 2, "kvstore": "dist_sync"}, r"kvstore: 'dist_sync' is between processes"),
-    ({"devices": 2, "workers": 2, "kvstore": "nccl"}, r"kvstore: 'nccl' works within one process"),
+    ({"devices": 3, "workers": 2, "kvstore": "dist_sync"}, r"workers=2 .*devices=3"),
+    ({"devices": 2, "workers": 2}, r"kvstore='device' .*workers=2"),
+    ({"devices": 2, "kvstore": "dist_sync"}, r"kvstore='dist_sync' .*workers"),
+    ({"devices": 2, "workers": 2, "kvstore": "nccl"}, r"kvstore='nccl' .*workers=2"),
     ({**TWO, "kvstore": "ssp"}, r"kvstore: 'ssp' is not allowed"),
-    ({"straggler": 0.3}, r"straggler: 0.3 says nothing of one worker"),
+    ({"straggler": 0.3}, r"straggler=0.3 .*workers"),
     ({**TWO, "straggler": -1}, r"straggler: -1"),
     ({"averaged_views": True}, r"averaged_views: True is not allowed; valid: 1, 2, 6"),
     ({"averaged_views": 2.0}, r"averaged_views: 2.0 is not allowed"),
     ({"target_accuracy": 1.0}, r"target_accuracy: 1.0 .* from 0 to below 1"),
-    ({"target_accuracy": 0.9, "evaluate": False}, r"target_accuracy: without evaluations"),
-    ({**TWO, "target_accuracy": 0.9}, r"target_accuracy: each worker evaluates its share"),
-    ({"epochs": 3, "steps": 10}, r"epochs and steps: both say how long it trains"),
-    ({"cases": [{"epochs": 3}], "steps": 10}, r"epochs and steps"),
+    ({"target_accuracy": 0.9, "evaluate": False}, r"target_accuracy=0.9 .*evaluate"),
+    ({**TWO, "target_accuracy": 0.9}, r"target_accuracy=0.9 .*worker"),
+    ({"epochs": 3, "steps": 10}, r"epochs=3 and steps=10"),
+    ({"cases": [{"epochs": 3}], "steps": 10}, r"epochs=3 and steps=10"),
     ({"kind": "tpu"}, r"kind: 'tpu' is not allowed"),
     ({"workers": "per_device"}, r"workers: 'per_device' is not allowed"),
     ({"restarts": -1}, r"restarts: -1"),
     ({"warmup_epochs": 1}, r"Recipe: no field 'warmup_epochs'"),
     ({"optimizer": "nestorov"}, r"optimizer: 'nestorov' is not allowed; did you mean 'nesterov'"),
     ({"label_smoothing": 1.0}, r"label_smoothing: 1.0 is not allowed"),
-    ({"zero_init_gamma": 1}, r"zero_init_gamma: 1 is not allowed; give True or False"),
-    ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; give images of 224 pixels"),
+    ({"zero_init_gamma": 1}, r"zero_init_gamma: 1 is not allowed; .* True or False"),
+    ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; .* 224 pixels"),
     (
         {"model": "cifar_airbench94", "data": CIFAR10(crop=32, shrink=15, shrink_epochs=2)},
-        r"data: shrink: 15 is not allowed with cifar_airbench94; give images of 16 to 32 pixels",
+        r"data: shrink: 15 is not allowed with cifar_airbench94; .* 16 to 32 pixels",
     ),
-    ({"data": [CIFAR10(), 3]}, r"data: 3 is not allowed; give CIFAR10"),
+    ({"data": [CIFAR10(), 3]}, r"data: 3 is not allowed; .* CIFAR10"),
     ({"dtype": "bfloat"}, r"dtype: 'bfloat' is not allowed; did you mean 'bfloat16'"),
     ({"layout": "NWHC"}, r"layout: 'NWHC' is not allowed; did you mean 'N"),
     ({"seconds": 0}, r"seconds: 0 is not allowed"),
-    ({**TWO, "seconds": 5}, r"seconds: workers have to stop after the same step"),
+    ({**TWO, "seconds": 5}, r"seconds=5 .*worker"),
     ({"cores_per_worker": "socket"}, r"cores_per_worker: 'socket' is not allowed"),
     ({"cores_per_worker": 0}, r"cores_per_worker: 0"),
     *(({"seeds": seeds}, r"seeds: ") for seeds in (0, True, "3", 1.5, [], [1, 1], [0, -1], [0.5], [[1, 2]])),
@@ -130,7 +130,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"data": [np.zeros((99, 99))]}, r"data: array\(\[\[0"),
     *(({name: np.zeros((2, 2))}, rf"{name}: array") for name in ("devices", "epochs", "kvstore", "kind", "priority")),
     ({"batch_per_device": np.float64(12.5)}, r"batch_per_device: 12.5"),
-    ({"batch_per_device": itertools.count()}, r"give at most 10,000"),
+    ({"batch_per_device": itertools.count()}, r" 10,000"),
 ]
 
 
@@ -148,22 +148,22 @@ def test_a_mistake_is_one_line_that_names_field_and_value(fields: dict[str, Any]
         (lambda: SSP(2, servers=0), r"kvstore: SSP.servers: 0"),
         (lambda: DistSync(two_bit=0), r"kvstore: DistSync.two_bit: 0 "),
         (lambda: DistSync(gradient_bits=8), r"kvstore: DistSync.gradient_bits: 8 is not allowed; valid: 16, 32"),
-        (lambda: DistSync(two_bit=0.5, gradient_bits=16), r"with two_bit leave it out"),
+        (lambda: DistSync(two_bit=0.5, gradient_bits=16), r"gradient_bits: 16 is not allowed; .*two_bit"),
         (lambda: Horovod(servers=2), r"Horovod: no field 'servers'"),
         (lambda: SGD(momentum=1.0), r"optimizer: SGD.momentum: 1.0 is not allowed"),
         (lambda: Nesterov(momentum_correction=True), r"Nesterov: no field 'momentum_correction'"),
         (lambda: Muon(), r"Muon: field 'lr' is missing"),
-        (lambda: Linear(base=0.1, per=128, warmup_from=0.1), r"warmup_from: 0.1 is not allowed; give warmup_epochs"),
-        (lambda: Synthetic(fixed=True, mirror=True), r"Synthetic.fixed: one batch stays as it is"),
-        (lambda: Linear(0.1, 128), "fields are named"),  # type: ignore[misc]
-        (lambda: SSP(2, staleness=3), "fields are named"),  # type: ignore[misc]
+        (lambda: Linear(base=0.1, per=128, warmup_from=0.1), r"warmup_from: 0.1 is not allowed; .*warmup_epochs"),
+        (lambda: Synthetic(fixed=True, mirror=True), r"Synthetic.fixed=True .*mirror"),
+        (lambda: Linear(0.1, 128), "Linear: .* got 0.1"),  # type: ignore[misc]
+        (lambda: SSP(2, staleness=3), "SSP: .* got 2"),  # type: ignore[misc]
         (lambda: Recipe(), "'model' is missing"),  # type: ignore[call-arg]
         (lambda: CIFAR10(crop=33), "crop: 33 is larger than the images"),
-        (lambda: CIFAR10(cutout=29), "cutout: 29 is larger than the crop; give at most 28"),
-        (lambda: CIFAR10(on_device=True, jitter=False, cutout=4), "on_device: cutout is for images on the host"),
-        (lambda: CIFAR10(shrink=20), "shrink: 20 is not allowed; give less than the crop, and shrink_epochs"),
-        (lambda: CIFAR10(shrink_epochs=2), "shrink: 0 is not allowed"),
-        (lambda: Synthetic(crop=20, shrink=20, shrink_epochs=2), "shrink: 20 is not allowed"),
+        (lambda: CIFAR10(cutout=29), "cutout: 29 is larger than the crop; .* 28"),
+        (lambda: CIFAR10(on_device=True, jitter=False, cutout=4), "on_device=True .*cutout"),
+        (lambda: CIFAR10(shrink=20), "shrink=20, shrink_epochs=0: "),
+        (lambda: CIFAR10(shrink_epochs=2), "shrink=0, shrink_epochs=2: "),
+        (lambda: Synthetic(crop=20, shrink=20, shrink_epochs=2), "shrink=20, shrink_epochs=2: .*crop"),
         (lambda: Linear(base=0, per=128), "above zero"),
         (lambda: Linear(base=0.1, per=0), "above zero"),
         (lambda: Fixed(base=0.1, decay="cosin"), "did you mean 'cosine'"),
@@ -181,7 +181,7 @@ def test_what_a_value_may_not_hold_is_refused_where_it_is_made(make: Callable[[]
 @pytest.mark.parametrize("fields", [{"kvstore": "local"}, {"emulated": True}, {"gradient_noise": 5}], ids=str)
 def test_a_field_that_says_nothing_of_any_run_is_refused(fields: dict[str, Any]) -> None:
     recipe = Recipe(model="cifar_resnet8_v2", **fields)
-    with pytest.raises(UserError, match=f"{next(iter(fields))}: it says nothing of one device alone"):
+    with pytest.raises(UserError, match=f"{next(iter(fields))}={next(iter(fields.values()))} .*devices"):
         recipe.check_effects()
     Recipe(model="cifar_resnet8_v2", **{**fields, "devices": [1, 2]}).check_effects()
 
@@ -341,7 +341,7 @@ def test_repeats_are_rounds_over_the_grid_every_other_one_backwards() -> None:
         (gpus(1, "H100", (9, 0)), {"devices": 1}, "H100 has compute capability 9.0"),
         (gpus(1, "RTX 4090", (8, 9)), {"devices": 1}, ""),
         (CPU, {"devices": 4, "kind": "cpu"}, ""),
-        (CPU, {"devices": 4, "kind": "cpu", "kvstore": "nccl"}, "kvstore nccl is NVIDIA's, between GPUs"),
+        (CPU, {"devices": 4, "kind": "cpu", "kvstore": "nccl"}, "kvstore=nccl "),
         (gpus(4), {"devices": 4, "kvstore": "nccl"}, ""),
         (
             CPU,
@@ -350,11 +350,11 @@ def test_repeats_are_rounds_over_the_grid_every_other_one_backwards() -> None:
         ),
         (WITH_BFLOAT16, {"kind": "cpu", "dtype": "bfloat16"}, ""),
         (CPU, {"kind": "cpu", "dtype": "bfloat16"}, "needs a CPU with AVX-512 bf16"),
-        (gpus(1), {"devices": 1, "dtype": "bfloat16"}, "MXNet 1.9.1 has none on a GPU"),
-        (CPU, {"kind": "cpu", "dtype": "float16"}, "float16 is for GPUs"),
+        (gpus(1), {"devices": 1, "dtype": "bfloat16"}, "dtype=bfloat16 needs a CPU"),
+        (CPU, {"kind": "cpu", "dtype": "float16"}, "dtype=float16 needs a GPU"),
         (gpus(1), {"devices": 1, "dtype": "float16"}, ""),
-        (gpus(1), {"devices": 1, "layout": "NHWC"}, "layout NHWC is not MXNet's"),
-        (CPU, {"kind": "cpu", "batch_per_device": 32768}, "GiB of memory, this machine has 16: take a smaller batch"),
+        (gpus(1), {"devices": 1, "layout": "NHWC"}, "layout=NHWC is not supported by MXNet"),
+        (CPU, {"kind": "cpu", "batch_per_device": 32768}, "GiB of memory, this machine has 16"),
         (dataclasses.replace(CPU, hosts=2), {"kind": "cpu", "batch_per_device": 32768}, "GiB of memory, this machine"),
         (gpus(1), {"devices": 1, "batch_per_device": 32768}, ""),
     ],
@@ -460,7 +460,7 @@ def test_a_first_look_has_no_target_to_reach() -> None:
     [
         ({}, "dist_sync"),
         ({"kvstore": SSP(2)}, "ssp, staleness 2"),
-        ({"kvstore": SSP(None), "straggler": 0.3}, "ssp, no bound, last worker slowed by 30%"),
+        ({"kvstore": SSP(None), "straggler": 0.3}, "ssp, unbounded staleness, last worker slowed by 30%"),
         ({"kvstore": DistSync(two_bit=0.25, servers=2)}, "dist_sync, 2-bit (threshold 0.25), 2 servers"),
         ({"kvstore": DistSync(gradient_bits=16)}, "dist_sync, 16-bit"),
     ],
@@ -513,7 +513,7 @@ def test_runs_are_selected_by_the_start_of_their_id() -> None:
     runs = planned(lr=[0.1, 0.2])
     assert select(runs, [runs[1].run.id[:6]]) == [runs[1]]
     assert select(runs, None) == runs
-    with pytest.raises(UserError, match="no run 'zz'"):
+    with pytest.raises(UserError, match="'zz'"):
         select(runs, ["zz"])
 
 
@@ -631,16 +631,27 @@ def test_a_wrong_engine_is_refused_with_the_name_of_the_recipe(
 @pytest.mark.usefixtures("pytorch_planned")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("quick", [False, True])
-@pytest.mark.parametrize("machine", [CPU, gpus(8)], ids=["cpu", "8 gpus"])
-def test_every_recipe_can_be_planned_and_runs_somewhere(path: Path, quick: bool, machine: Hardware) -> None:
-    runs = plan(path.stem, recipe.load(path), machine, quick=quick)
+def test_every_recipe_can_be_planned_and_runs_somewhere(path: Path, quick: bool) -> None:
+    runs = [one for machine in (CPU, gpus(8)) for one in plan(path.stem, recipe.load(path), machine, quick=quick)]
     assert any(not one.skip for one in runs)
     assert all(one.seconds > 0 and one.run.quick == quick for one in runs)
 
 
 def test_quick_takes_five_minutes_on_two_cores() -> None:
-    runs = {one.run.id: one for path in RECIPES for one in plan(path.stem, recipe.load(path), CPU, quick=True)}
-    assert sum(one.seconds for one in runs.values() if not one.skip) < 270
+    core = (HOME / "recipes").glob("*.py")
+    runs = {one.run.id: one for path in core for one in plan(path.stem, recipe.load(path), CPU, quick=True)}
+    assert 30 < sum(one.seconds for one in runs.values() if not one.skip) < 200
+
+
+@pytest.mark.parametrize(("machine", "minutes"), [("2 CPU cores", 120), ("8 A100", 60)])
+def test_the_core_recipes_take_less_than_two_hours_on_two_cores_and_one_on_eight_a100(
+    machine: str, minutes: int
+) -> None:
+    hardware = simulated.hardware(machine)
+    core = sorted((HOME / "recipes").glob("*.py"))
+    with simulated.installed(hardware):
+        runs = {(one.run.id, one.repeat): one for path in core for one in plan(path.stem, recipe.load(path), hardware)}
+    assert 10 < sum(one.seconds for one in runs.values() if not one.skip) / 60 < minutes
 
 
 @pytest.mark.parametrize("machine", [CPU, gpus(8)], ids=["cpu", "8 gpus"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from poc import report, studies
 from poc.records import journal
 from poc.records.record import Record
-from poc.report import rows
-from tests.builders import record_of
+from tests.builders import build, record_of
 from tests.launch import HOME
+from tests.pages import check
+from tools import sample
 
 REFERENCE = HOME / "reference"
 DEFECT_DAYS = ("2026-11-23", "2026-11-24")
@@ -52,7 +54,7 @@ def test_no_record_or_page_depends_on_a_time_that_was_withdrawn(tmp_path: Path) 
         folder = tmp_path / str(pace)
         withdrawn = [
             trained(pace, speed_withdrawn="a defect", run=run, started=f"2026-11-23T1{hour}:00:00+00:00")
-            for hour, run in enumerate(({}, {"target_accuracy": 0.75, "seed": 1}, {"devices": 2, "kvstore": "nccl"}))
+            for hour, run in enumerate(({}, {"target_accuracy": 0.75, "seed": 1}, {"devices": 2, "exchange": "nccl"}))
         ]
         shown = trained(1.0, run={"seed": 2}, infrastructure="another machine")
         records = read_back(folder / "journals", *withdrawn, trained(1.0), shown)
@@ -69,15 +71,9 @@ def test_no_record_or_page_depends_on_a_time_that_was_withdrawn(tmp_path: Path) 
 def test_what_a_training_reached_stays_without_its_speed(tmp_path: Path) -> None:
     whole = trained(1.0)
     (record,) = read_back(tmp_path, dataclasses.replace(whole, speed_withdrawn="a defect"))
-    with_speed, without = (rows.from_record(each, peak_flops=4e11) for each in (whole, record))
-    kept = ("accuracy", "accuracy_last4", "epochs", "steps", "samples_trained", "computes", "outcome", "parameters")
-    for name in kept:
-        assert getattr(without, name) == getattr(with_speed, name) is not None, name
-    gone = ("samples_per_second", "spread", "windows", "seconds_per_epoch", "wall_seconds", "train_seconds", "flops")
-    gone += ("peak_flops", "peak_share", "joules_per_sample", "seconds_to_075", "train_seconds_per_5120")
-    for name in gone:
-        assert getattr(without, name) is None is not getattr(with_speed, name), name
-    assert "a defect" in without.note
+    (row,) = build(record).itertuples()
+    assert (row.accuracy, row.epochs, row.outcome) == (0.8, 12, "completed")
+    assert math.isnan(row.samples_per_second)
     assert [scored.accuracy for scored in record.evaluations] == [scored.accuracy for scored in whole.evaluations]
     with pytest.raises(ValueError, match="JSON"):  # or the journal would lose what the line has
         journal.append(tmp_path / "other", record)
@@ -109,3 +105,31 @@ def test_git_ignores_all_that_a_run_writes_but_the_page() -> None:
     assert subprocess.run(command, capture_output=True, text=True).stdout.split() == names
     tracked = subprocess.check_output(["git", "-C", str(HOME), "ls-files", "results"], text=True).split()
     assert tracked == ["results/.gitkeep"]
+
+
+def test_the_parts_of_every_record_add_up_and_none_is_negative() -> None:
+    for record in journal.read(journal.paths(REFERENCE)):
+        parts = record.split() or {}
+        assert math.fsum(parts.values()) == pytest.approx(record.wall or 0.0)
+        assert all(seconds >= -1e-6 for seconds in parts.values()), record.run_id
+
+
+@pytest.mark.slow
+def test_committed_results_are_what_the_journals_say(tmp_path: Path) -> None:
+    sample.write(tmp_path)
+    assert len((tmp_path / "results.md").read_text().splitlines()) <= 120
+    for path in tmp_path.rglob("*.md"):
+        check(path)
+    made = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    kept = {path for path in REFERENCE.rglob("*") if path.is_file() and path.suffix != ".jsonl"} - {
+        REFERENCE / "README.md"
+    }
+    committed = {path.relative_to(HOME): path.read_bytes() for path in (HOME / "results.md", *kept)}
+    assert sorted(map(str, made)) == sorted(map(str, committed)), "python -m tools.sample makes the pages again"
+    assert [str(path) for path in made if made[path] != committed[path]] == []
+
+
+def test_the_sample_says_that_it_is_one_and_of_which_machine() -> None:
+    above = (HOME / "results.md").read_text().split("\n## ")[0]
+    assert sample.SAMPLE in above.splitlines()[:3]
+    assert f"**Machine:** {sample.MACHINE}:" in above

@@ -256,7 +256,7 @@ def test_engines_go_where_the_plan_says_and_another_mxnet_takes_the_place_of_the
     assert all("--no-cache-dir" in line for line in checkout.calls("-cu1"))
     assert checkout.start("run_all.sh", PLAN=cards).stderr == ""
     refused = checkout.start("make_environment.sh", "--horovod", PLAN=cards, status=2)
-    assert "Horovod is built here for CPUs" in only_line(refused.stderr)
+    assert "--horovod" in only_line(refused.stderr)
 
 
 def test_the_choice_of_engines_can_refuse(checkout: Checkout) -> None:
@@ -280,7 +280,7 @@ def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout
     for check in [
         "ruff check .",
         "ruff format --check .",
-        "mypy poc tests/engines/seam.py",
+        "mypy poc tools tests/engines/seam.py",
         "pytest -q -n 2 --dist worksteal -k a b",
     ]:
         assert checkout.call(f"-m {check}").startswith(f"{checkout.root}|")

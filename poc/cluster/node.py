@@ -19,6 +19,7 @@ from typing import Any
 from poc import data, engines, recipe
 from poc.machine import hardware, processes
 from poc.plan import plan
+from poc.recipe import literals
 from poc.recipe.datasets import DataId
 from poc.run import Run
 from poc.train import checkpoint
@@ -74,14 +75,17 @@ class Supervisor:
             "auth_mode": os.environ.get("RAY_AUTH_MODE", "disabled"),
         }
 
-    def _plan(self, recipes: Sequence[Sequence[str]], hosts: int, **how: bool) -> dict[str, Any]:
-        """Of each recipe, a name and the file's text, the plan for so many machines like this one."""
+    def _plan(
+        self, recipes: Sequence[Sequence[str]], settings: Sequence[str], hosts: int, **how: bool
+    ) -> dict[str, Any]:
+        """Plan each recipe, a name and the file's text, for so many machines like this one."""
         machine, plans = dataclasses.replace(self._machine, hosts=hosts), []
+        fields = literals.fields(settings)
         with processes.scratch() as folder:
             for name, text in recipes:
                 file = folder / f"{name}.py"
                 file.write_text(text)
-                plans.append([name, to_plain(plan(name, recipe.load(file), machine, **how))])
+                plans.append([name, to_plain(plan(name, recipe.load(file, fields=fields), machine, **how))])
         return {"plans": plans}
 
     def _data(self, runs: Sequence[dict[str, Any]], source: str | None) -> dict[str, Any]:

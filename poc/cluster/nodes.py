@@ -20,8 +20,8 @@ LABEL = "infrastructure"
 ANSWER_SECONDS = 20.0
 _START_SECONDS = 60.0
 _NOBODY_MAY = (
-    "RAY_AUTH_TOKEN: there is no token, and without one nothing starts: make one with .venv/bin/ray get-auth-token "
-    "--generate, give every node the file ~/.ray/auth_token, and start each with RAY_AUTH_MODE=token"
+    "RAY_AUTH_TOKEN: there is no token; create one with `.venv/bin/ray get-auth-token --generate`, copy it to "
+    "~/.ray/auth_token on every node, and start each node with RAY_AUTH_MODE=token"
 )
 
 
@@ -65,9 +65,9 @@ class Node:
         try:
             answer: dict[str, Any] = json.loads(ray.get(reference, timeout=seconds))
         except ray.exceptions.GetTimeoutError:
-            raise self._gone(f"nothing was heard of it for {seconds:.0f} s") from None
+            raise self._gone(f"no answer for {seconds:.0f} s") from None
         except ray.exceptions.RayError as error:
-            raise self._gone(f"it has gone ({' '.join(str(error).split())[:200]})") from None
+            raise self._gone(f"lost ({' '.join(str(error).split())[:200]})") from None
         if "mistake" in answer:
             raise UserError(f"{self.name}: {answer['mistake']}")
         if "error" in answer:
@@ -99,7 +99,7 @@ class Node:
 def connect(address: str) -> None:
     """Joins the cluster at `address` as its driver; raises UserError where that cannot be."""
     if not os.environ.setdefault("RAY_AUTH_MODE", "token"):
-        raise UserError("RAY_AUTH_MODE: it is empty; leave it unset, or give token")
+        raise UserError("RAY_AUTH_MODE is empty; unset it, or set it to token")
     files = (os.environ.get("RAY_AUTH_TOKEN_PATH"), os.path.expanduser("~/.ray/auth_token"))
     if address == LOCAL:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -119,7 +119,7 @@ def connect(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
     except Exception as error:  # Ray has many
         why = " ".join(str(error).split())[:300]
-        raise UserError(f"--cluster: no cluster to be had at {address}: {type(error).__name__}: {why}") from None
+        raise UserError(f"--cluster: cannot connect to {address}: {type(error).__name__}: {why}") from None
     finally:
         os.chdir(folder)
 

@@ -24,10 +24,11 @@ from poc.cluster.nodes import Node, NodeLostError
 from poc.cluster.team import Team
 from poc.plan import Planned, select
 from poc.recipe.datasets import DataId
-from poc.records import journal
+from poc.records import journal, last_run
+from poc.records.last_run import LastRun
 from poc.run import Run
 from poc.studies.prices import Prices
-from poc.train import outlook
+from poc.train import outlook, workload
 from poc.train.campaign import Campaign, TimeIsUpError, say_left
 from poc.train.local import Place, software
 from poc.values import UserError, value
@@ -47,14 +48,21 @@ class Wish:
     """What is to be done on the cluster, as the command line names it."""
 
     recipes: tuple[Path, ...]
+    names: tuple[str, ...]
+    """The recipes as the user named them."""
+    settings: tuple[str, ...]
+    """Fields that are set in place of the recipes' own, as `poc.recipe.literals` reads them."""
     quick: bool
-    cpu_waits: bool
+    cpu: bool
+    named: bool
+    """Whether the user named recipes or runs."""
     only: list[str] | None
     results: Path
     place: Place
     """For all machines: data, checkpoints, patience and the bound. None of its own."""
     detail: int
     again: bool
+    verbose: bool
     prices: Prices
 
 
@@ -64,8 +72,8 @@ class _Machine:
     def __init__(self, name: str, hosts: int, campaign: Campaign) -> None:
         self.name, self.hosts, self.campaign = name, hosts, campaign
         self.keys = {_key(item.run) for *_, item in campaign.items if not item.skip}
-        # Takes in rounds, so that those of different runs lie near each other; then the longest first, so that all end
-        # the soonest.
+        # Repeats in rounds, so that those of different runs are near each other; then the longest first, so that all
+        # end the soonest.
         waiting = [item for item in campaign.items if not campaign.is_over(item)]
         self.todo = sorted(waiting, key=lambda item: (item[2].repeat, -campaign.pace.seconds(item[2])))
         self.left: list[outlook.Item] = []
@@ -91,6 +99,7 @@ class Cluster:
     def __init__(self, wish: Wish) -> None:
         self._wish = wish
         self._texts = [[path.stem, path.read_text()] for path in wish.recipes]
+        self._started = last_run.now()
         self._kinds: dict[str, _Kind] = {}
         self._images: dict[str, tuple[DataId, str]] = {}
         """The identity of each data set, and on which node it was found."""
@@ -110,6 +119,7 @@ class Cluster:
             try:
                 _tell(status, [])
                 self._admit(nodes.alive(), first=True)
+                self._note_request()
                 threading.Thread(target=self._look_for_nodes, name="look for nodes", daemon=True).start()
                 self._schedule(status)
             finally:
@@ -119,15 +129,32 @@ class Cluster:
                 status.unlink(missing_ok=True)
         if self._mistake:
             raise self._mistake
+        self._note_request()
         failed = []
         for machine in self._machines():
             if machine.todo and not self._time_is_up():
-                machine.campaign.say(f"{len(machine.todo)} are left: there are not enough nodes any more")
+                machine.campaign.say(f"{len(machine.todo)} runs are left, but too few nodes for them")
                 failed += [item.run.id for *_, item in machine.todo]
                 machine.todo = []
             say_left(machine.campaign, machine.left + machine.todo)
             failed += machine.campaign.failed
         return failed
+
+    def _note_request(self) -> None:
+        """Write what was asked for: the runs of all machines; one is skipped where no machine runs it."""
+        machines = self._machines()
+        every = [item for machine in machines for item in machine.campaign.items]
+        last_run.write(
+            self._wish.results,
+            LastRun(
+                recipes=self._wish.names,
+                runs=tuple(dict.fromkeys(run for machine in machines for run in machine.campaign.ids())),
+                skipped=workload.skipped(every),
+                quick=self._wish.quick,
+                machine=machines[0].name if machines else "",
+                started=self._started,
+            ),
+        )
 
     def _schedule(self, status: Path) -> None:
         looked = told = 0.0
@@ -225,7 +252,7 @@ class Cluster:
                 for kind in self._kinds.values():
                     for node in kind.nodes:
                         if node.id not in {known["NodeID"] for known in found}:
-                            node.lost = node.lost or "Ray has given it up"
+                            node.lost = node.lost or "Ray no longer lists it"
                 in_use = {node.id for kind in self._kinds.values() for node in kind.nodes if not node.lost}
                 ours = self._refused | in_use
             self._admit([known for known in found if known["NodeID"] not in ours], first=False)
@@ -256,7 +283,7 @@ class Cluster:
                 node.release()
                 print(f"not used: {error}", file=sys.stderr)
         if first and not self._kinds:
-            raise UserError("--cluster: no node answers that has a CPU and is not at work already; see `ray status`")
+            raise UserError("--cluster: no free node with a CPU answers; see `ray status`")
         if first:
             select(self._planned, self._wish.only)
 
@@ -272,15 +299,15 @@ class Cluster:
             ("NumPy", own["versions"]["numpy"], theirs["versions"]["numpy"]),
         ):
             if here != there:
-                raise UserError(f"{node.name}: {what} is {there or 'unknown'} there, {here or 'unknown'} at the driver")
+                raise UserError(f"{node.name}: {what} is {there or 'unknown'}, on the driver {here or 'unknown'}")
         if node.free_bytes < _ROOM_BYTES:
-            raise UserError(f"{node.name}: its disk has {node.free_bytes / 1e9:.1f} GB free, 1 is needed: make room")
+            raise UserError(f"{node.name}: {node.free_bytes / 1e9:.1f} GB of disk free, 1 GB needed; free some")
         if reference is None:
             return
         if reference.machine.describe() != node.machine.describe():
             raise UserError(
-                f"{node.name}: it is {node.machine.describe()}, and {reference.name} of the same label is "
-                f"{reference.machine.describe()}: give it another label {nodes.LABEL}="
+                f"{node.name}: it is {node.machine.describe()}, but {reference.name} with the same label is "
+                f"{reference.machine.describe()}; use another label {nodes.LABEL}="
             )
         for engine in node.software:
             has, wants = node.software[engine]["versions"], reference.software[engine]["versions"]
@@ -292,7 +319,7 @@ class Cluster:
     def _added(self, node: Node, kind: _Kind) -> list[_Machine]:
         """What can be done with one node more of a kind, after a look at its data. Raises UserError."""
         wish, hosts = self._wish, len(kind.nodes) + 1
-        how = {"quick": wish.quick, "cpu_waits": wish.cpu_waits}
+        how = {"settings": wish.settings, "quick": wish.quick, "cpu": wish.cpu, "named": wish.named}
         answer = node.ask("plan", recipes=self._texts, hosts=hosts, **how, seconds=60.0)
         plans = [(name, [_planned_from(plain) for plain in planned]) for name, planned in answer["plans"]]
         only = tuple(wish.only or [""])
@@ -305,7 +332,7 @@ class Cluster:
         for data, identity in images.items():
             known, name = self._images.setdefault(data, (identity, node.name))
             if known != identity:
-                raise UserError(f"{node.name}: its data are {identity}, those of {name} {known}: give all the same")
+                raise UserError(f"{node.name}: it has the images {identity}, {name} has {known}; use the same")
         if any(machine.hosts == hosts for machine in kind.machines):
             return []
         # What one host, or fewer, can do is theirs: with as many cores, or with fewer for each worker.
@@ -331,11 +358,11 @@ class Cluster:
             apart=journal.folder(wish.results, name).name,
             images=images,
         )
-        again, prefix = wish.again, f"{name}: "
-        campaign = Campaign(plans, wish.results, place, detail=wish.detail, again=again, prefix=prefix)
+        how: Any = {"detail": wish.detail, "again": wish.again, "verbose": wish.verbose, "prefix": f"{name}: "}
+        campaign = Campaign(plans, wish.results, place, **how)
         self._claims.enter_context(journal.claimed(campaign.path))
         price = wish.prices.of(node.kind, node.machine.describe())
-        campaign.say("\n" + campaign.table(hosts * price.dollars_per_hour if price else None))
+        campaign.say(f"\n{campaign.workload(hosts * price.dollars_per_hour if price else None)}\n")
         for item in campaign.items:
             if item[2].skip:
                 campaign.do(item)
@@ -345,7 +372,7 @@ class Cluster:
         """What each machine does, a line each."""
         lines = []
         for machine in machines:
-            to_go = f"{len(machine.todo)} to go" if machine.todo else "the last"
+            to_go = f"{len(machine.todo)} left" if machine.todo else "the last one"
             for run, team in list(machine.at_work.items()):
                 where = ", ".join(node.name for node in team.nodes)
                 lines.append(f"{machine.name} on {where}: [{run}] {team.line}; {to_go}")
@@ -364,10 +391,10 @@ def status(results: Path) -> str:
     try:
         told = json.loads(path.read_text())
     except FileNotFoundError:
-        return f"no cluster is at work for {results}"
+        return f"no cluster is running for {results}"
     if not psutil.pid_exists(told["driver"]):
-        return f"the driver of the cluster, process {told['driver']}, was killed; the same command goes on"
-    return "\n".join(told["lines"]) or "nothing has started yet"
+        return f"the driver of the cluster, process {told['driver']}, was killed; run the same command to continue"
+    return "\n".join(told["lines"]) or "no run has started yet"
 
 
 def _key(run: Run) -> str:

@@ -2,4 +2,4 @@
 
 from poc.data.batches import Batch, prefetch, training_batches, validation_batches
 from poc.data.images import Dataset, Images, Pixels, Views, held
-from poc.data.sources import at_hand, identify, load
+from poc.data.sources import at_hand, cifar10_at_hand, identify, load

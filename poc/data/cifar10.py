@@ -45,11 +45,11 @@ def find(source: Path) -> tuple[list[Path], Reader]:
     Raises UserError where there are none, or some are missing.
     """
     allowed = (
-        f"give a folder with {_BINARY_FILES[0]} to {_BINARY_FILES[-2]} and {_BINARY_FILES[-1]}, the same without .bin "
+        f"use a folder with {_BINARY_FILES[0]} to {_BINARY_FILES[-2]} and {_BINARY_FILES[-1]}, the same without .bin "
         f"(the Python version), {BINARY_ARCHIVE}, {PYTHON_ARCHIVE}, or {_RECORD_FILES[0]} and {_RECORD_FILES[1]}"
     )
     if not source.exists():
-        raise UserError(f"data: {source}, which --data or POC_DATA names, does not exist; {allowed}")
+        raise UserError(f"data: {source} (from --data or POC_DATA) does not exist; {allowed}")
     folder = source if source.is_dir() else source.parent
     formats: list[tuple[list[Path], Reader]] = [
         *(([folder / below / name for name in _BINARY_FILES], _read_batches) for below in ("", "cifar-10-batches-bin")),
@@ -67,7 +67,7 @@ def find(source: Path) -> tuple[list[Path], Reader]:
             return paths, read
         if len(absent) < len(paths):
             missing += absent
-    problem = f"{missing[0]} is missing" if missing else f"{source} holds no CIFAR-10"
+    problem = f"{missing[0]} is missing" if missing else f"{source} does not contain CIFAR-10"
     raise UserError(f"data: {problem}; {allowed}")
 
 
@@ -85,11 +85,11 @@ def read_archive(paths: Sequence[Path]) -> Dataset:
                 if file is not None:
                     files[name] = file.read()
     except (EOFError, OSError, RecursionError, ValueError, tarfile.TarError, zlib.error) as error:
-        raise UserError(f"data: {path} is truncated or damaged ({error}); get it again") from None
+        raise UserError(f"data: {path} is truncated or damaged ({error}); download it again") from None
     versions = (_BINARY_FILES, _PYTHON_FILES)
     version = max(versions, key=lambda names: len(files.keys() & set(names)))
     if absent := [name for name in version if name not in files]:
-        raise UserError(f"data: {path} holds no whole CIFAR-10, {absent[0]} is missing in it; get it again")
+        raise UserError(f"data: {path} is incomplete, {absent[0]} is missing; download it again")
     return _joined({name: files[name] for name in version}, path)
 
 
@@ -100,7 +100,7 @@ def _unpacked(path: Path) -> bytes:
         while chunk := packed.read(1 << 20):
             content.write(chunk)
             if content.tell() > _LARGEST_ARCHIVE:
-                raise ValueError(f"it holds more than {_LARGEST_ARCHIVE >> 20} MiB")
+                raise ValueError(f"more than {_LARGEST_ARCHIVE >> 20} MiB")
     return content.getvalue()
 
 
@@ -122,7 +122,7 @@ def _from_binary(content: bytes, where: Path) -> Images:
     """Decode an official binary file: for each image its label, then its red, green and blue planes."""
     record = 1 + _VALUES
     if not content or len(content) % record:
-        raise UserError(f"data: {where} has {len(content)} bytes, not a multiple of {record}; get it again")
+        raise UserError(f"data: {where} has {len(content)} bytes, not a multiple of {record}; download it again")
     rows = np.frombuffer(content, np.uint8).reshape(-1, record)
     return _from_planes(rows[:, 1:], rows[:, 0], where)
 
@@ -130,7 +130,7 @@ def _from_binary(content: bytes, where: Path) -> Images:
 def _from_python(content: bytes, where: Path) -> Images:
     rows, labels = pickled.batch(content, where)
     if rows.shape[1] != _VALUES:
-        raise UserError(f"data: {where} has {rows.shape[1]} values an image where CIFAR-10 has {_VALUES}; get it again")
+        raise UserError(f"data: {where} has {rows.shape[1]} values per image, not {_VALUES}; download it again")
     return _from_planes(rows, labels, where)
 
 
@@ -152,7 +152,7 @@ def _from_records(path: Path) -> tuple[Images, bool]:
         image = recordio.image(content[record], where)
         height, width, _ = image.pixels.shape
         if (height, width) != (_SIZE, _SIZE):
-            raise UserError(f"data: {where}: {width} x {height} pixels where CIFAR-10 has 32 x 32; get it again")
+            raise UserError(f"data: {where}: {width} x {height} pixels, CIFAR-10 has 32 x 32; download it again")
         images.append(image)
     blue_green_red = np.array([image.pixels for image in images], np.uint8).reshape(-1, _SIZE, _SIZE, 3)
     labels = np.array([image.label for image in images])
@@ -162,5 +162,5 @@ def _from_records(path: Path) -> tuple[Images, bool]:
 def _checked(pixels: npt.NDArray[np.uint8], labels: npt.NDArray[Any], where: object) -> Images:
     wrong = labels[~((labels >= 0) & (labels < CIFAR10.classes))]
     if len(wrong):
-        raise UserError(f"data: {where} has the label {wrong[0]} where CIFAR-10 has 0 to 9; get it again")
+        raise UserError(f"data: {where} has the label {wrong[0]}, CIFAR-10 has 0 to 9; download it again")
     return Images(np.ascontiguousarray(pixels), labels.astype(np.int32))

@@ -35,14 +35,14 @@ class Records(Split):
             with path.open("rb") as file:
                 self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
-            raise UserError(f"data: {path} is missing; give a folder with {FILES[0]} and {FILES[1]}") from None
+            raise UserError(f"data: {path} is missing; use a folder with {FILES[0]} and {FILES[1]}") from None
         except (OSError, ValueError) as error:  # mmap calls an empty file a ValueError
-            raise UserError(f"data: {path} cannot be read ({error}); get it again") from None
+            raise UserError(f"data: {path} cannot be read ({error}); download it again") from None
         self._records = list(recordio.records(self._content, path))
         if len(self) != expected:
             raise UserError(
-                f"data: {path} holds {len(self)} images, ImageNet(...) says {expected}: give its train= and "
-                "validation= as many as there are, or get it again"
+                f"data: {path} has {len(self)} images, the recipe expects {expected}; set train= and "
+                "validation= of ImageNet(...), or download it again"
             )
         self._pool = ThreadPoolExecutor(usable_threads(), "decode")
 
@@ -97,7 +97,7 @@ class Records(Split):
 def open_files(spec: ImageNet, source: Path | None) -> Dataset:
     """The training and validation images in folder `source`; raises UserError where they are missing or damaged."""
     if source is None:
-        raise UserError(f"data: ImageNet cannot be downloaded; give --data a folder with {FILES[0]} and {FILES[1]}")
+        raise UserError(f"data: ImageNet cannot be downloaded; set --data to a folder with {FILES[0]} and {FILES[1]}")
     train, validation = map(Records, (source / name for name in FILES), (spec.train, spec.validation))
     digest = hashlib.sha256(train.summary() + validation.summary()).hexdigest()
     return Dataset(spec.name, train, validation, checksum=digest[:CHECKSUM_DIGITS], source=source)

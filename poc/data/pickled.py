@@ -38,7 +38,9 @@ def batch(content: bytes, where: object) -> tuple[npt.NDArray[np.uint8], npt.NDA
     try:
         return _arrays(_build(content, where))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        raise UserError(f"data: {where} is no batch of CIFAR-10's Python version, or damaged; get it again") from None
+        raise UserError(
+            f"data: {where} is not a CIFAR-10 batch (Python version), or damaged; download it again"
+        ) from None
 
 
 def _arrays(fields: dict[str, Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -99,8 +101,8 @@ def _build(content: bytes, where: object) -> Any:
                 stack.append(SimpleNamespace(arguments=arguments, state=None))
             else:
                 raise UserError(
-                    f"data: {where} asks for {_text(function)[:80]!r}, which no batch of CIFAR-10 does; nothing of it "
-                    "was run; get it again"
+                    f"data: {where} calls {_text(function)[:80]!r}, which no batch of CIFAR-10 does; nothing was "
+                    "executed; download it again"
                 )
         elif name == "BUILD":
             state = stack.pop()

@@ -38,7 +38,7 @@ def records(content: bytes | mmap.mmap, where: object) -> Iterator[slice]:
             yield slice(start, end)
             start = end + -end % 4
     if not whole:
-        raise UserError(f"data: {where} is truncated in its last record; get it again")
+        raise UserError(f"data: {where} is truncated in its last record; download it again")
 
 
 def image(record: bytes, where: object) -> Image:
@@ -46,7 +46,7 @@ def image(record: bytes, where: object) -> Image:
     content = _MAGIC.join(record[start:end] for _, start, end in _parts(record, where))
     # IRHeader: how many more labels follow, the label, two identifiers.
     if len(content) < _IMAGE_HEADER:
-        raise UserError(f"data: {where}: no image header; get it again")
+        raise UserError(f"data: {where} has no image header; download it again")
     more, label = struct.unpack_from("<If", content)
     encoded = content[_IMAGE_HEADER + 4 * more :]
     try:
@@ -54,7 +54,7 @@ def image(record: bytes, where: object) -> Image:
     except cv2.error:  # of its limits (see poc/__init__.py)
         pixels = None
     if pixels is None:
-        raise UserError(f"data: {where}: nothing that decodes; get it again")
+        raise UserError(f"data: {where} is not an image that can be decoded; download it again")
     if more:
         (label,) = struct.unpack_from("<f", content, _IMAGE_HEADER)
     return Image(label, np.asarray(pixels, np.uint8), encoded.startswith(_JPEG_START))
@@ -70,10 +70,10 @@ def _parts(content: bytes | mmap.mmap, where: object) -> Iterator[tuple[int, int
     while position < len(content):
         header = content[position : position + 8]
         if header[:4] != _MAGIC[: len(header)]:
-            raise UserError(f"data: {where} is not RecordIO at byte {position}; get it again")
+            raise UserError(f"data: {where} is not RecordIO at byte {position}; download it again")
         kind, length = divmod(int.from_bytes(header[4:], "little"), 1 << _LENGTH_BITS)
         start, end = position + 8, position + 8 + length
         if end > len(content):
-            raise UserError(f"data: {where} is truncated in the record at byte {position}; get it again")
+            raise UserError(f"data: {where} is truncated in the record at byte {position}; download it again")
         yield kind, start, end
         position = end + -end % 4

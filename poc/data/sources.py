@@ -74,9 +74,9 @@ def _cifar10(source: Path | None, cache: Path, release: Release) -> Dataset:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         warning = (
-            "WARNING: training on SYNTHETIC images, and every row will say so: no CIFAR-10 was given or "
-            f"cached, and {release.url} could not be had ({type(error).__name__}: {reason}). "
-            "Give the real images with --data or POC_DATA."
+            "WARNING: training on SYNTHETIC images instead of CIFAR-10; every row is marked. --data and POC_DATA are "
+            f"not set, the cache is empty, and {release.url} cannot be downloaded ({type(error).__name__}: {reason}). "
+            "Set --data or POC_DATA to the real images."
         )
         print(warning, file=sys.stderr)
         return synthetic.make(Synthetic(train=release.train, validation=release.validation))
@@ -102,12 +102,19 @@ def at_hand(spec: Data, *, source: Path | None, cache: Path) -> bool:
     """Whether files of the data set that `spec` asks for are here, so that nothing has to be downloaded."""
     if isinstance(spec, ImageNet):
         return source is not None and all((source / name).is_file() for name in imagenet.FILES)
-    if source is None and _entry(cache, OFFICIAL.sha256).is_dir():
-        return True
+    return cifar10_at_hand(source=source, cache=cache) is not None
+
+
+def cifar10_at_hand(*, source: Path | None, cache: Path) -> Path | None:
+    """Return the folder or archive that CIFAR-10 would be read from; None where it would have to be downloaded."""
+    entry = _entry(cache, OFFICIAL.sha256)
+    if source is None and entry.is_dir():
+        return entry
     for folder in cifar10.usual_folders() if source is None else [source]:
         with contextlib.suppress(UserError):
-            return bool(cifar10.find(folder))
-    return False
+            paths, _ = cifar10.find(folder)
+            return paths[0] if len(paths) == 1 else paths[0].parent
+    return None
 
 
 def _from_files(source: Path, cache: Path, release: Release) -> Dataset:
@@ -125,8 +132,8 @@ def _complete(dataset: Dataset, folder: Path, release: Release) -> Dataset:
     train, validation = len(dataset.train), len(dataset.validation)
     if (train, validation) != (release.train, release.validation):
         raise UserError(
-            f"data: {folder} holds {train} training and {validation} validation images, CIFAR-10 has "
-            f"{release.train} and {release.validation}: it is truncated or another data set; get it again"
+            f"data: {folder} has {train} training and {validation} validation images, CIFAR-10 has "
+            f"{release.train} and {release.validation}: it is truncated or another data set; download it again"
         )
     return dataset
 
@@ -134,7 +141,7 @@ def _complete(dataset: Dataset, folder: Path, release: Release) -> Dataset:
 def _download(release: Release, folder: Path) -> Dataset:
     import pooch  # only a download needs it
 
-    print(f"Downloading CIFAR-10 from {release.url}, once.", file=sys.stderr)
+    print(f"Downloading CIFAR-10 from {release.url} (only once).", file=sys.stderr)
     pooch.get_logger().setLevel("WARNING")
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 16, timeout=20)
     archive = pooch.retrieve(release.url, f"sha256:{release.sha256}", path=folder, downloader=downloader)
@@ -211,5 +218,5 @@ def _writing(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = f"cannot write in {cache} ({error}); name one with room that can be written in POC_CACHE"
+        why = f"cannot write to {cache} ({error}); set POC_CACHE to a writable folder with free space"
         raise UserError(f"cache: {why}") from error

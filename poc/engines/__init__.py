@@ -115,19 +115,20 @@ def unknown(run: Run) -> str | None:
     """What of `run` its engine has never heard of, in one line; None where it knows all."""
     engine = load(run.framework)
     if run.model not in engine.NETWORKS:
-        return f"model {run.model} is not {engine.LABEL}'s"
+        return f"model={run.model} is not supported by {engine.LABEL}"
     for field, kind, known in (
         ("optimizer", type(run.optimizer), engine.OPTIMIZERS),
         ("kvstore", type(run.kvstore), engine.EXCHANGES),
     ):
         if kind not in known and (field == "optimizer" or run.synchronises):
-            return f"{field} {kind.__name__} is not {engine.LABEL}'s; it has {', '.join(each.name for each in known)}"
+            names = ", ".join(each.name for each in known)
+            return f"{field}={kind.name} is not supported by {engine.LABEL}; it has {names}"
     if run.dtype not in engine.DTYPES:
-        return f"dtype {run.dtype} is not {engine.LABEL}'s; it has {', '.join(engine.DTYPES)}"
+        return f"dtype={run.dtype} is not supported by {engine.LABEL}; it has {', '.join(engine.DTYPES)}"
     for declared in dataclasses.fields(Training):
         held = getattr(run, declared.name)
         if declared.metadata.get("by_engine") and held != declared.default and declared.name not in engine.HEEDS:
-            return f"{declared.name} {held} is not {engine.LABEL}'s"
+            return f"{declared.name}={held} is not supported by {engine.LABEL}"
     return None
 
 
@@ -138,22 +139,22 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         return reason
     for name in ("seconds", "target_accuracy"):
         if run.workers > 1 and getattr(run, name) is not None:
-            return f"{name} ends a run of one process, and {engine.LABEL} has one for each device"
+            return f"{name}={getattr(run, name):g} needs a single process, {engine.LABEL} runs one per device"
     if run.straggler and run.workers == 1:
-        return f"straggler {run.straggler:g} says nothing of one worker alone"
+        return f"straggler={run.straggler:g} needs at least 2 workers"
     exact = run.kvstore.sums and getattr(run.kvstore, "two_bit", None) is None
     if run.synchronises and run.gradient_noise and not exact:
-        return f"gradient_noise is measured where gradients are summed exactly, and kvstore {run.kvstore} does not"
+        return f"gradient_noise={run.gradient_noise} needs an exact sum of the gradients, not kvstore={run.kvstore}"
     if run.dtype == "float16" and run.gradient_noise:
-        return "gradient_noise is not measured in float16, whose gradients are scaled"
+        return f"gradient_noise={run.gradient_noise} is not supported with dtype=float16, which scales gradients"
     if run.kind == "gpu":
         return next(filter(None, (_emulated(run, gpu) for gpu in usable(run.framework, machine))), None)
     if run.synchronises and isinstance(run.kvstore, NCCL):
-        return "kvstore nccl is NVIDIA's, between GPUs"
+        return "kvstore=nccl needs NVIDIA GPUs"
     if run.dtype in ("float16", "tf32"):
-        return f"{run.dtype} is for GPUs"
+        return f"dtype={run.dtype} needs a GPU"
     if run.dtype == "bfloat16" and not machine.bfloat16:
-        return "bfloat16 needs a CPU with AVX-512 bf16, which this one lacks"
+        return "dtype=bfloat16 needs a CPU with AVX-512 bf16, this machine has none"
     return None
 
 
@@ -163,7 +164,7 @@ def _emulated(run: Run, gpu: GPU) -> str | None:
     if not slow and gpu.capability >= _COMPUTES.get(run.dtype, (0, 0)):
         return None
     major, minor = gpu.capability
-    return f"{gpu.name} has compute capability {major}.{minor}, and only emulates {run.dtype}"
+    return f"dtype={run.dtype} is only emulated by {gpu.name} (compute capability {major}.{minor})"
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
@@ -212,7 +213,8 @@ def unsupported(name: str, gpu: GPU, machine: Hardware) -> str | None:
         return reason
     if build is None or versions(name).get(build.package) == build.version:
         return None
-    return f"{build} is not installed: ./make_environment.sh{' --torch' * build.apart}"
+    option = " --torch" if build.apart else ""
+    return f"{build} is not installed: ./make_environment.sh{option}"
 
 
 def wanted(machine: Hardware, named: Iterable[str] = ()) -> dict[str, Build]:
@@ -222,6 +224,15 @@ def wanted(machine: Hardware, named: Iterable[str] = ()) -> dict[str, Build]:
     on_cards = [name for name, build in chosen.items() if build and build.code]
     names = dict.fromkeys([*ENGINES[:1], *on_cards[:1], *named])
     return {name: build for name in names if (build := builds.choose(load(name).BUILDS, machine))}
+
+
+def label(name: str, versions: Mapping[str, str]) -> str:
+    """Return the framework's name with its version among those of a record; the name alone if its folder is missing."""
+    if name not in ENGINES:
+        return name
+    engine = load(name)
+    known = [versions[package] for package in engine.PACKAGES if package in versions]
+    return " ".join([engine.LABEL, *known[:1]])
 
 
 def load(name: str) -> Engine:
@@ -236,4 +247,4 @@ def count(network: Network) -> Cost:
     for engine in map(load, ENGINES):
         if network.name in engine.NETWORKS and (cost := engine.count(network)):
             return cost
-    raise UserError(f"model: no engine that is installed builds {network.name}; give it a builder in poc/engines/")
+    raise UserError(f"model: no installed framework builds {network.name}; add a builder in poc/engines/")

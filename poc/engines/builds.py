@@ -51,7 +51,7 @@ class Build:
         if not self.has_code(gpu):
             known = ", ".join(f"{major}.{minor}" for major, minor in self.code)
             major, minor = gpu.capability
-            return f"{gpu.name} has compute capability {major}.{minor}, {self} holds machine code for {known}"
+            return f"{gpu.name} has compute capability {major}.{minor}, {self} supports only {known}"
         if not as_new(driver, self.driver):
             return f"{self} needs driver {self.driver} or later, this machine has {driver or 'none'}"
         missing = [name for name in self.libraries if shared_library(name) is None]
@@ -72,7 +72,7 @@ def unsupported(builds: Sequence[Build], gpu: GPU, driver: str) -> str | None:
     # Where some have code for it, the driver or the libraries are to blame.
     near = [build for build in on_cards if build.has_code(gpu)] or on_cards[:1]
     reasons = [build.refuses(gpu, driver) for build in near]
-    return None if None in reasons else "; ".join(filter(None, reasons)) or "there is no build for GPUs"
+    return None if None in reasons else "; ".join(filter(None, reasons)) or "no build for GPUs"
 
 
 @functools.cache  # a plan asks for every run and card

@@ -18,6 +18,8 @@ from poc.machine import control_groups, nvml
 from poc.machine.control_groups import number, text
 from poc.values import UserError, from_plain, value
 
+PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
+
 
 @value
 class GPU:
@@ -109,6 +111,11 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "numpy": np.__version__, "system": platform.platform()}
 
 
+def product_name() -> str:
+    """Return what the firmware calls this machine: on AWS its instance type, "p4d.24xlarge"; empty if unknown."""
+    return text(PRODUCT_NAME)
+
+
 def commit() -> str:
     """The git commit of this checkout, with "-dirty" where its code differs from that; empty where there is none."""
     own = Path(__file__).resolve()
@@ -167,8 +174,8 @@ def _gpu(index: int) -> GPU:
             numa_node=node_of(index),
         )
     except nvml.NoAnswer as error:
-        others = "restart the machine, or name the others in CUDA_VISIBLE_DEVICES"
-        raise UserError(f"GPU {index} does not answer ({error}): {others}") from None
+        others = "restart the machine, or list only the other GPUs in CUDA_VISIBLE_DEVICES"
+        raise UserError(f"GPU {index} does not answer ({error}); {others}") from None
 
 
 def nodes(system: Path = Path("/sys")) -> dict[int, list[int]]:

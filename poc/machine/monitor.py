@@ -244,7 +244,7 @@ def _card(card: int, at: float) -> Reading:
         throttled=nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", card),
     )
     if reading == Reading():
-        raise nvml.NoAnswer("it answers none of its counters")
+        raise nvml.NoAnswer("none of its counters can be read")
     return reading
 
 

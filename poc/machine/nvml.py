@@ -46,7 +46,7 @@ def session() -> Iterator[None]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise NoAnswer(f"no NVIDIA driver answers: {error}") from None
+        raise NoAnswer(f"the NVIDIA driver does not answer: {error}") from None
     try:
         yield
     finally:
@@ -92,7 +92,7 @@ def visible() -> list[int]:
     chosen: list[int] = []
     for entry in map(str.strip, setting.split(",")):
         if entry.startswith("MIG-"):
-            raise UserError(f"CUDA_VISIBLE_DEVICES: {entry} is an instance of a card (MIG); runs take whole ones")
+            raise UserError(f"CUDA_VISIBLE_DEVICES: {entry} is a MIG instance; use whole GPUs")
         meant = [card for card, uuid in uuids.items() if entry == str(card) or (entry and uuid.startswith(entry))]
         if len(meant) != 1:
             break

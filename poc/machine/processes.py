@@ -36,11 +36,11 @@ _GRACE_SECONDS = 2.0
 _ROUNDING_SECONDS = 0.1
 KILLED_FOR_MEMORY = "its process ended early with signal 9: the kernel killed it because memory ran out"
 _HINTS: dict[int, str] = {
-    signal.SIGXCPU: "it had used up its CPU time (ulimit -t)",
-    signal.SIGXFSZ: "a file grew to the limit (ulimit -f)",
+    signal.SIGXCPU: "it reached its limit of CPU time (ulimit -t)",
+    signal.SIGXFSZ: "a file reached the size limit (ulimit -f)",
     signal.SIGBUS: "a page of a shared file was missing: is /dev/shm or the disk full?",
-    signal.SIGILL: "this CPU lacks an instruction that the framework was built for",
-    **dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), "another process sent it"),
+    signal.SIGILL: "this CPU does not have an instruction that the framework needs",
+    **dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), "sent by another process"),
 }
 
 
@@ -136,8 +136,8 @@ def watch(
                 return None
             alive = {name: process.pid for name, process in everyone.items() if process.poll() is None}
             stopped = [name for name, pid in alive.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
-            why = f"no step was made for {now - active:.0f} s"
-            hint = "it was stopped (SIGSTOP)" if stopped else "give a larger --patience where one takes so long"
+            why = f"no step for {now - active:.0f} s"
+            hint = "it was stopped (SIGSTOP)" if stopped else "use a larger --patience if steps are that slow"
             return ", ".join(stopped or workers), f"{why}; {hint}"
         ended.wait(_LOOK_SECONDS)
 
@@ -156,11 +156,11 @@ def ended_early(status: int, memory_kills_before: int | None = None, cpu_seconds
         if memory_kills_before is not None and memory_kills_before != control_groups.memory_kills():
             return KILLED_FOR_MEMORY
         if 0 <= limit <= cpu_seconds + _ROUNDING_SECONDS:
-            hint = f"the kernel kills a process that has used its CPU time (ulimit -t: {limit} s)"
+            hint = f"it reached its limit of CPU time (ulimit -t: {limit} s)"
         elif memory_kills_before is None:
-            hint = "the kernel kills a process when memory runs out, or another process did"
+            hint = "killed by the kernel because memory ran out, or by another process"
         else:
-            hint = "another process sent it; the kernel has not killed for want of memory"
+            hint = "killed by another process; memory did not run out"
     return f"its process ended early with signal {-status}" + (f"; {hint}" if hint else "")
 
 

@@ -61,7 +61,7 @@ def warnings(topology: Topology) -> list[str]:
     for card, clocks in sorted(topology.clocks.items()):
         cards_of.setdefault(topology.names[card], {}).setdefault(clocks, []).append(str(card))
     return [
-        f"cards of one kind ({name}) differ in clocks, and the slowest sets the pace: "
+        f"the GPUs of type {name} have different clocks, the slowest limits all: "
         + "; ".join(f"SM {sm}, memory {memory} MHz on GPU {', '.join(cards[sm, memory])}" for sm, memory in cards)
         for name, cards in cards_of.items()
         if len(cards) > 1

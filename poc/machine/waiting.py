@@ -33,7 +33,7 @@ def chosen_threads() -> int | None:
     """
     given = os.environ.get("POC_THREADS", "")
     if given and not (given.isdecimal() and int(given)):
-        raise UserError(f"POC_THREADS: {given!r} is not allowed; give a whole number of at least 1, or unset it")
+        raise UserError(f"POC_THREADS: {given!r} is not allowed; use a whole number above zero, or unset it")
     return int(given) if given else None
 
 
@@ -50,7 +50,7 @@ def free_cores(cores: int) -> int:
             return cores
     free = max(1, min(cores, count - round(busy)))
     if free < cores:
-        print(f"  other processes keep {busy:.1f} cores busy: training on {free} of {cores}", file=sys.stderr)
+        print(f"  other processes keep {busy:.1f} cores busy: training on {free} of {cores} cores", file=sys.stderr)
     return free
 
 

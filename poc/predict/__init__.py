@@ -131,8 +131,8 @@ def _cores(run: Run) -> tuple[str, float | None]:
 
 
 ASSUMED = (
-    "Assumed: the same batch a device, or in all, throughout; as many hosts as said; up to four times the devices "
-    "measured; and that what limits already shows, or breaks as it did in the published series."
+    "Assumptions: the batch per device (or the global batch) and the number of hosts are as given; at most four times "
+    "the devices measured; what limits the speed shows already, or appears as it did in the published series."
 )
 
 
@@ -144,9 +144,9 @@ def in_words(own: Sequence[Study]) -> str:
     if not own:
         found = kept()
         tables = (
-            ("One study left out, all series", found.by_study),
-            ("One study left out, without series of a fixed total batch", found.weak_by_study),
-            ("One series left out, all series", found.by_series),
+            ("Leave one study out, all series", found.by_study),
+            ("Leave one study out, without series of a fixed global batch", found.weak_by_study),
+            ("Leave one series out, all series", found.by_series),
         )
         about = f"{found.series} published series of {found.studies} studies with at least three device counts."
         said = [about, *(f"{title}:\n{_table(trial.table(scores))}" for title, scores in tables)]
@@ -155,8 +155,8 @@ def in_words(own: Sequence[Study]) -> str:
     names = [study.name for study in own]
     if not any(one.study in names and splits(one) for one in series):
         raise UserError(
-            f"--study: {', '.join(names)} has no series to predict; give samples_per_second of a named network on at "
-            f"least three device counts that differ in nothing else, each at most {FARTHEST} times the one before"
+            f"--study: {', '.join(names)} has no series to predict; it needs samples_per_second of one model on "
+            f"at least three device counts, all else equal, each at most {FARTHEST} times the previous one"
         )
     left_out = trial.by_study(series, names)
     lines = [
@@ -164,7 +164,7 @@ def in_words(own: Sequence[Study]) -> str:
             "series": one.series.label,
             "measured": ", ".join(f"{point.devices}" for point in one.measured),
             "devices": f"{one.point.devices}",
-            "came": f"{one.point.rate:,.4g}",
+            "actual": f"{one.point.rate:,.4g}",
             "predicted": f"{one.made.rate:,.4g}",
             "90%": f"{one.made.low:,.4g} to {one.made.high:,.4g}",
             "error": f"{(one.made.rate / one.point.rate - 1):+.1%}",
@@ -172,7 +172,7 @@ def in_words(own: Sequence[Study]) -> str:
         for one in left_out[trial.MODEL]
     ]
     scores = [trial.score(name, found) for name, found in left_out.items()]
-    return f"{_table(lines)}\n\nBeside rivals:\n{_table(trial.table(scores))}\n\n{ASSUMED}"
+    return f"{_table(lines)}\n\nComparison with baselines:\n{_table(trial.table(scores))}\n\n{ASSUMED}"
 
 
 def _table(lines: Sequence[dict[str, str]]) -> str:

@@ -45,7 +45,7 @@ scalability: Rule = functools.partial(_fitted, parameters=2)
 """The universal scalability law: Gunther 1993."""
 RIVALS: dict[str, Rule] = {
     "ideal scaling": ideal,
-    "last efficiency kept": last_kept,
+    "constant efficiency": last_kept,
     "Amdahl's law": amdahl,
     "universal scalability law": scalability,
 }

@@ -68,7 +68,8 @@ def _series(rows: Sequence[Row]) -> Series:
     points = [
         Point(devices=count, rate=_figure(row) or 0.0, hosts=row.hosts or 1) for count, row in sorted(firsts.items())
     ]
-    batch = f"{last.held_fixed} {'in all' if last.scaling == STRONG else 'a device'}" if last.held_fixed else ""
+    fixed = "global batch" if last.scaling == STRONG else "batch per device"
+    batch = f"{fixed} {last.held_fixed}" if last.held_fixed else ""
     said = [first.hardware or first.machine, first.framework, first.model, first.dtype, batch, last.kvstore]
     label = ", ".join(filter(None, said))
     return Series(study=first.study, label=label, scaling=last.scaling, points=tuple(points))

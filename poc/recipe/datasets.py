@@ -54,9 +54,9 @@ class _Images:
 def _check(data: Any, size: int) -> None:
     checked(data, "data: ")
     if data.crop > size:
-        raise UserError(f"data: crop: {data.crop!r} is larger than the images; give at most {size}")
+        raise UserError(f"data: crop: {data.crop!r} is larger than the images; use at most {size}")
     if (data.shrink > 0) != (data.shrink_epochs > 0) or data.shrink >= data.crop:
-        raise UserError(f"data: shrink: {data.shrink} is not allowed; give less than the crop, and shrink_epochs")
+        raise UserError(f"data: shrink={data.shrink}, shrink_epochs={data.shrink_epochs}: set both, shrink below crop")
 
 
 @value
@@ -67,23 +67,23 @@ class CIFAR10(_Images):
     """Height and width that the network sees, in pixels: a random crop in training, the centre in validation."""
     pad: int = field(default=4, check=whole_or_zero, label="pad {}")
     """Pixels of border (value 127) put around the image before the random crop."""
-    mirror: bool = field(default=True, check=flag, label="unmirrored")
+    mirror: bool = field(default=True, check=flag, label="without horizontal flip")
     """Mirror with probability 1/2."""
-    alternate: bool = field(default=False, check=flag, later=True, label="mirrored every other epoch")
+    alternate: bool = field(default=False, check=flag, later=True, label="flip every other epoch")
     """An image is mirrored by chance in the first epoch, and then every other time (Jordan 2024)."""
-    jitter: bool = field(default=True, check=flag, label="without jitter")
+    jitter: bool = field(default=True, check=flag, label="without colour jitter")
     """Move hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
-    cutout: int = field(default=0, check=whole_or_zero, later=True, label="cutout of {} pixels")
+    cutout: int = field(default=0, check=whole_or_zero, later=True, label="cutout {} px")
     """Height and width of a square, anywhere in the crop, that is made grey (127) (DeVries and Taylor 2017)."""
-    shrink: int = field(default=0, check=whole_or_zero, later=True, label="shrunk to {} pixels")
+    shrink: int = field(default=0, check=whole_or_zero, later=True, label="resized to {} px")
     """Height and width that the crops are shrunk to in the first `shrink_epochs` epochs of training, which take less
     time: progressive resizing, as in Tan and Le 2021 ("EfficientNetV2"). 0: never."""
-    shrink_epochs: int = field(default=0, check=whole_or_zero, later=True, label="for {} epochs")
-    on_device: bool = field(default=False, check=flag, later=True, label="on the device")
+    shrink_epochs: int = field(default=0, check=whole_or_zero, later=True, label="in the first {} epochs")
+    on_device: bool = field(default=False, check=flag, later=True, label="augmented on the device")
     """The training images stay in the device's memory, where they are cropped and mirrored; without `jitter`, `cutout`
     and `shrink`."""
     validate_on: str = field(
-        default="test", check=choice(("test", HELD_OUT)), later=True, label="validated on {} images"
+        default="test", check=choice(("test", HELD_OUT)), later=True, label="accuracy on the validation split"
     )
     """"held-out": 5,000 of the training images, 500 of each class and always the same, which are not trained on: for a
     search, so that the test set is for the ways that it chose."""
@@ -99,19 +99,19 @@ class CIFAR10(_Images):
     def __post_init__(self) -> None:
         _check(self, 32)
         if self.alternate and not self.mirror:
-            raise UserError("data: alternate: without mirror nothing alternates; leave one of them out")
+            raise UserError("data: alternate=True needs mirror=True")
         if self.cutout > self.crop:
-            raise UserError(f"data: cutout: {self.cutout} is larger than the crop; give at most {self.crop}")
+            raise UserError(f"data: cutout: {self.cutout} is larger than the crop; use at most {self.crop}")
         for name in ("jitter", "cutout", "shrink"):
             if self.on_device and getattr(self, name):
-                raise UserError(f"data: on_device: {name} is for images on the host; leave one of them out")
+                raise UserError(f"data: on_device=True works without {name}; remove one of them")
 
 
 @value
 class Synthetic(_Images):
     """Made-up images that a network can learn, the same on every machine."""
 
-    size: int = field(default=32, check=whole, label="of {} pixels")
+    size: int = field(default=32, check=whole, label="of {} px")
     """Height and width of the images, in pixels."""
     classes: int = field(default=10, check=whole, label="{} classes")
     train: int = field(default=50_000, check=whole, label="{:,} images")
@@ -123,17 +123,17 @@ class Synthetic(_Images):
     pipeline, as `tf_cnn_benchmarks` and MXNet's `--benchmark 1` measure it."""
     crop: int = field(default=32, check=whole, label="crop {}")
     pad: int = field(default=0, check=whole_or_zero, label="pad {}")
-    mirror: bool = field(default=False, check=flag, label="mirrored")
-    jitter: bool = field(default=False, check=flag, label="jitter")
-    shrink: int = field(default=0, check=whole_or_zero, later=True, label="shrunk to {} pixels")
-    shrink_epochs: int = field(default=0, check=whole_or_zero, later=True, label="for {} epochs")
+    mirror: bool = field(default=False, check=flag, label="horizontal flip")
+    jitter: bool = field(default=False, check=flag, label="colour jitter")
+    shrink: int = field(default=0, check=whole_or_zero, later=True, label="resized to {} px")
+    shrink_epochs: int = field(default=0, check=whole_or_zero, later=True, label="in the first {} epochs")
 
     name = "synthetic"
 
     def __post_init__(self) -> None:
         _check(self, self.size)
         if self.fixed and (self.pad or self.mirror or self.jitter or self.shrink):
-            raise UserError("data: Synthetic.fixed: one batch stays as it is; leave pad, mirror, jitter and shrink out")
+            raise UserError("data: Synthetic.fixed=True works without pad, mirror, jitter and shrink; remove them")
 
     def __str__(self) -> str:
         like = self == synthetic("imagenet", size=self.size, fixed=self.fixed)
@@ -171,7 +171,7 @@ class ImageNet(_Images):
     """Height and width that the network sees, in pixels."""
     resize: int = field(default=256, check=whole, label="resize {}")
     """Pixels of the shorter side before the crop."""
-    mirror: bool = field(default=True, check=flag, label="unmirrored")
+    mirror: bool = field(default=True, check=flag, label="without horizontal flip")
     train: int = field(default=_IMAGENET_TRAIN, check=whole, label="{:,} images")
     """Images in the training file, for those who have a part of it."""
     validation: int = field(default=50_000, check=whole, label="{:,} for validation")
@@ -191,4 +191,4 @@ DATA: dict[str, type[Data]] = {kind.name: kind for kind in (CIFAR10, ImageNet, S
 def a_data_set(name: str, given: object) -> None:
     """Raises UserError unless `given` is one of `DATA`."""
     if not isinstance(given, tuple(DATA.values())):
-        raise refuse(name, given, "give CIFAR10(...), ImageNet(...) or Synthetic(...)")
+        raise refuse(name, given, "use CIFAR10(...), ImageNet(...) or Synthetic(...)")

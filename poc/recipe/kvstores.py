@@ -72,7 +72,7 @@ class DistSync(_Compressing):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.two_bit is not None and self.gradient_bits != 32:
-            raise refuse("kvstore: gradient_bits", self.gradient_bits, "with two_bit leave it out")
+            raise refuse("kvstore: gradient_bits", self.gradient_bits, "two_bit compresses already; remove one of them")
 
 
 @value
@@ -98,7 +98,7 @@ class SSP(KVStore):
 
     staleness: int | None = field(
         check=either(whole_or_zero, None),
-        label=lambda steps: "no bound" if steps is None else f"staleness {steps}",
+        label=lambda steps: "unbounded staleness" if steps is None else f"staleness {steps}",
     )
     """Steps that a worker may be ahead of the slowest one: 0 is synchronous, None sets no bound."""
     servers: int = field(default=1, check=whole, label="{} servers")

@@ -59,7 +59,7 @@ class Network:
     def cost(self) -> Cost:
         """What it costs; raises UserError where that has not been counted yet."""
         if self.name not in _costs():
-            raise UserError(f"model: {self.name} is not in {_COSTS.name}; count it: python -m poc networks --count")
+            raise UserError(f"model: {self.name} is not in {_COSTS.name}; run `python -m poc networks --count`")
         return _costs()[self.name]
 
     def multiply_adds(self, size: int) -> float:
@@ -78,7 +78,7 @@ class Network:
         smallest, largest = self.sizes
         if not smallest <= size <= largest:
             allowed = f"of {smallest}" if smallest == largest else f"of {smallest} to {largest}"
-            raise UserError(f"data: {name}: {size} is not allowed with {self.name}; give images {allowed} pixels")
+            raise UserError(f"data: {name}: {size} is not allowed with {self.name}; use images {allowed} pixels")
 
 
 @functools.cache
@@ -109,8 +109,8 @@ _GOOGLENET = "Szegedy et al. 2015, Going Deeper with Convolutions; batch norm, w
 _INCEPTION_V3 = "Szegedy et al. 2016, Rethinking the Inception Architecture; without the auxiliary classifier"
 _INCEPTION_V4 = "Szegedy et al. 2016, Inception-v4, Inception-ResNet"
 _AIRBENCH = "after Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU"
-_ABLATION = "an ablation of ours: cifar_resnet20_v2 without its batch norms, for exact comparisons between devices"
-_ELEVEN = "(tf_cnn_benchmarks, with an eleventh class)"
+_ABLATION = "ablation: cifar_resnet20_v2 without batch norms, for exact comparisons between devices"
+_ELEVEN = "(tf_cnn_benchmarks, which has an eleventh class)"
 
 
 def _cifar(name: str, label: str, source: str, study_name: str = "", **fields: Any) -> Network:
@@ -124,18 +124,18 @@ def _imagenet(name: str, label: str, source: str, study_name: str = "", size: in
 
 
 def _cifar_resnet_v1(layers: int) -> Network:
-    source = _RESNET if layers < 164 else f"{_IDENTITY}: the original ResNet-164, of bottlenecks"
-    note = {20: f"printed 271,164 {_ELEVEN}", 110: f"printed 1,736,124 {_ELEVEN}"}.get(layers, "")
+    source = _RESNET if layers < 164 else f"{_IDENTITY}: the original ResNet-164, with bottlenecks"
+    note = {20: f"the study printed 271,164 {_ELEVEN}", 110: f"the study printed 1,736,124 {_ELEVEN}"}.get(layers, "")
     return _cifar(f"resnet{layers}_v1", f"ResNet-{layers} v1", source, f"resnet{layers}", note=note)
 
 
 def _cifar_resnet_v2(layers: int) -> Network:
-    source = f"{_IDENTITY}, as in MXNet 0.11's CIFAR-10 example" if layers < 164 else f"{_IDENTITY}, of bottlenecks"
+    source = f"{_IDENTITY}, as in MXNet 0.11's CIFAR-10 example" if layers < 164 else f"{_IDENTITY}, with bottlenecks"
     return _cifar(f"resnet{layers}_v2", f"ResNet-{layers}", source, input_scale=1.0)
 
 
 def _cifar_densenet(layers: int, millions: float, printed: str) -> Network:
-    note = f"the paper's, without bottlenecks: {millions} million; printed {printed} by another"
+    note = f"{millions} million in the paper (without bottlenecks); the study printed {printed}, of another version"
     return _cifar(f"densenet{layers}_k12", f"DenseNet-{layers} (k=12)", _DENSENET, f"densenet{layers}_k12", note=note)
 
 
@@ -150,13 +150,13 @@ _NETWORKS = [
         "AlexNet",
         "Krizhevsky's cuda-convnet, as in tf_cnn_benchmarks",
         "alexnet",
-        note="printed 1,756,620, which has an eleventh class: 193 of the 194 more",
+        note="the study printed 1,756,620; 193 of the 194 more are its eleventh class",
         sizes=(32, 32),
     ),
     _cifar("vgg16", "VGG-16", f"{_VGG}; batch norm, and dense layers of 512", "vgg_16", sizes=(32, 63)),
     _cifar("vgg19", "VGG-19", f"{_VGG}; batch norm, and dense layers of 512", "vgg_19", sizes=(32, 63)),
     _cifar("inception", "Inception", _INCEPTION),
-    _cifar("lenet", "LeNet-5", "LeCun et al. 1998, for three colours", sizes=(32, 32)),
+    _cifar("lenet", "LeNet-5", "LeCun et al. 1998, with three input channels", sizes=(32, 32)),
     _cifar("airbench94", "airbench94", _AIRBENCH, sizes=(16, 32), whitens=True),
     _cifar("airbench94_slim", "airbench94, second block of 128", _AIRBENCH, sizes=(16, 32), whitens=True),
     _cifar("airbench95", "airbench95", f"{_AIRBENCH}, its wider one for 95%", sizes=(16, 32), whitens=True),
@@ -181,5 +181,5 @@ NETWORKS: dict[str, Network] = {network.name: network for network in _NETWORKS}
 def network(name: str) -> Network:
     """Returns the registered network called `name`; raises UserError with the nearest valid name."""
     if not isinstance(name, str) or name not in NETWORKS:
-        raise UserError(f"model: unknown network {name!r}; {nearest(name, NETWORKS)}")
+        raise UserError(f"model: {name!r} is unknown; {nearest(name, NETWORKS)}")
     return NETWORKS[name]

@@ -15,7 +15,7 @@ class Optimizer:
     weight_decay: float = field(default=1e-4, check=positive_or_zero, label="weight decay {:g}")
     """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study. Muon's convolutions
     shrink by it, times their rate, apart from their gradients."""
-    decay_gammas: bool = field(default=True, check=flag, label="gammas not decayed")
+    decay_gammas: bool = field(default=True, check=flag, label="no weight decay on gammas")
     """False: the penalty is on weights only (Goyal et al. 2017)."""
 
     name: ClassVar[str]
@@ -63,10 +63,10 @@ class LARS(Optimizer):
 class Muon(Optimizer):
     """Orthogonalised momentum for convolutions, SGD with Nesterov momentum for the rest (Jordan et al. 2024)."""
 
-    lr: float = field(check=positive, json="muon_rate", label="convolutions at {:g}")
+    lr: float = field(check=positive, json="muon_rate", label="lr {:g} for convolutions")
     """Learning rate of the convolutions at the full rate, the recipe's `lr`, of the rest; it has the same warm-up and
     decay."""
-    unit_weights: bool = field(default=False, check=flag, label="convolutions of constant size")
+    unit_weights: bool = field(default=False, check=flag, label="unit-norm convolutions")
     """Before each step a convolution is scaled to the norm of an orthogonal one, the root of its outputs (Jordan 2024,
     `airbench94_muon`), so that a rate means the same share of it from the first step to the last. Weights that start at
     zero, as `zero_init_gamma` has them in "_v2", get that size from their first gradient."""

@@ -41,7 +41,7 @@ class Steps:
     def __post_init__(self) -> None:
         object.__setattr__(self, "at", several(self.at))
         if not isinstance(self.at, list) or not self.at:
-            raise refuse("lr: Steps.at", self.at, "give fractions, e.g. [0.5, 0.75]")
+            raise refuse("lr: Steps.at", self.at, "use fractions of the training, e.g. [0.5, 0.75]")
         for point in self.at:
             positive("lr: Steps.at", point)
             share("lr: Steps.at", point)
@@ -69,7 +69,7 @@ class Rate:
     def __post_init__(self) -> None:
         checked(self, f"lr: {type(self).__name__}.")
         if self.warmup_from != 0.0 and not self.warmup_epochs:
-            raise refuse(f"lr: {type(self).__name__}.warmup_from", self.warmup_from, "give warmup_epochs, too")
+            raise refuse(f"lr: {type(self).__name__}.warmup_from", self.warmup_from, "it needs warmup_epochs")
 
     def at(self, global_batch: int) -> float:
         """Full learning rate for a global batch of `global_batch` samples."""
@@ -158,6 +158,6 @@ def steps_per_epoch(samples: int, global_batch: int) -> int:
     if global_batch > samples:
         raise UserError(
             f"batch_per_device x devices: the global batch {global_batch} is larger than the {samples} training "
-            "images; take a smaller batch or fewer devices"
+            "images; use a smaller batch or fewer devices"
         )
     return samples // global_batch

@@ -51,7 +51,7 @@ def _meant(name: str, given: Any, kinds: Mapping[str, type[T]], spelled_out: Map
 
 def _devices(name: str, given: Any) -> None:
     if isinstance(given, int) and not given:
-        raise refuse(name, given, 'for this machine\'s CPU give kind="cpu"')
+        raise refuse(name, given, 'use kind="cpu" to train on the CPU')
     whole(name, given)
 
 
@@ -62,7 +62,7 @@ def _seeds(name: str, given: Any) -> None:
     for seed in given:
         values.whole_or_zero(name, seed)
     if not given or len(set(given)) < len(given):
-        raise refuse(name, list(given), "give how many, or a list of seeds, each once: [42, 1337]")
+        raise refuse(name, list(given), "use a number of seeds, or a list of different seeds, e.g. [42, 1337]")
 
 
 @value
@@ -87,9 +87,9 @@ class Training:
     batch_per_device: int = field(default=128, check=either(whole, LARGEST))
     """Samples each device takes a step; the global batch is that times the devices. "largest": as many as fit into its
     memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536, which short runs find out."""
-    evaluate: bool = field(default=True, check=flag, label="not evaluated")
+    evaluate: bool = field(default=True, check=flag, label="without evaluation")
     """Measure the accuracy over the whole validation set after every epoch."""
-    averaged_views: int = field(default=1, check=choice((1, 2, 6)), label="scores averaged over {} views")
+    averaged_views: int = field(default=1, check=choice((1, 2, 6)), label="test-time augmentation ({} views)")
     """Views of an image whose scores are averaged before its class is read (Krizhevsky et al. 2012): 1 is the image
     itself, 2 it and its mirror image, 6 both also moved by a pixel towards either corner, all alike (Jordan 2024 gives
     those that are moved half the weight)."""
@@ -98,7 +98,9 @@ class Training:
     and weight decay; "sgd", "nesterov" and "lars" are these with their defaults."""
     label_smoothing: float = field(default=0.0, check=values.share, by_engine=True, label="label smoothing {:g}")
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
-    gradient_noise: int | None = field(default=None, check=either(whole, None), label="gradient noise every {} steps")
+    gradient_noise: int | None = field(
+        default=None, check=either(whole, None), label="gradient noise scale every {} steps"
+    )
     """Every so many steps the squared norms of one device's gradient and of all devices' are taken, which give the
     gradient noise scale (`poc/records/noise.py`); with several devices, emulated ones too."""
     zero_init_gamma: bool = field(default=False, check=flag, by_engine=True, json="zero_gamma", label="zero-init gamma")
@@ -120,9 +122,7 @@ class Training:
     servers); "none" not at all. Names are the classes with their defaults: `DistSync(servers=2)`."""
     workers: int = field(default=1, check=either(whole, PER_DEVICE), label="{} workers")
     """Processes that the devices are divided over, equally; "per-device": as many as devices."""
-    cores_per_worker: int | None = field(
-        default=None, check=either(whole, None, NODE), label="bound to {} of the cores"
-    )
+    cores_per_worker: int | None = field(default=None, check=either(whole, None, NODE), label="cores per worker: {}")
     """CPU cores each worker is bound to, all of one NUMA node where that has so many; "node": a whole NUMA node, or its
     share of one. By default one worker has them all, several share them equally, and on GPUs none is bound."""
     straggler: float = field(
@@ -131,12 +131,12 @@ class Training:
     """The last of several workers takes so much longer for each step, on purpose: 0.3 is 30%."""
     restarts: int = field(default=0, check=values.whole_or_zero)
     """So often the run goes on from its last checkpoint after a process of it was lost; 0: it has failed then."""
-    window: int = field(default=20, check=whole, label="windows of {}")
+    window: int = field(default=20, check=whole, label="windows of {} steps")
     """Steps between two readings of the clock; nothing is waited for in between."""
     seconds: float | None = field(default=None, check=either(values.positive, None), label="at most {:g} s")
     """Stop at the end of the first window after so many seconds of training; with one worker. The epochs or steps are
     then the most that it may take."""
-    target_accuracy: float | None = field(default=None, check=either(values.share, None), label="to accuracy {:g}")
+    target_accuracy: float | None = field(default=None, check=either(values.share, None), label="until accuracy {:g}")
     """Stop at the first evaluation that reaches it; with one worker. The epochs are then the most that it may take."""
     framework: str = field(default=AUTO, json="engine", label="{}")
     """A folder of `poc/engines/`; "auto": the first of them that can do the run. `plan` says what an engine lacks."""
@@ -172,9 +172,9 @@ class Setting(Training):
             object.__setattr__(self, name, meant)
         checked(self)
         if self.epochs is not None and self.steps is not None:
-            raise UserError("epochs and steps: both say how long it trains; give one of them")
+            raise UserError(f"epochs={self.epochs} and steps={self.steps} both set the length; remove one")
         if self.target_accuracy is not None and not self.evaluate:
-            raise UserError("target_accuracy: without evaluations nothing reaches it; leave evaluate out")
+            raise UserError(f"target_accuracy={self.target_accuracy} needs evaluations; remove evaluate=False")
         if self.workers == PER_DEVICE:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "workers", self.devices)
         network = networks.network(self.model)
@@ -186,23 +186,23 @@ class Setting(Training):
     def _check_workers(self) -> None:
         workers, devices = self.workers, self.devices
         if devices % workers:
-            raise UserError(f"workers: {workers} do not share {devices} devices equally; give a divisor of {devices}")
+            raise UserError(f"workers={workers} cannot share devices={devices} equally; use a divisor of {devices}")
         if workers > 1:
             if not self.kvstore.between:
                 raise UserError(
-                    f"kvstore: {self.kvstore.name!r} works within one process; leave workers out, or give one "
-                    "between workers: 'dist_sync'"
+                    f"kvstore={self.kvstore.name!r} works within one process; remove workers={workers}, "
+                    "or use kvstore='dist_sync'"
                 )
             if self.emulated:
-                raise UserError("emulated: one device plays all replicas; leave workers at 1")
+                raise UserError(f"emulated=True works within one process; remove workers={workers}")
             if self.seconds is not None:
-                raise UserError("seconds: workers have to stop after the same step; with several give steps")
+                raise UserError(f"seconds={self.seconds} works with one worker only; use steps=")
             if self.target_accuracy is not None:
-                raise UserError("target_accuracy: each worker evaluates its share; give one worker")
+                raise UserError(f"target_accuracy={self.target_accuracy} works with one worker only")
         elif devices > 1 and not self.kvstore.inside:
-            raise UserError(f"kvstore: {self.kvstore.name!r} is between processes; with one worker give 'device'")
+            raise UserError(f"kvstore={self.kvstore.name!r} needs at least 2 workers; set workers= or another kvstore")
         elif self.straggler and devices == 1:
-            raise UserError(f"straggler: {self.straggler!r} says nothing of one worker alone; give two workers or more")
+            raise UserError(f"straggler={self.straggler} needs at least 2 workers")
 
     @property
     def each_seed(self) -> Sequence[int]:
@@ -229,16 +229,16 @@ class Setting(Training):
         schedule, rate = self.schedule, f"lr: {type(self.lr).__name__}"
         steps, last = schedule.steps, schedule.warmup_steps
         if last >= steps:
-            never = f"the warm-up takes {last:,} steps, the whole training {steps:,}"
-            raise refuse(f"{rate}.warmup_epochs", self.lr.warmup_epochs, f"{never}; give less, or train for longer")
+            lengths = f"the warm-up takes {last:,} steps, the whole training {steps:,}"
+            raise refuse(f"{rate}.warmup_epochs", self.lr.warmup_epochs, f"{lengths}; shorten it, or train longer")
         if last and schedule.warmup_from > schedule.learning_rate:
-            full = f"{schedule.learning_rate:g}, the full rate at a global batch of {self.global_batch}"
-            raise refuse(f"{rate}.warmup_from", self.lr.warmup_from, f"give at most {full}, or leave it out")
+            full = f"{schedule.learning_rate:g}, the learning rate at a global batch of {self.global_batch}"
+            raise refuse(f"{rate}.warmup_from", self.lr.warmup_from, f"use at most {full}, or remove it")
         for point in sorted(schedule.decay_at):
             fall = math.ceil(point * steps)
             if not last < fall < steps:
-                between = f"after {last:,} (the warm-up, or the fall before it) and before {steps:,} (the end)"
-                raise refuse("lr: Steps.at", point, f"it falls after {fall:,} steps; give a share that falls {between}")
+                between = f"after step {last:,} (warm-up or previous drop) and before step {steps:,} (the end)"
+                raise refuse("lr: Steps.at", point, f"the drop is at step {fall:,}; use a fraction {between}")
             last = fall
 
     @property
@@ -276,7 +276,7 @@ class Recipe(Setting):
             object.__setattr__(self, "quick", quick)
         runs = sum(len(setting.each_seed) * setting.repeats for setting in self.settings())
         if runs > _MOST_RUNS:
-            raise UserError(f"seeds, repeats: with them this recipe has {runs:,} runs; give at most {_MOST_RUNS:,}")
+            raise UserError(f"seeds and repeats: this recipe has {runs:,} runs; the maximum is {_MOST_RUNS:,}")
 
     def settings(self) -> list[Setting]:
         """Every combination of the grid, in the order written. Raises UserError where they are too many."""
@@ -289,10 +289,10 @@ class Recipe(Setting):
             choices = [given if isinstance(given, list) else [given] for given in fields.values()]
             for name, given in zip(fields, choices):
                 if not given:
-                    raise refuse(name, given, "give at least one value, or leave the field out")
+                    raise refuse(name, given, "use at least one value, or remove the field")
             runs = math.prod(map(len, choices))
             if runs > _MOST_RUNS:
-                raise UserError(f"the grid of this recipe has {runs:,} runs; give at most {_MOST_RUNS:,}")
+                raise UserError(f"the grid of this recipe has {runs:,} runs; the maximum is {_MOST_RUNS:,}")
             grid += [Setting(**dict(zip(fields, chosen))) for chosen in itertools.product(*choices)]
         return grid
 
@@ -306,13 +306,35 @@ class Recipe(Setting):
             setting.check_schedule()
         if all(setting.devices == 1 for setting in settings):
             for name in ("kvstore", "emulated", "gradient_noise"):
-                if any(getattr(setting, name) != getattr(Setting, name) for setting in settings):
-                    raise UserError(f"{name}: it says nothing of one device alone; give several, or leave it out")
+                changed = [held for setting in settings if (held := getattr(setting, name)) != getattr(Setting, name)]
+                if changed:
+                    raise UserError(f"{name}={changed[0]} needs at least 2 devices; set devices=, or remove it")
+
+    def with_fields(self, fields: Mapping[str, Any]) -> Recipe:
+        """Return this recipe with other values of some fields, in its cases and its quick version, too.
+
+        Cases that differ in nothing else become one. Epochs take the place of steps, and steps that of epochs. Raises
+        UserError for a field or a value that a recipe may not have.
+        """
+        fields = _known_fields("--set", fields, _SETTING)
+        if "epochs" in fields or "steps" in fields:
+            fields = {"epochs": None, "steps": None, **fields}
+
+        def unique(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+            kept: list[dict[str, Any]] = []
+            for case in cases:
+                rest = {name: given for name, given in case.items() if name not in fields}
+                kept += [] if rest in kept else [rest]
+            return kept
+
+        quick = {**(_SHORT if self.quick is None else self.quick), **fields}
+        if "cases" in quick:
+            quick["cases"] = unique(quick["cases"])
+        return dataclasses.replace(self, cases=unique(self.cases), quick=quick, **fields)
 
     def quickened(self) -> Recipe:
         """The same experiment cut down to a first look (`--quick`)."""
-        short: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False, "target_accuracy": None}
-        change = {"repeats": 1, **(short if self.quick is None else self.quick)}
+        change = {"repeats": 1, **(_SHORT if self.quick is None else self.quick)}
         if "steps" in change or "epochs" in change:
             change = {"steps": None, "epochs": None, **change}
         # A case must not undo what the quick version sets.
@@ -321,21 +343,25 @@ class Recipe(Setting):
 
 
 _SETTING = tuple(declared.name for declared in dataclasses.fields(Setting))
+_SHORT: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False, "target_accuracy": None}
+"""What `--quick` sets where a recipe does not say."""
 
 
-def load(path: Path, engines: Collection[str] = ()) -> Recipe:
+def load(path: Path, engines: Collection[str] = (), fields: Mapping[str, Any] | None = None) -> Recipe:
     """Reads the recipe in the Python file `path`, which may name one of the `engines`, if these are given.
 
-    It may import files beside it. Raises UserError where there is no recipe or it is wrong.
+    It may import files beside it. `fields` are set in place of its own (`Recipe.with_fields`). Raises UserError where
+    there is no recipe or it is wrong.
     """
     if not path.is_file():
-        raise UserError(f"recipe: no file {path}")
+        raise UserError(f"recipe: {path} is not a file")
     folder = path.resolve().parent
     try:
         with _importable(folder):
             recipe = runpy.run_path(str(path)).get("recipe")
         if not isinstance(recipe, Recipe):
-            raise UserError("it defines no `recipe = Recipe(...)`")
+            raise UserError("`recipe = Recipe(...)` is missing")
+        recipe = recipe.with_fields(fields) if fields else recipe
         recipe.check_effects()
         for setting in recipe.settings() if engines else ():
             choice((AUTO, *engines))("framework", setting.framework)
@@ -385,14 +411,14 @@ def _known_cases(name: str, given: object) -> list[dict[str, Any]]:
     """The cases that are `given`, with lists of values as such; raises UserError where they are none."""
     cases = several(given)
     if not isinstance(cases, list):
-        raise refuse(name, given, "give a list of dicts of fields")
+        raise refuse(name, given, "use a list of dicts of fields")
     return [_known_fields(name, case, _SETTING) for case in cases]
 
 
 def _known_fields(name: str, given: object, known: Sequence[str]) -> dict[str, Any]:
     """The fields that are `given`, with lists of values as such; raises UserError where one is not `known`."""
     if not isinstance(given, dict):
-        raise refuse(name, given, "give a dict of fields, e.g. dict(devices=8, lr=0.4)")
+        raise refuse(name, given, "use a dict of fields, e.g. dict(devices=8, lr=0.4)")
     for field_name in given:
         if field_name not in known:
             raise UserError(f"{name}: no field {field_name!r}; {nearest(field_name, known)}")

@@ -53,7 +53,7 @@ def misplaced(results: Path) -> list[str]:
 
 
 def _or_up(stray: Path, results: Path) -> str:
-    return f", or give --results {results.parent}" if stray.parent == results else ""
+    return f", or use --results {results.parent}" if stray.parent == results else ""
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def claimed(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.with_suffix(".lock").open("a+")
     except OSError as error:
-        raise UserError(f"results: cannot write in {path.parent} ({error.strerror}); name another folder") from error
+        raise UserError(f"results: cannot write to {path.parent} ({error.strerror}); use another folder") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,7 +75,7 @@ def claimed(path: Path) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip()
             raise UserError(
-                f"results: process {holder or 'of another user'} is at work on {path}; wait for it, or give --results"
+                f"results: process {holder or 'of another user'} is writing to {path}; wait, or use another --results"
             ) from None
         except OSError:  # a file system without locks
             pass
@@ -130,12 +130,12 @@ def read(paths: Iterable[Path]) -> list[Record]:
                 fields = _intact(line)
                 record = Record.from_json(fields) if 1 <= fields["schema"] <= SCHEMA else None
             except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                why = error if isinstance(error, UserError) else f"it cannot be understood ({error!r})"
+                why = error if isinstance(error, UserError) else f"it cannot be read ({error!r})"
                 print(f"{place} is left out: {why}", file=sys.stderr)
                 continue
             if record is None:
-                known = f"this version knows 1 to {SCHEMA}; use the one that wrote it"
-                raise UserError(f"{place} is of schema {fields['schema']}, {known}")
+                known = f"this version reads 1 to {SCHEMA}; use the version that wrote it"
+                raise UserError(f"{place} has schema {fields['schema']}, {known}")
             shown = record.without_speed() if record.speed_withdrawn else record
             records.setdefault(json.dumps(fields, sort_keys=True), shown)
     return list(records.values())
@@ -152,8 +152,8 @@ def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record
     for folder in folders:
         files = paths(folder) or list(filter(Path.exists, [folder / FILE]))
         if not files:
-            what = "holds no journal" if folder.is_dir() else "is no folder"
-            raise UserError(f"--with: {folder} {what}; give one with {FILE} or MACHINE/{FILE} in it")
+            what = "contains no journal" if folder.is_dir() else "is not a folder"
+            raise UserError(f"--with: {folder} {what}; use one with {FILE} or MACHINE/{FILE}")
         seen = {_identity(record) for record in (*records, *joined)}
         names = {record.infrastructure for record in (*records, *joined)}
         sent = read(files)
@@ -176,9 +176,9 @@ def _intact(line: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        raise UserError("it is not a whole record (a crash while writing?)") from None
+        raise UserError("the record is incomplete (a crash while writing?)") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("schema"), int):
-        raise UserError("it is no record")
+        raise UserError("it is not a record")
     checksum = fields.pop(_CHECKSUM, None)
     if checksum != _digest(fields) and (checksum is not None or fields["schema"] > 1):  # the first had none
         raise UserError("it was changed after it was written")
@@ -190,4 +190,4 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

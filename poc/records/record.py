@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from poc.machine.hardware import Hardware
 from poc.machine.monitor import Monitored
-from poc.recipe import CIFAR10, Synthetic
+from poc.recipe import CIFAR10, Synthetic, networks
 from poc.recipe.datasets import DataId
 from poc.records.noise import Noise, Norms, estimate, interval
 from poc.records.timing import WARMUP_STEPS, Window, split, throughput, warmup
@@ -24,6 +26,8 @@ DONE = (COMPLETED, DIVERGED)
 """Outcomes of a training that came to its end."""
 SETTLED = (*DONE, OUT_OF_MEMORY)
 """Outcomes after which a run need not be repeated."""
+BUSY_SHARE = 0.05
+"""A run is noisy if other processes or machines took more than this share of the cores that it could use."""
 T = TypeVar("T")
 
 
@@ -161,8 +165,9 @@ class Forecast:
 
     def __str__(self) -> str:
         limited = f", limited by the {self.limit}" if self.limit else ""
-        between = f"(90%: {self.low:.0f} to {self.high:.0f})"
-        return f"{self.rate:.0f} samples/s {between}, from {self.devices} before{limited}"
+        interval = f"(90% interval {self.low:.0f} to {self.high:.0f})"
+        devices = "1 device" if self.devices == 1 else f"up to {self.devices} devices"
+        return f"{self.rate:.0f} samples/s {interval}, from runs on {devices}{limited}"
 
 
 @value
@@ -259,6 +264,107 @@ class Record(Told):
         """Whether made-up images stood in for CIFAR-10."""
         return isinstance(self.run.data, CIFAR10) and self.dataset == Synthetic.name
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether other processes or machines took more than `BUSY_SHARE` of the cores that the run could use."""
+        busy = (self.others_busy_cores or 0.0) + (self.stolen_cores or 0.0)
+        return busy > BUSY_SHARE * (self.usable_cores or self.hardware.cores)
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        """Energy of all devices in the windows after warm-up; None if a device has no energy counter."""
+        devices = self.monitor.devices if self.monitor and self.monitor.of_windows else ()
+        timed = self.windows[warmup(self.windows) :]
+        if not timed or not devices or any(device.joules is None for device in devices):
+            return None
+        watts = sum(device.joules / device.seconds for device in devices if device.joules and device.seconds)
+        return watts * sum(window.seconds for window in timed) / sum(window.samples for window in timed)
+
+    @property
+    def steps_ahead(self) -> list[int]:
+        """How many steps a worker was ahead of the slowest, once per step and worker, under bounded staleness."""
+        seen = [worker.exchanged.staleness for worker in self.workers if worker.exchanged]
+        return [int(ahead) for staleness in seen for ahead, count in staleness.items() for _ in range(count)]
+
+    @property
+    def speeds(self) -> dict[str, float | None]:
+        """What the windows show, by columns of rows.csv: epochs and steps, and after warm-up speed and arithmetic."""
+        run, windows = self.run, self.windows
+        if not windows:
+            return {}
+        steps = sum(window.steps for window in windows)
+        values: dict[str, float | None] = {"epochs": steps // run.steps_per_epoch, "steps": steps}
+        values["samples_trained"] = sum(window.samples for window in windows)
+        speed = throughput(self.timed)
+        if speed is None:
+            return values
+        timed = self.timed[speed.dropped :]
+        epochs = [list(group) for _, group in itertools.groupby(self.timed, key=lambda window: window.epoch)]
+        complete = [each for each in epochs if sum(window.steps for window in each) == run.steps_per_epoch]
+        seconds = [sum(window.seconds for window in each) for each in complete]
+        model = networks.NETWORKS.get(run.model)
+        multiply_adds = model.multiply_adds(run.data.crop) if model else None
+        return {
+            **values,
+            "seconds_per_epoch": statistics.median(seconds) if seconds else None,
+            "samples_per_second": speed.median,
+            "spread": speed.spread,
+            "windows": speed.windows,
+            "dropped_windows": speed.dropped,
+            "data_wait": sum(window.waited for window in timed) / sum(window.seconds for window in timed),
+            "multiply_adds": multiply_adds,
+            "flops": 6 * multiply_adds * speed.median if multiply_adds else None,
+        }
+
+    @property
+    def breakdown(self) -> dict[str, float | None]:
+        """Step-time breakdown by columns of rows.csv, also as the Theano-MPI study's seconds per 5,120 images."""
+        detail = self.detail
+        if detail is None:
+            return {}
+        whole, compute, waiting = (
+            detail.whole_step_seconds,
+            detail.independent_step_seconds,
+            detail.synchronisation_seconds,
+        )
+        per_5120 = 5120 / self.run.global_batch
+        values = {
+            "step_seconds": whole,
+            "compute_seconds": compute,
+            "sync_seconds": detail.exchange_seconds,
+            "bus_bytes_per_second": detail.bus_bytes_per_second,
+            "data_seconds_per_5120": detail.data_seconds * per_5120,
+            "train_seconds_per_5120": whole * per_5120,
+        }
+        if self.run.devices == 1:
+            return values
+        return {
+            **values,
+            "train_seconds_per_5120": compute * per_5120,
+            # Noise can make this slightly negative.
+            "communication_seconds_per_5120": (whole - compute - (waiting or 0.0)) * per_5120,
+            "sync_seconds_per_5120": None if waiting is None else waiting * per_5120,
+        }
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on how the run went, for readers of its row."""
+        notes = []
+        steps = sum(window.steps for window in self.windows)
+        if self.outcome == COMPLETED and steps % self.run.steps_per_epoch:
+            notes.append(f"stopped after {steps} steps")
+        if self.resumed:
+            notes.append(f"resumed from a checkpoint {len(self.resumed)} times")
+        throttled: dict[str, float] = {}
+        for device in self.monitor.devices if self.monitor else ():
+            for reason, share in device.throttled.items():
+                throttled[reason] = max(share, throttled.get(reason, BUSY_SHARE))
+        slow = [(reason, share) for reason, share in throttled.items() if share > BUSY_SHARE]
+        notes += [f"clocks reduced by {reason} for {share:.0%} of the time" for reason, share in slow]
+        if self.speed_withdrawn:
+            notes.append(f"speed withdrawn: {self.speed_withdrawn}")
+        return notes
+
     def in_words(self) -> str:
         """Its outcome, why, and what was measured, in a line."""
         said = [self.outcome + (f": {self.reason}" if self.reason else "")]
@@ -266,9 +372,10 @@ class Record(Told):
         if rate is not None:
             said.append(f"{rate.median:.1f} samples/s (spread {rate.spread:.1f}, n = {rate.windows} windows)")
         elif self.windows:
-            said.append(f"too short to time: no window after the first {WARMUP_STEPS} steps")
+            said.append(f"too short for a throughput: no window after the first {WARMUP_STEPS} steps")
         if self.evaluations:
-            said.append(f"accuracy {self.evaluations[-1].accuracy:.4f}" + (" (no better than chance)" * self.at_chance))
+            chance = " (no better than chance)" if self.at_chance else ""
+            said.append(f"accuracy {self.evaluations[-1].accuracy:.4f}{chance}")
         if self.wall is not None:
             said.append(f"{self.wall:.0f} s")
         return ", ".join(said)

@@ -1,170 +1,142 @@
-"""results.md, the pages behind it and rows.csv, made from records and published rows."""
+"""results.md, the pages of details, rows.csv, explorer.html and figures, made from records and published rows."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import tempfile
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tabulate import tabulate
+
+from poc.records import last_run as last_runs
+from poc.records.last_run import LastRun
 from poc.records.record import SKIPPED, Record
-from poc.report import chart, explorer, rows
-from poc.report.page import Page, Picture, Results
-from poc.report.sections import (
-    cost,
-    exchanges,
-    findings,
-    foretold,
-    learning,
-    machines,
-    method,
-    networks,
-    prediction,
-    rates,
-    reading,
-    runs,
-    scaling,
-)
-from poc.report.sections import studies as by_study
+from poc.report import chart, explorer
+from poc.report import table as tables
+from poc.report.page import Block, Figure
+from poc.report.results import MAIN_MODEL, TARGET, Results, Subject
+from poc.report.sections import cost, header, learning_rate, recipes, scaling, scorecard, throughput
+from poc.report.sections.details import PAGES
 from poc.studies import Study
 from poc.studies.prices import Prices
 from poc.studies.prices import load as load_prices
-from poc.studies.row import to_csv
+from poc.values import write_atomically
 
-MAIN = Page(
-    "results",
-    "Results: data-parallel training of ResNet-50 on CIFAR-10",
-    (
-        findings.section,
-        machines.section,
-        rates.section,
-        scaling.section,
-        cost.section,
-        cost.targets,
-        runs.latest,
-        reading.section,
-    ),
-)
-BEHIND = (
-    Page(
-        "learning_rate",
-        "Learning rate",
-        (
-            learning.every_training,
-            learning.search,
-            learning.published,
-            learning.noise,
-            foretold.epochs,
-            foretold.rates,
-            foretold.beside_published,
-        ),
-    ),
-    Page(
-        "scaling",
-        "Scaling and exchanges",
-        (
-            scaling.every,
-            prediction.tested,
-            prediction.beforehand,
-            prediction.advised,
-            exchanges.section,
-            exchanges.steps,
-            exchanges.staleness,
-        ),
-    ),
-    Page("networks", "Networks and engines", (networks.engines, networks.section, networks.batches, networks.largest)),
-    Page("runs", "All settings", (runs.every,)),
-    Page("studies", "The studies beside this suite", (by_study.sections,)),
-    Page("method", "How it was measured", (method.rules, method.machines, method.time, method.memory, method.not_run)),
-)
-"""The pages that results.md leads to."""
+MOST_LINES = 120
+"""Of the page: a reader gets the answers from its first two screens, and the rest must stay readable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What `write` made."""
+
+    page: Path
+    scorecard: str
+    """The first scorecard as plain text; empty if nothing was measured."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(filter(None, [self.scorecard, f"Written: {self.page}"]))
 
 
 def write(
     records: Sequence[Record],
-    published: Sequence[Study],
+    studies: Sequence[Study],
     *,
     page: Path,
     folder: Path,
     prices: Prices | None = None,
+    target: float = TARGET,
+    sample: str = "",
     cache: Path | None = None,
     others: Sequence[Record] = (),
-) -> None:
-    """Writes `page`, and in `folder` the pages behind it, rows.csv, explorer.html and figures/. What is slow to
-    make and always the same is kept in the folder `cache`. The machine at hand is none of those of `others`.
+) -> Written:
+    """Write `page`, and in `folder` the pages of details, rows.csv, explorer.html and figures/.
 
-    Links are relative to their page. The same records give the same bytes, in whatever order they come. Each file is
-    replaced at once or not at all.
+    The page is about a machine of `records`; those of `others` are shown with it. A `sample` page starts with that text
+    and has no explorer. Links are relative to their page. The same records give the same bytes in whatever order they
+    come. Each file is replaced atomically. `cache` keeps what is slow to make.
     """
-    tried = [record for record in rows.ordered(records or others) if record.outcome != SKIPPED]
-    records = rows.ordered([*records, *others])
-    table = rows.collect(records, published, prices or load_prices({}))
-    # A search is of ways, not of a machine: it makes none the one at hand that another run does.
-    last = max(tried, key=lambda record: (not record.run.searches, record.started), default=None)
-    here = last.infrastructure if last else ""
-    shown = tuple(rows.shown(records))
-    results = Results(rows=tuple(table), records=shown, studies=tuple(published), here=here)
-    _replace(folder / "rows.csv", to_csv([*table, *rows.predicted(table, shown)]))
-    _replace(folder / "explorer.html", explorer.page(table, records, cache))
-    behind = {folder / f"{made.name}.md": made for made in BEHIND}
-    links = [
-        *(f"- [{made.title}]({_link(path, page)})" for path, made in behind.items()),
-        f"- [explorer.html]({_link(folder / 'explorer.html', page)}): every row and run, opened from disk",
-        f"- [rows.csv]({_link(folder / 'rows.csv', page)}): every row, for pandas",
-    ]
-    start = f"Made by `python -m poc report` from {_counted(results)}; nothing in it is typed by hand."
-    figures = _write(page, MAIN, start, results, folder / "figures", ["## Details", "\n".join(links)])
-    for path, made in behind.items():
-        start = f"Behind [{page.name}]({_link(page, path)}), whose signs it uses."
-        figures |= _write(path, made, start, results, folder / "figures")
-    for left in set((folder / "figures").glob("*.svg")) - figures:
-        left.unlink()
+    table = tables.build([*records, *others], studies, prices or load_prices({}))
+    write_atomically(folder / "rows.csv", tables.write(table))
+    table = tables.read(folder / "rows.csv")
+    if not sample:
+        write_atomically(folder / "explorer.html", explorer.page(table, cache))
+    last_run = last_runs.read(folder)
+    results = Results(table, studies, this_machine(records, last_run), target, last_run)
+    return write_pages(results, page=page, folder=folder, sample=sample)
 
 
-def _write(path: Path, made: Page, start: str, results: Results, folder: Path, end: Sequence[str] = ()) -> set[Path]:
-    """Writes one page; returns the files of its figures, which lie in `folder`."""
-    figures: set[Path] = set()
-    blocks = [f"# {made.title}", start]
-    for section in made.sections(results):
-        blocks.append(f"## {section.title}")
-        for block in section.blocks:
-            if isinstance(block, Picture):
-                file = folder / f"{block.name}.svg"
-                _replace(file, chart.svg(block.figure))
-                figures.add(file)
-                blocks.append(f"![{block.caption}]({_link(file, path)})\n\n*{block.caption}*")
-            else:
-                blocks.append(block)
-    blocks += end
-    named = "".join(blocks)
+def write_pages(results: Results, *, page: Path, folder: Path, sample: str = "") -> Written:
+    """Write the pages and figures from the table of a rows.csv alone."""
+    first, *others = results.subjects() or [Subject(MAIN_MODEL, "cifar10")]
+    details = [(made.name, made.title, made.blocks(results)) for made in PAGES]
+    details += [(f"model_{other.model}_{other.dataset}", other.label, _sections(results, other)) for other in others]
+    links = {f"{name}.md": title for name, title, blocks in details if blocks}
+    links.update({"rows.csv": "rows.csv"} if sample else {"explorer.html": "Explorer", "rows.csv": "rows.csv"})
+    listed = " · ".join(f"[{title}]({_link(folder / name, page)})" for name, title in links.items())
+    title = f"# {first.label}: throughput, scaling, learning rate and cost"
+    above = [*filter(None, [title, sample, header.lines(results)]), *_sections(results, first)]
+    below = [*recipes.not_run(results), "## Notes", header.notes(results), f"**Details:** {listed}"]
+    room = MOST_LINES - _lines([*above, *below])
+    pages = {folder / f"{name}.md": [f"# {title}", *blocks] for name, title, blocks in details if blocks}
+    _write(results, folder, {page: [*above, *recipes.blocks(results, room), *below], **pages})
+    lines = scorecard.lines(results, first) if results.machine else []
+    plain = tabulate([{key: cell.replace("`", "") for key, cell in line.items()} for line in lines], headers="keys")
+    return Written(page, plain)
+
+
+def _sections(results: Results, subject: Subject) -> list[Block]:
+    makers = (scorecard.blocks, throughput.blocks, scaling.blocks, learning_rate.blocks, cost.blocks)
+    return [block for make in makers for block in make(results, subject)]
+
+
+def this_machine(records: Sequence[Record], last_run: LastRun | None) -> str:
+    """Return the machine that the page is about: that of the last run, else of the latest record that was tried."""
+    tried = [record for record in records if record.outcome != SKIPPED] or records
+    if last_run and any(record.infrastructure == last_run.machine for record in tried):
+        return last_run.machine
+    return max(tried, key=lambda record: record.started).infrastructure if tried else ""
+
+
+def _write(results: Results, folder: Path, pages: Mapping[Path, Sequence[Block]]) -> None:
+    """Write pages with their figures and the links that they use; remove those that only an earlier report made."""
     addresses = {study.name: study.address for study in results.studies}
-    addresses.update({page.name: _link(folder.parent / f"{page.name}.md", path) for page in BEHIND})
-    used = [f"[{name}]: {address}" for name, address in addresses.items() if f"][{name}]" in named]
-    _replace(path, "\n\n".join(filter(None, [*blocks, "\n".join(used)])) + "\n")
-    return figures
+    if results.studies:
+        addresses["main_study"] = results.studies[0].address
+    figures: dict[Path, Figure] = {}
+    for path, blocks in pages.items():
+        paragraphs = []
+        for block in blocks:
+            if isinstance(block, Figure):
+                file = folder / "figures" / f"{block.name}.svg"
+                figures[file], block = block, f"![{block.caption}]({_link(file, path)})"
+            paragraphs.append(block)
+        addresses.update({made.name: _link(folder / f"{made.name}.md", path) for made in PAGES})
+        write_atomically(path, _linked("\n\n".join(paragraphs), addresses) + "\n")
+    for file, figure in figures.items():
+        write_atomically(file, chart.svg(figure.figure))
+    details = {folder / f"{made.name}.md" for made in PAGES}
+    for file in {*(folder / "figures").glob("*.svg"), *folder.glob("model_*.md"), *details} - {*pages, *figures}:
+        file.unlink(missing_ok=True)
 
 
-def _counted(results: Results) -> str:
-    runs = [record for record in results.records if record.outcome != SKIPPED]
-    machines = len({record.infrastructure for record in runs})
-    days = sorted({record.started[:10] for record in runs})
-    when = f" ({' to '.join(dict.fromkeys((days[0], days[-1])))})" if days else ""
-    own = f"{len(runs)} runs on {machines} machine{'s' * (machines != 1)}{when}"
-    return f"{own} and {len(results.studies)} published studies"
+def _linked(text: str, addresses: Mapping[str, str]) -> str:
+    """Return the text with [label][name] as a link to the address of the name, or as its label if that has none."""
+
+    def link(match: re.Match[str]) -> str:
+        label, name = match.groups()
+        address = addresses.get(name)
+        return match[0] if address is None else f"[{label}]({address})" if address else label
+
+    return re.sub(r"\[([^\[\]]+)\]\[(\w+)\]", link, text)
+
+
+def _lines(blocks: Sequence[Block]) -> int:
+    """Return the lines that blocks take with an empty line after each."""
+    return sum((block.count("\n") if isinstance(block, str) else 0) + 2 for block in blocks)
 
 
 def _link(target: Path, page: Path) -> str:
     return Path(os.path.relpath(target, page.parent)).as_posix()
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(unfinished, 0o644)  # mkstemp's files are for their owner alone
-        os.replace(unfinished, path)
-    except BaseException:
-        os.unlink(unfinished)
-        raise

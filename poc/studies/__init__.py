@@ -77,9 +77,9 @@ def _read(path: Path) -> Study:
     try:
         read = sheet.read(path)
     except (OSError, ValueError, csv.Error) as error:  # of ValueError: bytes that are no text
-        raise UserError(f"study: {path} cannot be read ({' '.join(str(error).split())}); give a CSV") from None
+        raise UserError(f"study: {path} cannot be read ({' '.join(str(error).split())}); use a CSV file") from None
     if not read.rows:
-        raise UserError(f"study: {path} has no rows; give a CSV with the names of columns, and a row for each result")
+        raise UserError(f"study: {path} has no rows; it needs a header and a row per result")
     try:
         head = dict(_described(*line) for line in read.head)
         texts = _texts(read)
@@ -97,9 +97,9 @@ def _described(number: int, line: str) -> tuple[str, str]:
     names = ("title", "authors", "year", "address", "about", "order")
     name = given.strip().lower()
     if name not in names:
-        raise UserError(f"row {number}: it begins with {f'# {line}'[:_SHOWN]!r}; {nearest(name, names)}")
+        raise UserError(f"row {number}: {f'# {line}'[:_SHOWN]!r} is unknown; {nearest(name, names)}")
     if name == "order" and not re.fullmatch("[0-9]{1,12}", text.strip()):
-        raise UserError(f"row {number}: the order is {text.strip()[:_SHOWN]!r}; give a whole number")
+        raise UserError(f"row {number}: the order is {text.strip()[:_SHOWN]!r}; use a whole number")
     return name, text.strip()
 
 
@@ -115,9 +115,9 @@ def _texts(read: sheet.Sheet) -> list[dict[str, str]]:
             continue
         name = _SPELLED.get(_spelled(given), "")
         if not name:
-            raise UserError(f"the header has a column {given[:_SHOWN]!r}; {nearest(_spelled(given), PRINTED)}")
+            raise UserError(f"unknown column {given[:_SHOWN]!r}; {nearest(_spelled(given), PRINTED)}")
         if name in columns:
-            raise UserError(f"the header has the column {name} twice; give it once")
+            raise UserError(f"column {name} occurs twice in the header; remove one")
         columns[name] = cells
     comma = sheet.has_decimal_comma(cell for name, cells in columns.items() if _kind(name) for cell in cells)
     for name, cells in columns.items():
@@ -164,7 +164,7 @@ def _word(name: str, cell: str) -> str:
     if name == "dataset":
         return _DATASETS.get(_spelled(cell).replace("_", ""), cell)
     if name == "scaling" and cell and cell.lower() not in (WEAK, STRONG):
-        raise ValueError(f"give {WEAK} (the batch per device stays), {STRONG} (the global batch does), or nothing")
+        raise ValueError(f"use {WEAK} (fixed batch per device), {STRONG} (fixed global batch), or leave it empty")
     if cell.lower() in ("nan", "n/a", "#n/a"):
         return ""
     return cell.lower() if name == "scaling" else cell
@@ -179,16 +179,16 @@ def _figure(name: str, cell: str, separator: str, decimal_comma: bool) -> str:
     try:
         text = sheet.decimal(cell, separator, decimal_comma)
     except ValueError:
-        raise ValueError("give a number, such as 3000 or 0.81, or nothing where there is none") from None
+        raise ValueError("use a number, such as 3000 or 0.81, or leave it empty") from None
     number = float(text)
     if cell.endswith("%") and most is None:
-        raise ValueError("it is no share of anything; give a number without %")
+        raise ValueError("it is not a fraction; use a number without %")
     if number < 0 or (number == 0 and not shown.get("zero")):
-        raise ValueError("it has to be above zero; leave it empty where it was not measured")
+        raise ValueError("use a number above zero, or leave it empty")
     if most is not None and number > most:
-        raise ValueError(f"give a fraction of one, {number / 100:g} for {number:g}%")
+        raise ValueError(f"use a fraction, {number / 100:g} for {number:g}%")
     if _kind(name) is int and not number.is_integer():
-        raise ValueError("give a whole number")
+        raise ValueError("use a whole number")
     return text
 
 
@@ -242,19 +242,20 @@ def _disagreements(text: Mapping[str, str], row: Row, on_one_device: Mapping[tup
         implied_unit = implied * _last_digit(text["seconds_per_epoch"]) / row.seconds_per_epoch
         if abs(implied - row.samples_per_second) > rate_unit + implied_unit + EPOCH_TOLERANCE * implied:
             disagree["seconds_per_epoch", "samples_per_second"] = (
-                f"{row.seconds_per_epoch:g} s an epoch is {implied:,.0f} samples/s, "
+                f"{row.seconds_per_epoch:g} s per epoch is {implied:,.0f} samples/s, "
                 f"printed {row.samples_per_second:,.0f}"
             )
 
     counted = re.search(r"\((\d+)-\d+%\)", row.printed)
     if counted and devices is not None and int(counted[1]) != devices:
-        disagree["devices", "utilisation"] = f"{devices} devices, but the utilisation is of {counted[1]}"
+        disagree["devices", "utilisation"] = f"{devices} devices, but the utilisation is of {counted[1]} devices"
 
     if None not in (row.global_batch, row.batch_per_device, devices):
         total = row.batch_per_device * max(devices, 1)
         if total != row.global_batch:
             disagree["batch_per_device", "devices", "global_batch"] = (
-                f"{row.batch_per_device} a device x {devices} is a batch of {total}, printed {row.global_batch}"
+                f"{row.batch_per_device} per device x {devices} is a global batch of {total}, "
+                f"printed {row.global_batch}"
             )
 
     alone = on_one_device.get(_series(row))

@@ -68,4 +68,4 @@ def named(text: str) -> tuple[str, float]:
     try:
         return name.strip(), float(dollars if name.strip() else "none")
     except ValueError:
-        raise UserError(f"--price: {text!r} is not allowed; give NAME=DOLLARS, e.g. p3.16xlarge=24.48") from None
+        raise UserError(f"--price: {text!r} is not allowed; use NAME=DOLLARS, e.g. p3.16xlarge=24.48") from None

@@ -1,23 +1,16 @@
-"""A row of rows.csv, of a published study and of every table: one field a column, with its unit and how it is shown."""
+"""The columns of rows.csv, of a study's file and of every table: name, meaning, unit, and how a value is printed."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
-import io
-from collections.abc import Iterable, Sequence
 from typing import Any, Union
 
-from poc.recipe.datasets import DataId
-from poc.records.timing import Window
-from poc.run import Run
-
-MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
+MEASURED, PUBLISHED = "measured", "published"
 WEAK, STRONG = "weak", "strong"
-"""Series over devices, by what they hold fixed: the batch per device, or the global batch."""
+"""What a scaling series keeps: the batch per device, or the global batch."""
 
-# None where unknown. `Any` lets arithmetic follow a check that the type checker cannot see, in another function.
+# None if unknown. `Any` lets arithmetic follow a check that the type checker cannot see, in another function.
 Count = Union[int, Any]
 Measure = Union[float, Any]
 
@@ -28,53 +21,52 @@ def _number(about: str, default: Any = None, **shown: Any) -> Any:
 
 _text = functools.partial(_number, default="")
 _flag = functools.partial(_number, default=False)
-_seconds = functools.partial(_number, unit="s", digits=1)
-_per_5120 = functools.partial(_number, unit="s", digits=2)
+_time = functools.partial(_number, time=True)
+_seconds = functools.partial(_time, unit="s", digits=1)
+_per_5120 = functools.partial(_time, unit="s", digits=2)
 
 
 @dataclasses.dataclass(eq=False)
 class Row:
-    """One run: measured here, or printed by a study. The order of the fields is that of the columns in rows.csv.
+    """One row of rows.csv: a measured run, or a result that a study printed. Fields are in the order of the columns.
 
-    Each field's metadata has what it is (`about`), its `unit`, the decimals of a measured figure in a table (`digits`;
-    None: as many as it has), its `title` there, and whether the file of a study may have it (`printed`): where it may
-    be zero (`zero`), and the `most` that it may be.
+    Metadata of a field: what it is (`about`), its `unit`, the `digits` after the point that a table shows (None: all),
+    its `title` in a study's file and in tables, whether it is a `time` or speed, and whether a study's file may have it
+    (`printed`): there with `zero` allowed or not, and at `most` so large.
     """
 
-    origin: str = _text("measured here, published by a study, or predicted before it was measured here", title="origin")
+    origin: str = _text("measured, or published by a study", title="origin")
     study: str = _text("name of the study")
     run_id: str = _text("hash of what the run computes", title="id")
-    machine: str = _text("the machine, as its user or the source calls it", printed=True)
+    machine: str = _text("name of the machine, by its user or the source", title="machine", printed=True)
     hardware: str = _text("what the machine is", printed=True)
-    framework: str = _text("what trained, with its version", title="framework", printed=True)
-    model: str = _text("name of the network", printed=True)
+    framework: str = _text("framework with its version", title="framework", printed=True)
+    model: str = _text("name of the model", title="model", printed=True)
     parameters: Count = _number("trainable parameters", digits=0, title="parameters", printed=True)
-    dataset: str = _text("what it trained on", title="data", printed=True)
-    input_shape: str = _text("of an image, channels first", title="input", printed=True)
-    batch_per_device: Count = _number("samples", digits=0, title="batch per device", printed=True)
-    global_batch: Count = _number("samples of all devices", digits=0, title="global batch", printed=True)
-    lr: Measure = _number("after the warm-up", title="learning rate", printed=True)
-    lr_rule: str = _text("how the learning rate follows from the batch")
+    dataset: str = _text("data set that it was trained on", title="data", printed=True)
+    input_shape: str = _text("shape of an image, channels first", title="input", printed=True)
+    batch_per_device: Count = _number("samples per device and step", digits=0, title="batch per device", printed=True)
+    global_batch: Count = _number("samples of all devices per step", digits=0, title="global batch", printed=True)
+    lr: Measure = _number("learning rate after the warm-up", title="learning rate", printed=True)
+    lr_rule: str = _text("rule by which the learning rate follows from the global batch")
     devices: Count = _number(
-        "replicas of the network; 0 for a published CPU", digits=0, title="devices", printed=True, zero=True
+        "replicas over all workers; 0 for a published CPU", digits=0, title="devices", printed=True, zero=True
     )
-    emulated: bool = _flag("one device played all in turn")
+    emulated: bool = _flag("one device computed the micro-batches of all")
     workers: Count = _number("processes that the devices are divided over")
-    kvstore: str = _text("how gradients travel", title="kvstore", printed=True)
+    kvstore: str = _text("how gradients are synchronised", title="kvstore", printed=True)
     dtype: str = _text("precision of the layers' arithmetic", title="precision", printed=True)
-    layout: str = _text("of images in memory", title="layout", printed=True)
-    epochs: Count = _number("whole ones", digits=0, title="epochs", printed=True)
-    steps: Count = _number("optimizer steps done", digits=0)
-    seed: Count = _number("of every random number")
+    layout: str = _text("layout of images in memory", title="layout", printed=True)
+    epochs: Count = _number("whole epochs", digits=0, title="epochs", printed=True)
+    steps: Count = _number("optimizer steps", digits=0)
+    seed: Count = _number("seed of every random number")
     outcome: str = _text("completed, diverged, out of memory, failed or skipped", title="outcome")
-    accuracy: Measure = _number("validation accuracy at the end", digits=4, title="accuracy", printed=True, most=1)
-    seconds_per_epoch: Measure = _seconds(
-        "training and waiting for data, median over whole epochs", title="s/epoch", printed=True
-    )
-    samples_per_second: Measure = _number(
+    accuracy: Measure = _number("accuracy after the last epoch", digits=4, title="accuracy", printed=True, most=1)
+    seconds_per_epoch: Measure = _seconds("median over whole epochs, without evaluation", title="s/epoch", printed=True)
+    samples_per_second: Measure = _time(
         "median over windows after warm-up", unit="samples/s", digits=1, title="samples/s", printed=True
     )
-    spread: Measure = _number(
+    spread: Measure = _time(
         "1.4826 x median absolute deviation over windows",
         unit="samples/s",
         digits=1,
@@ -82,46 +74,64 @@ class Row:
         printed=True,
         zero=True,
     )
-    windows: Count = _number("behind the median", digits=0, title="windows", printed=True)
-    utilisation: Measure = _number("of the devices, a fraction", printed=True, zero=True, most=1)
-    wall_seconds: Measure = _seconds("from the start of its process to its end")
+    windows: Count = _number("windows behind the median", digits=0, title="windows", printed=True)
+    utilisation: Measure = _number("mean use of the devices, a fraction", printed=True, zero=True, most=1)
+    wall_seconds: Measure = _seconds("from the start of the process to its end")
     initialise_seconds: Measure = _seconds("part of the wall time")
     warmup_seconds: Measure = _seconds("part of the wall time")
     train_seconds: Measure = _seconds("part of the wall time")
-    data_seconds: Measure = _seconds("part of the wall time")
+    data_seconds: Measure = _seconds("part of the wall time: waiting for data")
     evaluate_seconds: Measure = _seconds("part of the wall time")
     checkpoint_seconds: Measure = _seconds("part of the wall time")
-    rest_seconds: Measure = _seconds("wall time that no other part claims: start of the process, between windows")
-    speedup_throughput: Measure = _number("against one device, by throughput", printed=True)
-    speedup_wall: Measure = _number("against one device, by wall time", printed=True)
-    efficiency_throughput: Measure = _number("speed-up by throughput / devices", printed=True, most=2)
-    efficiency_wall: Measure = _number("speed-up by wall time / devices", printed=True, most=2)
-    note: str = _text("what the other columns do not say", title="note", printed=True)
+    rest_seconds: Measure = _seconds("part of the wall time: process start, and between windows")
+    speedup_throughput: Measure = _time("samples/s over those of one device", printed=True)
+    speedup_wall: Measure = _time("wall time per sample of one device over this one's", printed=True)
+    efficiency_throughput: Measure = _time("speed-up by throughput / devices", printed=True, most=2)
+    efficiency_wall: Measure = _time("speed-up by wall time / devices", printed=True, most=2)
+    note: str = _text("remarks on the run, or of the source", title="note", printed=True)
 
     scaling: str = _text(
-        "what its series over devices holds fixed: weak the batch per device, strong the global batch",
-        title="scaling",
-        printed=True,
+        "scaling series: weak keeps the batch per device, strong the global batch", title="scaling", printed=True
     )
-    speedup_without_sync: Measure = _number("by seconds of training and communication")
-    flag: str = _text("which of a published row's figures contradict each other")
-    printed: str = _text("the source's own text, which finds the row again", title="the source's text", printed=True)
-    kind: str = _text("what plays the devices, gpu or cpu")
+    speedup_without_sync: Measure = _time("speed-up by seconds of training and communication")
+    flag: str = _text("figures of a published row that contradict each other, in words")
+    contradicts: str = _text("columns that `flag` is about")
+    printed: str = _text("text of the source, by which the row is found", title="the source's text", printed=True)
+    kind: str = _text("kind of the devices: gpu or cpu")
     cores_per_worker: Count = _number("CPU cores that each worker is bound to")
-    hosts: Count = _number("machines that the devices are divided over", digits=0, title="hosts", printed=True)
-    setting: str = _text("what the rows of a series over devices share, as a hash")
+    hosts: Count = _number("hosts that the devices are divided over", digits=0, title="hosts", printed=True)
+    setting: str = _text("hash of all but the seed; rows of one setting are repeats")
+    workload: str = _text("hash of machine, data, model and optimizer: what a scaling series shares")
+    length: str = _text("training: whole epochs; burst: cut by steps or seconds, for throughput")
+    baseline: bool = _flag("whether optimizer and augmentation are the main study's")
+    training_recipe: str = _text("optimizer, schedule and augmentation in words")
+    schedule: str = _text("schedule of the learning rate; empty: constant")
     recipe: str = _text("name of the recipe")
-    started: str = _text("UTC")
-    quick: bool = _flag("a first look, cut short")
-    accuracy_last4: Measure = _number("mean of the last four epochs", digits=4, title="mean of last 4 epochs")
-    dropped_windows: Count = _number("of the warm-up")
-    samples_trained: Count = _number("in all windows")
-    host_peak_bytes: Count = _number("most memory of all workers", unit="bytes")
-    device_peak_bytes: Count = _number("most memory of one device", unit="bytes")
-    others_busy_cores: Measure = _number("cores that other processes kept busy meanwhile")
-    stolen_cores: Measure = _number("cores that the hypervisor gave to other machines meanwhile")
-    usable_cores: Count = _number("which both of these are of; of earlier versions unknown")
-    joules_per_sample: Measure = _number("of all devices, in the windows after warm-up", unit="J", digits=4)
+    started: str = _text("start in UTC, ISO 8601")
+    repeat: Count = _number("number of the repeat among those of its setting, by start", digits=0, title="repeat")
+    quick: bool = _flag("cut short for a first look")
+    reason: str = _text("reason of an outcome other than completed")
+    accuracy_on: str = _text("test set or validation split")
+    accuracy_last4: Measure = _number("mean accuracy of the last four epochs", digits=4, title="mean of last 4 epochs")
+    accuracy_by_epoch: str = _text("epoch:accuracy of each evaluation")
+    seconds_by_epoch: str = _text("epoch:seconds of training until its end, for each evaluation")
+    target_accuracy: Measure = _number("accuracy at which the run was to end")
+    at_chance: bool = _flag("accuracy no better than guessing")
+    noisy: bool = _flag("other processes or machines took more than 5% of the cores that it could use")
+    speed_withdrawn: str = _text("reason why no time or speed of the run is shown")
+    dropped_windows: Count = _number("windows of the warm-up")
+    data_wait: Measure = _number("share of the timed windows spent waiting for data")
+    samples_trained: Count = _number("samples in all windows")
+    host_peak_bytes: Count = _number("peak memory of all workers", unit="bytes")
+    device_peak_bytes: Count = _number("peak memory of one device", unit="bytes")
+    others_busy_cores: Measure = _number("cores that other processes kept busy during the run", unit="cores")
+    stolen_cores: Measure = _number("cores that the hypervisor gave to other machines during the run", unit="cores")
+    usable_cores: Count = _number("cores that the run could use", unit="cores")
+    joules_per_sample: Measure = _time("energy of all devices in the windows after warm-up", unit="J", digits=4)
+    step_seconds: Measure = _time("step-time breakdown: a whole step", unit="s")
+    compute_seconds: Measure = _time("step-time breakdown: a step without synchronisation", unit="s")
+    sync_seconds: Measure = _time("step-time breakdown: the synchronisation alone", unit="s")
+    bus_bytes_per_second: Measure = _time("step-time breakdown: bus bandwidth of an all-reduce", unit="bytes/s")
     train_seconds_per_5120: Measure = _per_5120("training for 5,120 images", title="train (s/5,120)", printed=True)
     communication_seconds_per_5120: Measure = _per_5120(
         "communication for 5,120 images", title="communication (s/5,120)", printed=True, zero=True
@@ -130,78 +140,51 @@ class Row:
         "waiting for slower workers for 5,120 images", title="sync (s/5,120)", printed=True, zero=True
     )
     data_seconds_per_5120: Measure = _per_5120("waiting for data for 5,120 images")
-    computes: str = _text("the run's id as it would be today")
-    repeat: Count = _number(
-        "which one of its run on this machine and data, by when it started", digits=0, title="repeat"
-    )
-    multiply_adds: Measure = _number("of one image's forward pass")
-    flops: Measure = _number("arithmetic of training at the throughput", unit="FLOP/s")
-    peak_flops: Measure = _number("most of a large matrix product on such devices there, of all repeats", unit="FLOP/s")
-    peak_share: Measure = _number("flops / peak_flops")
-    fixed: bool = _flag("one fixed batch was trained on")
-    disturbed: bool = _flag("other processes, or other machines on the same hardware, took time")
-    engine_choice: str = _text("why its framework")
-    seconds_to_075: Measure = _seconds("training, until the accuracy was first 0.75 at an epoch's end")
-    dollars_per_hour: Measure = _number("price of the devices in use", unit="$")
-    price_from: str = _text("where and when that was the price")
-    accuracy_on: str = _text("held-out, where the accuracy is of training images that a search held out")
-    target_accuracy: Measure = _number("at which the run was to end")
-    contradicts: str = _text("the columns that `flag` is about")
-    cores: Count = _number("CPU cores that the run could use")
+    multiply_adds: Measure = _number("multiply-adds of one image's forward pass")
+    flops: Measure = _time("arithmetic of training at the samples/s", unit="FLOP/s")
+    peak_flops: Measure = _time("best large matrix product on these devices", unit="FLOP/s")
+    mfu: Measure = _time("model FLOPs utilisation: flops / peak_flops")
+    noise_scale: Measure = _number("gradient noise scale in the second half of the training", unit="samples")
+    noise_low: Measure = _number("lower end of its 90% interval", unit="samples")
+    noise_high: Measure = _number("upper end of its 90% interval", unit="samples")
+    straggler: Measure = _number("share by which the last worker was slowed on purpose", default=0.0)
+    staleness_mean: Measure = _number("steps that a worker was ahead of the slowest, mean", unit="steps")
+    staleness_max: Measure = _number("steps that a worker was ahead of the slowest, maximum", unit="steps")
+    fixed: bool = _flag("one batch in device memory was trained on over and over")
+    cpu: str = _text("model of the CPU")
+    cores: Count = _number("CPU cores of the machine that a run could use")
+    driver: str = _text("version of the NVIDIA driver")
     threads: Count = _number("OpenMP threads of each worker")
+    fewer_threads: Count = _number("threads of a training on the whole CPU that had fewer than there are cores")
     environment: str = _text("inherited environment variables that change speed")
-    data_checksum: str = _text("of the images and labels that it trained on; empty for synthetic ones and earlier runs")
-
-    run: Run | Any = None
-    """What was run; None where it was published."""
-    fewer_threads: int | None = None
-    """As in `Record`."""
-    timed: Sequence[Window] = ()
-    """The windows behind its samples/s."""
-    speed_withdrawn: bool = False
-    """Whether it has no speed because that was withdrawn (`Record.speed_withdrawn`)."""
+    data_checksum: str = _text("checksum of images and labels; empty for synthetic ones")
+    commit: str = _text("commit of this project that measured it")
+    given_dollars_per_hour: Measure = _number("price of the instance that the user gave with the run", unit="$")
+    dollars_per_hour: Measure = _number("price of the whole instance", unit="$")
+    price_source: str = _text("source and date of the price")
+    dollars_per_run: Measure = _time("price of the whole instance for the run's wall time", unit="$")
 
     @property
     def measured(self) -> bool:
-        """Whether it was measured here, and not published."""
+        """Return whether the row was measured and not published."""
         return self.origin == MEASURED
 
     @property
-    def data_id(self) -> DataId:
-        """The identity of its images, as far as the source tells."""
-        return DataId(self.dataset, self.data_checksum)
-
-    @property
     def held_fixed(self) -> Count:
-        """The batch that its series over devices holds fixed."""
+        """Return the batch that its scaling series keeps."""
         return self.global_batch if self.scaling == STRONG else self.batch_per_device
 
     def doubtful(self, *columns: str) -> bool:
-        """Whether the source's own figures disagree about any of these columns."""
+        """Return whether the source's own figures disagree about any of these columns."""
         return not set(columns).isdisjoint(self.contradicts.split())
 
 
 def rate(row: Row) -> float | None:
-    """Samples/s of `row`: as printed or measured, else of its seconds for 5,120 images, synchronisation included."""
+    """Return the printed samples/s, else those of the seconds per 5,120 images, synchronisation included."""
     parts = (row.train_seconds_per_5120, row.communication_seconds_per_5120, row.sync_seconds_per_5120)
     if row.samples_per_second is not None or not parts[0]:
         return row.samples_per_second
     return 5120 / sum(filter(None, parts))
 
 
-COLUMNS = {field.name: field for field in dataclasses.fields(Row) if field.metadata}
-
-
-def to_csv(rows: Iterable[Row]) -> str:
-    """The text of rows.csv: measures to ten digits, empty where unknown."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(getattr(row, name), str(COLUMNS[name].type)) for name in COLUMNS} for row in rows)
-    return text.getvalue()
-
-
-def _cell(held: Any, kind: str) -> str:
-    if held is None:
-        return ""
-    return f"{held:.10g}" if kind == "Measure" else str(held)
+COLUMNS = {field.name: field for field in dataclasses.fields(Row)}

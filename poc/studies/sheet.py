@@ -12,7 +12,7 @@ from pathlib import Path
 
 from poc.values import value
 
-ABSENT = frozenset({"", "-", "–", "—", "?", "na", "n/a", "#n/a", "nan", "none", "null"})  # noqa: RUF001
+ABSENT = frozenset({"", "-", "–", "—", "?", "na", "n/a", "#n/a", "nan", "none", "null"})
 """What stands for no number, in lower case."""
 _SEPARATORS = ",;\t|"
 _SPACES = "' \u00a0\u202f"
@@ -58,7 +58,7 @@ def _decoded(data: bytes) -> str:
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16")
     if b"\0" in data:
-        raise ValueError("it is no text")
+        raise ValueError("it is not text")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:  # what Windows wrote before

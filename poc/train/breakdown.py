@@ -47,7 +47,7 @@ def measure(
     several = run.synchronises and not isinstance(run.kvstore, NoSync)
     sums_right = session.exchange_is_right() if several else None
     if sums_right is False:
-        raise WrongSumError("the exchange does not give the sum of all devices' gradients")
+        raise WrongSumError("the gradient synchronisation does not give the sum of all devices' gradients")
     _, *kept = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
     whole, independent, barrier, exchange, data, issuing = map(statistics.median, zip(*kept))
     efficiencies = [(alone + waiting) / together for together, alone, waiting, *_ in kept]

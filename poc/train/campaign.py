@@ -12,13 +12,15 @@ from pathlib import Path
 from poc import data, predict
 from poc.plan import Planned, estimate
 from poc.recipe.datasets import DataId
-from poc.records import journal
-from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
+from poc.records import journal, last_run
+from poc.records.last_run import LastRun
+from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED, Record
 from poc.run import Run
-from poc.train import checkpoint, outlook
+from poc.train import checkpoint, outlook, workload
 from poc.train.local import Here, Place
-from poc.train.outlook import duration
 from poc.train.parent import Hosts, blank, execute
+from poc.train.progress import duration, label, result, varied
+from poc.train.workload import Line, Workload
 from poc.values import UserError
 
 
@@ -37,12 +39,14 @@ class Campaign:
         *,
         detail: int = 0,
         again: bool = False,
+        verbose: bool = False,
         prefix: str = "",
     ) -> None:
         """`plans` by the names of their recipes; records go to this machine's journal in `results`.
 
         What is there already is done only `again`. `detail` is that of `execute`; `prefix` comes before each line said.
         """
+        self.results = results
         self.path = journal.folder(results, place.infrastructure) / journal.FILE
         self.items = outlook.in_order(
             (name, f"{name} {number}/{len(planned)}", item)
@@ -58,9 +62,11 @@ class Campaign:
         self.place = place
         self.use(place.images)
         self._detail = detail
+        self._verbose = verbose
         self._prefix = prefix
-        every = (item for *_, item in self.items)
+        every = [item for *_, item in self.items]
         self._choices = {run.id: item.engine_choice for item in every for run in (item.run, *sum(item.search, ()))}
+        self._details = varied(item.run for item in every if not item.skip)
 
     def use(self, images: Mapping[str, DataId]) -> None:
         """Take `images` for what the runs are of (`Place.images`).
@@ -70,37 +76,55 @@ class Campaign:
         self.place = dataclasses.replace(self.place, images=images)
         self.pace = outlook.Pace(self.place, self._known)
         alike = [record for record in self._known if record.environment in (None, self.place.environment)]
-        self._taken = outlook.Takes([] if self._again else alike, images)
+        self._done = outlook.DoneRepeats([] if self._again else alike, images)
 
     def say(self, line: str) -> None:
-        """On standard error."""
-        sys.stderr.write(f"{self._prefix}{line}\n")  # whole, whatever others say meanwhile
+        """Print a line on standard error."""
+        # What a killed worker has left of its progress line is removed.
+        start = "\r\x1b[K" if sys.stderr.isatty() else ""
+        sys.stderr.write(f"{start}{self._prefix}{line}\n")  # whole, whatever others say meanwhile
 
-    def table(self, price: float | None) -> str:
-        """What there is to do; `price` in dollars an hour."""
-        return outlook.table(self.items, self._taken, self.pace, price)
+    def say_more(self, line: str) -> None:
+        """Print a line that only --verbose asks for."""
+        if self._verbose:
+            self.say(line)
+
+    def workload(self, price: float | None) -> Workload:
+        """Sum up what there is to do; `price` is in dollars per hour."""
+        return workload.summed_up(self.items, self._done, self.pace, price)
+
+    def lines(self) -> list[Line]:
+        """Return a line for each run."""
+        return workload.lines(self.items, self._done, self.pace)
+
+    def ids(self) -> tuple[str, ...]:
+        """Return the ids of the runs that are not skipped; of a search for the largest batch, of all candidates."""
+        planned = [item for *_, item in self.items if not item.skip]
+        return tuple(
+            dict.fromkeys(run.id for item in planned for run in (item.run, *(whole for _, whole in item.search)))
+        )
 
     def is_over(self, item: outlook.Item) -> bool:
         """Whether there is nothing to do for an item, any more."""
-        return item[2].skip != "" or self._taken.over(item[2])
+        return item[2].skip != "" or self._done.over(item[2])
 
     def left(self, items: Iterable[outlook.Item]) -> list[Planned]:
-        """What of the `items` is to be done yet, each repeat once."""
-        return self._taken.waiting(items)
+        """Return what of the `items` is to be done yet, each repeat once."""
+        return self._done.waiting(items)
 
     def do(self, item: outlook.Item, hosts: Hosts | None = None) -> bool:
-        """Does one of the items, on the `hosts` (None: here); False where it does not fit before the bound.
+        """Do one of the items, on the `hosts` (None: here); False where it does not fit before the bound.
 
         Raises `TimeIsUpError`, or KeyboardInterrupt once a run that its user interrupted is in the journal.
         """
         _, title, planned = item
         if planned.skip:
-            self.say(f"{title} [{planned.run.id}] {planned.run}: skipped, {planned.skip}")
+            self.say_more(f"{title} [{planned.run.id}] {planned.run}: skipped, {planned.skip}")
             if planned.run.id not in self._noted:
                 self._noted.add(planned.run.id)
                 journal.append(self.path, blank(planned.run, self.place, outcome=SKIPPED, reason=planned.skip))
             return True
-        if not self._taken.over(planned) and not self.pace.fits(planned):
+        if not self._done.over(planned) and not self.pace.fits(planned):
             return False
         if planned.search:
             self._largest(planned, title, hosts)
@@ -109,57 +133,64 @@ class Campaign:
         return True
 
     def _largest(self, item: Planned, title: str, hosts: Hosts | None) -> None:
-        """Does that repeat of the run with the largest batch that fits its short run, or where it does not after all,
-        the next."""
-        self.say(f"{title} {item}")
+        """Do the run with the largest batch that fits its short run, or where it does not after all, the next."""
+        self.say_more(f"{title} {item}")
         search = item.search
         low, high = 0, len(search)  # those before `low` fit, those from `high` on do not
         while low < high:
             middle = (low + high) // 2
-            if self._repeat(search[middle][0], title, hosts) in DONE:
+            if self._repeat(search[middle][0], title, hosts, probe=True) in DONE:
                 low = middle + 1
             else:
                 high = middle
-        if not low:
-            self.say(f"  not even {search[0][1]} fits")
+        if not low and item.repeat == 1:
+            self.say(f"{self._label(search[0][1])}: failed: not even this batch fits into the memory")
         while low and self._repeat(search[low - 1][1], title, hosts, item.repeat, self._detail) == OUT_OF_MEMORY:
             low -= 1
 
-    def _repeat(self, run: Run, title: str, hosts: Hosts | None, number: int = 1, detail: int = 0) -> str:
-        """Does that repeat of a run, unless it is done; returns its outcome."""
+    def _label(self, run: Run, number: int = 1) -> str:
+        return label(run, self._details) + (f", repeat {number}" if number > 1 else "")
+
+    def _repeat(
+        self, run: Run, title: str, hosts: Hosts | None, number: int = 1, detail: int = 0, *, probe: bool = False
+    ) -> str:
+        """Do that repeat of a run, unless it is done; return its outcome. A `probe` has no line of its own."""
         title = f"{title} [{run.id}] {run}" + (f", repeat {number}" if number > 1 else "")
-        if self._taken.enough(run, number):
-            self.say(f"{title}: in the journal already (--again repeats it)")
-            return self._taken.outcome(run) or COMPLETED
+        if self._done.enough(run, number):
+            self.say_more(f"{title}: in the journal already (--again repeats it)")
+            return self._done.outcome(run) or COMPLETED
         if run.id in self.failed:  # it may have hung, and would again
-            self.say(f"{title}: not tried again, it has failed")
+            self.say_more(f"{title}: not tried again, it has failed")
             return FAILED
         pace, hosts = self.pace.factor(run), hosts or Here(self.place)
-        self.say(f"{title}: about {duration(pace * estimate(run, self.place.machine))}")
+        self.say_more(f"{title}: about {duration(pace * estimate(run, self.place.machine))}")
         self._say_other_checkpoints(run)
-        expected = predict.forecast(run, self._known)
-        if expected:
-            self.say(f"  predicted: {expected}")
-        record, interrupted = execute(run, self.place, hosts, detail=detail, pace=pace)
+        expected, name = predict.forecast(run, self._known), self._label(run, number)
+        record, interrupted = execute(run, self.place, hosts, detail=detail, pace=pace, title=name)
         record = dataclasses.replace(record, engine_choice=self._choices[run.id], predicted=expected)
-        try:
-            journal.append(self.path, record)
-        except OSError as error:
-            raise UserError(
-                f"results: no room for the record of {run.id} in {self.path} ({error.strerror}); make some and start "
-                "again: the run goes on from its last checkpoint"
-            ) from error
-        self.say(f"  {record.in_words()}")
+        self._append(record)
+        self.say_more(f"  {record.in_words()}")
+        if not probe or record.outcome == FAILED:
+            self.say(result(record, name))
         if record.outcome in SETTLED:
             hosts.forget(run)
         if interrupted:
             raise TimeIsUpError if time.monotonic() >= self.place.until else KeyboardInterrupt
         self.pace.learn(record)
         self._known.append(record)
-        self._taken.add(record)
+        self._done.add(record)
         if record.outcome == FAILED:
             self.failed.append(run.id)
         return record.outcome
+
+    def _append(self, record: Record) -> None:
+        try:
+            journal.append(self.path, record)
+        except OSError as error:
+            raise UserError(
+                f"results: no room for the record of {record.run.id} in {self.path} ({error.strerror}); make some and "
+                "start again: the run goes on from its last checkpoint"
+            ) from error
 
     def _say_other_checkpoints(self, run: Run) -> None:
         """Say of each checkpoint of `run` on other images that it stays, and that the run does not go on from it."""
@@ -177,17 +208,20 @@ class Campaign:
                     )
 
 
-def undertake(campaign: Campaign, price: float | None = None) -> list[str]:
-    """Does all that is planned, the most telling first (`poc.train.outlook.ORDER_RULE`); returns the ids of failures.
+def undertake(campaign: Campaign, asked: LastRun | None = None, price: float | None = None) -> list[str]:
+    """Do all that is planned, the most telling first (`poc.train.outlook.ORDER_RULE`); return the ids of failures.
 
-    What does not fit before the bound of its place is left; `price`, in dollars an hour, is for what is said first.
+    What was `asked` for is noted in the folder of results. What does not fit before the bound of its place is left;
+    `price`, in dollars per hour, is for what is said first.
     Raises UserError where the data cannot be had, or the journal not be written; KeyboardInterrupt once a run that its
     user interrupted is in it.
     """
     campaign.use(_images(campaign))
     # Claimed only now: a mistake leaves nothing behind.
     with journal.claimed(campaign.path):
-        campaign.say(campaign.table(price))
+        if asked:
+            last_run.write(campaign.results, asked)
+        campaign.say(f"{campaign.workload(price)}\n")
         left = _through(campaign)
     say_left(campaign, left)
     return campaign.failed
@@ -217,7 +251,7 @@ def _through(campaign: Campaign) -> list[outlook.Item]:
         fitting = [] if was_over else [other for other in campaign.left(rest) if pace.fits(other)]
         if fitting:
             until = outlook.clock(min(sum(map(pace.seconds, fitting)), pace.left()))
-            campaign.say(f"  {len(fitting)} to go, until about {until}")
+            campaign.say_more(f"  {len(fitting)} to go, until about {until}")
     return left
 
 

@@ -37,7 +37,7 @@ class Checkpoint:
 def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
     """Writes `checkpoint` to `folder`, on the disk when this returns, and removes this worker's that are too old.
 
-    Raises OSError where it cannot be written, or does not read back as it was written; the older ones are there then.
+    Raises OSError where it cannot be written, or is not as it was written; the older ones are there then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     told = json.dumps({"step": checkpoint.step, "story": checkpoint.story}, allow_nan=False)
@@ -53,7 +53,7 @@ def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
             file.flush()
             os.fsync(file.fileno())
         if hashlib.sha256(unfinished.read_bytes()).hexdigest() != digest:
-            raise OSError(f"{unfinished} does not read back as it was written")
+            raise OSError(f"{unfinished} is not as it was written")
         unfinished.replace(finished)
     except OSError:
         with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ def read(folder: Path, worker: int, step: int) -> Checkpoint:
     for stored_step, path in _stored(folder, worker):
         if stored_step == step and (checkpoint := _read(path)):
             return checkpoint
-    raise OSError(f"{folder}: worker {worker} has no whole checkpoint of step {step}")
+    raise OSError(f"{folder}: worker {worker} has no complete checkpoint of step {step}")
 
 
 def remove(folder: Path, *, but: int | None = None) -> None:

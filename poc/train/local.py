@@ -55,6 +55,8 @@ class Place:
     where this is to be had nowhere."""
     patience: float = 300.0
     """Seconds without a step after which a run is ended."""
+    verbose: bool = False
+    """Whether a run prints a line per epoch where standard error is no terminal."""
     until: float = math.inf
     """On the monotonic clock: a run that still goes on then is interrupted."""
     software: dict[str, Any] | None = None
@@ -228,6 +230,7 @@ def train_here(
         "checkpoints": str(place.checkpoints_of(run)),
         "keep": place.checkpoints is not None,
         "patience": place.patience,
+        "verbose": place.verbose,
         "began": time.monotonic(),
     }
     # A compiler gives no sign of life.

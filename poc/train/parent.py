@@ -15,6 +15,7 @@ from poc.plan import estimate
 from poc.records.record import DIVERGED, FAILED, OUT_OF_MEMORY, Record, merged
 from poc.run import Run
 from poc.train.local import Here, Place, Share, software
+from poc.train.progress import label
 
 _CHECKPOINT_SECONDS = 180.0
 
@@ -36,13 +37,13 @@ class Hosts(Protocol):
 
 
 def execute(
-    run: Run, place: Place, hosts: Hosts | None = None, *, detail: int = 0, pace: float = 1.0
+    run: Run, place: Place, hosts: Hosts | None = None, *, detail: int = 0, pace: float = 1.0, title: str = ""
 ) -> tuple[Record, bool]:
     """Trains `run` in processes of its own, one a worker; returns its record, and whether the user interrupted it.
 
     Where it was cut off before it goes on from its last checkpoint; where a process is lost it does so `run.restarts`
     times. `detail` adds a pass of so many rounds that takes computation and communication apart. `hosts` do it, None:
-    this one alone. `pace` is what such runs took of their estimates.
+    this one alone. `pace` is what such runs took of their estimates. `title` is for its progress line.
     """
     hosts = hosts or Here(place)
     record = blank(run, place, price_per_hour=place.price_per_hour)
@@ -54,7 +55,7 @@ def execute(
         "images": list(place.images_of(run)),
         "workers_here": run.workers // (place.machine.hosts if run.workers > 1 else 1),
     }
-    why = "the run was cut off"
+    why = "the run was interrupted"
     for left in range(run.restarts, -1, -1):
         request = {
             "run": run.to_json(),
@@ -64,6 +65,7 @@ def execute(
             "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / (pace * estimate(run, place.machine))),
             "detail": detail,
             "images": conditions["images"],
+            "title": title or label(run),
         }
         shares, reason = hosts.attempt(run, request)
         workers = [worker for share in shares for worker in share.told]
@@ -74,7 +76,7 @@ def execute(
         if not reason or interrupted or killed_for_memory or not left or not hosts.renewed():
             break
         why = reason
-        print(f"  {why}; starting again ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
+        print(f"  {why}; restarting ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     reason = "interrupted" if interrupted else reason
     if workers:
         record = merged(record, workers)

@@ -49,7 +49,7 @@ class Worker:
         self._first_step = request["first_step"]
         self._checkpoints = Path(request["checkpoints"])
         self._clock = Clock(start=request["began"])
-        self._progress = Progress(self.run, shown=self._number == 0)
+        self._progress = Progress(self.run, request["title"], shown=self._number == 0, verbose=request["verbose"])
         self._events = events
         self._told: list[dict[str, Any]] = []
         self._silence = _SILENCE_SHARE * request["patience"]
@@ -87,8 +87,8 @@ class Worker:
             dataset = data.load(run.data, source=source, cache=Path(request["cache"]), made_up=made_up)
             if dataset.data_id != planned:
                 raise UserError(
-                    f"data: the images are {dataset.data_id}, and were {planned} when the run was planned: give every "
-                    "worker the same, and change them only between runs"
+                    f"data: this worker has {dataset.data_id}, the plan has {planned}; all workers need the same "
+                    "images, unchanged during a run"
                 )
             self._sign()
             session = self._session = self._open(dataset)
@@ -141,7 +141,7 @@ class Worker:
                         # Others would wait for one of several workers.
                         if run.workers > 1 or isinstance(error, breakdown.WrongSumError):
                             raise
-                        print(f"  the step could not be taken apart: {error}", file=sys.stderr)
+                        print(f"  no step-time breakdown: {error}", file=sys.stderr)
         return end
 
     def _open(self, dataset: data.Dataset) -> Session:
@@ -193,7 +193,7 @@ class Worker:
             checkpoint.write(self._checkpoints, self._number, state)
         except OSError as error:  # a full disk is no reason to stop; the run is only less safe
             self._tell("unsaved", {"step": step, "why": str(error)})
-            print(f"  no checkpoint after step {step}: {error}", file=sys.stderr)
+            print(f"  the checkpoint after step {step} failed: {error}", file=sys.stderr)
 
 
 def _line_of(error: Exception) -> str:

@@ -52,7 +52,7 @@ BUILDS: tuple[Build, ...] = (
         code=((3, 0), (5, 0), (6, 0), (7, 0), (7, 5)),
         driver="440.33",
         libraries=CUDA_10_LIBRARIES,
-        hint="install CUDA 10.2, cuDNN 8 and NCCL for it, or take an image that has them",
+        hint="install CUDA 10.2, cuDNN 8 and NCCL, or use a container image that has them",
     ),
     Build(package="mxnet", version="1.9.1", requirements=("requirements/mxnet.txt",), gigabytes=0.2),
 )
@@ -129,14 +129,14 @@ def lacks(run: Run, machine: Hardware) -> str | None:
         if spec is None:
             return "Horovod is not installed: ./make_environment.sh --horovod"
         if run.kind == "gpu" and not _has_nccl(str(spec.origin)):
-            return "this Horovod was built without NCCL: between GPUs it would send gradients through the host"
+            return "kvstore=horovod between GPUs needs NCCL, this Horovod was built without it"
     plain = isinstance(run.optimizer, recipe.SGD) and not run.optimizer.momentum_correction
     if isinstance(exchange, ON_SERVERS) and (not plain or run.dtype == "float16"):
-        return f"with kvstore {exchange.name} servers update, by SGD without momentum correction, and not in float16"
+        return f"kvstore={exchange.name} supports only SGD without momentum correction, and not dtype=float16"
     if run.dtype == "float16" and getattr(exchange, "two_bit", None) is not None:
-        return "in float16 what overflowed once would stay in what a compression to two bits keeps"
+        return "two_bit is not supported with dtype=float16: an overflow would stay in its residual"
     if run.dtype == "bfloat16" and run.kind == "gpu":
-        return "bfloat16 is for CPUs: MXNet 1.9.1 has none on a GPU"
+        return "dtype=bfloat16 needs a CPU: MXNet 1.9.1 does not support it on GPUs"
     return None
 
 

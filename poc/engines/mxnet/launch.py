@@ -90,6 +90,6 @@ def check_name_resolves(address: str) -> None:
     try:
         found = socket.gethostbyname(name)
     except OSError as error:
-        raise OSError(f"this host's name, {name}, has no address ({error}); Horovod needs one: {address}") from None
+        raise OSError(f"host name {name} has no address ({error}); Horovod needs {address} (/etc/hosts)") from None
     if found.startswith("127.") and not address.startswith("127."):
-        raise OSError(f"this host's name, {name}, leads to {found}; Horovod needs it to lead to {address} (/etc/hosts)")
+        raise OSError(f"host name {name} resolves to {found}; Horovod needs it to resolve to {address} (/etc/hosts)")

@@ -109,7 +109,7 @@ def lacks(run: Run, machine: Hardware) -> str | None:
     if not versions("pytorch").keys() >= set(PACKAGES):
         return "PyTorch is not installed: ./make_environment.sh --torch"
     if getattr(run.kvstore, "two_bit", None) is not None:
-        return "compression to two bits is MXNet's"
+        return "two_bit is not supported by PyTorch"
     return None
 
 

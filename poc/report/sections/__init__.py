@@ -1,1 +1,1 @@
-"""The topics of the pages: a file each, with its prose, its tables and its figures."""
+"""One file per section of a page: a function of the results that returns its blocks, none if it has nothing to show."""

@@ -1,141 +1,108 @@
-"""How it was measured: the rules, the machines, where the time went, and what did not run."""
+"""The page on how it was measured: rules, machines, wall time, memory, prices and failed runs."""
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+import pandas as pd
 
 from poc.records import timing
-from poc.records.record import COMPLETED, SKIPPED, Record
-from poc.report import compare
-from poc.report.measurements import grouped
-from poc.report.page import Results, Section
-from poc.report.rows import BUSY
-from poc.report.sections.rates import tell_apart
-from poc.report.tables import cells, devices_and_exchange, markdown, network_and_data, network_label, rounded
-from poc.studies.row import Row
+from poc.records.record import BUSY_SHARE, COMPLETED, SKIPPED
+from poc.report import markdown, repeats
+from poc.report.page import Block, Section, listing, of_runs, section
+from poc.report.results import Results, grouped
+from poc.report.table import FLOPS_RULE, TRAINING
+
+_PARTS = {
+    **{"initialise": "start", "warmup": "warm-up", "train": "training", "data": "wait for data"},
+    **{"evaluate": "evaluation", "checkpoint": "checkpoints", "rest": "rest"},
+}
+_RULES = f"""## Rules
+
+- The clock is read only between windows: a number of steps after which all work of the devices has finished. A run's
+  samples/s are the median over windows after warm-up, waiting for data included. Warm-up: {timing.WARMUP_RULE}.
+- A repeat is one run in processes of its own. A setting is all that a run computes but for the seed, on one machine,
+  framework version, set of images and environment. Tables show the median over repeats of one setting.
+- A burst is cut by steps or seconds to measure throughput, a training ends with an epoch. They are never pooled.
+- A repeat is noisy if other processes, or other machines on the same hardware, took more than {BUSY_SHARE:.0%} of the
+  cores that it could use. Noisy repeats count only where all are.
+- Repeats are interleaved if they started within an hour of one on the other side. A ratio is significant if its
+  {repeats.CONFIDENCE:.0%} interval (Welch's t on logarithms) leaves out 1, with {repeats.MIN_REPEATS} on each side.
+- FLOP/s: {FLOPS_RULE}. MFU: share of the FLOP/s
+  of a product of large matrices on the same devices in the same precision, the best of all runs on that machine.
+- Accuracy is that of the test set, each image once, after the last epoch.
+- Emulated devices: one device computes the micro-batches of all, sums their gradients and keeps batch statistics apart.
+  The accuracy is that of real devices; the speed is in no table.
+- `cifar10` are the original images, `cifar10 (jpeg)` JPEG copies, on which the main study's own script also stays below
+  what it printed. `synthetic` images are made up and serve for speed alone.
+- Dollars are on-demand prices of whole instances."""
 
 
-def rules(results: Results) -> Section:
-    """What every figure means."""
-    lines = [
-        "A window is a stretch of steps between two points where all work of the devices is drained; only there is the "
-        "clock read. Nothing is waited for in between.",
-        "A take is one run in processes of its own. Its samples/s are the median over its windows after warm-up, "
-        f"waiting for data included. Warm-up: {timing.WARMUP_RULE}.",
-        "Tables show the median over takes, with their range and number n. A recipe's takes are rounds over all of its "
-        "runs, every other one backwards; repeats from before there were takes may lie hours apart.",
-        f"{compare.VERDICT_RULE}. Windows of one run bear no verdict: they are "
-        "correlated, and know nothing of what differs from run to run.",
-        f"A take is disturbed where other processes and the hypervisor together took more than {BUSY:.0%} of the cores "
-        "that the run could use. Disturbed takes count only where there are no others; a star says so.",
-        "With several workers a window has the samples of all and the seconds of the slowest.",
-        "Accuracy is over the whole test set, each image once, whatever the number of devices.",
-        "Virtual devices are played in turn by a real one: gradients are summed before the update and batch statistics "
-        "stay apart, so the accuracy is that of real devices; the throughput is not, and is in no table. In rows.csv "
-        "and explorer.html it is that of the one real device, and the note says so.",
-        "`cifar10` are the original images, `cifar10 (jpeg)` copies compressed with loss, on which the study's own "
-        "script too stays some hundredths below what it printed (docs/design.md). `synthetic` is made-up data: good "
-        "for speed.",
-        "Dollars are the price of an hour for the share of a machine's devices that were in use.",
-    ]
-    return Section("Rules", ("\n".join(f"- {line}" for line in lines),))
-
-
-def machines(results: Results) -> Section:
-    """Each machine with its versions and the days of its runs."""
-
-    def machine(record: Record) -> tuple[Any, ...]:
-        hardware = record.hardware
-        cards = tuple(Counter(gpu.name for gpu in hardware.gpus).items())
-        return record.infrastructure, hardware.cpu, hardware.cores, hardware.driver, cards
-
-    tried = [record for record in results.records if record.outcome != SKIPPED]
-    lines = []
-    for (infrastructure, cpu, cores, driver, cards), members in grouped(tried, machine).items():
-        days = sorted({record.started[:10] for record in members})
-        lines.append(
-            {
-                "machine": results.bold(infrastructure),
-                "CPU": cpu,
-                "cores": str(cores),
-                "GPUs": ", ".join(f"{count}x {name}" for name, count in cards),
-                "driver": driver,
-                "commits": str(len({record.commit for record in members})),
-                "runs": str(len(members)),
-                "first": days[0],
-                "last": days[-1],
-            }
-        )
-    versions = {pair for record in results.records for pair in record.versions.items() if pair[0] != "system"}
-    used = f"Versions: {', '.join(sorted(map(' '.join, versions)))}. Every record names its own, with its commit."
-    return Section("Machines", (markdown(lines), used))
-
-
-def time(results: Results) -> Section:
-    """Shares of the wall time, medians over trainings of whole epochs of a machine and network."""
-
-    def share(rows: Sequence[Row], *parts: str) -> str:
-        seconds = [sum(getattr(row, f"{part}_seconds") for part in parts) for row in rows]
-        return f"{statistics.median(part / row.wall_seconds for part, row in zip(seconds, rows)):.0%}"
-
-    done = [row for row in results.full if row.outcome == COMPLETED and row.wall_seconds]
-    whole = [row for row in done if row.run.whole_epochs and row.rest_seconds is not None]
-    groups = grouped(whole, lambda row: (row.machine, row.model, row.workers))
-    lines = [
-        {
-            "machine": results.bold(machine),
-            "network": network_label(network),
-            "workers": str(workers),
-            "runs": str(len(runs)),
-            "start": share(runs, "initialise"),
-            "training": share(runs, "train"),
-            "data": share(runs, "data"),
-            "evaluation": share(runs, "evaluate"),
-            "rest": share(runs, "warmup", "checkpoint", "rest"),
-        }
-        for (machine, network, workers), runs in groups.items()
-        if len(runs) > 1
-    ]
-    about = (
-        "Of the wall time, from the start of a run's process to its end; medians over trainings of whole epochs, "
-        "two of them at least. Start: imports, data, "
-        "network. Data: training stood still for the next batch. Rest: warm-up, checkpoints, and what no part claims."
+def machines(results: Results) -> list[Block]:
+    """Return each machine with its hardware, driver, frameworks and the days of its runs."""
+    rows = results.runs
+    rows = rows[rows.outcome != SKIPPED]
+    rows = rows.assign(GPUs=rows.hardware.mask(rows.hardware.str.startswith("CPU"), ""), runs=1)
+    how = dict(framework=lambda names: ", ".join(sorted({*names} - {""})), started=markdown.days, runs="sum")
+    rows = grouped(rows, ["machine", "GPUs", "cpu", "driver"], **how, cores="max", commit="nunique")
+    return listing(
+        "Machines",
+        "",
+        rows,
+        *(("machine", "machine"), "GPUs", ("CPU (cores)", lambda row: f"{row.cpu} ({row.cores:.0f})")),
+        *("driver", ("frameworks", "framework"), ("commits", "commit"), "runs", ("days", "started")),
     )
-    return Section("Where the time went", (about, markdown(lines)))
 
 
-def not_run(results: Results) -> Section:
-    """Runs that were skipped, failed or diverged, those of one reason in one line."""
-    groups = Counter(
-        (record.infrastructure, record.outcome, record.reason)
-        for record in results.records
-        if record.outcome != COMPLETED
-    )
-    listed = [
-        f"- {machine}, {runs} run{'s' * (runs > 1)} {outcome}: {reason}"
-        for (machine, outcome, reason), runs in sorted(groups.items())
+def wall_time(results: Results) -> list[Block]:
+    """Return the shares of the wall time of completed trainings, by machine, model and devices."""
+    rows = results.runs
+    rows = rows[(rows.outcome == COMPLETED) & (rows.length == TRAINING) & ~rows.quick & rows.rest_seconds.notna()]
+    shares = pd.DataFrame({title: rows[f"{part}_seconds"] / rows.wall_seconds for part, title in _PARTS.items()})
+    labels = [", ".join(filter(None, line.values())) for line in markdown.lines(rows, "machine", "model", "devices")]
+    lines = [
+        {"trainings (n)": f"{name} ({len(group)})", **{part: f"{share:.0%}" for part, share in group.median().items()}}
+        for name, group in shares.groupby(pd.Series(labels, shares.index, dtype=str), sort=False)
     ]
-    return Section("Not run, failed or diverged", ("\n".join(listed),))
+    about = "Of the wall time from the start of a run's processes to their end, medians over n trainings."
+    return section("Where the wall time went", about, markdown.table(lines))
 
 
-def memory(results: Results) -> Section:
-    """The most memory and power that a network took on GPUs."""
-    shown = results.speeds(lambda row: row.kind == "gpu")
-    lines, measured = [], []
-    for taken in shown:
-        row = taken.row
-        line = {"machine": results.name(row), "network": network_and_data(row), "devices": devices_and_exchange(row)}
-        lines.append({**line, **cells(taken, "batch a device", "engine", "precision")})
-        measured.append(
-            {
-                "device memory (GiB)": rounded(row.device_peak_bytes and row.device_peak_bytes / 2**30),
-                "in use": f"{row.utilisation:.0%}" if row.utilisation is not None else "",
-                "J a sample": rounded(row.joules_per_sample),
-            }
-        )
-    tell_apart(lines, (taken.row for taken in shown), "network")
-    lines = [{**line, **figures} for line, figures in zip(lines, measured)]
-    return Section("What the GPUs did", (markdown(lines),))
+def memory(results: Results) -> list[Block]:
+    """Return memory, utilisation and energy by model, framework, devices and batch, on CPUs of the largest batch."""
+    rows = results.runs
+    rows = rows[(rows.outcome == COMPLETED) & ~rows.quick & ~rows.emulated]
+    keys = ["machine", "model", "fixed", "framework", "dtype", "kind", "devices", "workers"]
+    is_largest = rows.batch_per_device == rows.groupby(keys).batch_per_device.transform("max")
+    how = dict(host_peak_bytes="max", device_peak_bytes="max", utilisation="median", joules_per_sample="median")
+    return listing(
+        "Memory and energy",
+        "Peak memory of all processes and of one device; energy of all devices after warm-up, without the host.",
+        grouped(rows[is_largest | (rows.kind == "gpu")], [*keys, "batch_per_device"], **how),
+        *("machine", "model, framework", "devices", "batch per device"),
+        ("host (GiB)", lambda row: markdown.number(row.host_peak_bytes / 2**30)),
+        ("device (GiB)", lambda row: markdown.number(row.device_peak_bytes / 2**30)),
+        *(("utilisation", lambda row: markdown.percent(row.utilisation)), ("J/sample", "joules_per_sample")),
+    )
+
+
+def prices(results: Results) -> list[Block]:
+    """Return the prices that costs are computed with."""
+    rows = results.table[results.table.dollars_per_hour.notna()]
+    rows = rows.assign(machine=list(map(markdown.machine, rows.itertuples())))
+    about = "Sources: `poc/studies/prices.csv`. `--price NAME=DOLLARS` sets the price of a machine."
+    return listing(
+        "Prices",
+        about,
+        rows.drop_duplicates(["machine", "dollars_per_hour", "price_source"]),
+        *(("machine", "machine"), ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour))),
+        ("price of", "price_source"),
+    )
+
+
+FAILED = of_runs(
+    "Failed runs",
+    "",
+    lambda runs: ~runs.outcome.isin([COMPLETED, SKIPPED]),
+    *("machine", "model", "devices", "batch per device", ("recipe", lambda row: row.recipe.rsplit("/", 1)[-1])),
+    *(("day", lambda row: row.started[:10]), "outcome", "reason"),
+)
+SECTIONS: tuple[Section, ...] = (lambda results: [_RULES], machines, wall_time, memory, prices, FAILED)

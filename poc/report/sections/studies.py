@@ -1,72 +1,124 @@
-"""What the studies printed, a line a series, beside what this suite measured for the same network and batch."""
+"""The page of published studies: all that each of them printed, next to this machine's settings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from poc.report import compare
-from poc.report.measurements import Measurement, grouped
-from poc.report.page import Results, Section
-from poc.report.tables import machine_of, markdown, network_label, network_of, rate_of, rounded, short_machine
-from poc.studies import Study
-from poc.studies.row import Row
+from poc.report import markdown
+from poc.report.page import Block, section
+from poc.report.results import Results
+from poc.report.table import BURST
+from poc.studies import PRINTED, Study
+from poc.studies.row import COLUMNS, Row
 
-_SERIES = ("machine", "hardware", "framework", "model", "dataset", "layout")
-_FIGURES = ("samples/s, one", "samples/s, all", "efficiency", "best accuracy")
-
-
-def sections(results: Results) -> list[Section]:
-    """A section for each study."""
-
-    def comparable(row: Row) -> bool:
-        alone = row.devices == 1 and row.cores_per_worker is None
-        return bool(alone and row.dtype == "float32" and results.is_usual(row))
-
-    alone = results.speeds(comparable)
-    return [_section(results, study, alone) for study in results.studies]
+_IN_OTHER_CELLS = ("parameters", "batch_per_device", "global_batch", "devices", "hosts", "epochs")
+_FIGURES = [name for name in PRINTED if COLUMNS[name].type in ("Count", "Measure") and name not in _IN_OTHER_CELLS]
+_MOST_FIGURES = 5
+# Names in the Keras study for kvstores that work alike.
+_KVSTORES = {"parameter_server (cpu)": "local", "parameter_server (gpu)": "device", "replicated, nccl (gpu)": "nccl"}
 
 
-def _section(results: Results, study: Study, alone: Sequence[Measurement]) -> Section:
-    rows = [row for row in results.rows if row.study == study.name and not row.measured]
-    several = len({row.framework for row in rows}) > 1
-    groups = grouped(
-        rows, lambda row: (*(getattr(row, name) for name in _SERIES), row.scaling == compare.STRONG, row.held_fixed)
-    )
-    lines = [_line(group, alone, several) for group in groups.values()]
-    told = [line for line in lines if any(line[title] for title in _FIGURES)]
-    source = ", ".join(filter(None, [study.authors, study.year]))
-    linked = f"[{study.title or study.name}]({study.address})" if study.address else study.title or study.name
-    about = (
-        f"{linked}{': ' + source if source else ''}{' (' + study.about + ')' if study.about else ''}. {len(rows)} "
-        "rows, a line for those that differ only in devices, rate and exchange: the best speed and efficiency on most "
-        "devices, and the best accuracy on any number. Doubtful figures are left out."
-    )
-    flagged = [f"- {machine_of(row)}, {row.printed.split(' | ')[0]}: {row.flag}." for row in rows if row.flag]
-    doubtful = "Its own figures disagree, as found by recomputing them:\n\n" + "\n".join(dict.fromkeys(flagged))
-    blocks = [about, markdown(told), doubtful if flagged else ""]
-    return Section(study.title.split(":")[0] or study.name, list(filter(None, blocks)))
+def every(results: Results) -> list[Block]:
+    """Return a section for each study."""
+    return [block for study in results.studies for block in _study(results, study)]
 
 
-def _line(group: Sequence[Row], alone: Sequence[Measurement], several: bool) -> dict[str, str]:
-    sound = [row for row in group if not row.doubtful("samples_per_second", "devices")]
-    first, last = group[0], max(sound, key=lambda row: (row.devices or 0, compare.rate(row) or 0.0), default=Row())
-    held, many = first.held_fixed, (last.devices or 0) > 1
-    one = next((row for row in sound if (row.devices or 0) <= 1), None)
-    accuracies = [row.accuracy for row in group if row.accuracy is not None and not row.doubtful("accuracy")]
-    at_most = [row for row in sound if row.devices == last.devices]
-    efficiencies = [share for row in at_most for share in (row.efficiency_throughput, row.efficiency_wall) if share]
-    setting = network_of(first), held
-    # They begin with those of the machine at hand.
-    own = next((taken for taken in alone if (taken.row.model, taken.row.batch_per_device) == setting), None)
-    return {
-        "machine": machine_of(first),
-        "network": ", ".join(filter(None, [network_label(network_of(first)), first.layout])),
-        "engine": first.framework.split(", ")[-1].replace("Keras + TensorFlow", "Keras") if several else "",
-        "batch": f"{held}{' in all' if first.scaling == compare.STRONG else ''}" if held else "",
-        "samples/s, one": rounded(compare.rate(one) if one else None),
-        "devices": f"{last.devices}" if many else "",
-        "samples/s, all": rounded(compare.rate(last)) if many else "",
-        "efficiency": f"{max(efficiencies):.2f}" if efficiencies and many else "",
-        "best accuracy": f"{max(accuracies):.3f}" if accuracies else "",
-        "measured, one": f"{rate_of(own)}, {short_machine(own.row)}" if own else "",
+def _study(results: Results, study: Study) -> list[Block]:
+    title, rows = study.title or study.name, study.rows
+    facts = (f"[{title}]({study.address})" if study.address else title, study.authors, study.year, study.about)
+    configurations = _numbered(map(_configuration, rows))
+    remarks = {
+        **_numbered(row.flag and f"contradiction: {row.flag}" for row in rows),
+        **_numbered(row.note for row in rows),
     }
+    return section(
+        title.split(":")[0],
+        "\n".join(f"- {fact}" for fact in facts if fact),
+        markdown.table([{"rows": numbers, **dict(cells)} for cells, numbers in configurations.items()]),
+        "As printed, with the source's own text after the number of the row. This machine: the same model, batch per "
+        "device, number of devices and kvstore, in float32.",
+        markdown.table(_figures(rows, _this_machine(results, study))),
+        "\n".join(
+            f"- {'row' if numbers.isdigit() else 'rows'} {numbers}: {text}" for text, numbers in remarks.items() if text
+        ),
+    )
+
+
+def _configuration(row: Row) -> tuple[tuple[str, str], ...]:
+    """Return what ran, as pairs of a column and its cell."""
+    counts = {"parameters": row.parameters, "epochs": row.epochs, "hosts": row.hosts}
+    parameters, epochs, hosts = (f"{count:,} {name}" if count else "" for name, count in counts.items())
+    cells = {
+        "machine": (row.hardware, row.machine, hosts),
+        "framework": (row.framework,),
+        "model": (markdown.model(row.model), parameters),
+        "data": (row.dataset, row.input_shape, epochs),
+        "layout": (row.layout, row.dtype),
+        "kvstore; scaling": (row.kvstore, row.scaling),
+    }
+    return tuple((title, "; ".join(filter(None, texts))) for title, texts in cells.items())
+
+
+def _figures(rows: Sequence[Row], this_machine: Sequence[str]) -> list[dict[str, str]]:
+    """Return a line per row: the figures that any row has, the last of them in one cell if there are many."""
+    titles = {name: COLUMNS[name].metadata.get("title") or name.replace("_", " ") for name in _FIGURES}
+    filled = [name for name in _FIGURES if any(getattr(row, name) is not None for row in rows)]
+    columns = filled if len(filled) <= _MOST_FIGURES else filled[: _MOST_FIGURES - 1]
+    lines = []
+    for number, (row, rate) in enumerate(zip(rows, this_machine), start=1):
+        figures = {name: _figure(getattr(row, name)) for name in filled}
+        rest = [f"{titles[name]}: {figures[name]}" for name in filled if name not in columns and figures[name]]
+        line = {"row": f"{number}. {row.printed}", "batch per device x devices = global batch": _batch(row)}
+        line.update({titles[name]: figures[name] for name in columns})
+        lines.append({**line, "other figures": ", ".join(rest), "this machine: samples/s": rate})
+    return lines
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:,.10g}"
+
+
+def _batch(row: Row) -> str:
+    batch, devices, global_batch = map(_figure, (row.batch_per_device, row.devices, row.global_batch))
+    if devices == "0":
+        return f"{batch or global_batch} on a CPU"
+    if not (batch or devices or global_batch):
+        return ""
+    return f"{batch or '?'} x {devices or '?'}" + (f" = {global_batch}" if global_batch else "")
+
+
+def _this_machine(results: Results, study: Study) -> list[str]:
+    """Return the samples/s of this machine's setting for each row of a study; empty if there is none."""
+    rows = results.timed
+    rows = rows[(rows.machine == results.machine) & (rows.dtype == "float32") & (rows.straggler == 0)]
+    rows = rows[(rows.devices > 1) | rows.cores_per_worker.isna()]
+    rows = rows.assign(other_length=rows.length != BURST, other_framework=~rows.framework.str.startswith("MXNet"))
+    rates: dict[tuple[Any, ...], str] = {}
+    for row in rows.sort_values(["other_length", "noisy", "other_framework"], kind="stable").itertuples():
+        key = (row.kind, row.model, row.batch_per_device, row.devices, row.kvstore)
+        rates.setdefault(key, f"{markdown.rate(row)}, {markdown.devices(row)}")
+    # In the table, models of the registry have their own names, also in published rows.
+    models = results.table[results.table.study == study.name].model
+    return [_own_rate(rates, row, model) for row, model in zip(study.rows, models)]
+
+
+def _own_rate(rates: dict[tuple[Any, ...], str], row: Row, model: str) -> str:
+    if row.devices is None:
+        return ""
+    kvstore = _KVSTORES.get(row.kvstore, row.kvstore) if row.devices > 1 else ""
+    setting = (model, row.batch_per_device, max(row.devices, 1), kvstore)
+    kinds = ("gpu", "cpu") if row.devices else ("cpu",)
+    return next(filter(None, (rates.get((kind, *setting)) for kind in kinds)), "")
+
+
+def _numbered(items: Iterable[Any]) -> dict[Any, str]:
+    """Return distinct items with the numbers of their rows: "1–3, 7"."""
+    ranges: dict[Any, list[list[int]]] = {}
+    for number, item in enumerate(items, start=1):
+        of_item = ranges.setdefault(item, [])
+        if of_item and of_item[-1][-1] == number - 1:
+            of_item[-1] = [of_item[-1][0], number]
+        else:
+            of_item.append([number])
+    return {item: ", ".join("–".join(map(str, ends)) for ends in of_item) for item, of_item in ranges.items()}

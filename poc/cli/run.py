@@ -1,0 +1,156 @@
+"""Plan the chosen recipes and run them, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from poc import engines, recipe, studies
+from poc.cli import chosen
+from poc.cli.look import check_target, write_report
+from poc.machine import hardware
+from poc.machine.hardware import Hardware
+from poc.machine.waiting import chosen_threads
+from poc.recipe import literals
+from poc.records import journal, last_run
+from poc.records.last_run import LastRun
+from poc.studies import Study, prices
+from poc.studies.prices import Prices
+from poc.train import outlook, workload
+from poc.train.campaign import Campaign, undertake
+from poc.train.local import Place, cache
+from poc.values import UserError, positive, to_plain, whole
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Print what a run of the same recipes would do."""
+    machine = hardware.detect()
+    name = chosen.machine_name(options, machine)
+    place = Place(machine=machine, infrastructure=name, source=None, cache=cache())
+    campaign = Campaign(chosen.plans(options, machine), chosen.results(options), place)
+    summary = campaign.workload(_price(_prices(options, name), name, machine))
+    if options.json:
+        runs = [to_plain(line) for line in campaign.lines()]
+        print(json.dumps({"machine": name, **to_plain(summary), "planned": runs}, indent=1))
+        return
+    if options.verbose:
+        print(workload.listed(campaign.lines()), end="\n\n")
+    print(summary)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do the runs, and write the pages; raises UserError for a mistake, before anything is spent."""
+    began = time.monotonic()
+    published = studies.load(options.study)
+    _check_numbers(options)
+    # Mistakes are found before anything is spent.
+    chosen_threads()
+    journal.read_with([], options.others)
+    if options.cluster:
+        return _run_on_cluster(options, began, published)
+    machine = hardware.detect()
+    name = chosen.machine_name(options, machine)
+    machine_prices = _prices(options, name)
+    price = _price(machine_prices, name, machine)
+    if price is None and options.dollars is not None:
+        raise UserError(
+            f"--dollars: the price of {name!r} is not known; give --price DOLLARS (per hour), or --machine with the "
+            "name of a machine in poc/studies/prices.csv"
+        )
+    place = _place(options, machine, name, chosen.source(options))
+    place = dataclasses.replace(place, until=outlook.bound(began, options.hours, options.dollars, price))
+    how = {"detail": _rounds(options), "again": options.again, "verbose": options.verbose}
+    campaign = Campaign(chosen.plans(options, machine), chosen.results(options), place, **how)
+    request = LastRun(
+        recipes=chosen.recipe_names(options),
+        runs=campaign.ids(),
+        skipped=workload.skipped(campaign.items),
+        quick=options.quick,
+        machine=name,
+        started=last_run.now(),
+    )
+    return _conclude(options, undertake(campaign, request, price), published, machine_prices)
+
+
+def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequence[Study]) -> int:
+    """Do the same on all machines of a cluster."""
+    for name in ("machine", "price", "dollars"):
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name}: it is of one machine; on a cluster each node's label says what it is called")
+    # Ray, which it imports, is an extra.
+    from poc.cluster import nodes, scheduler
+
+    machine_prices, paths = prices.load({}), chosen.recipe_paths(options)
+    for path in paths:
+        recipe.load(path, engines.ENGINES, literals.fields(options.set))  # a mistake is found before any node is asked
+    # Each node has its own POC_DATA.
+    place = _place(options, hardware.detect(), "", options.data)
+    wish = scheduler.Wish(
+        recipes=tuple(paths),
+        names=chosen.recipe_names(options),
+        settings=tuple(options.set),
+        quick=options.quick,
+        cpu=options.cpu,
+        named=bool(options.recipes or options.only),
+        only=options.only,
+        results=chosen.results(options),
+        place=dataclasses.replace(place, until=outlook.bound(began, options.hours, None, None)),
+        detail=_rounds(options),
+        again=options.again,
+        verbose=options.verbose,
+        prices=machine_prices,
+    )
+    nodes.connect(options.cluster)
+    return _conclude(options, scheduler.Cluster(wish).run(), published, machine_prices)
+
+
+def _conclude(
+    options: argparse.Namespace, failed: Sequence[str], published: Sequence[Study], machine_prices: Prices
+) -> int:
+    """Write the results, and say which runs `failed`; return the exit code."""
+    write_report(options, published, machine_prices)
+    if failed:
+        how = "start again without --again" if options.again else "start again"
+        print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name in ("price", "hours", "dollars", "patience"):
+        if getattr(options, name) is not None:
+            positive(f"--{name}", getattr(options, name))
+    whole("--rounds", options.rounds, least=3)
+    check_target(options)
+
+
+def _place(options: argparse.Namespace, machine: Hardware, name: str, source: Path | None) -> Place:
+    return Place(
+        machine=machine,
+        infrastructure=name,
+        source=source,
+        cache=cache(),
+        checkpoints=options.checkpoints,
+        price_per_hour=options.price,
+        patience=options.patience,
+        verbose=options.verbose,
+    )
+
+
+def _prices(options: argparse.Namespace, name: str) -> Prices:
+    """Return the known prices, with the one that the user gave for this machine."""
+    return prices.load({} if options.price is None else {name: options.price})
+
+
+def _price(machine_prices: Prices, name: str, machine: Hardware) -> float | None:
+    """Return the dollars per hour of this machine; None where they are not known."""
+    price = machine_prices.of(name, machine.describe())
+    return price.dollars_per_hour if price else None
+
+
+def _rounds(options: argparse.Namespace) -> int:
+    return options.rounds if options.detail else 0

@@ -1,0 +1,175 @@
+"""Tables as GitHub shows them: their columns, and how a value of rows.csv is printed in a cell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable, Union
+
+import pandas as pd
+from tabulate import tabulate
+
+from poc.recipe import networks
+
+_NUMBER = re.compile(r"(\*\*)?[-+≤$]? ?[\d.,]+[%x]?( .*)?(\*\*)?")
+_LONG_NAME = 24
+
+
+def table(lines: Sequence[Mapping[str, str]]) -> str:
+    """Return a table whose columns are the keys that any line fills; columns of numbers are aligned to the right."""
+    names = list(dict.fromkeys(name for line in lines for name in line if any(other.get(name) for other in lines)))
+    if not names:
+        return ""
+    texts = [dict(zip(names, names)), *lines]
+    head, *body = [[re.sub(r"\s+", " ", line.get(name, "")).replace("|", "\\|") for name in names] for line in texts]
+    numeric = [all(_NUMBER.fullmatch(row[index]) or not row[index] for row in body) for index in range(len(names))]
+    aligned = ["right" if is_number else "left" for is_number in numeric]
+    text = tabulate(body, headers=head, tablefmt="pipe", disable_numparse=True, colalign=aligned)
+    # Without padding, since a long cell would make all lines of its table long.
+    return re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", text))
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return `digits` significant digits with thousands separated; empty if the value is unknown."""
+    if pd.isna(value):
+        return ""
+    if value and abs(value) < 10 ** (digits - 1):
+        return f"{value:.{digits}g}" if abs(value) >= 1e-3 else f"{value:.1e}"
+    return f"{value:,.0f}"
+
+
+def known(value: float, form: str) -> str:
+    """Return the value in a format such as ".3f"; empty if it is unknown."""
+    return "" if pd.isna(value) else f"{value:{form}}"
+
+
+def count(value: float) -> str:
+    """Return a whole number with thousands separated; empty if unknown."""
+    return known(value, ",.0f")
+
+
+def percent(value: float) -> str:
+    """Return a share in percent; empty if unknown."""
+    return known(value, ".0%")
+
+
+def dollars(value: float) -> str:
+    """Return an amount with cents, or two significant digits below one cent; empty if unknown."""
+    if pd.isna(value):
+        return ""
+    return f"${value:,.2f}" if value >= 0.01 else f"${value:.2g}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds, minutes or hours, whichever is readable; empty if unknown."""
+    if pd.isna(seconds):
+        return ""
+    if seconds < 120:
+        return f"{number(seconds, 2)} s"
+    return f"{number(seconds / 60, 2)} min" if seconds < 7200 else f"{number(seconds / 3600, 2)} h"
+
+
+def days(started: Iterable[str]) -> str:
+    """Return the day of the first and of the last start, once if it is the same."""
+    every = sorted({start[:10] for start in started})
+    return " to ".join(dict.fromkeys([*every[:1], *every[-1:]]))
+
+
+def rate(row: Any) -> str:
+    """Return samples/s of a setting with range and number of repeats, and what limits its worth in a word."""
+    if pd.isna(row.samples_per_second):
+        return "too short to time" if row.outcome == "completed" and not row.speed_withdrawn else ""
+    remarks = {
+        f"{number(row.rate_low)}–{number(row.rate_high)}, n={row.n:.0f}": row.n > 1,
+        **{"noisy": row.noisy, "waits for data": row.data_wait > 0.05, "quick": row.quick},
+    }
+    listed = ", ".join(remark for remark, applies in remarks.items() if applies)
+    return number(row.samples_per_second) + (f" ({listed})" if listed else "")
+
+
+def accuracy(row: Any) -> str:
+    """Return the accuracy of a setting with the number of seeds where there are several."""
+    return known(row.accuracy, ".3f") + (f" (n={row.seeds:.0f})" if row.seeds > 1 else "")
+
+
+def lr(row: Any) -> str:
+    """Return the learning rate, with its schedule where that is not constant."""
+    return known(row.lr, "g") + (f", {row.schedule}" if row.schedule and pd.notna(row.lr) else "")
+
+
+def model(name: str) -> str:
+    """Return a model's name for tables and figures."""
+    return networks.NETWORKS[name].label if name in networks.NETWORKS else name
+
+
+def devices(row: Any) -> str:
+    """Return how many replicas trained and on what: "8 GPUs", "CPU, 2 cores", "2 workers x 1 core", "8 emulated"."""
+    if pd.isna(row.devices):
+        return ""
+    several = "s" if row.devices > 1 else ""
+    if row.emulated:
+        return f"{row.devices:.0f} emulated"
+    if row.origin == "published" and row.devices == 0:
+        return "CPU"
+    if row.kind != "cpu":
+        return f"{row.devices:.0f} GPU{several}"
+    if row.devices > 1:
+        cores = f" x {row.cores_per_worker:.0f} core{'s' if row.cores_per_worker > 1 else ''}"
+        return f"{row.devices:.0f} workers{cores}" if row.workers == row.devices else f"{row.devices:.0f} CPU contexts"
+    if row.fewer_threads > 0:
+        return f"CPU, {row.fewer_threads:.0f} of {row.cores:.0f} cores"
+    cores = row.cores_per_worker if row.cores_per_worker > 0 else row.cores
+    return f"CPU, {cores:.0f} core{'s' if cores > 1 else ''}"
+
+
+def machine(row: Any) -> str:
+    """Return what a user calls a machine; for a published one what it is."""
+    return str(row.machine if row.origin == "measured" else row.hardware or row.machine)
+
+
+def short_machine(row: Any) -> str:
+    """Return a machine's name for a figure, without what stands in brackets."""
+    name = machine(row).split(" (")[0]
+    return name if len(name) <= _LONG_NAME else name.split(",")[0]
+
+
+def short_framework(row: Any) -> str:
+    """Return the framework with its precision where that is not float32."""
+    return str(row.framework) + (f", {row.dtype}" if row.dtype not in ("", "float32") else "")
+
+
+def _model(row: Any) -> str:
+    return model(row.model) + (", fixed batch" if row.fixed else ", synthetic" if row.dataset == "synthetic" else "")
+
+
+RATE = "samples/s (min–max, n)"
+Column = Union[str, tuple[str, Union[str, Callable[[Any], str]]]]
+"""The title of a known column, or a title and what its cells show: a column of rows.csv, or a function of a row."""
+_COLUMNS: dict[str, str | Callable[[Any], str]] = {
+    "machine": "machine_cell",
+    "model": _model,
+    "model, framework": lambda row: ", ".join(filter(None, [_model(row), short_framework(row)])),
+    "framework": short_framework,
+    "devices": devices,
+    "batch per device": lambda row: count(row.batch_per_device),
+    "global batch": lambda row: count(row.global_batch),
+    "lr": lr,
+    "training recipe": "recipe_cell",
+    "epochs": lambda row: count(row.epochs),
+    "accuracy": accuracy,
+    RATE: rate,
+}
+
+
+def lines(rows: pd.DataFrame | Iterable[Any], *columns: Column) -> list[dict[str, str]]:
+    """Return the cells of each row by the titles of the columns."""
+    shown = [(name, _COLUMNS.get(name, name)) if isinstance(name, str) else name for name in columns]
+    each_row = rows.itertuples() if isinstance(rows, pd.DataFrame) else rows
+    return [{title: _cell(row, what) for title, what in shown} for row in each_row]
+
+
+def _cell(row: Any, what: str | Callable[[Any], str]) -> str:
+    if callable(what):
+        return what(row)
+    value = getattr(row, what)
+    return value if isinstance(value, str) else number(value)

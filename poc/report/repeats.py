@@ -1,0 +1,213 @@
+"""Repeats of one setting: their summary, which of them may be compared, and whether two settings differ significantly.
+
+A setting is all that a run computes but for the seed, on one machine, framework version, set of images and environment
+(column `setting`). Its rows are repeats of each other; nothing else is ever pooled.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.stats import ttest_ind
+
+from poc.records.record import COMPLETED
+from poc.studies.row import MEASURED, STRONG, WEAK
+
+MIN_REPEATS = 3
+"""Repeats that each side needs for a significance test."""
+CONFIDENCE = 0.95
+INTERLEAVED = np.timedelta64(1, "h")
+"""Repeats are interleaved if they started within this time of each other: a shared machine has slower hours."""
+SAME_WORK = 0.05
+"""Wall times are compared only between runs whose numbers of trained samples differ by at most this share."""
+BATCH_OF = {WEAK: "batch_per_device", STRONG: "global_batch"}
+"""The batch that a scaling series keeps."""
+SERIES = (
+    *("workload", "framework", "layout", "length"),
+    *("study", "machine", "hardware", "model", "dataset", "input_shape", "dtype"),
+)
+"""What its rows share: a published row has no workload, and what follows says what ran."""
+_MEDIANS = (
+    *("samples_per_second", "seconds_per_epoch", "wall_seconds", "dollars_per_run"),
+    *("mfu", "flops", "joules_per_sample"),
+)
+
+
+class Summary(NamedTuple):
+    """Median, extremes and number of the values of repeats."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+class Ratio(NamedTuple):
+    """How much faster one setting is than another, by the geometric means of interleaved repeats."""
+
+    ratio: float
+    n: tuple[int, int]
+    low: float = math.nan
+    """95% interval of the ratio; NaN with fewer than three repeats on a side."""
+    high: float = math.nan
+
+    @property
+    def is_tested(self) -> bool:
+        """Return whether there were enough repeats for a significance test."""
+        return not math.isnan(self.low)
+
+    @property
+    def is_significant(self) -> bool:
+        """Return whether the 95% interval leaves out a ratio of 1."""
+        return self.is_tested and not self.low <= 1 <= self.high
+
+    def __str__(self) -> str:
+        """Return "yes" or "no" with the interval, or that there were too few repeats."""
+        if not self.is_tested:
+            return f"not tested (n={min(self.n)})"
+        return f"{'yes' if self.is_significant else 'no'} ({self.low:.3f}–{self.high:.3f})"
+
+
+def summary(values: pd.Series[float] | Sequence[float]) -> Summary | None:
+    """Summarize the known values; None if there are none."""
+    known = [float(value) for value in values if pd.notna(value)]
+    return Summary(statistics.median(known), min(known), max(known), len(known)) if known else None
+
+
+def clean(rows: pd.DataFrame) -> pd.DataFrame:
+    """Drop noisy repeats, unless all are."""
+    return rows[~rows.noisy] if not rows.noisy.all() else rows
+
+
+def summarize(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per setting: the columns of its latest repeat, with summaries of all its completed repeats.
+
+    Times and speeds become medians over clean repeats, with `rate_low`, `rate_high` and `n` of the samples/s.
+    `accuracy` and `accuracy_last4` become medians over seeds (the latest repeat of each), `seeds` is their number.
+    `noisy` tells that no repeat was clean.
+    """
+    done = table[(table.origin != MEASURED) | (table.outcome == COMPLETED)].sort_values("started", kind="stable")
+    rows = done.drop_duplicates("setting", keep="last").set_index("setting", drop=False)
+    all_noisy = done.groupby("setting").noisy.transform("all")
+    undisturbed = done[~done.noisy | all_noisy].groupby("setting")
+    by_seed = done.drop_duplicates(["setting", "seed"], keep="last").groupby("setting")
+    rows[[*_MEDIANS]] = undisturbed[[*_MEDIANS]].median()
+    rows[["accuracy", "accuracy_last4"]] = by_seed[["accuracy", "accuracy_last4"]].median()
+    rates = undisturbed.samples_per_second
+    rows = rows.assign(rate_low=rates.min(), rate_high=rates.max(), n=rates.count(), seeds=by_seed.accuracy.count())
+    rows["noisy"] = done.groupby("setting").noisy.all()
+    # In the order of the table, whatever the order of the starts.
+    return rows.loc[table.setting[table.setting.isin(rows.index)].drop_duplicates()].reset_index(drop=True)
+
+
+def interleaved(rows: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
+    """Return the clean repeats of `rows` that started within an hour of one of `others`; published rows all count."""
+    rows, others = clean(rows), clean(others)
+    if (others.origin != MEASURED).any() or (rows.origin != MEASURED).any():
+        return rows
+    apart = np.abs(_starts(rows)[:, None] - _starts(others)[None, :])
+    return rows[(apart <= INTERLEAVED).any(axis=1)]
+
+
+def _starts(rows: pd.DataFrame) -> Any:
+    return np.array([start[:19] for start in rows.started], dtype="datetime64[s]")
+
+
+def pair(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the repeats of both sides that are interleaved with the other side, those with samples/s only."""
+    rows, others = rows[rows.samples_per_second.notna()], others[others.samples_per_second.notna()]
+    return interleaved(rows, others), interleaved(others, rows)
+
+
+def compare(rows: pd.DataFrame, others: pd.DataFrame) -> Ratio | None:
+    """Compare the samples/s of two settings by their interleaved repeats; None if there are none.
+
+    With three repeats or more on both sides the interval is Welch's t on the logarithms. The windows of one run are
+    correlated and do not show by how much runs differ, so only repeats count.
+    """
+    sides = [np.log(side.samples_per_second.to_numpy()) for side in pair(rows, others)]
+    if not all(len(side) for side in sides):
+        return None
+    ratio, n = math.exp(sides[0].mean() - sides[1].mean()), (len(sides[0]), len(sides[1]))
+    if min(n) < MIN_REPEATS:
+        return Ratio(ratio, n)
+    interval = ttest_ind(*sides, equal_var=False).confidence_interval(CONFIDENCE)
+    return Ratio(ratio, n, math.exp(interval.low), math.exp(interval.high))
+
+
+def with_speed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows whose samples/s are known, and not contradicted by other figures of their source."""
+    doubtful = rows.contradicts.str.contains(r"\b(?:samples_per_second|devices)\b")
+    return rows[rows.samples_per_second.notna() & ~doubtful]
+
+
+def series(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """Return every scaling series as (weak or strong, rows on one device, rows on more).
+
+    Rows of a series ran on real devices, are not quick, and differ only in the number of devices and in what does not
+    matter for speed. Weak scaling keeps the batch per device, strong scaling the global batch. The rows on one device
+    serve every kvstore and every learning rate.
+    """
+    found = []
+    rows = with_speed(table)
+    rows = rows[(rows.devices > 0) & ~rows.emulated & ~rows.quick & rows.outcome.isin([COMPLETED, ""])]
+    for kind, batch in BATCH_OF.items():
+        fitting = rows[rows[batch].notna() & ((rows.origin == MEASURED) | (rows.scaling == kind))]
+        for _, group in fitting.groupby([*SERIES, batch], sort=False):
+            alone, several = group[group.devices == 1], group[group.devices > 1]
+            for _, same in several.groupby(["kvstore", "kind", "straggler"], sort=False, dropna=False):
+                if len(alone):
+                    found.append((kind, alone, same.sort_values("devices", kind="stable")))
+    return found
+
+
+def add_speedups(table: pd.DataFrame) -> None:
+    """Fill in speed-ups, efficiencies and the kind of scaling where a source prints none; weak scaling comes first."""
+    for kind, alone, several in reversed(series(table)):
+        table.loc[[*alone.index, *several.index], "scaling"] = kind
+        for index in several.index:
+            row = several.loc[[index]]
+            is_measured = table.at[index, "origin"] == MEASURED
+            base = interleaved(alone, row)
+            for name, value in _speedups(base, row).items():
+                if is_measured or np.isnan(table.at[index, name]):  # A printed one stays.
+                    table.at[index, name] = value
+    for name in ("throughput", "wall"):
+        missing = table[f"efficiency_{name}"].isna() & (table.devices > 0)
+        table.loc[missing, f"efficiency_{name}"] = (table[f"speedup_{name}"] / table.devices)[missing]
+
+
+def _speedups(base: pd.DataFrame, row: pd.DataFrame) -> dict[str, float]:
+    """Return the speed-ups of a row over rows on one device; none without such rows."""
+    if not len(base):
+        return {}
+    values = {"speedup_throughput": row.samples_per_second.iloc[0] * (1 / base.samples_per_second).mean()}
+    samples = row.samples_trained.iloc[0]
+    if ((base.samples_trained - samples).abs() <= SAME_WORK * samples).all():
+        values["speedup_wall"] = (base.wall_seconds / base.samples_trained).mean() * samples / row.wall_seconds.iloc[0]
+    seconds = [side.train_seconds_per_5120 + side.communication_seconds_per_5120.fillna(0.0) for side in (base, row)]
+    values["speedup_without_sync"] = seconds[0].mean() / seconds[1].iloc[0]
+    return values
+
+
+def curve(text: str) -> dict[float, float]:
+    """Return the values by epoch that `accuracy_by_epoch` or `seconds_by_epoch` has."""
+    return {float(epoch): float(value) for epoch, value in (pair.split(":") for pair in text.split())}
+
+
+def seconds_to(target: float, table: pd.DataFrame) -> pd.Series[float]:
+    """Return each row's seconds of training at the end of the first epoch with the accuracy; NaN if there was none.
+
+    Of a published row it is the whole training, if its end has the accuracy: an upper bound.
+    """
+    seconds = (table.epochs * table.seconds_per_epoch).where(table.accuracy >= target)
+    measured = table[table.origin == MEASURED]
+    for index, accuracies, ends in zip(measured.index, measured.accuracy_by_epoch, measured.seconds_by_epoch):
+        epoch = next((epoch for epoch, accuracy in curve(accuracies).items() if accuracy >= target), math.nan)
+        seconds[index] = curve(ends).get(epoch, math.nan)
+    return seconds

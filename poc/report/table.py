@@ -1,0 +1,197 @@
+"""The table behind every page and rows.csv: one row per record and one per published result.
+
+`build` makes it, and every page is made from it alone: `read` of a rows.csv gives the same table and the same pages.
+Text columns are empty and number columns NaN where a value is unknown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from poc import engines
+from poc.recipe import networks
+from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
+from poc.report import repeats
+from poc.studies import Study
+from poc.studies.prices import GIVEN, Prices
+from poc.studies.row import COLUMNS, MEASURED, Row, rate
+
+TRAINING, BURST = "training", "burst"
+"""Length classes: whole epochs, or a run cut by steps or seconds to measure throughput. They are never pooled."""
+FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward and twice backward"
+
+_COUNTS = [name for name, column in COLUMNS.items() if column.type == "Count"]
+_NUMBERS = [name for name, column in COLUMNS.items() if column.type in ("Count", "Measure")]
+_FLAGS = [name for name, column in COLUMNS.items() if column.type == "bool"]
+_TEXTS = [name for name in COLUMNS if name not in _NUMBERS and name not in _FLAGS]
+_TIMES = [name for name, column in COLUMNS.items() if column.metadata.get("time")]
+"""Columns that a record with a withdrawn speed has no values in."""
+
+_OF_RUN = (
+    *("model", "global_batch", "batch_per_device", "lr_rule", "devices", "emulated", "workers", "dtype", "layout"),
+    *("seed", "kind", "cores_per_worker", "recipe", "quick", "target_accuracy", "training_recipe", "straggler"),
+)
+_OF_RECORD = (
+    *("parameters", "dataset", "outcome", "reason", "started", "others_busy_cores", "stolen_cores", "usable_cores"),
+    *("data_checksum", "threads", "fewer_threads", "commit", "speed_withdrawn", "at_chance", "joules_per_sample"),
+)
+_OF_HARDWARE = ("cpu", "cores", "driver")
+# Fields of a run that differ within a scaling series, or that only shorten a run.
+_NOT_OF_WORKLOAD = (
+    *("framework", "layout", "devices", "emulated", "batch_per_device", "global_batch", "kvstore", "workers"),
+    *("straggler", "learning_rate", "lr_rule", "warmup_from", "warmup_steps", "decay", "decay_at", "decay_factor"),
+    *("seed", "epochs", "steps", "steps_per_epoch", "window", "seconds", "evaluate", "quick", "target_accuracy"),
+    *("gradient_noise", "restarts"),
+)
+
+
+def build(records: Sequence[Record], studies: Iterable[Study], prices: Prices) -> pd.DataFrame:
+    """Return the table of all `records` and all published rows, in an order that does not depend on theirs."""
+    rows = [_measured(record) for record in records]
+    rows += [_published(row) for study in studies for row in study.rows]
+    table = _without_superseded(_typed(pd.DataFrame(rows, columns=list(COLUMNS)))).copy()
+    _add_peaks(table)
+    table.loc[table.speed_withdrawn != "", _TIMES] = math.nan
+    order = ["model", "global_batch", "batch_per_device", "lr", "devices", "emulated", "quick", "seed", "started"]
+    measured = table[table.origin == MEASURED].sort_values(["machine", *order, "run_id"], kind="stable")
+    table = pd.concat([measured, table[table.origin != MEASURED]], ignore_index=True)
+    started = table.sort_values("started", kind="stable")
+    table["repeat"] = started[started.origin == MEASURED].groupby("setting").cumcount() + 1
+    _add_prices(table, prices)
+    repeats.add_speedups(table)
+    return table
+
+
+def write(table: pd.DataFrame) -> str:
+    """Return the text of rows.csv: ten significant digits, empty where a value is unknown."""
+    whole = table.astype({name: "Int64" for name in _COUNTS})
+    return str(whole.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Return the table of a rows.csv."""
+    return _typed(pd.read_csv(path, dtype={name: str for name in _TEXTS}))
+
+
+def _typed(table: pd.DataFrame) -> pd.DataFrame:
+    table[_TEXTS] = table[_TEXTS].fillna("").astype(str)
+    table[_FLAGS] = table[_FLAGS].eq(True)
+    table[_NUMBERS] = table[_NUMBERS].astype(float)
+    return table.copy()  # its columns side by side in memory, else each selection of rows is slow
+
+
+def _published(row: Row) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in COLUMNS}
+    key = (row.model, row.dataset.startswith("cifar"))
+    registered = [made.name for made in networks.NETWORKS.values() if (made.study_name, made.classes == 10) == key]
+    return {
+        **values,
+        "model": registered[0] if row.model and len(registered) == 1 else row.model,
+        "setting": _hash(*values.values()),
+        "length": TRAINING if row.epochs or row.seconds_per_epoch else "",
+        "baseline": True,
+        "samples_per_second": rate(row),
+    }
+
+
+def _without_superseded(table: pd.DataFrame) -> pd.DataFrame:
+    """Drop failed and skipped runs that completed later on the same machine and images."""
+    keys = ["machine", "hardware", "run_id", "data_checksum"]
+    completed = table[table.outcome == COMPLETED]
+    # A skipped run opened no images, so that a completed one on any images supersedes it.
+    last = pd.concat([completed, completed.assign(data_checksum="")]).groupby(keys).started.max()
+    superseded_by = table.join(last.rename("completed"), on=keys).completed.fillna("")
+    return table[~table.outcome.isin([FAILED, SKIPPED]) | (table.started > superseded_by)]
+
+
+def _add_peaks(table: pd.DataFrame) -> None:
+    """Fill in the best matrix product of any run on the same devices, since a shared machine is at most that fast."""
+    cores = table.cores_per_worker.fillna(table.fewer_threads).fillna(table.cores) * table.workers
+    on_cpu = table.kind == "cpu"
+    place, used = table.hardware.mask(on_cpu, table.cpu), table.devices.mask(table.emulated, 1).mask(on_cpu, cores)
+    best = table.groupby(["machine", "kind", "dtype", place, used], dropna=False).peak_flops.transform("max")
+    table["peak_flops"] = best.where(table.samples_per_second.notna() & (best > 0) & (table.origin == MEASURED))
+    table["mfu"] = table.flops / table.peak_flops
+
+
+def _measured(record: Record) -> dict[str, Any]:
+    run, machine = record.run, record.hardware
+    epochs = [evaluation.epoch for evaluation in record.evaluations]
+    accuracies = [evaluation.accuracy for evaluation in record.evaluations]
+    ends = [] if record.speed_withdrawn else epochs
+    trained = {epoch: sum(window.seconds for window in record.windows if window.epoch <= epoch) for epoch in ends}
+    devices = record.monitor.devices if record.monitor else ()
+    used = [device.utilisation for device in devices if device.utilisation is not None]
+    framework, hardware = engines.label(run.framework, record.versions), machine.describe()
+    environment = " ".join(f"{name}={value}" for name, value in (record.environment or {}).items())
+    # An environment that is not known is another than an empty one.
+    conditions = (record.infrastructure, hardware, record.data_id, environment, record.environment is None)
+    noise = record.noise(first=0.5)
+    interval = record.noise_interval(first=0.5) if noise and noise.scale else None
+    return {
+        **{name: getattr(run, name) for name in _OF_RUN},
+        **{name: getattr(record, name) for name in _OF_RECORD},
+        **{name: getattr(machine, name) for name in _OF_HARDWARE},
+        "origin": MEASURED,
+        "run_id": run.id,
+        "machine": record.infrastructure,
+        "hardware": hardware,
+        "framework": framework,
+        "lr": run.learning_rate,
+        "input_shape": "x".join(map(str, run.data.input_shape)),
+        "kvstore": run.kvstore_label if run.synchronises else "",
+        "setting": _hash(*conditions, record.fewer_threads, framework, run.key("seed")),
+        "workload": _hash(*conditions, record.fewer_threads, run.key(*_NOT_OF_WORKLOAD)),
+        "length": TRAINING if run.steps == run.epochs * run.steps_per_epoch and run.seconds is None else BURST,
+        "baseline": run.is_baseline,
+        "schedule": run.schedule_label,
+        "fixed": run.data.fixed,
+        "environment": environment,
+        "accuracy": accuracies[-1] if accuracies else None,
+        "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
+        "accuracy_on": "" if not accuracies else "validation split" if run.searches else "test set",
+        "accuracy_by_epoch": " ".join(f"{epoch}:{accuracy:.4f}" for epoch, accuracy in zip(epochs, accuracies)),
+        "seconds_by_epoch": " ".join(f"{epoch}:{trained[epoch]:.6g}" for epoch in trained),
+        "wall_seconds": record.wall,
+        **{f"{part}_seconds": seconds for part, seconds in (record.split() or {}).items()},
+        **record.speeds,
+        **record.breakdown,
+        "noise_scale": noise.scale if noise else None,
+        "noise_low": interval[0] if interval else None,
+        "noise_high": interval[1] if interval else None,
+        "staleness_mean": statistics.fmean(record.steps_ahead) if record.steps_ahead else None,
+        "staleness_max": max(record.steps_ahead, default=None),
+        "noisy": record.is_noisy,
+        "host_peak_bytes": record.memory.host_peak_bytes,
+        "device_peak_bytes": record.memory.device_peak_bytes,
+        "peak_flops": record.peak_flops,
+        "utilisation": statistics.fmean(used) if used else None,
+        "given_dollars_per_hour": record.price_per_hour,
+        "note": "; ".join(record.notes),
+    }
+
+
+def _hash(*values: Any) -> str:
+    return hashlib.sha256(json.dumps([*map(str, values)]).encode()).hexdigest()[:10]
+
+
+def _add_prices(table: pd.DataFrame, prices: Prices) -> None:
+    """Fill in $/h of whole instances: what the user gave now, what the run recorded, else the price list."""
+    for index, row in table.iterrows():
+        known = prices.of(row.machine, row.hardware)
+        if pd.notna(row.given_dollars_per_hour) and (known is None or known.source != GIVEN):
+            table.loc[index, ["dollars_per_hour", "price_source"]] = [row.given_dollars_per_hour, GIVEN]
+        elif known is not None:
+            source = f"{known.machine}, {known.date}" if known.date else known.source
+            table.loc[index, ["dollars_per_hour", "price_source"]] = [known.dollars_per_hour, source]
+    seconds = table.wall_seconds.fillna(table.epochs * table.seconds_per_epoch)
+    whole = (table.length == TRAINING) & ~table.emulated
+    table["dollars_per_run"] = (seconds * table.dollars_per_hour / 3600).where(whole)

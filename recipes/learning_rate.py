@@ -1,0 +1,25 @@
+"""Which learning rate keeps the accuracy at a larger global batch: ResNet-50 on CIFAR-10 at 256 to 4,096.
+
+At each global batch the linear rule and its neighbours. Where the machine has fewer GPUs than a row asks for, one GPU
+emulates them: the accuracy is that of real devices, the speed is not. On a CPU: `--set kind=cpu` (50 minutes per run on
+two cores).
+    ./run_all.sh learning_rate
+"""
+
+from poc import CIFAR10, Linear, Recipe
+
+recipe = Recipe(
+    model="cifar_resnet50_v2",
+    data=CIFAR10(crop=28, jitter=True),
+    epochs=12,
+    kind="gpu",
+    batch_per_device=128,
+    emulated=True,
+    priority=4,
+    cases=[
+        dict(devices=[2, 4, 8], lr=Linear(base=0.05, per=128)),
+        dict(devices=8, lr=[0.1, 0.2, 0.8]),
+        dict(devices=8, batch_per_device=512, lr=[0.2, 0.4, 0.8, 1.6]),
+    ],
+    quick=dict(cases=[dict(devices=8, lr=0.4)], steps=8, window=2, evaluate=False),
+)

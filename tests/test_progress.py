@@ -1,0 +1,116 @@
+"""What a person sees while runs go on: a progress line on a terminal, and one line for each run that ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poc.cli import main
+from poc.records.record import Record
+from poc.train.progress import Progress, duration, label, result, varied
+from tests.builders import recipe_file, record_of, run_of
+from tests.launch import HOME, records
+
+FOUR_GPUS: dict[str, Any] = {"kind": "gpu", "devices": 4, "global_batch": 512, "learning_rate": 0.2}
+EPOCHS = [0.13, *[0.519] * 11]
+
+
+def trained(**changes: Any) -> Record:
+    """Return the record of twelve epochs on four GPUs."""
+    run = {**FOUR_GPUS, "epochs": 12, "steps": 120}
+    return record_of(epoch_seconds=EPOCHS, accuracies=[0.783] * 12, wall=61.2, run=run, **changes)
+
+
+def test_a_run_has_one_line_in_its_user_s_terms() -> None:
+    record = trained()
+    line = "resnet50 batch 128 x 4 GPUs lr 0.2: 9,865 samples/s, accuracy 0.783 (12 epochs, 61 s)"
+    assert result(record, label(record.run)) == line
+    failed = trained(outcome="failed", reason="worker 1: killed by signal 9")
+    assert result(failed, "it") == "it: failed: worker 1: killed by signal 9"
+    assert result(trained(outcome="out of memory"), "it") == "it: out of memory"
+    short = record_of(epoch_seconds=[1.0], accuracies=[], run={"steps": 7, "epochs": 1}, wall=None)
+    assert result(short, "it") == "it: too short to time (10 steps)"
+
+
+def test_what_differs_between_the_runs_is_named_and_nothing_else() -> None:
+    same = dataclasses.replace(run_of(), dtype="bfloat16")
+    runs = [
+        dataclasses.replace(same, label_smoothing=smoothing, learning_rate=lr)
+        for smoothing in (0.0, 0.1)
+        for lr in (0.01, 0.02)
+    ]
+    details = varied(runs)
+    assert details == {"label_smoothing"}
+    labels = [label(run, details) for run in runs]
+    assert len(set(labels)) == 4
+    assert not any("bfloat16" in each for each in labels)
+    assert label(runs[0]) == label(runs[2])
+
+
+def test_the_time_left_counts_evaluations_and_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(epochs=3)  # of 20 steps each
+    progress = Progress(run, "it", verbose=True)
+    window = {"event": "window", "steps": 10, "samples": 320, "seconds": 2.0, "loss": 1.0}
+    left = []
+    for epoch in (1, 2, 3):
+        for _ in range(2):
+            progress.show({**window, "epoch": epoch})
+            left.append(progress._seconds_left({**window, "epoch": epoch}))
+        progress.show({"event": "evaluation", "epoch": epoch, "seconds": 3.0, "accuracy": 0.5})
+    progress.close()
+    assert left == [10.0, 8.0, 12.0, 10.0, 5.0, 3.0]
+    # Without a terminal a line per epoch.
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [
+        f"  epoch {epoch}/3" for epoch in (1, 2, 3)
+    ]
+
+
+def test_durations_are_for_people() -> None:
+    assert [duration(seconds) for seconds in (3.4, 89, 600, 7200)] == ["3 s", "89 s", "10 min", "2.0 h"]
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_how_far_a_run_is_and_then_only_its_line(tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", lr=[0.01, 0.02])
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "poc", "run", str(recipe), "--results", str(tmp_path / "results")]
+    environment = {**os.environ, "POC_CACHE": str(tmp_path), "PYTHONPATH": str(HOME), "COLUMNS": "100"}
+    with subprocess.Popen(command, stdout=end, stderr=end, env=environment, cwd=tmp_path) as process:
+        os.close(end)
+        shown = b""
+        while True:
+            try:
+                shown += (part := os.read(terminal, 4096))
+            except OSError:  # how Linux tells that nobody writes any more
+                break
+            if not part:
+                break
+    os.close(terminal)
+    assert process.returncode == 0, shown
+    text = shown.decode()
+    assert re.search(r"epoch 2/4, [\d,.]+ samples/s, \d+ s left", text)
+    # What stays is what comes last between two line feeds.
+    stays = [line.rsplit("\r", 1)[-1] for line in text.replace("\r\n", "\n").split("\n")]
+    for lr in ("0.01", "0.02"):
+        assert sum(f"lr {lr}" in line for line in stays) == 1
+
+
+@pytest.mark.slow
+def test_without_a_terminal_each_run_is_one_line_and_the_rest_is_for_verbose(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POC_CACHE", str(tmp_path))
+    recipe = recipe_file(tmp_path / "mine.py", lr=[0.01, 0.02])
+    assert main(["run", str(recipe), "--results", str(tmp_path / "results")]) == 0
+    said = capfd.readouterr().err
+    assert len([line for line in said.splitlines() if " samples/s" in line]) == 2
+    ids = [record.run_id for record in records(tmp_path)]
+    assert not any(each in said for each in ids)

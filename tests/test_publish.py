@@ -1,0 +1,158 @@
+"""A published folder: the pages and the journal of one machine, and nothing that tells whose it was."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from poc.cli import main
+from poc.publish import MARK, Scrubber, publish
+from poc.records import journal, last_run
+from poc.records.last_run import LastRun
+from poc.records.record import Record
+from poc.values import UserError
+from tests.builders import record_of
+from tests.launch import HOME
+
+USER, HOST = "ada-lovelace", "engine-7"
+
+
+@pytest.fixture
+def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home folder of a user with a name, on a host with a name."""
+    home = tmp_path / "homes" / USER
+    for variable, setting in (("HOME", str(home)), ("USER", USER), ("LOGNAME", USER)):
+        monkeypatch.setenv(variable, setting)
+    monkeypatch.setattr(getpass, "getuser", lambda: USER)
+    monkeypatch.setattr(socket, "gethostname", lambda: f"{HOST}.example.org")
+    return home
+
+
+def write_pages(records: Sequence[Record], folder: Path) -> None:
+    (folder / "results.md").write_text(f"{[record.reason for record in records]}")
+
+
+def test_what_tells_whose_it_was_is_replaced(owner: Path) -> None:
+    scrub = Scrubber(owner / "poc").text
+    for text, clean in {
+        f"OSError: {owner}/data/train.rec: no such file": "OSError: [home]: no such file",
+        f'File "{owner}/poc/poc/train/worker.py", line 3': 'File "[checkout]/poc/train/worker.py", line 3',
+        "No such file: '/home/somebody-else/x y'": "No such file: '[home] y'",
+        "/Users/grace: denied, /root/.cache, /root": "[home]: denied, [home], [home]",
+        "no room in /mnt/lovelace-lab/cache (12.5 GB)": "no room in [path] (12.5 GB)",
+        f"host {HOST} (10.0.0.3): killed; {HOST}.example.org is down": "host [host]: killed; [host] is down",
+        f"connect to 10.0.0.3:9091 as {USER}": "connect to [address]:9091 as [user]",
+    }.items():
+        assert scrub(text) == clean
+    for text in (
+        "RuntimeError: 3/4 of samples/s, see https://example.org/a/b and ./run_all.sh",
+        "needs libcudart.so in /usr/local/cuda/lib64 or /dev/shm, driver 535.104.05",
+        "lr: 'square root' of N/A; MXNet 1.9.1",
+    ):
+        assert scrub(text) == text
+
+
+def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -> None:
+    private = f"MXNetError: {owner}/data/cifar10_train.rec of {USER} on {HOST}: /mnt/data is full"
+    notes = [{"step": 3, "why": private}]
+    run = {"recipe": USER}
+    for record in (
+        record_of(outcome="failed", reason=private, unsaved=notes, resumed=notes, run=run),
+        record_of(environment={"LD_PRELOAD": f"{owner}/lib/libtcmalloc.so"}, engine_choice=private),
+        record_of(infrastructure="B", started="2026-11-20T10:00:00+00:00"),
+    ):
+        journal.append(journal.folder(tmp_path / "results", record.infrastructure) / journal.FILE, record)
+    asked = LastRun(
+        recipes=(f"{owner}/mine.py", "quick"),
+        runs=("0123456789",),
+        skipped={private: 2},
+        quick=False,
+        machine="test machine",
+        started="2026-11-21T10:00:00+00:00",
+    )
+    last_run.write(tmp_path / "results", asked)
+    made = publish(tmp_path / "results", tmp_path / "out", HOME, write_pages)
+    assert made.folder == tmp_path / "out" / "test-machine_2026-11-21"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [made.folder.name]
+    texts = [path.read_text() for path in made.folder.rglob("*") if path.is_file()]
+    assert len(texts) == made.files == 4
+    for secret in (str(owner), USER, HOST, "/mnt"):
+        assert not any(secret in text for text in texts)
+    assert str(made).count("B (--machine NAME") == 1
+    records = journal.read(journal.paths(made.folder))
+    assert [record.outcome for record in records] == ["failed", "completed"]
+    assert records[0].reason == "MXNetError: [home] of [user] on [host]: [path] is full"
+    assert records[1].run == record_of().run
+    published = last_run.read(made.folder)
+    assert published is not None
+    assert published.recipes == ("mine.py", "quick")
+    # Again, of another machine.
+    other = publish(tmp_path / "results", tmp_path / "out", HOME, write_pages, "B")
+    assert other.folder.name == "B_2026-11-20"
+    assert last_run.read(other.folder) is None
+
+
+def test_a_folder_of_somebody_else_s_is_not_touched_and_one_s_own_is_replaced(tmp_path: Path) -> None:
+    record = record_of()
+    journal.append(journal.folder(tmp_path / "results", record.infrastructure) / journal.FILE, record)
+    target = tmp_path / f"test-machine_{record.started[:10]}"
+    target.mkdir()
+    (target / "mine").write_text("precious")
+    with pytest.raises(UserError, match=re.escape(str(target))):
+        publish(tmp_path / "results", tmp_path, HOME, write_pages)
+    assert (target / "mine").read_text() == "precious"
+    (target / MARK).write_text(json.dumps({"machine": "test machine"}))
+    publish(tmp_path / "results", tmp_path, HOME, write_pages)
+    assert not (target / "mine").exists()
+    assert len(journal.read(journal.paths(target))) == 1
+    with pytest.raises(UserError, match="holds no run"):
+        publish(tmp_path / "nowhere", tmp_path, HOME, write_pages)
+
+
+def test_the_last_run_is_read_as_it_was_written_and_a_damaged_file_is_none(tmp_path: Path) -> None:
+    fields = {"recipes": ("a",), "runs": ("1", "2"), "skipped": {"why": 3}, "quick": True}
+    asked = LastRun(**fields, machine="m", started=last_run.now())
+    last_run.write(tmp_path / "results", asked)
+    assert last_run.read(tmp_path / "results") == asked
+    assert [path.name for path in (tmp_path / "results").iterdir()] == [last_run.FILE]
+    for damaged in ("", "{}", "[1]", '{"recipes": 3}'):
+        (tmp_path / "results" / last_run.FILE).write_text(damaged)
+        assert last_run.read(tmp_path / "results") is None
+
+
+def test_the_command_makes_a_folder_whose_links_lead_to_what_is_in_it(
+    owner: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, output = tmp_path / "results", tmp_path / "sent"
+    failed = record_of(outcome="failed", reason=f"OSError: {owner}/x is gone", run={"learning_rate": 0.2})
+    for record in (record_of(), failed):
+        journal.append(journal.folder(results, record.infrastructure) / journal.FILE, record)
+    arguments = ["publish", "--results", str(results), "--output", str(output)]
+    assert main(arguments) == 0
+    (folder,) = output.iterdir()
+    assert str(folder) in capsys.readouterr().out
+    pages = list(folder.glob("*.md"))
+    targets = {
+        (page.parent / address).resolve()
+        for page in pages
+        for address in re.findall(r"\]\(([^)#]+)[^)]*\)|^\[[^]]+\]: (\S+)", page.read_text(), re.MULTILINE)
+        for address in address
+        if address and "://" not in address
+    }
+    assert len(targets) > 3
+    assert all(target.exists() and folder in target.parents for target in targets)
+    assert {"rows.csv", "explorer.html", "results.md", MARK} <= {path.name for path in folder.iterdir()}
+    texts = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+    assert USER not in texts
+    # A published folder is a folder of results itself.
+    assert main(["show", record_of().run.id, "--results", str(folder)]) == 0
+    assert main(arguments) == 0
+    (folder / MARK).unlink()
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,323 @@
+"""What counts as a repeat, what repeats are summarized to, and between which of them a speed-up is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import t as student
+
+from poc import studies
+from poc.records.record import Record
+from poc.report import repeats
+from poc.report.table import BURST, TRAINING
+from tests.builders import TEST_CPU, build, record_of
+
+SAMPLES = 1280
+"""Samples of an epoch: samples/s are these over the seconds of an epoch."""
+NOISY = {"others_busy_cores": 1.0}
+
+
+def timed(*epoch_seconds: float, minute: int = 0, step: int = 5, **changes: Any) -> list[Record]:
+    """Return a record per duration of an epoch; they start `step` minutes apart."""
+    starts = [minute + step * number for number in range(len(epoch_seconds))]
+    return [
+        record_of(epoch_seconds=[seconds] * 6, started=f"2026-11-21T{10 + at // 60}:{at % 60:02}:00+00:00", **changes)
+        for seconds, at in zip(epoch_seconds, starts)
+    ]
+
+
+def summary_of(*records: Record) -> Any:
+    """Return the only row that these records are summarized to."""
+    (row,) = repeats.summarize(build(*records)).itertuples()
+    return row
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": {"seed": 7}},
+        {"run": {"recipe": "mine"}},
+        {"run": {"lr_rule": "linear"}},
+        {"run": {"restarts": 3}},
+        {"commit": "1234567"},
+        {"price_per_hour": 3.0},
+        {"others_busy_cores": 1.5},
+        {"run": {"dtype": "float32", "layout": "NCHW"}},  # named or not, the same
+    ],
+)
+def test_what_only_names_a_run_leaves_it_a_repeat(change: dict[str, Any]) -> None:
+    table = build(record_of(), record_of(started="2026-11-22T10:00:00+00:00", **change))
+    assert table.setting.nunique() == table.workload.nunique() == 1
+    assert list(table.repeat) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": {"steps": 55}},
+        {"run": {"epochs": 3, "steps": 30}, "epoch_seconds": [4.0] * 3},
+        {"run": {"quick": True}},
+        {"run": {"seconds": 60.0}},
+        {"run": {"dtype": "bfloat16"}},
+        {"run": {"layout": "NHWC"}},
+        {"run": {"learning_rate": 0.1}},
+        {"run": {"warmup_steps": 10}},
+        {"run": {"decay": "cosine"}},
+        {"run": {"batch_per_device": 64, "global_batch": 64}},
+        {"run": {"emulated": True, "devices": 4, "global_batch": 512}},
+        {"run": {"framework": "pytorch"}, "versions": {"torch": "2.13.0"}},
+        {"run": {"optimizer": "nesterov"}},
+        {"run": {"data": {"name": "cifar10", "crop": 32, "pad": 4, "mirror": True, "jitter": True}}},
+        {"run": {"model": "cifar_resnet20_v2"}},
+        {"run": {"target_accuracy": 0.75}},
+        {"run": {"cores_per_worker": 1}},
+        {"versions": {"mxnet": "1.7.0"}},
+        {"environment": {"OMP_PROC_BIND": "true"}},
+        {"environment": {}},  # none of these variables, which is more than not knowing
+        {"data_checksum": "abcd"},
+        {"dataset": "cifar10 (jpeg)"},
+        {"threads": 1},
+        {"infrastructure": "another machine"},
+        {"hardware": {**TEST_CPU, "cpu": "Newer"}},
+    ],
+)
+def test_whatever_changes_speed_or_accuracy_makes_another_setting(change: dict[str, Any]) -> None:
+    table = build(record_of(), record_of(**change))
+    assert table.setting.nunique() == 2
+    assert list(table.repeat) == [1, 1]
+    assert len(repeats.summarize(table)) == 2
+
+
+def test_a_burst_and_a_whole_training_are_never_pooled() -> None:
+    bursts = [{"steps": 55}, {"seconds": 30.0}, {"epochs": 1, "steps": 5}]
+    table = build(record_of(), *(record_of(run=run) for run in bursts))
+    assert sorted(table.length) == [BURST, BURST, BURST, TRAINING]
+    assert all(group.length.nunique() == 1 for _, group in table.groupby("setting"))
+
+
+def test_a_setting_is_summarized_by_the_median_range_and_number_of_its_clean_repeats() -> None:
+    clean, noisy = timed(4.0, 5.0, 8.0), timed(2.0, minute=30, **NOISY)
+    row = summary_of(*noisy, *clean)
+    assert (row.samples_per_second, row.rate_low, row.rate_high, row.n) == (256.0, 160.0, 320.0, 3)
+    assert (row.seconds_per_epoch, row.noisy) == (5.0, False)
+    assert row.started == noisy[0].started  # the latest repeat tells all else
+    # With none clean, noisy ones count, and the setting is marked.
+    row = summary_of(*timed(4.0, 2.0, **NOISY))
+    assert (row.samples_per_second, row.n, row.noisy) == (480.0, 2, True)
+    # What failed is no repeat.
+    assert summary_of(*clean, record_of(outcome="failed", reason="lost", started="2026-11-25")).n == 3
+
+
+def test_accuracy_is_the_median_over_seeds_each_by_its_latest_repeat() -> None:
+    def trained(seed: int, day: int, last: float, **changes: Any) -> Record:
+        curve = [0.1, 0.2, 0.3, 0.4, 0.5, last]
+        return record_of(accuracies=curve, run={"seed": seed}, started=f"2026-11-2{day}T10:00:00+00:00", **changes)
+
+    records = [trained(0, 1, 0.1), trained(0, 5, 0.7), trained(1, 2, 0.8), trained(2, 3, 0.9, **NOISY)]
+    row = summary_of(*records)
+    assert (row.accuracy, row.seeds, row.n) == (0.8, 3, 3)
+    assert row.accuracy_last4 == pytest.approx((0.3 + 0.4 + 0.5 + 0.8) / 4)
+
+
+def test_repeats_are_noisy_by_the_share_of_the_cores_that_they_could_use() -> None:
+    shares = [(0.15, 0.06, 4), (0.2, None, 4), (0.2, None, 1), (None, 0.1, 1), (0.09, None, None), (0.11, None, None)]
+    records = [record_of(others_busy_cores=busy, stolen_cores=stolen, usable_cores=cores, started=f"2026-11-2{day}")
+               for day, (busy, stolen, cores) in enumerate(shares)]  # fmt: skip
+    assert list(build(*records).noisy) == [True, False, True, True, False, True]  # the machine has two cores
+
+
+def one_against(minutes: int, **changes: Any) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return three repeats, and three of another setting that start that much later than the last of them."""
+    sides = timed(4.0, 4.1, 3.9, step=0), timed(2.0, 2.1, 1.9, minute=minutes, step=0, run={"seed": 0, **changes})
+    table = build(*sides[0], *sides[1])
+    return tuple(table[table.lr == rate] for rate in (0.05, 0.4))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("minutes", "interleaved"), [(0, True), (60, True), (61, False)])
+def test_repeats_within_an_hour_of_the_other_side_are_interleaved(minutes: int, interleaved: bool) -> None:
+    rows, others = one_against(minutes, learning_rate=0.4)
+    assert len(repeats.interleaved(rows, others)) == len(repeats.interleaved(others, rows)) == (3 if interleaved else 0)
+    assert (repeats.compare(rows, others) is not None) == interleaved
+
+
+def test_a_noisy_repeat_of_the_same_hour_does_not_make_repeats_interleaved() -> None:
+    late = timed(2.0, 2.0, minute=180, run={"learning_rate": 0.4})
+    beside = timed(2.0, run={"learning_rate": 0.4}, **NOISY)
+    table = build(*timed(4.0, 4.0), *late, *beside)
+    rows, others = (table[table.lr == rate] for rate in (0.05, 0.4))
+    assert len(repeats.interleaved(rows, others)) == 0
+
+
+def side(*logarithms: float, minute: int = 0) -> pd.DataFrame:
+    """Return repeats with these logarithms of samples/s, that started together."""
+    started = f"2026-11-21T10:{minute:02}:00+00:00"
+    frame = pd.DataFrame({"samples_per_second": np.exp(logarithms)})
+    return frame.assign(started=started, origin="measured", noisy=False)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "significant"),
+    [
+        ((0.9, 1.0, 1.1), (1.1, 1.2, 1.3), False),
+        ((0.99, 1.0, 1.01), (1.19, 1.2, 1.21), True),
+        ((0.99, 1.0, 1.01), (0.8, 1.2, 1.9, 1.3), False),
+        ((1.0, 1.1, 1.2, 1.3, 1.4), (0.5, 0.6, 0.7), True),
+    ],
+)
+def test_the_interval_is_welchs(first: Sequence[float], second: Sequence[float], significant: bool) -> None:
+    ratio = repeats.compare(side(*first), side(*second, minute=59))
+    assert ratio is not None
+    # By Welch's own formulas.
+    errors = [np.var(values, ddof=1) / len(values) for values in (first, second)]
+    freedom = sum(errors) ** 2 / sum(error**2 / (len(values) - 1) for error, values in zip(errors, (first, second)))
+    margin = student.ppf(0.975, freedom) * math.sqrt(sum(errors))
+    middle = float(np.mean(first) - np.mean(second))
+    assert math.log(ratio.ratio) == pytest.approx(middle)
+    assert [math.log(ratio.low), math.log(ratio.high)] == pytest.approx([middle - margin, middle + margin])
+    assert (ratio.is_tested, ratio.is_significant) == (True, significant)
+    swapped = repeats.compare(side(*second), side(*first))
+    assert swapped is not None
+    assert [swapped.low, swapped.high] == pytest.approx([1 / ratio.high, 1 / ratio.low])
+
+
+@pytest.mark.parametrize(("first", "second"), [((1.0, 1.001), (2.0, 2.001, 2.002)), ((1.0,), (9.0,))])
+def test_fewer_than_three_repeats_on_a_side_are_never_significant(
+    first: Sequence[float], second: Sequence[float]
+) -> None:
+    for sides in ((first, second), (second, first)):
+        ratio = repeats.compare(*(side(*values) for values in sides))
+        assert ratio is not None
+        assert (ratio.is_tested, ratio.is_significant) == (False, False)
+        assert ratio.n == (len(sides[0]), len(sides[1]))
+
+
+def workers(count: int, seconds: float, **changes: Any) -> Record:
+    """Return six epochs of 1,280 samples, whatever the number of workers; each has a core and 64 samples per step."""
+    run = {"devices": count, "workers": count, "cores_per_worker": 1, "kvstore": "dist_sync", "batch_per_device": 64}
+    run.update(changes.pop("run", {}))
+    batch = run["batch_per_device"] * count
+    run = {"global_batch": batch, "steps_per_epoch": SAMPLES // batch, "steps": 6 * SAMPLES // batch, **run}
+    return record_of(run=run, epoch_seconds=[seconds] * 6, accuracies=(), **changes)
+
+
+def members(table: pd.DataFrame) -> list[tuple[str, list[Any], list[Any]]]:
+    """Return each series as its kind and the (devices, batch, samples/s) of both sides."""
+    columns = ["devices", "global_batch", "samples_per_second"]
+    return [(kind, *(side[columns].values.tolist() for side in sides)) for kind, *sides in repeats.series(table)]
+
+
+def test_a_measured_series_has_its_speedups() -> None:
+    table = build(workers(1, 8.0), workers(2, 4.0))
+    assert members(table) == [("weak", [[1, 64, 160]], [[2, 128, 320]])]
+    one, two = table.sort_values("devices").itertuples()
+    assert (two.scaling, two.speedup_throughput, two.efficiency_throughput) == ("weak", 2.0, 1.0)
+    assert two.speedup_wall == pytest.approx(one.wall_seconds / two.wall_seconds)
+    assert two.efficiency_wall == pytest.approx(two.speedup_wall / 2)
+    # Wall times of other work do not compare.
+    short = record_of(run={**workers(2, 4.0).run.to_json(), "epochs": 3, "steps": 30}, epoch_seconds=[4.0] * 3)
+    assert build(workers(1, 8.0), short).speedup_wall.isna().all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": {"emulated": True}},
+        {"run": {"quick": True}},
+        {"outcome": "failed"},
+        {"infrastructure": "elsewhere"},
+        {"started": "2026-11-21T11:30:00+00:00"},
+        {"data_checksum": "abcd"},
+        {"run": {"dtype": "bfloat16"}},
+        {"run": {"model": "cifar_resnet20_v2"}},
+        {"run": {"steps": 50}},
+        {"run": {"batch_per_device": 32, "global_batch": 32}},
+        {"speed_withdrawn": "a defect"},
+    ],
+)
+def test_without_a_fitting_row_on_one_device_there_is_no_speedup(change: dict[str, Any]) -> None:
+    table = build(workers(1, 8.0, **change), workers(2, 4.0))
+    assert table[table.devices == 2].speedup_throughput.isna().all()
+
+
+def test_weak_and_strong_scaling_share_their_row_on_one_device_and_kvstores_are_series_of_their_own() -> None:
+    strong = {"batch_per_device": 32}
+    horovod = workers(2, 2.0, run={"kvstore": "horovod"})
+    table = build(workers(1, 8.0), workers(2, 4.0), workers(2, 5.0, run=strong), horovod)
+    assert sorted(members(table)) == [
+        ("strong", [[1, 64, 160]], [[2, 64, 256]]),
+        ("weak", [[1, 64, 160]], [[2, 128, 320]]),
+        ("weak", [[1, 64, 160]], [[2, 128, 640]]),
+    ]
+    assert sorted(table.speedup_throughput.dropna()) == pytest.approx([1.6, 2.0, 4.0])
+
+
+def test_a_series_never_mixes() -> None:
+    """Check it for whatever can be beside each other in a journal."""
+    runs = [{}, {"emulated": True}, {"quick": True}, {"kvstore": "horovod"}, {"batch_per_device": 32}]
+    places = [{}, {"infrastructure": "there"}, {"dataset": "synthetic"}, {"outcome": "failed", "reason": "lost"}]
+    found = repeats.series(
+        build(*(workers(n, 4.0, run=run, **place) for n in (1, 2, 4) for run in runs for place in places))
+    )
+    # Of each machine and data set: two kvstores, another batch per device, and strong scaling.
+    assert len(found) == 3 * (2 + 1 + 1)
+    for kind, alone, several in found:
+        every = pd.concat([alone, several])
+        assert set(alone.devices) == {1}
+        assert several.devices.min() > 1
+        assert not (every.emulated | every.quick).any()
+        same = ["machine", "dataset", "length", "framework", "outcome", repeats.BATCH_OF[kind]]
+        assert len(every[same].drop_duplicates()) == several.kvstore.nunique() == 1
+
+
+@pytest.fixture(scope="module")
+def published() -> pd.DataFrame:
+    """Return the table of all published rows."""
+    return build(studies=studies.load())
+
+
+def test_speedups_of_all_of_theano(published: pd.DataFrame) -> None:
+    """Check by hand: seconds on one device over those on several, with the time that workers wait or without it."""
+    theano = published[published.study == "theano_mpi"]
+    parts = theano[["train_seconds_per_5120", "communication_seconds_per_5120"]].sum(axis=1)
+    every = parts + theano.sync_seconds_per_5120.fillna(0.0)
+    several = 0
+    for _, rows in theano[parts > 0].groupby(["model", "batch_per_device"]):
+        (alone,) = rows.index[rows.devices == 1]
+        for index in rows.index[rows.devices > 1]:
+            row = theano.loc[index]
+            assert row.speedup_throughput == pytest.approx(every[alone] / every[index])
+            assert row.speedup_without_sync == pytest.approx(parts[alone] / parts[index])
+            assert row.efficiency_throughput == pytest.approx(row.speedup_throughput / row.devices)
+            several += 1
+    assert several == 16
+    (alexnet,) = theano[theano.printed == "AlexNet_128b, t_8GPU"].itertuples()
+    assert (alexnet.speedup_throughput, alexnet.speedup_without_sync) == pytest.approx((3.27, 6.33), abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "printed", "speedup"),
+    [
+        ("K80", "128x8=1024 (lr=0.4) | 6800 (8-80%)", 6800 / 1100),
+        ("K80", "256x8=2048 (lr=0.4) | 9400 (8-90%)", 9400 / 1300),
+        ("P100", "128x8=1024 (lr=0.4) | 11000 (8-40%)", 11000 / 2900),
+        ("P100", "128x4=512 (lr=0.2) | 12000 (4-80%)", 12000 / 2900),
+        ("K80", "512x8 (lr=3.2)", 11000 / 1400),
+        ("K80", "64x8 (lr=0.4)", None),  # its 64x1 has no throughput
+        ("P100", "512x8=4096 (lr=0.4) | 24000 (70%)", None),  # there is no 512x1
+        ("P100", "256x8=2048 (lr=0.4) | 17000 (67%)", None),  # its 256x1 contradicts itself
+    ],
+)
+def test_speedups_of_the_main_study(
+    published: pd.DataFrame, hardware: str, printed: str, speedup: float | None
+) -> None:
+    rows = published[(published.model == "cifar_resnet50_v2") & published.hardware.str.contains(hardware)]
+    (row,) = rows[rows.printed == printed].itertuples()
+    assert row.speedup_throughput == pytest.approx(math.nan if speedup is None else speedup, nan_ok=True)
+    # Of the two rows on one GPU with 512 per device, the one whose learning rate grows to this one's counts.
+    (same,) = rows[rows.printed == "512x1 (lr=0.4)"].itertuples() if hardware == "K80" else [None]
+    assert same is None or same.samples_per_second == 1400

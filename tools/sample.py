@@ -1,0 +1,40 @@
+"""Make the sample pages from the journals in reference/: results.md at the top, and all pages in reference/.
+
+    .venv/bin/python -m tools.sample
+
+Run it after a change of the pages; tests/test_reference.py compares.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from poc import report, studies
+from poc.records import journal
+from poc.report import table
+from poc.report.results import Results
+
+HOME = Path(__file__).resolve().parents[1]
+MACHINE = "EPYC-2 without AVX-512"
+"""The machine of the latest record: the pages are about it and show the others with it."""
+REFERENCE = (
+    f"These are this project's own measurements on the machine {MACHINE}, a virtual machine with two CPU cores, and on "
+    "two others like it."
+)
+SAMPLE = f"**This is a sample page.** {REFERENCE} Your first run of `./run_all.sh` replaces it with your page."
+
+
+def write(home: Path = HOME) -> None:
+    """Write `home`/results.md and the pages in `home`/reference, and remove what an earlier version wrote there."""
+    folder = home / "reference"
+    for path in [*folder.glob("*.md"), *folder.glob("*.html")]:
+        if path.name != "README.md":
+            path.unlink()
+    records, published = journal.read(journal.paths(HOME / "reference")), studies.load()
+    report.write(records, published, page=home / "results.md", folder=folder, sample=SAMPLE)
+    results = Results(table.read(folder / "rows.csv"), published, MACHINE)
+    report.write_pages(results, page=folder / "results.md", folder=folder, sample=REFERENCE)
+
+
+if __name__ == "__main__":
+    write()
