@@ -72,6 +72,13 @@ def written(folder: Path, *records: Record, shown: Any = MAIN, others: Sequence[
     return (folder / "results.md").read_text()
 
 
+def shown_by(folder: Path, *records: Record, last: LastRun, shown: Any = MAIN) -> str:
+    """Return the text of results.md after that last run."""
+    results = Results(build(*records), shown, "test machine", last_run=last)
+    report.write_pages(results, page=folder / "results.md", folder=folder)
+    return (folder / "results.md").read_text()
+
+
 def first_table(page: str, title: str) -> Lines:
     (name,) = [name for name in tables(page) if name.startswith(title)]
     return tables(page)[name][0]
@@ -102,17 +109,13 @@ def known() -> list[Record]:
 @pytest.fixture(scope="module")
 def page(known: list[Record], tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the page of the known records at $3.60 per hour."""
-    prices = tables_of_prices(3.6)
+    prices = studies.prices.load({"test machine": 3.6})
     return written(tmp_path_factory.mktemp("known"), *known, shown=STUDIES, prices=prices)
 
 
-def tables_of_prices(dollars: float) -> Any:
-    return studies.prices.load({"test machine": dollars})
-
-
-def skipping(reasons: dict[str, int]) -> LastRun:
-    """Return a last run that planned nothing but what was skipped for these reasons."""
-    return LastRun(recipes=(), runs=(), skipped=reasons, machine="test machine")
+def planned(*runs: str, skipped: dict[str, int] | None = None) -> LastRun:
+    """Return a last run that planned these runs, and how many it skipped by reason."""
+    return LastRun(recipes=("mine",), runs=runs, skipped=skipped or {}, machine="test machine")
 
 
 def test_the_scorecard_has_known_answers(page: str) -> None:
@@ -129,67 +132,13 @@ def test_the_scorecard_has_known_answers(page: str) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("machine", "cells"),
-    [
-        (
-            K80,
-            [
-                *(
-                    "1,100, 1 GPU",
-                    "6,800, 8 GPUs",
-                    "6.18x (77%) / 7.23x (90%) / 7.86x (98%)",
-                    "0.810 at 128 → 0.611 at 4,096",
-                ),
-                *("0.4 at 4,096", "≤ 85 s, 8 GPUs", "≤ $0.17, 8 GPUs"),
-            ],
-        ),
-        (
-            P100,
-            [
-                *("2,900, 1 GPU", "11,000, 8 GPUs", "3.79x (47%) / — / —", "0.817 at 128 → 0.604 at 4,096"),
-                *("0.4 at 4,096", "≤ 54 s, 8 GPUs", "no price known"),
-            ],
-        ),
-    ],
-)
-def test_the_scorecard_has_what_the_main_study_printed(page: str, machine: str, cells: list[str]) -> None:
-    assert scorecard(page, machine) == cells
-
-
-def test_accuracy_and_throughput_on_one_and_on_all_devices(page: str) -> None:
-    lines = first_table(page, "Accuracy and throughput")
-    own = [line for line in lines if line["machine"] == "test machine"]
-    assert [list(line.values())[1:6] for line in own] == [
-        ["1 GPU", "128", "0.05", "1,100", "0.800"],
-        ["4 GPUs", "512", "0.2", "4,000", "0.780"],
-        ["4 GPUs", "512", "0.4, warm-up 1 epoch", "4,000", "0.700"],
-    ]
-    assert [line["s/epoch"] for line in own] == ["45.5", "12.5", "12.5"]
-    wall = 3 + 12.5 * 50_000 / 1100 + 12 + 0.5
-    assert own[0]["$ per run"] == f"${wall * 3.6 / 3600:.2f}"
-    published = [list(line.values())[:6] for line in lines if line not in own]
-    assert published == [
-        ["8x Tesla K80", "1 GPU", "128", "0.05", "1,100", "0.810"],
-        ["8x Tesla K80", "8 GPUs", "1,024", "0.4", "6,800", "0.786"],
-        ["DGX-1, 8x P100", "1 GPU", "128", "0.05", "2,900", "0.817"],
-        ["DGX-1, 8x P100", "8 GPUs", "1,024", "0.4", "11,000", "0.773"],
-        ["CPU of AWS p2.8x", "CPU", "512", "0.4", "450", ""],
-        ["Intel Xeon E5-2666 v3", "CPU", "256", "0.05", "340", ""],
-        ["Intel Core i5-6300U", "CPU", "256", "0.05", "33", ""],
-    ]
-
-
-def test_scaling_has_a_line_per_batch(page: str) -> None:
-    lines = [[cell for cell in line.values() if cell] for line in first_table(page, "Scaling")]
-    assert lines == [
-        ["test machine", "128", "1,000", "3,700", "92% on 4", "3"],
-        ["test machine", "256", "1,250", "2,500", "100% on 2", "1"],
-        ["8x Tesla K80 (2017)", "128", "1,100", "2,200", "4,300", "6,800", "77% on 8", "1"],
-        ["8x Tesla K80 (2017)", "256", "1,300", "2,600", "5,100", "9,400", "90% on 8", "1"],
-        ["8x Tesla K80 (2017)", "512", "1,400", "11,000", "98% on 8", "1"],
-        ["DGX-1, 8x P100 (2017)", "128", "2,900", "6,100", "12,000", "11,000", "47% on 8", "1"],
-    ]
+def test_the_scorecard_has_what_the_main_study_printed(page: str) -> None:
+    speeds = ["1,100, 1 GPU", "6,800, 8 GPUs", "6.18x (77%) / 7.23x (90%) / 7.86x (98%)"]
+    rates = ["0.810 at 128 → 0.611 at 4,096", "0.4 at 4,096"]
+    assert scorecard(page, K80) == [*speeds, *rates, "≤ 85 s, 8 GPUs", "≤ $0.17, 8 GPUs"]
+    speeds = ["2,900, 1 GPU", "11,000, 8 GPUs", "3.79x (47%) / — / —"]
+    rates = ["0.817 at 128 → 0.604 at 4,096", "0.4 at 4,096"]
+    assert scorecard(page, P100) == [*speeds, *rates, "≤ 54 s, 8 GPUs", "no price known"]
 
 
 def test_the_learning_rate_by_global_batch_and_its_recommendation(page: str) -> None:
@@ -250,6 +199,14 @@ def test_bursts_and_trainings_are_never_one_number(tmp_path: Path) -> None:
     assert [line[RATE] for line in first_table(page, "Your recipes")] == ["2,000", "1,000"]
 
 
+def test_a_speed_up_is_that_of_repeats_of_the_same_hour(tmp_path: Path) -> None:
+    alone = on_gpus(1000), on_gpus(2000, minute=500)
+    page = written(tmp_path, *alone, on_gpus(4000, 4, minute=505))
+    assert (scorecard(page)[2], first_table(page, "Scaling")[0]["n"]) == ("2.00x (50%) / — / —", "1")
+    page = written(tmp_path, *alone, on_gpus(4000, 4, minute=800))
+    assert "test machine" not in [line["machine"] for line in first_table(page, "Scaling")]
+
+
 def test_the_speed_of_emulated_devices_is_nowhere(tmp_path: Path) -> None:
     record = trained(777, 0.8, 5, run={"emulated": True, "devices": 4, "global_batch": 512})
     page = written(tmp_path, record)
@@ -302,27 +259,16 @@ def test_records_of_others_are_shown_with_it_and_it_stays_about_this_machine(tmp
 def test_the_header_counts_the_runs_of_this_machine(tmp_path: Path) -> None:
     outcomes = ["completed", "completed", "diverged", "failed", "out of memory", "skipped"]
     records = [on_gpus(1000, outcome=outcome, run={"seed": seed}) for seed, outcome in enumerate(outcomes)]
-    page = written(tmp_path, *records, others=[on_gpus(1000, infrastructure="theirs")])
-    assert "2 completed, 1 diverged, 2 failed, 1 skipped" in page.split("\n## ")[0]
-    assert all(fact in page.split("\n## ")[0] for fact in ("4x Test GPU", "550.54", "MXNet 1.9.1", "2026-11-21"))
-    last = LastRun(recipes=("scaling.py",), runs=(), skipped={"no GPU": 3, "no time": 4}, machine="test machine")
-    results = Results(build(*records), MAIN, "test machine", last_run=last)
-    report.write_pages(results, page=tmp_path / "results.md", folder=tmp_path)
-    assert "2 failed, 7 skipped" in (tmp_path / "results.md").read_text()
+    head = written(tmp_path, *records, others=[on_gpus(1000, infrastructure="theirs")]).split("\n## ")[0]
+    facts = ("2 completed, 1 diverged, 2 failed, 1 skipped", "4x Test GPU", "550.54", "MXNet 1.9.1", "2026-11-21")
+    assert [fact for fact in facts if fact not in head] == []
+    page = shown_by(tmp_path, *records, last=planned(skipped={"no GPU": 3, "no time": 4}))
+    assert "2 failed, 7 skipped" in page
 
 
 def test_skipped_runs_are_counted_by_reason_in_at_most_five_lines(tmp_path: Path) -> None:
-    counts = {f"reason {number}": number for number in range(1, 9)}
-    results = Results(
-        build(record_of()),
-        MAIN,
-        "test machine",
-        last_run=skipping(counts),
-    )
-    report.write_pages(results, page=tmp_path / "results.md", folder=tmp_path)
-    lines = first_table((tmp_path / "results.md").read_text(), "Not run")
-    assert [line["runs"] for line in lines] == ["8", "7", "6", "5", str(4 + 3 + 2 + 1)]
-    assert sum(int(line["runs"]) for line in lines) == sum(counts.values())
+    page = shown_by(tmp_path, record_of(), last=planned(skipped={f"reason {number}": number for number in range(1, 9)}))
+    assert [line["runs"] for line in first_table(page, "Not run")] == ["8", "7", "6", "5", str(4 + 3 + 2 + 1)]
 
 
 def test_your_recipes_has_every_setting_of_the_last_run_also_quick_and_failed_ones(tmp_path: Path) -> None:
@@ -331,32 +277,22 @@ def test_your_recipes_has_every_setting_of_the_last_run_also_quick_and_failed_on
     before = trained(1000, 0.8, run={"recipe": "recipes/earlier.py"})
     chance = trained(1000, 0.1, run={"learning_rate": 9.0, "recipe": "mine"})
     runs = tuple(record.run.id for record in (quick, failed, chance))
-    last = LastRun(recipes=("mine",), runs=runs, skipped={}, machine="test machine")
-    results = Results(build(quick, failed, before, chance), MAIN, "test machine", last_run=last)
-    report.write_pages(results, page=tmp_path / "results.md", folder=tmp_path)
-    lines = first_table((tmp_path / "results.md").read_text(), "Your recipes")
-    cells = {line["recipe"]: line for line in lines}
-    assert len(lines) == 3
-    assert ("quick" in next(name for name in cells if cells[name][RATE] == "1,500"), "earlier" in cells) == (
-        True,
-        False,
-    )
-    assert any("killed by signal 9" in line["accuracy"] for line in lines)
-    assert any("chance" in line["accuracy"] for line in lines)
+    page = shown_by(tmp_path, quick, failed, before, chance, last=planned(*runs))
+    lines = first_table(page, "Your recipes")
+    (name,) = (line["recipe"] for line in lines if line[RATE] == "1,500")
+    assert ("quick" in name, len(lines)) == (True, 3)
+    assert all(any(word in line["accuracy"] for line in lines) for word in ("killed by signal 9", "chance"))
 
 
 @pytest.mark.parametrize("count", [1, 60])
 def test_the_page_has_at_most_120_lines_and_says_how_many_settings_are_not_on_it(count: int, tmp_path: Path) -> None:
     runs = [{"learning_rate": 0.001 * number, "devices": 1 + number % 2} for number in range(1, count + 1)]
-    table = build(*(trained(1000 + number, 0.7, run=run) for number, run in enumerate(runs)))
-    counts = {f"reason {number}": 1 for number in range(9)}
-    results = Results(table, STUDIES, "test machine", last_run=skipping(counts))
-    report.write_pages(results, page=tmp_path / "results.md", folder=tmp_path)
-    text = (tmp_path / "results.md").read_text()
-    assert len(text.splitlines()) <= 120
-    shown = len(first_table(text, "Your recipes"))
-    more = re.findall(r"^(\d+) more settings", text, re.MULTILINE)
-    assert shown + int(more[0] if more else 0) == count
+    records = [trained(1000 + number, 0.7, run=run) for number, run in enumerate(runs)]
+    last = planned(skipped={f"reason {number}": 1 for number in range(9)})
+    page = shown_by(tmp_path, *records, last=last, shown=STUDIES)
+    assert len(page.splitlines()) <= 120
+    more = re.findall(r"^(\d+) more settings", page, re.MULTILINE)
+    assert len(first_table(page, "Your recipes")) + sum(map(int, more)) == count
     assert len(first_table((tmp_path / "settings.md").read_text(), "test machine")) == count
 
 
@@ -440,29 +376,11 @@ def test_names_cannot_break_a_table_or_a_figure(tmp_path: Path) -> None:
     assert [line for line in first_table(page, "Scaling") if line["machine"] == " ".join(name.split())]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (markdown.number(228.4), "228"),
-        (markdown.number(1234.5), "1,234"),
-        (markdown.number(0.01234), "0.0123"),
-        (markdown.number(0.0000123), "1.2e-05"),
-        (markdown.number(99.96), "100"),
-        (markdown.number(0.0), "0"),
-        (markdown.number(math.nan), ""),
-        (markdown.count(4096.0), "4,096"),
-        (markdown.dollars(0.1666), "$0.17"),
-        (markdown.dollars(1234.5), "$1,234.50"),
-        (markdown.dollars(0.00123), "$0.0012"),
-        (markdown.dollars(math.nan), ""),
-        (markdown.duration(85.2), "85 s"),
-        (markdown.duration(150), "2.5 min"),
-        (markdown.duration(7200), "2 h"),
-        (markdown.duration(math.nan), ""),
-    ],
-)
-def test_numbers_are_printed_with_the_digits_that_they_have(text: str, expected: str) -> None:
-    assert text == expected
+def test_numbers_are_printed_with_the_digits_that_they_have() -> None:
+    numbers = [228.4, 1234.5, 0.01234, 0.0000123, 99.96, 0.0, math.nan]
+    assert [*map(markdown.number, numbers)] == ["228", "1,234", "0.0123", "1.2e-05", "100", "0", ""]
+    assert [*map(markdown.dollars, [0.1666, 1234.5, 0.00123, math.nan])] == ["$0.17", "$1,234.50", "$0.0012", ""]
+    assert [*map(markdown.duration, [85.2, 150, 7200, math.nan])] == ["85 s", "2.5 min", "2 h", ""]
 
 
 def test_the_cheapest_setting_need_not_be_the_fastest(tmp_path: Path) -> None:

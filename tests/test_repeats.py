@@ -22,12 +22,11 @@ SAMPLES = 1280
 NOISY = {"others_busy_cores": 1.0}
 
 
-def timed(*epoch_seconds: float, minute: int = 0, step: int = 5, **changes: Any) -> list[Record]:
-    """Return a record per duration of an epoch; they start `step` minutes apart."""
-    starts = [minute + step * number for number in range(len(epoch_seconds))]
+def timed(*epoch_seconds: float, minute: int = 0, **changes: Any) -> list[Record]:
+    """Return a record per duration of an epoch; they start a minute apart."""
     return [
-        record_of(epoch_seconds=[seconds] * 6, started=f"2026-11-21T{10 + at // 60}:{at % 60:02}:00+00:00", **changes)
-        for seconds, at in zip(epoch_seconds, starts)
+        record_of(epoch_seconds=[seconds] * 6, started=f"2026-11-21T10:{at:02}:00+00:00", **changes)
+        for at, seconds in enumerate(epoch_seconds, start=minute)
     ]
 
 
@@ -37,60 +36,44 @@ def summary_of(*records: Record) -> Any:
     return row
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"run": {"seed": 7}},
-        {"run": {"recipe": "mine"}},
-        {"run": {"lr_rule": "linear"}},
-        {"run": {"restarts": 3}},
-        {"commit": "1234567"},
-        {"price_per_hour": 3.0},
-        {"others_busy_cores": 1.5},
-        {"run": {"dtype": "float32", "layout": "NCHW"}},  # named or not, the same
-    ],
-)
+SAME = [
+    *({"run": {"seed": 7}}, {"run": {"recipe": "mine"}}, {"run": {"lr_rule": "linear"}}, {"run": {"restarts": 3}}),
+    *({"commit": "1234567"}, {"price_per_hour": 3.0}, {"others_busy_cores": 1.5}),
+    {"run": {"dtype": "float32", "layout": "NCHW"}},  # the usual ones, named
+]
+OTHER = [
+    *({"run": {"steps": 55}}, {"run": {"epochs": 3, "steps": 30}, "epoch_seconds": [4.0] * 3}),
+    *({"run": {"quick": True}}, {"run": {"seconds": 60.0}}, {"run": {"target_accuracy": 0.75}}),
+    *({"run": {"dtype": "bfloat16"}}, {"run": {"layout": "NHWC"}}, {"run": {"learning_rate": 0.1}}),
+    *({"run": {"warmup_steps": 10}}, {"run": {"decay": "cosine"}}, {"run": {"optimizer": "nesterov"}}),
+    *({"run": {"batch_per_device": 64, "global_batch": 64}}, {"run": {"model": "cifar_resnet20_v2"}}),
+    *({"run": {"emulated": True, "devices": 4, "global_batch": 512}}, {"run": {"cores_per_worker": 1}}),
+    *({"run": {"framework": "pytorch"}, "versions": {"torch": "2.13.0"}}, {"versions": {"mxnet": "1.7.0"}}),
+    {"run": {"data": {"name": "cifar10", "crop": 32, "pad": 4, "mirror": True, "jitter": True}}},
+    *({"environment": {"OMP_PROC_BIND": "true"}}, {"environment": {}}),  # none is more than not knowing
+    *({"data_checksum": "abcd"}, {"dataset": "cifar10 (jpeg)"}, {"threads": 1}),
+    *({"infrastructure": "another machine"}, {"hardware": {**TEST_CPU, "cpu": "Newer"}}),
+]
+
+
+@pytest.mark.parametrize("change", SAME)
 def test_what_only_names_a_run_leaves_it_a_repeat(change: dict[str, Any]) -> None:
     table = build(record_of(), record_of(started="2026-11-22T10:00:00+00:00", **change))
     assert table.setting.nunique() == table.workload.nunique() == 1
     assert list(table.repeat) == [1, 2]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"run": {"steps": 55}},
-        {"run": {"epochs": 3, "steps": 30}, "epoch_seconds": [4.0] * 3},
-        {"run": {"quick": True}},
-        {"run": {"seconds": 60.0}},
-        {"run": {"dtype": "bfloat16"}},
-        {"run": {"layout": "NHWC"}},
-        {"run": {"learning_rate": 0.1}},
-        {"run": {"warmup_steps": 10}},
-        {"run": {"decay": "cosine"}},
-        {"run": {"batch_per_device": 64, "global_batch": 64}},
-        {"run": {"emulated": True, "devices": 4, "global_batch": 512}},
-        {"run": {"framework": "pytorch"}, "versions": {"torch": "2.13.0"}},
-        {"run": {"optimizer": "nesterov"}},
-        {"run": {"data": {"name": "cifar10", "crop": 32, "pad": 4, "mirror": True, "jitter": True}}},
-        {"run": {"model": "cifar_resnet20_v2"}},
-        {"run": {"target_accuracy": 0.75}},
-        {"run": {"cores_per_worker": 1}},
-        {"versions": {"mxnet": "1.7.0"}},
-        {"environment": {"OMP_PROC_BIND": "true"}},
-        {"environment": {}},  # none of these variables, which is more than not knowing
-        {"data_checksum": "abcd"},
-        {"dataset": "cifar10 (jpeg)"},
-        {"threads": 1},
-        {"infrastructure": "another machine"},
-        {"hardware": {**TEST_CPU, "cpu": "Newer"}},
-    ],
-)
+@pytest.mark.parametrize("change", OTHER)
 def test_whatever_changes_speed_or_accuracy_makes_another_setting(change: dict[str, Any]) -> None:
     table = build(record_of(), record_of(**change))
     assert table.setting.nunique() == 2
     assert list(table.repeat) == [1, 1]
     assert len(repeats.summarize(table)) == 2
+
+
+def test_another_value_of_a_variable_makes_another_setting() -> None:
+    table = build(*(record_of(environment={"MALLOC_ARENA_MAX": value}) for value in ("1", "2")))
+    assert table.setting.nunique() == table.workload.nunique() == 2
 
 
 def test_a_burst_and_a_whole_training_are_never_pooled() -> None:
@@ -131,33 +114,21 @@ def test_repeats_are_noisy_by_the_share_of_the_cores_that_they_could_use() -> No
     assert list(build(*records).noisy) == [True, False, True, True, False, True]  # the machine has two cores
 
 
-def one_against(minutes: int, **changes: Any) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return three repeats, and three of another setting that start that much later than the last of them."""
-    sides = timed(4.0, 4.1, 3.9, step=0), timed(2.0, 2.1, 1.9, minute=minutes, step=0, run={"seed": 0, **changes})
-    table = build(*sides[0], *sides[1])
-    return tuple(table[table.lr == rate] for rate in (0.05, 0.4))  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize(("minutes", "interleaved"), [(0, True), (60, True), (61, False)])
-def test_repeats_within_an_hour_of_the_other_side_are_interleaved(minutes: int, interleaved: bool) -> None:
-    rows, others = one_against(minutes, learning_rate=0.4)
-    assert len(repeats.interleaved(rows, others)) == len(repeats.interleaved(others, rows)) == (3 if interleaved else 0)
-    assert (repeats.compare(rows, others) is not None) == interleaved
-
-
-def test_a_noisy_repeat_of_the_same_hour_does_not_make_repeats_interleaved() -> None:
-    late = timed(2.0, 2.0, minute=180, run={"learning_rate": 0.4})
-    beside = timed(2.0, run={"learning_rate": 0.4}, **NOISY)
-    table = build(*timed(4.0, 4.0), *late, *beside)
-    rows, others = (table[table.lr == rate] for rate in (0.05, 0.4))
-    assert len(repeats.interleaved(rows, others)) == 0
-
-
-def side(*logarithms: float, minute: int = 0) -> pd.DataFrame:
+def side(*logarithms: float, minute: int = 0, noisy: bool = False) -> pd.DataFrame:
     """Return repeats with these logarithms of samples/s, that started together."""
-    started = f"2026-11-21T10:{minute:02}:00+00:00"
+    started = f"2026-11-21T{10 + minute // 60}:{minute % 60:02}:00+00:00"
     frame = pd.DataFrame({"samples_per_second": np.exp(logarithms)})
-    return frame.assign(started=started, origin="measured", noisy=False)
+    return frame.assign(started=started, origin="measured", noisy=noisy)
+
+
+@pytest.mark.parametrize(("minutes", "count"), [(0, 3), (60, 3), (61, 0)])
+def test_repeats_within_an_hour_of_the_other_side_are_interleaved(minutes: int, count: int) -> None:
+    rows, others = side(1.0, 1.1, 1.2), side(2.0, 2.1, 2.2, minute=minutes)
+    assert len(repeats.interleaved(rows, others)) == len(repeats.interleaved(others, rows)) == count
+    assert (repeats.compare(rows, others) is None) == (count == 0)
+    # A noisy repeat of the same hour changes nothing.
+    noisy = pd.concat([others, side(2.0, noisy=True)])
+    assert len(repeats.interleaved(rows, noisy)) == len(repeats.interleaved(noisy, rows)) == count
 
 
 @pytest.mark.parametrize(
@@ -185,15 +156,12 @@ def test_the_interval_is_welchs(first: Sequence[float], second: Sequence[float],
     assert [swapped.low, swapped.high] == pytest.approx([1 / ratio.high, 1 / ratio.low])
 
 
-@pytest.mark.parametrize(("first", "second"), [((1.0, 1.001), (2.0, 2.001, 2.002)), ((1.0,), (9.0,))])
-def test_fewer_than_three_repeats_on_a_side_are_never_significant(
-    first: Sequence[float], second: Sequence[float]
-) -> None:
-    for sides in ((first, second), (second, first)):
-        ratio = repeats.compare(*(side(*values) for values in sides))
+def test_fewer_than_three_repeats_on_a_side_are_never_significant() -> None:
+    few, many = side(1.0, 1.001), side(2.0, 2.001, 2.002)
+    for sides in ((few, many), (many, few), (side(1.0), side(9.0))):
+        ratio = repeats.compare(*sides)
         assert ratio is not None
-        assert (ratio.is_tested, ratio.is_significant) == (False, False)
-        assert ratio.n == (len(sides[0]), len(sides[1]))
+        assert (ratio.is_tested, ratio.is_significant, ratio.n) == (False, False, tuple(map(len, sides)))
 
 
 def workers(count: int, seconds: float, **changes: Any) -> Record:
@@ -223,22 +191,15 @@ def test_a_measured_series_has_its_speedups() -> None:
     assert build(workers(1, 8.0), short).speedup_wall.isna().all()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"run": {"emulated": True}},
-        {"run": {"quick": True}},
-        {"outcome": "failed"},
-        {"infrastructure": "elsewhere"},
-        {"started": "2026-11-21T11:30:00+00:00"},
-        {"data_checksum": "abcd"},
-        {"run": {"dtype": "bfloat16"}},
-        {"run": {"model": "cifar_resnet20_v2"}},
-        {"run": {"steps": 50}},
-        {"run": {"batch_per_device": 32, "global_batch": 32}},
-        {"speed_withdrawn": "a defect"},
-    ],
-)
+NOT_ALIKE = [
+    *({"run": {"emulated": True}}, {"run": {"quick": True}}, {"outcome": "failed"}, {"infrastructure": "elsewhere"}),
+    *({"started": "2026-11-21T11:30:00+00:00"}, {"data_checksum": "abcd"}, {"run": {"dtype": "bfloat16"}}),
+    *({"run": {"model": "cifar_resnet20_v2"}}, {"run": {"steps": 50}}, {"speed_withdrawn": "a defect"}),
+    {"run": {"batch_per_device": 32, "global_batch": 32}},
+]
+
+
+@pytest.mark.parametrize("change", NOT_ALIKE)
 def test_without_a_fitting_row_on_one_device_there_is_no_speedup(change: dict[str, Any]) -> None:
     table = build(workers(1, 8.0, **change), workers(2, 4.0))
     assert table[table.devices == 2].speedup_throughput.isna().all()

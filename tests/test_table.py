@@ -67,16 +67,10 @@ def test_known_answers_of_one_record() -> None:
     assert all(math.isnan(getattr(row, name)) for name in (*unknown, "dollars_per_hour", "dollars_per_run"))
 
 
-@pytest.mark.parametrize(
-    ("framework", "versions", "label"),
-    [
-        ("mxnet", {"python": "3.11.7", "mxnet-cu112": "1.9.1"}, "MXNet 1.9.1"),
-        ("pytorch", {"torch": "2.13.0", "mxnet": "1.9.1"}, "PyTorch 2.13.0"),
-        ("whose folder is gone", {"numpy": "1.26.4"}, "whose folder is gone"),
-    ],
-)
-def test_a_row_has_the_framework_that_trained_it(framework: str, versions: dict[str, str], label: str) -> None:
-    assert row_of(record_of(run={"framework": framework}, versions=versions)).framework == label
+def test_a_row_has_the_framework_that_trained_it() -> None:
+    versions = {"python": "3.11.7", "mxnet-cu112": "1.9.1", "torch": "2.13.0"}
+    rows = [row_of(record_of(run={"framework": name}, versions=versions)) for name in ("mxnet", "pytorch", "gone")]
+    assert [row.framework for row in rows] == ["MXNet 1.9.1", "PyTorch 2.13.0", "gone"]
 
 
 def test_samples_per_second_are_those_of_whole_images() -> None:
@@ -243,9 +237,7 @@ def test_published_rows_stand_as_they_were_printed() -> None:
         known = {name for name in COLUMNS if getattr(row, name) != "" and pd.notna(getattr(row, name))}
         others = known - given - filled - added
         assert others <= {"speedup_throughput", "efficiency_throughput", "efficiency_wall", "scaling", "straggler"}, row
-        assert row.samples_per_second == (
-            pytest.approx(rate(printed)) if rate(printed) else pytest.approx(math.nan, nan_ok=True)
-        )
+        assert row.samples_per_second == pytest.approx(rate(printed) or math.nan, nan_ok=True)
     worked_out = published[published.speedup_throughput.notna()]
     printed_too = {row.printed for row in source if row.speedup_throughput}
     assert set(worked_out[~worked_out.printed.isin(printed_too)].study) == {"beeva_poc_mxnet", "theano_mpi"}
