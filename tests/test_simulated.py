@@ -277,11 +277,12 @@ def speedup(rows: pd.DataFrame, devices: float, batch: int) -> tuple[float, int]
 
 
 def best(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return accuracy and learning rate at each global batch, by the best rate that was tried in 12 epochs."""
+    """Return accuracy and learning rate at each global batch, by the best of the `tried` rates in 12 epochs."""
     trained = rows[(rows.epochs == 12) & rows.accuracy.notna() & (rows.length == "training") & rows.lr.notna()]
     trained = trained.assign(usual=trained.batch_per_device == 128).sort_values("usual", kind="stable")
     tried = trained.drop_duplicates(["global_batch", "lr"], keep="last")
-    return tried.loc[tried.groupby("global_batch").accuracy.idxmax()].set_index("global_batch")
+    found = tried.loc[tried.groupby("global_batch").accuracy.idxmax()].set_index("global_batch")
+    return found.assign(tried=tried.groupby("global_batch").size())
 
 
 def to_target(rows: pd.DataFrame) -> pd.Series[float]:
@@ -317,7 +318,7 @@ def expected_scorecard(rows: pd.DataFrame, is_own: bool) -> list[str]:
     return [
         *(rate(1), rate(most), " / ".join(cells)),
         f"{first.accuracy:.3f} at 128 → {last.accuracy:.3f} at {last.name:,.0f}",
-        f"{last.lr:g} at {last.name:,.0f}",
+        f"{last.lr:g} at {last.name:,.0f}, best of {last.tried:.0f} tried",
         f"{bound}{seconds_printed(seconds.min())}, {devices_printed(rows.devices[seconds.idxmin()])}",
         f"{bound}${dollars.min():.2f}, {devices_printed(rows.devices[dollars.idxmin()])}"
         if len(dollars)

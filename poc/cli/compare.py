@@ -81,9 +81,16 @@ def _words(name: str, values: Sequence[Any]) -> str:
     return ", ".join(map(str, cells)) or "-"
 
 
+def _summary(values: pd.Series[float]) -> dict[str, float] | None:
+    """Return median, extremes and number of the known values; None if there are none."""
+    known = values.dropna()
+    if known.empty:
+        return None
+    return {"median": known.median(), "low": known.min(), "high": known.max(), "n": len(known)}
+
+
 def _summaries(sides: Sequence[pd.Series[float]]) -> dict[str, Any]:
-    summaries = [repeats.summary(values) for values in sides]
-    both = {name: known._asdict() if known else None for name, known in zip(("first", "second"), summaries)}
+    both = {name: _summary(values) for name, values in zip(("first", "second"), sides)}
     return {**both, "n": [len(values) for values in sides], "interval": None, "significant": None}
 
 

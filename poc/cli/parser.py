@@ -134,7 +134,12 @@ def _add_networks(add: _Add) -> None:
 
 
 def _add_environment(add: _Add) -> None:
-    add("engines", nargs="*", metavar="FRAMEWORK", help="beside the ones that this machine's cards want")
+    add(
+        "engines",
+        nargs="*",
+        metavar="FRAMEWORK",
+        help="frameworks to install in addition to those for this machine's cards",
+    )
 
 
 def _add_recipes(add: _Add) -> None:
@@ -144,7 +149,7 @@ def _add_recipes(add: _Add) -> None:
     add("--all", action="store_true", help="those in recipes/studies/ and recipes/research/, too")
     field = "set a field of the recipes, e.g. batch_per_device=256,512 or lr=0.1; may be repeated"
     add("--set", action="append", default=[], metavar="FIELD=VALUE[,VALUE]", help=field)
-    add("--quick", action="store_true", help="a first look: each run cut short; its rows say so")
+    add("--quick", action="store_true", help="a first look: each run cut short, and marked as quick")
     add("--cpu", action="store_true", help="CPU runs, too, on a machine with GPUs")
     add("--only", action="append", metavar="ID", help="only runs whose id starts so (see plan --verbose)")
 
@@ -165,7 +170,7 @@ def _add_data(add: _Add) -> None:
 
 
 def _add_results(add: _Add) -> None:
-    where = "folder of journals, results.md, rows.csv and figures (default: results/, with results.md beside it)"
+    where = "folder of journals, results.md, rows.csv and figures (default: results/, and results.md in the checkout)"
     add("--results", type=_absolute, metavar="DIR", help=where)
 
 

@@ -7,8 +7,6 @@ A setting is all that a run computes but for the seed, on one machine, framework
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,15 +36,6 @@ _MEDIANS = (
 )
 
 
-class Summary(NamedTuple):
-    """Median, extremes and number of the values of repeats."""
-
-    median: float
-    low: float
-    high: float
-    n: int
-
-
 class Ratio(NamedTuple):
     """How much faster one setting is than another, by the geometric means of interleaved repeats."""
 
@@ -71,12 +60,6 @@ class Ratio(NamedTuple):
         if not self.is_tested:
             return f"not tested (n={min(self.n)})"
         return f"{'yes' if self.is_significant else 'no'} ({self.low:.3f}–{self.high:.3f})"
-
-
-def summary(values: pd.Series[float] | Sequence[float]) -> Summary | None:
-    """Summarize the known values; None if there are none."""
-    known = [float(value) for value in values if pd.notna(value)]
-    return Summary(statistics.median(known), min(known), max(known), len(known)) if known else None
 
 
 def clean(rows: pd.DataFrame) -> pd.DataFrame:
@@ -173,8 +156,7 @@ def add_speedups(table: pd.DataFrame) -> None:
         for index in several.index:
             row = several.loc[[index]]
             is_measured = table.at[index, "origin"] == MEASURED
-            base = interleaved(alone, row)
-            for name, value in _speedups(base, row).items():
+            for name, value in _speedups(interleaved(alone, row), row).items():
                 if is_measured or np.isnan(table.at[index, name]):  # A printed one stays.
                     table.at[index, name] = value
     for name in ("throughput", "wall"):

@@ -18,7 +18,7 @@ def best_by_batch(rows: pd.DataFrame) -> pd.DataFrame:
 
     Only trainings of equal length compare: of 12 epochs, else of the most frequent number. A learning rate that was
     tried in several settings counts by the one with 128 per device, else by the one with most seeds. `change` is the
-    change of the accuracy from batch 128.
+    change of the accuracy from batch 128, `tried` the number of learning rates that the best is of.
     """
     rows = same_length(trainings(rows))
     rows = rows[rows.lr.notna()].assign(at_reference=rows.batch_per_device == REFERENCE_BATCH)
@@ -26,6 +26,7 @@ def best_by_batch(rows: pd.DataFrame) -> pd.DataFrame:
     tried = rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
     best = tried.sort_values("accuracy", kind="stable").drop_duplicates("global_batch", keep="last")
     best = best.set_index("global_batch", drop=False).sort_index()
+    best["tried"] = rows.groupby("global_batch").lr.nunique()
     change = best.accuracy - best.accuracy.get(REFERENCE_BATCH, math.nan)
     return best.assign(change=change.where(best.index != REFERENCE_BATCH))
 
@@ -82,8 +83,9 @@ def recommendation(own: pd.DataFrame, published: dict[str, pd.DataFrame], subjec
 
 def _sentence(best: pd.DataFrame) -> str:
     return "; ".join(
-        f"at global batch {batch:,.0f} use {row.lr:g}"
-        + (f" ({row.change:+.3f} accuracy)" if pd.notna(row.change) else "")
+        f"at global batch {batch:,.0f} use {row.lr:g} ("
+        + (f"{row.change:+.3f} accuracy, " if pd.notna(row.change) else "")
+        + f"best of {row.tried} tried)"
         for batch, row in best[best.index > REFERENCE_BATCH].iterrows()
     )
 

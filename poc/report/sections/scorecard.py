@@ -81,7 +81,7 @@ def _cells(results: Results, rows: pd.DataFrame) -> list[str]:
         _rate(preferred(every)),
         " / ".join(speedups) if {*speedups} != {"—"} else "",
         " → ".join(f"{markdown.accuracy(row)} at {row.global_batch:,.0f}" for row in ends.itertuples()),
-        "".join(f"{row.lr:g} at {row.global_batch:,.0f}" for row in tuned.itertuples()),
+        "".join(f"{row.lr:g} at {row.global_batch:,.0f}, best of {row.tried} tried" for row in tuned.itertuples()),
         _bound(cost.fastest(rows), "seconds_to_target", markdown.duration),
         _bound(cost.cheapest(rows), "dollars_to_target", markdown.dollars),
     ]

@@ -33,8 +33,9 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     if recipe == "baseline recipe" and subject.dataset == "cifar10":
         recipe += ": SGD with momentum 0.9, crops of 28, horizontal flip, colour jitter"
     about = (
-        f"{recipe[0].upper()}{recipe[1:]}. Samples/s of whole trainings where there are any, else of bursts. Accuracy "
-        "after 12 epochs unless a cell says otherwise. $ per run: time x price of the whole instance."
+        f"{recipe[0].upper()}{recipe[1:]}. Of several learning rates the most accurate. Samples/s of whole trainings "
+        "where there are any, else of bursts. Accuracy after 12 epochs unless a cell says otherwise. $ per run: time x "
+        "price of the whole instance."
     )
     return section("Accuracy and throughput", about, markdown.table(lines))
 
