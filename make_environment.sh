@@ -147,7 +147,7 @@ add() {
 # add_engines ENGINE...: those that this machine's cards and driver want, and the named ones.
 add_engines() {
     local chosen line folder file stamp name
-    chosen=$("$venv/bin/python" -I "$here/poc/machine/isolated.py" poc environment "$@") || exit
+    chosen=$("$venv/bin/python" -I "$here/poc/host/isolated.py" poc environment "$@") || exit
     # They become folders that are made anew.
     while read -r line; do
         [[ $line =~ ^\.venv(-[A-Za-z0-9_]+)?\ (requirements/[A-Za-z0-9._-]+\.txt)$ && -f $here/${BASH_REMATCH[2]} ]] ||
@@ -169,7 +169,7 @@ add_engines() {
 }
 
 # Horovod's build asks MXNet where its headers are, and MXNet cannot be imported with today's NumPy as it comes (see
-# poc/engines/mxnet/compatibility.py): a sitecustomize.py, which every Python process of the build runs first, fixes that.
+# poc/frameworks/mxnet/compatibility.py): a sitecustomize.py, which every Python process of the build runs first, fixes that.
 install_horovod() {
     local tool shim status=0
     for tool in g++ cmake make; do

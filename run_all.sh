@@ -61,4 +61,4 @@ done
 # No change of folder: the paths that the user gives are relative to where the user is. But nothing is imported from
 # there, or from where the user's variables say, neither here nor by the processes that this one starts.
 unset "${!PYTHON@}"
-exec "$here/.venv/bin/python" -I "$here/poc/machine/isolated.py" poc run "$@"
+exec "$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc run "$@"

@@ -14,14 +14,14 @@ from typing import Any
 
 from tabulate import tabulate
 
-from poc import engines, predict, studies
-from poc.machine.hardware import Hardware
+from poc import frameworks, predict, studies
+from poc.config import EPOCHS, LARGEST, Linear, Recipe, Setting, Synthetic, networks
+from poc.host.hardware import Hardware
 from poc.plan import plan
 from poc.predict import NINE_TENTHS
 from poc.predict.limits import Apart
 from poc.predict.quantiles import Prediction
 from poc.predict.series import Point
-from poc.recipe import EPOCHS, LARGEST, Linear, Recipe, Setting, Synthetic, networks
 from poc.records import noise
 from poc.records.record import Option, Record
 from poc.records.timing import throughput
@@ -261,7 +261,7 @@ def _at(speeds: Sequence[Speed], devices: int) -> tuple[Prediction, str]:
     if last.apart is None:
         return one, ""
     run = last.apart.run
-    within, limit = last.apart.within(one, engines.load(run.framework).workers(1, devices, False))
+    within, limit = last.apart.within(one, frameworks.load(run.framework).workers(1, devices, False))
     return (within if devices > last.devices else one), limit
 
 

@@ -6,11 +6,11 @@ import dataclasses
 import itertools
 from typing import Any
 
-from poc import engines
-from poc.machine.hardware import Hardware
-from poc.recipe import AUTO, NODE, Device, Recipe, Setting, Training, networks
-from poc.recipe.rates import steps_per_epoch
-from poc.run import Run
+from poc import frameworks
+from poc.config import AUTO, NODE, Device, Recipe, Setting, Training, networks
+from poc.config.rates import steps_per_epoch
+from poc.config.run import Run
+from poc.host.hardware import Hardware
 from poc.values import UserError, value
 
 # For estimates only: the share of a matrix product's speed that training reaches on a CPU, and that of a GPU's peak
@@ -24,7 +24,7 @@ _START_SECONDS = 6.0
 _PROBE_STEPS = 4
 # A batch is not tried on a GPU of so many times less memory than it is estimated to take.
 _HOPELESS = 4
-# A process with an engine before it trains, and what of a machine's memory a run may take.
+# A process with a framework before it trains, and what of a machine's memory a run may take.
 _PROCESS_BYTES = 0.6e9
 _MEMORY_SHARE = 0.8
 
@@ -39,9 +39,9 @@ class Planned:
     seconds: float = 0.0
     """Estimated wall time; the longest that it may take, where its batch is searched for."""
     engine_choice: str = ""
-    """Why its engine."""
+    """Why its framework."""
     priority: int = 5
-    """Lower ones are done first (`poc.recipe.recipe.Setting`)."""
+    """Lower ones are done first (`poc.config.recipe.Setting`)."""
     search: tuple[tuple[Run, Run], ...] = ()
     """Where the largest batch that fits is searched for: for each that it may be, ascending, the short run that shows
     whether it fits, and the run with it; `run` is that with the last."""
@@ -85,7 +85,9 @@ def plan(
 
 
 def _has_usable_gpus(hardware: Hardware) -> bool:
-    return any(not engines.unsupported(name, gpu, hardware) for name in engines.ENGINES for gpu in hardware.gpus)
+    return any(
+        not frameworks.unsupported(name, gpu, hardware) for name in frameworks.FRAMEWORKS for gpu in hardware.gpus
+    )
 
 
 def _planned(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> Planned:
@@ -112,22 +114,24 @@ def _planned(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> Pla
 
 
 def _resolve(setting: Setting, hardware: Hardware, named: dict[str, Any]) -> tuple[Run, str, str]:
-    """The run of one setting, why it does not run on this machine, empty where it does, and why its engine."""
+    """The run of one setting, why it does not run on this machine, empty where it does, and why its framework."""
     if setting.framework != AUTO:
         return *_with_engine(setting.framework, setting, hardware, named), "set by the recipe"
     attempts: list[tuple[Run, str]] = []
-    for name in engines.ENGINES:
-        others = [f"not {engines.load(run.framework).LABEL}: {why}" for run, why in attempts]
+    for name in frameworks.FRAMEWORKS:
+        others = [f"not {frameworks.load(run.framework).LABEL}: {why}" for run, why in attempts]
         attempts.append(_with_engine(name, setting, hardware, named))
         if not attempts[-1][1]:
-            return *attempts[-1], "; ".join(others) or f"first supported framework of {', '.join(engines.ENGINES)}"
+            return *attempts[-1], "; ".join(
+                others
+            ) or f"first supported framework of {', '.join(frameworks.FRAMEWORKS)}"
     return *attempts[0], ""
 
 
 def _with_engine(name: str, setting: Setting, hardware: Hardware, named: dict[str, Any]) -> tuple[Run, str]:
-    engine = engines.load(name)
+    framework = frameworks.load(name)
     kind, emulated, too_few_devices = _devices(setting, name, hardware)
-    workers = engine.workers(setting.workers, setting.devices, emulated)
+    workers = framework.workers(setting.workers, setting.devices, emulated)
     hosts = hardware.hosts if workers > 1 else 1
     cores, too_few_cores = _cores(setting, kind, workers, hosts, hardware)
     uneven = f"workers={workers} cannot be divided equally over {hosts} hosts" if workers % hosts else ""
@@ -138,7 +142,7 @@ def _with_engine(name: str, setting: Setting, hardware: Hardware, named: dict[st
         emulated=emulated,
         workers=workers,
         cores_per_worker=cores,
-        layout=engine.LAYOUT if setting.layout == AUTO else setting.layout,
+        layout=framework.LAYOUT if setting.layout == AUTO else setting.layout,
         global_batch=setting.global_batch,
         **_course(setting),
     )
@@ -146,8 +150,8 @@ def _with_engine(name: str, setting: Setting, hardware: Hardware, named: dict[st
         fields.update(kvstore=Device(), gradient_noise=None)
     precisions = ("bfloat16", "float32") if setting.dtype == AUTO else (setting.dtype,)
     runs = [Run(**{**fields, **named, "dtype": dtype}) for dtype in precisions]
-    run = next((run for run in runs if not engines.lacks(run, hardware)), runs[-1])
-    reasons = (engines.lacks(run, hardware), _too_large(run, hardware), too_few_cores, uneven, too_few_devices)
+    run = next((run for run in runs if not frameworks.lacks(run, hardware)), runs[-1])
+    reasons = (frameworks.lacks(run, hardware), _too_large(run, hardware), too_few_cores, uneven, too_few_devices)
     return run, next(filter(None, reasons), "")
 
 
@@ -155,9 +159,9 @@ def _devices(setting: Setting, name: str, hardware: Hardware) -> tuple[str, bool
     """What plays the devices, whether one plays them all, and why there are too few; empty where there are enough."""
     if setting.kind == "cpu":
         return "cpu", setting.emulated and setting.devices > 1, ""
-    engine = engines.load(name)
-    reasons = [reason for gpu in hardware.gpus if (reason := engines.unsupported(name, gpu, hardware))]
-    over_hosts = engine.workers(setting.workers, setting.devices, False) > 1
+    framework = frameworks.load(name)
+    reasons = [reason for gpu in hardware.gpus if (reason := frameworks.unsupported(name, gpu, hardware))]
+    over_hosts = framework.workers(setting.workers, setting.devices, False) > 1
     usable = (len(hardware.gpus) - len(reasons)) * (hardware.hosts if over_hosts else 1)
     if usable >= setting.devices:
         return "gpu", False, ""
@@ -166,7 +170,7 @@ def _devices(setting: Setting, name: str, hardware: Hardware) -> tuple[str, bool
     needed = "1 GPU" if setting.devices == 1 else f"{setting.devices} GPUs"
     skip = f"needs {needed}, this machine has {usable or 'none'}"
     if reasons:
-        skip += f" that {engine.LABEL} can use: {reasons[0]}"
+        skip += f" that {framework.LABEL} can use: {reasons[0]}"
     return "gpu", False, skip
 
 

@@ -1,6 +1,6 @@
 """Runs and records for tests, through the real types, and what is compared of them.
 
-Where nothing else is said a run is one of the reference engine's (tests/engines/reference), and takes a second or two.
+By default a run is one of the reference framework (tests/frameworks/reference), and takes a second or two.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 import pandas as pd
 
 from poc import Recipe, Synthetic
-from poc.machine.hardware import Hardware
+from poc.config.run import Run
+from poc.host.hardware import Hardware
 from poc.plan import plan
 from poc.records.record import COMPLETED, Evaluation, Record
 from poc.records.timing import Window
 from poc.report import table
-from poc.run import Run
+from poc.run import checkpoint
+from poc.run.local import Here, Place
+from poc.run.parent import execute
 from poc.studies import Study
 from poc.studies.prices import load
-from poc.train import checkpoint
-from poc.train.local import Here, Place
-from poc.train.parent import execute
 
 MACHINE = Hardware(cpu="Test CPU", cores=len(os.sched_getaffinity(0)), memory_bytes=2**34, cpu_flops=2e11)
 TEST_CPU = {"cpu": "Test", "cores": 2, "memory_bytes": 2**34, "cpu_flops": 1e11}

@@ -61,7 +61,7 @@ def make_driver(folder: Path, driver: Path) -> None:
 
 def inside(folder: Path) -> int:
     """The check itself, where the driver is a stand-in."""
-    from poc.engines.mxnet import compatibility
+    from poc.frameworks.mxnet import compatibility
 
     compatibility.prepare()
     import mxnet as mx

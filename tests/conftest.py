@@ -23,8 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Of runs in processes of their own: what they compute must not depend on what else runs here.
 os.environ.setdefault("POC_THREADS", os.environ["OMP_NUM_THREADS"])
-# Before poc.engines is imported, here and in every process that a test starts: there is an engine for tests, too.
-os.environ["POC_ENGINES"] = str(Path(__file__).parent / "engines")
+# Before poc.frameworks is imported, here and in every process that a test starts: there is a framework for tests, too.
+os.environ["POC_FRAMEWORKS"] = str(Path(__file__).parent / "frameworks")
 # How long an example takes depends on what else runs here.
 settings.register_profile("here", deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile("here")
@@ -58,7 +58,7 @@ def memory_is_given_back() -> Iterator[None]:
 @pytest.fixture
 def pytorch_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are made as if PyTorch were installed."""
-    monkeypatch.setattr("poc.engines.pytorch.versions", lambda name: {"torch": "2.13.0", "torchvision": "0.28.0"})
+    monkeypatch.setattr("poc.frameworks.pytorch.versions", lambda name: {"torch": "2.13.0", "torchvision": "0.28.0"})
 
 
 _made: Counter[str] = Counter()

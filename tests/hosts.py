@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from poc.machine import isolated
+from poc.host import isolated
 from tests.launch import DEADLINE_SECONDS, HEEDFUL, HOME, eventually, held
 
 TOKEN = "0123456789abcdef" * 4
@@ -34,7 +34,7 @@ _QUIET = {
 }
 _RAY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0", **_HEALTH, **_QUIET}
 # What a run has on a node for as long as it goes on.
-_OF_RUNS = ("poc.train.worker", "poc.engines.mxnet", "reference.hub")
+_OF_RUNS = ("poc.run.worker", "poc.frameworks.mxnet", "reference.hub")
 
 
 class Host:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-# Before poc.engines is imported: the engine for tests.
+# Before poc.frameworks is imported: the framework for tests.
 import tests.conftest  # noqa: F401
 from poc import Synthetic
 from poc.records import journal
@@ -59,7 +59,7 @@ def _killed(victim: str, nodes: Nodes, moments: random.Random) -> bool:
     if victim == "node":
         nodes.second().kill()
         return True
-    module = {"driver": "poc run", "worker": "poc.train.worker", "server": "reference.hub"}[victim]
+    module = {"driver": "poc run", "worker": "poc.run.worker", "server": "reference.hub"}[victim]
     hosts: list[Host] = [nodes.head, nodes.second()]
     found = [process for host in hosts for process in host.processes(module)]
     with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself since it was looked for

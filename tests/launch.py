@@ -21,7 +21,7 @@ from typing import Any, Callable, TypeVar
 import psutil
 import pytest
 
-from poc.machine import processes
+from poc.host import processes
 from poc.records import journal
 from poc.records.record import Record
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 HOME = Path(__file__).resolve().parent.parent
 DEADLINE_SECONDS = 600.0
 HELD_AT = 45
-"""Before this step a run of the reference engine waits for the blow that a test gives it."""
+"""Before this step a run of the reference framework waits for the blow that a test gives it."""
 HEEDFUL = ("env", "--default-signal=INT,HUP")
 """Before a command: what is started in the background ignores some signals, and so would all that it starts. Not done
 by a preexec_fn, which hangs now and then where a framework has threads."""
@@ -121,8 +121,10 @@ def _name(process: psutil.Process, events: list[Path]) -> str:
 
 @contextlib.contextmanager
 def held(hold: Path, step: int = HELD_AT) -> Iterator[Callable[[int], object]]:
-    """In the block runs of the reference engine take no step from this one on, or from that which is given to what this
-    gives, if their environment names the file as POC_HOLD."""
+    """Stop runs of the reference framework at `step` inside the block, if their POC_HOLD names the file `hold`.
+
+    The yielded function sets a later step.
+    """
     hold.write_text(str(step))
     try:
         yield lambda later: hold.write_text(str(later))
@@ -134,8 +136,8 @@ def held(hold: Path, step: int = HELD_AT) -> Iterator[Callable[[int], object]]:
 def struck(victim: str, number: signal.Signals, *, workers: int = 1, after: str = "") -> Iterator[None]:
     """Sends `number` to a process of the run in the block, once all workers told of a window after the words `after`.
 
-    A run of the reference engine waits for that, if it has more than `HELD_AT` steps. After SIGSTOP hours pass for this
-    process, so that its patience has an end.
+    A run of the reference framework waits for that, if it has more than `HELD_AT` steps. After SIGSTOP hours pass for
+    this process, so that its patience has an end.
     """
     over = threading.Event()
     hold = Path(tempfile.mkdtemp(dir=_FOLDER)) / "hold"

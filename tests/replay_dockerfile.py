@@ -1,4 +1,4 @@
-"""Carry out the Dockerfile in a folder that holds a Linux system, where there is no container engine. Needs root.
+"""Carry out the Dockerfile in a folder that holds a Linux system, where there is no container framework. Needs root.
 
     debootstrap --variant=minbase bookworm ROOT && mount --bind /proc ROOT/proc
     python3 tests/replay_dockerfile.py ROOT [NAME=VALUE ...]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Linter, formatter, type checker, the contract of the rooms, and tests, in an environment that it makes where it is missing.
+# Linter, formatter, type checker, the contract of the layers, and tests, in an environment that it makes where it is missing.
 # With --quick only the tests that need no training and no processes of their own: about two minutes on two cores.
 # Other arguments go to pytest: tests/run.sh -k schedule
 set -euo pipefail
@@ -20,7 +20,7 @@ done
 unset "${!PYTHON@}"
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .
-.venv/bin/python -m mypy poc tools tests/engines/seam.py
+.venv/bin/python -m mypy poc tools tests/frameworks/seam.py
 .venv/bin/lint-imports
 # Two tests at a time; whoever has none left takes some of the other's.
 exec .venv/bin/python -m pytest -q -n 2 --dist worksteal "$@"

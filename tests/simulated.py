@@ -27,12 +27,13 @@ from types import SimpleNamespace
 from typing import Any, Callable
 from unittest import mock
 
-from poc import CIFAR10, Fixed, Linear, Muon, Recipe, engines, recipe, report, studies
-from poc.engines import builds, pytorch
-from poc.machine.hardware import GPU, Hardware
-from poc.machine.monitor import DeviceUse, Monitored
+from poc import CIFAR10, Fixed, Linear, Muon, Recipe, config, frameworks, report, studies
+from poc.config import SSP, Horovod, Local, NoSync, networks
+from poc.config.run import Run
+from poc.frameworks import builds, pytorch
+from poc.host.hardware import GPU, Hardware
+from poc.host.monitor import DeviceUse, Monitored
 from poc.plan import plan
-from poc.recipe import SSP, Horovod, Local, NoSync, networks
 from poc.records.noise import Norms
 from poc.records.record import (
     COMPLETED,
@@ -46,11 +47,10 @@ from poc.records.record import (
     Told,
 )
 from poc.records.timing import Window
-from poc.run import Run
+from poc.run import parent
+from poc.run.campaign import Campaign
+from poc.run.local import CoreUse, Place, Share
 from poc.studies import prices
-from poc.train import parent
-from poc.train.campaign import Campaign
-from poc.train.local import CoreUse, Place, Share
 from tests.stand_in import CARDS
 
 HOME = Path(__file__).parents[1]
@@ -95,14 +95,14 @@ def hardware(name: str) -> Hardware:
 def installed(machine: Hardware) -> Iterator[dict[str, dict[str, str]]]:
     """In the block the builds that `machine` wants are there, whatever this environment has; gives their versions."""
     with mock.patch.object(builds, "shared_library", Path):
-        wanted = engines.wanted(machine, [name for name in engines.ENGINES if engines.load(name).BUILDS])
+        wanted = frameworks.wanted(machine, [name for name in frameworks.FRAMEWORKS if frameworks.load(name).BUILDS])
         versions = {name: {build.package: build.version} for name, build in wanted.items()}
         versions["pytorch"]["torchvision"] = "0.25.0"
 
         def of(name: str) -> dict[str, str]:
             return versions.get(name, {})
 
-        with mock.patch.object(engines, "versions", of), mock.patch.object(pytorch, "versions", of):
+        with mock.patch.object(frameworks, "versions", of), mock.patch.object(pytorch, "versions", of):
             yield versions
 
 
@@ -138,7 +138,7 @@ def never_works(run: Run, take: int) -> tuple[str, str, float]:
 
 
 class Trainer:
-    """Does runs on a machine without training anything (`poc.train.parent.Hosts`), on a clock of its own."""
+    """Does runs on a machine without training anything (`poc.run.parent.Hosts`), on a clock of its own."""
 
     def __init__(self, name: str, fate: Fate) -> None:
         self.machine = hardware(name)
@@ -362,19 +362,19 @@ def readme_example() -> Recipe:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "mine.py"
         path.write_text((HOME / "README.md").read_text().split("```python\n")[1].split("```")[0])
-        return recipe.load(path)
+        return config.load(path)
 
 
 def _core() -> dict[str, Recipe]:
-    return {path.stem: recipe.load(path) for path in sorted((HOME / "recipes").glob("*.py"))}
+    return {path.stem: config.load(path) for path in sorted((HOME / "recipes").glob("*.py"))}
 
 
 def _everything() -> dict[str, Recipe]:
-    return {path.stem: recipe.load(path) for path in sorted((HOME / "recipes").rglob("*.py"))}
+    return {path.stem: config.load(path) for path in sorted((HOME / "recipes").rglob("*.py"))}
 
 
 def _kvstores() -> dict[str, Recipe]:
-    return {"kvstores": recipe.load(HOME / "recipes" / "research" / "kvstores.py")}
+    return {"kvstores": config.load(HOME / "recipes" / "research" / "kvstores.py")}
 
 
 @dataclasses.dataclass(frozen=True)

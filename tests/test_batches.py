@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poc import data
+from poc.config import CIFAR10, Synthetic, synthetic
 from poc.data.batches import order
 from poc.data.images import _COLOUR, _hls_offsets, _shift_hls, without_test_set
 from poc.data.randomness import uniform
-from poc.recipe import CIFAR10, Synthetic, synthetic
 from poc.values import UserError
 from tests.launch import python
 

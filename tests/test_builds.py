@@ -1,4 +1,4 @@
-"""Which build of which engine runs on which card with which driver, docs/what_runs_where.md cell by cell; and
+"""Which build of which framework runs on which card with which driver, docs/what_runs_where.md cell by cell; and
 whole runs on such machines: that the code runs, never how fast."""
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from poc import CIFAR10, SSP, DistSync, Recipe, advice, engines
+from poc import CIFAR10, SSP, DistSync, Recipe, advice, frameworks
 from poc.__main__ import main
-from poc.engines import builds
-from poc.machine import hardware, nvml
-from poc.machine.hardware import Hardware
+from poc.frameworks import builds
+from poc.host import hardware, nvml
+from poc.host.hardware import Hardware
 from poc.plan import plan
-from poc.train.local import own_gpus
+from poc.run.local import own_gpus
 from tests import launch, stand_in
 from tests.builders import GLUON, MACHINE, recipe_file
 from tests.extras import needs_horovod, needs_torch, newer_python
@@ -29,8 +29,8 @@ def stand(name: str, monkeypatch: pytest.MonkeyPatch) -> Hardware:
     monkeypatch.setattr(nvml, "pynvml", stand_in.library(name))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     machine = hardware.detect()
-    packages = {engine: {build.package: build.version} for engine, build in engines.wanted(machine).items()}
-    monkeypatch.setattr(engines, "versions", lambda engine: packages.get(engine, {}))
+    packages = {framework: {build.package: build.version} for framework, build in frameworks.wanted(machine).items()}
+    monkeypatch.setattr(frameworks, "versions", lambda framework: packages.get(framework, {}))
     return dataclasses.replace(machine, memory_bytes=2**40)
 
 
@@ -63,8 +63,8 @@ def test_the_build_of_each_engine_or_why_there_is_none(
     monkeypatch.setitem(stand_in.MACHINES, "one", ([card], driver, False))
     machine = stand("one", monkeypatch)
     for name, expected in (("mxnet", mxnet), ("pytorch", pytorch)):
-        build = builds.choose(engines.load(name).BUILDS, machine)
-        reason = builds.unsupported(engines.load(name).BUILDS, machine.gpus[0], driver)
+        build = builds.choose(frameworks.load(name).BUILDS, machine)
+        reason = builds.unsupported(frameworks.load(name).BUILDS, machine.gpus[0], driver)
         assert build is not None
         assert str(build) == expected and bool(build.code) if reason is None else expected in reason, reason
         assert reason is None or "\n" not in reason
@@ -72,7 +72,7 @@ def test_the_build_of_each_engine_or_why_there_is_none(
 
 @pytest.mark.usefixtures("pytorch_planned")
 @pytest.mark.parametrize(
-    ("machine", "engine", "choice"),
+    ("machine", "framework", "choice"),
     [
         ("4 V100", "mxnet", "first supported framework"),
         ("8 P100", "mxnet", "first supported framework"),
@@ -82,13 +82,13 @@ def test_the_build_of_each_engine_or_why_there_is_none(
     ],
 )
 def test_auto_takes_the_first_engine_that_runs_on_the_cards_and_says_why(
-    machine: str, engine: str, choice: str, monkeypatch: pytest.MonkeyPatch
+    machine: str, framework: str, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = stand(machine, monkeypatch)
     (item,) = plan("r", Recipe(model="cifar_resnet8_v2", data=CIFAR10()), here)
-    assert (item.skip, item.run.framework, item.run.kind) == ("", engine, "gpu")
+    assert (item.skip, item.run.framework, item.run.kind) == ("", framework, "gpu")
     (played,) = plan("r", Recipe(model="cifar_resnet8_v2", devices=16, emulated=True), here)
-    assert (played.skip, played.run.framework, played.run.kind) == ("", engine, "gpu")
+    assert (played.skip, played.run.framework, played.run.kind) == ("", framework, "gpu")
     assert item.engine_choice.startswith(choice)
 
 
@@ -96,7 +96,7 @@ def test_cards_that_no_one_build_runs_on_do_not_train_together(monkeypatch: pyte
     monkeypatch.setattr(builds, "shared_library", lambda name: tmp_path / name)
     monkeypatch.setitem(stand_in.MACHINES, "mixed", (["K80", "V100"], "470.256.02", False))
     here = stand("mixed", monkeypatch)
-    assert [gpu.name for gpu in engines.usable("mxnet", here)] == [here.gpus[1].name]
+    assert [gpu.name for gpu in frameworks.usable("mxnet", here)] == [here.gpus[1].name]
     one, two = plan("r", Recipe(model="cifar_resnet8_v2", framework="mxnet", devices=[1, 2]), here)
     assert (one.skip, own_gpus(one.run, here, 1)) == ("", [[here.gpus[1]]])
     assert two.skip.startswith("needs 2 GPUs, this machine has 1 that MXNet can use: ")
@@ -155,7 +155,7 @@ def test_horovod_as_it_is_built_here_is_not_for_gpus(monkeypatch: pytest.MonkeyP
 
 def test_a_build_that_is_not_installed_is_no_reason_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = stand("4 V100", monkeypatch)
-    monkeypatch.setattr(engines, "versions", lambda engine: {"mxnet": "1.9.1", "torch": "2.13.0"})
+    monkeypatch.setattr(frameworks, "versions", lambda framework: {"mxnet": "1.9.1", "torch": "2.13.0"})
     (item,) = plan("r", Recipe(model="cifar_resnet8_v2"), machine)
     assert "mxnet-cu112 1.9.1 is not installed: ./make_environment.sh" in item.skip
 
@@ -188,7 +188,7 @@ def test_what_is_to_be_installed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     stand(machine, monkeypatch)
-    monkeypatch.setattr(engines, "versions", lambda engine: {})
+    monkeypatch.setattr(frameworks, "versions", lambda framework: {})
     assert main(["environment", *named]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines() == lines
@@ -200,7 +200,7 @@ def test_a_disk_without_room_is_one_line_that_says_how_much_is_needed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand("4 V100", monkeypatch)
-    monkeypatch.setattr(engines, "versions", lambda engine: {})
+    monkeypatch.setattr(frameworks, "versions", lambda framework: {})
     usage: Any = lambda path: type("Usage", (), {"free": 3e9})  # noqa: E731
     monkeypatch.setattr("shutil.disk_usage", usage)
     assert main(["environment"]) == 2
@@ -209,20 +209,20 @@ def test_a_disk_without_room_is_one_line_that_says_how_much_is_needed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("machine", "engine", "completed"),
+    ("machine", "framework", "completed"),
     [
         ("4 V100, old driver", "mxnet", 2),
         pytest.param("1 H100, older driver", "pytorch", 1, marks=needs_torch),
         ("8 K80, CUDA 10.2", "mxnet", 2),
     ],
 )
-def test_runs_on_cards(machine: str, engine: str, completed: int, tmp_path: Path) -> None:
+def test_runs_on_cards(machine: str, framework: str, completed: int, tmp_path: Path) -> None:
     fields = {**GLUON, "framework": "auto", "kind": "gpu", "devices": [1, 2], "batch_per_device": 16}
     recipe = recipe_file(tmp_path / "mine.py", **fields, epochs=None, steps=8, window=2)
     launch.finish(recipe, tmp_path, environment=stand_in.environment(machine))
     records = launch.records(tmp_path)
     on_cards = [record for record in records if record.run.kind == "gpu" and record.outcome == "completed"]
-    assert [record.run.framework for record in on_cards] == [engine] * completed
+    assert [record.run.framework for record in on_cards] == [framework] * completed
     assert [record.run.devices for record in on_cards] == [1, 2][:completed]
     assert all(record.engine_choice for record in on_cards)
     reasons = [record.reason for record in records if record.outcome == "skipped"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poc.train import checkpoint
-from poc.train.checkpoint import Checkpoint
+from poc.run import checkpoint
+from poc.run.checkpoint import Checkpoint
 from tests.conftest import no_file_beyond
 
 HERE = {"machine": "this"}

@@ -14,7 +14,7 @@ import pytest
 from poc.cli import chosen, main
 from poc.cli.parser import parser
 from poc.data import sources
-from poc.machine import hardware
+from poc.host import hardware
 from poc.records import journal
 from poc.studies import prices
 from tests.builders import recipe_file, record_of

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from poc import Fixed, Synthetic
+from poc.config.run import Run
 from poc.data import Batch
-from poc.engines import Evaluation
-from poc.machine import hardware
+from poc.frameworks import Evaluation
+from poc.host import hardware
 from poc.records import timing
 from poc.records.record import COMPLETED, DIVERGED
 from poc.records.timing import Window
-from poc.run import Run
-from poc.train.loop import Loop
+from poc.run.loop import Loop
 from tests.builders import run_of
 
 Script = Callable[[int], float]

@@ -21,8 +21,8 @@ from poc.cluster import scheduler
 from poc.plan import Planned
 from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
-from poc.train import checkpoint
-from poc.train.campaign import Campaign
+from poc.run import checkpoint
+from poc.run.campaign import Campaign
 from tests.builders import GLUON, TWO_WORKERS, executed, place_in, recipe_file, run_of
 from tests.extras import needs_horovod, needs_ray
 from tests.hosts import Host, Nodes, cluster, drive, driven
@@ -65,7 +65,7 @@ def training(host: Host, driver: subprocess.Popen[str], *, epoch: int = 2) -> No
     """Returns once a worker there has told of a window after that epoch: all have a checkpoint of it by then."""
 
     def look() -> bool:
-        if not (workers := host.processes("poc.train.worker")):
+        if not (workers := host.processes("poc.run.worker")):
             return False
         with contextlib.suppress(Exception):
             events = [Path(file.path) for file in workers[0].open_files() if file.path.endswith(".jsonl")]
@@ -137,13 +137,13 @@ def test_two_hosts_train_as_two_workers_on_one(nodes: Nodes, second: Host, tmp_p
                 np.testing.assert_allclose(there[name], array, rtol=1e-3, atol=1e-3, err_msg=name)
 
 
-@pytest.mark.parametrize("engine", OF_FRAMEWORKS)
+@pytest.mark.parametrize("framework", OF_FRAMEWORKS)
 def test_a_run_listens_on_the_cluster_s_interface_alone_and_ends_with_its_driver(
-    engine: str, nodes: Nodes, second: Host, tmp_path: Path
+    framework: str, nodes: Nodes, second: Host, tmp_path: Path
 ) -> None:
     # MXNet's driver freezes, and others are killed.
-    strike = signal.SIGSTOP if engine == "MXNet" else signal.SIGKILL
-    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, **OF_FRAMEWORKS[engine], **LONG})
+    strike = signal.SIGSTOP if framework == "MXNet" else signal.SIGKILL
+    recipe = recipe_file(tmp_path / "mine.py", **{**JOINED, **OF_FRAMEWORKS[framework], **LONG})
     hosts = (nodes.head, second)
     with drive(nodes.head, recipe, tmp_path) as driver:
         for host in hosts:
@@ -174,8 +174,8 @@ def status_of(host: Host, folder: Path) -> str:
 def test_horovod_on_a_host_whose_name_leads_nowhere_says_so(nodes: Nodes) -> None:
     host = nodes.wired.host("0")
     subprocess.run(host.command("hostname", "localhost"), check=True)
-    code = "from poc import engines\nfrom tests.engine_worker import planned\n"
-    code += "engines.open_session(planned('mxnet', devices=2, workers=2, kvstore='horovod').run)"
+    code = "from poc import frameworks\nfrom tests.framework_worker import planned\n"
+    code += "frameworks.open_session(planned('mxnet', devices=2, workers=2, kvstore='horovod').run)"
     environment = host.environment(HOROVOD_HOSTNAME=host.address)
     asked = host.command(sys.executable, "-W", "ignore", "-c", code)
     done = subprocess.run(asked, env=environment, capture_output=True, text=True)
@@ -192,12 +192,12 @@ def test_a_lost_process_is_started_again_and_a_killed_driver_s_run_goes_on_at_th
     with nodes.another("late") as late:
         with nodes.hold(25) as hold_at, drive(nodes.head, recipe, tmp_path) as driver:
             training(second, driver)
-            for process in second.processes("poc.train.worker"):
+            for process in second.processes("poc.run.worker"):
                 process.kill()
             hold_at(35)
             training(second, driver, epoch=3)
             # Its host is given time by a worker that does not end: the other one tells first, of one that misses it.
-            for process in nodes.head.processes("poc.train.worker"):
+            for process in nodes.head.processes("poc.run.worker"):
                 process.suspend()
             for process in nodes.head.processes("reference.hub"):
                 process.kill()

@@ -26,9 +26,9 @@ import numpy as np
 import pytest
 
 from poc import data
+from poc.config import CIFAR10, Synthetic
 from poc.data import recordio
 from poc.data.sources import Release
-from poc.recipe import CIFAR10, Synthetic
 from poc.values import UserError
 from tests.launch import HOME
 

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from poc import Synthetic
-from poc.machine import processes
+from poc.host import processes
 from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY
-from poc.train.parent import execute
+from poc.run.parent import execute
 from tests.builders import GLUON, course, end_of, executed, place_in, recipe_file, record_of, run_of
 from tests.conftest import survives
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, family, finish, held, records, start, struck
@@ -203,11 +203,11 @@ def test_a_loss_that_explodes_ends_its_run_and_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fields", [{"steps": 1, "epochs": None, "lr": 1e9}, {"steps": 1, "epochs": None, "lr": 1e9, "evaluate": False}]
 )
-@pytest.mark.parametrize("engine", ["reference", "mxnet"])
+@pytest.mark.parametrize("framework", ["reference", "mxnet"])
 def test_what_explodes_with_the_last_update_is_not_completed(
-    tmp_path: Path, engine: str, fields: dict[str, Any]
+    tmp_path: Path, framework: str, fields: dict[str, Any]
 ) -> None:
-    record = executed(tmp_path, **(GLUON if engine == "mxnet" else {}), **fields)
+    record = executed(tmp_path, **(GLUON if framework == "mxnet" else {}), **fields)
     assert record.outcome == DIVERGED
     assert record.windows[-1].loss < 100  # of before the update
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from poc.machine.hardware import detect
+from poc.host.hardware import detect
 from poc.records.record import COMPLETED
 from tests.builders import recipe_file
 from tests.launch import DEADLINE_SECONDS, HOME, records, supported
@@ -113,7 +113,7 @@ def wheel(folder: Path, name: str, *modules: str) -> str:
 def light(tmp_path: Path) -> Checkout:
     """The real scripts, with a light package `poc` and light requirements, which a real pip installs in a second."""
     made, wheels = Checkout(tmp_path), tmp_path / "wheels"
-    for name in ("run_all.sh", "make_environment.sh", "poc/machine/isolated.py", ".gitignore"):
+    for name in ("run_all.sh", "make_environment.sh", "poc/host/isolated.py", ".gitignore"):
         (made.root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(HOME / name, made.root / name)
     (made.root / "poc" / "__init__.py").touch()
@@ -183,7 +183,11 @@ def test_a_run_and_its_workers_import_nothing_from_there(whole: Checkout, tmp_pa
     (whole.root / ".git" / "info" / "exclude").write_text(ignored)
     recipe = recipe_file(tmp_path / "mine.py", epochs=1)
     for number, folder in enumerate(folders):
-        variables = {**ANYTHING, "POC_ENGINES": str(HOME / "tests" / "engines"), "POC_CACHE": str(tmp_path / "cache")}
+        variables = {
+            **ANYTHING,
+            "POC_FRAMEWORKS": str(HOME / "tests" / "frameworks"),
+            "POC_CACHE": str(tmp_path / "cache"),
+        }
         results = tmp_path / str(number) / "results"
         done = whole.start("run_all.sh", recipe, "--results", results, folder=folder, variables=variables)
         assert done.returncode == 0, done.stderr

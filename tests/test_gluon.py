@@ -12,29 +12,40 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import LARS, SGD, SSP, DistAsync, DistSync, Horovod, Muon, Synthetic, engines
-from poc.engines import loss_scale
-from poc.engines.mxnet import compatibility
-from poc.machine.hardware import detect
-from poc.recipe.kvstores import KVStore
-from poc.run import Run
+from poc import LARS, SGD, SSP, DistAsync, DistSync, Horovod, Muon, Synthetic, frameworks
+from poc.config.kvstores import KVStore
+from poc.config.run import Run
+from poc.frameworks import loss_scale
+from poc.frameworks.mxnet import compatibility
+from poc.host.hardware import detect
 from tests import stand_in
 from tests.builders import MACHINE
-from tests.engine_worker import PLAIN, SUMS, Arrays, batches, distance, gradients, parameters, planned, trained, workers
 from tests.extras import needs_horovod
+from tests.framework_worker import (
+    PLAIN,
+    SUMS,
+    Arrays,
+    batches,
+    distance,
+    gradients,
+    parameters,
+    planned,
+    trained,
+    workers,
+)
 from tests.launch import python
 
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
 
-from poc.engines.mxnet import arrays, exchange, networks, optimizers, session  # noqa: E402
+from poc.frameworks.mxnet import arrays, exchange, networks, optimizers, session  # noqa: E402
 
 
 @pytest.mark.slow
 def test_batch_norm_and_relu_in_one_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     def after(steps: int) -> Arrays:
         run = planned("mxnet", lr=0.05, steps=steps).run
-        return trained(engines.open_session(run), run)
+        return trained(frameworks.open_session(run), run)
 
     fused = after(5)
     assert networks.can_fuse() or pytest.skip("this CPU has no fused operator")
@@ -50,7 +61,7 @@ def test_batch_norm_is_what_sets_four_devices_apart_from_one(model: str) -> None
         planned("mxnet", model=model, devices=devices, batch_per_device=128 // devices, lr=1e-5).run
         for devices in (1, 4)
     )
-    one, four = (trained(engines.open_session(run), run) for run in runs)
+    one, four = (trained(frameworks.open_session(run), run) for run in runs)
     assert (distance(one, four) < 1e-5) == model.endswith("no_norm")
 
 
@@ -58,7 +69,7 @@ def issuing(optimizer: object, devices: int) -> float:
     """Milliseconds of CPU time that a step of ResNet-50 at batch 1 costs the main thread, the median."""
     fields = {"model": "cifar_resnet50_v2", "batch_per_device": 1, "optimizer": optimizer, "devices": devices}
     run, taken = planned("mxnet", **fields).run, []
-    opened, (batch,) = engines.open_session(run), batches(run, steps=1)
+    opened, (batch,) = frameworks.open_session(run), batches(run, steps=1)
     for _ in range(8):
         start = time.thread_time()
         opened.step(batch, run.learning_rate)
@@ -77,7 +88,7 @@ def test_a_step_on_eight_devices_costs_the_main_thread_at_most_twice_that_on_one
 
 def test_batches_are_put_on_a_cpu_while_it_computes_what_was_asked_of_it_before() -> None:
     run = planned("mxnet").run
-    opened, batch, matrix = engines.open_session(run), next(batches(run)), mx.nd.ones((128, 1 << 16))
+    opened, batch, matrix = frameworks.open_session(run), next(batches(run)), mx.nd.ones((128, 1 << 16))
     mx.nd.waitall()
     products = [mx.nd.dot(matrix, matrix, transpose_b=True) for _ in range(100)]
     start = time.monotonic()
@@ -92,7 +103,7 @@ def test_batches_are_put_on_a_cpu_while_it_computes_what_was_asked_of_it_before(
     ("machine", "fusion"), [("8 P100", "0"), ("4 V100, old driver", "0"), ("4 A10G", "None"), ("no driver", "None")]
 )
 def test_operators_are_fused_only_where_the_driver_can_read_the_code(machine: str, fusion: str) -> None:
-    code = "import os; from poc.engines.mxnet import compatibility; compatibility.prepare(); "
+    code = "import os; from poc.frameworks.mxnet import compatibility; compatibility.prepare(); "
     code += "print(os.environ.get('MXNET_USE_FUSION'))"
     assert python(code, **stand_in.environment(machine)).stdout.split() == [fusion]
 
@@ -100,13 +111,13 @@ def test_operators_are_fused_only_where_the_driver_can_read_the_code(machine: st
 @pytest.mark.parametrize("dtype", ["float32", "float16", "tf32"])
 def test_products_are_rounded_to_tf32_only_where_that_is_asked_for(dtype: str) -> None:
     run = dataclasses.replace(planned("mxnet").run, dtype=dtype)
-    with engines.load("mxnet").cluster(run, 1) as cluster:
+    with frameworks.load("mxnet").cluster(run, 1) as cluster:
         (environment,) = cluster.environments
     assert environment.get("NVIDIA_TF32_OVERRIDE") == (None if dtype == "tf32" else "0")
 
 
 def test_the_most_memory_that_a_card_has_given_is_read_at_the_edges_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    session: Any = engines.open_session(planned("mxnet", devices=2).run)
+    session: Any = frameworks.open_session(planned("mxnet", devices=2).run)
     session.drain()
     assert session.peak_device_bytes() is None
     session._run = dataclasses.replace(session._run, kind="gpu")
@@ -118,7 +129,7 @@ def test_the_most_memory_that_a_card_has_given_is_read_at_the_edges_of_windows(m
 
 def test_a_checkpoint_has_what_all_devices_have_alike_once() -> None:
     shared, apart = (
-        engines.open_session(planned("mxnet", devices=2, kvstore=exchange).run).state()
+        frameworks.open_session(planned("mxnet", devices=2, kvstore=exchange).run).state()
         for exchange in ("device", "none")
     )
     assert shared.keys() < apart.keys()
@@ -133,7 +144,7 @@ def test_bfloat16_gives_every_parameter_a_gradient_of_right_direction_and_size(d
     # With the fused norm of float32 the first weights got a wrong one, and with emulated devices all weights a zero.
     shared: Any = {"devices": devices, "emulated": devices > 1, "batch_per_device": 64 // devices}
     run = planned("mxnet", data=Synthetic(size=28, crop=28, train=256), optimizer=PLAIN, steps=1, **shared).run
-    wide = gradients(engines.open_session(run), run)
+    wide = gradients(frameworks.open_session(run), run)
     # Its casts change MXNet for good: a process of its own.
     (narrow,) = workers(dataclasses.replace(run, dtype="bfloat16"), tmp_path, "gradients")
     assert wide.keys() == narrow.keys(), "parameters stay in float32"
@@ -234,12 +245,12 @@ def test_singular_values_come_near_to_one(shape: tuple[int, ...]) -> None:
 
 
 TWO_DEVICES_AT_ONCE = """
-from poc.engines.mxnet import compatibility
+from poc.frameworks.mxnet import compatibility
 compatibility.prepare()
 import mxnet as mx
 from poc import Muon
-from poc.engines.mxnet import arrays, exchange, optimizers
-from tests.engine_worker import planned
+from poc.frameworks.mxnet import arrays, exchange, optimizers
+from tests.framework_worker import planned
 
 parameter = mx.gluon.Parameter("weight", shape=(512, 512, 3, 3))
 parameter.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
@@ -300,7 +311,7 @@ def test_a_smoothed_label_is_spread_over_all_classes() -> None:
 )
 def test_residual_units_may_start_from_nothing_and_all_of_them_learn(model: str, units: int, ends: str) -> None:
     run = run_of(model=model, zero_init_gamma=True, steps=2)
-    made: Any = engines.open_session(run)
+    made: Any = frameworks.open_session(run)
 
     def nothing() -> list[str]:
         held = {name: p.data().asnumpy() for name, p in made._net.collect_params().items()}
@@ -311,7 +322,7 @@ def test_residual_units_may_start_from_nothing_and_all_of_them_learn(model: str,
     for batch in batches(run):
         made.step(batch, 0.05)
     assert nothing() == []
-    made = engines.open_session(run_of(model=model))
+    made = frameworks.open_session(run_of(model=model))
     assert nothing() == []
 
 
@@ -319,10 +330,10 @@ def test_residual_units_may_start_from_nothing_and_all_of_them_learn(model: str,
 def test_lars_scales_the_rates_of_weights_and_the_penalty_spares_betas_and_biases(decay_gammas: bool) -> None:
     lars = LARS(weight_decay=0.1, decay_gammas=decay_gammas)
     run = run_of(optimizer=lars, batch_per_device=64)
-    made = engines.open_session(run)
+    made = frameworks.open_session(run)
     weights, moves = parameters(made), gradients(made, run)
     plain = dataclasses.replace(run, optimizer=PLAIN)
-    for name, gradient in gradients(engines.open_session(plain), plain).items():
+    for name, gradient in gradients(frameworks.open_session(plain), plain).items():
         scaled = name.endswith("weight/0")
         decay = lars.weight_decay * (scaled or (decay_gammas and name.endswith("gamma/0")))
         expected = gradient + decay * weights[name]
@@ -428,7 +439,7 @@ def between_two(exchange: KVStore, **fields: object) -> Run:
 def test_dist_async_with_one_worker_equals_local(tmp_path: Path) -> None:
     local = planned("mxnet").run
     (seen,) = workers(dataclasses.replace(local, kvstore=DistAsync()), tmp_path)
-    assert distance(seen, trained(engines.open_session(local), local)) < 1e-5
+    assert distance(seen, trained(frameworks.open_session(local), local)) < 1e-5
 
 
 @between_workers

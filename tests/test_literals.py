@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from poc import CIFAR10, Linear, Recipe, Steps, recipe
+from poc import CIFAR10, Linear, Recipe, Steps, config
+from poc.config import literals
 from poc.plan import plan
-from poc.recipe import literals
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, recipe_file
 
@@ -94,7 +94,7 @@ def test_the_runs_are_those_of_the_edited_recipe(
 ) -> None:
     own = {**SMALL, "cases": CASES, "quick": {"window": 3}}
     path = recipe_file(tmp_path / "mine.py", cases=CASES, quick={"window": 3})
-    made = recipe.load(path, fields=literals.fields(settings))
+    made = config.load(path, fields=literals.fields(settings))
     assert ids(made, quick=quick) == ids(Recipe(**{**own, **edited}), quick=quick)
     assert ids(made) != ids(Recipe(**own))
 
@@ -126,6 +126,6 @@ def test_a_field_in_all_cases_leaves_each_setting_once() -> None:
 )
 def test_a_mistake_names_the_recipe_and_the_field(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        recipe.load(recipe_file(tmp_path / "mine.py"), fields=fields)
+        config.load(recipe_file(tmp_path / "mine.py"), fields=fields)
     assert str(caught.value).startswith("mine.py: ")
     assert message in str(caught.value)

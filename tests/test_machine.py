@@ -24,9 +24,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poc.machine import child, control_groups, hardware, monitor, nvml, processes, topology
-from poc.machine.monitor import Device, DeviceUse, Monitor, Reading
-from poc.machine.topology import Topology
+from poc.host import child, control_groups, hardware, monitor, nvml, processes, topology
+from poc.host.monitor import Device, DeviceUse, Monitor, Reading
+from poc.host.topology import Topology
 from poc.values import UserError
 from tests.launch import HOME, eventually
 from tests.recorded_nvml import GIB, Links, RecordedNVML, eight_cards, kernel_tree, p100
@@ -483,7 +483,7 @@ def test_doctor_sees_the_limits_of_a_real_group_above_its_own() -> None:
 def test_cores_that_a_real_cpuset_above_takes_away_are_not_counted() -> None:
     (first, *_), memory_nodes = sorted(os.sched_getaffinity(0)), "0"
     settings = {"cpuset.mems": memory_nodes, "cpuset.cpus": first, "cgroup.clone_children": 1}
-    code = "from poc.machine import hardware; print(hardware.usable_cores(), hardware.nodes())"
+    code = "from poc.host import hardware; print(hardware.usable_cores(), hardware.nodes())"
     with nested_groups({"cpuset": settings}) as inside:
         said = subprocess.run([*inside, sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True)
     assert said.stdout == f"1 {{0: [{first}]}}\n", said.stderr
@@ -621,7 +621,7 @@ def test_a_scratch_folder_goes_with_its_owner_or_with_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    owner = "from poc.machine import processes\nwith processes.scratch() as own: print(own, flush=True), input()"
+    owner = "from poc.host import processes\nwith processes.scratch() as own: print(own, flush=True), input()"
     environment, pipes = {**os.environ, "TMPDIR": str(tmp_path)}, {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", owner], cwd=HOME, env=environment, text=True, **pipes) as other:
         assert other.stdout is not None

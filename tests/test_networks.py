@@ -1,4 +1,4 @@
-"""The registry's networks: what they cost, by the literature and as engines build them, and that they train."""
+"""The registry's networks: what they cost, by the literature and as frameworks build them, and that they train."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import SGD, engines, synthetic
+from poc import SGD, frameworks, synthetic
 from poc.__main__ import main
+from poc.config import networks
+from poc.config.networks import NETWORKS
 from poc.data import Batch
-from poc.engines.mxnet import compatibility
-from poc.recipe import networks
-from poc.recipe.networks import NETWORKS
+from poc.frameworks.mxnet import compatibility
 from poc.values import UserError
 from tests.builders import MACHINE
 from tests.conftest import give_memory_back
-from tests.engine_worker import planned
 from tests.extras import needs_torch
+from tests.framework_worker import planned
 from tests.launch import HOME
 
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
 from mxnet import autograd  # noqa: E402
 
-from poc.engines.mxnet import networks as built  # noqa: E402
+from poc.frameworks.mxnet import networks as built  # noqa: E402
 
 RESNET = "He et al. 2016 (deep residual learning)"
 IDENTITY = "He et al. 2016 (identity mappings), table 3"
@@ -85,9 +85,9 @@ def test_what_stands_beside_the_registry_is_what_is_counted(tmp_path: Path, monk
 
 
 @needs_torch
-@pytest.mark.parametrize("name", engines.load("pytorch").NETWORKS)
+@pytest.mark.parametrize("name", frameworks.load("pytorch").NETWORKS)
 def test_pytorch_s_networks_cost_the_same(name: str) -> None:
-    known, cost = NETWORKS[name].cost, engines.load("pytorch").count(NETWORKS[name])
+    known, cost = NETWORKS[name].cost, frameworks.load("pytorch").count(NETWORKS[name])
     assert (cost.parameters, cost.forward_multiply_adds) == (known.parameters, known.forward_multiply_adds)
     # Torchvision has poolings that change nothing, and copies before a DenseNet's blocks; MXNet counts dropout.
     assert cost.activations == pytest.approx(known.activations, rel=0.01)
@@ -100,9 +100,9 @@ def test_a_network_that_nobody_counted_or_builds_is_refused_and_multiply_adds_go
     with pytest.raises(UserError, match="unknown is not in network_costs"):
         unknown.multiply_adds(32)
     with pytest.raises(UserError, match="builds unknown"):
-        engines.count(unknown)
+        frameworks.count(unknown)
     run = dataclasses.replace(planned("mxnet").run, model="unknown")
-    assert engines.lacks(run, MACHINE) == "model=unknown is not supported by MXNet"
+    assert frameworks.lacks(run, MACHINE) == "model=unknown is not supported by MXNet"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def trains_and_is_compiled_to_the_same(name: str) -> None:
     data = synthetic("cifar" if NETWORKS[name].classes == 10 else "imagenet", size=NETWORKS[name].input_size)
     run = planned("mxnet", model=name, data=data, batch_per_device=2, optimizer=SGD(momentum=0)).run
     images = dataclasses.replace(data, size=small(name), crop=small(name))
-    session: Any = engines.load("mxnet").open_session(dataclasses.replace(run, data=images))
+    session: Any = frameworks.load("mxnet").open_session(dataclasses.replace(run, data=images))
     # Where the last values lie in a row, a dense layer has fewer weights for small images.
     assert session.parameters == NETWORKS[name].cost.parameters or name.startswith(("alexnet", "vgg"))
     image = mx.nd.random.normal(shape=(1, *images.input_shape))

@@ -11,8 +11,8 @@ import pytest
 
 from poc import CIFAR10, Fixed, Linear, Muon, Synthetic, advice
 from poc.__main__ import main
+from poc.config import Setting, load
 from poc.plan import plan
-from poc.recipe import Setting, load
 from poc.records import journal, noise
 from poc.records.noise import Norms
 from tests.builders import MACHINE, recipe_file, record_of

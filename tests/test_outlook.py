@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from poc import Recipe, studies
+from poc.config.datasets import DataId
 from poc.plan import Planned, plan
-from poc.recipe.datasets import DataId
 from poc.records import journal
+from poc.run import checkpoint, outlook, workload
+from poc.run.campaign import Campaign, undertake
+from poc.run.outlook import DoneRepeats, Pace
 from poc.studies import prices
 from poc.studies.prices import Prices
-from poc.train import checkpoint, outlook, workload
-from poc.train.campaign import Campaign, undertake
-from poc.train.outlook import DoneRepeats, Pace
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, place_in, record_of, run_of
 

@@ -13,12 +13,12 @@ import pytest
 
 from poc import advice, predict
 from poc.__main__ import main
+from poc.config import Linear, Setting
 from poc.predict import rivals, series, trial
 from poc.predict.limits import Apart
 from poc.predict.quantiles import Prediction, learn, splits
 from poc.predict.series import Point, Series
 from poc.predict.trial import MODEL
-from poc.recipe import Linear, Setting
 from poc.records import journal
 from poc.records.record import FAILED, Record
 from poc.studies import prices

@@ -19,7 +19,7 @@ from tests.launch import DEADLINE_SECONDS, family, records, start, struck
 pytestmark = pytest.mark.slow
 
 MXNET = {**GLUON, "batch_per_device": 8, "cores_per_worker": 1 if MACHINE.cores > 1 else None}
-ENGINES: dict[str, dict[str, Any]] = {
+FRAMEWORKS: dict[str, dict[str, Any]] = {
     "reference": {"data": Synthetic(train=320, validation=70)},
     "mxnet": MXNET,
     "horovod": {**MXNET, "kvstore": "horovod"},
@@ -27,12 +27,12 @@ ENGINES: dict[str, dict[str, Any]] = {
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
 
 
-def two_workers(folder: Path, engine: str, **fields: Any) -> Record:
-    return executed(folder, **{**TWO_WORKERS, **ENGINES[engine], **fields})
+def two_workers(folder: Path, framework: str, **fields: Any) -> Record:
+    return executed(folder, **{**TWO_WORKERS, **FRAMEWORKS[framework], **fields})
 
 
 @pytest.mark.parametrize(
-    ("engine", "victim", "number"),
+    ("framework", "victim", "number"),
     [
         ("reference", "worker 1", KILLED),
         ("reference", "worker 1", STOPPED),
@@ -46,10 +46,10 @@ def two_workers(folder: Path, engine: str, **fields: Any) -> Record:
     ids=str,
 )
 def test_a_lost_process_ends_the_run_and_is_named(
-    engine: str, victim: str, number: signal.Signals, tmp_path: Path
+    framework: str, victim: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     with struck(victim, number, workers=2):
-        record = two_workers(tmp_path, engine, epochs=100_000)
+        record = two_workers(tmp_path, framework, epochs=100_000)
     assert record.outcome == FAILED
     assert record.reason.startswith(f"{victim}: ")
     assert ("signal 9" if number == KILLED else "SIGSTOP") in record.reason
@@ -58,19 +58,21 @@ def test_a_lost_process_ends_the_run_and_is_named(
 
 
 @pytest.mark.parametrize(
-    ("engine", "victim", "epochs"), [("reference", "worker 1", 6), ("reference", "hub", 6), ("mxnet", "server 0", 8)]
+    ("framework", "victim", "epochs"), [("reference", "worker 1", 6), ("reference", "hub", 6), ("mxnet", "server 0", 8)]
 )
-def test_a_restart_reaches_what_an_undisturbed_run_does(engine: str, victim: str, epochs: int, tmp_path: Path) -> None:
-    undisturbed = two_workers(tmp_path / "undisturbed", engine, epochs=epochs)
+def test_a_restart_reaches_what_an_undisturbed_run_does(
+    framework: str, victim: str, epochs: int, tmp_path: Path
+) -> None:
+    undisturbed = two_workers(tmp_path / "undisturbed", framework, epochs=epochs)
     # After an evaluation: a checkpoint of the epoch before, at least, is there.
     with struck(victim, KILLED, workers=2, after='"evaluation", "epoch": 2'):
-        restarted = two_workers(tmp_path / "restarted", engine, epochs=epochs, restarts=1)
+        restarted = two_workers(tmp_path / "restarted", framework, epochs=epochs, restarts=1)
     assert (restarted.outcome, restarted.reason) == (COMPLETED, "")
     (resumed,) = restarted.resumed
     assert resumed.step >= restarted.run.steps_per_epoch
     assert resumed.why.startswith(f"{victim}: ")
     assert psutil.Process().children(recursive=True) == []
-    if engine == "reference":
+    if framework == "reference":
         assert course(restarted) == course(undisturbed)
         np.testing.assert_equal(*(end_of(tmp_path / name, restarted.run, 1) for name in ("restarted", "undisturbed")))
     for name in ("accuracy", "loss"):

@@ -15,7 +15,7 @@ import pytest
 
 from poc.cli import main
 from poc.records.record import Record
-from poc.train.progress import Progress, duration, label, result, varied
+from poc.run.progress import Progress, duration, label, result, varied
 from tests.builders import recipe_file, record_of, run_of
 from tests.launch import HOME, records
 

@@ -42,7 +42,7 @@ def test_what_tells_whose_it_was_is_replaced(owner: Path) -> None:
     scrub = Scrubber(owner / "poc").text
     for text, clean in {
         f"OSError: {owner}/data/train.rec: no such file": "OSError: [home]: no such file",
-        f'File "{owner}/poc/poc/train/worker.py", line 3': 'File "[checkout]/poc/train/worker.py", line 3',
+        f'File "{owner}/poc/poc/run/worker.py", line 3': 'File "[checkout]/poc/run/worker.py", line 3',
         "No such file: '/home/somebody-else/x y'": "No such file: '[home] y'",
         "/Users/grace: denied, /root/.cache, /root": "[home]: denied, [home], [home]",
         "no room in /mnt/lovelace-lab/cache (12.5 GB)": "no room in [path] (12.5 GB)",

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Muon, Synthetic, engines
-from poc.engines import Session
-from poc.engines.pytorch import NETWORKS
-from poc.machine.hardware import detect
-from poc.train.local import Place
-from poc.train.parent import execute
+from poc import Muon, Synthetic, frameworks
+from poc.frameworks import Session
+from poc.frameworks.pytorch import NETWORKS
+from poc.host.hardware import detect
+from poc.run.local import Place
+from poc.run.parent import execute
 from tests import stand_in
 from tests.builders import MACHINE, recipe_file
-from tests.engine_worker import Arrays, batches, distance, in_turn, parameters, planned, trained
 from tests.extras import needs_compiler, needs_torch
+from tests.framework_worker import Arrays, batches, distance, in_turn, parameters, planned, trained
 from tests.launch import HOME
 
 
@@ -38,7 +38,7 @@ def on_card(test: Any) -> Any:
 @pytest.mark.parametrize("name", [n for n, (builder, *_) in NETWORKS.items() if builder == "PreactivationResNet"])
 def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name: str) -> None:
     run = planned("pytorch", model=name).run
-    session = engines.open_session(run)
+    session = frameworks.open_session(run)
     for key, weight in session.state().items():
         if key.endswith("weight") and weight.size > 2000:
             deviation = np.sqrt(2 / weight[0].size)
@@ -63,7 +63,7 @@ def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
 
 @of_torch
 def test_on_a_cpu_memory_that_a_step_has_used_is_there_for_the_next_one() -> None:
-    with engines.load("pytorch").cluster(planned("pytorch").run, cores=1) as cluster:
+    with frameworks.load("pytorch").cluster(planned("pytorch").run, cores=1) as cluster:
         environment = {**os.environ, **cluster.environments[0]}
     # Pages that the system had to give while blocks of 64 MiB came and went, once there had been as many.
     script = """
@@ -85,7 +85,7 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
     if not detect().bfloat16:
         pytest.skip("this CPU has no bfloat16")
     wide, narrow = (
-        trained(engines.open_session(run), run)
+        trained(frameworks.open_session(run), run)
         for run in (planned("pytorch", dtype=dtype, layout="NHWC").run for dtype in ("float32", "bfloat16"))
     )
     convolutions = [name for name in wide if name.startswith("parameter/") and wide[name].ndim == 4]
@@ -98,7 +98,7 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
 def test_muon_orthogonalises_nearly_alike_in_bfloat16() -> None:
     import torch
 
-    from poc.engines.pytorch.optimizers import orthogonalised
+    from poc.frameworks.pytorch.optimizers import orthogonalised
 
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(*shape, 3, 3, generator=generator) for shape in ((64, 24), (256, 64), (64, 2), (16, 64))]
@@ -119,7 +119,7 @@ def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> N
     def weights(session: Session) -> Arrays:
         return {name: array for name, array in parameters(session).items() if array.ndim > 1}
 
-    session, other = engines.open_session(run), engines.open_session(wide)
+    session, other = frameworks.open_session(run), frameworks.open_session(wide)
     start = 1024.0 * run.global_batch
     assert session.state()["loss_scale"].tolist() == [start, 0]
     for number, batch in enumerate(fed[:2], start=1):
@@ -130,7 +130,7 @@ def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> N
     # From a scale that no gradient stands, down to the largest that the next step stands.
     state = {name: array.copy() for name, array in session.state().items()}
     scale, good = 2.0**36, 0.0
-    session = engines.open_session(run, first_step=2, state={**state, "loss_scale": np.array([scale, 7])})
+    session = frameworks.open_session(run, first_step=2, state={**state, "loss_scale": np.array([scale, 7])})
     while not good:
         assert all(np.array_equal(array, state[name]) for name, array in weights(session).items())
         session.step(fed[2], rate)
@@ -171,7 +171,7 @@ def test_a_card_takes_the_cpu_s_steps(
             run = planned("pytorch", data=data).run
             asked.append((run, "sent_ahead"))
             on_cpu.append((run, "trained"))
-        cpu = [[trained(engines.open_session(run), run)] for run, _ in on_cpu]
+        cpu = [[trained(frameworks.open_session(run), run)] for run, _ in on_cpu]
     else:
         cpu = in_turn(on_cpu, tmp_path / "cpu")
     # Processes that start from here on have a CUDA card, whose kernels compute on the CPU.
@@ -194,7 +194,7 @@ def test_a_card_takes_the_cpu_s_steps(
 def test_without_all_of_pytorch_its_runs_are_skipped_with_how_to_get_it(
     installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poc.engines.pytorch.versions", lambda name: installed)
+    monkeypatch.setattr("poc.frameworks.pytorch.versions", lambda name: installed)
     assert planned("pytorch", model="cifar_resnet8_v2").skip.endswith("is not installed: ./make_environment.sh --torch")
 
 

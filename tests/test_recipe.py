@@ -30,14 +30,14 @@ from poc import (
     Recipe,
     Steps,
     Synthetic,
-    engines,
-    recipe,
+    config,
+    frameworks,
 )
 from poc.__main__ import main
-from poc.machine import hardware
-from poc.machine.hardware import GPU, Hardware
+from poc.config.run import Run
+from poc.host import hardware
+from poc.host.hardware import GPU, Hardware
 from poc.plan import Planned, plan, select
-from poc.run import Run
 from poc.values import UserError
 from tests import simulated, stand_in
 from tests.launch import HOME, supported
@@ -55,8 +55,8 @@ def gpus(count: int, name: str = "Tesla P100", capability: tuple[int, int] = (6,
 @pytest.fixture(autouse=True)
 def with_what_gpus_want(monkeypatch: pytest.MonkeyPatch) -> None:
     """As make_environment.sh would have installed it on those machines, beside what is here."""
-    here = engines.versions
-    monkeypatch.setattr(engines, "versions", lambda name: {**here(name), "mxnet-cu112": "1.9.1"})
+    here = frameworks.versions
+    monkeypatch.setattr(frameworks, "versions", lambda name: {**here(name), "mxnet-cu112": "1.9.1"})
 
 
 WITH_BFLOAT16 = dataclasses.replace(CPU, bfloat16=True)
@@ -554,10 +554,10 @@ def test_a_schedule_with_a_rate_that_no_step_has_is_refused(length: str, lr: str
     path = recipe_in(tmp_path, f"recipe = Recipe(model='cifar_resnet8_v2', kind='cpu', {length}, lr={lr})")
     if names:
         with pytest.raises(UserError, match=f"mine.py: lr: .*{re.escape(names)}") as caught:
-            recipe.load(path)
+            config.load(path)
         assert "\n" not in str(caught.value)
     else:
-        run = plan("", recipe.load(path), CPU)[0].run
+        run = plan("", config.load(path), CPU)[0].run
         rates = [run.rate(step) for step in range(run.steps)]
         assert max(rates) == run.learning_rate == 0.05 or run.decay == "steps"
         falls = len(run.decay_at)
@@ -566,7 +566,7 @@ def test_a_schedule_with_a_rate_that_no_step_has_is_refused(length: str, lr: str
 
 def test_a_first_look_may_end_in_the_warm_up(tmp_path: Path) -> None:
     path = recipe_in(tmp_path, f"recipe = Recipe(model='cifar_resnet8_v2', kind='cpu', lr={WARM.format(5, '')})")
-    (one,) = plan("", recipe.load(path), CPU, quick=True)
+    (one,) = plan("", config.load(path), CPU, quick=True)
     assert one.run.quick
     assert one.run.steps < one.run.warmup_steps
 
@@ -578,7 +578,7 @@ def test_recipes_import_files_beside_them_and_each_its_own(tmp_path: Path) -> No
     for lr in (0.1, 0.2):
         folder = tmp_path / str(lr)
         files = {"helper": f"LR = {lr}", "helpers/__init__": "", "helpers/deep": "STEPS = 7", "csv": "1 / 0"}
-        made = recipe.load(recipe_in(folder, text, random="1 / 0", **files))
+        made = config.load(recipe_in(folder, text, random="1 / 0", **files))
         assert plan("", made, CPU)[0].run.learning_rate == lr
         assert sys.path == path
         assert set(sys.modules) - modules == set()
@@ -592,7 +592,7 @@ def test_nothing_beside_a_recipe_takes_the_place_of_what_poc_imports_later(befor
     late = ["csv", "matplotlib", "pandas", "random", "scipy", "six", "tabulate", "tqdm"]
     text = f"{before}import helper, six, tqdm\nrecipe = Recipe(model='cifar_resnet8_v2')"
     path = recipe_in(tmp_path, text, helper="", **dict.fromkeys(late, ""))
-    script = f"from poc import recipe; from pathlib import Path; recipe.load(Path({str(path)!r}))\n"
+    script = f"from poc import config; from pathlib import Path; config.load(Path({str(path)!r}))\n"
     script += f"import {', '.join(late)}\nprint(*(module.__file__ for module in ({', '.join(late)})), sep='\\n')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     files = done.stdout.splitlines()
@@ -613,7 +613,7 @@ def test_nothing_beside_a_recipe_takes_the_place_of_what_poc_imports_later(befor
 )
 def test_an_error_in_a_file_beside_a_recipe_is_told_with_its_line(helper: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=says) as caught:
-        recipe.load(recipe_in(tmp_path, "from helper import LR", helper=helper))
+        config.load(recipe_in(tmp_path, "from helper import LR", helper=helper))
     assert str(caught.value).startswith("mine.py: ")
     assert "\n" not in str(caught.value)
     assert "helper" not in sys.modules
@@ -632,14 +632,14 @@ def test_a_wrong_engine_is_refused_with_the_name_of_the_recipe(
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_recipe_can_be_planned_and_runs_somewhere(path: Path, quick: bool) -> None:
-    runs = [one for machine in (CPU, gpus(8)) for one in plan(path.stem, recipe.load(path), machine, quick=quick)]
+    runs = [one for machine in (CPU, gpus(8)) for one in plan(path.stem, config.load(path), machine, quick=quick)]
     assert any(not one.skip for one in runs)
     assert all(one.seconds > 0 and one.run.quick == quick for one in runs)
 
 
 def test_quick_takes_five_minutes_on_two_cores() -> None:
     core = (HOME / "recipes").glob("*.py")
-    runs = {one.run.id: one for path in core for one in plan(path.stem, recipe.load(path), CPU, quick=True)}
+    runs = {one.run.id: one for path in core for one in plan(path.stem, config.load(path), CPU, quick=True)}
     assert 30 < sum(one.seconds for one in runs.values() if not one.skip) < 200
 
 
@@ -650,13 +650,13 @@ def test_the_core_recipes_take_less_than_two_hours_on_two_cores_and_one_on_eight
     hardware = simulated.hardware(machine)
     core = sorted((HOME / "recipes").glob("*.py"))
     with simulated.installed(hardware):
-        runs = {(one.run.id, one.repeat): one for path in core for one in plan(path.stem, recipe.load(path), hardware)}
+        runs = {(one.run.id, one.repeat): one for path in core for one in plan(path.stem, config.load(path), hardware)}
     assert 10 < sum(one.seconds for one in runs.values() if not one.skip) / 60 < minutes
 
 
 @pytest.mark.parametrize("machine", [CPU, gpus(8)], ids=["cpu", "8 gpus"])
 def test_no_two_runs_of_all_recipes_have_the_same_line(machine: Hardware) -> None:
-    planned = [one for path in RECIPES for quick in (0, 1) for one in plan("", recipe.load(path), machine, quick=quick)]
+    planned = [one for path in RECIPES for quick in (0, 1) for one in plan("", config.load(path), machine, quick=quick)]
     lines: dict[str, set[str]] = {}
     for one in planned:
         lines.setdefault(str(one), set()).add(one.run.id)
@@ -667,7 +667,7 @@ def test_the_studys_table_is_in_the_recipe() -> None:
     path = next(path for path in RECIPES if path.stem == "cifar10_resnet50")
     found = {
         (one.run.devices, one.run.batch_per_device, one.run.learning_rate)
-        for one in plan("", recipe.load(path), gpus(8))
+        for one in plan("", config.load(path), gpus(8))
         if one.run.kind == "gpu"
     }
     assert {(8, 64, 0.05), (8, 64, 0.4), (4, 64, 0.2), (8, 128, 0.4), (1, 128, 0.05), (8, 256, 0.4)} <= found

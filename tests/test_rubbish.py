@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from poc import Linear, Recipe, Synthetic, recipe, report, studies
+from poc import Linear, Recipe, Synthetic, config, report, studies
 from poc.__main__ import main
 from poc.plan import plan
 from poc.records import journal
@@ -69,7 +69,7 @@ def fields_of(cls: Any) -> Any:
 @st.composite
 def made(draw: Any) -> Any:
     """A value of a recipe made of rubbish, where that is allowed."""
-    cls = draw(st.sampled_from([getattr(recipe, name) for name in KINDS.split()]))
+    cls = draw(st.sampled_from([getattr(config, name) for name in KINDS.split()]))
     try:
         return cls(**draw(fields_of(cls)))
     except UserError as error:
@@ -124,7 +124,7 @@ def test_a_recipe_file_of_rubbish_is_named_in_one_line(text: str, says: str, tmp
     path = tmp_path / "mine.py"
     path.write_text(text)
     with pytest.raises(UserError, match=says) as caught:
-        recipe.load(path)
+        config.load(path)
     assert str(caught.value).startswith("mine.py: ")
     _in_one_line(caught.value)
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from poc import CIFAR10, ImageNet, Synthetic, data, synthetic
-from poc.machine import hardware
+from poc.host import hardware
 from poc.records import timing
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, Told, merged
-from poc.train import checkpoint
-from poc.train.local import own_gpus
-from poc.train.parent import execute
+from poc.run import checkpoint
+from poc.run.local import own_gpus
+from poc.run.parent import execute
 from tests import stand_in, test_imagenet
 from tests.builders import (
     GLUON,
@@ -331,7 +331,7 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.check_output(command, cwd=folder, text=True, stderr=subprocess.DEVNULL).strip()
 
 
-CODE = "poc/machine/hardware.py"
+CODE = "poc/host/hardware.py"
 
 
 def committed(folder: Path, *names: str) -> str:

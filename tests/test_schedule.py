@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poc import Fixed, Linear, SquareRoot
-from poc.recipe.rates import Schedule
+from poc.config.rates import Schedule
 
 
 def test_rules_give_the_rate_of_a_total_batch() -> None:

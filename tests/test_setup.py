@@ -164,7 +164,7 @@ def test_help_needs_no_environment(checkout: Checkout) -> None:
 
 def test_run_all_hands_on_arguments_and_folder_unchanged(checkout: Checkout) -> None:
     checkout.start("run_all.sh", "quick", "--data", "my data", PYTHON=checkout.stand_in("3.11.7"), PYTHONPATH="/other")
-    start = f"-I {checkout.root}/poc/machine/isolated.py poc run"
+    start = f"-I {checkout.root}/poc/host/isolated.py poc run"
     assert checkout.calls("poc run") == [f"{checkout.elsewhere}||{start} quick --data my data"]
 
 
@@ -280,7 +280,7 @@ def test_the_tests_add_their_packages_to_the_same_environment(checkout: Checkout
     for check in [
         "ruff check .",
         "ruff format --check .",
-        "mypy poc tools tests/engines/seam.py",
+        "mypy poc tools tests/frameworks/seam.py",
         "pytest -q -n 2 --dist worksteal -k a b",
     ]:
         assert checkout.call(f"-m {check}").startswith(f"{checkout.root}|")

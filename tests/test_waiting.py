@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from poc.machine import environment, hardware, waiting
+from poc.host import environment, hardware, waiting
 from poc.records.record import COMPLETED
 from poc.values import UserError
 from tests.builders import GLUON, build, executed, recipe_file

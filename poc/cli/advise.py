@@ -10,20 +10,20 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from poc import advice, data, engines, predict, recipe, studies
+from poc import advice, config, data, frameworks, predict, studies
 from poc.cli import chosen
 from poc.cli.look import write_report
-from poc.machine import hardware
-from poc.machine.hardware import Hardware
+from poc.config import Recipe, networks
+from poc.host import hardware
+from poc.host.hardware import Hardware
 from poc.plan import Planned
 from poc.plan import plan as plan_recipe
-from poc.recipe import Recipe, networks
 from poc.records import journal
 from poc.records.record import COMPLETED, DONE, Advice, Record
+from poc.run.local import Here, Place, cache
+from poc.run.parent import execute
+from poc.run.progress import duration
 from poc.studies import prices
-from poc.train.local import Here, Place, cache
-from poc.train.parent import execute
-from poc.train.progress import duration
 from poc.values import UserError, whole
 
 
@@ -32,7 +32,7 @@ def advise(options: argparse.Namespace) -> int:
     whole("--steps", options.steps, least=20)
     path = chosen.recipe_path(options.recipe)
     machine = hardware.detect()
-    setting = advice.first_setting(recipe.load(path, engines.ENGINES), machine)
+    setting = advice.first_setting(config.load(path, frameworks.FRAMEWORKS), machine)
     published, machine_prices = studies.load([]), prices.load({})
     elsewhere = advice.published_speed(setting, options.on, machine_prices) if options.on else None
     name = chosen.machine_name(options, machine)
@@ -104,7 +104,7 @@ def predict_scaling(options: argparse.Namespace) -> None:
 def list_networks(options: argparse.Namespace) -> None:
     """Print the models that a recipe may name."""
     if options.count:
-        networks.write_costs({name: engines.count(network) for name, network in networks.NETWORKS.items()})
+        networks.write_costs({name: frameworks.count(network) for name, network in networks.NETWORKS.items()})
     rows = [
         [
             network.name,

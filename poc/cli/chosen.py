@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from poc import engines, recipe
-from poc.machine import hardware
-from poc.machine.hardware import Hardware
+from poc import config, frameworks
+from poc.config import literals
+from poc.host import hardware
+from poc.host.hardware import Hardware
 from poc.plan import Planned, select
 from poc.plan import plan as plan_recipe
-from poc.recipe import literals
 from poc.records import journal
 from poc.records.record import Record
 from poc.studies import prices
@@ -71,7 +71,7 @@ def plans(options: argparse.Namespace, machine: Hardware) -> list[tuple[str, lis
     fields = literals.fields(options.set)
     how = {"quick": options.quick, "cpu": options.cpu, "named": bool(options.recipes or options.only)}
     planned = [
-        (path.stem, plan_recipe(path.stem, recipe.load(path, engines.ENGINES, fields), machine, **how))
+        (path.stem, plan_recipe(path.stem, config.load(path, frameworks.FRAMEWORKS, fields), machine, **how))
         for path in recipe_paths(options)
     ]
     selected = set(map(id, select([item for _, items in planned for item in items], options.only)))

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from poc import data, engines
+from poc import data, frameworks
 from poc.cli import chosen
-from poc.engines import Build
-from poc.machine import hardware, topology
-from poc.machine.hardware import Hardware
+from poc.frameworks import Build
+from poc.host import hardware, topology
+from poc.host.hardware import Hardware
+from poc.run.local import cache
 from poc.studies import prices
-from poc.train.local import cache
 from poc.values import UserError, to_plain
 
 _FREE_GIGABYTES = 2.0
@@ -30,9 +30,9 @@ def doctor(options: argparse.Namespace) -> None:
     facts = {
         "machine": chosen.instance_type() or machine.describe(),
         "hardware": to_plain(machine),
-        "frameworks": {name: engines.versions(name) for name in engines.ENGINES},
+        "frameworks": {name: frameworks.versions(name) for name in frameworks.FRAMEWORKS},
         "libraries": hardware.versions(),
-        "builds": _builds(machine, engines.wanted(machine)),
+        "builds": _builds(machine, frameworks.wanted(machine)),
         "warnings": topology.warnings(topology.detect(machine.gpus)) if len(machine.gpus) > 1 else [],
         "data": _data(chosen.source(options)),
         "price": _price(machine),
@@ -53,8 +53,8 @@ def _lines(facts: Mapping[str, Any], machine: Hardware) -> Iterator[str]:
         major, minor = gpu.capability
         memory = f"{gpu.memory_bytes / 2**30:.0f} GiB"
         yield f"GPU {gpu.index}      {gpu.name}, compute capability {major}.{minor}, {memory}"
-        for name in engines.ENGINES:
-            yield f"           {name}: {engines.unsupported(name, gpu, machine) or 'can train on it'}"
+        for name in frameworks.FRAMEWORKS:
+            yield f"           {name}: {frameworks.unsupported(name, gpu, machine) or 'can train on it'}"
     yield from (f"warning    {warning}" for warning in facts["warnings"])
     for name, versions in facts["frameworks"].items():
         yield f"framework  {name}: {_listed(versions) or 'not installed'}"
@@ -85,13 +85,13 @@ def _price(machine: Hardware) -> str:
 
 def _missing(machine: Hardware, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Name what is missing, each with the command that mends it."""
-    wanted = engines.wanted(machine)
-    for name in engines.ENGINES:
+    wanted = frameworks.wanted(machine)
+    for name in frameworks.FRAMEWORKS:
         build = wanted.get(name)
-        if build and engines.versions(name).get(build.package) != build.version:
+        if build and frameworks.versions(name).get(build.package) != build.version:
             yield f"{build}", "./make_environment.sh" + " --torch" * build.apart
-        elif build is None and not engines.versions(name):
-            yield f"{engines.load(name).LABEL} (optional)", "./make_environment.sh --torch"
+        elif build is None and not frameworks.versions(name):
+            yield f"{frameworks.load(name).LABEL} (optional)", "./make_environment.sh --torch"
     for package, purpose in (("ray", "Ray (optional, for clusters)"), ("horovod", "Horovod (optional, on CPUs)")):
         if not _is_installed(package):
             yield purpose, f"./make_environment.sh --{package}"
@@ -119,9 +119,9 @@ def _is_installed(package: str) -> bool:
 def _builds(machine: Hardware, wanted: Mapping[str, Build]) -> list[str]:
     """Say which build of each of the `wanted` frameworks this machine takes and why, and why others do not run."""
     lines = []
-    for name in engines.ENGINES:
-        able = engines.usable(name, machine)
-        lacking = {gpu.name: engines.unsupported(name, gpu, machine) for gpu in machine.gpus if gpu not in able}
+    for name in frameworks.FRAMEWORKS:
+        able = frameworks.usable(name, machine)
+        lacking = {gpu.name: frameworks.unsupported(name, gpu, machine) for gpu in machine.gpus if gpu not in able}
         lines += [f"{name}: not on GPUs: {reason}" for reason in lacking.values()]
         if build := wanted.get(name):
             cards = dict.fromkeys(gpu.name for gpu in able)
@@ -136,7 +136,7 @@ def environment(options: argparse.Namespace) -> None:
     Raises UserError if this Python is too old for one of them, or the disk too full.
     """
     machine = hardware.detect()
-    wanted = engines.wanted(machine, options.engines)
+    wanted = frameworks.wanted(machine, options.frameworks)
     for build in wanted.values():
         if sys.version_info < build.python:
             needed, version = (".".join(map(str, numbers[:2])) for numbers in (build.python, sys.version_info))
@@ -144,7 +144,9 @@ def environment(options: argparse.Namespace) -> None:
                 f"Python: {build} needs {needed} or later, .venv has {version}: rm -r .venv, then PYTHON=python3.11 "
                 "./make_environment.sh"
             )
-    new = {name: build for name, build in wanted.items() if engines.versions(name).get(build.package) != build.version}
+    new = {
+        name: build for name, build in wanted.items() if frameworks.versions(name).get(build.package) != build.version
+    }
     if new:
         print("\n".join(_builds(machine, wanted)), file=sys.stderr)
     gigabytes, free = sum(build.gigabytes for build in new.values()), shutil.disk_usage(chosen.HOME).free / 1e9
@@ -155,7 +157,7 @@ def environment(options: argparse.Namespace) -> None:
             "take a larger disk"
         )
     for name, build in wanted.items():
-        folder = engines.environment(name) if build.apart else chosen.HOME / ".venv"
+        folder = frameworks.environment(name) if build.apart else chosen.HOME / ".venv"
         for file in build.requirements:
             print(folder.name, file)
 

@@ -11,9 +11,9 @@ from poc import studies
 from poc.cli import chosen
 from poc.records import journal
 from poc.records.record import Record
+from poc.run.local import cache
 from poc.studies import Study, prices
 from poc.studies.prices import Prices
-from poc.train.local import cache
 from poc.values import UserError, nearest, positive, share
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Callable
 
 from poc import advice
 from poc.cli import advise, doctor, look, run
+from poc.run import breakdown
 from poc.studies import prices
-from poc.train import breakdown
 
 TRAINS = (run.run, advise.advise)
 """The commands that train."""
@@ -135,7 +135,7 @@ def _add_networks(add: _Add) -> None:
 
 def _add_environment(add: _Add) -> None:
     add(
-        "engines",
+        "frameworks",
         nargs="*",
         metavar="FRAMEWORK",
         help="frameworks to install in addition to those for this machine's cards",

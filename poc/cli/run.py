@@ -10,20 +10,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from poc import engines, recipe, studies
+from poc import config, frameworks, studies
 from poc.cli import chosen
 from poc.cli.look import check_target, write_report
-from poc.machine import hardware
-from poc.machine.hardware import Hardware
-from poc.machine.waiting import chosen_threads
-from poc.recipe import literals
+from poc.config import literals
+from poc.host import hardware
+from poc.host.hardware import Hardware
+from poc.host.waiting import chosen_threads
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
+from poc.run import outlook, workload
+from poc.run.campaign import Campaign, undertake
+from poc.run.local import Place, cache
 from poc.studies import Study, prices
 from poc.studies.prices import Prices
-from poc.train import outlook, workload
-from poc.train.campaign import Campaign, undertake
-from poc.train.local import Place, cache
 from poc.values import UserError, positive, to_plain, whole
 
 
@@ -87,7 +87,9 @@ def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequen
 
     machine_prices, paths = prices.load({}), chosen.recipe_paths(options)
     for path in paths:
-        recipe.load(path, engines.ENGINES, literals.fields(options.set))  # a mistake is found before any node is asked
+        config.load(
+            path, frameworks.FRAMEWORKS, literals.fields(options.set)
+        )  # a mistake is found before any node is asked
     # Each node has its own POC_DATA.
     place = _place(options, hardware.detect(), "", options.data)
     wish = scheduler.Wish(

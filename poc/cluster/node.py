@@ -16,15 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from poc import data, engines, recipe
-from poc.machine import hardware, processes
+from poc import config, data, frameworks
+from poc.config import literals
+from poc.config.datasets import DataId
+from poc.config.run import Run
+from poc.host import hardware, processes
 from poc.plan import plan
-from poc.recipe import literals
-from poc.recipe.datasets import DataId
-from poc.run import Run
-from poc.train import checkpoint
-from poc.train.local import Here, Place, Share, Task, cache, core_seconds, core_use, software, threads, train_here
-from poc.train.progress import in_words
+from poc.run import checkpoint
+from poc.run.local import Here, Place, Share, Task, cache, core_seconds, core_use, software, threads, train_here
+from poc.run.progress import in_words
 from poc.values import UserError, from_plain, to_plain
 
 ENDED: processes.Lost = "the driver", "it ended the run"
@@ -70,7 +70,7 @@ class Supervisor:
         folder.mkdir(parents=True, exist_ok=True)
         return {
             "machine": to_plain(self._machine),
-            "software": {name: software(name) for name in engines.ENGINES},
+            "software": {name: software(name) for name in frameworks.FRAMEWORKS},
             "free_bytes": shutil.disk_usage(folder).free,
             "auth_mode": os.environ.get("RAY_AUTH_MODE", "disabled"),
         }
@@ -85,7 +85,7 @@ class Supervisor:
             for name, text in recipes:
                 file = folder / f"{name}.py"
                 file.write_text(text)
-                plans.append([name, to_plain(plan(name, recipe.load(file, fields=fields), machine, **how))])
+                plans.append([name, to_plain(plan(name, config.load(file, fields=fields), machine, **how))])
         return {"plans": plans}
 
     def _data(self, runs: Sequence[dict[str, Any]], source: str | None) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Supervisor:
         """On the first host: starts what serves all workers; the environment of each."""
         self._around = contextlib.ExitStack()
         asked = Run.from_json(run)
-        cluster = engines.load(asked.framework).cluster(
+        cluster = frameworks.load(asked.framework).cluster(
             asked, threads(asked, self._machine.cores, len(addresses)), addresses
         )
         opened = self._around.enter_context(cluster)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from poc.cluster.node import Supervisor
-from poc.machine.hardware import Hardware
+from poc.host.hardware import Hardware
 from poc.values import UserError
 
 LOCAL = "local"

@@ -22,15 +22,15 @@ import psutil
 from poc.cluster import nodes
 from poc.cluster.nodes import Node, NodeLostError
 from poc.cluster.team import Team
+from poc.config.datasets import DataId
+from poc.config.run import Run
 from poc.plan import Planned, select
-from poc.recipe.datasets import DataId
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
-from poc.run import Run
+from poc.run import outlook, workload
+from poc.run.campaign import Campaign, TimeIsUpError, say_left
+from poc.run.local import Place, software
 from poc.studies.prices import Prices
-from poc.train import outlook, workload
-from poc.train.campaign import Campaign, TimeIsUpError, say_left
-from poc.train.local import Place, software
 from poc.values import UserError, value
 
 STATUS = "cluster.json"
@@ -51,7 +51,7 @@ class Wish:
     names: tuple[str, ...]
     """The recipes as the user named them."""
     settings: tuple[str, ...]
-    """Fields that are set in place of the recipes' own, as `poc.recipe.literals` reads them."""
+    """Fields that are set in place of the recipes' own, as `poc.config.literals` reads them."""
     quick: bool
     cpu: bool
     named: bool
@@ -113,7 +113,7 @@ class Cluster:
         self._claims = contextlib.ExitStack()
 
     def run(self) -> list[str]:
-        """Does all there is; returns the ids of the runs that failed. Raises as `poc.train.campaign.undertake`."""
+        """Does all there is; returns the ids of the runs that failed. Raises as `poc.run.campaign.undertake`."""
         status = self._wish.results / STATUS
         with self._claims, journal.claimed(status):
             try:
@@ -309,8 +309,8 @@ class Cluster:
                 f"{node.name}: it is {node.machine.describe()}, but {reference.name} with the same label is "
                 f"{reference.machine.describe()}; use another label {nodes.LABEL}="
             )
-        for engine in node.software:
-            has, wants = node.software[engine]["versions"], reference.software[engine]["versions"]
+        for framework in node.software:
+            has, wants = node.software[framework]["versions"], reference.software[framework]["versions"]
             for package in sorted({*has, *wants} - {"system"}):  # a kernel may differ
                 there, wanted = has.get(package), wants.get(package)
                 if there != wanted:

@@ -1,4 +1,4 @@
-"""The nodes that do a run together, as `poc.train.parent` knows hosts."""
+"""The nodes that do a run together, as `poc.run.parent` knows hosts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Callable
 
 from poc.cluster.node import ENDED
 from poc.cluster.nodes import ANSWER_SECONDS, Node, NodeLostError
-from poc.machine.processes import Lost
-from poc.run import Run
-from poc.train.local import Place, Share, Task, blamed
+from poc.config.run import Run
+from poc.host.processes import Lost
+from poc.run.local import Place, Share, Task, blamed
 from poc.values import from_plain, to_plain
 
 # Each look costs a host that trains a message: it answers when it has ended, or after this.

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from poc.config import Data, Synthetic
+from poc.config.rates import steps_per_epoch
 from poc.data.images import Dataset, Images, Indices, Labels, Pixels, Views, usable_threads
 from poc.data.randomness import ORDER, bits
-from poc.recipe import Data, Synthetic
-from poc.recipe.rates import steps_per_epoch
 
 T = TypeVar("T")
 # Small batches are made several together: threads that do little at a time often wait for the interpreter's lock.

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from poc.config import CIFAR10
 from poc.data import pickled, recordio
 from poc.data.images import Dataset, Images
-from poc.recipe import CIFAR10
 from poc.values import UserError
 
 BINARY_ARCHIVE, PYTHON_ARCHIVE = "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"

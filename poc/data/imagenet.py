@@ -11,10 +11,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from poc.config import ImageNet
 from poc.data import recordio
 from poc.data.images import CHECKSUM_DIGITS, Dataset, Indices, Labels, Pixels, Split, usable_threads
 from poc.data.randomness import CROP_X, CROP_Y, MIRROR, uniform
-from poc.recipe import ImageNet
 from poc.values import UserError
 
 FILES = ("imagenet_train.rec", "imagenet_val.rec")

@@ -15,9 +15,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from poc.config import CIFAR10, Synthetic
+from poc.config.datasets import HELD_OUT_IMAGES, DataId
 from poc.data.randomness import CROP_X, CROP_Y, CUT_X, CUT_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
-from poc.recipe import CIFAR10, Synthetic
-from poc.recipe.datasets import HELD_OUT_IMAGES, DataId
 
 # Whole batches are made in threads, as many as are worth it.
 cv2.setNumThreads(1)

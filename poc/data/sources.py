@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from poc.config import CIFAR10, Data, ImageNet, Synthetic
+from poc.config.datasets import DataId
 from poc.data import cifar10, imagenet, synthetic
 from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, checksum, without_test_set
-from poc.recipe import CIFAR10, Data, ImageNet, Synthetic
-from poc.recipe.datasets import DataId
 from poc.values import UserError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from poc.config import Synthetic
 from poc.data.images import Dataset, Images
 from poc.data.randomness import CONTRAST, NOISE, PATTERN, SHIFT_X, SHIFT_Y, bits, uniform
-from poc.recipe import Synthetic
 
 _SEED = 0
 _CELLS = 4

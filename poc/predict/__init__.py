@@ -15,16 +15,16 @@ from typing import Any
 
 from tabulate import tabulate
 
+from poc.config import NoSync
+from poc.config.datasets import DataId
+from poc.config.run import NO_MATTER_FOR_SPEED, Run
 from poc.predict import trial
 from poc.predict.limits import Apart
 from poc.predict.quantiles import FARTHEST, Learnt, learn, splits
 from poc.predict.series import Point, published
 from poc.predict.trial import Score
-from poc.recipe import NoSync
-from poc.recipe.datasets import DataId
 from poc.records.record import COMPLETED, Forecast, Record
 from poc.records.timing import throughput
-from poc.run import NO_MATTER_FOR_SPEED, Run
 from poc.studies import Study
 from poc.studies.row import STRONG, WEAK
 from poc.values import UserError, from_plain, to_plain, value

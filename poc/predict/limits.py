@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from poc.config.run import Run
 from poc.data.images import MOST_THREADS
-from poc.machine.hardware import Hardware
+from poc.host.hardware import Hardware
 from poc.predict.quantiles import Prediction
 from poc.records.record import Breakdown
-from poc.run import Run
 from poc.values import value
 
 DEVICES = "devices"

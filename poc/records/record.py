@@ -9,13 +9,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from poc.machine.hardware import Hardware
-from poc.machine.monitor import Monitored
-from poc.recipe import CIFAR10, Synthetic, networks
-from poc.recipe.datasets import DataId
+from poc.config import CIFAR10, Synthetic, networks
+from poc.config.datasets import DataId
+from poc.config.run import Run
+from poc.host.hardware import Hardware
+from poc.host.monitor import Monitored
 from poc.records.noise import Noise, Norms, estimate, interval
 from poc.records.timing import WARMUP_STEPS, Window, split, throughput, warmup
-from poc.run import Run
 from poc.values import from_plain, to_plain, value
 
 SCHEMA = 2
@@ -52,7 +52,7 @@ class Memory:
     host_peak_bytes: int | None = None
     """Of all its workers."""
     device_peak_bytes: int | None = None
-    """Of the device that took most; None where the engine cannot tell."""
+    """Of the device that took most; None where the framework cannot tell."""
 
 
 @value
@@ -77,7 +77,7 @@ class Worker:
 
 @value
 class Breakdown:
-    """A step taken apart, in a pass after the training: medians, in seconds a step (`poc/train/breakdown.py`)."""
+    """A step taken apart, in a pass after the training: medians, in seconds a step (`poc/run/breakdown.py`)."""
 
     steps: int
     whole_step_seconds: float
@@ -211,7 +211,7 @@ class Record(Told):
     versions: dict[str, str]
     commit: str
     environment: dict[str, str] | None = None
-    """The inherited environment variables that change speed (`poc.machine.environment`); None where not known."""
+    """The inherited environment variables that change speed (`poc.host.environment`); None where not known."""
     cpu_seconds: float | None = None
     others_busy_cores: float | None = None
     """Cores that other processes kept busy meanwhile, of `usable_cores`; in earlier versions of all the machine's."""
@@ -221,7 +221,7 @@ class Record(Told):
     """Cores that the run's processes could use, on the host that was disturbed most."""
     monitor: Monitored | None = None
     engine_choice: str = ""
-    """Why its engine, where the plan chose it."""
+    """Why its framework, where the plan chose it."""
     predicted: Forecast | None = None
     """What was expected of it, from runs on fewer devices before it."""
     advice: Advice | None = None

@@ -120,7 +120,7 @@ def split(
 ) -> dict[str, float]:
     """Seconds of a worker's wall time in each of `PARTS`, which add up to it; so many first windows are `dropped`.
 
-    "rest" is what no part claims: mostly the start of its process, before the first line of `poc.train.worker`; that of
+    "rest" is what no part claims: mostly the start of its process, before the first line of `poc.run.worker`; that of
     the threads that make batches; and between windows the telling of what was measured.
     """
     dropped = warmup(windows) if dropped is None else dropped

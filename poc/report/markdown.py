@@ -9,7 +9,7 @@ from typing import Any, Callable, Union
 import pandas as pd
 from tabulate import tabulate
 
-from poc.recipe import networks
+from poc.config import networks
 
 _NUMBER = re.compile(r"(\*\*)?[-+≤$]? ?[\d.,]+[%x]?( .*)?(\*\*)?")
 _LONG_NAME = 24

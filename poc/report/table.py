@@ -16,8 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from poc import engines
-from poc.recipe import networks
+from poc import frameworks
+from poc.config import networks
 from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
 from poc.report import repeats
 from poc.studies import Study
@@ -130,7 +130,7 @@ def _measured(record: Record) -> dict[str, Any]:
     trained = {epoch: sum(window.seconds for window in record.windows if window.epoch <= epoch) for epoch in ends}
     devices = record.monitor.devices if record.monitor else ()
     used = [device.utilisation for device in devices if device.utilisation is not None]
-    framework, hardware = engines.label(run.framework, record.versions), machine.describe()
+    framework, hardware = frameworks.label(run.framework, record.versions), machine.describe()
     environment = " ".join(f"{name}={value}" for name, value in (record.environment or {}).items())
     # An environment that is not known is another than an empty one.
     conditions = (record.infrastructure, hardware, record.data_id, environment, record.environment is None)

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from poc.recipe import DATA
+from poc.config import DATA
 from poc.studies import prices, sheet
 from poc.studies.row import COLUMNS, PUBLISHED, STRONG, WEAK, Row
 from poc.values import UserError, nearest, value

@@ -72,7 +72,7 @@ def environment(name: str) -> dict[str, str]:
 @functools.cache
 def _cuda_10() -> Path:
     """A folder with CUDA 10.2's libraries as far as they are looked for and opened, until this process ends."""
-    from poc.engines.mxnet import (
+    from poc.frameworks.mxnet import (
         CUDA_10_LIBRARIES,  # here: a process of a stand-in machine changes it as it is imported
     )
 

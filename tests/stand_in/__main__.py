@@ -40,7 +40,7 @@ def main() -> int:
         records = journal.read(journal.paths(folder))
         ran = collections.Counter((r.run.kind, r.run.framework, r.outcome) for r in records if r.outcome != "skipped")
         skipped = sum(record.outcome == "skipped" for record in records)
-        said = ", ".join(f"{count} {kind} {engine} {outcome}" for (kind, engine, outcome), count in ran.items())
+        said = ", ".join(f"{count} {kind} {framework} {outcome}" for (kind, framework, outcome), count in ran.items())
         rows.append((name, done.returncode, said, skipped))
     print(tabulate(rows, ("machine", "exit code", "rows", "skipped")), options.results, sep="\n")
     return int(any(status for _, status, *_ in rows))

@@ -14,7 +14,7 @@ _INSTALLED: dict[str, str] = {}
 
 
 def _mxnet(mx: Any) -> None:
-    from poc.machine import nvml
+    from poc.host import nvml
 
     oldest = (3, 7) if "mxnet-cu102" in _INSTALLED else (5, 0)
 
@@ -65,7 +65,7 @@ _CHANGES: dict[str, Callable[[Any], None]] = {
     "mxnet": _mxnet,
     "mxnet.contrib.amp": _amp,
     "torch": _torch,
-    "poc.engines.session": _session,
+    "poc.frameworks.session": _session,
 }
 
 

@@ -1,0 +1,439 @@
+"""The networks of the registry as Gluon blocks: GluonCV's and Gluon's own, changed where the studies' differ, and what
+both lack."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from importlib import metadata
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.gluon import nn
+from mxnet.gluon.contrib.nn import HybridConcurrent
+from mxnet.gluon.model_zoo import vision
+
+from poc.config.networks import Cost, Network
+from poc.frameworks.mxnet import NETWORKS
+
+# As in MXNet 0.11's resnet symbol; Gluon's own default epsilon is 1e-5.
+_NORM = {"epsilon": 2e-5, "momentum": 0.9}
+
+
+def _gluoncv(name: str) -> Any:
+    """A module of GluonCV's model zoo; the package as a whole takes 0.3 s and refuses to start beside PyTorch 2."""
+    file = metadata.distribution("gluoncv").locate_file(f"gluoncv/model_zoo/{name}.py")
+    loader = SourceFileLoader(f"gluoncv_{name}", str(file))
+    module = ModuleType(loader.name)
+    loader.exec_module(module)
+    return module
+
+
+def _sequence(*blocks: Any) -> Any:
+    joined = nn.HybridSequential(prefix="")
+    joined.add(*blocks)
+    return joined
+
+
+def _beside(*blocks: Any) -> Any:
+    """The outputs of all blocks, for the same input, one after the other along the channels."""
+    joined = HybridConcurrent(axis=1, prefix="")
+    joined.add(*blocks)
+    return joined
+
+
+def _conv(channels: int, kernel: Any, stride: int = 1, padding: Any = None, *, epsilon: float = 1e-3) -> Any:
+    """A convolution, its batch norm and ReLU; by default the size stays as it is."""
+    kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
+    padding = tuple(side // 2 for side in kernel) if padding is None else padding
+    convolution = nn.Conv2D(channels, kernel, stride, padding, use_bias=False)
+    return _sequence(convolution, nn.BatchNorm(epsilon=epsilon), nn.Activation("relu"))
+
+
+def _convs(*shapes: tuple[Any, ...]) -> Any:
+    return _sequence(*(_conv(*shape) for shape in shapes))
+
+
+class _SpatialMean(nn.HybridBlock):
+    """Global average pooling, (n, c, h, w) to (n, c), as a mean.
+
+    On the CPU the gradient of MXNet's pooling operator takes a slow path of oneDNN's behind a blocked layout:
+    ResNet-50 at batch 128 trained at 290 samples/s with it and at 320 without, on two cores.
+    """
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803 (MXNet's name)
+        return F.mean(x, axis=(2, 3))
+
+
+class _PreactivationUnit(nn.HybridBlock):
+    """A pre-activation unit of He et al. 2016: batch norm, ReLU and convolution, two or three times.
+
+    The projection is behind the first batch norm and ReLU, where MXNet 0.11's and the paper's is; GluonCV projects the
+    unit's raw input, and learns more slowly.
+    """
+
+    def __init__(self, convolutions: Sequence[Any], projection: Any, *, norm: bool) -> None:
+        super().__init__(prefix="")
+        self._depth = len(convolutions)
+        for number, convolution in enumerate(convolutions, start=1):
+            relu = nn.Activation("relu")
+            setattr(self, f"bn{number}", _sequence(nn.BatchNorm(**_NORM), relu) if norm else relu)
+            setattr(self, f"conv{number}", convolution)
+        self.downsample = projection
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        y = self.bn1(x)
+        residual = self.downsample(y) if self.downsample else x
+        y = self.conv1(y)
+        for number in range(2, self._depth + 1):
+            y = getattr(self, f"conv{number}")(getattr(self, f"bn{number}")(y))
+        return y + residual
+
+
+def _stages(layers: int) -> tuple[int, list[int]]:
+    """Units in each of the three stages of a ResNet for CIFAR, and the channels before and in them."""
+    if layers < 164:
+        return (layers - 2) // 6, [16, 16, 32, 64]
+    return (layers - 2) // 9, [16, 64, 128, 256]  # bottlenecks, as in the paper
+
+
+class PreactivationResNet(nn.HybridBlock):
+    """MXNet 0.11's pre-activation ResNet for CIFAR, of He et al. 2016.
+
+    GluonCV's lacks, beside the unit above, a 1x1 projection in the first unit of the first stage and a learnt shift in
+    the batch norm of the input: with 50 layers it has 758,362 parameters, not 758,621.
+    """
+
+    def __init__(self, classes: int, layers: int, norm: bool = True) -> None:
+        super().__init__()
+        units, (stem, *widths) = _stages(layers)
+        self.features = nn.HybridSequential(prefix="")
+        if norm:
+            self.features.add(nn.BatchNorm(scale=False, **_NORM))
+        self.features.add(nn.Conv2D(stem, 3, 1, 1, use_bias=False))
+        for stage, width in enumerate(widths):
+            first = self._unit(width, 2 if stage else 1, norm, bottleneck=layers >= 164, first=True)
+            others = (self._unit(width, 1, norm, bottleneck=layers >= 164) for _ in range(units - 1))
+            self.features.add(_sequence(first, *others))
+        if norm:
+            self.features.add(nn.BatchNorm(**_NORM))
+        self.output = nn.Dense(classes, in_units=widths[-1])
+
+    @staticmethod
+    def _unit(width: int, stride: int, norm: bool, *, bottleneck: bool, first: bool = False) -> Any:
+        # Channels, kernel, stride, and the channels of the input where they are known, whose weights are drawn before
+        # those that are settled by a first pass: which they are decides what a seed draws.
+        shapes = [(width, 3, stride, 0 if first else width), (width, 3, 1, width)]
+        if bottleneck:
+            shapes = [(width // 4, 1, 1, 0), (width // 4, 3, stride, 0), (width, 1, 1, 0)]
+        convolutions = [
+            nn.Conv2D(channels, kernel, step, kernel // 2, use_bias=False, in_channels=entering)
+            for channels, kernel, step, entering in shapes
+        ]
+        projection = nn.Conv2D(width, 1, stride, use_bias=False) if first else None
+        return _PreactivationUnit(convolutions, projection, norm=norm)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.output(F.mean(F.Activation(self.features(x), act_type="relu"), axis=(2, 3)))
+
+
+class _Shift(nn.BatchNorm):
+    """Batch norm with shifts alone, in tenths of what is learnt, so that they learn a hundred times as fast."""
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **statistics: Any) -> Any:  # noqa: N803
+        return super().hybrid_forward(F, x, gamma=gamma, beta=10 * beta, **statistics)
+
+
+class _Whitening(nn.Conv2D):
+    """A convolution with its shifts in tenths, too."""
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any) -> Any:  # noqa: N803
+        return super().hybrid_forward(F, x, weight=weight, bias=10 * bias)
+
+
+class Airbench(nn.HybridBlock):
+    """The network of Jordan 2024 ("94% on CIFAR-10 in 3.29 Seconds on a Single GPU").
+
+    Its first convolution whitens patches of 2 x 2 and is not trained but for its shifts; three blocks of two
+    convolutions follow, which begin as identities. Constants in it do what rates of their own do there.
+    """
+
+    def __init__(self, classes: int, *widths: int) -> None:
+        super().__init__()
+        self.whitening = _Whitening(24, 2, in_channels=3)
+        self.whitening.weight.grad_req = "null"
+        self.blocks = nn.HybridSequential(prefix="")
+        entering = 24
+        for width in widths:
+            for channels, pools in ((entering, True), (width, False)):
+                self.blocks.add(
+                    nn.Conv2D(width, 3, 1, 1, use_bias=False, in_channels=channels, weight_initializer=_Identity())
+                )
+                if pools:
+                    self.blocks.add(nn.MaxPool2D(2, 2))
+                self.blocks.add(_Shift(scale=False, epsilon=_NORM["epsilon"], momentum=0.6), nn.GELU())
+            entering = width
+        self.output = nn.Dense(classes, use_bias=False, in_units=entering)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = self.blocks(F.LeakyReLU(self.whitening(x), act_type="gelu"))
+        return self.output(F.max(x, axis=(2, 3))) / 7
+
+
+class _Identity(mx.init.Initializer):
+    """He's normal initialisation, but the first outputs of a convolution are its inputs."""
+
+    def _init_weight(self, name: str, array: Any) -> None:
+        inputs, height, width = array.shape[1:]
+        drawn = np.random.normal(0, math.sqrt(2 / (inputs * height * width)), array.shape)
+        drawn[:inputs] = 0
+        drawn[range(inputs), range(inputs), height // 2, width // 2] = 1
+        array[:] = drawn
+
+
+def cifar_resnet_v1(classes: int, layers: int) -> Any:
+    """The CIFAR ResNets of He et al. 2015, from GluonCV; with 164 layers of Gluon's bottlenecks."""
+
+    def bottleneck(channels: int, stride: int, downsample: bool, in_channels: int, prefix: str, **_: Any) -> Any:
+        return vision.BottleneckV1(channels, stride, downsample, in_channels, prefix=prefix)
+
+    units, channels = _stages(layers)
+    cifarresnet = _gluoncv("cifarresnet")
+    unit = cifarresnet.CIFARBasicBlockV1 if layers < 164 else bottleneck
+    return cifarresnet.CIFARResNetV1(unit, [units] * 3, channels, classes)
+
+
+class _Grown(nn.HybridBlock):
+    """A DenseNet layer: its input, and behind it along the channels what `layer` makes of it.
+
+    Concatenated with an axis more than images have: oneDNN's own concatenation, which takes four, fails in the backward
+    pass where the channels are no multiple of eight ("could not construct a sub-memory").
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        parts = [F.expand_dims(part, axis=2) for part in (x, self.layer(x))]
+        return F.squeeze(F.concat(*parts, dim=1), axis=2)
+
+
+def cifar_densenet(classes: int, layers: int, growth: int) -> Any:
+    """DenseNet for CIFAR (Huang et al. 2017), without bottlenecks and compression: three blocks of 3x3 convolutions."""
+    width = 16
+    net = _sequence(nn.Conv2D(width, 3, 1, 1, use_bias=False))
+    for block in range(3):
+        for _ in range((layers - 4) // 3):
+            convolution = nn.Conv2D(growth, 3, 1, 1, use_bias=False)
+            net.add(_Grown(_sequence(nn.BatchNorm(), nn.Activation("relu"), convolution)))
+            width += growth
+        net.add(nn.BatchNorm(), nn.Activation("relu"))
+        if block < 2:
+            net.add(nn.Conv2D(width, 1, use_bias=False), nn.AvgPool2D(2, 2))
+    net.add(_SpatialMean(), nn.Dense(classes))
+    return net
+
+
+class _LocalNorm(nn.HybridBlock):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return F.LRN(x, nsize=9, alpha=0.001, beta=0.75, knorm=1.0)
+
+
+def cifar_alexnet(classes: int) -> Any:
+    """AlexNet's CIFAR-10 form of tf_cnn_benchmarks: two 5x5 convolutions and three dense layers.
+
+    The local response normalisations are behind the first pooling and before the second, as there.
+    """
+    return _sequence(
+        *(nn.Conv2D(64, 5, padding=2, activation="relu"), nn.MaxPool2D(3, 2, 1), _LocalNorm()),
+        *(nn.Conv2D(64, 5, padding=2, activation="relu"), _LocalNorm(), nn.MaxPool2D(3, 2, 1)),
+        *(nn.Dense(384, activation="relu"), nn.Dense(192, activation="relu"), nn.Dense(classes)),
+    )
+
+
+def cifar_vgg(classes: int, layers: int) -> Any:
+    """VGG's convolutions (Simonyan and Zisserman 2015) with batch norm, and a head of 512 for small images.
+
+    ImageNet's head of twice 4,096 has 90% of the parameters and nothing to do at 32x32.
+    """
+    net = _sequence()
+    for depth, width in zip(*vision.vgg.vgg_spec[layers]):
+        net.add(*(_conv(width, 3, epsilon=1e-5) for _ in range(depth)), nn.MaxPool2D(2, 2))
+    net.add(nn.Dense(512, activation="relu"), nn.Dropout(0.5), nn.Dense(classes))
+    return net
+
+
+def cifar_inception(classes: int) -> Any:
+    """MXNet's own Inception for 28x28 images, with batch norm (Ioffe and Szegedy 2015; Zhang et al. 2017, appendix)."""
+
+    def simple(pointwise: int, three: int) -> Any:
+        return _beside(_conv(pointwise, 1), _conv(three, 3))
+
+    def down(channels: int) -> Any:
+        return _beside(_conv(channels, 3, 2), nn.MaxPool2D(3, 2, 1))
+
+    return _sequence(
+        *(_conv(96, 3), simple(32, 32), simple(32, 48), down(80)),
+        *(simple(112, 48), simple(96, 64), simple(80, 80), simple(48, 96), down(96)),
+        *(simple(176, 160), simple(176, 160), _SpatialMean(), nn.Dense(classes)),
+    )
+
+
+def cifar_lenet(classes: int) -> Any:
+    """LeNet-5 (LeCun et al. 1998) with a plain dense output and three colours in."""
+    return _sequence(
+        *(nn.Conv2D(6, 5, activation="tanh"), nn.AvgPool2D(2, 2)),
+        *(nn.Conv2D(16, 5, activation="tanh"), nn.AvgPool2D(2, 2)),
+        *(nn.Dense(120, activation="tanh"), nn.Dense(84, activation="tanh"), nn.Dense(classes)),
+    )
+
+
+def cifar_mlp(classes: int) -> Any:
+    """The perceptron of MXNet's examples: 128, 64 and the classes."""
+    return _sequence(nn.Dense(128, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(classes))
+
+
+def inception_v4(classes: int) -> Any:
+    """Inception-v4 (Szegedy et al. 2016, figures 3 to 9)."""
+    rows, columns = (1, 7), (7, 1)
+
+    def pooled(channels: int) -> Any:
+        return _sequence(nn.AvgPool2D(3, 1, 1, count_include_pad=False), _conv(channels, 1))
+
+    def across(channels: int) -> Any:
+        return _beside(_conv(channels, (1, 3)), _conv(channels, (3, 1)))
+
+    def block_a() -> Any:
+        return _beside(_conv(96, 1), _convs((64, 1), (96, 3)), _convs((64, 1), (96, 3), (96, 3)), pooled(96))
+
+    def block_b() -> Any:
+        once = _convs((192, 1), (224, rows), (256, columns))
+        twice = _convs((192, 1), (192, columns), (224, rows), (224, columns), (256, rows))
+        return _beside(_conv(384, 1), once, twice, pooled(128))
+
+    def block_c() -> Any:
+        split = _sequence(_conv(384, 1), across(256))
+        deeper = _sequence(_conv(384, 1), _conv(448, (3, 1)), _conv(512, (1, 3)), across(256))
+        return _beside(_conv(256, 1), split, deeper, pooled(256))
+
+    # A convolution without padding has a 0 behind its stride.
+    return _sequence(
+        *(_conv(32, 3, 2, 0), _conv(32, 3, 1, 0), _conv(64, 3)),
+        _beside(nn.MaxPool2D(3, 2), _conv(96, 3, 2, 0)),
+        _beside(_convs((64, 1), (96, 3, 1, 0)), _convs((64, 1), (64, rows), (64, columns), (96, 3, 1, 0))),
+        _beside(_conv(192, 3, 2, 0), nn.MaxPool2D(3, 2)),
+        *(block_a() for _ in range(4)),
+        _beside(_conv(384, 3, 2, 0), _convs((192, 1), (224, 3), (256, 3, 2, 0)), nn.MaxPool2D(3, 2)),
+        *(block_b() for _ in range(7)),
+        _beside(
+            _convs((192, 1), (192, 3, 2, 0)),
+            _convs((256, 1), (256, rows), (320, columns), (320, 3, 2, 0)),
+            nn.MaxPool2D(3, 2),
+        ),
+        *(block_c() for _ in range(3)),
+        *(_SpatialMean(), nn.Dropout(0.2), nn.Dense(classes)),
+    )
+
+
+def googlenet(classes: int) -> Any:
+    """GluonCV's, without the auxiliary classifiers."""
+    return _gluoncv("googlenet").GoogLeNet(classes=classes, aux_logits=False)
+
+
+def zoo(classes: int, name: str) -> Any:
+    """A network of Gluon's own model zoo; its VGG would start in a way of its own."""
+    net = vision.get_model(name, classes=classes)
+    net.collect_params(".*weight").setattr("init", None)
+    return net
+
+
+def build(network: Network, classes: int, *, fused: bool) -> Any:
+    """Returns the uninitialised Gluon block of `network` for inputs (n, 3, h, w).
+
+    `fused`: batch norm and ReLU as one operator, which gives the same numbers; but where two layers use its output its
+    gradient is right only once the block is hybridized. On two cores it made ResNet-50 at batch 128 8% faster (median
+    of 16 pairs of 6 steps each).
+    """
+    builder, *arguments = NETWORKS[network.name]
+    net = globals()[builder](classes, *arguments)
+    _rebuild(net, fused=fused)
+    return net
+
+
+def _rebuild(net: Any, *, fused: bool) -> None:
+    """Gives the rows of layers in a network the faster operators, wherever in it they are."""
+    for child in net._children.values():
+        _rebuild(child, fused=fused)
+    if type(net) is not nn.HybridSequential:
+        return
+    layers = list(net._children.items())
+    for (name, layer), (after, follower) in zip(layers, [*layers[1:], ("", None)]):
+        # 7 x 7 or 8 x 8 values are all that is left of an image, in the networks that say how many they average.
+        averages_all = isinstance(layer, nn.AvgPool2D) and layer._kwargs["kernel"] in ((7, 7), (8, 8))
+        if averages_all or isinstance(layer, nn.GlobalAvgPool2D):
+            net._children[name] = _SpatialMean()
+        elif fused and isinstance(layer, nn.BatchNorm) and getattr(follower, "_act_type", "") == "relu":
+            layer.fuse_relu = True
+            del net._children[after]
+
+
+def branch_ends(net: Any) -> list[Any]:
+    """What scales the end of the branch of each residual unit of `net`; none where it has no such units.
+
+    The gammas of a last batch norm. A pre-activation unit has a ReLU and a convolution after its last norm, and with
+    gammas of zero that ReLU would never let a gradient through: there it is the weights of the last convolution.
+    """
+    ends: list[Any] = []
+
+    def collect(block: Any) -> None:
+        if hasattr(block, "bn2"):
+            ends.append(getattr(block, "conv3", block.conv2).weight)
+        elif hasattr(block, "body"):
+            ends.extend([layer.gamma for layer in block.body if isinstance(layer, nn.BatchNorm)][-1:])
+
+    net.apply(collect)
+    return ends
+
+
+def count(network: Network) -> Cost:
+    """What `network` costs, worked out from its graph: nothing is computed."""
+    net = build(network, network.classes, fused=False)
+    graph = net(mx.sym.var("data"))
+    internals = graph.get_internals()
+    argument_shapes, output_shapes, _ = internals.infer_shape(data=(1, 3, network.input_size, network.input_size))
+    arguments = dict(zip(internals.list_arguments(), argument_shapes))
+    outputs = dict(zip(internals.list_outputs(), output_shapes))
+    nodes = json.loads(graph.tojson())["nodes"]
+    multiply_adds = activations = 0
+    for node in nodes:
+        if node["op"] in ("null", "expand_dims", "squeeze", "Flatten"):  # nothing is computed or copied
+            continue
+        output = outputs[f"{node['name']}_output"]
+        activations += math.prod(output)
+        if node["op"] in ("Convolution", "FullyConnected"):
+            _, (weight, *_), *_ = node["inputs"]
+            multiply_adds += math.prod(output[2:]) * math.prod(arguments[nodes[weight]["name"]])
+    trained = [name for name, parameter in net.collect_params().items() if parameter.grad_req != "null"]
+    parameters = sum(math.prod(arguments[name]) for name in trained)
+    return Cost(parameters=parameters, forward_multiply_adds=multiply_adds, activations=activations)
+
+
+def can_fuse() -> bool:
+    """Whether oneDNN has batch norm and ReLU as one operator for this CPU, as it has not for every one."""
+    image = mx.nd.ones((1, 16, 4, 4))
+    image.attach_grad()
+    channels = [mx.nd.ones(16) for _ in range(4)]
+    try:
+        with autograd.record():
+            out = mx.nd.contrib.BatchNormWithReLU(image, *channels)
+        out.backward()
+        mx.nd.waitall()
+    except mx.MXNetError:
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""The training loop, the same for every framework."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable
+
+from poc.config.run import Run
+from poc.data import Batch
+from poc.frameworks import Session
+from poc.records.noise import Norms
+from poc.records.record import COMPLETED, DIVERGED, Evaluation
+from poc.records.timing import Clock, Window
+
+EXPLODED = 1e4
+"""Mean loss of a window or an evaluation, in nats, from which no run comes back."""
+LARGEST_PARAMETER = 1e6
+"""Absolute value that no parameter has in a training that learns."""
+
+
+@dataclasses.dataclass
+class Loop:
+    """The training of one worker, which tells of every window and evaluation."""
+
+    run: Run
+    session: Session
+    validation: Callable[[], Iterable[Batch]]
+    clock: Clock
+    tell: Callable[[str, Any], None]
+    """Is given the name of an event, and the `Window`, `Norms` or `Evaluation`."""
+    save: Callable[[int], None]
+    """Writes a checkpoint, given the steps done: after every epoch, and within one after `save_every` steps."""
+    first_step: int = 0
+    save_every: int | None = None
+    accuracy: float = 0.0
+    """Of the last evaluation."""
+    silence: float = math.inf
+    """Seconds of steps that are enqueued without waiting for them: within a window that takes longer, a run that hangs
+    could not be told from one that is slow."""
+
+    def __post_init__(self) -> None:
+        self._step = self._saved = self.first_step
+        self._step_seconds = math.inf
+
+    def train(self, batches: Iterator[Batch]) -> tuple[str, str]:
+        """Trains to the last step of the run; returns the outcome and its reason.
+
+        A run has diverged where the loss of a window or of an evaluation, or a parameter after the last update, is not
+        finite or too large: the loss of a window is that before its updates, so the last one shows in the others alone.
+        """
+        run = self.run
+        for epoch in range(self._step // run.steps_per_epoch + 1, run.epochs + 1):
+            if self._is_over():
+                break
+            last = min(epoch * run.steps_per_epoch, run.steps)
+            while self._step < last and not self._out_of_time():
+                loss = self._window(batches, epoch, min(run.window, last - self._step))
+                if not loss < EXPLODED:  # nan, too
+                    return DIVERGED, f"the training loss was {loss:.6g} after step {self._step}"
+                due = self.save_every is not None and self._step - self._saved >= self.save_every
+                if due and self._step < last and not self._out_of_time():
+                    self._checkpoint()
+            if run.evaluate:
+                evaluation = self._evaluate(epoch)
+                self.accuracy = evaluation.accuracy
+                if evaluation.loss is None or not evaluation.loss < EXPLODED:
+                    return DIVERGED, f"the evaluation loss was {_in_words(evaluation.loss)} after epoch {epoch}"
+            self._checkpoint()
+        largest = self.session.largest_parameter()
+        if not largest < LARGEST_PARAMETER:
+            return DIVERGED, f"the largest parameter was {largest:.6g} after step {self._step}"
+        return COMPLETED, ""
+
+    def _out_of_time(self) -> bool:
+        trained = self.clock.elapsed() - sum(self.clock.parts.values())
+        return self.run.seconds is not None and trained >= self.run.seconds
+
+    def _is_over(self) -> bool:
+        target = self.run.target_accuracy
+        return self._out_of_time() or (target is not None and self.accuracy >= target)
+
+    def _window(self, batches: Iterator[Batch], epoch: int, count: int) -> float:
+        """Trains for `count` steps; returns their mean loss.
+
+        The clock is read only where everything enqueued is drained, and nothing is fetched in between. Nothing is
+        waited for in between either, but after the first step and where the window takes longer than `silence`.
+        """
+        run, clock = self.run, self.clock
+        start, waited, samples = clock.elapsed(), 0.0, 0
+        since, enqueued = start, 0
+        steps = range(self._step, self._step + count)
+        looked_at = [step for step in steps if run.gradient_noise and step % run.gradient_noise == 0]
+        for step in steps:
+            asked = clock.elapsed()
+            batch = next(batches)
+            waited += clock.elapsed() - asked
+            self.session.step(batch, run.rate(step), norms=step in looked_at)
+            samples += len(batch)
+            enqueued += 1
+            if enqueued * self._step_seconds > self.silence:
+                self.session.wait()
+                now = clock.elapsed()
+                self._step_seconds, since, enqueued = (now - since) / enqueued, now, 0
+        self._step += count
+        loss = self.session.drain()
+        seconds = clock.elapsed() - start
+        self._step_seconds = seconds / count
+        window = Window(
+            epoch=epoch, start=start, steps=count, samples=samples, seconds=seconds, waited=waited, loss=_finite(loss)
+        )
+        self.tell("window", window)
+        for step, (small, large) in zip(looked_at, self.session.gradient_norms() if looked_at else ()):
+            if math.isfinite(small + large):
+                self.tell("norms", Norms(step=step, small=small, large=large))
+        return loss
+
+    def _evaluate(self, epoch: int) -> Evaluation:
+        start = self.clock.elapsed()
+        with self.clock.part("evaluate"):
+            scored = self.session.evaluate(self.validation())
+        seconds, accuracy = self.clock.elapsed() - start, scored.correct / scored.samples
+        evaluation = Evaluation(
+            epoch=epoch, at=start, seconds=seconds, accuracy=accuracy, samples=scored.samples, loss=_finite(scored.loss)
+        )
+        self.tell("evaluation", evaluation)
+        return evaluation
+
+    def _checkpoint(self) -> None:
+        with self.clock.part("checkpoint"):
+            self.save(self._step)
+        self._saved = self._step
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+def _in_words(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.6g}"

@@ -1,0 +1,122 @@
+"""One run from start to record: its workers, here or on other hosts, started again where one is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from poc.config.run import Run
+from poc.host import processes
+from poc.host.monitor import Monitored
+from poc.plan import estimate
+from poc.records.record import DIVERGED, FAILED, OUT_OF_MEMORY, Record, merged
+from poc.run.local import Here, Place, Share, software
+from poc.run.progress import label
+
+_CHECKPOINT_SECONDS = 180.0
+
+
+class Hosts(Protocol):
+    """Those that do a run: this one (`poc.run.local.Here`), or others, of one kind (`poc.cluster.team.Team`)."""
+
+    def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
+        """The steps after which every worker has a whole checkpoint, made under these conditions."""
+
+    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[Share], str]:
+        """Trains `run` once, each worker told `request`; what each host did, and why it failed, empty where not."""
+
+    def renewed(self) -> bool:
+        """Another takes the place of each host that was lost; False where there is none."""
+
+    def forget(self, run: Run) -> None:
+        """The record of `run` is safe: its checkpoints are no longer needed."""
+
+
+def execute(
+    run: Run, place: Place, hosts: Hosts | None = None, *, detail: int = 0, pace: float = 1.0, title: str = ""
+) -> tuple[Record, bool]:
+    """Trains `run` in processes of its own, one a worker; returns its record, and whether the user interrupted it.
+
+    Where it was cut off before it goes on from its last checkpoint; where a process is lost it does so `run.restarts`
+    times. `detail` adds a pass of so many rounds that takes computation and communication apart. `hosts` do it, None:
+    this one alone. `pace` is what such runs took of their estimates. `title` is for its progress line.
+    """
+    hosts = hosts or Here(place)
+    record = blank(run, place, price_per_hour=place.price_per_hour)
+    conditions = {
+        "versions": record.versions,
+        "commit": record.commit,
+        "environment": record.environment,
+        "machine": place.machine.describe(),
+        "images": list(place.images_of(run)),
+        "workers_here": run.workers // (place.machine.hosts if run.workers > 1 else 1),
+    }
+    why = "the run was interrupted"
+    for left in range(run.restarts, -1, -1):
+        request = {
+            "run": run.to_json(),
+            "first_step": max((step for step in hosts.steps(run, conditions) if step < run.steps), default=0),
+            "why": why,
+            "conditions": conditions,
+            "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / (pace * estimate(run, place.machine))),
+            "detail": detail,
+            "images": conditions["images"],
+            "title": title or label(run),
+        }
+        shares, reason = hosts.attempt(run, request)
+        workers = [worker for share in shares for worker in share.told]
+        interrupted = any(share.interrupted for share in shares)
+        killed_for_memory = reason.endswith(processes.KILLED_FOR_MEMORY)
+        if any(worker.outcome in (OUT_OF_MEMORY, DIVERGED) for worker in workers):
+            reason = ""  # it would do so again, and is told, whatever it did to other workers
+        if not reason or interrupted or killed_for_memory or not left or not hosts.renewed():
+            break
+        why = reason
+        print(f"  {why}; restarting ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
+    reason = "interrupted" if interrupted else reason
+    if workers:
+        record = merged(record, workers)
+        uses = [share.core_use for share in shares]
+        disturbed = max(uses, key=lambda use: (use.others_busy + use.stolen) / max(1, use.cores))
+        record = dataclasses.replace(
+            record,
+            monitor=_monitored(shares),
+            cpu_seconds=sum(use.own_seconds for use in uses),
+            others_busy_cores=disturbed.others_busy,
+            stolen_cores=disturbed.stolen,
+            usable_cores=disturbed.cores,
+        )
+    if reason:
+        outcome = OUT_OF_MEMORY if killed_for_memory and not interrupted else FAILED
+        record = dataclasses.replace(record, outcome=outcome, reason=reason)
+    return record, interrupted
+
+
+def blank(run: Run, place: Place, **fields: Any) -> Record:
+    """The record of a run of which nothing is known yet but `fields`."""
+    return Record(
+        run_id=run.id,
+        run=run,
+        started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        infrastructure=place.infrastructure,
+        hardware=place.machine,
+        **(place.software[run.framework] if place.software else software(run.framework)),
+        dataset=place.images_of(run).name,
+        data_checksum=place.images_of(run).checksum,
+        **fields,
+    )
+
+
+def _monitored(shares: Sequence[Share]) -> Monitored | None:
+    """What the hardware of all hosts did, as one summary; devices of the first host keep their names."""
+    first = shares[0].monitor
+    devices = [
+        dataclasses.replace(device, device=f"host {host} {device.device}") if host else device
+        for host, share in enumerate(shares)
+        for device in (share.monitor.devices if share.monitor else ())
+    ]
+    return first and dataclasses.replace(first, devices=tuple(devices))

@@ -1,0 +1,77 @@
+"""The smallest framework: a perceptron trained in NumPy, with what poc/frameworks/__init__.py asks for alone.
+
+This file has what the framework can do and starts what its workers need; session.py trains, and it alone would import a
+framework; hub.py adds up the workers' gradients. Imports within the folder are relative, since it may lie anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from poc.config import SGD, Device, DistSync, NoSync
+from poc.config.networks import Cost, Network
+from poc.config.run import Run
+from poc.frameworks import Cluster, Session
+from poc.frameworks.builds import Build
+from poc.host import processes
+from poc.host.hardware import Hardware
+
+LABEL = "NumPy"
+PACKAGES: tuple[str, ...] = ("numpy",)
+BUILDS: tuple[Build, ...] = ()
+LAYOUT = "NCHW"
+DTYPES: tuple[str, ...] = ("float32",)
+NETWORKS = ("cifar_mlp",)
+OPTIMIZERS = (SGD,)
+EXCHANGES = (Device, DistSync, NoSync)
+HEEDS: tuple[str, ...] = ()
+
+
+def workers(given: int, devices: int, emulated: bool) -> int:
+    return given
+
+
+@contextlib.contextmanager
+def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iterator[Cluster]:
+    common = {"OPENBLAS_NUM_THREADS": str(cores)}
+    if run.workers == 1:
+        yield Cluster(environments=[common], helpers={})
+        return
+    # The hub is given a socket that listens already, so that no worker comes too early and nobody else takes the port.
+    with socket.create_server((hosts[0], 0)) as listener:
+        common.update(POC_HUB=hosts[0], POC_HUB_PORT=str(listener.getsockname()[1]))
+        hub = processes.start(f"{__name__}.hub", {"POC_WORKERS": str(run.workers)}, stdin=listener)
+    try:
+        environments = [{**common, "POC_WORKER": str(worker)} for worker in range(run.workers)]
+        yield Cluster(environments=environments, helpers={"hub": hub})
+    finally:
+        processes.stop([hub])
+
+
+def lacks(run: Run, machine: Hardware) -> str | None:
+    if getattr(run.optimizer, "momentum_correction", False):
+        return f"momentum correction is not {LABEL}'s"
+    if getattr(run.kvstore, "two_bit", None) or getattr(run.kvstore, "gradient_bits", 32) != 32:
+        return f"compressed gradients are not {LABEL}'s"
+    return None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError)
+
+
+def count(network: Network) -> Cost | None:
+    return None
+
+
+def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
+    from .faults import FaultySession
+    from .session import NumpySession
+
+    faulty = os.environ.keys() & {"POC_FAULT", "POC_HOLD"}
+    return (FaultySession if faulty else NumpySession)(run, first_step, state)
