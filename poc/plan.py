@@ -65,7 +65,7 @@ def plan(
     are asked for: by `cpu`, or by whoever `named` a recipe that has no others.
     """
     planned: dict[tuple[str, bool, int], Planned] = {}
-    settings = (recipe.quickened() if quick else recipe).settings()
+    settings = (recipe.quick_version() if quick else recipe).settings()
     named_for_cpu = named and all(setting.kind == "cpu" for setting in recipe.settings())
     cpu = cpu or named_for_cpu or not _has_usable_gpus(hardware)
     repeats = range(max(setting.repeats for setting in settings))
@@ -150,8 +150,14 @@ def _with_engine(name: str, setting: Setting, hardware: Hardware, named: dict[st
         fields.update(kvstore=Device(), gradient_noise=None)
     precisions = ("bfloat16", "float32") if setting.dtype == AUTO else (setting.dtype,)
     runs = [Run(**{**fields, **named, "dtype": dtype}) for dtype in precisions]
-    run = next((run for run in runs if not frameworks.lacks(run, hardware)), runs[-1])
-    reasons = (frameworks.lacks(run, hardware), _too_large(run, hardware), too_few_cores, uneven, too_few_devices)
+    run = next((run for run in runs if not frameworks.unsupported_reason(run, hardware)), runs[-1])
+    reasons = (
+        frameworks.unsupported_reason(run, hardware),
+        _too_large(run, hardware),
+        too_few_cores,
+        uneven,
+        too_few_devices,
+    )
     return run, next(filter(None, reasons), "")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from poc.records import journal, last_run
 from poc.records.record import SKIPPED, Record
-from poc.values import UserError, nearest, value
+from poc.values import UserError, suggest, value
 
 MARK = "published.json"
 """The file by which a folder is known to be made here, so that it may be replaced."""
@@ -108,7 +108,7 @@ def publish(
     name = machine or max(started, key=lambda record: record.started).infrastructure
     chosen = [record for record in records if record.infrastructure == name]
     if not chosen:
-        raise UserError(f"--machine: no run is of {name!r}; {nearest(name, {each.infrastructure for each in started})}")
+        raise UserError(f"--machine: no run is of {name!r}; {suggest(name, {each.infrastructure for each in started})}")
     date = max(record.started for record in chosen)[:10]
     target = output / f"{_safe(name)}_{date}"
     _check_is_ours(target)

@@ -43,14 +43,14 @@ class UserError(Exception):
     """A mistake in a recipe, an option or a file: one line that names it, what is allowed and how to mend it."""
 
 
-def nearest(name: object, valid: Iterable[str]) -> str:
+def suggest(name: object, valid: Iterable[str]) -> str:
     """A hint such as "did you mean 'epochs'?", or the list of what is valid where nothing is near."""
     options = sorted(valid)
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else "valid: " + ", ".join(options)
 
 
-def refuse(name: str, given: object, allowed: str) -> UserError:
+def invalid(name: str, given: object, allowed: str) -> UserError:
     """The error for a field that holds what it may not."""
     shown = " ".join(repr(given).split())
     shown = shown if len(shown) <= _MOST_SHOWN else shown[:_MOST_SHOWN] + "..."
@@ -80,7 +80,7 @@ def several(given: Any) -> Any:
 def whole(name: str, number: object, *, least: int = 1) -> None:
     """Raises UserError unless `number` is a whole number of at least `least`, and not absurdly large."""
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= _LARGEST_WHOLE:
-        raise refuse(name, number, f"use a whole number from {least} to {_LARGEST_WHOLE}")
+        raise invalid(name, number, f"use a whole number from {least} to {_LARGEST_WHOLE}")
 
 
 whole_or_zero = functools.partial(whole, least=0)
@@ -90,9 +90,9 @@ def positive(name: str, number: object, *, zero: bool = False) -> None:
     """Raises UserError unless `number` is a number above zero (or zero, where `zero` allows it)."""
     allowed = "zero or more" if zero else "above zero"
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not (number > 0 or (zero and number == 0)):
-        raise refuse(name, number, f"use a number {allowed}")
+        raise invalid(name, number, f"use a number {allowed}")
     if number > _LARGEST_NUMBER:
-        raise refuse(name, number, f"use at most {_LARGEST_NUMBER:g}")
+        raise invalid(name, number, f"use at most {_LARGEST_NUMBER:g}")
 
 
 positive_or_zero = functools.partial(positive, zero=True)
@@ -102,13 +102,13 @@ def share(name: str, number: Any) -> None:
     """Raises UserError unless `number` is from 0 to below 1."""
     positive_or_zero(name, number)
     if number >= 1:
-        raise refuse(name, number, "use a number from 0 to below 1")
+        raise invalid(name, number, "use a number from 0 to below 1")
 
 
 def flag(name: str, given: object) -> None:
     """Raises UserError unless `given` is True or False."""
     if not isinstance(given, bool):
-        raise refuse(name, given, "use True or False")
+        raise invalid(name, given, "use True or False")
 
 
 def choice(valid: Sequence[Any]) -> Check:
@@ -116,7 +116,7 @@ def choice(valid: Sequence[Any]) -> Check:
 
     def check(name: str, given: object) -> None:
         if not _is_one_of(given, valid):
-            raise refuse(name, given, nearest(given, map(str, valid)))
+            raise invalid(name, given, suggest(given, map(str, valid)))
 
     return check
 
@@ -231,7 +231,7 @@ def value(cls: type[T]) -> type[T]:
             raise UserError(f"{cls.__name__}: pass fields by name, e.g. {sorted(fields)[0]}=...; got {positional[0]!r}")
         for name in [*given, *required]:
             if name not in fields:
-                raise UserError(f"{cls.__name__}: no field {name!r}; {nearest(name, fields)}")
+                raise UserError(f"{cls.__name__}: no field {name!r}; {suggest(name, fields)}")
             if name not in given:
                 raise UserError(f"{cls.__name__}: field {name!r} is missing")
         for name, declared in fields.items():

@@ -22,7 +22,7 @@ from poc.records.record import COMPLETED, Evaluation, Record
 from poc.records.timing import Window
 from poc.report import table
 from poc.run import checkpoint
-from poc.run.local import Here, Place
+from poc.run.launcher import LocalLauncher, RunContext
 from poc.run.parent import execute
 from poc.studies import Study
 from poc.studies.prices import load
@@ -100,10 +100,10 @@ def build(*records: Record, studies: Sequence[Study] = (), **prices: float) -> p
     return table.build(records, studies, load(prices))
 
 
-def place_in(folder: Path, **fields: Any) -> Place:
+def place_in(folder: Path, **fields: Any) -> RunContext:
     """Where runs leave all in `folder`, with the last checkpoint of each."""
     usual = {"machine": MACHINE, "infrastructure": "here", "source": None, "cache": folder}
-    return Place(**{**usual, "checkpoints": folder / "checkpoints", **fields})
+    return RunContext(**{**usual, "checkpoints": folder / "checkpoints", **fields})
 
 
 def executed(folder: Path, *, detail: int = 0, **fields: Any) -> Record:
@@ -111,7 +111,7 @@ def executed(folder: Path, *, detail: int = 0, **fields: Any) -> Record:
     run, place = run_of(**fields), place_in(folder)
     record, _ = execute(run, place, detail=detail)
     if record.outcome == COMPLETED:
-        Here(place).forget(run)
+        LocalLauncher(place).forget(run)
     return record
 
 

@@ -97,7 +97,7 @@ def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) 
             losses.append(session.drain())
     seen = {"evaluated": evaluated(session, run, worker), "losses": losses, "norms": session.gradient_norms()}
     after = parameters(session)
-    return {**start, **after, **seen, "sums right": str(session.exchange_is_right())}
+    return {**start, **after, **seen, "sums right": str(session.sync_is_correct())}
 
 
 def gradients(session: Session, run: Run, worker: int = 0, folder: Path = Path(), **how: Any) -> Arrays:

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m tests.simulated "8 A100" [--content NAME] [--results DIR]
 
-The journal and all pages are left in DIR to be looked at. Recipes, plan, campaign, records and journal are the real
+The journal and all pages are left in DIR to be looked at. Recipes, plan, sweep, records and journal are the real
 ones; only the training is made up. THE NUMBERS ARE INVENTED: never publish one.
 
 Speed: a step takes 4 ms, the arithmetic of its samples at `_REACHED` of the device's peak, and the time in which an
@@ -44,14 +44,14 @@ from poc.records.record import (
     Evaluation,
     Exchanged,
     Memory,
-    Told,
+    WorkerResult,
 )
 from poc.records.timing import Window
 from poc.run import parent
-from poc.run.campaign import Campaign
-from poc.run.local import CoreUse, Place, Share
+from poc.run.launcher import CoreUse, HostResult, RunContext
+from poc.run.sweep import Sweep
 from poc.studies import prices
-from tests.stand_in import CARDS
+from tests.fake_gpus import CARDS
 
 HOME = Path(__file__).parents[1]
 GIB = 2**30
@@ -138,7 +138,7 @@ def never_works(run: Run, take: int) -> tuple[str, str, float]:
 
 
 class Trainer:
-    """Does runs on a machine without training anything (`poc.run.parent.Hosts`), on a clock of its own."""
+    """Does runs on a machine without training anything (`poc.run.parent.Launcher`), on a clock of its own."""
 
     def __init__(self, name: str, fate: Fate) -> None:
         self.machine = hardware(name)
@@ -164,7 +164,7 @@ class Trainer:
     def forget(self, run: Run) -> None:
         """There is nothing to remove."""
 
-    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[Share], str]:
+    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
         """What the workers of the run would have told, and why it failed."""
         take = self._takes[run.id] = self._takes.get(run.id, 0) + 1
         self._random.seed(f"{run.id} {take} {self._link}")
@@ -175,7 +175,7 @@ class Trainer:
         self.now += datetime.timedelta(seconds=round(max(worker.wall or 0.0 for worker in told) + 2))
         use = CoreUse(cores=self.machine.cores, own_seconds=10.0, others_busy=0.01, stolen=0.0)
         monitored = self._monitored(run, told[0]) if told[0].windows else None
-        return [Share(told=tuple(told), lost=None, interrupted=False, monitor=monitored, core_use=use)], (
+        return [HostResult(told=tuple(told), lost=None, interrupted=False, monitor=monitored, core_use=use)], (
             reason if outcome == FAILED else ""
         )
 
@@ -210,7 +210,7 @@ class Trainer:
     def _noise(self, deviation: float) -> float:
         return 1 + max(-3 * deviation, min(3 * deviation, self._random.gauss(0, deviation)))
 
-    def _told(self, run: Run, outcome: str, reason: str, share: float, detail: int) -> list[Told]:
+    def _told(self, run: Run, outcome: str, reason: str, share: float, detail: int) -> list[WorkerResult]:
         compute, synchronise = self._parts_of_step(run)
         step = (compute + synchronise) * self._noise(0.01)
         done = max(1, round(run.steps * share)) if share else 0
@@ -244,7 +244,7 @@ class Trainer:
         used = int(self._memory(run))
         peak = 0.8 * self._peak(run) * (1 if run.emulated else run.devices // run.workers)
         return [
-            Told(
+            WorkerResult(
                 outcome=outcome,
                 reason=reason,
                 dataset=run.data.name,
@@ -320,7 +320,7 @@ class Trainer:
             issue_seconds=0.002,
         )
 
-    def _monitored(self, run: Run, told: Told) -> Monitored:
+    def _monitored(self, run: Run, told: WorkerResult) -> Monitored:
         seconds = sum(window.seconds for window in told.windows)
         if run.kind == "cpu":
             return Monitored(samples=int(seconds), devices=(DeviceUse(device="cpu", utilisation=0.9),), of_windows=True)
@@ -410,7 +410,7 @@ def write_journal(name: str, content: str, results: Path) -> Path:
             for title, made in chosen.recipes().items()
         ]
         common = {"python": "3.11.7", "numpy": "1.26.4", "system": "Linux"}
-        place = Place(
+        place = RunContext(
             machine=trainer.machine,
             infrastructure=f"simulated {name}",
             source=None,
@@ -418,11 +418,11 @@ def write_journal(name: str, content: str, results: Path) -> Path:
             price_per_hour=MACHINES[name][4],
             software={each: {"versions": {**common, **held}, "commit": "simulated"} for each, held in versions.items()},
         )
-        campaign = Campaign(plans, results, place, detail=chosen.detail)
+        sweep = Sweep(plans, results, place, detail=chosen.detail)
         with mock.patch.object(parent, "datetime", trainer.datetime):
-            for item in campaign.items:
-                campaign.do(item, trainer)
-    return campaign.path
+            for item in sweep.items:
+                sweep.do(item, trainer)
+    return sweep.path
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,8 +15,8 @@ from poc.frameworks import builds
 from poc.host import hardware, nvml
 from poc.host.hardware import Hardware
 from poc.plan import plan
-from poc.run.local import own_gpus
-from tests import launch, stand_in
+from poc.run.launcher import own_gpus
+from tests import fake_gpus, launch
 from tests.builders import GLUON, MACHINE, recipe_file
 from tests.extras import needs_horovod, needs_torch, newer_python
 
@@ -26,7 +26,7 @@ OF_CUDA_10 = "libcudart.so.10.2"
 
 def stand(name: str, monkeypatch: pytest.MonkeyPatch) -> Hardware:
     """That machine, with the packages that it wants installed."""
-    monkeypatch.setattr(nvml, "pynvml", stand_in.library(name))
+    monkeypatch.setattr(nvml, "pynvml", fake_gpus.library(name))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     machine = hardware.detect()
     packages = {framework: {build.package: build.version} for framework, build in frameworks.wanted(machine).items()}
@@ -60,7 +60,7 @@ def test_the_build_of_each_engine_or_why_there_is_none(
 ) -> None:
     if libraries:
         monkeypatch.setattr(builds, "shared_library", lambda name: tmp_path / name)
-    monkeypatch.setitem(stand_in.MACHINES, "one", ([card], driver, False))
+    monkeypatch.setitem(fake_gpus.MACHINES, "one", ([card], driver, False))
     machine = stand("one", monkeypatch)
     for name, expected in (("mxnet", mxnet), ("pytorch", pytorch)):
         build = builds.choose(frameworks.load(name).BUILDS, machine)
@@ -94,7 +94,7 @@ def test_auto_takes_the_first_engine_that_runs_on_the_cards_and_says_why(
 
 def test_cards_that_no_one_build_runs_on_do_not_train_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(builds, "shared_library", lambda name: tmp_path / name)
-    monkeypatch.setitem(stand_in.MACHINES, "mixed", (["K80", "V100"], "470.256.02", False))
+    monkeypatch.setitem(fake_gpus.MACHINES, "mixed", (["K80", "V100"], "470.256.02", False))
     here = stand("mixed", monkeypatch)
     assert [gpu.name for gpu in frameworks.usable("mxnet", here)] == [here.gpus[1].name]
     one, two = plan("r", Recipe(model="cifar_resnet8_v2", framework="mxnet", devices=[1, 2]), here)
@@ -193,7 +193,7 @@ def test_what_is_to_be_installed(
     said = capsys.readouterr()
     assert said.out.splitlines() == lines
     assert "GB" in said.err
-    assert all((stand_in.PATH.parents[2] / line.split()[1]).is_file() for line in lines)
+    assert all((fake_gpus.PATH.parents[2] / line.split()[1]).is_file() for line in lines)
 
 
 def test_a_disk_without_room_is_one_line_that_says_how_much_is_needed(
@@ -219,7 +219,7 @@ def test_a_disk_without_room_is_one_line_that_says_how_much_is_needed(
 def test_runs_on_cards(machine: str, framework: str, completed: int, tmp_path: Path) -> None:
     fields = {**GLUON, "framework": "auto", "kind": "gpu", "devices": [1, 2], "batch_per_device": 16}
     recipe = recipe_file(tmp_path / "mine.py", **fields, epochs=None, steps=8, window=2)
-    launch.finish(recipe, tmp_path, environment=stand_in.environment(machine))
+    launch.finish(recipe, tmp_path, environment=fake_gpus.environment(machine))
     records = launch.records(tmp_path)
     on_cards = [record for record in records if record.run.kind == "gpu" and record.outcome == "completed"]
     assert [record.run.framework for record in on_cards] == [framework] * completed

@@ -22,7 +22,7 @@ from poc.plan import Planned
 from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
 from poc.run import checkpoint
-from poc.run.campaign import Campaign
+from poc.run.sweep import Sweep
 from tests.builders import GLUON, TWO_WORKERS, executed, place_in, recipe_file, run_of
 from tests.extras import needs_horovod, needs_ray
 from tests.hosts import Host, Nodes, cluster, drive, driven
@@ -82,7 +82,7 @@ def test_takes_come_in_rounds_and_no_run_waits_for_a_node_that_is_lost(
     items = [Planned(run=run, seconds=seconds, repeat=repeat) for repeat in (1, 2) for run, seconds in runs]
 
     def machine(hosts: int) -> scheduler._Machine:
-        return scheduler._Machine("some", hosts, Campaign([("r", items)], tmp_path, place_in(tmp_path)))
+        return scheduler._Machine("some", hosts, Sweep([("r", items)], tmp_path, place_in(tmp_path)))
 
     assert [(item.run.epochs, item.repeat) for *_, item in machine(1).todo] == [(2, 1), (1, 1), (2, 2), (1, 2)]
     there, gone = (SimpleNamespace(name=name, lost=lost) for name, lost in (("a", ""), ("b", "it has gone")))

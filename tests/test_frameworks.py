@@ -156,7 +156,7 @@ def test_what_an_engine_never_heard_of_is_refused_and_not_trained_as_something_e
     framework: str, fields: dict[str, Any], said: str
 ) -> None:
     run = dataclasses.replace(planned(framework, devices=fields.get("devices", 1)).run, **fields)
-    reason = frameworks.lacks(run, MACHINE)
+    reason = frameworks.unsupported_reason(run, MACHINE)
     assert re.match(said, reason)
     assert "\n" not in reason
     with pytest.raises(UserError, match=next(iter(fields))):
@@ -215,7 +215,7 @@ def test_a_precision_that_a_card_only_emulates_is_refused(
 
     def said(*cards: tuple[str, tuple[int, int]]) -> str | None:
         gpus = tuple(GPU(index=0, name=name, capability=has, memory_bytes=2**34) for name, has in cards)
-        return frameworks.lacks(run, dataclasses.replace(MACHINE, gpus=gpus))
+        return frameworks.unsupported_reason(run, dataclasses.replace(MACHINE, gpus=gpus))
 
     assert said(("new", oldest), ("unused", capability)) is None
     reason = said(("new", oldest), ("old", capability)) or ""

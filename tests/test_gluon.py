@@ -18,7 +18,7 @@ from poc.config.run import Run
 from poc.frameworks import loss_scale
 from poc.frameworks.mxnet import compatibility
 from poc.host.hardware import detect
-from tests import stand_in
+from tests import fake_gpus
 from tests.builders import MACHINE
 from tests.extras import needs_horovod
 from tests.framework_worker import (
@@ -38,7 +38,7 @@ from tests.launch import python
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
 
-from poc.frameworks.mxnet import arrays, exchange, networks, optimizers, session  # noqa: E402
+from poc.frameworks.mxnet import flat_buffers, networks, optimizers, session, trainer  # noqa: E402
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_batches_are_put_on_a_cpu_while_it_computes_what_was_asked_of_it_before(
 def test_operators_are_fused_only_where_the_driver_can_read_the_code(machine: str, fusion: str) -> None:
     code = "import os; from poc.frameworks.mxnet import compatibility; compatibility.prepare(); "
     code += "print(os.environ.get('MXNET_USE_FUSION'))"
-    assert python(code, **stand_in.environment(machine)).stdout.split() == [fusion]
+    assert python(code, **fake_gpus.environment(machine)).stdout.split() == [fusion]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "tf32"])
@@ -173,7 +173,7 @@ def followed(run: Run, weight: Any, gradients: Any) -> Any:
     parameter = mx.gluon.Parameter("weight", shape=weight.shape)
     parameter.initialize()
     parameter.set_data(mx.nd.array(weight))
-    (array,) = arrays.lay([parameter])
+    (array,) = flat_buffers.flatten([parameter])
     optimizer = optimizers.make(run, array, 0)
     for rate, gradient in zip(RATES, gradients):
         parameter.grad()[:] = run.global_batch * gradient
@@ -216,7 +216,7 @@ def test_parameters_lie_on_256_bytes_and_those_of_one_shape_are_stacked() -> Non
     parameters = [mx.gluon.Parameter(f"weight{number}", shape=shape) for number, shape in enumerate(shapes)]
     for number, parameter in enumerate(parameters, start=1):
         parameter.initialize(mx.init.Constant(number))
-    (array,) = arrays.lay(parameters)
+    (array,) = flat_buffers.flatten(parameters)
     (flat,) = array.values
     stacks = list(array.stacks(flat))
     assert [stack.shape for stack in stacks] == [(1, 4, 5, 3, 3), (2, 10, 4, 1, 1), (2, 16, 3, 3, 3)]
@@ -249,17 +249,17 @@ from poc.frameworks.mxnet import compatibility
 compatibility.prepare()
 import mxnet as mx
 from poc import Muon
-from poc.frameworks.mxnet import arrays, exchange, optimizers
+from poc.frameworks.mxnet import flat_buffers, trainer, optimizers
 from tests.framework_worker import planned
 
 parameter = mx.gluon.Parameter("weight", shape=(512, 512, 3, 3))
 parameter.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-(array,) = arrays.lay([parameter])
+(array,) = flat_buffers.flatten([parameter])
 for gradient in array.gradients:
     gradient[:] = mx.nd.random.normal(shape=gradient.shape, ctx=gradient.context)
 both = [optimizers.make(planned("mxnet", optimizer=Muon(0.02)).run, array, device) for device in (0, 1)]
 for _ in range(4):
-    list(exchange._threads(2).map(lambda optimizer: optimizer.update(0.01), both))
+    list(trainer._threads(2).map(lambda optimizer: optimizer.update(0.01), both))
 mx.nd.waitall()
 """
 
@@ -352,22 +352,22 @@ def test_lars_scales_the_rates_of_weights_and_the_penalty_spares_betas_and_biase
 DEVICES = 3
 
 
-def connected(dtype: str = "float32", **fields: Any) -> exchange.InProcess:
+def connected(dtype: str = "float32", **fields: Any) -> trainer.InProcess:
     """Three devices with four arrays, of 4, 3, 2 and 1 dimensions, of ones."""
     run = dataclasses.replace(planned("mxnet", devices=DEVICES, **fields).run, dtype=dtype)
     parameters = [mx.gluon.Parameter(f"weight{n}", shape=(2,) * n) for n in (1, 2, 3, 4)]
     for parameter in parameters:
         parameter.initialize(mx.init.One(), ctx=[mx.cpu(device) for device in range(DEVICES)])
-    return exchange.connect(run, parameters, [])
+    return trainer.connect(run, parameters, [])
 
 
-def fill(made: exchange.InProcess, value: float) -> None:
+def fill(made: trainer.InProcess, value: float) -> None:
     for array in made.trained:
         for flat in array.gradients:
             flat[:] = value
 
 
-def held(made: exchange.InProcess) -> np.ndarray:
+def held(made: trainer.InProcess) -> np.ndarray:
     """The first values of all arrays, (arrays, devices)."""
     return np.array([[values.asnumpy()[0] for values in array.values] for array in made.trained])
 

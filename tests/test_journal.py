@@ -149,10 +149,10 @@ def test_what_is_no_record_is_left_out(line: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.faults
 def test_a_file_system_without_locks_takes_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def invalid(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", invalid)
     with journal.claimed(tmp_path / journal.FILE):
         appended(tmp_path / journal.FILE, "a", "b")
     assert names_in(tmp_path / journal.FILE) == ["a", "b"]

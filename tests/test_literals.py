@@ -101,9 +101,9 @@ def test_the_runs_are_those_of_the_edited_recipe(
 
 def test_what_is_set_holds_in_the_quick_version_too() -> None:
     own = Recipe(**{**SMALL, "quick": {"batch_per_device": 16, "steps": 8, "cases": [{"lr": 0.1}, {"lr": 0.2}]}})
-    (setting,) = own.with_fields({"lr": 0.3, "batch_per_device": 64}).quickened().settings()
+    (setting,) = own.with_fields({"lr": 0.3, "batch_per_device": 64}).quick_version().settings()
     assert (setting.lr.at(64), setting.batch_per_device, setting.steps) == (0.3, 64, 8)
-    (setting,) = Recipe(**SMALL).with_fields({"epochs": 3}).quickened().settings()
+    (setting,) = Recipe(**SMALL).with_fields({"epochs": 3}).quick_version().settings()
     assert (setting.epochs, setting.steps, setting.evaluate) == (3, None, False)
 
 

@@ -102,7 +102,7 @@ def test_a_network_that_nobody_counted_or_builds_is_refused_and_multiply_adds_go
     with pytest.raises(UserError, match="builds unknown"):
         frameworks.count(unknown)
     run = dataclasses.replace(planned("mxnet").run, model="unknown")
-    assert frameworks.lacks(run, MACHINE) == "model=unknown is not supported by MXNet"
+    assert frameworks.unsupported_reason(run, MACHINE) == "model=unknown is not supported by MXNet"
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from poc import Muon, Synthetic, frameworks
 from poc.frameworks import Session
 from poc.frameworks.pytorch import NETWORKS
 from poc.host.hardware import detect
-from poc.run.local import Place
+from poc.run.launcher import RunContext
 from poc.run.parent import execute
-from tests import stand_in
+from tests import fake_gpus
 from tests.builders import MACHINE, recipe_file
 from tests.extras import needs_compiler, needs_torch
 from tests.framework_worker import Arrays, batches, distance, in_turn, parameters, planned, trained
@@ -54,7 +54,7 @@ def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
     item = planned("pytorch", devices=2, evaluate=True, straggler=0.5)  # the second process is one
     run = item.run
     assert (run.workers, item.skip) == (2, "")
-    record, _ = execute(run, Place(machine=detect(), infrastructure="here", source=None, cache=tmp_path), detail=3)
+    record, _ = execute(run, RunContext(machine=detect(), infrastructure="here", source=None, cache=tmp_path), detail=3)
     assert (record.outcome, record.reason) == ("completed", "")
     assert record.detail.sums_right
     assert record.evaluations[0].samples == 70
@@ -159,7 +159,7 @@ ON_TWO_CARDS: tuple[dict[str, Any], ...] = (
 def test_a_card_takes_the_cpu_s_steps(
     several: tuple[dict[str, Any], ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from tests.stand_in import card
+    from tests.fake_gpus import card
 
     runs = [planned("pytorch", **fields).run for fields in several]
     asked = [(run, "trained") for run in runs]
@@ -175,7 +175,7 @@ def test_a_card_takes_the_cpu_s_steps(
     else:
         cpu = in_turn(on_cpu, tmp_path / "cpu")
     # Processes that start from here on have a CUDA card, whose kernels compute on the CPU.
-    for name, held in {**stand_in.environment("8 A100"), **card.environment(tmp_path)}.items():
+    for name, held in {**fake_gpus.environment("8 A100"), **card.environment(tmp_path)}.items():
         monkeypatch.setenv(name, held)
     there = in_turn([(dataclasses.replace(run, kind="gpu"), what) for run, what in asked], tmp_path / "card")
     for (run, what), made, expected in zip(asked, there, cpu):

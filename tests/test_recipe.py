@@ -39,7 +39,7 @@ from poc.host import hardware
 from poc.host.hardware import GPU, Hardware
 from poc.plan import Planned, plan, select
 from poc.values import UserError
-from tests import simulated, stand_in
+from tests import fake_gpus, simulated
 from tests.launch import HOME, supported
 from tests.test_machine import use
 
@@ -402,7 +402,7 @@ def test_a_worker_may_have_a_numa_node_or_its_share_of_one(nodes: tuple[int, ...
 )
 def test_the_time_is_estimated_by_the_card(machine: str, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples/s of ResNet-50 on one card: as published for K80 and P100, and in proportion to cores and clock."""
-    library = stand_in.library("8 K80" if machine == "untold" else machine)
+    library = fake_gpus.library("8 K80" if machine == "untold" else machine)
     if machine == "untold":
         for card in library.cards:
             del card["nvmlDeviceGetNumGpuCores"]

@@ -17,11 +17,11 @@ import pytest
 from poc import CIFAR10, ImageNet, Synthetic, data, synthetic
 from poc.host import hardware
 from poc.records import timing
-from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, Told, merged
+from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, WorkerResult, merged
 from poc.run import checkpoint
-from poc.run.local import own_gpus
+from poc.run.launcher import own_gpus
 from poc.run.parent import execute
-from tests import stand_in, test_imagenet
+from tests import fake_gpus, test_imagenet
 from tests.builders import (
     GLUON,
     MACHINE,
@@ -249,12 +249,12 @@ def test_a_worker_that_finds_other_images_than_planned_fails_the_run(tmp_path: P
         assert str(images["imagenet"]) in made.reason
 
 
-def told(wall: float, seconds: list[float], **fields: Any) -> Told:
+def told(wall: float, seconds: list[float], **fields: Any) -> WorkerResult:
     """By a worker with windows of 10 samples that took so many seconds each."""
     whole = record_of(epoch_seconds=seconds, run={"global_batch": 1})
     windows = tuple(dataclasses.replace(window, loss=2 * window.seconds) for window in whole.windows)
     fields = {"outcome": COMPLETED, "memory": Memory(host_peak_bytes=100), "wall": wall, **fields}
-    return Told(windows=windows, evaluations=whole.evaluations[-1:], **fields)
+    return WorkerResult(windows=windows, evaluations=whole.evaluations[-1:], **fields)
 
 
 def test_the_slowest_worker_sets_the_pace() -> None:
@@ -273,7 +273,7 @@ def test_the_slowest_worker_sets_the_pace() -> None:
 
 
 def test_a_failed_worker_fails_the_run_and_memory_that_ran_out_is_the_reason_whoever_missed_that_worker() -> None:
-    stopped = Told(outcome=FAILED, reason="its process ended early with signal 9")
+    stopped = WorkerResult(outcome=FAILED, reason="its process ended early with signal 9")
     failed = told(10.0, [1.0], outcome=FAILED, reason="connection reset")
     greedy = told(10.0, [1.0], outcome=OUT_OF_MEMORY, reason="no room")
     for both in ([stopped, failed], [failed, greedy]):
@@ -292,7 +292,7 @@ def test_a_failed_worker_fails_the_run_and_memory_that_ran_out_is_the_reason_who
 def test_each_worker_of_a_host_gets_its_own_cards(
     machine: str, visible: str | None, own: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = use(stand_in.library(machine), monkeypatch)
+    library = use(fake_gpus.library(machine), monkeypatch)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         library.links[3, 7] = (10, True, True)
@@ -307,7 +307,7 @@ def test_each_worker_of_a_host_gets_its_own_cards(
 def test_a_display_card_beside_two_that_compute_does_no_harm(tmp_path: Path) -> None:
     fields = {**GLUON, "kind": "gpu", "devices": [1, 2], "steps": 12, "window": 4, "epochs": None, "evaluate": False}
     recipe = recipe_file(tmp_path / "mine.py", **fields, batch_per_device=16)
-    finish(recipe, tmp_path, environment=stand_in.environment("2 V100 and a display card"))
+    finish(recipe, tmp_path, environment=fake_gpus.environment("2 V100 and a display card"))
     one, two = records(tmp_path)
     assert [one.outcome, two.outcome] == [COMPLETED] * 2
     assert [device.device for device in one.monitor.devices] == ["gpu 1"]

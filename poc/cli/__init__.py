@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from poc.cli import chosen
 from poc.cli.parser import TRAINS, parser
 from poc.records import journal
-from poc.run.local import cache
+from poc.run.launcher import cache
 from poc.values import UserError
 
 

@@ -20,7 +20,7 @@ from poc.plan import Planned
 from poc.plan import plan as plan_recipe
 from poc.records import journal
 from poc.records.record import COMPLETED, DONE, Advice, Record
-from poc.run.local import Here, Place, cache
+from poc.run.launcher import LocalLauncher, RunContext, cache
 from poc.run.parent import execute
 from poc.run.progress import duration
 from poc.studies import prices
@@ -38,7 +38,7 @@ def advise(options: argparse.Namespace) -> int:
     name = chosen.machine_name(options, machine)
     probes = [*([] if elsewhere else advice.speed_probes(setting)), advice.probe(setting, options.steps)]
     plans = _plans(path, probes, machine)
-    place = Place(machine=machine, infrastructure=name, source=chosen.source(options), cache=cache())
+    place = RunContext(machine=machine, infrastructure=name, source=chosen.source(options), cache=cache())
     images = data.identify([planned.run.data for planned in plans], source=place.source, cache=place.cache)
     place = dataclasses.replace(place, images=images)
     before = chosen.records(options)
@@ -81,11 +81,11 @@ def _plans(path: Path, probes: Sequence[Recipe], machine: Hardware) -> list[Plan
     return plans
 
 
-def _probed(planned: Planned, place: Place, file: Path) -> Record:
+def _probed(planned: Planned, place: RunContext, file: Path) -> Record:
     """Return the record of a short run; one for speed goes into the journal `file`, advice goes with the other."""
     record, interrupted = execute(planned.run, place, detail=0 if planned.run.gradient_noise else advice.ROUNDS)
     if record.outcome in DONE:
-        Here(place).forget(planned.run)
+        LocalLauncher(place).forget(planned.run)
     if interrupted or not planned.run.gradient_noise:
         journal.append(file, record)
     if interrupted:

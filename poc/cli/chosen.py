@@ -16,7 +16,7 @@ from poc.plan import plan as plan_recipe
 from poc.records import journal
 from poc.records.record import Record
 from poc.studies import prices
-from poc.values import UserError, nearest
+from poc.values import UserError, suggest
 
 HOME = Path(__file__).resolve().parents[2]
 """The checkout."""
@@ -46,7 +46,7 @@ def recipe_path(name: str) -> Path:
     recipes = {file.stem: file for file in _in_folders(_FOLDERS)}
     if path.name == name and path.name.removesuffix(".py") in recipes:
         return recipes[path.name.removesuffix(".py")]
-    near = nearest(path.name.removesuffix(".py"), recipes)
+    near = suggest(path.name.removesuffix(".py"), recipes)
     if path.suffix == ".py":
         raise UserError(f"recipe: {name} is not a file, nor a recipe in recipes/; {near}")
     raise UserError(f"recipe: no {name!r} in recipes/; {near}")

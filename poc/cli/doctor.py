@@ -16,7 +16,7 @@ from poc.cli import chosen
 from poc.frameworks import Build
 from poc.host import hardware, topology
 from poc.host.hardware import Hardware
-from poc.run.local import cache
+from poc.run.launcher import cache
 from poc.studies import prices
 from poc.values import UserError, to_plain
 

@@ -11,10 +11,10 @@ from poc import studies
 from poc.cli import chosen
 from poc.records import journal
 from poc.records.record import Record
-from poc.run.local import cache
+from poc.run.launcher import cache
 from poc.studies import Study, prices
 from poc.studies.prices import Prices
-from poc.values import UserError, nearest, positive, share
+from poc.values import UserError, positive, share, suggest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +29,7 @@ def report(options: argparse.Namespace) -> None:
         names |= {record.infrastructure, record.hardware.describe()}
     for name, _ in options.price:
         if name not in names:
-            raise UserError(f"--price: no row is of a machine {name!r}; {nearest(name, filter(None, names))}")
+            raise UserError(f"--price: no row is of a machine {name!r}; {suggest(name, filter(None, names))}")
     write_report(options, published, machine_prices)
 
 

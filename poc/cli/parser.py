@@ -8,7 +8,7 @@ from typing import Callable
 
 from poc import advice
 from poc.cli import advise, doctor, look, run
-from poc.run import breakdown
+from poc.run import step_profile
 from poc.studies import prices
 
 TRAINS = (run.run, advise.advise)
@@ -71,7 +71,7 @@ def _add_run(add: _Add) -> None:
     add("--again", action="store_true", help="repeat runs that the journal holds already")
     add("--detail", action="store_true", help="afterwards, measure what of a step is computation and communication")
     rounds = "of --detail: pairs of windows, with gradient synchronisation and without (default: %(default)s)"
-    add("--rounds", type=int, metavar="N", default=breakdown.ROUNDS, help=rounds)
+    add("--rounds", type=int, metavar="N", default=step_profile.ROUNDS, help=rounds)
     checkpoints = "keep checkpoints here, that of the last step too (default: in the cache, until the run completes)"
     add("--checkpoints", type=_absolute, metavar="DIR", help=checkpoints)
     patience = "end a run that makes no step for so long (default: %(default)g)"

@@ -19,9 +19,9 @@ from poc.host.hardware import Hardware
 from poc.host.waiting import chosen_threads
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
-from poc.run import outlook, workload
-from poc.run.campaign import Campaign, undertake
-from poc.run.local import Place, cache
+from poc.run import schedule, workload
+from poc.run.launcher import RunContext, cache
+from poc.run.sweep import Sweep, run_sweep
 from poc.studies import Study, prices
 from poc.studies.prices import Prices
 from poc.values import UserError, positive, to_plain, whole
@@ -31,15 +31,15 @@ def plan(options: argparse.Namespace) -> None:
     """Print what a run of the same recipes would do."""
     machine = hardware.detect()
     name = chosen.machine_name(options, machine)
-    place = Place(machine=machine, infrastructure=name, source=None, cache=cache())
-    campaign = Campaign(chosen.plans(options, machine), chosen.results(options), place)
-    summary = campaign.workload(_price(_prices(options, name), name, machine))
+    place = RunContext(machine=machine, infrastructure=name, source=None, cache=cache())
+    sweep = Sweep(chosen.plans(options, machine), chosen.results(options), place)
+    summary = sweep.workload(_price(_prices(options, name), name, machine))
     if options.json:
-        runs = [to_plain(line) for line in campaign.lines()]
+        runs = [to_plain(line) for line in sweep.lines()]
         print(json.dumps({"machine": name, **to_plain(summary), "planned": runs}, indent=1))
         return
     if options.verbose:
-        print(workload.listed(campaign.lines()), end="\n\n")
+        print(workload.listed(sweep.lines()), end="\n\n")
     print(summary)
 
 
@@ -63,18 +63,18 @@ def run(options: argparse.Namespace) -> int:
             "name of a machine in poc/studies/prices.csv"
         )
     place = _place(options, machine, name, chosen.source(options))
-    place = dataclasses.replace(place, until=outlook.bound(began, options.hours, options.dollars, price))
+    place = dataclasses.replace(place, until=schedule.bound(began, options.hours, options.dollars, price))
     how = {"detail": _rounds(options), "again": options.again, "verbose": options.verbose}
-    campaign = Campaign(chosen.plans(options, machine), chosen.results(options), place, **how)
+    sweep = Sweep(chosen.plans(options, machine), chosen.results(options), place, **how)
     request = LastRun(
         recipes=chosen.recipe_names(options),
-        runs=campaign.ids(),
-        skipped=workload.skipped(campaign.items),
+        runs=sweep.ids(),
+        skipped=workload.skipped(sweep.items),
         quick=options.quick,
         machine=name,
         started=last_run.now(),
     )
-    return _conclude(options, undertake(campaign, request, price), published, machine_prices)
+    return _conclude(options, run_sweep(sweep, request, price), published, machine_prices)
 
 
 def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequence[Study]) -> int:
@@ -101,7 +101,7 @@ def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequen
         named=bool(options.recipes or options.only),
         only=options.only,
         results=chosen.results(options),
-        place=dataclasses.replace(place, until=outlook.bound(began, options.hours, None, None)),
+        place=dataclasses.replace(place, until=schedule.bound(began, options.hours, None, None)),
         detail=_rounds(options),
         again=options.again,
         verbose=options.verbose,
@@ -130,8 +130,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
     check_target(options)
 
 
-def _place(options: argparse.Namespace, machine: Hardware, name: str, source: Path | None) -> Place:
-    return Place(
+def _place(options: argparse.Namespace, machine: Hardware, name: str, source: Path | None) -> RunContext:
+    return RunContext(
         machine=machine,
         infrastructure=name,
         source=source,

@@ -15,7 +15,7 @@ from poc.records.record import COMPLETED, DONE, Record
 from poc.records.timing import PARTS
 from poc.report import markdown
 from poc.studies.row import COLUMNS, MEASURED
-from poc.values import UserError, nearest
+from poc.values import UserError, suggest
 
 
 def text(table: pd.DataFrame, records: Sequence[Record], start: str, as_json: bool = False) -> str:
@@ -61,7 +61,7 @@ def select(table: pd.DataFrame, text: str, records: Iterable[Record] = ()) -> pd
     if len(ids) > 1:
         raise UserError(f"run: {len(ids)} ids start with {start!r}; give more of one: {', '.join(ids[:8])}")
     if not ids:
-        hint = nearest(start, set(rows.run_id)) if len(rows) else "they hold none"
+        hint = suggest(start, set(rows.run_id)) if len(rows) else "they hold none"
         hint = hint if len(hint) < 60 else "rows.csv has all ids"
         where = "".join(f" of {part!r}" for part in parts)
         raise UserError(f"run: no id{where} in the journals starts with {start!r}; {hint}")
@@ -77,7 +77,7 @@ def only(rows: pd.DataFrame, parts: Sequence[str]) -> pd.DataFrame:
         exact = rows.machine == part
         matching = exact if exact.any() else rows.machine.str.startswith(part) | rows.commit.str.startswith(part)
         if not matching.any():
-            machines = nearest(part, set(rows.machine))
+            machines = suggest(part, set(rows.machine))
             raise UserError(f"run: no machine or commit in the journals starts with {part!r}; {machines}")
         rows = rows[matching]
     return rows

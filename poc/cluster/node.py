@@ -23,7 +23,18 @@ from poc.config.run import Run
 from poc.host import hardware, processes
 from poc.plan import plan
 from poc.run import checkpoint
-from poc.run.local import Here, Place, Share, Task, cache, core_seconds, core_use, software, threads, train_here
+from poc.run.launcher import (
+    HostResult,
+    LocalLauncher,
+    RunContext,
+    WorkerGroup,
+    cache,
+    core_seconds,
+    core_use,
+    software,
+    threads,
+    train_here,
+)
 from poc.run.progress import in_words
 from poc.values import UserError, from_plain, to_plain
 
@@ -44,7 +55,7 @@ class Supervisor:
         self._helpers: dict[str, Any] = {}
         self._around = contextlib.ExitStack()
         self._training: threading.Thread | None = None
-        self._share: Share | None = None
+        self._share: HostResult | None = None
         self._error = self._line = ""
         self._told: tuple[Run, Path] | None = None
         """The run that goes on, and where its first worker here tells of it."""
@@ -101,9 +112,9 @@ class Supervisor:
         apart: str,
         images: Mapping[str, Sequence[str]] | None = None,
         **fields: Any,
-    ) -> Place:
+    ) -> RunContext:
         source = source or os.environ.get("POC_DATA")
-        return Place(
+        return RunContext(
             machine=self._machine,
             infrastructure="",
             source=Path(source) if source else None,
@@ -135,13 +146,13 @@ class Supervisor:
     def _train(self, task: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         self._told_to_end = self._told_to_interrupt = False
         self._share, self._error, self._line, self._told = None, "", "starting", None
-        arguments = (from_plain(Task, task), self._place(**place), self._helpers)
+        arguments = (from_plain(WorkerGroup, task), self._place(**place), self._helpers)
         # The kernel ends what a thread started when that thread ends: here when its work is done.
         self._training = threading.Thread(target=self._do, args=arguments, name="train")
         self._training.start()
         return {}
 
-    def _do(self, task: Task, place: Place, helpers: dict[str, Any]) -> None:
+    def _do(self, task: WorkerGroup, place: RunContext, helpers: dict[str, Any]) -> None:
         def elsewhere(events: Path) -> processes.Lost | None:
             self._told = task.run, events
             if self._told_to_interrupt:
@@ -154,7 +165,7 @@ class Supervisor:
             self._error = f"{type(error).__name__}: {error}"
 
     def _forget(self, run: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
-        Here(self._place(**place)).forget(Run.from_json(run))
+        LocalLauncher(self._place(**place)).forget(Run.from_json(run))
         return {}
 
     def _poll(self, wait: float = 0.0) -> dict[str, Any]:

@@ -21,15 +21,15 @@ import psutil
 
 from poc.cluster import nodes
 from poc.cluster.nodes import Node, NodeLostError
-from poc.cluster.team import Team
+from poc.cluster.team import RayLauncher
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.plan import Planned, select
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
-from poc.run import outlook, workload
-from poc.run.campaign import Campaign, TimeIsUpError, say_left
-from poc.run.local import Place, software
+from poc.run import schedule, workload
+from poc.run.launcher import RunContext, software
+from poc.run.sweep import Sweep, TimeIsUpError, say_left
 from poc.studies.prices import Prices
 from poc.values import UserError, value
 
@@ -58,7 +58,7 @@ class Wish:
     """Whether the user named recipes or runs."""
     only: list[str] | None
     results: Path
-    place: Place
+    place: RunContext
     """For all machines: data, checkpoints, patience and the bound. None of its own."""
     detail: int
     again: bool
@@ -69,15 +69,15 @@ class Wish:
 class _Machine:
     """So many nodes of a kind together, as one machine of the tables."""
 
-    def __init__(self, name: str, hosts: int, campaign: Campaign) -> None:
-        self.name, self.hosts, self.campaign = name, hosts, campaign
-        self.keys = {_key(item.run) for *_, item in campaign.items if not item.skip}
+    def __init__(self, name: str, hosts: int, sweep: Sweep) -> None:
+        self.name, self.hosts, self.sweep = name, hosts, sweep
+        self.keys = {_key(item.run) for *_, item in sweep.items if not item.skip}
         # Repeats in rounds, so that those of different runs are near each other; then the longest first, so that all
         # end the soonest.
-        waiting = [item for item in campaign.items if not campaign.is_over(item)]
-        self.todo = sorted(waiting, key=lambda item: (item[2].repeat, -campaign.pace.seconds(item[2])))
-        self.left: list[outlook.Item] = []
-        self.at_work: dict[str, Team] = {}
+        waiting = [item for item in sweep.items if not sweep.is_over(item)]
+        self.todo = sorted(waiting, key=lambda item: (item[2].repeat, -sweep.pace.seconds(item[2])))
+        self.left: list[schedule.Item] = []
+        self.at_work: dict[str, RayLauncher] = {}
         """By the run's id."""
 
 
@@ -113,7 +113,7 @@ class Cluster:
         self._claims = contextlib.ExitStack()
 
     def run(self) -> list[str]:
-        """Does all there is; returns the ids of the runs that failed. Raises as `poc.run.campaign.undertake`."""
+        """Does all there is; returns the ids of the runs that failed. Raises as `poc.run.sweep.run_sweep`."""
         status = self._wish.results / STATUS
         with self._claims, journal.claimed(status):
             try:
@@ -133,22 +133,22 @@ class Cluster:
         failed = []
         for machine in self._machines():
             if machine.todo and not self._time_is_up():
-                machine.campaign.say(f"{len(machine.todo)} runs are left, but too few nodes for them")
+                machine.sweep.say(f"{len(machine.todo)} runs are left, but too few nodes for them")
                 failed += [item.run.id for *_, item in machine.todo]
                 machine.todo = []
-            say_left(machine.campaign, machine.left + machine.todo)
-            failed += machine.campaign.failed
+            say_left(machine.sweep, machine.left + machine.todo)
+            failed += machine.sweep.failed
         return failed
 
     def _note_request(self) -> None:
         """Write what was asked for: the runs of all machines; one is skipped where no machine runs it."""
         machines = self._machines()
-        every = [item for machine in machines for item in machine.campaign.items]
+        every = [item for machine in machines for item in machine.sweep.items]
         last_run.write(
             self._wish.results,
             LastRun(
                 recipes=self._wish.names,
-                runs=tuple(dict.fromkeys(run for machine in machines for run in machine.campaign.ids())),
+                runs=tuple(dict.fromkeys(run for machine in machines for run in machine.sweep.ids())),
                 skipped=workload.skipped(every),
                 quick=self._wish.quick,
                 machine=machines[0].name if machines else "",
@@ -193,18 +193,18 @@ class Cluster:
                 taken, kind.free = kind.free[: machine.hosts], kind.free[machine.hosts :]
                 self._begin(kind, machine, item, taken)
 
-    def _begin(self, kind: _Kind, machine: _Machine, item: outlook.Item, taken: list[Node]) -> None:
-        team = Team(taken, machine.campaign.place, self._is_over, lambda: self._another(kind))
+    def _begin(self, kind: _Kind, machine: _Machine, item: schedule.Item, taken: list[Node]) -> None:
+        team = RayLauncher(taken, machine.sweep.place, self._is_over, lambda: self._another(kind))
         machine.at_work[item[2].run.id] = team
         thread = threading.Thread(target=self._do, args=(kind, machine, item, team), name=item[1])
         self._threads.append(thread)
         thread.start()
 
-    def _do(self, kind: _Kind, machine: _Machine, item: outlook.Item, team: Team) -> None:
+    def _do(self, kind: _Kind, machine: _Machine, item: schedule.Item, team: RayLauncher) -> None:
         try:
             for node in team.nodes:
                 node.ask("poll")
-            if not machine.campaign.do(item, team):
+            if not machine.sweep.do(item, team):
                 machine.left.append(item)
         except NodeLostError:  # before it began
             machine.todo.append(item)
@@ -359,14 +359,14 @@ class Cluster:
             images=images,
         )
         how: Any = {"detail": wish.detail, "again": wish.again, "verbose": wish.verbose, "prefix": f"{name}: "}
-        campaign = Campaign(plans, wish.results, place, **how)
-        self._claims.enter_context(journal.claimed(campaign.path))
+        sweep = Sweep(plans, wish.results, place, **how)
+        self._claims.enter_context(journal.claimed(sweep.path))
         price = wish.prices.of(node.kind, node.machine.describe())
-        campaign.say(f"\n{campaign.workload(hosts * price.dollars_per_hour if price else None)}\n")
-        for item in campaign.items:
+        sweep.say(f"\n{sweep.workload(hosts * price.dollars_per_hour if price else None)}\n")
+        for item in sweep.items:
             if item[2].skip:
-                campaign.do(item)
-        return _Machine(name, hosts, campaign)
+                sweep.do(item)
+        return _Machine(name, hosts, sweep)
 
     def _lines(self, machines: Sequence[_Machine]) -> list[str]:
         """What each machine does, a line each."""

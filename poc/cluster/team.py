@@ -10,7 +10,7 @@ from poc.cluster.node import ENDED
 from poc.cluster.nodes import ANSWER_SECONDS, Node, NodeLostError
 from poc.config.run import Run
 from poc.host.processes import Lost
-from poc.run.local import Place, Share, Task, blamed
+from poc.run.launcher import HostResult, RunContext, WorkerGroup, blamed
 from poc.values import from_plain, to_plain
 
 # Each look costs a host that trains a message: it answers when it has ended, or after this.
@@ -19,11 +19,11 @@ _LOOK_SECONDS = 1.0
 _END_SECONDS = 90.0
 
 
-class Team:
+class RayLauncher:
     """Nodes of one kind, which share the workers of a run equally; the first starts what serves them all."""
 
     def __init__(
-        self, nodes: Sequence[Node], place: Place, is_over: Callable[[], bool], another: Callable[[], Node | None]
+        self, nodes: Sequence[Node], place: RunContext, is_over: Callable[[], bool], another: Callable[[], Node | None]
     ) -> None:
         """`is_over` says whether to interrupt what goes on; `another` gives a node in place of one that was lost."""
         self.nodes = list(nodes)
@@ -50,7 +50,7 @@ class Team:
             return set.intersection(*found)
         return set()
 
-    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[Share], str]:
+    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
         """Trains `run` once; what each node did, and why it failed, empty where it did not."""
         addresses = [node.address for node in self.nodes]
         each = run.workers // len(addresses)
@@ -60,7 +60,7 @@ class Team:
             environments = self.nodes[0].ask("open", run=run.to_json(), addresses=alone, seconds=60.0)["environments"]
             for number, node in enumerate(self.nodes):
                 first = number * each
-                task = Task(request=request, first=first, environments=tuple(environments[first : first + each]))
+                task = WorkerGroup(request=request, first=first, environments=tuple(environments[first : first + each]))
                 node.ask("train", task=to_plain(task), place=self._place)
             losses = self._watched()
         except NodeLostError:
@@ -104,7 +104,7 @@ class Team:
                 for node in self.nodes:
                     node.ask("interrupt")
 
-    def _ended(self) -> tuple[list[Share], list[Lost]]:
+    def _ended(self) -> tuple[list[HostResult], list[Lost]]:
         """Ends what goes on, and gathers the shares; what is lost of the nodes, too."""
         answers, shares = [], []
         for node in self.nodes:
@@ -113,5 +113,5 @@ class Team:
         for answer in answers:
             with contextlib.suppress(NodeLostError):
                 if share := answer(_END_SECONDS)["share"]:
-                    shares.append(from_plain(Share, share))
+                    shares.append(from_plain(HostResult, share))
         return shares, [(f"host {node.name}", node.lost) for node in self.nodes if node.lost]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple, Union
 
-from poc.values import UserError, checked, choice, field, flag, nearest, refuse, value, whole, whole_or_zero, words
+from poc.values import UserError, checked, choice, field, flag, invalid, suggest, value, whole, whole_or_zero, words
 
 _IMAGENET_TRAIN = 1_281_167
 HELD_OUT = "held-out"
@@ -151,7 +151,7 @@ def synthetic(like: str, *, size: int | None = None, fixed: bool = True) -> Synt
     """
     usual = {"cifar": 32, "imagenet": 224}
     if like not in usual:
-        raise UserError(f"synthetic: {like!r} is not allowed; {nearest(like, usual)}")
+        raise UserError(f"synthetic: {like!r} is not allowed; {suggest(like, usual)}")
     size = usual[like] if size is None else size
     # As many as there are in ImageNet make an epoch; through the pipeline come a thousand of them, over and over.
     train = _IMAGENET_TRAIN if fixed else 1000
@@ -191,4 +191,4 @@ DATA: dict[str, type[Data]] = {kind.name: kind for kind in (CIFAR10, ImageNet, S
 def a_data_set(name: str, given: object) -> None:
     """Raises UserError unless `given` is one of `DATA`."""
     if not isinstance(given, tuple(DATA.values())):
-        raise refuse(name, given, "use CIFAR10(...), ImageNet(...) or Synthetic(...)")
+        raise invalid(name, given, "use CIFAR10(...), ImageNet(...) or Synthetic(...)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from poc.values import checked, choice, either, field, positive, refuse, value, whole, whole_or_zero, words
+from poc.values import checked, choice, either, field, invalid, positive, value, whole, whole_or_zero, words
 
 
 @value
@@ -72,7 +72,9 @@ class DistSync(_Compressing):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.two_bit is not None and self.gradient_bits != 32:
-            raise refuse("kvstore: gradient_bits", self.gradient_bits, "two_bit compresses already; remove one of them")
+            raise invalid(
+                "kvstore: gradient_bits", self.gradient_bits, "two_bit compresses already; remove one of them"
+            )
 
 
 @value

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import poc.config as offered
-from poc.values import UserError, nearest
+from poc.values import UserError, suggest
 
 CALLABLE: Mapping[str, Any] = {name: getattr(offered, name) for name in offered.__all__ if name != "Recipe"}
 """What a value may call, by name: what a recipe may import from `poc`."""
@@ -57,7 +57,7 @@ def _evaluate(node: ast.expr, source: str) -> Any:
         return -node.operand.value  # type: ignore[operator]  # of a text: a TypeError
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id not in CALLABLE:
-            raise UserError(f"there is no {node.func.id!r}; {nearest(node.func.id, CALLABLE)}")
+            raise UserError(f"there is no {node.func.id!r}; {suggest(node.func.id, CALLABLE)}")
         named = {str(keyword.arg): _evaluate(keyword.value, source) for keyword in node.keywords}
         return CALLABLE[node.func.id](*(_evaluate(argument, source) for argument in node.args), **named)
     word = ast.get_source_segment(source, node) or ""

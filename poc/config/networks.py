@@ -12,7 +12,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from poc.values import UserError, nearest, value
+from poc.values import UserError, suggest, value
 
 MEAN = (123.68, 116.779, 103.939)
 """Subtracted per channel (RGB) from images in 0..255: as in MXNet 0.11's `train_cifar10.py`."""
@@ -181,5 +181,5 @@ NETWORKS: dict[str, Network] = {network.name: network for network in _NETWORKS}
 def network(name: str) -> Network:
     """Returns the registered network called `name`; raises UserError with the nearest valid name."""
     if not isinstance(name, str) or name not in NETWORKS:
-        raise UserError(f"model: {name!r} is unknown; {nearest(name, NETWORKS)}")
+        raise UserError(f"model: {name!r} is unknown; {suggest(name, NETWORKS)}")
     return NETWORKS[name]

@@ -12,9 +12,9 @@ from poc.values import (
     choice,
     either,
     field,
+    invalid,
     positive,
     positive_or_zero,
-    refuse,
     several,
     share,
     value,
@@ -41,7 +41,7 @@ class Steps:
     def __post_init__(self) -> None:
         object.__setattr__(self, "at", several(self.at))
         if not isinstance(self.at, list) or not self.at:
-            raise refuse("lr: Steps.at", self.at, "use fractions of the training, e.g. [0.5, 0.75]")
+            raise invalid("lr: Steps.at", self.at, "use fractions of the training, e.g. [0.5, 0.75]")
         for point in self.at:
             positive("lr: Steps.at", point)
             share("lr: Steps.at", point)
@@ -69,7 +69,7 @@ class Rate:
     def __post_init__(self) -> None:
         checked(self, f"lr: {type(self).__name__}.")
         if self.warmup_from != 0.0 and not self.warmup_epochs:
-            raise refuse(f"lr: {type(self).__name__}.warmup_from", self.warmup_from, "it needs warmup_epochs")
+            raise invalid(f"lr: {type(self).__name__}.warmup_from", self.warmup_from, "it needs warmup_epochs")
 
     def at(self, global_batch: int) -> float:
         """Full learning rate for a global batch of `global_batch` samples."""

@@ -19,7 +19,7 @@ from poc.config.datasets import CIFAR10, Data, a_data_set
 from poc.config.kvstores import KVSTORES, Device, KVStore
 from poc.config.optimizers import OPTIMIZERS, SGD, Optimizer
 from poc.config.rates import BASE, Linear, Rate, Schedule, Steps, rate, steps_per_epoch
-from poc.values import UserError, checked, choice, either, field, flag, nearest, refuse, several, value, whole
+from poc.values import UserError, checked, choice, either, field, flag, invalid, several, suggest, value, whole
 
 T = TypeVar("T")
 NODE = "node"
@@ -46,12 +46,12 @@ def _meant(name: str, given: Any, kinds: Mapping[str, type[T]], spelled_out: Map
         return given
     if isinstance(given, str) and given in kinds and given not in spelled_out:
         return kinds[given]()
-    raise refuse(name, given, nearest(given, [spelled_out.get(kind, kind) for kind in kinds]))
+    raise invalid(name, given, suggest(given, [spelled_out.get(kind, kind) for kind in kinds]))
 
 
 def _devices(name: str, given: Any) -> None:
     if isinstance(given, int) and not given:
-        raise refuse(name, given, 'use kind="cpu" to train on the CPU')
+        raise invalid(name, given, 'use kind="cpu" to train on the CPU')
     whole(name, given)
 
 
@@ -62,7 +62,7 @@ def _seeds(name: str, given: Any) -> None:
     for seed in given:
         values.whole_or_zero(name, seed)
     if not given or len(set(given)) < len(given):
-        raise refuse(name, list(given), "use a number of seeds, or a list of different seeds, e.g. [42, 1337]")
+        raise invalid(name, list(given), "use a number of seeds, or a list of different seeds, e.g. [42, 1337]")
 
 
 @value
@@ -70,7 +70,7 @@ class Training:
     """What of a training its user decides and the plan passes on: a field is declared here and nowhere else.
 
     `check` is what a recipe may say, the type what the plan makes of it; `label` puts it into words where it is not at
-    its default; `json` is its name in records, where that differs; `by_engine`: not every framework supports it.
+    its default; `json` is its name in records, where that differs; `by_framework`: not every framework supports it.
     """
 
     model: str = field(check=lambda name, given: networks.network(given))
@@ -96,14 +96,16 @@ class Training:
     optimizer: Optimizer = field(default=SGD(), label="{}")
     """How parameters follow gradients: `SGD()`, `Nesterov()`, `LARS()` or `Muon(lr=0.02)`, each with its momentum
     and weight decay; "sgd", "nesterov" and "lars" are these with their defaults."""
-    label_smoothing: float = field(default=0.0, check=values.share, by_engine=True, label="label smoothing {:g}")
+    label_smoothing: float = field(default=0.0, check=values.share, by_framework=True, label="label smoothing {:g}")
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
     gradient_noise: int | None = field(
         default=None, check=either(whole, None), label="gradient noise scale every {} steps"
     )
     """Every so many steps the squared norms of one device's gradient and of all devices' are taken, which give the
     gradient noise scale (`poc/records/noise.py`); with several devices, emulated ones too."""
-    zero_init_gamma: bool = field(default=False, check=flag, by_engine=True, json="zero_gamma", label="zero-init gamma")
+    zero_init_gamma: bool = field(
+        default=False, check=flag, by_framework=True, json="zero_gamma", label="zero-init gamma"
+    )
     """Residual units start as identities: the last batch norm of each with gammas of zero (Goyal et al. 2017), and in
     pre-activation networks ("_v2"), which have a convolution after it, that with weights of zero."""
     dtype: str = field(
@@ -112,8 +114,8 @@ class Training:
     """Precision of the layers' arithmetic: "bfloat16", "float16" (with dynamic loss scaling), "tf32", which is float32
     on the tensor cores of a GPU; "auto" is bfloat16 where the framework has it and float32 elsewhere. Parameters,
     gradients and their sums stay in float32; in bfloat16 PyTorch's Muon orthogonalises in bfloat16."""
-    layout: str = field(default="NCHW", by_engine=True, label="{}")
-    compile: bool = field(default=False, check=flag, by_engine=True, label="compiled")
+    layout: str = field(default="NCHW", by_framework=True, label="{}")
+    compile: bool = field(default=False, check=flag, by_framework=True, label="compiled")
     """The framework compiles the network, where it does not do so anyway."""
     kvstore: KVStore = field(default=Device(), json="exchange", label="{}")
     """How gradients travel (`poc/config/kvstores.py`). Inside one process "device" (sum on the devices), "local" (on
@@ -230,15 +232,15 @@ class Setting(Training):
         steps, last = schedule.steps, schedule.warmup_steps
         if last >= steps:
             lengths = f"the warm-up takes {last:,} steps, the whole training {steps:,}"
-            raise refuse(f"{rate}.warmup_epochs", self.lr.warmup_epochs, f"{lengths}; shorten it, or train longer")
+            raise invalid(f"{rate}.warmup_epochs", self.lr.warmup_epochs, f"{lengths}; shorten it, or train longer")
         if last and schedule.warmup_from > schedule.learning_rate:
             full = f"{schedule.learning_rate:g}, the learning rate at a global batch of {self.global_batch}"
-            raise refuse(f"{rate}.warmup_from", self.lr.warmup_from, f"use at most {full}, or remove it")
+            raise invalid(f"{rate}.warmup_from", self.lr.warmup_from, f"use at most {full}, or remove it")
         for point in sorted(schedule.decay_at):
             fall = math.ceil(point * steps)
             if not last < fall < steps:
                 between = f"after step {last:,} (warm-up or previous drop) and before step {steps:,} (the end)"
-                raise refuse("lr: Steps.at", point, f"the drop is at step {fall:,}; use a fraction {between}")
+                raise invalid("lr: Steps.at", point, f"the drop is at step {fall:,}; use a fraction {between}")
             last = fall
 
     @property
@@ -289,7 +291,7 @@ class Recipe(Setting):
             choices = [given if isinstance(given, list) else [given] for given in fields.values()]
             for name, given in zip(fields, choices):
                 if not given:
-                    raise refuse(name, given, "use at least one value, or remove the field")
+                    raise invalid(name, given, "use at least one value, or remove the field")
             runs = math.prod(map(len, choices))
             if runs > _MOST_RUNS:
                 raise UserError(f"the grid of this recipe has {runs:,} runs; the maximum is {_MOST_RUNS:,}")
@@ -332,7 +334,7 @@ class Recipe(Setting):
             quick["cases"] = unique(quick["cases"])
         return dataclasses.replace(self, cases=unique(self.cases), quick=quick, **fields)
 
-    def quickened(self) -> Recipe:
+    def quick_version(self) -> Recipe:
         """The same experiment cut down to a first look (`--quick`)."""
         change = {"repeats": 1, **(_SHORT if self.quick is None else self.quick)}
         if "steps" in change or "epochs" in change:
@@ -411,15 +413,15 @@ def _known_cases(name: str, given: object) -> list[dict[str, Any]]:
     """The cases that are `given`, with lists of values as such; raises UserError where they are none."""
     cases = several(given)
     if not isinstance(cases, list):
-        raise refuse(name, given, "use a list of dicts of fields")
+        raise invalid(name, given, "use a list of dicts of fields")
     return [_known_fields(name, case, _SETTING) for case in cases]
 
 
 def _known_fields(name: str, given: object, known: Sequence[str]) -> dict[str, Any]:
     """The fields that are `given`, with lists of values as such; raises UserError where one is not `known`."""
     if not isinstance(given, dict):
-        raise refuse(name, given, "use a dict of fields, e.g. dict(devices=8, lr=0.4)")
+        raise invalid(name, given, "use a dict of fields, e.g. dict(devices=8, lr=0.4)")
     for field_name in given:
         if field_name not in known:
-            raise UserError(f"{name}: no field {field_name!r}; {nearest(field_name, known)}")
+            raise UserError(f"{name}: no field {field_name!r}; {suggest(field_name, known)}")
     return {field_name: several(held) for field_name, held in given.items()}

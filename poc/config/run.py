@@ -55,7 +55,7 @@ class Run(Schedule, Training):
         return self.devices > 1 and not self.emulated
 
     @property
-    def searches(self) -> bool:
+    def uses_validation_split(self) -> bool:
         """Whether its accuracy is of images held out from training, and not of the test set."""
         return getattr(self.data, "validate_on", "") == HELD_OUT
 

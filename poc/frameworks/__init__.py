@@ -28,7 +28,7 @@ from poc.frameworks import builds
 from poc.frameworks.builds import Build as Build
 from poc.frameworks.session import Evaluation as Evaluation
 from poc.frameworks.session import Session
-from poc.values import UserError, nearest, value
+from poc.values import UserError, suggest, value
 
 if TYPE_CHECKING:
     from poc.config.networks import Cost, Network
@@ -67,8 +67,8 @@ class Framework(Protocol):
     """Of images in memory: what it is usually fastest with."""
     DTYPES: tuple[str, ...]
     """The precisions that it trains in."""
-    HEEDS: tuple[str, ...]
-    """Of the fields of `Training` that a framework may know or not (`by_engine`), those that it knows."""
+    SUPPORTED_OPTIONS: tuple[str, ...]
+    """Of the fields of `Training` that a framework may know or not (`by_framework`), those that it knows."""
 
     @property
     def NETWORKS(self) -> Collection[str]:  # noqa: N802
@@ -79,7 +79,7 @@ class Framework(Protocol):
         """The types of `run.optimizer` that it has."""
 
     @property
-    def EXCHANGES(self) -> Collection[type[Any]]:  # noqa: N802
+    def KVSTORES(self) -> Collection[type[Any]]:  # noqa: N802
         """The types of `run.kvstore` that it has, among several real devices."""
 
     def workers(self, given: int, devices: int, emulated: bool) -> int:
@@ -92,7 +92,7 @@ class Framework(Protocol):
         one's first.
         """
 
-    def lacks(self, run: Run, machine: Hardware) -> str | None:
+    def unsupported_reason(self, run: Run, machine: Hardware) -> str | None:
         """Why it cannot do `run` on `machine` as it is installed, in one line; None where it can.
 
         Besides what is `unknown` to it, and what no framework can.
@@ -111,14 +111,14 @@ class Framework(Protocol):
         """
 
 
-def unknown(run: Run) -> str | None:
+def unsupported_option(run: Run) -> str | None:
     """What of `run` its framework has never heard of, in one line; None where it knows all."""
     framework = load(run.framework)
     if run.model not in framework.NETWORKS:
         return f"model={run.model} is not supported by {framework.LABEL}"
     for field, kind, known in (
         ("optimizer", type(run.optimizer), framework.OPTIMIZERS),
-        ("kvstore", type(run.kvstore), framework.EXCHANGES),
+        ("kvstore", type(run.kvstore), framework.KVSTORES),
     ):
         if kind not in known and (field == "optimizer" or run.synchronises):
             names = ", ".join(each.name for each in known)
@@ -127,15 +127,19 @@ def unknown(run: Run) -> str | None:
         return f"dtype={run.dtype} is not supported by {framework.LABEL}; it has {', '.join(framework.DTYPES)}"
     for declared in dataclasses.fields(Training):
         held = getattr(run, declared.name)
-        if declared.metadata.get("by_engine") and held != declared.default and declared.name not in framework.HEEDS:
+        if (
+            declared.metadata.get("by_framework")
+            and held != declared.default
+            and declared.name not in framework.SUPPORTED_OPTIONS
+        ):
             return f"{declared.name}={held} is not supported by {framework.LABEL}"
     return None
 
 
-def lacks(run: Run, machine: Hardware) -> str | None:
+def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     """Why the framework of `run` cannot do it on the devices of `machine`, in one line; None where it can."""
     framework = load(run.framework)
-    if reason := framework.lacks(run, machine) or unknown(run):
+    if reason := framework.unsupported_reason(run, machine) or unsupported_option(run):
         return reason
     for name in ("seconds", "target_accuracy"):
         if run.workers > 1 and getattr(run, name) is not None:
@@ -169,7 +173,7 @@ def _emulated(run: Run, gpu: GPU) -> str | None:
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
     """Open a session of the run's framework; raises UserError for an option that the framework does not support."""
-    if reason := unknown(run):
+    if reason := unsupported_option(run):
         raise UserError(reason)
     return load(run.framework).open_session(run, first_step=first_step, state=state)
 
@@ -240,7 +244,7 @@ def label(name: str, versions: Mapping[str, str]) -> str:
 def load(name: str) -> Framework:
     """Returns the module of framework `name`; raises UserError for another name."""
     if name not in FRAMEWORKS:
-        raise UserError(f"framework: {name!r} is not allowed; {nearest(name, FRAMEWORKS)}")
+        raise UserError(f"framework: {name!r} is not allowed; {suggest(name, FRAMEWORKS)}")
     return cast(Framework, importlib.import_module(f"{__name__}.{name}"))
 
 

@@ -166,7 +166,7 @@ class Session(abc.ABC):
         ]
         return float(np.max(trained))  # unlike Python's, NumPy's does not pass over what is not a number
 
-    def exchange_stats(self) -> dict[str, Any]:
+    def sync_stats(self) -> dict[str, Any]:
         """What there is to say of the exchanges so far, as plain values for the record; empty where nothing is."""
         return {}
 
@@ -209,7 +209,7 @@ class Session(abc.ABC):
         """Enqueues one exchange of gradients, without computing or updating anything."""
 
     @abc.abstractmethod
-    def exchange_is_right(self) -> bool | None:
+    def sync_is_correct(self) -> bool | None:
         """Whether an exchange gives every device the sum of all devices' gradients; overwrites them.
 
         None where the exchange is not meant to.

@@ -77,7 +77,7 @@ class Worker:
 
 @value
 class Breakdown:
-    """A step taken apart, in a pass after the training: medians, in seconds a step (`poc/run/breakdown.py`)."""
+    """A step taken apart, in a pass after the training: medians, in seconds a step (`poc/run/step_profile.py`)."""
 
     steps: int
     whole_step_seconds: float
@@ -115,7 +115,7 @@ class CheckpointNote:
 
 
 @value
-class Told:
+class WorkerResult:
     """What one worker told of a run, or all of them together."""
 
     outcome: str = ""
@@ -197,7 +197,7 @@ class Advice:
 
 
 @value
-class Record(Told):
+class Record(WorkerResult):
     """What came out of one run."""
 
     run_id: str
@@ -439,7 +439,7 @@ class Record(Told):
         return from_plain(Record, held)
 
 
-def merged(blank: Record, told: Sequence[Told]) -> Record:
+def merged(blank: Record, told: Sequence[WorkerResult]) -> Record:
     """The record of a run of which all its workers have told: samples of all of them in the time of the slowest."""
     ended = [worker for worker in told if worker.wall is not None] or told
     slowest = max(ended, key=lambda worker: worker.wall or 0.0)

@@ -157,7 +157,7 @@ def _measured(record: Record) -> dict[str, Any]:
         "environment": environment,
         "accuracy": accuracies[-1] if accuracies else None,
         "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
-        "accuracy_on": "" if not accuracies else "validation split" if run.searches else "test set",
+        "accuracy_on": "" if not accuracies else "validation split" if run.uses_validation_split else "test set",
         "accuracy_by_epoch": " ".join(f"{epoch}:{accuracy:.4f}" for epoch, accuracy in zip(epochs, accuracies)),
         "seconds_by_epoch": " ".join(f"{epoch}:{trained[epoch]:.6g}" for epoch in trained),
         "wall_seconds": record.wall,

@@ -14,19 +14,19 @@ from poc.host import processes
 from poc.host.monitor import Monitored
 from poc.plan import estimate
 from poc.records.record import DIVERGED, FAILED, OUT_OF_MEMORY, Record, merged
-from poc.run.local import Here, Place, Share, software
+from poc.run.launcher import HostResult, LocalLauncher, RunContext, software
 from poc.run.progress import label
 
 _CHECKPOINT_SECONDS = 180.0
 
 
-class Hosts(Protocol):
-    """Those that do a run: this one (`poc.run.local.Here`), or others, of one kind (`poc.cluster.team.Team`)."""
+class Launcher(Protocol):
+    """Do a run on this host (`LocalLauncher`), or on others of one node type (`poc.cluster.team.RayLauncher`)."""
 
     def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
         """The steps after which every worker has a whole checkpoint, made under these conditions."""
 
-    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[Share], str]:
+    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
         """Trains `run` once, each worker told `request`; what each host did, and why it failed, empty where not."""
 
     def renewed(self) -> bool:
@@ -37,7 +37,7 @@ class Hosts(Protocol):
 
 
 def execute(
-    run: Run, place: Place, hosts: Hosts | None = None, *, detail: int = 0, pace: float = 1.0, title: str = ""
+    run: Run, place: RunContext, hosts: Launcher | None = None, *, detail: int = 0, pace: float = 1.0, title: str = ""
 ) -> tuple[Record, bool]:
     """Trains `run` in processes of its own, one a worker; returns its record, and whether the user interrupted it.
 
@@ -45,8 +45,8 @@ def execute(
     times. `detail` adds a pass of so many rounds that takes computation and communication apart. `hosts` do it, None:
     this one alone. `pace` is what such runs took of their estimates. `title` is for its progress line.
     """
-    hosts = hosts or Here(place)
-    record = blank(run, place, price_per_hour=place.price_per_hour)
+    hosts = hosts or LocalLauncher(place)
+    record = new_record(run, place, price_per_hour=place.price_per_hour)
     conditions = {
         "versions": record.versions,
         "commit": record.commit,
@@ -96,7 +96,7 @@ def execute(
     return record, interrupted
 
 
-def blank(run: Run, place: Place, **fields: Any) -> Record:
+def new_record(run: Run, place: RunContext, **fields: Any) -> Record:
     """The record of a run of which nothing is known yet but `fields`."""
     return Record(
         run_id=run.id,
@@ -111,7 +111,7 @@ def blank(run: Run, place: Place, **fields: Any) -> Record:
     )
 
 
-def _monitored(shares: Sequence[Share]) -> Monitored | None:
+def _monitored(shares: Sequence[HostResult]) -> Monitored | None:
     """What the hardware of all hosts did, as one summary; devices of the first host keep their names."""
     first = shares[0].monitor
     devices = [

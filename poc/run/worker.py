@@ -27,7 +27,7 @@ from poc.frameworks.whitening import IMAGES as WHITENING_IMAGES
 from poc.host.waiting import SpinGuard
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY
 from poc.records.timing import Clock
-from poc.run import breakdown, checkpoint
+from poc.run import checkpoint, step_profile
 from poc.run.loop import Loop
 from poc.run.progress import Progress
 from poc.values import UserError, to_plain
@@ -106,7 +106,7 @@ class Worker:
             # A CPU's cores belong to the training, which one thread can feed.
             alone=run.kind == "cpu",
         )
-        steps = run.steps - self._first_step + breakdown.steps_of(request["detail"])
+        steps = run.steps - self._first_step + step_profile.steps_of(request["detail"])
         wanted = stream(first_step=self._first_step, steps=steps)
         loop = Loop(
             run,
@@ -128,18 +128,20 @@ class Worker:
             with SpinGuard(threads) as guard:
                 end = self._end(*loop.train(batches))
             end["short_spin_seconds"] = round(guard.seconds, 1)
-            end["exchanged"] = session.exchange_stats() or None
+            end["exchanged"] = session.sync_stats() or None
             end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below
             if end["outcome"] == COMPLETED:
                 with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands
                     end["peak_flops"] = session.peak_flops()
                 if request["detail"]:
                     try:
-                        found = breakdown.measure(session, batches, run, request["detail"], lambda n: stream(steps=n))
+                        found = step_profile.measure(
+                            session, batches, run, request["detail"], lambda n: stream(steps=n)
+                        )
                         end["detail"] = to_plain(found)
                     except Exception as error:
                         # Others would wait for one of several workers.
-                        if run.workers > 1 or isinstance(error, breakdown.WrongSumError):
+                        if run.workers > 1 or isinstance(error, step_profile.WrongSumError):
                             raise
                         print(f"  no step-time breakdown: {error}", file=sys.stderr)
         return end

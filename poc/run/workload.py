@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 
 from poc.plan import Planned
-from poc.run.outlook import DoneRepeats, Item, Pace
 from poc.run.progress import counted, duration
+from poc.run.schedule import DoneRepeats, Item, RuntimeEstimator
 from poc.values import value
 
 MOST_REASONS = 5
@@ -38,7 +38,7 @@ class Line:
     """Which one, and why."""
 
 
-def lines(items: Iterable[Item], done: DoneRepeats, pace: Pace) -> list[Line]:
+def lines(items: Iterable[Item], done: DoneRepeats, pace: RuntimeEstimator) -> list[Line]:
     """Return a line for each run, in the order of `items`."""
     return [
         Line(
@@ -129,7 +129,7 @@ class Workload:
         return [f"Skipped, {skipped}:", *(f"  {count:>{width},}  {reason}" for reason, count in shown)]
 
 
-def summed_up(items: Sequence[Item], done: DoneRepeats, pace: Pace, price: float | None) -> Workload:
+def summed_up(items: Sequence[Item], done: DoneRepeats, pace: RuntimeEstimator, price: float | None) -> Workload:
     """Sum up what there is to do; `price` is in dollars per hour."""
     by_recipe: dict[str, list[Planned]] = {}
     seen: set[tuple[str, int]] = set()

@@ -30,7 +30,7 @@ from typing import Any
 from poc.config import DATA
 from poc.studies import prices, sheet
 from poc.studies.row import COLUMNS, PUBLISHED, STRONG, WEAK, Row
-from poc.values import UserError, nearest, value
+from poc.values import UserError, suggest, value
 
 PRINTED = tuple(name for name, field in COLUMNS.items() if field.metadata.get("printed"))
 """The columns that the file of a study may have."""
@@ -97,7 +97,7 @@ def _described(number: int, line: str) -> tuple[str, str]:
     names = ("title", "authors", "year", "address", "about", "order")
     name = given.strip().lower()
     if name not in names:
-        raise UserError(f"row {number}: {f'# {line}'[:_SHOWN]!r} is unknown; {nearest(name, names)}")
+        raise UserError(f"row {number}: {f'# {line}'[:_SHOWN]!r} is unknown; {suggest(name, names)}")
     if name == "order" and not re.fullmatch("[0-9]{1,12}", text.strip()):
         raise UserError(f"row {number}: the order is {text.strip()[:_SHOWN]!r}; use a whole number")
     return name, text.strip()
@@ -115,7 +115,7 @@ def _texts(read: sheet.Sheet) -> list[dict[str, str]]:
             continue
         name = _SPELLED.get(_spelled(given), "")
         if not name:
-            raise UserError(f"unknown column {given[:_SHOWN]!r}; {nearest(_spelled(given), PRINTED)}")
+            raise UserError(f"unknown column {given[:_SHOWN]!r}; {suggest(_spelled(given), PRINTED)}")
         if name in columns:
             raise UserError(f"column {name} occurs twice in the header; remove one")
         columns[name] = cells

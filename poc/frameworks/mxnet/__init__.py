@@ -59,10 +59,10 @@ BUILDS: tuple[Build, ...] = (
 """Their machine code was read from the packages; there is no PTX in them, which newer cards could translate."""
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
-HEEDS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma")
+SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma")
 OPTIMIZERS = (config.SGD, config.Nesterov, config.LARS, config.Muon)
 """A class of `optimizers.py`, of its name, does each."""
-EXCHANGES = {
+KVSTORES = {
     config.Device: "InProcess",
     config.Local: "InProcess",
     config.NCCL: "InProcess",
@@ -73,7 +73,7 @@ EXCHANGES = {
     config.Horovod: "Horovod",
     config.NoSync: "Independent",
 }
-"""Which class of `exchange.py` does each."""
+"""Which class of `trainer.py` does each."""
 ON_SERVERS = (config.DistAsync, config.SSP)
 
 NETWORKS: dict[str, tuple[Any, ...]] = {
@@ -122,7 +122,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Abst
     return meet(run, common, hosts)
 
 
-def lacks(run: Run, machine: Hardware) -> str | None:
+def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     exchange = run.kvstore if run.synchronises else None
     if isinstance(exchange, config.Horovod):
         spec = importlib.util.find_spec("horovod")

@@ -35,7 +35,7 @@ def parameter_servers(run: Run, common: Mapping[str, str], hosts: Sequence[str])
     try:
         for name, role in roles.items():
             environment = {**common, "DMLC_ROLE": role, "OMP_NUM_THREADS": "1"}
-            started[name] = processes.start("poc.frameworks.mxnet.serve", environment)
+            started[name] = processes.start("poc.frameworks.mxnet.kvstore_server", environment)
         places = [host for host in hosts for _ in range(run.workers // len(hosts))]
         environments = [{**common, "DMLC_ROLE": "worker", "DMLC_NODE_HOST": host} for host in places]
         yield Cluster(environments=environments, helpers=started)
@@ -69,7 +69,9 @@ def rendezvous(run: Run, common: Mapping[str, str], hosts: Sequence[str]) -> Ite
         for worker in range(run.workers)
     ]
     slots = ",".join(f"{host}:{each}" for host in hosts)
-    server = processes.start("poc.frameworks.mxnet.meet", {**common, "HOROVOD_HOSTS": slots}, stdout=subprocess.PIPE)
+    server = processes.start(
+        "poc.frameworks.mxnet.rendezvous_server", {**common, "HOROVOD_HOSTS": slots}, stdout=subprocess.PIPE
+    )
     assert server.stdout is not None
     try:
         # Workers ask a few times, for a second or two. One that has died is found by whoever watches the helpers.

@@ -15,7 +15,7 @@ from poc import config
 
 if TYPE_CHECKING:
     from poc.config.run import Run
-    from poc.frameworks.mxnet.arrays import LongArray
+    from poc.frameworks.mxnet.flat_buffers import FlatBuffer
 
 _AT_ONCE = 50  # arrays in one of MXNet's operators for several, which have room for 60
 _TRUST = 0.001  # LARS's coefficient eta
@@ -29,7 +29,7 @@ class SGD:
     2017, section 3.1, remark 3).
     """
 
-    def __init__(self, run: Run, array: LongArray, device: int) -> None:
+    def __init__(self, run: Run, array: FlatBuffer, device: int) -> None:
         self._array = array
         self._values, self._gradients = array.values[device], array.gradients[device]
         self._velocity = mx.nd.zeros_like(self._values)
@@ -90,7 +90,7 @@ class Nesterov(SGD):
 class LARS(SGD):
     """It scales the rate of each weight by |weight| / |gradient| (You et al. 2017), not those of betas and gammas."""
 
-    def __init__(self, run: Run, array: LongArray, device: int) -> None:
+    def __init__(self, run: Run, array: FlatBuffer, device: int) -> None:
         super().__init__(run, array, device)
         self._views = [array.views(flat) for flat in (self._values, self._gradients, self._velocity)]
 
@@ -123,7 +123,7 @@ class Muon(SGD):
     decay is added to the gradients of all others and, decoupled, to convolutions.
     """
 
-    def __init__(self, run: Run, array: LongArray, device: int) -> None:
+    def __init__(self, run: Run, array: FlatBuffer, device: int) -> None:
         super().__init__(run, array, device)
         assert isinstance(run.optimizer, config.Muon)
         self._share = run.optimizer.lr / run.learning_rate
@@ -148,7 +148,7 @@ class Muon(SGD):
             values[:] = values - rate * direction
 
 
-def make(run: Run, array: LongArray, device: int) -> SGD:
+def make(run: Run, array: FlatBuffer, device: int) -> SGD:
     """The optimizer of `run` for the parameters in a long array, on one device."""
     made: SGD = globals()[type(run.optimizer).__name__](run, array, device)
     return made

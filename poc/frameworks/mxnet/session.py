@@ -13,7 +13,7 @@ from mxnet.contrib import amp
 
 from poc.config import networks
 from poc.data import Views
-from poc.frameworks.mxnet import exchange as exchanges
+from poc.frameworks.mxnet import trainer as trainers
 from poc.frameworks.mxnet.networks import branch_ends, build, can_fuse
 from poc.frameworks.session import Part, Session, fastest
 
@@ -76,7 +76,7 @@ class GluonSession(Session):
         self._gradient_scale = run.global_batch  # they are those of the sum over all samples
         if state is not None:
             self._load_parameters(state)  # what servers are to start from
-        self._exchange = exchanges.connect(run, self._trained, self._statistics, first_step)
+        self._exchange = trainers.connect(run, self._trained, self._statistics, first_step)
         self._worker = self._exchange.rank
         if state is not None:
             self._load_parameters(state)  # each worker's own, where it has just been given the first one's
@@ -166,7 +166,7 @@ class GluonSession(Session):
     def exchange(self) -> None:
         self._exchange.exchange()
 
-    def exchange_is_right(self) -> bool | None:
+    def sync_is_correct(self) -> bool | None:
         if not self._sums:
             return None
         # Two bits say less, zero or the threshold, and keep the rest for the next exchange: their sum is checked, that
@@ -185,7 +185,7 @@ class GluonSession(Session):
             for gradient in parameter.list_grad()
         )
 
-    def exchange_stats(self) -> dict[str, Any]:
+    def sync_stats(self) -> dict[str, Any]:
         return self._exchange.stats()
 
     def barrier(self) -> None:

@@ -49,10 +49,10 @@ BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, dataclasses.replace(_CUDA_13, a
 """Their machine code is what `torch.cuda.get_arch_list()` says."""
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
-HEEDS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma", "layout", "compile")
+SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma", "layout", "compile")
 OPTIMIZERS = (SGD, Nesterov, Muon)
 """A class of `optimizers.py`, of its name, does each."""
-EXCHANGES = (Device, NCCL, NoSync)
+KVSTORES = (Device, NCCL, NoSync)
 NETWORKS: dict[str, tuple[Any, ...]] = {
     **{f"cifar_resnet{layers}_v2": ("PreactivationResNet", layers) for layers in CIFAR_RESNET_V2},
     "cifar_resnet20_v2_no_norm": ("PreactivationResNet", 20, False),
@@ -105,7 +105,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
     yield Cluster(environments=environments, helpers={})
 
 
-def lacks(run: Run, machine: Hardware) -> str | None:
+def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     if not versions("pytorch").keys() >= set(PACKAGES):
         return "PyTorch is not installed: ./make_environment.sh --torch"
     if getattr(run.kvstore, "two_bit", None) is not None:

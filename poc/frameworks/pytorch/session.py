@@ -220,7 +220,7 @@ class TorchSession(Session):
         if self._replicated is not None and self._sums:
             _sum(self._gradients())
 
-    def exchange_is_right(self) -> bool | None:
+    def sync_is_correct(self) -> bool | None:
         if not self._sums:
             return None
         for parameter in self._trained:

@@ -28,8 +28,8 @@ LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32",)
 NETWORKS = ("cifar_mlp",)
 OPTIMIZERS = (SGD,)
-EXCHANGES = (Device, DistSync, NoSync)
-HEEDS: tuple[str, ...] = ()
+KVSTORES = (Device, DistSync, NoSync)
+SUPPORTED_OPTIONS: tuple[str, ...] = ()
 
 
 def workers(given: int, devices: int, emulated: bool) -> int:
@@ -53,7 +53,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
         processes.stop([hub])
 
 
-def lacks(run: Run, machine: Hardware) -> str | None:
+def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     if getattr(run.optimizer, "momentum_correction", False):
         return f"momentum correction is not {LABEL}'s"
     if getattr(run.kvstore, "two_bit", None) or getattr(run.kvstore, "gradient_bits", 32) != 32:

@@ -56,8 +56,8 @@ class FaultySession(NumpySession):
         loss = super().drain()
         return math.inf if self._fault == "diverge" and self._worker else loss
 
-    def exchange_is_right(self) -> bool | None:
-        return self._fault != "sum" and super().exchange_is_right()
+    def sync_is_correct(self) -> bool | None:
+        return self._fault != "sum" and super().sync_is_correct()
 
     def peak_device_bytes(self) -> int:
         return self._taken

@@ -126,7 +126,7 @@ class NumpySession(Session):
         if self._sums:
             self._gradients[:] = self._hub.sum(self._gradients.sum(axis=0))
 
-    def exchange_is_right(self) -> bool | None:
+    def sync_is_correct(self) -> bool | None:
         rows = len(self._gradients)
         devices = np.arange(1, 1 + rows * self._run.workers)
         self._gradients[:] = devices[self._hub.worker * rows :][:rows, np.newaxis]

@@ -23,7 +23,7 @@ from poc.host.environment import speed_variables
 from poc.host.hardware import GPU
 from poc.host.monitor import Monitor, Monitored, Source
 from poc.host.waiting import chosen_threads, free_cores
-from poc.records.record import COMPLETED, FAILED, Told
+from poc.records.record import COMPLETED, FAILED, WorkerResult
 from poc.records.timing import warmup
 from poc.run import checkpoint
 from poc.values import from_plain, value
@@ -35,7 +35,7 @@ _LISTED = dict(window="windows", evaluation="evaluations", norms="norms", resume
 
 
 @value
-class Place:
+class RunContext:
     """Where runs are done: this machine, where it finds their data and leaves what they make."""
 
     machine: hardware.Hardware
@@ -79,7 +79,7 @@ class Place:
 
 
 @value
-class Task:
+class WorkerGroup:
     """What one host is to do of a run."""
 
     request: dict[str, Any]
@@ -109,10 +109,10 @@ class CoreUse:
 
 
 @value
-class Share:
+class HostResult:
     """What one host did of a run."""
 
-    told: tuple[Told, ...]
+    told: tuple[WorkerResult, ...]
     """By each of its workers."""
     lost: tuple[str, str] | None
     """Which process is to blame, and why."""
@@ -165,10 +165,10 @@ def cache() -> Path:
     return Path(tempfile.gettempdir(), f"poc-mxnet-{os.getuid()}")
 
 
-class Here:
+class LocalLauncher:
     """This host, which does a run alone."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RunContext) -> None:
         self._place = place
         self._before = core_seconds()
 
@@ -176,7 +176,7 @@ class Here:
         """The steps after which every worker has a whole checkpoint."""
         return set(checkpoint.steps(self._place.checkpoints_of(run), range(run.workers), conditions))
 
-    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[Share], str]:
+    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
         """Trains `run` once; what was done, and why it failed. Raises KeyboardInterrupt when its user ends it."""
 
         def until(_: Path) -> None:
@@ -184,7 +184,7 @@ class Here:
                 raise KeyboardInterrupt  # as if its user had stopped it
 
         with frameworks.load(run.framework).cluster(run, threads(run, self._place.machine.cores)) as around:
-            task = Task(request=request, first=0, environments=tuple(around.environments))
+            task = WorkerGroup(request=request, first=0, environments=tuple(around.environments))
             share = train_here(task, self._place, around.helpers, until)
         # What all attempts used, and what served the workers.
         share = dataclasses.replace(share, core_use=core_use(self._before))
@@ -210,11 +210,11 @@ def threads(run: Run, cores: int, hosts: int = 1) -> int:
 
 
 def train_here(
-    task: Task,
-    place: Place,
+    task: WorkerGroup,
+    place: RunContext,
     helpers: Mapping[str, subprocess.Popen[str]],
     elsewhere: Callable[[Path], processes.Lost | None],
-) -> Share:
+) -> HostResult:
     """Starts this host's workers of a run, waits for their end, and gathers what they told.
 
     `elsewhere` is given the file of the first one's events, and says what of the run is lost on another host, or raises
@@ -268,7 +268,7 @@ def train_here(
         if lost and lost[0] == name and worker.wall is not None:
             lost = name, worker.reason  # in its own words, where it had the time for some
     summary = watcher.summary(_kept(heard[0], common["began"])) if watcher else None
-    return Share(told=tuple(heard), lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
+    return HostResult(told=tuple(heard), lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
 
 
 def _started(run: Run, request: Mapping[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -280,7 +280,7 @@ def _started(run: Run, request: Mapping[str, Any], environment: dict[str, str]) 
         return processes.start("poc.run.worker", environment, python=python, stdin=stdin)
 
 
-def _told(events: Path, status: int = 0) -> Told:
+def _told(events: Path, status: int = 0) -> WorkerResult:
     """What the worker told whose file of `events` this is; one that told of no end has failed with exit `status`."""
     found: dict[str, Any] = {name: [] for name in _LISTED.values()}
     for line in events.read_text().splitlines() if events.exists() else []:
@@ -295,10 +295,10 @@ def _told(events: Path, status: int = 0) -> Told:
             found.update(event)
     if "outcome" not in found:
         found.update(outcome=FAILED, reason=processes.ended_early(status))
-    return from_plain(Told, found)
+    return from_plain(WorkerResult, found)
 
 
-def _kept(told: Told, began: float) -> list[tuple[float, float]]:
+def _kept(told: WorkerResult, began: float) -> list[tuple[float, float]]:
     """Start and end of the windows after warm-up, on the clock on which the worker's process `began`."""
     start = began - (told.resumed[-1].at if told.resumed else 0.0)
     windows = told.windows[warmup(told.windows) :]

@@ -14,9 +14,9 @@ from poc import Recipe, studies
 from poc.config.datasets import DataId
 from poc.plan import Planned, plan
 from poc.records import journal
-from poc.run import checkpoint, outlook, workload
-from poc.run.campaign import Campaign, undertake
-from poc.run.outlook import DoneRepeats, Pace
+from poc.run import checkpoint, schedule, workload
+from poc.run.schedule import DoneRepeats, RuntimeEstimator
+from poc.run.sweep import Sweep, run_sweep
 from poc.studies import prices
 from poc.studies.prices import Prices
 from poc.values import UserError
@@ -32,18 +32,18 @@ def test_the_lowest_priority_goes_first_and_in_it_short_runs_before_long_ones_as
     items = [
         (name, name, dataclasses.replace(planned(seconds), priority=priority)) for name, priority, seconds in given
     ]
-    assert "".join(name for name, *_ in outlook.in_order(items)) == "edacfb"
+    assert "".join(name for name, *_ in schedule.in_order(items)) == "edacfb"
 
 
 def test_estimates_follow_what_was_measured_here(tmp_path: Path) -> None:
     place = dataclasses.replace(place_in(tmp_path), until=time.monotonic() + 1000)
     run = record_of().run
-    usual = Pace(place, []).seconds(Planned(run=run, seconds=400.0))
+    usual = RuntimeEstimator(place, []).seconds(Planned(run=run, seconds=400.0))
     assert usual == 400.0
-    estimated = outlook.estimate(run, record_of().hardware)
+    estimated = schedule.estimate(run, record_of().hardware)
     slow = [record_of(wall=factor * estimated) for factor in (2.0, 3.0, 10.0)]
     other = [record_of(wall=50 * estimated, outcome="failed"), record_of(wall=0.5 * estimated, run={"model": "vgg16"})]
-    pace = Pace(place, [*slow, *other])
+    pace = RuntimeEstimator(place, [*slow, *other])
     assert pace.factor(run) == pytest.approx(5.0)
     item = Planned(run=run, seconds=400.0)
     assert not pace.fits(item)
@@ -52,7 +52,7 @@ def test_estimates_follow_what_was_measured_here(tmp_path: Path) -> None:
     checkpoint.write(folder, 0, checkpoint.Checkpoint(step=run.steps // 4, arrays={}, story={}))
     assert pace.seconds(item) == pytest.approx(1500.0)
     assert pace.fits(Planned(run=run, seconds=4000.0))
-    assert not Pace(dataclasses.replace(place, until=time.monotonic() + 5), []).fits(item)
+    assert not RuntimeEstimator(dataclasses.replace(place, until=time.monotonic() + 5), []).fits(item)
     # What a whole run has left is of no use to another take.
     checkpoint.write(folder, 0, checkpoint.Checkpoint(step=run.steps, arrays={}, story={}))
     assert pace.seconds(item) == pytest.approx(2000.0)
@@ -60,9 +60,9 @@ def test_estimates_follow_what_was_measured_here(tmp_path: Path) -> None:
 
 
 def test_what_a_bound_leaves() -> None:
-    assert outlook.bound(10.0, None, None, 3.0) == math.inf
-    assert outlook.bound(10.0, 2.0, None, None) == 7210.0
-    assert outlook.bound(10.0, 2.0, 1.5, 3.0) == 1810.0
+    assert schedule.bound(10.0, None, None, 3.0) == math.inf
+    assert schedule.bound(10.0, 2.0, None, None) == 7210.0
+    assert schedule.bound(10.0, 2.0, 1.5, 3.0) == 1810.0
 
 
 def test_each_recipe_has_a_line_and_a_run_of_two_counts_once(tmp_path: Path) -> None:
@@ -70,13 +70,13 @@ def test_each_recipe_has_a_line_and_a_run_of_two_counts_once(tmp_path: Path) -> 
     skipped = dataclasses.replace(planned(9.0, lr=0.03), skip="why")
     items = [("a", "", one), ("a", "", two), ("b", "", two), ("b", "", skipped)]
     done = DoneRepeats([dataclasses.replace(record_of(), run=one.run)], {})
-    summary = workload.summed_up(items, done, Pace(place_in(tmp_path), []), 7.2)
+    summary = workload.summed_up(items, done, RuntimeEstimator(place_in(tmp_path), []), 7.2)
     assert summary.recipes == (workload.Totals(recipe="a", runs=2, done=1, seconds=3600.0),)
     assert (summary.runs, summary.done, summary.seconds, summary.dollars) == (2, 1, 3600.0, 7.2)
     assert summary.skipped == {"why": 1}
     assert [line.split() for line in str(summary).splitlines()[2:3]] == [["a", "2", "1", "60", "min"]]
     assert "$7.20" in str(summary)
-    unpriced = workload.summed_up(items, DoneRepeats([], {}), Pace(place_in(tmp_path), []), None)
+    unpriced = workload.summed_up(items, DoneRepeats([], {}), RuntimeEstimator(place_in(tmp_path), []), None)
     assert unpriced.dollars is None
     assert "$" not in str(unpriced)
     # What another recipe runs is not skipped.
@@ -144,16 +144,16 @@ def test_what_is_done_is_done_on_its_own_images(
     record = record_of(**done)
     journal.append(journal.folder(tmp_path, record.infrastructure) / journal.FILE, record)
     place = dataclasses.replace(place_in(tmp_path), infrastructure=record.infrastructure, images=images)
-    campaign = Campaign([("r", [Planned(run=record.run)])], tmp_path, place)
-    assert bool(campaign.left(campaign.items)) != counts
-    campaign.use({})
-    campaign.use(images)
-    assert bool(campaign.left(campaign.items)) != counts
+    sweep = Sweep([("r", [Planned(run=record.run)])], tmp_path, place)
+    assert bool(sweep.left(sweep.items)) != counts
+    sweep.use({})
+    sweep.use(images)
+    assert bool(sweep.left(sweep.items)) != counts
 
 
 def test_a_run_of_a_network_that_is_no_longer_known_teaches_nothing(tmp_path: Path) -> None:
     gone = record_of(run={"model": "gone"})
-    assert Pace(place_in(tmp_path), [gone]).factor(gone.run) == 1
+    assert RuntimeEstimator(place_in(tmp_path), [gone]).factor(gone.run) == 1
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_left_and_a_run_at_the_bound_is_interrupted(
         # Two recipes share their runs.
         plans = [(name, plan(name, Recipe(**{**SMALL, **fields}), MACHINE)) for name in ("mine", "yours")]
         place = dataclasses.replace(place_in(tmp_path), until=time.monotonic() + until)
-        return undertake(Campaign(plans, path, place))
+        return run_sweep(Sweep(plans, path, place))
 
     path = tmp_path / "results"
     # Estimated at an hour, and at 6 s; the second fits.

@@ -17,7 +17,7 @@ import numpy as np
 
 from poc import config
 from poc.frameworks import mxnet as framework
-from poc.frameworks.mxnet import arrays, launch, optimizers
+from poc.frameworks.mxnet import flat_buffers, launch, optimizers
 from poc.frameworks.mxnet.loss_scale import LossScale
 from poc.host import processes
 
@@ -45,7 +45,7 @@ class InProcess:
 
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
         self._run, self._first_step = run, first_step
-        self.trained, self.statistics = arrays.lay(trained), arrays.lay(statistics)
+        self.trained, self.statistics = flat_buffers.flatten(trained), flat_buffers.flatten(statistics)
         self._devices = range(len(self.trained[0].values))
         # What is done on a device is issued by a thread of its own: MXNet's calls take longer than what they enqueue.
         several = len(self._devices) > 1
@@ -198,7 +198,7 @@ class BetweenWorkers(InProcess):
         self._make_keys()
         self.barrier()
 
-    def _broadcast(self, array: arrays.LongArray) -> None:
+    def _broadcast(self, array: flat_buffers.FlatBuffer) -> None:
         """Enqueues the overwriting of an array's values, on every worker, by the first one's."""
         self._store.pull(self._new_key(array.values[0]), out=array.values)
 
@@ -229,7 +229,7 @@ class Horovod(BetweenWorkers):
         self._horovod.init()
         self.rank = self._horovod.rank()
 
-    def _broadcast(self, array: arrays.LongArray) -> None:
+    def _broadcast(self, array: flat_buffers.FlatBuffer) -> None:
         self._horovod.broadcast_(array.values[0], root_rank=0, name=f"start {self._new_key(array)}")
         array.share()
 
@@ -394,7 +394,7 @@ def connect(run: Run, trained: list[Any], statistics: list[Any], first_step: int
 
     The next step of it is number `first_step`.
     """
-    kind: type[InProcess] = globals()[framework.EXCHANGES[type(run.kvstore)]]
+    kind: type[InProcess] = globals()[framework.KVSTORES[type(run.kvstore)]]
     if run.workers == 1 and not issubclass(kind, OnServers):
         kind = InProcess
     return kind(run, trained, statistics, first_step)

@@ -1,6 +1,6 @@
 """What a scheduler or server of MXNet's distributed kvstore runs: it serves until the workers have gone.
 
-    DMLC_ROLE=server python -m poc.frameworks.mxnet.serve
+    DMLC_ROLE=server python -m poc.frameworks.mxnet.kvstore_server
 
 MXNet starts serving while it is still being imported, so what a worker sends to be run here, such as an optimizer of
 ours, could not import it. The role is therefore withheld until the import is done.

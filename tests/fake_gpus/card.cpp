@@ -1,5 +1,5 @@
 // CUDA's runtime and driver as far as PyTorch's own code asks them, with one card of compute capability 8.0 whose memory
-// is the host's: copies copy, streams are always done, kernels do nothing (tests/stand_in/card.py computes in their place).
+// is the host's: copies copy, streams are always done, kernels do nothing (tests/fake_gpus/card.py computes in their place).
 #include <cstdlib>
 #include <cstring>
 #include <mutex>

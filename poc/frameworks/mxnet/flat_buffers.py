@@ -17,7 +17,7 @@ _BYTES = 25 * 2**20
 _ALIGNED = 64
 
 
-class LongArray:
+class FlatBuffer:
     """Parameters of one kind, those of one shape next to each other; the network's own arrays become views of it."""
 
     def __init__(self, parameters: list[Any]) -> None:
@@ -80,7 +80,7 @@ class LongArray:
             self.share()
 
 
-def lay(parameters: list[Any]) -> list[LongArray]:
+def flatten(parameters: list[Any]) -> list[FlatBuffer]:
     """Makes all `parameters` views of long arrays, those that differ in weight decay or dimensions apart.
 
     The last parameters come first, as the backward pass finds them.
@@ -93,7 +93,7 @@ def lay(parameters: list[Any]) -> list[LongArray]:
         while rest:
             ends = np.cumsum([_room(parameter) for parameter in rest])
             count = max(1, int(np.searchsorted(ends, _BYTES / 4, side="right")))
-            arrays.append(LongArray(rest[:count]))
+            arrays.append(FlatBuffer(rest[:count]))
             rest = rest[count:]
     return arrays
 

@@ -1,7 +1,7 @@
 """What `./run_all.sh --quick` does on each stand-in machine, but for its installation: a row for each, and exit code 1
 where one failed.
 
-    .venv/bin/python -m tests.stand_in [--results DIR] [MACHINE ...]
+    .venv/bin/python -m tests.fake_gpus [--results DIR] [MACHINE ...]
 
 The pages are left in DIR to be looked at. They are of no machine that exists: never publish one.
 """
@@ -18,13 +18,13 @@ from pathlib import Path
 from tabulate import tabulate
 
 from poc.records import journal
-from tests import stand_in
+from tests import fake_gpus
 
 
 def main() -> int:
     """Prints the table; returns the exit code."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("machines", nargs="*", default=list(stand_in.MACHINES))
+    parser.add_argument("machines", nargs="*", default=list(fake_gpus.MACHINES))
     parser.add_argument("--results", type=Path, default=Path(tempfile.mkdtemp()))
     parser.add_argument("--recipe", action="append", default=[])
     options = parser.parse_args()
@@ -34,7 +34,7 @@ def main() -> int:
         command = [sys.executable, "-W", "ignore", "-m", "poc", "run", *options.recipe, "--quick", "--machine"]
         done = subprocess.run(
             [*command, f"stand-in: {name}", "--results", str(folder)],
-            env=stand_in.environment(name),
+            env=fake_gpus.environment(name),
             stdout=subprocess.DEVNULL,
         )
         records = journal.read(journal.paths(folder))

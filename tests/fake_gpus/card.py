@@ -21,7 +21,7 @@ _COPIES = ("_to_copy", "copy_", "_pin_memory", "is_pinned", "_local_scalar_dense
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What a process needs besides `stand_in.environment` to have the card, which is compiled into `folder`."""
+    """What a process needs besides `fake_gpus.environment` to have the card, which is compiled into `folder`."""
     library = folder / "libcuda.so.1"
     source = Path(__file__).with_suffix(".cpp")
     subprocess.run(["g++", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", source, "-o", library], check=True)

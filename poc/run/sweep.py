@@ -16,9 +16,9 @@ from poc.plan import Planned, estimate
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED, Record
-from poc.run import checkpoint, outlook, workload
-from poc.run.local import Here, Place
-from poc.run.parent import Hosts, blank, execute
+from poc.run import checkpoint, schedule, workload
+from poc.run.launcher import LocalLauncher, RunContext
+from poc.run.parent import Launcher, execute, new_record
 from poc.run.progress import duration, label, result, varied
 from poc.run.workload import Line, Workload
 from poc.values import UserError
@@ -28,14 +28,14 @@ class TimeIsUpError(Exception):
     """The run that was going on has been interrupted at the bound."""
 
 
-class Campaign:
+class Sweep:
     """The runs of some recipes on one machine: what there is to do, and each record in the journal as it is there."""
 
     def __init__(
         self,
         plans: Sequence[tuple[str, Sequence[Planned]]],
         results: Path,
-        place: Place,
+        place: RunContext,
         *,
         detail: int = 0,
         again: bool = False,
@@ -48,7 +48,7 @@ class Campaign:
         """
         self.results = results
         self.path = journal.folder(results, place.infrastructure) / journal.FILE
-        self.items = outlook.in_order(
+        self.items = schedule.in_order(
             (name, f"{name} {number}/{len(planned)}", item)
             for name, planned in plans
             for number, item in enumerate(planned, start=1)
@@ -69,14 +69,14 @@ class Campaign:
         self._details = varied(item.run for item in every if not item.skip)
 
     def use(self, images: Mapping[str, DataId]) -> None:
-        """Take `images` for what the runs are of (`Place.images`).
+        """Take `images` for what the runs are of (`RunContext.images`).
 
         Of the journal what is of the same images counts, and was measured in the same environment or in an unknown one.
         """
         self.place = dataclasses.replace(self.place, images=images)
-        self.pace = outlook.Pace(self.place, self._known)
+        self.pace = schedule.RuntimeEstimator(self.place, self._known)
         alike = [record for record in self._known if record.environment in (None, self.place.environment)]
-        self._done = outlook.DoneRepeats([] if self._again else alike, images)
+        self._done = schedule.DoneRepeats([] if self._again else alike, images)
 
     def say(self, line: str) -> None:
         """Print a line on standard error."""
@@ -104,15 +104,15 @@ class Campaign:
             dict.fromkeys(run.id for item in planned for run in (item.run, *(whole for _, whole in item.search)))
         )
 
-    def is_over(self, item: outlook.Item) -> bool:
+    def is_over(self, item: schedule.Item) -> bool:
         """Whether there is nothing to do for an item, any more."""
         return item[2].skip != "" or self._done.over(item[2])
 
-    def left(self, items: Iterable[outlook.Item]) -> list[Planned]:
+    def left(self, items: Iterable[schedule.Item]) -> list[Planned]:
         """Return what of the `items` is to be done yet, each repeat once."""
         return self._done.waiting(items)
 
-    def do(self, item: outlook.Item, hosts: Hosts | None = None) -> bool:
+    def do(self, item: schedule.Item, hosts: Launcher | None = None) -> bool:
         """Do one of the items, on the `hosts` (None: here); False where it does not fit before the bound.
 
         Raises `TimeIsUpError`, or KeyboardInterrupt once a run that its user interrupted is in the journal.
@@ -122,7 +122,7 @@ class Campaign:
             self.say_more(f"{title} [{planned.run.id}] {planned.run}: skipped, {planned.skip}")
             if planned.run.id not in self._noted:
                 self._noted.add(planned.run.id)
-                journal.append(self.path, blank(planned.run, self.place, outcome=SKIPPED, reason=planned.skip))
+                journal.append(self.path, new_record(planned.run, self.place, outcome=SKIPPED, reason=planned.skip))
             return True
         if not self._done.over(planned) and not self.pace.fits(planned):
             return False
@@ -132,7 +132,7 @@ class Campaign:
             self._repeat(planned.run, title, hosts, planned.repeat, self._detail)
         return True
 
-    def _largest(self, item: Planned, title: str, hosts: Hosts | None) -> None:
+    def _largest(self, item: Planned, title: str, hosts: Launcher | None) -> None:
         """Do the run with the largest batch that fits its short run, or where it does not after all, the next."""
         self.say_more(f"{title} {item}")
         search = item.search
@@ -152,7 +152,7 @@ class Campaign:
         return label(run, self._details) + (f", repeat {number}" if number > 1 else "")
 
     def _repeat(
-        self, run: Run, title: str, hosts: Hosts | None, number: int = 1, detail: int = 0, *, probe: bool = False
+        self, run: Run, title: str, hosts: Launcher | None, number: int = 1, detail: int = 0, *, probe: bool = False
     ) -> str:
         """Do that repeat of a run, unless it is done; return its outcome. A `probe` has no line of its own."""
         title = f"{title} [{run.id}] {run}" + (f", repeat {number}" if number > 1 else "")
@@ -162,7 +162,7 @@ class Campaign:
         if run.id in self.failed:  # it may have hung, and would again
             self.say_more(f"{title}: not tried again, it has failed")
             return FAILED
-        pace, hosts = self.pace.factor(run), hosts or Here(self.place)
+        pace, hosts = self.pace.factor(run), hosts or LocalLauncher(self.place)
         self.say_more(f"{title}: about {duration(pace * estimate(run, self.place.machine))}")
         self._say_other_checkpoints(run)
         expected, name = predict.forecast(run, self._known), self._label(run, number)
@@ -208,60 +208,60 @@ class Campaign:
                     )
 
 
-def undertake(campaign: Campaign, asked: LastRun | None = None, price: float | None = None) -> list[str]:
-    """Do all that is planned, the most telling first (`poc.run.outlook.ORDER_RULE`); return the ids of failures.
+def run_sweep(sweep: Sweep, asked: LastRun | None = None, price: float | None = None) -> list[str]:
+    """Do all that is planned, the most telling first (`poc.run.schedule.ORDER_RULE`); return the ids of failures.
 
     What was `asked` for is noted in the folder of results. What does not fit before the bound of its place is left;
     `price`, in dollars per hour, is for what is said first.
     Raises UserError where the data cannot be had, or the journal not be written; KeyboardInterrupt once a run that its
     user interrupted is in it.
     """
-    campaign.use(_images(campaign))
+    sweep.use(_images(sweep))
     # Claimed only now: a mistake leaves nothing behind.
-    with journal.claimed(campaign.path):
+    with journal.claimed(sweep.path):
         if asked:
-            last_run.write(campaign.results, asked)
-        campaign.say(f"{campaign.workload(price)}\n")
-        left = _through(campaign)
-    say_left(campaign, left)
-    return campaign.failed
+            last_run.write(sweep.results, asked)
+        sweep.say(f"{sweep.workload(price)}\n")
+        left = _through(sweep)
+    say_left(sweep, left)
+    return sweep.failed
 
 
-def say_left(campaign: Campaign, items: Iterable[outlook.Item]) -> None:
+def say_left(sweep: Sweep, items: Iterable[schedule.Item]) -> None:
     """What of these is to be done yet did not fit before the bound; nothing where there is none."""
-    if left := campaign.left(items):
-        seconds = sum(map(campaign.pace.seconds, left))
-        campaign.say(
+    if left := sweep.left(items):
+        seconds = sum(map(sweep.pace.seconds, left))
+        sweep.say(
             f"{len(left)} are left, about {duration(seconds)}, beyond the bound: the same command goes on with them"
         )
 
 
-def _through(campaign: Campaign) -> list[outlook.Item]:
+def _through(sweep: Sweep) -> list[schedule.Item]:
     """Takes the items one after the other, as far as they fit; returns those that did not."""
-    left: list[outlook.Item] = []
-    pace = campaign.pace
-    for place_in_line, item in enumerate(campaign.items):
-        was_over, rest = campaign.is_over(item), campaign.items[place_in_line + 1 :]
+    left: list[schedule.Item] = []
+    pace = sweep.pace
+    for place_in_line, item in enumerate(sweep.items):
+        was_over, rest = sweep.is_over(item), sweep.items[place_in_line + 1 :]
         try:
-            if not campaign.do(item):
+            if not sweep.do(item):
                 left.append(item)
                 continue
         except TimeIsUpError:
             return [*left, item, *rest]
-        fitting = [] if was_over else [other for other in campaign.left(rest) if pace.fits(other)]
+        fitting = [] if was_over else [other for other in sweep.left(rest) if pace.fits(other)]
         if fitting:
-            until = outlook.clock(min(sum(map(pace.seconds, fitting)), pace.left()))
-            campaign.say_more(f"  {len(fitting)} to go, until about {until}")
+            until = schedule.clock(min(sum(map(pace.seconds, fitting)), pace.left()))
+            sweep.say_more(f"  {len(fitting)} to go, until about {until}")
     return left
 
 
-def _images(campaign: Campaign) -> dict[str, DataId]:
+def _images(sweep: Sweep) -> dict[str, DataId]:
     """Open the files that the runs need and return what is in them: a mistake is found before anything is spent.
 
     Where no images are at hand, and every run is in the journal on whatever images, none are downloaded.
     """
-    place = campaign.place
-    left = {item.run.data for item in campaign.left(campaign.items)}
-    wanted = dict.fromkeys(item.run.data for *_, item in campaign.items if not item.skip)
+    place = sweep.place
+    left = {item.run.data for item in sweep.left(sweep.items)}
+    wanted = dict.fromkeys(item.run.data for *_, item in sweep.items if not item.skip)
     opened = [spec for spec in wanted if spec in left or data.at_hand(spec, source=place.source, cache=place.cache)]
     return data.identify(opened, source=place.source, cache=place.cache)

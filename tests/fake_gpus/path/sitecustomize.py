@@ -38,7 +38,7 @@ def _amp(amp: Any) -> None:
 
 def _torch(torch: Any) -> None:
     if "POC_CARD" in os.environ:
-        from tests.stand_in import card
+        from tests.fake_gpus import card
 
         return card.take_place()
     device = torch.device
@@ -89,11 +89,11 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _stand(name: str) -> None:
     import pynvml  # noqa: F401  # the recorded one answers with its constants
 
-    from tests import stand_in
+    from tests import fake_gpus
 
-    sys.modules["pynvml"] = stand_in.library(name)  # type: ignore[assignment]
+    sys.modules["pynvml"] = fake_gpus.library(name)  # type: ignore[assignment]
     _INSTALLED["mxnet-cu102" if name.endswith("CUDA 10.2") else "mxnet-cu112"] = "1.9.1"
-    _INSTALLED["torch"] = "2.13.0" if stand_in.MACHINES[name][1] >= "580" else "2.10.0"
+    _INSTALLED["torch"] = "2.13.0" if fake_gpus.MACHINES[name][1] >= "580" else "2.10.0"
     sys.meta_path.insert(0, _Finder())
     version = importlib.metadata.version
     importlib.metadata.version = lambda package: _INSTALLED.get(package) or version(package)

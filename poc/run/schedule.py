@@ -14,7 +14,7 @@ from poc.config.run import Run
 from poc.plan import Planned, estimate
 from poc.records.record import COMPLETED, DONE, SETTLED, Record
 from poc.run import checkpoint
-from poc.run.local import Place
+from poc.run.launcher import RunContext
 
 Item = tuple[str, str, Planned]
 """A planned run, with its recipe and its title."""
@@ -33,7 +33,7 @@ class DoneRepeats:
     """Which repeats of the runs of a sweep are done: in it, in another recipe of it, or in the journal before it."""
 
     def __init__(self, records: Iterable[Record], images: Mapping[str, DataId]) -> None:
-        """`images` are what the runs are of, as in `Place.images`."""
+        """`images` are what the runs are of, as in `RunContext.images`."""
         self._images = images
         self._last_outcome: dict[tuple[str, DataId | None], str] = {}
         """Of each run on its images."""
@@ -84,10 +84,10 @@ class DoneRepeats:
         return list(to_do.values())
 
 
-class Pace:
+class RuntimeEstimator:
     """How long runs take on this machine: the plan's estimates, corrected by what earlier runs took."""
 
-    def __init__(self, place: Place, records: Iterable[Record]) -> None:
+    def __init__(self, place: RunContext, records: Iterable[Record]) -> None:
         self._place = place
         self._seconds: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])  # measured, estimated
         for record in records:

@@ -45,7 +45,7 @@ def measure(
     define it.
     """
     several = run.synchronises and not isinstance(run.kvstore, NoSync)
-    sums_right = session.exchange_is_right() if several else None
+    sums_right = session.sync_is_correct() if several else None
     if sums_right is False:
         raise WrongSumError("the gradient synchronisation does not give the sum of all devices' gradients")
     _, *kept = [_round(session, batches, run.learning_rate) for _ in range(rounds)]

@@ -1,7 +1,7 @@
 """Where the workers of a Horovod run find one another: Horovod's own rendezvous server, until it is killed.
 
     HOROVOD_GLOO_RENDEZVOUS_ADDR=127.0.0.1 HOROVOD_GLOO_RENDEZVOUS_PORT=9200 HOROVOD_HOSTS=127.0.0.1:2 \
-        python -m poc.frameworks.mxnet.meet
+        python -m poc.frameworks.mxnet.rendezvous_server
 
 `horovodrun` starts the same one, listening on every interface; this one listens where it is told to.
 """
