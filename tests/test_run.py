@@ -16,7 +16,7 @@ import pytest
 
 from poc import CIFAR10, ImageNet, Synthetic, data, synthetic
 from poc.host import hardware
-from poc.records import timing
+from poc.records import provenance, timing
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, WorkerResult, merged
 from poc.run import checkpoint
 from poc.run.launcher import own_gpus
@@ -331,7 +331,7 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.check_output(command, cwd=folder, text=True, stderr=subprocess.DEVNULL).strip()
 
 
-CODE = "poc/host/hardware.py"
+CODE = "poc/records/provenance.py"
 
 
 def committed(folder: Path, *names: str) -> str:
@@ -347,21 +347,21 @@ def committed(folder: Path, *names: str) -> str:
 
 def test_results_do_not_make_a_commit_dirty_and_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = ("results/journal.jsonl", "results.md", "reference/here/journal.jsonl")
-    monkeypatch.setattr(hardware, "__file__", str(tmp_path / CODE))
-    assert hardware.commit() == ""
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / CODE))
+    assert provenance.commit() == ""
     clean = committed(tmp_path, CODE, *results)
-    assert hardware.commit() == clean
+    assert provenance.commit() == clean
     for name, commit in {**dict.fromkeys(results, clean), CODE: f"{clean}-dirty"}.items():
         (tmp_path / name).write_text("after\n")
-        assert hardware.commit() == commit
+        assert provenance.commit() == commit
 
 
 def test_the_commit_is_that_of_this_checkout_and_of_no_other_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def commit_in(folder: Path) -> str:
-        monkeypatch.setattr(hardware, "__file__", str(folder / CODE))
-        return hardware.commit()
+        monkeypatch.setattr(provenance, "__file__", str(folder / CODE))
+        return provenance.commit()
 
     own, other = tmp_path / "own", tmp_path / "other"
     commit, others = committed(own, CODE), committed(other, "README")
@@ -388,5 +388,5 @@ def test_a_checkout_of_another_user_has_its_commit(tmp_path: Path, monkeypatch: 
     for path in (tmp_path, *tmp_path.rglob("*")):
         os.chown(path, 12345, 12345)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)  # or it may call every folder safe
-    monkeypatch.setattr(hardware, "__file__", str(tmp_path / CODE))
-    assert hardware.commit() == commit
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / CODE))
+    assert provenance.commit() == commit

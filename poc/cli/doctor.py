@@ -16,6 +16,7 @@ from poc.cli import chosen
 from poc.frameworks import Build
 from poc.host import hardware, topology
 from poc.host.hardware import Hardware
+from poc.records import provenance
 from poc.run.launcher import cache
 from poc.studies import prices
 from poc.values import UserError, to_plain
@@ -31,7 +32,7 @@ def doctor(options: argparse.Namespace) -> None:
         "machine": chosen.instance_type() or machine.describe(),
         "hardware": to_plain(machine),
         "frameworks": {name: frameworks.versions(name) for name in frameworks.FRAMEWORKS},
-        "libraries": hardware.versions(),
+        "libraries": provenance.versions(),
         "builds": _builds(machine, frameworks.wanted(machine)),
         "warnings": topology.warnings(topology.detect(machine.gpus)) if len(machine.gpus) > 1 else [],
         "data": _data(chosen.source(options)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 import timeit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,33 +105,9 @@ def usable_memory(system: Path = Path("/")) -> int:
     return memory if limit is None else min(memory, limit)
 
 
-def versions() -> dict[str, str]:
-    """Versions of the interpreter, the system and the libraries that results depend on."""
-    return {"python": platform.python_version(), "numpy": np.__version__, "system": platform.platform()}
-
-
 def product_name() -> str:
     """Return what the firmware calls this machine: on AWS its instance type, "p4d.24xlarge"; empty if unknown."""
     return text(PRODUCT_NAME)
-
-
-def commit() -> str:
-    """The git commit of this checkout, with "-dirty" where its code differs from that; empty where there is none."""
-    own = Path(__file__).resolve()
-    home = own.parents[2]
-    # Its repository is named, not looked for: not one around this folder, nor the environment's; whoever owns it.
-    git = ["git", "-C", str(home), f"--git-dir={home / '.git'}", f"--work-tree={home}"]
-    environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
-    # Results change with every run, and say nothing of the code that made them.
-    code = [":/", *(f":(exclude,top){name}" for name in ("results", "results.md", "reference"))]
-    how: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
-    try:
-        tracked = ["HEAD", f"HEAD:{own.relative_to(home)}"]
-        head = subprocess.run([*git, "rev-parse", *tracked], check=True, **how)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], **how).returncode
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return head.stdout[:12] + ("-dirty" if changed else "")
 
 
 def _cpu_flops() -> float:

@@ -23,6 +23,7 @@ from poc.host.environment import speed_variables
 from poc.host.hardware import GPU
 from poc.host.monitor import Monitor, Monitored, Source
 from poc.host.waiting import chosen_threads, free_cores
+from poc.records import provenance
 from poc.records.record import COMPLETED, FAILED, WorkerResult
 from poc.records.timing import warmup
 from poc.run import checkpoint
@@ -147,8 +148,8 @@ def core_use(before: tuple[float, float, float, float]) -> CoreUse:
 
 def software(framework: str) -> dict[str, Any]:
     """What results of a framework depend on beside the run: fields of a record."""
-    versions = {**hardware.versions(), **frameworks.versions(framework)}
-    return {"versions": versions, "commit": hardware.commit(), "environment": speed_variables()}
+    versions = {**provenance.versions(), **frameworks.versions(framework)}
+    return {"versions": versions, "commit": provenance.commit(), "environment": speed_variables()}
 
 
 def cache() -> Path:
