@@ -60,7 +60,7 @@ def test_the_build_of_each_engine_or_why_there_is_none(
 ) -> None:
     if libraries:
         monkeypatch.setattr(builds, "shared_library", lambda name: tmp_path / name)
-    monkeypatch.setitem(fake_gpus.MACHINES, "one", ([card], driver, False))
+    monkeypatch.setitem(fake_gpus.MACHINES, "one", ([card], driver))
     machine = stand("one", monkeypatch)
     for name, expected in (("mxnet", mxnet), ("pytorch", pytorch)):
         build = builds.choose(frameworks.load(name).BUILDS, machine)
@@ -94,7 +94,7 @@ def test_auto_takes_the_first_engine_that_runs_on_the_cards_and_says_why(
 
 def test_cards_that_no_one_build_runs_on_do_not_train_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(builds, "shared_library", lambda name: tmp_path / name)
-    monkeypatch.setitem(fake_gpus.MACHINES, "mixed", (["K80", "V100"], "470.256.02", False))
+    monkeypatch.setitem(fake_gpus.MACHINES, "mixed", (["K80", "V100"], "470.256.02"))
     here = stand("mixed", monkeypatch)
     assert [gpu.name for gpu in frameworks.usable("mxnet", here)] == [here.gpus[1].name]
     one, two = plan("r", Recipe(model="cifar_resnet8_v2", framework="mxnet", devices=[1, 2]), here)

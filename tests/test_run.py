@@ -36,7 +36,7 @@ from tests.builders import (
     run_of,
 )
 from tests.launch import eventually, family, finish, held, records, start, struck
-from tests.test_machine import use
+from tests.test_host import use
 
 slow = pytest.mark.slow
 
@@ -292,13 +292,9 @@ def test_a_failed_worker_fails_the_run_and_memory_that_ran_out_is_the_reason_who
 def test_each_worker_of_a_host_gets_its_own_cards(
     machine: str, visible: str | None, own: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = use(fake_gpus.library(machine), monkeypatch)
+    use(fake_gpus.library(machine), monkeypatch)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        library.links[3, 7] = (10, True, True)
-        library.links.update(dict.fromkeys([(0, 1), (0, 3), (0, 5), (0, 7)], (50, False, False)))
-        for card in (0, 1, 3, 5, 7):
-            library.cards[card]["nvlinks"] = []
     run = dataclasses.replace(run_of(**{**TWO_WORKERS, **GLUON, "devices": sum(map(len, own))}), kind="gpu")
     assert [[card.index for card in cards] for cards in own_gpus(run, hardware.detect(), 2)] == own
 

@@ -14,7 +14,7 @@ from typing import Any
 from poc import data, frameworks
 from poc.cli import chosen
 from poc.frameworks import Build
-from poc.host import hardware, topology
+from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.records import provenance
 from poc.run.launcher import cache
@@ -34,7 +34,6 @@ def doctor(options: argparse.Namespace) -> None:
         "frameworks": {name: frameworks.versions(name) for name in frameworks.FRAMEWORKS},
         "libraries": provenance.versions(),
         "builds": _builds(machine, frameworks.wanted(machine)),
-        "warnings": topology.warnings(topology.detect(machine.gpus)) if len(machine.gpus) > 1 else [],
         "data": _data(chosen.source(options)),
         "price": _price(machine),
         "missing": [{"what": name, "command": command} for name, command in _missing(machine, options)],
@@ -56,7 +55,6 @@ def _lines(facts: Mapping[str, Any], machine: Hardware) -> Iterator[str]:
         yield f"GPU {gpu.index}      {gpu.name}, compute capability {major}.{minor}, {memory}"
         for name in frameworks.FRAMEWORKS:
             yield f"           {name}: {frameworks.unsupported(name, gpu, machine) or 'can train on it'}"
-    yield from (f"warning    {warning}" for warning in facts["warnings"])
     for name, versions in facts["frameworks"].items():
         yield f"framework  {name}: {_listed(versions) or 'not installed'}"
     yield from (f"build      {line}" for line in facts["builds"])

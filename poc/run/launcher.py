@@ -18,10 +18,10 @@ from typing import Any, Callable
 from poc import frameworks
 from poc.config.datasets import DataId
 from poc.config.run import Run
-from poc.host import hardware, monitor, nvml, processes, topology
+from poc.host import hardware, monitor, processes
 from poc.host.environment import speed_variables
 from poc.host.hardware import GPU
-from poc.host.monitor import Monitor, Monitored, Source
+from poc.host.monitor import Device, Monitor, Monitored
 from poc.host.waiting import chosen_threads, free_cores
 from poc.records import provenance
 from poc.records.record import COMPLETED, FAILED, WorkerResult
@@ -308,7 +308,7 @@ def _kept(told: WorkerResult, began: float) -> list[tuple[float, float]]:
 
 def _sensors(
     run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]], cards: Sequence[Sequence[GPU]]
-) -> Source:
+) -> list[Device]:
     if run.kind == "gpu":
         return monitor.gpus([card.index for own in cards for card in own])
     cores = (run.cores_per_worker or machine.cores) * len(workers)
@@ -320,16 +320,13 @@ def _cores(run: Run, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
     if not run.cores_per_worker:
         return [sorted(os.sched_getaffinity(0))] * len(cards)
     near = [own[0].numa_node for own in cards] if run.kind == "gpu" else None
-    return hardware.core_groups(hardware.nodes(), len(cards), run.cores_per_worker, near)
+    return hardware.core_groups(hardware.numa_nodes(), len(cards), run.cores_per_worker, near)
 
 
 def own_gpus(run: Run, machine: hardware.Hardware, workers: int) -> list[list[GPU]]:
-    """The cards of each of this host's workers, none on a CPU: the best connected ones that its framework can use."""
+    """Return the cards of each of this host's workers, none on a CPU: the first ones that its framework can use."""
     if run.kind == "cpu":
         return [[]] * workers
     each = 1 if run.emulated else run.devices // run.workers
     usable = frameworks.usable(run.framework, machine)
-    with contextlib.suppress(nvml.NoAnswer):  # a card that is lost is the run's to find, and to tell of
-        best = topology.best_group(topology.detect(usable), each * workers)
-        usable = [card for card in usable if card.index in best]
     return [usable[here * each : (here + 1) * each] for here in range(workers)]
