@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from poc.config import networks
-from poc.data import Batch, Pixels, Views
+from poc.data import Batch, Crops, Pixels
 from poc.frameworks import whitening
 from poc.values import value
 
@@ -301,7 +301,7 @@ def _padded(batch: Batch, size: int) -> Batch:
     rest = size - len(batch)
     if not rest:
         return batch
-    assert not isinstance(batch.images, Views)
+    assert not isinstance(batch.images, Crops)
     images = np.concatenate([batch.images, batch.images[-1:].repeat(rest, axis=0)])
     return Batch(images, np.concatenate([batch.labels, np.full(rest, -1, batch.labels.dtype)]))
 
