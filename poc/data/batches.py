@@ -94,10 +94,10 @@ def training_batches(
     threads = usable_threads()
     # Images in files are decoded in threads anyway, and choosing crops takes less time than starting a thread.
     if not threaded or threads == 1 or spec.on_device or not isinstance(dataset.train, Images):
-        made = itertools.starmap(make, jobs())
+        stream = itertools.starmap(make, jobs())
     else:
-        made = _in_threads(make, jobs(), threads)
-    for batches in made:
+        stream = _in_threads(make, jobs(), threads)
+    for batches in stream:
         for first in range(0, len(batches), share):
             yield batches.part(first, first + share)
 

@@ -171,8 +171,8 @@ class Release:
             image = recordio.image(content[record], where)
             height, width, _ = image.pixels.shape
             if (height, width) != (_SIZE, _SIZE):
-                found = f"{width} x {height} pixels"
-                raise UserError(f"data: {where}: {found}, {self.title} has 32 x 32; download it again")
+                size = f"{width} x {height} pixels"
+                raise UserError(f"data: {where}: {size}, {self.title} has 32 x 32; download it again")
             images.append(image)
         blue_green_red = np.array([image.pixels for image in images], np.uint8).reshape(-1, _SIZE, _SIZE, 3)
         labels = np.array([image.label for image in images])

@@ -57,8 +57,8 @@ class Records(Split):
         return b"".join([size, starts.tobytes(), *(self._content[self._records[index]] for index in sampled)])
 
     def augment(self, indices: Indices, spec: ImageNet, *, seed: int, epoch: int) -> tuple[Pixels, Labels]:
-        top, left, flip = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
-        return self._crops(indices, spec, top, left, (flip < 0.5) & spec.mirror)
+        y, x, flip = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
+        return self._crops(indices, spec, y, x, (flip < 0.5) & spec.mirror)
 
     def center_crop(self, indices: Indices, spec: ImageNet) -> tuple[Pixels, Labels]:
         return self._crops(indices, spec, None, None, np.zeros(len(indices), bool))
@@ -67,19 +67,19 @@ class Records(Split):
         self,
         indices: Indices,
         spec: ImageNet,
-        top: npt.NDArray[np.float64] | None,
-        left: npt.NDArray[np.float64] | None,
+        y_shares: npt.NDArray[np.float64] | None,
+        x_shares: npt.NDArray[np.float64] | None,
         flipped: npt.NDArray[np.bool_],
     ) -> tuple[Pixels, Labels]:
-        """Decode, resize and crop: at `top` and `left`, shares of the room around the crop, or in the centre."""
+        """Decode, resize and crop: at these shares of the room around the crop, or in the centre."""
 
         def place(room: int, shares: npt.NDArray[np.float64] | None, number: int) -> int:
             return room // 2 if shares is None else int(shares[number] * (room + 1))
 
         def show(number: int) -> tuple[Pixels, float]:
             image, label = self._resized(int(indices[number]), spec)
-            y = place(image.shape[0] - spec.crop, top, number)
-            x = place(image.shape[1] - spec.crop, left, number)
+            y = place(image.shape[0] - spec.crop, y_shares, number)
+            x = place(image.shape[1] - spec.crop, x_shares, number)
             view = image[y : y + spec.crop, x : x + spec.crop, ::-1]  # red first
             view = view[:, ::-1] if flipped[number] else view
             return np.ascontiguousarray(view.transpose(2, 0, 1)), label

@@ -113,17 +113,17 @@ class Images(Split):
         return _planar(pixels), labels
 
     def center_crop(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
-        top, left = ((side - spec.crop) // 2 for side in self.images.shape[1:3])
-        pixels = self.images[indices, top : top + spec.crop, left : left + spec.crop]
+        y, x = ((side - spec.crop) // 2 for side in self.images.shape[1:3])
+        pixels = self.images[indices, y : y + spec.crop, x : x + spec.crop]
         return _planar(pixels), self.labels[indices].astype(np.float32)
 
     def _crops(self, indices: Indices, spec: InMemory, seed: int, epoch: int) -> Crops:
-        top, left, flip = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
+        y, x, flip = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
         if spec.alternate:
             first = uniform(seed, 0, indices, MIRROR)
             flip = first if epoch % 2 == 0 else 1 - first
         height, width = (side + 2 * spec.pad - spec.crop + 1 for side in self.images.shape[1:3])
-        fields = (indices, top * height, left * width, (flip < 0.5) & spec.mirror)
+        fields = (indices, y * height, x * width, (flip < 0.5) & spec.mirror)
         return Crops(*(values.astype(np.int32) for values in fields))
 
 

@@ -58,7 +58,7 @@ def identify(specs: Iterable[Data], *, source: Path | None, cache: Path) -> dict
 
 
 def is_local(spec: Data, *, source: Path | None, cache: Path) -> bool:
-    """Whether the files of `spec` are on this machine, so that nothing has to be downloaded."""
+    """Return True if the files of `spec` are on this machine, so that nothing has to be downloaded."""
     if isinstance(spec, ImageNet):
         return source is not None and all((source / name).is_file() for name in imagenet.FILES)
     return isinstance(spec, Synthetic) or find(spec, source=source, cache=cache) is not None
