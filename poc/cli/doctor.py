@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from poc import CIFAR10, data, frameworks
+from poc import data, frameworks
 from poc.cli import chosen
+from poc.config import CIFAR10
 from poc.frameworks import Build
 from poc.host import hardware, topology
 from poc.host.hardware import Hardware

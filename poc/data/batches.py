@@ -94,7 +94,7 @@ def training_batches(
     threads = usable_threads()
     # Images in files are decoded in threads anyway, and choosing crops takes less time than starting a thread.
     if not threaded or threads == 1 or spec.on_device or not isinstance(dataset.train, Images):
-        stream = itertools.starmap(make, jobs())
+        stream: Iterator[Batch] = itertools.starmap(make, jobs())
     else:
         stream = _in_threads(make, jobs(), threads)
     for batches in stream:

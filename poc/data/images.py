@@ -138,7 +138,7 @@ def checksum(dataset: Dataset) -> str:
     for split in (dataset.train, dataset.validation):
         assert isinstance(split, Images)
         digest.update(f" {split.images.shape} ".encode())
-        digest.update(np.ascontiguousarray(split.images))
+        digest.update(np.ascontiguousarray(split.images).data)
         digest.update(split.labels.astype("<i4").tobytes())
     return digest.hexdigest()[:CHECKSUM_DIGITS]
 
