@@ -249,13 +249,13 @@ _INSTRUCTIONS = (
 )
 
 
-class _BatchUnpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
+class _BatchUnpickler(pickle._Unpickler):
     """Follow only the instructions that a batch of CIFAR-10 needs, and look up no function that a pickle names.
 
     It is Python's own implementation, whose memo is a dictionary: in that of C an index alone can fill the memory.
     """
 
-    dispatch = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _INSTRUCTIONS}  # type: ignore[attr-defined]  # noqa: RUF012
+    dispatch = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _INSTRUCTIONS}  # noqa: RUF012
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the placeholder of a function; raises UnpicklingError for all that CIFAR-10 does not use."""
