@@ -18,11 +18,11 @@ LISTS = HOME / "requirements"
 STACK = HOME / "requirements.txt"
 STACK_LISTS = ("common.txt", "mxnet-cu112.txt")
 STACK_HEADER = """\
-# MXNet for GPUs, with CUDA 11's libraries and all that they and this project need, for Python 3.9 to 3.12 on x86-64:
+# MXNet for GPUs, with CUDA 11's libraries and all that they and this project need, for Python 3.10 to 3.12 on x86-64:
 #     pip install -r requirements.txt
 # tests/pin_requirements.py writes this file from requirements/{}.
 """
-PYTHONS = ("3.9", "3.10", "3.11", "3.12")
+PYTHONS = ("3.10", "3.11", "3.12")
 PROCESSORS = ("x86_64", "aarch64")
 # From the newest C library that the oldest supported distribution has, downwards.
 PLATFORMS = (*(f"manylinux_2_{minor}" for minor in range(28, 16, -1)), "manylinux2014", "manylinux1")
