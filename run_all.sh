@@ -42,7 +42,7 @@ Results
   --verbose         say each run's id, settings, expected time and windows, too
 
 `.venv/bin/poc --help`, or `.venv/bin/python -m poc --help`, lists the other commands: doctor, plan, report, publish, ...
-The first start makes .venv, with Python 3.9 to 3.12 (PYTHON=/path/to/python chooses one).
+The first start makes .venv, with Python 3.10 to 3.12 (PYTHON=/path/to/python chooses one).
 USAGE
 }
 
@@ -57,7 +57,7 @@ for argument in "$@"; do
     esac
 done
 
-"$here/make_environment.sh" ${extras[@]+"${extras[@]}"} # bash before 4.4 takes an empty list for an unset one
+"$here/make_environment.sh" "${extras[@]}"
 # No change of folder: the paths that the user gives are relative to where the user is. But nothing is imported from
 # there, or from where the user's variables say, neither here nor by the processes that this one starts.
 unset "${!PYTHON@}"

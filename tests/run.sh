@@ -13,7 +13,7 @@ if [ "${1:-}" = --quick ]; then
 fi
 ./make_environment.sh --dev
 missing=()
-for extra in ${extras[@]+"${extras[@]}"}; do # bash before 4.4 takes an empty list for an unset one
+for extra in "${extras[@]}"; do
     ./make_environment.sh "--$extra" || missing+=("$extra")
 done
 [ ${#missing[@]} = 0 ] || echo "Cannot be had here (see above), so their tests are skipped: ${missing[*]}" >&2
