@@ -19,23 +19,23 @@ make_venv() {
     echo "Setting up $1 with $version (only once, takes some minutes)." >&2
     rm -rf "$1" && mkdir -p "$1/$mark"
     "$python" -I -m venv "$1"
-    uv --version >/dev/null 2>&1 || install "$1" uv.txt 2>/dev/null || true
+    PATH=$here/.venv/bin:$PATH uv --version >/dev/null 2>&1 || install "$1" uv.txt 2>/dev/null || true
     add "$1" common.txt
 }
 
 # add ENVIRONMENT LIST: the list is copied last, so that an interrupted installation is repeated.
 add() {
-    local list=$2
     if is_installed "$1" "$2"; then return; fi
     echo "Installing requirements/$2 in $1." >&2
     if [[ $2 == mxnet* ]] && rm -f "$1/$mark"/mxnet*; then # all builds of MXNet install into the same folder
         "$1/bin/python" -I -m pip uninstall --quiet --yes mxnet mxnet-cu102 mxnet-cu112 2>/dev/null || true
     fi
-    if [ "$2" = torch-cpu.txt ] && ! { install "$1" "$2" || UV_TORCH_BACKEND=cpu install "$1" "$2"; } 2>/dev/null; then
+    if [ "$2" != torch-cpu.txt ]; then
+        install "$1" "$2"
+    elif ! { install "$1" "$2" || UV_TORCH_BACKEND=cpu install "$1" "$2"; } 2>/dev/null; then
         echo "No CPU build of PyTorch found: installing the CUDA build, 5 GB." >&2
-        list=torch-cu13.txt
-    fi
-    install "$1" "$list" || stop "Installing requirements/$list failed (see above); run this again to retry."
+        install "$1" torch-cu13.txt
+    fi || stop "Installing requirements/$2 failed (see above); run this again to retry."
     [ "$2" != ray.txt ] || echo "$here" | tee "$1"/lib/python3*/site-packages/poc.pth >/dev/null # for processes of Ray
     cp "$here/requirements/$2" "$1/$mark/"
 }
@@ -63,8 +63,8 @@ is_supported "$python" || stop "$python is $version, not 3.10-3.12: sudo apt-get
 
 make_venv "$here/.venv"
 chosen=$("$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc environment "$@") || exit
-while read -r folder list; do
+while read -r folder list <&3; do
     [[ $folder =~ ^\.venv(-[a-z0-9_]+)?$ && -f $here/$list ]] || stop "poc environment: not a list: $folder $list"
     make_venv "$here/$folder"
     add "$here/$folder" "${list##*/}"
-done <<<"$chosen"
+done 3<<<"$chosen"
