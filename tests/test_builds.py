@@ -4,6 +4,7 @@ runs on simulated machines: that the code works, never how fast."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,14 +27,25 @@ CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 
 MODEL = "cifar_resnet8_v2"
 
 
-def simulate(name: str, monkeypatch: pytest.MonkeyPatch) -> Hardware:
-    """Return that machine, with the builds for it installed."""
-    monkeypatch.setattr(nvml, "pynvml", fake_gpus.library(name))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    machine = hardware.detect()
-    packages = {framework: {build.package: build.version} for framework, build in frameworks.wanted(machine).items()}
-    monkeypatch.setattr(frameworks, "versions", lambda framework: packages.get(framework, {}))
-    return dataclasses.replace(machine, memory_bytes=2**40)
+Simulate = Callable[..., Hardware]
+
+
+@pytest.fixture
+def simulate(monkeypatch: pytest.MonkeyPatch) -> Simulate:
+    """Return a function that makes this machine the one of that name, with or without the builds for it."""
+
+    def simulated(name: str, installed: bool = True) -> Hardware:
+        monkeypatch.setattr(nvml, "pynvml", fake_gpus.library(name))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        machine = hardware.detect()
+        packages = {
+            framework: {build.package: build.version} for framework, build in frameworks.wanted(machine).items()
+        }
+        monkeypatch.setattr(frameworks, "versions", lambda framework: packages.get(framework, {}) if installed else {})
+        monkeypatch.setattr("poc.cli.environment.is_installed", lambda package: installed)
+        return dataclasses.replace(machine, memory_bytes=2**40)
+
+    return simulated
 
 
 @pytest.mark.parametrize(
@@ -55,12 +67,18 @@ def simulate(name: str, monkeypatch: pytest.MonkeyPatch) -> Hardware:
     ],
 )
 def test_the_build_of_each_framework_or_why_there_is_none(
-    card: str, driver: str, libraries: bool, mxnet: str, pytorch: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    card: str,
+    driver: str,
+    libraries: bool,
+    mxnet: str,
+    pytorch: str,
+    simulate: Simulate,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if libraries:
-        monkeypatch.setattr(builds, "shared_library", lambda name: tmp_path / name)
+        monkeypatch.setattr(builds, "shared_library", Path)
     monkeypatch.setitem(fake_gpus.MACHINES, "one", ([card], driver, False))
-    machine = simulate("one", monkeypatch)
+    machine = simulate("one")
     for name, expected in (("mxnet", mxnet), ("pytorch", pytorch)):
         build = builds.choose(frameworks.load(name).BUILDS, machine)
         reason = builds.unsupported(frameworks.load(name).BUILDS, machine.gpus[0], driver)
@@ -80,9 +98,9 @@ def test_the_build_of_each_framework_or_why_there_is_none(
     ],
 )
 def test_auto_chooses_the_first_framework_that_runs_on_the_cards(
-    machine: str, framework: str, choice: str, monkeypatch: pytest.MonkeyPatch
+    machine: str, framework: str, choice: str, simulate: Simulate
 ) -> None:
-    simulated = simulate(machine, monkeypatch)
+    simulated = simulate(machine)
     (item,) = plan("r", Recipe(model=MODEL, data=CIFAR10()), simulated)
     (emulated,) = plan("r", Recipe(model=MODEL, devices=16, emulated=True), simulated)
     for planned in (item, emulated):
@@ -90,20 +108,20 @@ def test_auto_chooses_the_first_framework_that_runs_on_the_cards(
     assert item.engine_choice.startswith(choice)
 
 
-def test_cards_without_a_common_build_do_not_train_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(builds, "shared_library", lambda name: tmp_path / name)
+def test_cards_without_a_common_build_do_not_train_together(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builds, "shared_library", Path)
     monkeypatch.setitem(fake_gpus.MACHINES, "mixed", (["K80", "V100"], "470.256.02", False))
-    machine = simulate("mixed", monkeypatch)
+    machine = simulate("mixed")
     one, two = plan("r", Recipe(model=MODEL, framework="mxnet", devices=[1, 2]), machine)
     assert (one.skip, own_gpus(one.run, machine, 1)) == ("", [[machine.gpus[1]]])
     assert two.skip.startswith("needs 2 GPUs, this machine has 1 that MXNet can use: ")
 
 
 @pytest.mark.parametrize(("name", "has_gpus"), [("4 V100", True), ("8 K80", False), ("no driver", False)])
-def test_cpu_runs_are_skipped_on_a_machine_with_usable_gpus(
-    name: str, has_gpus: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = simulate(name, monkeypatch)
+def test_cpu_runs_are_skipped_on_a_machine_with_usable_gpus(name: str, has_gpus: bool, simulate: Simulate) -> None:
+    machine = simulate(name)
     both, cpu = (Recipe(model=MODEL, framework="mxnet", kind=kind) for kind in (["cpu", "gpu"], "cpu"))
     skipped = [plan("r", both, machine)[0], plan("r", cpu, machine, named=False)[0]]
     requested = [plan("r", both, machine, cpu=True)[0], plan("r", cpu, machine)[0]]
@@ -115,11 +133,11 @@ def test_cpu_runs_are_skipped_on_a_machine_with_usable_gpus(
     ("name", "kind", "devices"), [("2 V100 and a display card", "gpu", 2), ("no driver", "cpu", 1)]
 )
 def test_advice_is_on_the_first_setting_for_gpus_if_there_are_any(
-    name: str, kind: str, count: int, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, count: int, simulate: Simulate
 ) -> None:
     cases = [{"kind": "cpu"}, {"kind": "gpu", "devices": 8}, {"kind": "gpu", "devices": 2, "kvstore": "nccl"}]
     recipe = Recipe(model=MODEL, batch_per_device=[128, 64], lr=0.1, cases=cases)
-    setting = advice.first_setting(recipe, simulate(name, monkeypatch))
+    setting = advice.first_setting(recipe, simulate(name))
     assert (setting.kind, setting.devices, setting.batches) == (kind, count, [128])
     assert len(advice.speed_probes(setting)) == count
 
@@ -130,8 +148,8 @@ def test_gradient_noise_needs_an_exact_sum_of_gradients(kvstore: Any) -> None:
     assert plan("r", recipe, MACHINE)[0].skip.startswith("gradient_noise=2 ")
 
 
-def test_some_options_are_not_supported_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = simulate("4 V100", monkeypatch)
+def test_some_options_are_not_supported_on_gpus(simulate: Simulate) -> None:
+    machine = simulate("4 V100")
     scaled = Recipe(model=MODEL, devices=2, dtype="float16", gradient_noise=[None, 2])
     assert [item.skip[:17] for item in plan("r", scaled, machine)] == ["", "gradient_noise=2 "]
     if find_spec("horovod"):
@@ -139,7 +157,7 @@ def test_some_options_are_not_supported_on_gpus(monkeypatch: pytest.MonkeyPatch)
         assert item.skip.startswith("kvstore=horovod between GPUs needs NCCL")
 
 
-def test_a_build_counts_as_installed_in_its_version_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_counts_as_installed_in_its_version_only(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     for_gpus, *_, for_cpus = frameworks.load("pytorch").BUILDS
     assert [for_cpus.is_installed({"torch": version}) for version in ("2.13.0", "2.13.0+cpu", "2.12.0")] == [
         True,
@@ -147,7 +165,7 @@ def test_a_build_counts_as_installed_in_its_version_only(monkeypatch: pytest.Mon
         False,
     ]
     assert [for_gpus.is_installed({"torch": version}) for version in ("2.13.0", "2.13.0+cpu")] == [True, False]
-    machine = simulate("4 V100", monkeypatch)
+    machine = simulate("4 V100")
     monkeypatch.setattr(frameworks, "versions", lambda framework: {"mxnet": "1.9.1", "torch": "2.13.0"})
     (item,) = plan("r", Recipe(model=MODEL), machine)
     assert "mxnet-cu112 1.9.1 is not installed: ./make_environment.sh" in item.skip
@@ -165,15 +183,8 @@ MXNET, TORCH_CPU = ".venv requirements/mxnet.txt", [".venv requirements/torch.tx
         ("no driver", ["--torch"], [MXNET, *TORCH_CPU]),
     ],
 )
-def test_the_lists_to_install(
-    name: str,
-    options: list[str],
-    lines: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    simulate(name, monkeypatch)
-    monkeypatch.setattr(frameworks, "versions", lambda framework: {})
+def test_the_lists_to_install(name: str, options: list[str], lines: list[str], simulate: Simulate, capsys: Any) -> None:
+    simulate(name, installed=False)
     assert main(["environment", *options]) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines() == lines
@@ -196,16 +207,9 @@ def test_the_lists_to_install(
     ],
 )
 def test_what_prevents_an_installation_is_one_line(
-    name: str,
-    option: str,
-    patch: tuple[str, Any],
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, option: str, patch: tuple[str, Any], reason: str, simulate: Simulate, monkeypatch: Any, capsys: Any
 ) -> None:
-    simulate(name, monkeypatch)
-    monkeypatch.setattr(frameworks, "versions", lambda framework: {})
-    monkeypatch.setattr("poc.cli.environment.is_installed", lambda package: False)
+    simulate(name, installed=False)
     monkeypatch.setattr(*patch)
     assert main(["environment", option]) == 2
     assert reason in capsys.readouterr().err.splitlines()[-1]
