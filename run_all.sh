@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the environment where it is missing, then runs the core recipes, or those that are named, and writes results.md.
+# Make the environment if it is missing, then run the core recipes, or the named ones, and write results.md.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -58,7 +58,7 @@ for argument in "$@"; do
 done
 
 "$here/make_environment.sh" "${extras[@]}"
-# No change of folder: the paths that the user gives are relative to where the user is. But nothing is imported from
-# there, or from where the user's variables say, neither here nor by the processes that this one starts.
+# The user's paths are relative to the user's folder, so stay there; but import nothing from there, or from where the user's
+# variables point, neither here nor in the processes started from here.
 unset "${!PYTHON@}"
 exec "$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc run "$@"

@@ -20,7 +20,7 @@ from poc.studies import prices
 from poc.values import to_plain
 
 FREE_GIGABYTES = 2.0
-"""What data and results may take beside the packages."""
+"""Disk space for data and results."""
 
 
 def doctor(options: argparse.Namespace) -> None:
