@@ -58,7 +58,7 @@ for argument in "$@"; do
 done
 
 "$here/make_environment.sh" "${extras[@]}"
-# The user's paths are relative to the user's folder, so stay there; but import nothing from there, or from where the user's
-# variables point, neither here nor in the processes started from here.
+# The user's paths are relative to the user's folder, so stay there. But import nothing from there, or from where the
+# user's variables point, neither here nor in the processes started from here.
 unset "${!PYTHON@}"
 exec "$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc run "$@"
