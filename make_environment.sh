@@ -40,15 +40,16 @@ add() {
     cp "$here/requirements/$2" "$1/$mark/"
 }
 
-# install ENVIRONMENT LIST: with uv, which does not read pip's settings, or with pip if the package index has no uv.
+# install ENVIRONMENT LIST: with uv, which does not read pip's settings, or with pip if there is no uv or it fails.
 install() {
-    local uv index command=("$1/bin/python" -I -m pip install --no-user --target= --disable-pip-version-check)
+    local -x PYTHONPATH=$here/requirements/horovod_build UV_INDEX_STRATEGY=unsafe-best-match
+    local uv index options=(--quiet --no-deps --require-hashes --no-build-isolation -r "$here/requirements/$2")
     mapfile -t index < <("$1/bin/python" -I -m pip config list | sed 's/^[^=]*\.//; /^find-links/s/ /,/g' |
         sort -s -u -t= -k1,1 | # a setting in a variable comes before the same in a file
         sed -nE "s/^(.*index-url|find-links|trusted-host|cert)='(.*)'$/--\1=\2/p; s/^no-index=.*/--no-index/p")
-    ! uv=$(PATH=$here/.venv/bin:$PATH type -P uv) || command=("$uv" pip install --python "$1/bin/python" "${index[@]}")
-    PYTHONPATH=$here/requirements/horovod_build UV_INDEX_STRATEGY=unsafe-best-match \
-        "${command[@]}" --quiet --no-deps --require-hashes --no-build-isolation -r "$here/requirements/$2"
+    ! uv=$(PATH=$here/.venv/bin:$PATH type -P uv) ||
+        ! "$uv" pip install --python "$1/bin/python" "${index[@]}" "${options[@]}" 2>/dev/null || return 0
+    "$1/bin/python" -I -m pip install --no-user --target= --disable-pip-version-check "${options[@]}"
 }
 
 exec 9<"$here" && { flock 9 2>/dev/null || true; } # a second start waits; a network file system may have no locks
@@ -60,7 +61,6 @@ for candidate in "$(readlink -f "$here/.venv/bin/python")" python3.11 python3.10
 done
 version=$("${python:=python3}" --version 2>/dev/null) || version="not a Python that starts"
 is_supported "$python" || stop "$python is $version, not 3.10-3.12: sudo apt-get install python3.11-venv or set PYTHON"
-
 make_venv "$here/.venv"
 chosen=$("$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc environment "$@") || exit
 while read -r folder list <&3; do
