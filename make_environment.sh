@@ -36,7 +36,8 @@ add() {
         echo "No CPU build of PyTorch found: installing the CUDA build, 5 GB." >&2
         install "$1" torch-cu13.txt
     fi || stop "Installing requirements/$2 failed (see above); run this again to retry."
-    [ "$2" != ray.txt ] || echo "$here" | tee "$1"/lib/python3*/site-packages/poc.pth >/dev/null # for processes of Ray
+    local site=("$1"/lib/python3*/site-packages)
+    [ "$2" != ray.txt ] || echo "$here" >"${site[0]}/poc.pth" # for processes of Ray
     cp "$here/requirements/$2" "$1/$mark/"
 }
 
