@@ -17,10 +17,10 @@ import pytest
 from poc import CIFAR10, ImageNet, Synthetic, data, synthetic
 from poc.host import hardware
 from poc.records import timing
-from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, WorkerResult, merged
+from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, WorkerResult
 from poc.run import checkpoint
 from poc.run.launcher import own_gpus
-from poc.run.parent import execute
+from poc.run.parent import execute, merge_workers
 from tests import fake_gpus, test_imagenet
 from tests.builders import (
     GLUON,
@@ -258,7 +258,7 @@ def told(wall: float, seconds: list[float], **fields: Any) -> WorkerResult:
 
 
 def test_the_slowest_worker_sets_the_pace() -> None:
-    made = merged(record_of(), [told(10.0, [1.0, 4.0]), told(12.0, [2.0, 2.0])])
+    made = dataclasses.replace(record_of(), **merge_workers([told(10.0, [1.0, 4.0]), told(12.0, [2.0, 2.0])]))
     paces = [(window.samples, window.seconds, window.waited, window.loss) for window in made.windows]
     assert paces == [(20, 2.0, 0.2, 3.0), (20, 4.0, 0.4, 6.0)]
     assert made.wall == 12.0
@@ -277,7 +277,7 @@ def test_a_failed_worker_fails_the_run_and_memory_that_ran_out_is_the_reason_who
     failed = told(10.0, [1.0], outcome=FAILED, reason="connection reset")
     greedy = told(10.0, [1.0], outcome=OUT_OF_MEMORY, reason="no room")
     for both in ([stopped, failed], [failed, greedy]):
-        made = merged(record_of(), both)
+        made = dataclasses.replace(record_of(), **merge_workers(both))
         assert (made.outcome, made.reason) == (both[1].outcome, both[1].reason)
 
 

@@ -145,10 +145,10 @@ def test_what_is_done_is_done_on_its_own_images(
     journal.append(journal.folder(tmp_path, record.infrastructure) / journal.FILE, record)
     place = dataclasses.replace(place_in(tmp_path), infrastructure=record.infrastructure, images=images)
     sweep = Sweep([("r", [Planned(run=record.run)])], tmp_path, place)
-    assert bool(sweep.left(sweep.items)) != counts
+    assert bool(sweep.pending(sweep.items)) != counts
     sweep.use({})
     sweep.use(images)
-    assert bool(sweep.left(sweep.items)) != counts
+    assert bool(sweep.pending(sweep.items)) != counts
 
 
 def test_a_run_of_a_network_that_is_no_longer_known_teaches_nothing(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class RunContext:
     cache: Path
     checkpoints: Path | None = None
     """Folder for checkpoints, where a completed run leaves its last one; None: in the cache, until it has completed."""
-    apart: str = ""
+    subfolder: str = ""
     """A folder in that one, for what several machines do at a time."""
     price_per_hour: float | None = None
     """Dollars."""
@@ -75,7 +75,7 @@ class RunContext:
     def checkpoints_of(self, run: Run) -> Path:
         """Folder for the checkpoints of `run` on these images; those on others have folders of their own beside it."""
         name = "-".join(filter(None, (run.id, self.images_of(run).checksum)))
-        return (self.checkpoints or self.cache / "checkpoints") / self.apart / name
+        return (self.checkpoints or self.cache / "checkpoints") / self.subfolder / name
 
 
 @value
@@ -99,12 +99,12 @@ class WorkerGroup:
 class CoreUse:
     """What the cores that one host's processes may use did during a run."""
 
-    cores: int
-    own_seconds: float
+    usable_cores: int
+    cpu_seconds: float
     """CPU seconds of the run's processes."""
-    others_busy: float
+    others_busy_cores: float
     """Cores that all other processes kept busy, on average."""
-    stolen: float
+    stolen_cores: float
     """Cores that the hypervisor gave to other machines although there was work for them, on average."""
 
 
@@ -112,22 +112,17 @@ class CoreUse:
 class HostResult:
     """What one host did of a run."""
 
-    told: tuple[WorkerResult, ...]
-    """By each of its workers."""
-    lost: tuple[str, str] | None
+    workers: tuple[WorkerResult, ...]
+    failure: tuple[str, str] | None
     """Which process is to blame, and why."""
     interrupted: bool
     monitor: Monitored | None
     core_use: CoreUse
 
-    def blamed(self, run: Run) -> str:
-        """Why `run` failed here, in a line; empty where it did not."""
-        return blamed(self.lost, run.workers == 1) if self.lost else ""
 
-
-def blamed(lost: processes.Lost, alone: bool) -> str:
-    """Which process is to blame and why, in a line; not which, where it was `alone`."""
-    return lost[1] if alone else ": ".join(lost)
+def failure_reason(failure: processes.Lost, *, single: bool) -> str:
+    """Return why a run failed, with the process to blame unless it is the `single` one."""
+    return failure[1] if single else ": ".join(failure)
 
 
 def core_seconds() -> tuple[float, float, float, float]:
@@ -141,7 +136,10 @@ def core_use(before: tuple[float, float, float, float]) -> CoreUse:
     seconds, own, busy, stolen = (now - then for now, then in zip(core_seconds(), before))
     others, cores = max(0.0, busy - own), hardware.core_times()[0]
     return CoreUse(
-        cores=cores, own_seconds=own, others_busy=round(others / seconds, 3), stolen=round(stolen / seconds, 3)
+        usable_cores=cores,
+        cpu_seconds=own,
+        others_busy_cores=round(others / seconds, 3),
+        stolen_cores=round(stolen / seconds, 3),
     )
 
 
@@ -188,7 +186,7 @@ class LocalLauncher:
             share = train_here(task, self._place, around.helpers, until)
         # What all attempts used, and what served the workers.
         share = dataclasses.replace(share, core_use=core_use(self._before))
-        return [share], share.blamed(run)
+        return [share], failure_reason(share.failure, single=run.workers == 1) if share.failure else ""
 
     def renewed(self) -> bool:
         """It is here still."""
@@ -268,7 +266,9 @@ def train_here(
         if lost and lost[0] == name and worker.wall is not None:
             lost = name, worker.reason  # in its own words, where it had the time for some
     summary = watcher.summary(_kept(heard[0], common["began"])) if watcher else None
-    return HostResult(told=tuple(heard), lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
+    return HostResult(
+        workers=tuple(heard), failure=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before)
+    )
 
 
 def _started(run: Run, request: Mapping[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:

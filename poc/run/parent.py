@@ -6,17 +6,29 @@ import dataclasses
 import datetime
 import math
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from poc.config.run import Run
 from poc.host import processes
 from poc.host.monitor import Monitored
 from poc.plan import estimate
-from poc.records.record import DIVERGED, FAILED, OUT_OF_MEMORY, Record, merged
+from poc.records.record import (
+    COMPLETED,
+    DIVERGED,
+    FAILED,
+    OUT_OF_MEMORY,
+    Evaluation,
+    Memory,
+    Record,
+    Worker,
+    WorkerResult,
+)
+from poc.records.timing import Window
 from poc.run.launcher import HostResult, LocalLauncher, RunContext, software
 from poc.run.progress import label
 
+T = TypeVar("T")
 _CHECKPOINT_SECONDS = 180.0
 
 
@@ -68,7 +80,7 @@ def execute(
             "title": title or label(run),
         }
         shares, reason = hosts.attempt(run, request)
-        workers = [worker for share in shares for worker in share.told]
+        workers = [worker for share in shares for worker in share.workers]
         interrupted = any(share.interrupted for share in shares)
         killed_for_memory = reason.endswith(processes.KILLED_FOR_MEMORY)
         if any(worker.outcome in (OUT_OF_MEMORY, DIVERGED) for worker in workers):
@@ -79,17 +91,11 @@ def execute(
         print(f"  {why}; restarting ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     reason = "interrupted" if interrupted else reason
     if workers:
-        record = merged(record, workers)
+        record = dataclasses.replace(record, **merge_workers(workers))
         uses = [share.core_use for share in shares]
-        disturbed = max(uses, key=lambda use: (use.others_busy + use.stolen) / max(1, use.cores))
-        record = dataclasses.replace(
-            record,
-            monitor=_monitored(shares),
-            cpu_seconds=sum(use.own_seconds for use in uses),
-            others_busy_cores=disturbed.others_busy,
-            stolen_cores=disturbed.stolen,
-            usable_cores=disturbed.cores,
-        )
+        noisiest = max(uses, key=lambda use: (use.others_busy_cores + use.stolen_cores) / max(1, use.usable_cores))
+        core_use = {**vars(noisiest), "cpu_seconds": sum(use.cpu_seconds for use in uses)}
+        record = dataclasses.replace(record, monitor=_monitored(shares), **core_use)
     if reason:
         outcome = OUT_OF_MEMORY if killed_for_memory and not interrupted else FAILED
         record = dataclasses.replace(record, outcome=outcome, reason=reason)
@@ -120,3 +126,60 @@ def _monitored(shares: Sequence[HostResult]) -> Monitored | None:
         for device in (share.monitor.devices if share.monitor else ())
     ]
     return first and dataclasses.replace(first, devices=tuple(devices))
+
+
+def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:
+    """Merge what the workers measured into fields of a record: samples of all of them in the time of the slowest."""
+    ended = [worker for worker in results if worker.wall is not None] or results
+    slowest = max(ended, key=lambda worker: worker.wall or 0.0)
+    # The first to fail says why; those that were stopped for its sake only say that they were. Who had no memory left
+    # may be found gone by others that say so first, and so may who found the loss too large.
+    unlike = sorted(ended, key=lambda worker: worker.outcome not in (OUT_OF_MEMORY, DIVERGED))
+    blamed = next((worker for worker in unlike if worker.outcome != COMPLETED), slowest)
+    peaks = _known(worker.peak_flops for worker in results)
+    workers = [
+        Worker(worker=number, windows=own.windows, parts=own.parts, wall=own.wall, exchanged=own.exchanged)
+        for number, own in enumerate(results)
+    ]
+    fields = {name: held for name, held in vars(slowest).items() if held not in (None, "")}
+    fields.update(
+        outcome=blamed.outcome,
+        reason=blamed.reason,
+        windows=tuple(map(_window, zip(*(worker.windows for worker in results)))),
+        evaluations=tuple(map(_evaluation, zip(*(worker.evaluations for worker in results)))),
+        memory=Memory(
+            host_peak_bytes=sum(_known(worker.memory.host_peak_bytes for worker in results)) or None,
+            device_peak_bytes=max(_known(worker.memory.device_peak_bytes for worker in results), default=None),
+        ),
+        peak_flops=sum(peaks) if len(peaks) == len(results) else None,
+        workers=tuple(workers) if len(results) > 1 else (),
+    )
+    return fields
+
+
+def _known(values: Iterable[T | None]) -> list[T]:
+    return [value for value in values if value is not None]
+
+
+def _window(windows: tuple[Window, ...]) -> Window:
+    """One stretch of steps of all workers: the samples of all, in the time of the slowest."""
+    losses = _known(window.loss for window in windows)
+    return dataclasses.replace(
+        max(windows, key=lambda window: window.seconds),
+        start=min(window.start for window in windows),
+        samples=sum(window.samples for window in windows),
+        loss=sum(losses) / len(losses) if len(losses) == len(windows) else None,
+    )
+
+
+def _evaluation(evaluations: tuple[Evaluation, ...]) -> Evaluation:
+    """One evaluation of all workers, each of which had its share of the validation set."""
+    samples = sum(evaluation.samples for evaluation in evaluations)
+    losses = [evaluation.loss * evaluation.samples for evaluation in evaluations if evaluation.loss is not None]
+    correct = sum(round(evaluation.accuracy * evaluation.samples) for evaluation in evaluations)
+    return dataclasses.replace(
+        max(evaluations, key=lambda evaluation: evaluation.seconds),
+        samples=samples,
+        accuracy=correct / samples,
+        loss=sum(losses) / samples if len(losses) == len(evaluations) else None,
+    )

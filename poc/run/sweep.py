@@ -59,7 +59,7 @@ class Sweep:
         self._known = [record for record in records if record.infrastructure == place.infrastructure]
         self._noted = {record.run.id for record in self._known}
         self._again = again
-        self.place = place
+        self.context = place
         self.use(place.images)
         self._detail = detail
         self._verbose = verbose
@@ -73,9 +73,9 @@ class Sweep:
 
         Of the journal what is of the same images counts, and was measured in the same environment or in an unknown one.
         """
-        self.place = dataclasses.replace(self.place, images=images)
-        self.pace = schedule.RuntimeEstimator(self.place, self._known)
-        alike = [record for record in self._known if record.environment in (None, self.place.environment)]
+        self.context = dataclasses.replace(self.context, images=images)
+        self.pace = schedule.RuntimeEstimator(self.context, self._known)
+        alike = [record for record in self._known if record.environment in (None, self.context.environment)]
         self._done = schedule.DoneRepeats([] if self._again else alike, images)
 
     def say(self, line: str) -> None:
@@ -108,7 +108,7 @@ class Sweep:
         """Whether there is nothing to do for an item, any more."""
         return item[2].skip != "" or self._done.over(item[2])
 
-    def left(self, items: Iterable[schedule.Item]) -> list[Planned]:
+    def pending(self, items: Iterable[schedule.Item]) -> list[Planned]:
         """Return what of the `items` is to be done yet, each repeat once."""
         return self._done.waiting(items)
 
@@ -122,7 +122,7 @@ class Sweep:
             self.say_more(f"{title} [{planned.run.id}] {planned.run}: skipped, {planned.skip}")
             if planned.run.id not in self._noted:
                 self._noted.add(planned.run.id)
-                journal.append(self.path, new_record(planned.run, self.place, outcome=SKIPPED, reason=planned.skip))
+                journal.append(self.path, new_record(planned.run, self.context, outcome=SKIPPED, reason=planned.skip))
             return True
         if not self._done.over(planned) and not self.pace.fits(planned):
             return False
@@ -162,11 +162,11 @@ class Sweep:
         if run.id in self.failed:  # it may have hung, and would again
             self.say_more(f"{title}: not tried again, it has failed")
             return FAILED
-        pace, hosts = self.pace.factor(run), hosts or LocalLauncher(self.place)
-        self.say_more(f"{title}: about {duration(pace * estimate(run, self.place.machine))}")
+        pace, hosts = self.pace.factor(run), hosts or LocalLauncher(self.context)
+        self.say_more(f"{title}: about {duration(pace * estimate(run, self.context.machine))}")
         self._say_other_checkpoints(run)
         expected, name = predict.forecast(run, self._known), self._label(run, number)
-        record, interrupted = execute(run, self.place, hosts, detail=detail, pace=pace, title=name)
+        record, interrupted = execute(run, self.context, hosts, detail=detail, pace=pace, title=name)
         record = dataclasses.replace(record, engine_choice=self._choices[run.id], predicted=expected)
         self._append(record)
         self.say_more(f"  {record.in_words()}")
@@ -175,7 +175,7 @@ class Sweep:
         if record.outcome in SETTLED:
             hosts.forget(run)
         if interrupted:
-            raise TimeIsUpError if time.monotonic() >= self.place.until else KeyboardInterrupt
+            raise TimeIsUpError if time.monotonic() >= self.context.until else KeyboardInterrupt
         self.pace.learn(record)
         self._known.append(record)
         self._done.add(record)
@@ -194,7 +194,7 @@ class Sweep:
 
     def _say_other_checkpoints(self, run: Run) -> None:
         """Say of each checkpoint of `run` on other images that it stays, and that the run does not go on from it."""
-        own = self.place.checkpoints_of(run)
+        own = self.context.checkpoints_of(run)
         if checkpoint.furthest(own):
             return
         for folder in sorted(own.parent.glob(f"{run.id}*")):
@@ -204,7 +204,7 @@ class Sweep:
                     images = DataId(*checkpoint.read(folder, 0, step).story["conditions"]["images"])
                     self.say(
                         f"  its checkpoint after step {step} is of other images, {images}: with these, "
-                        f"{self.place.images_of(run)}, it starts from the beginning, and that checkpoint is kept"
+                        f"{self.context.images_of(run)}, it starts from the beginning, and that checkpoint is kept"
                     )
 
 
@@ -229,7 +229,7 @@ def run_sweep(sweep: Sweep, asked: LastRun | None = None, price: float | None = 
 
 def say_left(sweep: Sweep, items: Iterable[schedule.Item]) -> None:
     """What of these is to be done yet did not fit before the bound; nothing where there is none."""
-    if left := sweep.left(items):
+    if left := sweep.pending(items):
         seconds = sum(map(sweep.pace.seconds, left))
         sweep.say(
             f"{len(left)} are left, about {duration(seconds)}, beyond the bound: the same command goes on with them"
@@ -248,7 +248,7 @@ def _through(sweep: Sweep) -> list[schedule.Item]:
                 continue
         except TimeIsUpError:
             return [*left, item, *rest]
-        fitting = [] if was_over else [other for other in sweep.left(rest) if pace.fits(other)]
+        fitting = [] if was_over else [other for other in sweep.pending(rest) if pace.fits(other)]
         if fitting:
             until = schedule.clock(min(sum(map(pace.seconds, fitting)), pace.left()))
             sweep.say_more(f"  {len(fitting)} to go, until about {until}")
@@ -260,8 +260,8 @@ def _images(sweep: Sweep) -> dict[str, DataId]:
 
     Where no images are at hand, and every run is in the journal on whatever images, none are downloaded.
     """
-    place = sweep.place
-    left = {item.run.data for item in sweep.left(sweep.items)}
+    place = sweep.context
+    left = {item.run.data for item in sweep.pending(sweep.items)}
     wanted = dict.fromkeys(item.run.data for *_, item in sweep.items if not item.skip)
     opened = [spec for spec in wanted if spec in left or data.at_hand(spec, source=place.source, cache=place.cache)]
     return data.identify(opened, source=place.source, cache=place.cache)
