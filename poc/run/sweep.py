@@ -242,4 +242,4 @@ def _images(sweep: Sweep) -> dict[str, DataId]:
     pending = {planned.run.data for planned in sweep.pending(sweep.items)}
     specs = dict.fromkeys(item.planned.run.data for item in sweep.items if not item.planned.skip)
     places = {"source": context.source, "cache": context.cache}
-    return data.identify([spec for spec in specs if spec in pending or data.at_hand(spec, **places)], **places)
+    return data.identify([spec for spec in specs if spec in pending or data.is_local(spec, **places)], **places)

@@ -139,7 +139,7 @@ class Worker:
         request, planned = self._request, DataId(*self._request["images"])
         source = Path(request["source"]) if request["source"] else None
         synthetic = planned.name == Synthetic.name
-        dataset = data.load(self.run.data, source=source, cache=Path(request["cache"]), made_up=synthetic)
+        dataset = data.load(self.run.data, source=source, cache=Path(request["cache"]), synthetic_fallback=synthetic)
         if dataset.data_id != planned:
             raise UserError(
                 f"data: this worker has {dataset.data_id}, the plan has {planned}; all workers need the same "
@@ -160,11 +160,11 @@ class Worker:
             self._emit("resumed", {"step": first_step, "why": self._request["why"], "at": saved.story["clock"][0]})
         session = frameworks.open_session(self.run, first_step=first_step, state=state)
         self._beat()
-        if (images := data.held(dataset, self.run.data)) is not None:
+        if (images := data.device_images(dataset, self.run.data)) is not None:
             session.hold(images)
         if networks.network(self.run.model).whitens and not first_step:
             first = min(WHITENING_IMAGES, len(dataset.train))
-            session.whiten(dataset.train.centred(np.arange(first), self.run.data)[0])
+            session.whiten(dataset.train.center_crop(np.arange(first), self.run.data)[0])
         session.barrier()
         return session
 
