@@ -134,11 +134,11 @@ def core_seconds() -> tuple[float, float, float, float]:
 
 def core_use(before: tuple[float, float, float, float]) -> CoreUse:
     """Return the use of cores since `core_seconds` returned `before`."""
-    seconds, own, busy, stolen = (now - then for now, then in zip(core_seconds(), before))
+    seconds, children, busy, stolen = (now - then for now, then in zip(core_seconds(), before))
     return CoreUse(
         usable_cores=hardware.core_times()[0],
-        cpu_seconds=own,
-        others_busy_cores=round(max(0.0, busy - own) / seconds, 3),
+        cpu_seconds=children,
+        others_busy_cores=round(max(0.0, busy - children) / seconds, 3),
         stolen_cores=round(stolen / seconds, 3),
     )
 

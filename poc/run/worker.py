@@ -104,11 +104,11 @@ class Worker:
             silence=self._silence,
         )
         steps = run.steps - self._first_step + step_profile.steps_of(rounds)
-        made = make_batches(first_step=self._first_step, steps=steps)
+        host_batches = make_batches(first_step=self._first_step, steps=steps)
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they need.
         with (
-            data.prefetch(made, depth=run.window) as ahead,
+            data.prefetch(host_batches, depth=run.window) as ahead,
             data.prefetch(ahead if run.emulated else map(session.placed, ahead), depth=2) as placed,
         ):
             batches = self._with_heartbeat(placed)
