@@ -215,7 +215,7 @@ def train_here(
     `elsewhere` gets the first worker's file of events, and returns what failed on another host, or raises
     KeyboardInterrupt, after which each worker reports what it has measured.
     """
-    before, began, run = core_seconds(), time.monotonic(), group.run
+    before, run = core_seconds(), group.run
     cards = own_gpus(run, context.machine, len(group.environments))
     cores = _cores(run, cards)
     # A compiler gives no sign of life.
@@ -224,6 +224,7 @@ def train_here(
     watcher: Monitor | None = None
     failure: processes.Lost | None = None
     interrupted = False
+    began = time.monotonic()
     with processes.scratch() as folder:
         events = [folder / f"worker{group.first + index}.jsonl" for index in range(len(cards))]
 
