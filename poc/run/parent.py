@@ -67,7 +67,6 @@ def execute(
             "conditions": conditions,
             "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / (pace * estimate(run, context.machine))),
             "detail": detail,
-            "images": conditions["images"],
             "title": title or label(run),
         }
         hosts, reason = launcher.attempt(run, request)

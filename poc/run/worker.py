@@ -136,7 +136,7 @@ class Worker:
 
     def _load(self) -> data.Dataset:
         """Return the images, which must be those of the plan."""
-        request, planned = self._request, DataId(*self._request["images"])
+        request, planned = self._request, DataId(*self._request["conditions"]["images"])
         source = Path(request["source"]) if request["source"] else None
         synthetic = planned.name == Synthetic.name
         dataset = data.load(self.run.data, source=source, cache=Path(request["cache"]), synthetic_fallback=synthetic)
