@@ -241,5 +241,6 @@ def _images(sweep: Sweep) -> dict[str, DataId]:
     context = sweep.context
     pending = {planned.run.data for planned in sweep.pending(sweep.items)}
     specs = dict.fromkeys(item.planned.run.data for item in sweep.items if not item.planned.skip)
-    places = {"source": context.source, "cache": context.cache}
-    return data.identify([spec for spec in specs if spec in pending or data.is_local(spec, **places)], **places)
+    source, cache = context.source, context.cache
+    opened = [spec for spec in specs if spec in pending or data.is_local(spec, source=source, cache=cache)]
+    return data.identify(opened, source=source, cache=cache)
