@@ -58,7 +58,7 @@ class RunContext:
     def environment(self) -> dict[str, str]:
         """The environment variables on the machine that change speed."""
         remote = next(iter((self.software or {}).values()), None)
-        return remote["environment"] if remote else speed_variables()
+        return remote.get("environment", {}) if remote else speed_variables()
 
     def images_of(self, run: Run) -> DataId:
         """Return the identity of the images that `run` trains on; without a checksum if they were not opened."""
