@@ -92,7 +92,8 @@ def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) 
     start = {f"start/{name}": array for name, array in parameters(session).items()}
     losses = []
     for step, batch in enumerate(batches(run, worker)):
-        session.step(batch, run.rate(step), norms=run.gradient_noise is not None)
+        train = session.step_with_norms if run.gradient_noise else session.step
+        train(batch, run.rate(step))
         if step + 1 in (run.steps // 2, run.steps):
             losses.append(session.drain())
     seen = {"evaluated": evaluated(session, run, worker), "losses": losses, "norms": session.gradient_norms()}
@@ -100,13 +101,14 @@ def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) 
     return {**start, **after, **seen, "sums right": str(session.sync_is_correct())}
 
 
-def gradients(session: Session, run: Run, worker: int = 0, folder: Path = Path(), **how: Any) -> Arrays:
+def gradients(session: Session, run: Run, worker: int = 0, folder: Path = Path()) -> Arrays:
     """What a step at rate 1 by the first batch subtracts from the first device's parameters.
 
     These are gradients where the optimizer of `run` is PLAIN.
     """
     before = parameters(session)
-    session.step(next(batches(run, worker)), 1.0, **how)
+    train = session.step_with_norms if run.gradient_noise else session.step
+    train(next(batches(run, worker)), 1.0)
     return {
         name: before[name] - after
         for name, after in parameters(session).items()
@@ -116,7 +118,7 @@ def gradients(session: Session, run: Run, worker: int = 0, folder: Path = Path()
 
 def sent_ahead(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     """The parameters after all steps of `run`, each of whose batches another thread had put on the device."""
-    with data.prefetch(map(session.placed, batches(run, worker)), depth=3) as there:
+    with data.prefetch(map(session.place, batches(run, worker)), depth=3) as there:
         for step, batch in enumerate(there):
             session.step(batch, run.rate(step))
     return {**parameters(session), "losses": np.array(session.drain())}
@@ -127,7 +129,7 @@ def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 
     The slow one waits with each step until the other can go no further without it.
     """
-    rank, allowed = session._exchange.rank, run.steps if run.kvstore.staleness is None else run.kvstore.staleness
+    rank, allowed = session._trainer.rank, run.steps if run.kvstore.staleness is None else run.kvstore.staleness
     for step, batch in enumerate(batches(run, worker), start=1):
         until = time.monotonic() + DEADLINE_SECONDS / 2
         while rank and not (folder / f"fast-{min(step - 1 + allowed, run.steps)}").exists() and step + allowed > 1:
@@ -137,7 +139,7 @@ def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
         if not rank:
             (folder / f"fast-{step}").touch()
     evaluated(session, run, worker)
-    return {"seen": np.array(session._exchange.seen), "rank": np.array(rank)}
+    return {"seen": np.array(session._trainer.seen), "rank": np.array(rank)}
 
 
 def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
@@ -149,7 +151,7 @@ def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     for _ in range(SUMS):
         for gradient, array in zip(held, sent):
             gradient[:] = array
-        session.exchange()
+        session.all_reduce_gradients()
         for total, gradient in zip(received, held):
             total += gradient.asnumpy()
     return {

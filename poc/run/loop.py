@@ -96,7 +96,8 @@ class Loop:
             asked = clock.elapsed()
             batch = next(batches)
             waited += clock.elapsed() - asked
-            self.session.step(batch, run.rate(step), norms=step in looked_at)
+            train = self.session.step_with_norms if step in looked_at else self.session.step
+            train(batch, run.rate(step))
             samples += len(batch)
             enqueued += 1
             if enqueued * self._step_seconds > self.silence:

@@ -88,19 +88,21 @@ def _round(session: Session, batches: Iterator[Batch], rate: float) -> list[floa
     With the exchange; without it; waiting for the other workers after that; the exchange alone; waiting for data; the
     CPU time in which the main thread issues a step.
     """
-    whole, waited, issuing = _steps(session, batches, rate, exchange=True)
-    independent, *_ = _steps(session, batches, rate, exchange=False)
+    whole, waited, issuing = _steps(session, batches, rate, session.step)
+    independent, *_ = _steps(session, batches, rate, session.step_without_sync)
     start = time.monotonic()
     session.barrier()
     arrived = time.monotonic()
     for _ in range(_STEPS_A_WINDOW):
-        session.exchange()
+        session.all_reduce_gradients()
     session.drain()
     seconds = (whole, independent, arrived - start, time.monotonic() - arrived, waited, issuing)
     return [part / _STEPS_A_WINDOW for part in seconds]
 
 
-def _steps(session: Session, batches: Iterator[Batch], rate: float, *, exchange: bool) -> tuple[float, float, float]:
+def _steps(
+    session: Session, batches: Iterator[Batch], rate: float, step: Callable[[Batch, float], None]
+) -> tuple[float, float, float]:
     """Seconds of a window of steps, those of waiting for data, and this thread's CPU time until it drains."""
     session.barrier()
     start, waited, issuing = time.monotonic(), 0.0, time.thread_time()
@@ -108,7 +110,7 @@ def _steps(session: Session, batches: Iterator[Batch], rate: float, *, exchange:
         asked = time.monotonic()
         batch = next(batches)
         waited += time.monotonic() - asked
-        session.step(batch, rate, exchange=exchange)
+        step(batch, rate)
     issuing = time.thread_time() - issuing
     session.drain()
     return time.monotonic() - start, waited, issuing

@@ -123,7 +123,7 @@ class Worker:
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they take.
         ahead = data.prefetch(wanted, depth=run.window)
-        with ahead as made, data.prefetch(made if run.emulated else map(session.placed, made), depth=2) as placed:
+        with ahead as made, data.prefetch(made if run.emulated else map(session.place, made), depth=2) as placed:
             batches = self._signing(placed)
             with SpinGuard(threads) as guard:
                 end = self._end(*loop.train(batches))
@@ -159,7 +159,7 @@ class Worker:
         session = frameworks.open_session(self.run, first_step=first_step, state=state)
         self._sign()
         if (images := data.held(dataset, self.run.data)) is not None:
-            session.hold(images)
+            session.upload_images(images)
         if networks.network(self.run.model).whitens and not first_step:
             first = min(WHITENING_IMAGES, len(dataset.train))
             session.whiten(dataset.train.centred(np.arange(first), self.run.data)[0])

@@ -167,6 +167,6 @@ def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarra
     from poc.frameworks.mxnet import compatibility
 
     compatibility.prepare()
-    from poc.frameworks.mxnet.session import GluonSession
+    from poc.frameworks.mxnet.session import MXNetSession
 
-    return GluonSession(run, first_step=first_step, state=state)
+    return MXNetSession(run, first_step=first_step, state=state)

@@ -1,247 +1,259 @@
-"""How the gradients of all replicas come together: MXNet's kvstores, inside one process and between several."""
+"""Gradient synchronisation and parameter updates: MXNet's kvstores within one process and between several."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
 import numpy as np
 
 from poc import config
-from poc.frameworks import mxnet as framework
+from poc.frameworks.loss_scale import START, LossScale
 from poc.frameworks.mxnet import flat_buffers, launch, optimizers
-from poc.frameworks.mxnet.loss_scale import LossScale
 from poc.host import processes
 
 if TYPE_CHECKING:
     from poc.config.run import Run
 
-_ASK_AGAIN_SECONDS = 0.002
+_POLL_SECONDS = 0.002
 _threads = functools.cache(ThreadPoolExecutor)
-"""So many, the same for every session of a process: what MXNet keeps for a thread outlives it."""
+"""A pool per number of devices, shared by all sessions of a process: what MXNet keeps for a thread outlives it."""
 
 
-class InProcess:
-    """The devices of one process: kvstore `device`, `local` or `nccl`, or none, where each device goes its own way.
+class Trainer:
+    """Trainer of one process's devices: kvstore `device`, `local` or `nccl`, or no synchronisation.
 
-    Each long array is one key of the store and has a home, the devices in turn: that one gets its sums, updates it, and
-    gives the others its parameters. As many bytes travel as if each had the sums and did the same update, and work and
-    bytes are spread over all links. NCCL gives its sums to all devices or none, so there each updates by itself.
+    Each flat buffer is one key of the store and has an owner, the devices in turn: the owner receives its summed
+    gradients, updates it, and sends its parameters to the others. That moves as many bytes as if each device received
+    the sums and did the same update, and spreads work and bytes over all links. NCCL gives its sums to all devices or
+    none, so each device updates all buffers there.
     """
 
     rank = 0
-    """Number of this worker."""
-    _kvstore = ""
-    """Of MXNet; empty: that of the exchange's name."""
+    """Index of this worker."""
+    _kvstore_name = ""
+    """MXNet's name of the kvstore, if it is not the recipe's."""
     _store: Any = None
 
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
         self._run, self._first_step = run, first_step
         self.trained, self.statistics = flat_buffers.flatten(trained), flat_buffers.flatten(statistics)
         self._devices = range(len(self.trained[0].values))
-        # What is done on a device is issued by a thread of its own: MXNet's calls take longer than what they enqueue.
-        several = len(self._devices) > 1
-        self.each: Callable[..., Iterable[Any]] = _threads(len(self._devices)).map if several else map
-        """As `map`, with an argument for each device."""
-        self.loss_scale = LossScale(self.trained[0].values[0].context) if run.dtype == "float16" else None
-        self._optimizers: dict[tuple[int, int], optimizers.SGD] = {}
-        """By array, and the device that it updates it on."""
+        # A thread per device issues its work: MXNet's calls take longer than what they enqueue.
+        self.map_devices: Callable[..., Iterable[Any]] = _threads(len(self._devices)).map if self._devices[1:] else map
+        self.loss_scale: LossScale | None = None
+        if run.dtype == "float16":
+            self.loss_scale = LossScale(mx.nd.full(1, START, ctx=self.trained[0].values[0].context))
+        self._optimizers: dict[tuple[int, int], optimizers.Optimizer] = {}
+        """Optimizers by buffer and device."""
         self._two_bit = getattr(run.kvstore, "two_bit", None)
         self._dtype = np.float16 if getattr(run.kvstore, "gradient_bits", 32) == 16 else np.float32
-        self._apart = isinstance(run.kvstore, (config.NCCL, config.NoSync))
-        """Whether each device updates its own parameters."""
-        self.alike = not isinstance(run.kvstore, config.NoSync)
+        self.replicas_agree = not isinstance(run.kvstore, config.NoSync)
         """Whether all devices have the same parameters after a step."""
+        every_device = isinstance(run.kvstore, (config.NCCL, config.NoSync))
+        self._owners: list[Sequence[int]] = [
+            self._devices if every_device else [number % len(self._devices)] for number in range(len(self.trained))
+        ]
+        """The devices that update each buffer."""
         self._keys: list[int] = []
-        """Of each of the arrays that are trained."""
+        """The kvstore's key of each buffer that is trained; none without synchronisation."""
         self._statistics_keys: list[int] = []
-        """Of the batch statistics, where workers share them."""
-        self._made = 0
+        self._key_count = 0
         self._connect()
 
     def _connect(self) -> None:
-        """Makes all ready for the first exchange."""
-        if self._run.synchronises and not isinstance(self._run.kvstore, config.NoSync):
+        """Prepare the first synchronisation."""
+        if self._run.synchronises and self.replicas_agree:
             self._open_store()
             self._make_keys()
 
     def _open_store(self) -> None:
-        self._store = mx.kv.create(self._kvstore or self._run.kvstore.name)
+        self._store = mx.kv.create(self._kvstore_name or self._run.kvstore.name)
         self.rank = self._store.rank
         if self._two_bit is not None:
             self._store.set_gradient_compression({"type": "2bit", "threshold": self._two_bit})
 
     def _make_keys(self) -> None:
-        self._keys = [self._new_key(array.gradients[0].astype(self._dtype)) for array in self.trained]
+        self._keys = [self._new_key(buffer.gradients[0].astype(self._dtype)) for buffer in self.trained]
 
     def _new_key(self, value: Any) -> int:
-        self._made += 1
-        self._store.init(self._made, value)
-        return self._made
+        self._key_count += 1
+        self._store.init(self._key_count, value)
+        return self._key_count
 
-    def step(self, rate: float) -> None:
-        """Enqueues one exchange of the gradients, and the update of all parameters at learning rate `rate`."""
-        self._add_up(everywhere=self._apart)
-        self.update(rate)
+    def sync_gradients(self) -> None:
+        """Enqueue the sums of all gradients, on the owners of each buffer."""
+        self._reduce(self._owners)
 
-    def _homes(self, number: int) -> Sequence[int]:
-        """The devices that update array `number`."""
-        return self._devices if self._apart else [number % len(self._devices)]
+    def all_reduce(self) -> None:
+        """Enqueue the sums of all gradients, on every device."""
+        self._reduce([self._devices] * len(self.trained))
 
-    def update(self, rate: float, *, apart: bool = False) -> None:
-        """Enqueues the update of all devices' parameters by the sums that an exchange has left.
+    def _reduce(self, receivers: list[Sequence[int]]) -> None:
+        """Enqueue the sum of each buffer's gradients, in place of those on its receiving devices."""
+        for number, (key, buffer) in enumerate(zip(self._keys, self.trained)):
+            sent = [gradients.astype(self._dtype, copy=False) for gradients in buffer.gradients]
+            self._sum(key, sent, [sent[device] for device in receivers[number]], priority=-number)
+            for device in receivers[number]:
+                if sent[device] is not buffer.gradients[device]:
+                    sent[device].astype(np.float32).copyto(buffer.gradients[device])
 
-        Where `apart`, of every device's by its own gradients, as they are; in float16 of none where one is not finite.
-        """
-        homes = [self._devices if apart else self._homes(number) for number in range(len(self.trained))]
-        if self.loss_scale:
-            pairs = zip(self.trained, homes)
-            self.loss_scale.unscale([array.gradients[device] for array, devices in pairs for device in devices])
-
-        def on(device: int) -> None:
-            for number, devices in enumerate(homes):
-                if device in devices:
-                    optimizer = self._optimizer(number, device)
-                    with self.loss_scale.skipping(optimizer.held) if self.loss_scale else contextlib.nullcontext():
-                        optimizer.update(rate)
-
-        list(self.each(on, self._devices))
-        for array, (home, *others) in zip(self.trained, homes):
-            if not others:
-                array.share(home)
-
-    def _optimizer(self, number: int, device: int) -> optimizers.SGD:
-        if (number, device) not in self._optimizers:
-            self._optimizers[number, device] = optimizers.make(self._run, self.trained[number], device)
-        return self._optimizers[number, device]
-
-    def exchange(self) -> None:
-        """Enqueues the exchange: every device's gradients become the sum of those of all devices of all workers."""
-        self._add_up(everywhere=True)
-
-    def _add_up(self, everywhere: bool) -> None:
-        """Enqueues the sums of all gradients, in place of those at the arrays' homes, or of all here."""
-        for number, (key, array) in enumerate(zip(self._keys, self.trained)):
-            sent = [gradients.astype(self._dtype, copy=False) for gradients in array.gradients]
-            receivers = self._devices if everywhere else self._homes(number)
-            self._sum(key, sent, [sent[device] for device in receivers], priority=-number)
-            for device in receivers:
-                if sent[device] is not array.gradients[device]:
-                    sent[device].astype(np.float32).copyto(array.gradients[device])
-
-    def _sum(self, key: int, flats: list[Any], out: list[Any], priority: int = 0) -> None:
-        """Enqueues the sum of `flats`, one a device, of all workers, in place of those of them that are `out`."""
+    def _sum(self, key: int, arrays: list[Any], out: list[Any], priority: int = 0) -> None:
+        """Enqueue the sum of `arrays`, one per device, of all workers, in place of those of them that are `out`."""
         if self._two_bit is None:
-            self._store.pushpull(key, flats, out=out, priority=priority)
+            self._store.pushpull(key, arrays, out=out, priority=priority)
         else:
-            self._store.push(key, flats, priority=priority)
+            self._store.push(key, arrays, priority=priority)
             self._store.pull(key, out=out, priority=priority)
 
-    def synchronize(self) -> None:
-        """Gives every device, of all workers, the same parameters and the mean of all devices' batch statistics.
+    def apply_update(self, rate: float) -> None:
+        """Enqueue the update of all devices' parameters by the sums on the owners."""
+        self._update(rate, self._owners)
 
-        With compression, and without an exchange, only the devices of each worker share their statistics.
+    def apply_local_update(self, rate: float) -> None:
+        """Enqueue the update of every device's parameters by its own gradients."""
+        self._update(rate, [self._devices] * len(self.trained))
+
+    def _update(self, rate: float, updating: list[Sequence[int]]) -> None:
+        """Update each buffer on its `updating` devices, and broadcast it if that is one; skip a step that overflows."""
+        finite = self._unscale(self.loss_scale, updating) if self.loss_scale else None
+
+        def update_on(device: int) -> None:
+            for number, devices in enumerate(updating):
+                if device in devices:
+                    self._optimizer(number, device).step(rate, finite)
+
+        list(self.map_devices(update_on, self._devices))
+        for buffer, (owner, *others) in zip(self.trained, updating):
+            if not others:
+                buffer.broadcast(owner)
+
+    def _unscale(self, loss_scale: LossScale, updating: list[Sequence[int]]) -> Any:
+        """Divide the gradients by the loss scale; return 1 if all of them are finite, else 0, without fetching it."""
+        finite = mx.nd.ones_like(loss_scale.scale)
+        for buffer, devices in zip(self.trained, updating):
+            for gradient in (buffer.gradients[device] for device in devices):
+                finite = finite * mx.nd.all_finite(gradient).as_in_context(finite.context)
+                gradient[:] = mx.nd.broadcast_div(gradient, loss_scale.scale.as_in_context(gradient.context))
+        loss_scale.update(finite)
+        return finite
+
+    def _optimizer(self, number: int, device: int) -> optimizers.Optimizer:
+        if (number, device) not in self._optimizers:
+            self._optimizers[number, device] = optimizers.build(self._run, self.trained[number], device)
+        return self._optimizers[number, device]
+
+    def sync_batch_stats(self) -> None:
+        """Give every device of all workers the same parameters and the mean of all devices' batch statistics.
+
+        With compression, and without synchronisation, only the devices of each worker average their statistics.
         """
-        for array in self.statistics:
-            array.average()
-        for key, array in zip(self._statistics_keys, self.statistics):
-            self._sum(key, array.values[:1], array.values[:1])
-            array.values[0] /= self._run.workers
-            array.share()
+        for buffer in self.statistics:
+            buffer.average()
+        for key, buffer in zip(self._statistics_keys, self.statistics):
+            self._sum(key, buffer.values[:1], buffer.values[:1])
+            buffer.values[0] /= self._run.workers
+            buffer.broadcast()
 
-    def _kept(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Where `state` has the optimizer of each array and home: once where all devices are alike."""
-        for number in range(len(self.trained)):
-            for device in (homes := self._homes(number)):
-                yield f"optimizer/{number}/{homes[0] if self.alike else device}/", (number, device)
+    def _state_prefixes(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield the prefix in `state` of each buffer and owner; the same one for all owners if replicas agree."""
+        for number, owners in enumerate(self._owners):
+            for device in owners:
+                yield f"optimizer/{number}/{owners[0] if self.replicas_agree else device}/", (number, device)
 
     def state(self) -> dict[str, np.ndarray]:
-        """The state of the optimizers, as far as it is in this process, "optimizer/ARRAY/DEVICE/NAME"; "loss_scale"."""
-        made = {start: self._optimizers[key] for start, key in self._kept() if key in self._optimizers}
-        state = {start + name: held for start, optimizer in made.items() for name, held in optimizer.state().items()}
-        return {**state, "loss_scale": self.loss_scale.state()} if self.loss_scale else state
+        """Return this process's optimizer state, "optimizer/BUFFER/DEVICE/NAME", and "loss_scale"."""
+        arrays: dict[str, np.ndarray] = {}
+        for prefix, key in self._state_prefixes():
+            if key in self._optimizers:
+                arrays.update({prefix + name: array for name, array in self._optimizers[key].state().items()})
+        if self.loss_scale:
+            numbers = self.loss_scale.scale, self.loss_scale.finite_steps
+            arrays["loss_scale"] = np.array([number.asscalar() for number in numbers])
+        return arrays
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        for start, key in self._kept():
-            own = {name.removeprefix(start): held for name, held in state.items() if name.startswith(start)}
-            if own:
-                self._optimizer(*key).load_state(own)
+        """Restore the optimizers' state."""
+        for prefix, key in self._state_prefixes():
+            arrays = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+            if arrays:
+                self._optimizer(*key).load_state(arrays)
         if self.loss_scale:
-            self.loss_scale.load_state(state["loss_scale"])
+            context = self.loss_scale.scale.context
+            numbers = [mx.nd.array([number], ctx=context) for number in state["loss_scale"]]
+            self.loss_scale.scale, self.loss_scale.finite_steps = numbers
 
     def barrier(self) -> None:
-        """Blocks until every worker is here."""
+        """Block until every worker is here."""
 
     def stats(self) -> dict[str, Any]:
-        """What there is to say of the exchanges so far, as plain values for the record."""
+        """Return statistics of the synchronisations so far, for the record."""
         return {}
 
 
-class BetweenWorkers(InProcess):
-    """The devices of several processes: kvstore `dist_sync` or `dist_device_sync`, sums made on MXNet's servers."""
+class DistributedTrainer(Trainer):
+    """Trainer of several processes: kvstore `dist_sync` or `dist_device_sync`, which sum on MXNet's servers."""
 
     def _connect(self) -> None:
         self._open_store()
         # Every worker starts from the values of the first one, and all have them before anything else is sent: servers
-        # do not answer in the order in which they are asked.
-        for array in [*self.trained, *self.statistics]:
-            self._broadcast(array)
+        # do not answer in the order of the requests.
+        for buffer in [*self.trained, *self.statistics]:
+            self._broadcast(buffer)
         mx.nd.waitall()
         self._make_keys()
         self.barrier()
 
-    def _broadcast(self, array: flat_buffers.FlatBuffer) -> None:
-        """Enqueues the overwriting of an array's values, on every worker, by the first one's."""
-        self._store.pull(self._new_key(array.values[0]), out=array.values)
+    def _broadcast(self, buffer: flat_buffers.FlatBuffer) -> None:
+        """Enqueue the overwriting of a buffer's values, on every worker, by the first worker's."""
+        self._store.pull(self._new_key(buffer.values[0]), out=buffer.values)
 
     def _make_keys(self) -> None:
         super()._make_keys()
-        # Compression would take the batch statistics for gradients.
+        # Compression would mistake the batch statistics for gradients.
         if self._two_bit is None:
-            self._statistics_keys = [self._new_key(array.values[0]) for array in self.statistics]
+            self._statistics_keys = [self._new_key(buffer.values[0]) for buffer in self.statistics]
 
     def barrier(self) -> None:
         mx.nd.waitall()
         self._store._barrier()
 
 
-class Horovod(BetweenWorkers):
-    """Horovod's ring all-reduce (Sergeev and Del Balso 2018): the workers send to one another, without servers.
+class HorovodTrainer(DistributedTrainer):
+    """Horovod's ring all-reduce (Sergeev and Del Balso 2018): workers send to one another, without servers.
 
-    Its own trainer fails on a CPU, where it is given gradients in oneDNN's blocked layout; the long arrays are plain.
+    Its own trainer fails on a CPU with gradients in oneDNN's blocked layout; flat buffers have a plain layout.
     """
 
     def _open_store(self) -> None:
         address = os.environ["HOROVOD_HOSTNAME"]
         os.environ["HOROVOD_GLOO_IFACE"] = processes.interface(address)
         launch.check_name_resolves(address)
-        import horovod.mxnet  # optional: only where a run asks for it
+        import horovod.mxnet  # optional: only for runs with this kvstore
 
         self._horovod = horovod.mxnet
         self._horovod.init()
         self.rank = self._horovod.rank()
 
-    def _broadcast(self, array: flat_buffers.FlatBuffer) -> None:
-        self._horovod.broadcast_(array.values[0], root_rank=0, name=f"start {self._new_key(array)}")
-        array.share()
+    def _broadcast(self, buffer: flat_buffers.FlatBuffer) -> None:
+        self._horovod.broadcast_(buffer.values[0], root_rank=0, name=f"start {self._new_key(buffer)}")
+        buffer.broadcast()
 
     def _new_key(self, value: Any) -> int:
-        self._made += 1
-        return self._made
+        self._key_count += 1
+        return self._key_count
 
-    def _sum(self, key: int, flats: list[Any], out: list[Any], priority: int = 0) -> None:
+    def _sum(self, key: int, arrays: list[Any], out: list[Any], priority: int = 0) -> None:
         first, *others = out
-        for flat in flats:
-            if flat is not first:
-                first += flat.as_in_context(first.context)
+        for array in arrays:
+            if array is not first:
+                first += array.as_in_context(first.context)
         self._horovod.allreduce_(first, op=self._horovod.Sum, name=str(key), priority=priority)
         for other in others:
             first.copyto(other)
@@ -252,74 +264,78 @@ class Horovod(BetweenWorkers):
         mx.nd.waitall()
 
 
-class Independent(BetweenWorkers):
-    """Several processes that start together, from the same state, and exchange nothing after that: the ceiling."""
+class UnsynchronisedTrainer(DistributedTrainer):
+    """Trainer of several processes that start from the same state and send nothing after that: the upper bound."""
 
-    _kvstore = "dist_sync"
+    _kvstore_name = "dist_sync"
 
     def _make_keys(self) -> None:
-        """None are needed."""
+        """Make no keys, so that nothing is summed."""
 
 
-class OnServers(BetweenWorkers):
+class AsyncTrainer(DistributedTrainer):
     """Kvstore `dist_async`: the servers update the parameters by each worker's gradients as they come.
 
-    The learning rate's schedule is theirs, too: what a worker sets does not reach them. A run that goes on from a
+    The learning rate's schedule is theirs, too: what a worker sets does not reach them. A run that resumes from a
     checkpoint does so without the servers' momentum, which no worker can ask for.
     """
 
-    _kvstore = "dist_async"
+    _kvstore_name = "dist_async"
 
     def _make_keys(self) -> None:
-        self._keys = [self._new_key(array.values[0]) for array in self.trained]
-        undecayed = [key for key, array in zip(self._keys, self.trained) if not array.decays]
-        # Of the statistics: a key for each array and worker.
-        self._keys_by_worker = [
-            [self._new_key(array.values[0]) for _ in range(self._run.workers)] for array in self.statistics
-        ]
+        self._keys = [self._new_key(buffer.values[0]) for buffer in self.trained]
+        undecayed = [key for key, buffer in zip(self._keys, self.trained) if not buffer.decays]
+        workers = range(self._run.workers)
+        self._keys_by_worker = [[self._new_key(buffer.values[0]) for _ in workers] for buffer in self.statistics]
+        """Keys of each buffer's statistics, one per worker."""
         self._clocks = mx.nd.zeros(self._run.workers)
         self._clock_key = self._new_key(self._clocks)
         if self.rank == 0:
-            kept = list(itertools.chain.from_iterable(self._keys_by_worker))
-            self._store.set_optimizer(ServerSGD(self._run, self._first_step, undecayed, kept, self._clock_key))
+            stored = [key for keys in self._keys_by_worker for key in keys]
+            self._store.set_optimizer(ServerSGD(self._run, self._first_step, undecayed, stored, self._clock_key))
 
-    def step(self, rate: float) -> None:
-        self.exchange()
-
-    def exchange(self) -> None:
-        """Enqueues the way of the gradients to the servers, which update, and of the parameters back from them."""
+    def sync_gradients(self) -> None:
+        """Enqueue the push of the gradients to the servers, which update, and the pull of the parameters."""
         self._push()
         self._pull()
 
+    def all_reduce(self) -> None:
+        """Enqueue what a synchronisation sends; the servers do not sum over the workers."""
+        self._push()
+        self._pull()
+
+    def apply_update(self, rate: float) -> None:
+        """Do nothing: the servers have updated the parameters."""
+
     def _push(self) -> None:
-        for number, (key, array) in enumerate(zip(self._keys, self.trained)):
-            self._store.push(key, array.gradients, priority=-number)
+        for number, (key, buffer) in enumerate(zip(self._keys, self.trained)):
+            self._store.push(key, buffer.gradients, priority=-number)
 
     def _pull(self) -> None:
-        for number, (key, array) in enumerate(zip(self._keys, self.trained)):
-            self._store.pull(key, out=array.values, priority=-number)
+        for number, (key, buffer) in enumerate(zip(self._keys, self.trained)):
+            self._store.pull(key, out=buffer.values, priority=-number)
 
-    def synchronize(self) -> None:
+    def sync_batch_stats(self) -> None:
         self.barrier()
         self._pull()
-        super().synchronize()
-        for keys, array in zip(self._keys_by_worker, self.statistics):
-            self._store.push(keys[self.rank], array.values[0].copy())
+        super().sync_batch_stats()
+        for keys, buffer in zip(self._keys_by_worker, self.statistics):
+            self._store.push(keys[self.rank], buffer.values[0].copy())
             self.barrier()
             # The store keeps what was pushed as its buffer for what comes, so that cannot be one of these.
-            pulled = [mx.nd.zeros_like(array.values[0]) for _ in keys]
+            pulled = [mx.nd.zeros_like(buffer.values[0]) for _ in keys]
             for key, statistics in zip(keys, pulled):
                 self._store.pull(key, out=statistics)
-            array.values[0][:] = mx.nd.add_n(*pulled) / len(pulled)
-            array.share()
+            buffer.values[0][:] = mx.nd.add_n(*pulled) / len(pulled)
+            buffer.broadcast()
         self.barrier()
 
 
-class BoundedStaleness(OnServers):
+class SSPTrainer(AsyncTrainer):
     """Stale synchronous parallel (Ho et al. 2013) on top of `dist_async`.
 
-    A worker goes on only where the slowest is at most `bound` steps behind it. The workers' clocks, the steps that
-    each has done, are one more array of the servers'.
+    A worker continues only if the slowest one is at most `staleness` steps behind it. The workers' clocks, which count
+    their steps, are one more array of the servers'.
     """
 
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
@@ -327,13 +343,13 @@ class BoundedStaleness(OnServers):
         assert isinstance(run.kvstore, config.SSP)
         self._bound = run.kvstore.staleness
         self.seen: list[list[int]] = []
-        """Every worker's clock, as this one saw it when it was allowed to go on, step by step."""
-        self._waited = 0.0
+        """All workers' clocks after each step, when this worker was allowed to continue."""
+        self._wait_seconds = 0.0
 
-    def step(self, rate: float) -> None:
-        """Sends the gradients and ticks; blocks until the slowest worker is near enough; fetches the parameters.
+    def sync_gradients(self) -> None:
+        """Push the gradients and tick; block until the slowest worker is within the bound; pull the parameters.
 
-        It has to wait for its own messages, since what was sent before the tick must have arrived before it.
+        The worker waits for its own messages, since what was sent before the tick must have arrived before it.
         """
         self._push()
         mx.nd.waitall()
@@ -346,26 +362,26 @@ class BoundedStaleness(OnServers):
             clocks = [int(clock) for clock in self._clocks.asnumpy()]
             if self._bound is None or clocks[self.rank] - min(clocks) <= self._bound:
                 break
-            time.sleep(_ASK_AGAIN_SECONDS)
-        self._waited += time.monotonic() - start
+            time.sleep(_POLL_SECONDS)
+        self._wait_seconds += time.monotonic() - start
         self.seen.append(clocks)
         self._pull()
 
     def stats(self) -> dict[str, Any]:
-        """`staleness`: how often this worker was so many steps ahead of the slowest; `stale_wait_seconds`."""
+        """Return `staleness`: counts by steps ahead of the slowest worker; and `stale_wait_seconds`."""
         ahead = Counter(clocks[self.rank] - min(clocks) for clocks in self.seen)
         staleness = {str(steps): count for steps, count in sorted(ahead.items())}
-        return {"staleness": staleness, "stale_wait_seconds": self._waited}
+        return {"staleness": staleness, "stale_wait_seconds": self._wait_seconds}
 
 
 class ServerSGD(mx.optimizer.SGD):
-    """What a server does with what it receives: SGD with momentum for parameters; what else it holds it keeps or adds.
+    """The server's handling of what it receives: SGD with momentum for parameters; it stores or adds everything else.
 
     Each of n workers pushes the mean gradient of its own batch, and the rate is divided by n, so n pushes change the
     parameters about as far as one synchronous step, weight decay included.
     """
 
-    def __init__(self, run: Run, first_step: int, undecayed: list[int], kept: list[int], added: int) -> None:
+    def __init__(self, run: Run, first_step: int, undecayed: list[int], stored: list[int], added: int) -> None:
         super().__init__(
             momentum=run.optimizer.momentum,
             wd=run.optimizer.weight_decay,
@@ -374,27 +390,40 @@ class ServerSGD(mx.optimizer.SGD):
         )
         self.wd_mult = dict.fromkeys(undecayed, 0.0)
         self._run, self._first_step = run, first_step
-        self._kept, self._added = kept, added
+        self._stored, self._added = stored, added
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Takes in what one worker pushed for one key (lists of one, as MXNet's updater has them)."""
-        (key,), (held,), (received,) = index, weight, grad
+        """Apply what one worker pushed for one key (in lists of one, as MXNet's updater has them)."""
+        (key,), (stored,), (received,) = index, weight, grad
         if key == self._added:
-            held += received
-        elif key in self._kept:
-            held[:] = received
+            stored += received
+        elif key in self._stored:
+            stored[:] = received
         else:
             step = self._first_step + self._index_update_count.get(key, 0) // self._run.workers
             self.lr = self._run.rate(step) / self._run.workers
             super().update_multi_precision(index, weight, grad, state)
 
 
-def connect(run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> InProcess:
-    """The exchange of `run` for the parameters `trained` and the batch `statistics` of this worker's replicas.
+TRAINERS: dict[type[Any], type[Trainer]] = {
+    config.Device: Trainer,
+    config.Local: Trainer,
+    config.NCCL: Trainer,
+    config.DistSync: DistributedTrainer,
+    config.DistDeviceSync: DistributedTrainer,
+    config.DistAsync: AsyncTrainer,
+    config.SSP: SSPTrainer,
+    config.Horovod: HorovodTrainer,
+    config.NoSync: UnsynchronisedTrainer,
+}
 
-    The next step of it is number `first_step`.
+
+def connect(run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> Trainer:
+    """Return the trainer of `run` for the trained parameters and batch statistics of this worker's replicas.
+
+    `first_step` is the number of its next step.
     """
-    kind: type[InProcess] = globals()[framework.KVSTORES[type(run.kvstore)]]
-    if run.workers == 1 and not issubclass(kind, OnServers):
-        kind = InProcess
+    kind = TRAINERS[type(run.kvstore)]
+    if run.workers == 1 and not issubclass(kind, AsyncTrainer):
+        kind = Trainer
     return kind(run, trained, statistics, first_step)

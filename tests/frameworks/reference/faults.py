@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class FaultySession(NumpySession):
             return self._step >= int(Path(os.environ.get("POC_HOLD", "")).read_text())
         return False
 
-    def _backward(self, batch: Batch, **how: Any) -> Sequence[float]:
+    def local_backward(self, batch: Batch, observe: Callable[[int], float] | None = None) -> list[float]:
         while self._is_held():
             time.sleep(0.02)
         until = time.process_time() + (_SPIN_SECONDS if self._fault == "spin" and self._step == 10 else 0.0)
@@ -48,9 +48,12 @@ class FaultySession(NumpySession):
             pass
         if self._fault.isdigit() and self._run.batch_per_device > int(self._fault):
             raise MemoryError(f"no room for {self._run.batch_per_device} samples")
-        if self._fault == "apart" and not how["exchange"]:
-            raise MemoryError("no room for a step without the exchange")
-        return super()._backward(batch, **how)
+        return super().local_backward(batch, observe)
+
+    def step_without_sync(self, batch: Batch, learning_rate: float) -> None:
+        if self._fault == "apart":
+            raise MemoryError("no room for a step without synchronisation")
+        super().step_without_sync(batch, learning_rate)
 
     def drain(self) -> float:
         loss = super().drain()
