@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -181,17 +180,6 @@ def test_cutout_makes_one_square_grey_wherever_it_fits() -> None:
     np.add.at(places, (tops, lefts), 1)
     # Chi-squared over 625 places: mean 624, standard deviation 35.
     assert ((places - 40) ** 2 / 40).sum() == pytest.approx(624, abs=5 * 35)
-
-
-def test_in_the_first_epochs_images_are_shrunk_to_the_means_of_what_their_pixels_cover() -> None:
-    split, indices = data.Images(NOISE, np.zeros(len(NOISE), np.int32)), np.arange(len(NOISE))
-    plain = CIFAR10(crop=24, jitter=False)
-    spec = dataclasses.replace(plain, shrink=12, shrink_epochs=2)
-    for epoch in range(3):
-        whole, shown = (split.augmented(indices, of, seed=0, epoch=epoch)[0] for of in (plain, spec))
-        means = np.asarray(whole).reshape(-1, 3, 12, 2, 12, 2).mean(axis=(3, 5))
-        np.testing.assert_allclose(shown, whole if epoch == 2 else means, atol=0 if epoch == 2 else 0.5)
-    np.testing.assert_array_equal(*(split.centred(indices, of)[0] for of in (plain, spec)))
 
 
 def test_crop_and_mirror_are_uniform() -> None:

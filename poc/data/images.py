@@ -116,7 +116,7 @@ class Images(Split):
         if spec.cutout:
             places = uniform(seed, epoch, indices, [[CUT_Y], [CUT_X]]) * (spec.crop - spec.cutout + 1)
             _blank(pixels, places.astype(np.int64), spec.cutout)
-        return _planar(_shrunk(pixels, spec.side(epoch))), labels
+        return _planar(pixels), labels
 
     def centred(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
         top, left = ((side - spec.crop) // 2 for side in self.images.shape[1:3])
@@ -221,14 +221,6 @@ def _blank(pixels: Pixels, corners: Indices, side: int) -> None:
     """Makes of each image (samples, height, width, 3) a square grey, whose upper left corner is one of (2, samples)."""
     tops, lefts = corners[:, :, None] + np.arange(side)
     pixels[np.arange(len(pixels))[:, None, None], tops[:, :, None], lefts[:, None, :]] = _PAD_VALUE
-
-
-def _shrunk(pixels: Pixels, size: int) -> Pixels:
-    """The images (samples, side, side, 3) at that height and width, each pixel the mean of the area that it covers."""
-    if pixels.shape[2] == size:
-        return pixels
-    tall = cv2.resize(_tall(pixels), (size, size * len(pixels)), interpolation=cv2.INTER_AREA)
-    return np.asarray(tall, np.uint8).reshape(-1, size, size, 3)
 
 
 def _tall(pixels: Pixels) -> Pixels:

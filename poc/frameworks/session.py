@@ -226,15 +226,11 @@ class Session(abc.ABC):
         samples = size = 0
         for batch in batches:
             size = max(size, len(batch))
-            views = [
-                self._prepare(self._upload(view)) for view in _views(_padded(batch, size), self._run.averaged_views)
-            ]
-            for parts in zip(*views):
-                scores = sum(self._scores(images) for images, _ in parts) / len(parts)
-                pending.append(self._correct_and_loss(scores, parts[0][1]))
+            parts = self._prepare(self._upload(_padded(batch, size)))
+            pending.extend(self._correct_and_loss(self._scores(images), labels) for images, labels in parts)
             samples += len(batch)
             # Two batches stay in progress while the next one is placed, not the images of all at once.
-            while len(pending) > 2 * len(views[0]):
+            while len(pending) > 2 * len(parts):
                 totals += [self._to_float(scalar) for scalar in pending.popleft()]
         correct, loss = totals + np.sum([[self._to_float(scalar) for scalar in pair] for pair in pending], axis=0)
         return Evaluation(correct=int(correct), samples=samples, loss=loss / samples)
@@ -348,20 +344,6 @@ def _padded(batch: Batch, size: int) -> Batch:
     assert not isinstance(batch.images, Views)
     images = np.concatenate([batch.images, batch.images[-1:].repeat(missing, axis=0)])
     return Batch(images, np.concatenate([batch.labels, np.full(missing, -1, batch.labels.dtype)]))
-
-
-def _views(batch: Batch, count: int) -> Iterator[Batch]:
-    """What `averaged_views` names, the batch as it is first; edges are reflected."""
-    assert not isinstance(batch.images, Views)
-    if count == 1:
-        yield batch
-        return
-    height, width = batch.images.shape[2:]
-    around = np.pad(batch.images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")
-    for shift in (1, 0, 2)[: count // 2]:
-        moved = around[:, :, shift : shift + height, shift : shift + width]
-        for view in (moved, moved[..., ::-1]):
-            yield Batch(np.ascontiguousarray(view), batch.labels)
 
 
 def fastest(product: Callable[[], object], size: int) -> float:
