@@ -145,7 +145,10 @@ class MXNetSession(Session):
         block.hybridize(static_alloc=True, static_shape=True)
         block._build_cache(mx.nd.zeros(1), mx.nd.zeros(1))
         return [
-            (block._cached_op, [value if is_input else value.data(context) for is_input, value in block._cached_op_args])
+            (
+                block._cached_op,
+                [value if is_input else value.data(context) for is_input, value in block._cached_op_args],
+            )
             for context in self._contexts
         ]
 
