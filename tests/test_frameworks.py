@@ -413,9 +413,9 @@ def test_views_cut_on_the_device_are_those_cut_on_the_host(run: Run) -> None:
         spec = CIFAR10(crop=crop, pad=4, jitter=False, on_device=on_device)
         session = frameworks.open_session(dataclasses.replace(run, data=spec))
         if on_device:
-            session.hold(data.held(dataset, spec))
+            session.hold(data.device_images(dataset, spec))
         for batch in data.training_batches(dataset, spec, global_batch=32, seed=0, steps=3):
-            assert isinstance(batch.images, data.Views) == on_device
+            assert isinstance(batch.images, data.Crops) == on_device
             session.step(batch, 0.001)
             losses.append(session.drain())
     np.testing.assert_allclose(losses[:3], losses[3:], rtol=1e-5)

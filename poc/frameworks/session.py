@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poc.config import networks
-from poc.data import Batch, Pixels, Views
+from poc.data import Batch, Pixels, Crops
 from poc.frameworks import whitening
 from poc.values import value
 
@@ -269,7 +269,7 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def upload_images(self, images: np.ndarray) -> None:
-        """Copy all training images, (n, height, width, 3), padded, to the devices, which crop batches of views."""
+        """Copy all training images, (n, height, width, 3), padded, to the devices, which cut `Crops` out of them."""
 
     @abc.abstractmethod
     def sync_is_correct(self) -> bool | None:
@@ -324,16 +324,15 @@ class Session(abc.ABC):
         raise NotImplementedError
 
 
-def crop_indices(views: Any, along: Any) -> tuple[Any, Any, Any]:
-    """Return indices of image, row and column of all pixels of `views`, which broadcast to (n, crop, crop).
+def crop_indices(crops: Any, along: Any) -> tuple[Any, Any, Any]:
+    """Return the image, row and column of all pixels of `crops`; they broadcast to (n, crop, crop).
 
-    `views` are arrays of any framework, (n,), and `along` counts from 0 to the crop's size. A mirrored view has its
+    `crops` has arrays of any framework, (n,), as `Crops`; `along` counts up to the crop's size. A flipped crop has its
     columns from right to left.
     """
-    crop = len(along)
-    image, top, left, mirrored = (values.reshape((-1, 1, 1)) for values in views)
-    columns = along.reshape((1, 1, -1))
-    return image, top + along.reshape((1, -1, 1)), left + columns + mirrored * (crop - 1 - 2 * columns)
+    image, top, left, flipped = (values.reshape((-1, 1, 1)) for values in crops)
+    column = along.reshape((1, 1, -1))
+    return image, top + along.reshape((1, -1, 1)), left + column + flipped * (len(along) - 1 - 2 * column)
 
 
 def _padded(batch: Batch, size: int) -> Batch:
@@ -341,7 +340,7 @@ def _padded(batch: Batch, size: int) -> Batch:
     missing = size - len(batch)
     if not missing:
         return batch
-    assert not isinstance(batch.images, Views)
+    assert not isinstance(batch.images, Crops)
     images = np.concatenate([batch.images, batch.images[-1:].repeat(missing, axis=0)])
     return Batch(images, np.concatenate([batch.labels, np.full(missing, -1, batch.labels.dtype)]))
 

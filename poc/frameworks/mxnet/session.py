@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
 from poc.config import networks
-from poc.data import Views
+from poc.data import Crops
 from poc.frameworks.mxnet import trainer
 from poc.frameworks.mxnet.networks import branch_ends, build, can_fuse
 from poc.frameworks.session import Part, Session, crop_indices, fastest
@@ -216,7 +216,7 @@ class MXNetSession(Session):
             if first == last:
                 continue
             part = batch.part(first, last)
-            if isinstance(part.images, Views):
+            if isinstance(part.images, Crops):
                 pixels = self._crop(part.images, device)
             else:
                 pixels = self._array(part.images, context)
@@ -231,11 +231,11 @@ class MXNetSession(Session):
         # Not copied at once: on a CPU that waits for MXNet's computation, and would be booked as waiting for data.
         return mx.nd.from_numpy(np.ascontiguousarray(values)).as_in_context(context)
 
-    def _crop(self, views: Views, device: int) -> Any:
-        """Cut the views, (n, 3, crop, crop), out of the images on a device."""
+    def _crop(self, crops: Crops, device: int) -> Any:
+        """Cut the crops, (n, 3, crop, crop), out of the images on a device."""
         context = self._contexts[device]
         along = mx.nd.arange(self._run.data.crop, ctx=context, dtype=np.int32)
-        image, row, column = crop_indices([self._array(numbers, context) for numbers in views], along)
+        image, row, column = crop_indices([self._array(numbers, context) for numbers in crops], along)
         pixels = (image * self._height + row) * self._width + column
         return self._images[device].take(pixels).transpose((0, 3, 1, 2))
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from poc.config import networks
-from poc.data import Views
+from poc.data import Crops
 from poc.frameworks.loss_scale import START, LossScale
 from poc.frameworks.pytorch import optimizers
 from poc.frameworks.pytorch.networks import build
@@ -172,7 +172,7 @@ class TorchSession(Session):
 
     def _upload(self, batch: Batch) -> list[torch.Tensor]:
         """Copy images, or crops to cut out on the device, and labels; on a GPU beside its computation, and wait."""
-        pixels = batch.images if isinstance(batch.images, Views) else (batch.images,)
+        pixels = batch.images if isinstance(batch.images, Crops) else (batch.images,)
         tensors = [torch.from_numpy(array) for array in (*pixels, batch.labels)]
         if self._device.type == "cpu":
             return tensors
@@ -185,16 +185,16 @@ class TorchSession(Session):
         return copies
 
     def _prepare(self, uploaded: list[torch.Tensor]) -> list[Part]:
-        *views, labels = uploaded
-        if len(views) == 1:
-            pixels = views[0]
+        *images, labels = uploaded
+        if len(images) == 1:
+            pixels = images[0]
         else:
             along = torch.arange(self._run.data.crop, device=self._device)
-            pixels = self._images[crop_indices([numbers.long() for numbers in views], along)].permute(0, 3, 1, 2)
-        images = pixels.to(dtype=torch.float32, memory_format=self._layout).sub_(self._mean)
+            pixels = self._images[crop_indices([numbers.long() for numbers in images], along)].permute(0, 3, 1, 2)
+        scaled = pixels.to(dtype=torch.float32, memory_format=self._layout).sub_(self._mean)
         if self._input_scale != 1:
-            images.mul_(self._input_scale)
-        return [(images, labels.long())]
+            scaled.mul_(self._input_scale)
+        return [(scaled, labels.long())]
 
     @torch.no_grad()
     def _set_whitening(self, filters: np.ndarray) -> None:

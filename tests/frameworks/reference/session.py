@@ -8,7 +8,7 @@ import numpy as np
 
 from poc.config import networks
 from poc.config.run import Run
-from poc.data import Batch, Views
+from poc.data import Batch, Crops
 from poc.frameworks.session import Part, Session, crop_indices, fastest
 
 from .hub import Hub
@@ -102,7 +102,7 @@ class NumpySession(Session):
 
     def _upload(self, batch: Batch) -> list[Part]:
         pixels = batch.images
-        if isinstance(pixels, Views):
+        if isinstance(pixels, Crops):
             indices = crop_indices(pixels, np.arange(self._run.data.crop))
             pixels = self._images[indices].transpose(0, 3, 1, 2)
         scaled = (pixels - np.array(networks.MEAN, np.float32).reshape(3, 1, 1)) * self._input_scale
