@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poc.config import networks
-from poc.data import Batch, Pixels, Crops
+from poc.data import Batch, Crops, Pixels
 from poc.frameworks import whitening
 from poc.values import value
 
@@ -39,7 +39,7 @@ class PlacedBatch(Batch):
 
     @functools.cached_property
     def parts(self) -> list[Part]:
-        """The network's input on each device, computed once, by the first step that trains on this batch."""
+        """The network's input on each device, computed by the first step that trains on this batch."""
         return self.prepare(self.uploaded)
 
 
@@ -56,8 +56,8 @@ class Evaluation:
 class Session(abc.ABC):
     """Training of one network on the devices of one process.
 
-    Work is asynchronous, so time is read after `drain`. A framework implements the abstract methods, and overrides
-    others where it can do better.
+    Work is asynchronous, so time is read after `drain`. Methods that are not abstract suit a framework that enqueues
+    nothing and has no other workers.
     """
 
     parameters: int
@@ -87,9 +87,9 @@ class Session(abc.ABC):
         self.apply_update(learning_rate)
 
     def forward_backward(self, batch: Batch) -> None:
-        """Compute every device's gradients of its part of the batch.
+        """Compute every device's gradients.
 
-        A framework whose all-reduce overlaps the backward pass sums the gradients here, and in `sync_gradients` nothing.
+        A framework whose all-reduce overlaps the backward pass sums them here, and in `sync_gradients` does nothing.
         """
         self.local_backward(batch)
 
@@ -192,7 +192,7 @@ class Session(abc.ABC):
         """Add the loss of a device's samples to the mean that `drain` returns."""
         self._losses[device] = self._losses[device] + loss if device in self._losses else loss
 
-    def wait(self) -> None:  # noqa: B027  # a framework may enqueue nothing
+    def wait(self) -> None:  # noqa: B027
         """Block until everything enqueued is done."""
 
     def drain(self) -> float:
@@ -205,13 +205,13 @@ class Session(abc.ABC):
     def gradient_norms(self) -> list[tuple[float, float]]:
         """Return the norms recorded before the last `drain`, each once.
 
-        Each is a pair of squares: of a device's mean gradient (averaged over the devices), of all devices' mean gradient.
+        They are pairs of squares: of one device's mean gradient, averaged over the devices, and of the mean gradient.
         """
         norms, self._norms = self._norms, []
-        fraction = self._run.batch_per_device / self._run.global_batch
+        local_scale = self._run.batch_per_device / self._run.global_batch * self._gradient_scale
         return [
             (
-                statistics.fmean(map(self._to_float, local_squares)) / (fraction * self._gradient_scale) ** 2,
+                statistics.fmean(map(self._to_float, local_squares)) / local_scale**2,
                 self._to_float(square_of_sum) / self._gradient_scale**2,
             )
             for local_squares, square_of_sum in norms
@@ -264,7 +264,7 @@ class Session(abc.ABC):
         """Return the peak memory of one device so far; None if the framework cannot tell."""
         return None
 
-    def close(self) -> None:  # noqa: B027  # a framework may have no other workers
+    def close(self) -> None:  # noqa: B027
         """Leave the other workers once all are here; the session cannot be used after it."""
 
     @abc.abstractmethod
@@ -288,7 +288,7 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def peak_flops(self) -> float:
-        """Measure a large matrix product in the run's precision: operations per second on all devices of the process."""
+        """Measure operations per second of a large matrix product in the run's precision, on all devices here."""
 
     @abc.abstractmethod
     def _upload(self, batch: Batch) -> Any:
@@ -311,14 +311,14 @@ class Session(abc.ABC):
     def _squared_norm(self, device: int) -> Scalar:
         """Return the sum of squares of all gradients on a device of this process."""
 
-    def _sync_batch_stats(self) -> None:  # noqa: B027  # a network may have none
+    def _sync_batch_stats(self) -> None:  # noqa: B027
         """Give all devices of all workers the mean of their batch statistics."""
 
     def _to_float(self, scalar: Scalar) -> float:
         return float(scalar)
 
-    def _seed_dropout(self, seed: int) -> None:  # noqa: B027  # a network may have none
-        """Make the masks drawn from now on depend on `seed`, below 2^32, alone."""
+    def _seed_dropout(self, seed: int) -> None:  # noqa: B027
+        """Seed the generator of dropout masks; `seed` is below 2^32."""
 
     def _set_whitening(self, filters: np.ndarray) -> None:
         raise NotImplementedError
@@ -336,7 +336,7 @@ def crop_indices(crops: Any, along: Any) -> tuple[Any, Any, Any]:
 
 
 def _padded(batch: Batch, size: int) -> Batch:
-    """Return the batch with its last sample repeated up to `size`, labelled -1: compiled networks have one batch size."""
+    """Repeat the last sample, labelled -1, up to `size` samples, since compiled networks have one batch size."""
     missing = size - len(batch)
     if not missing:
         return batch

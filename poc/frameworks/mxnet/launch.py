@@ -14,6 +14,8 @@ from poc.host import processes
 if TYPE_CHECKING:
     from poc.config.run import Run
 
+_SERVERS = "poc.frameworks.mxnet.servers"
+
 
 @contextlib.contextmanager
 def parameter_servers(run: Run, cores: int, hosts: Sequence[str], common: Mapping[str, str]) -> Iterator[Cluster]:
@@ -33,7 +35,7 @@ def parameter_servers(run: Run, cores: int, hosts: Sequence[str], common: Mappin
     try:
         for name, role in roles.items():
             environment = {**common, "DMLC_ROLE": role, "DMLC_NODE_HOST": hosts[0], "OMP_NUM_THREADS": "1"}
-            helpers[name] = processes.start("poc.frameworks.mxnet.kvstore_server", environment)
+            helpers[name] = processes.start(_SERVERS, environment)
         common = {**common, "DMLC_ROLE": "worker"}
         yield Cluster(worker_environments(run, cores, hosts, common, {"DMLC_NODE_HOST": "host"}), helpers)
     finally:
@@ -57,9 +59,7 @@ def rendezvous(run: Run, cores: int, hosts: Sequence[str], common: Mapping[str, 
     ranks = {"HOROVOD_RANK": "rank", "HOROVOD_LOCAL_RANK": "local_rank", "HOROVOD_CROSS_RANK": "host_rank"}
     environments = worker_environments(run, cores, hosts, common, {**ranks, "HOROVOD_HOSTNAME": "host"})
     slots = ",".join(f"{host}:{per_host}" for host in hosts)
-    server = processes.start(
-        "poc.frameworks.mxnet.rendezvous_server", {**common, "HOROVOD_HOSTS": slots}, stdout=subprocess.PIPE
-    )
+    server = processes.start(_SERVERS, {**common, "HOROVOD_HOSTS": slots}, stdout=subprocess.PIPE)
     assert server.stdout is not None
     try:
         # Workers try a few times, for a second or two. A dead server is noticed by the watcher of the helpers.

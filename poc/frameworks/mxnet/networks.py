@@ -1,4 +1,4 @@
-"""Networks of the registry as Gluon blocks: GluonCV's and Gluon's own, changed where the studies' differ, and others."""
+"""Networks of the registry as Gluon blocks: Gluon's and GluonCV's, changed where the studies' differ, and others."""
 
 from __future__ import annotations
 
@@ -77,20 +77,21 @@ class _PreactivationUnit(nn.HybridBlock):
 
     def __init__(self, convolutions: Sequence[Any], projection: Any, *, norm: bool) -> None:
         super().__init__(prefix="")
-        self._depth = len(convolutions)
-        for number, convolution in enumerate(convolutions, start=1):
-            relu = nn.Activation("relu")
-            setattr(self, f"bn{number}", _sequence(nn.BatchNorm(**_NORM), relu) if norm else relu)
-            setattr(self, f"conv{number}", convolution)
-        self.downsample = projection
+
+        def activation() -> list[Any]:
+            return [nn.BatchNorm(**_NORM), nn.Activation("relu")] if norm else [nn.Activation("relu")]
+
+        first, *others = convolutions
+        self.preactivation = _sequence(*activation())
+        self.branch = _sequence(first)
+        for convolution in others:
+            self.branch.add(*activation(), convolution)
+        self.projection = projection
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
-        y = self.bn1(x)
-        residual = self.downsample(y) if self.downsample else x
-        y = self.conv1(y)
-        for number in range(2, self._depth + 1):
-            y = getattr(self, f"conv{number}")(getattr(self, f"bn{number}")(y))
-        return y + residual
+        y = self.preactivation(x)
+        residual = self.projection(y) if self.projection else x
+        return self.branch(y) + residual
 
 
 def _stages(layers: int) -> tuple[int, list[int]]:
@@ -115,9 +116,9 @@ class PreactivationResNet(nn.HybridBlock):
             self.features.add(nn.BatchNorm(scale=False, **_NORM))
         self.features.add(nn.Conv2D(stem, 3, 1, 1, use_bias=False))
         for stage, width in enumerate(widths):
-            first = self._unit(layers, width, 2 if stage else 1, norm, projects=True)
-            others = (self._unit(layers, width, 1, norm, projects=False) for _ in range(units - 1))
-            self.features.add(_sequence(first, *others))
+            for number in range(units):
+                stride = 2 if stage and number == 0 else 1
+                self.features.add(self._unit(layers, width, stride, norm, projects=number == 0))
         if norm:
             self.features.add(nn.BatchNorm(**_NORM))
         self.output = nn.Dense(classes, in_units=widths[-1])
@@ -412,8 +413,8 @@ def branch_ends(net: Any) -> list[Any]:
     ends: list[Any] = []
 
     def collect(block: Any) -> None:
-        if hasattr(block, "bn2"):
-            ends.append(getattr(block, "conv3", block.conv2).weight)
+        if isinstance(block, _PreactivationUnit):
+            ends.append(block.branch[-1].weight)
         elif hasattr(block, "body"):
             ends.extend([layer.gamma for layer in block.body if isinstance(layer, nn.BatchNorm)][-1:])
 

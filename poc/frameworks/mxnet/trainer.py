@@ -37,8 +37,6 @@ class Trainer:
 
     rank = 0
     """Index of this worker."""
-    _kvstore_name = ""
-    """MXNet's name of the kvstore, if it is not the recipe's."""
     _store: Any = None
 
     def __init__(self, run: Run, trained: list[Any], statistics: list[Any], first_step: int = 0) -> None:
@@ -74,7 +72,8 @@ class Trainer:
             self._make_keys()
 
     def _open_store(self) -> None:
-        self._store = mx.kv.create(self._kvstore_name or self._run.kvstore.name)
+        name = self._run.kvstore.name
+        self._store = mx.kv.create({"none": "dist_sync", "ssp": "dist_async"}.get(name, name))
         self.rank = self._store.rank
         if self._two_bit is not None:
             self._store.set_gradient_compression({"type": "2bit", "threshold": self._two_bit})
@@ -198,7 +197,10 @@ class Trainer:
 
 
 class DistributedTrainer(Trainer):
-    """Trainer of several processes: kvstore `dist_sync` or `dist_device_sync`, which sum on MXNet's servers."""
+    """Trainer of several processes: kvstore `dist_sync` or `dist_device_sync`, which sum on MXNet's servers.
+
+    Without synchronisation they start from the same state and send nothing after that.
+    """
 
     def _connect(self) -> None:
         self._open_store()
@@ -207,7 +209,8 @@ class DistributedTrainer(Trainer):
         for buffer in [*self.trained, *self.statistics]:
             self._broadcast(buffer)
         mx.nd.waitall()
-        self._make_keys()
+        if self.replicas_agree:
+            self._make_keys()
         self.barrier()
 
     def _broadcast(self, buffer: flat_buffers.FlatBuffer) -> None:
@@ -264,23 +267,12 @@ class HorovodTrainer(DistributedTrainer):
         mx.nd.waitall()
 
 
-class UnsynchronisedTrainer(DistributedTrainer):
-    """Trainer of several processes that start from the same state and send nothing after that: the upper bound."""
-
-    _kvstore_name = "dist_sync"
-
-    def _make_keys(self) -> None:
-        """Make no keys, so that nothing is summed."""
-
-
 class AsyncTrainer(DistributedTrainer):
     """Kvstore `dist_async`: the servers update the parameters by each worker's gradients as they come.
 
     The learning rate's schedule is theirs, too: what a worker sets does not reach them. A run that resumes from a
     checkpoint does so without the servers' momentum, which no worker can ask for.
     """
-
-    _kvstore_name = "dist_async"
 
     def _make_keys(self) -> None:
         self._keys = [self._new_key(buffer.values[0]) for buffer in self.trained]
@@ -299,10 +291,7 @@ class AsyncTrainer(DistributedTrainer):
         self._push()
         self._pull()
 
-    def all_reduce(self) -> None:
-        """Enqueue what a synchronisation sends; the servers do not sum over the workers."""
-        self._push()
-        self._pull()
+    all_reduce = sync_gradients  # sends as much, but sums nothing over the workers
 
     def apply_update(self, rate: float) -> None:
         """Do nothing: the servers have updated the parameters."""
@@ -414,7 +403,7 @@ TRAINERS: dict[type[Any], type[Trainer]] = {
     config.DistAsync: AsyncTrainer,
     config.SSP: SSPTrainer,
     config.Horovod: HorovodTrainer,
-    config.NoSync: UnsynchronisedTrainer,
+    config.NoSync: DistributedTrainer,
 }
 
 

@@ -29,25 +29,22 @@ class _Unit(nn.Module):
     The projection, in the first unit of every stage, follows the first batch norm and ReLU.
     """
 
-    def __init__(
-        self, inputs: int, layers: list[tuple[int, int, int]], *, stride: int, projects: bool, norm: bool
-    ) -> None:
+    def __init__(self, inputs: int, shapes: list[tuple[int, int, int]], *, stride: int, projects: bool, norm: bool):
         super().__init__()
-        self.depth = len(layers)
+        self.preactivation = nn.Sequential(_norm(inputs, norm), nn.ReLU())
+        layers: list[nn.Module] = []
         width = inputs
-        for number, (channels, kernel, step) in enumerate(layers, start=1):
-            self.add_module(f"bn{number}", _norm(width, norm))
-            self.add_module(f"conv{number}", nn.Conv2d(width, channels, kernel, step, kernel // 2, bias=False))
+        for channels, kernel, step in shapes:
+            if layers:
+                layers += [_norm(width, norm), nn.ReLU()]
+            layers.append(nn.Conv2d(width, channels, kernel, step, kernel // 2, bias=False))
             width = channels
-        self.downsample = nn.Conv2d(inputs, width, 1, stride, bias=False) if projects else None
+        self.branch = nn.Sequential(*layers)
+        self.projection = nn.Conv2d(inputs, width, 1, stride, bias=False) if projects else None
 
     def forward(self, x: Any) -> Any:
-        y = functional.relu(self.bn1(x))
-        residual = x if self.downsample is None else self.downsample(y)
-        y = self.conv1(y)
-        for number in range(2, self.depth + 1):
-            y = getattr(self, f"conv{number}")(functional.relu(getattr(self, f"bn{number}")(y)))
-        return y + residual
+        y = self.preactivation(x)
+        return self.branch(y) + (x if self.projection is None else self.projection(y))
 
 
 class PreactivationResNet(nn.Module):
@@ -178,7 +175,7 @@ def build(network: Network, classes: int, *, zero_branches: bool, seed: int) -> 
             net.start_as_identity()
         if zero_branches:
             # Gammas of zero before the last ReLU of a pre-activation unit would pass no gradient.
-            ends = [getattr(unit, f"conv{unit.depth}") for unit in net.modules() if isinstance(unit, _Unit)]
+            ends = [unit.branch[-1] for unit in net.modules() if isinstance(unit, _Unit)]
             for end in ends + [unit.bn3 for unit in _bottlenecks(net)]:
                 end.weight.zero_()
     return net

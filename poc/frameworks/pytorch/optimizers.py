@@ -125,9 +125,9 @@ def build(run: Run, parameters: Iterable[torch.Tensor], decays: Iterable[bool]) 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     """Set the learning rate of the next step, so that SGD takes the steps of MXNet's.
 
-    MXNet: v = m v - rate g, w = w + v. PyTorch: b = m b + g, w = w - rate b. So b is -v / rate, and is scaled by old rate /
-    new rate when the rate changes. (Momentum correction scales v by new rate / old rate: that leaves b as it is.) After a
-    rate of 0, which moves nothing, the momentum is 0.
+    MXNet: v = m v - rate g, w = w + v. PyTorch: b = m b + g, w = w - rate b. So b is -v / rate, and is scaled by the old
+    rate over the new one when it changes. (Momentum correction scales v by the new rate over the old one, which leaves b
+    as it is.) After a rate of 0, which moves nothing, the momentum is 0.
     """
     for group in optimizer.param_groups:
         if group.get("lr_in_velocity") and rate and rate != group["lr"]:
