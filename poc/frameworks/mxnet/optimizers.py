@@ -167,11 +167,37 @@ class Muon(SGD):
         self._values[:] = (1 - rate * decay) * values - rate * direction
 
 
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+
+    The bias corrections, 1 - beta^steps, are means of ones as the others are of gradients, and like these on the
+    device, where a step that overflows is undone.
+    """
+
+    def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
+        super().__init__(run, buffer, device)
+        one = self._values[:1]
+        likes = {"mean": self._values, "square": self._values, "mean_of_ones": one, "square_of_ones": one}
+        self._state = {name: mx.nd.zeros_like(like) for name, like in likes.items()}
+
+    def update(self, rate: float) -> None:
+        gradient = self._gradients * self._scale
+        averaged = {"mean": gradient, "square": gradient.square(), "mean_of_ones": 1.0, "square_of_ones": 1.0}
+        for name, values in averaged.items():
+            beta = self._options.beta1 if name.startswith("mean") else self._options.beta2
+            self._state[name][:] = beta * self._state[name] + (1 - beta) * values
+        mean = mx.nd.broadcast_div(self._state["mean"], self._state["mean_of_ones"])
+        square = mx.nd.broadcast_div(self._state["square"], self._state["square_of_ones"])
+        step = mean / (square.sqrt() + self._options.epsilon)
+        self._values[:] = (1 - rate * self._decay) * self._values - rate * step
+
+
 OPTIMIZERS: dict[type[Any], type[Optimizer]] = {
     config.SGD: SGD,
     config.Nesterov: Nesterov,
     config.LARS: LARS,
     config.Muon: Muon,
+    config.AdamW: AdamW,
 }
 
 

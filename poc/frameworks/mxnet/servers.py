@@ -1,7 +1,7 @@
 """Main program of a helper of MXNet's workers, which serves until they have gone or it is killed.
 
-    DMLC_ROLE=server python -m poc.frameworks.mxnet.servers                a scheduler or server of a kvstore
-    HOROVOD_HOSTS=127.0.0.1:2 ... python -m poc.frameworks.mxnet.servers   the rendezvous of Horovod's workers
+DMLC_ROLE=server python -m poc.frameworks.mxnet.servers                a scheduler or server of a kvstore
+HOROVOD_HOSTS=127.0.0.1:2 ... python -m poc.frameworks.mxnet.servers   the rendezvous of Horovod's workers
 """
 
 from __future__ import annotations

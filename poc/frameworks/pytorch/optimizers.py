@@ -91,10 +91,18 @@ def _muon(run: Run, groups: Any) -> Optimizer:
     return Muon(groups, momentum=options.momentum, unit_weights=options.unit_weights, dtype=dtype)
 
 
+def _adamw(run: Run, groups: Any) -> Optimizer:
+    options: Any = run.optimizer
+    betas = options.beta1, options.beta2
+    # On a GPU the step counts are there, too, so that nothing is fetched, and float16 can undo them.
+    return torch.optim.AdamW(groups, 0.0, betas, options.epsilon, foreach=True, capturable=run.kind == "gpu")
+
+
 BUILDERS: dict[type[Any], tuple[Callable[[Run, Any], Optimizer], tuple[str, ...]]] = {
     config.SGD: (_sgd, ("momentum_buffer",)),
     config.Nesterov: (_sgd, ("momentum_buffer",)),
     config.Muon: (_muon, ("momentum_buffer",)),
+    config.AdamW: (_adamw, ("step", "exp_avg", "exp_avg_sq")),
 }
 """The optimizers, and the names of their state."""
 
@@ -125,9 +133,9 @@ def build(run: Run, parameters: Iterable[torch.Tensor], decays: Iterable[bool]) 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     """Set the learning rate of the next step, so that SGD takes the steps of MXNet's.
 
-    MXNet: v = m v - rate g, w = w + v. PyTorch: b = m b + g, w = w - rate b. So b is -v / rate, and is scaled by the old
-    rate over the new one when it changes. (Momentum correction scales v by the new rate over the old one, which leaves b
-    as it is.) After a rate of 0, which moves nothing, the momentum is 0.
+    MXNet: v = m v - rate g, w = w + v. PyTorch: b = m b + g, w = w - rate b. So b is -v / rate, and is scaled by old
+    rate / new rate when the rate changes. (Momentum correction scales v by new rate / old rate: that leaves b as it
+    is.) After a rate of 0, which moves nothing, the momentum is 0.
     """
     for group in optimizer.param_groups:
         if group.get("lr_in_velocity") and rate and rate != group["lr"]:
