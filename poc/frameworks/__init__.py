@@ -18,21 +18,19 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from poc.config import NCCL, Training
+from poc.config.networks import Cost, Network
+from poc.config.run import Run
 from poc.frameworks import builds
 from poc.frameworks.builds import Build as Build
 from poc.frameworks.session import Evaluation as Evaluation
 from poc.frameworks.session import Session
+from poc.host.hardware import GPU, Hardware
 from poc.values import UserError, suggest, value
-
-if TYPE_CHECKING:
-    from poc.config.networks import Cost, Network
-    from poc.config.run import Run
-    from poc.host.hardware import GPU, Hardware
 
 __path__ += [folder for folder in os.environ.get("POC_FRAMEWORKS", "").split(os.pathsep) if folder]
 FRAMEWORKS = tuple(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)

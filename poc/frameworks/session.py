@@ -11,17 +11,15 @@ import timeit
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from poc.config import networks
+from poc.config.run import Run
 from poc.data import Batch, Crops, Pixels
 from poc.frameworks import whitening
 from poc.values import value
-
-if TYPE_CHECKING:
-    from poc.config.run import Run
 
 Scalar = Any
 """A number on a device, as the framework has it."""

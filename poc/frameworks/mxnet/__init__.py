@@ -13,22 +13,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from poc import config
 from poc.config import networks
 from poc.config.kvstores import KVSTORES as KVSTORES_BY_NAME
 from poc.config.networks import Cost, Network
-from poc.frameworks import Cluster, worker_environments
+from poc.config.run import Run
+from poc.frameworks import Cluster, Session, worker_environments
 from poc.frameworks.builds import Build
 from poc.frameworks.mxnet import launch
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from poc.config.run import Run
-    from poc.frameworks import Session
-    from poc.host.hardware import Hardware
+from poc.host.hardware import Hardware
 
 LABEL = "MXNet"
 PACKAGES: tuple[str, ...] = ("mxnet", "mxnet-cu112", "mxnet-cu102", "gluoncv", "horovod")

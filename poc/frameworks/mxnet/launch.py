@@ -6,13 +6,10 @@ import contextlib
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from poc.config.run import Run
 from poc.frameworks import Cluster, worker_environments
 from poc.host import processes
-
-if TYPE_CHECKING:
-    from poc.config.run import Run
 
 _SERVERS = "poc.frameworks.mxnet.servers"
 

@@ -6,16 +6,14 @@ import functools
 import itertools
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mxnet as mx
 import numpy as np
 
 from poc import config
-
-if TYPE_CHECKING:
-    from poc.config.run import Run
-    from poc.frameworks.mxnet.flat_buffers import FlatBuffer
+from poc.config.run import Run
+from poc.frameworks.mxnet.flat_buffers import FlatBuffer
 
 _ARRAYS_PER_CALL = 50  # MXNet's operators for several arrays have room for 60
 _TRUST = 0.001  # LARS's coefficient eta
@@ -33,6 +31,7 @@ class Optimizer:
         self._scale = 1.0 / run.global_batch
         self._state: dict[str, Any] = {}
         """Arrays on the device that `step` changes, which a checkpoint contains."""
+        self._previous_rate = 0.0
 
     def update(self, rate: float) -> None:
         """Enqueue one step at learning rate `rate` by the gradients of the loss summed over all samples."""
@@ -43,15 +42,18 @@ class Optimizer:
         changed = [self._values, *self._state.values()]
         before = [array.copy() for array in changed] if finite is not None else []
         self.update(rate)
+        self._previous_rate = rate
         for array, old in zip(changed, before):
             array[:] = mx.nd.where(finite.as_in_context(array.context).broadcast_to(array.shape), array, old)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return what `load_state` restores."""
-        return {name: array.asnumpy() for name, array in self._state.items()}
+        arrays = {name: array.asnumpy() for name, array in self._state.items()}
+        return {**arrays, "rate": np.array(self._previous_rate)}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore the state from a checkpoint's arrays."""
+        self._previous_rate = float(state["rate"])
         for name, array in self._state.items():
             array[:] = state[name]
 
@@ -65,13 +67,11 @@ class SGD(Optimizer):
     def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
         super().__init__(run, buffer, device)
         self._velocity = self._state["momentum"] = mx.nd.zeros_like(self._values)
-        self._previous_rate = 0.0
 
     def update(self, rate: float) -> None:
         momentum = self._options.momentum
         if getattr(self._options, "momentum_correction", False) and self._previous_rate:
             momentum *= rate / self._previous_rate
-        self._previous_rate = rate
         mx.nd.sgd_mom_update(
             self._values,
             self._gradients,
@@ -82,13 +82,6 @@ class SGD(Optimizer):
             momentum=momentum,
             rescale_grad=self._scale,
         )
-
-    def state(self) -> dict[str, np.ndarray]:
-        return {**super().state(), "rate": np.array(self._previous_rate)}
-
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        super().load_state(state)
-        self._previous_rate = float(state["rate"])
 
 
 class Nesterov(SGD):

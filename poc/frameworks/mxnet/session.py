@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -12,14 +12,11 @@ from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
 from poc.config import networks
-from poc.data import Crops
+from poc.config.run import Run
+from poc.data import Batch, Crops
 from poc.frameworks.mxnet import trainer
 from poc.frameworks.mxnet.networks import branch_ends, build, can_fuse
 from poc.frameworks.session import Part, Session, crop_indices, fastest
-
-if TYPE_CHECKING:
-    from poc.config.run import Run
-    from poc.data import Batch
 
 
 class _SmoothedLoss(gluon.loss.Loss):

@@ -8,18 +8,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mxnet as mx
 import numpy as np
 
 from poc import config
+from poc.config.run import Run
 from poc.frameworks.loss_scale import START, LossScale
 from poc.frameworks.mxnet import flat_buffers, launch, optimizers
 from poc.host import processes
-
-if TYPE_CHECKING:
-    from poc.config.run import Run
 
 _POLL_SECONDS = 0.002
 _threads = functools.cache(ThreadPoolExecutor)

@@ -9,20 +9,16 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from poc import config
-from poc.config.networks import CIFAR_RESNET_V2, Cost, Network
-from poc.frameworks import Cluster, versions, worker_environments
+from poc.config.networks import CIFAR_RESNET_V2, Network
+from poc.config.run import Run
+from poc.frameworks import Cluster, Session, versions, worker_environments
 from poc.frameworks.builds import Build
+from poc.host.hardware import Hardware
 from poc.host.processes import free_port
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from poc.config.run import Run
-    from poc.frameworks import Session
-    from poc.host.hardware import Hardware
 
 LABEL = "PyTorch"
 PACKAGES: tuple[str, ...] = ("torch", "torchvision")
@@ -92,12 +88,8 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     return None
 
 
-def count(network: Network) -> Cost | None:
-    if not versions("pytorch").keys() >= set(PACKAGES):
-        return None
-    from poc.frameworks.pytorch import networks
-
-    return networks.count(network)
+def count(network: Network) -> None:
+    """Count nothing: MXNet builds every network of these."""
 
 
 def is_out_of_memory(error: Exception) -> bool:

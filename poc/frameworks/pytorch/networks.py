@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
-from poc.config.networks import CIFAR_RESNET_V2, Cost, Network
+from poc.config.networks import CIFAR_RESNET_V2, Network
 
 # As in MXNet 0.11's resnet symbol; PyTorch's momentum is the weight of the new value.
 _NORM = {"eps": 2e-5, "momentum": 0.1}
@@ -183,30 +181,3 @@ def build(network: Network, classes: int, *, zero_branches: bool, seed: int) -> 
 
 def _bottlenecks(net: nn.Module) -> list[Any]:
     return [unit for unit in net.modules() if type(unit).__name__ == "Bottleneck"]
-
-
-class _Values(TorchDispatchMode):
-    """Counts the values that operators return, except for views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        outputs = operator(*arguments, **(named or {}))
-        first = outputs[0] if isinstance(outputs, tuple) else outputs
-        if not operator.is_view:
-            self.count += first.numel()
-        return outputs
-
-
-def count(network: Network) -> Cost:
-    """Count the cost of `network` without computing anything."""
-    builder, arguments = BUILDERS[network.name]
-    with torch.device("meta"), torch.no_grad():
-        net = builder(network.classes, *arguments).eval()
-        image = torch.zeros(1, 3, network.input_size, network.input_size)
-        with FlopCounterMode(display=False) as flops, _Values() as values:
-            net(image)
-    trained = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
-    return Cost(parameters=trained, forward_multiply_adds=flops.get_total_flops() // 2, activations=values.count)

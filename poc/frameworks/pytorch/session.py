@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +17,13 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from poc.config import networks
-from poc.data import Crops
+from poc.config.run import Run
+from poc.data import Batch, Crops
 from poc.frameworks.loss_scale import START, LossScale
 from poc.frameworks.pytorch import optimizers
 from poc.frameworks.pytorch.networks import build
 from poc.frameworks.session import Part, Session, crop_indices, fastest
 from poc.host.processes import interface
-
-if TYPE_CHECKING:
-    from poc.config.run import Run
-    from poc.data import Batch
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
