@@ -63,10 +63,10 @@ def worker_environments(
     for worker in range(run.workers):
         host_rank, local_rank = divmod(worker, per_host)
         values = {"rank": worker, "local_rank": local_rank, "host_rank": host_rank, "host": hosts[host_rank]}
-        own = {variable: values[name] for variable, name in ranks.items()}
+        named = {variable: values[name] for variable, name in ranks.items()}
         # Card 0 is then the driver's card 0, whose counters are read.
         threads = {"OMP_NUM_THREADS": cores, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        environments.append({name: str(value) for name, value in {**threads, **common, **own}.items()})
+        environments.append({name: str(value) for name, value in {**threads, **common, **named}.items()})
     return environments
 
 
@@ -98,8 +98,8 @@ class Framework(Protocol):
     def KVSTORES(self) -> Collection[type[Any]]:  # noqa: N802
         """Supported types of `run.kvstore` among several real devices."""
 
-    def workers(self, given: int, devices: int, emulated: bool) -> int:
-        """Return the number of processes that the `devices` of a run are divided over, if the recipe has `given`."""
+    def workers(self, requested: int, devices: int, emulated: bool) -> int:
+        """Return the number of processes that share the `devices` of a run, if the recipe says `requested`."""
 
     def cluster(self, run: Run, cores: int, hosts: Sequence[str] = ...) -> AbstractContextManager[Cluster]:
         """Start the processes that the kvstore of `run` needs besides its workers, and end them on exit.
@@ -195,8 +195,8 @@ def versions(name: str) -> dict[str, str]:
     """Return the versions of the installed packages of framework `name`."""
     folders = [str(folder) for folder in environment(name).glob("lib/python*/site-packages")]
     where: dict[str, Any] = {} if interpreter(name) == sys.executable else {"path": folders}
-    found = {package: importlib.metadata.distributions(name=package, **where) for package in load(name).PACKAGES}
-    return {package: distribution.version for package, each in found.items() for distribution in list(each)[:1]}
+    installed = {package: importlib.metadata.distributions(name=package, **where) for package in load(name).PACKAGES}
+    return {package: copy.version for package, copies in installed.items() for copy in list(copies)[:1]}
 
 
 def environment(name: str) -> Path:
@@ -206,8 +206,8 @@ def environment(name: str) -> Path:
 
 def interpreter(name: str) -> str:
     """Return the Python that starts the workers of framework `name`."""
-    own = environment(name) / "bin" / "python"
-    return str(own) if own.exists() else sys.executable
+    python = environment(name) / "bin" / "python"
+    return str(python) if python.exists() else sys.executable
 
 
 def usable(name: str, machine: Hardware) -> list[GPU]:

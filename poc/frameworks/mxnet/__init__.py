@@ -65,9 +65,9 @@ ON_SERVERS = (config.DistAsync, config.SSP)
 """Kvstores whose servers apply the updates."""
 
 
-def workers(given: int, devices: int, emulated: bool) -> int:
+def workers(requested: int, devices: int, emulated: bool) -> int:
     """Return the recipe's number of processes; each drives several devices."""
-    return given
+    return requested
 
 
 def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> AbstractContextManager[Cluster]:

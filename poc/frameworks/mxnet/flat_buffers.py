@@ -67,9 +67,9 @@ class FlatBuffer:
 
     def broadcast(self, device: int = 0) -> None:
         """Give all devices the values of one of them."""
-        for other in self.values:
-            if other is not self.values[device]:
-                self.values[device].copyto(other)
+        for number, values in enumerate(self.values):
+            if number != device:
+                self.values[device].copyto(values)
 
     def average(self) -> None:
         """Give all devices the mean of their values."""

@@ -81,10 +81,10 @@ class _PreactivationUnit(nn.HybridBlock):
         def activation() -> list[Any]:
             return [nn.BatchNorm(**_NORM), nn.Activation("relu")] if norm else [nn.Activation("relu")]
 
-        first, *others = convolutions
+        first, *later = convolutions
         self.preactivation = _sequence(*activation())
         self.branch = _sequence(first)
-        for convolution in others:
+        for convolution in later:
             self.branch.add(*activation(), convolution)
         self.projection = projection
 

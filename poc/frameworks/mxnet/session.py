@@ -121,7 +121,7 @@ class MXNetSession(Session):
         """Compute a device's gradients of its part of a batch."""
         operator, arguments = compiled
         with autograd.record():
-            losses = operator(*(part[given] if isinstance(given, int) else given for given in arguments))
+            losses = operator(*(part[value] if isinstance(value, int) else value for value in arguments))
         scale = self._trainer.loss_scale and self._trainer.loss_scale.scale.as_in_context(losses.context)
         autograd.backward([losses], None if scale is None else [scale.broadcast_to(losses.shape)])
         self._add_loss(device, losses.sum())
@@ -276,11 +276,11 @@ class MXNetSession(Session):
         context = self._contexts[0]
         on_gpu = self._run.kind == "gpu"
         size = 8192 if on_gpu else 2048
-        left, right = (mx.nd.random.uniform(shape=(size, size), ctx=context) for _ in range(2))
+        a, b = (mx.nd.random.uniform(shape=(size, size), ctx=context) for _ in range(2))
         if self._run.dtype in ("float16", "bfloat16"):
             short = amp.amp.bfloat16 if self._run.dtype == "bfloat16" else np.float16
-            left, right = (mx.nd.amp_cast(matrix, dtype=short) for matrix in (left, right))
+            a, b = (mx.nd.amp_cast(matrix, dtype=short) for matrix in (a, b))
         # The operator of a dense layer, which oneDNN has in every precision that it has.
-        product = fastest(lambda: mx.nd.FullyConnected(left, right, num_hidden=size, no_bias=True).wait_to_read(), size)
+        product = fastest(lambda: mx.nd.FullyConnected(a, b, num_hidden=size, no_bias=True).wait_to_read(), size)
         # Contexts of a CPU share its cores, so they count as one.
         return product * (len(self._contexts) if on_gpu else 1)

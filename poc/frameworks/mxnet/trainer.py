@@ -27,10 +27,10 @@ _threads = functools.cache(ThreadPoolExecutor)
 class Trainer:
     """Trainer of one process's devices: kvstore `device`, `local` or `nccl`, or no synchronisation.
 
-    Each flat buffer is one key of the store and has an owner, the devices in turn: the owner receives its summed
-    gradients, updates it, and sends its parameters to the others. That moves as many bytes as if each device received
-    the sums and did the same update, and spreads work and bytes over all links. NCCL gives its sums to all devices or
-    none, so each device updates all buffers there.
+    Each flat buffer is one key of the store and has an owner, one of the devices: it receives the buffer's summed
+    gradients, updates it, and sends its parameters to the other devices. That moves as many bytes as if each device
+    received the sums and did the same update, and spreads work and bytes over all links. NCCL gives its sums to all
+    devices or none, so each device updates all buffers there.
     """
 
     rank = 0
@@ -127,9 +127,9 @@ class Trainer:
                     self._optimizer(number, device).step(rate, finite)
 
         list(self.map_devices(update_on, self._devices))
-        for buffer, (owner, *others) in zip(self.trained, updating):
-            if not others:
-                buffer.broadcast(owner)
+        for buffer, devices in zip(self.trained, updating):
+            if len(devices) == 1:
+                buffer.broadcast(devices[0])
 
     def _unscale(self, loss_scale: LossScale, updating: list[Sequence[int]]) -> Any:
         """Divide the gradients by the loss scale; return 1 if all of them are finite, else 0, without fetching it."""
@@ -251,13 +251,13 @@ class HorovodTrainer(DistributedTrainer):
         return self._key_count
 
     def _sum(self, key: int, arrays: list[Any], out: list[Any], priority: int = 0) -> None:
-        first, *others = out
+        first, *copies = out
         for array in arrays:
             if array is not first:
                 first += array.as_in_context(first.context)
         self._horovod.allreduce_(first, op=self._horovod.Sum, name=str(key), priority=priority)
-        for other in others:
-            first.copyto(other)
+        for copy in copies:
+            first.copyto(copy)
 
     def barrier(self) -> None:
         mx.nd.waitall()

@@ -60,7 +60,7 @@ NETWORKS = (
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
-def workers(given: int, devices: int, emulated: bool) -> int:
+def workers(requested: int, devices: int, emulated: bool) -> int:
     """Return one process per device, whatever the recipe says, as DistributedDataParallel wants it."""
     return 1 if emulated else devices
 

@@ -82,8 +82,7 @@ def _muon(run: Run, groups: Any) -> Optimizer:
     split: list[dict[str, Any]] = []
     for group in groups:
         matrices = [parameter for parameter in group["params"] if parameter.dim() == 4]
-        others = [parameter for parameter in group["params"] if parameter.dim() != 4]
-        split.append({**group, "params": others})
+        split.append({**group, "params": [parameter for parameter in group["params"] if parameter.dim() != 4]})
         split.append({**group, "params": matrices, "orthogonal": True, "lr_scale": options.lr / run.learning_rate})
     # Jordan et al. orthogonalise in bfloat16, too.
     dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32

@@ -75,21 +75,21 @@ class TorchSession(Session):
             self._forward = torch.compile(self._forward)
 
     def _init_process_group(self) -> None:
-        """Joins the other workers, by torchrun's variables."""
-        own = os.environ["POC_OWN_ADDRESS"]
-        os.environ["GLOO_SOCKET_IFNAME"] = interface(own)
-        if not own.startswith("127."):
-            os.environ["NCCL_SOCKET_IFNAME"] = f"={interface(own)}"
+        """Join the other workers, by torchrun's variables."""
+        address = os.environ["POC_OWN_ADDRESS"]
+        os.environ["GLOO_SOCKET_IFNAME"] = interface(address)
+        if not address.startswith("127."):
+            os.environ["NCCL_SOCKET_IFNAME"] = f"={interface(address)}"
         self._worker, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        meeting = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # By itself the first one would listen on every interface.
-        first = self._worker == 0
-        listening = {"is_master": True, "master_listen_fd": socket.create_server(meeting).detach()} if first else {}
-        store = dist.TCPStore(*meeting, workers, wait_for_workers=False, **listening)
-        gpu = self._device.type == "cuda"
-        # With the device NCCL connects at once, and never to a card that it makes out from the worker's number.
-        how = {"store": store, "rank": self._worker, "world_size": workers}
-        dist.init_process_group("nccl" if gpu else "gloo", device_id=self._device if gpu else None, **how)
+        master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        listening: dict[str, Any] = {}
+        if self._worker == 0:
+            # By itself it would listen on every interface.
+            listening = {"is_master": True, "master_listen_fd": socket.create_server(master).detach()}
+        store = dist.TCPStore(*master, workers, wait_for_workers=False, **listening)
+        backend, device = ("nccl", self._device) if self._device.type == "cuda" else ("gloo", None)
+        # With the device NCCL connects at once, and never to a card that it infers from the worker's number.
+        dist.init_process_group(backend, store=store, rank=self._worker, world_size=workers, device_id=device)
 
     def _decays(self) -> list[bool]:
         """Return for each trained parameter whether it has weight decay: weights, and gammas unless the run says no."""
@@ -163,12 +163,12 @@ class TorchSession(Session):
         loss_scale.update(1 - overflow)
 
     def _autocast(self) -> Any:
-        """Inside it layers compute in the run's precision."""
+        """Return a context in which layers compute in the run's precision."""
         dtype = _AUTOCAST.get(self._run.dtype)
         return torch.autocast(self._device.type, dtype=dtype) if dtype else contextlib.nullcontext()
 
     def _upload(self, batch: Batch) -> list[torch.Tensor]:
-        """Copy images, or crops to cut out on the device, and labels; on a GPU beside its computation, and wait."""
+        """Copy images, or crops to cut out on the device, and labels; on a GPU during its computation, and wait."""
         pixels = batch.images if isinstance(batch.images, Crops) else (batch.images,)
         tensors = [torch.from_numpy(array) for array in (*pixels, batch.labels)]
         if self._device.type == "cpu":
@@ -268,10 +268,10 @@ class TorchSession(Session):
     def peak_flops(self) -> float:
         size = 8192 if self._device.type == "cuda" else 2048
         dtype = _AUTOCAST.get(self._run.dtype, torch.float32)
-        left, right = (torch.rand(size, size, device=self._device).to(dtype) for _ in range(2))
+        a, b = (torch.rand(size, size, device=self._device).to(dtype) for _ in range(2))
 
         def product() -> None:
-            functional.linear(left, right)
+            functional.linear(a, b)
             self.wait()
 
         return fastest(product, size)

@@ -32,8 +32,8 @@ KVSTORES = (Device, DistSync, NoSync)
 SUPPORTED_OPTIONS: tuple[str, ...] = ()
 
 
-def workers(given: int, devices: int, emulated: bool) -> int:
-    return given
+def workers(requested: int, devices: int, emulated: bool) -> int:
+    return requested
 
 
 @contextlib.contextmanager
