@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import LARS, SGD, SSP, DistAsync, DistSync, Horovod, Muon, Synthetic, frameworks
+from poc import LARS, SSP, DistAsync, DistSync, Horovod, Muon, Synthetic, frameworks
 from poc.config.kvstores import KVStore
 from poc.config.run import Run
 from poc.frameworks import loss_scale
@@ -24,7 +24,6 @@ from tests.extras import needs_horovod
 from tests.framework_worker import (
     PLAIN,
     SUMS,
-    Arrays,
     batches,
     distance,
     gradients,
@@ -38,24 +37,11 @@ from tests.launch import python
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
 
-from poc.frameworks.mxnet import flat_buffers, networks, optimizers, session, trainer  # noqa: E402
+from poc.frameworks.mxnet import flat_buffers, optimizers, trainer  # noqa: E402
 
 
 def run_of(**fields: Any) -> Run:
     return planned("mxnet", **fields).run
-
-
-@pytest.mark.slow
-def test_batch_norm_and_relu_as_one_operator_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def after(steps: int) -> Arrays:
-        run = run_of(lr=0.05, steps=steps)
-        return trained(frameworks.open_session(run), run)
-
-    fused = after(5)
-    assert networks.can_fuse() or pytest.skip("this CPU has no fused operator")
-    monkeypatch.setattr(session, "can_fuse", lambda: False)
-    assert distance(after(5), fused) < 1e-5
-    assert distance(after(1), fused) > 1e-3
 
 
 @pytest.mark.slow
@@ -155,40 +141,7 @@ def test_bfloat16_gives_every_parameter_a_gradient_of_right_direction_and_size(d
     assert max(differences) > 1e-4
 
 
-# Optimizers against formulas
-
-
-RATES = [0.1, 0.3, 0.2, 0.02]
-
-
-def sgd_with_correction(weight: Any, velocity: Any, gradient: Any, rate: float) -> Any:
-    velocity = 0.9 * velocity + gradient
-    return weight - rate * velocity, velocity
-
-
-def nesterov(weight: Any, velocity: Any, gradient: Any, rate: float) -> Any:
-    velocity = 0.9 * velocity - rate * gradient
-    return weight + 0.9 * velocity - rate * gradient, velocity
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "formula"), [(SGD(momentum_correction=True), sgd_with_correction), ("nesterov", nesterov)]
-)
-def test_momentum_follows_the_formula(optimizer: Any, formula: Any) -> None:
-    generator = np.random.default_rng(0)
-    weight, gradients = generator.normal(size=(5, 3)).astype(np.float32), generator.normal(size=(4, 5, 3))
-    run = run_of(lr=0.05, optimizer=optimizer)
-    parameter = mx.gluon.Parameter("weight", shape=weight.shape)
-    parameter.initialize()
-    parameter.set_data(mx.nd.array(weight))
-    (buffer,) = flat_buffers.flatten([parameter])
-    updates = optimizers.build(run, buffer, 0)
-    expected, velocity = weight.astype(float), np.zeros_like(weight, dtype=float)
-    for rate, gradient in zip(RATES, gradients):
-        expected, velocity = formula(expected, velocity, gradient + 1e-4 * expected, rate)
-        parameter.grad()[:] = run.global_batch * gradient
-        updates.step(rate)
-    np.testing.assert_allclose(parameter.data().asnumpy(), expected, rtol=1e-4)
+# Optimizers
 
 
 @pytest.mark.parametrize("decay_gammas", [True, False])
@@ -315,16 +268,6 @@ def train(trainer: trainer.Trainer, gradient: float, overflow: bool = False) -> 
     trainer.apply_update(0.1)
     mx.nd.waitall()
     return np.array([[values.asnumpy()[0] for values in buffer.values] for buffer in trainer.trained])
-
-
-@pytest.mark.parametrize("name", ["device", "local"])
-def test_each_buffer_is_updated_by_one_device(name: str) -> None:
-    opened = connected(kvstore=name)
-    assert len(set(train(opened, 1.0).ravel())) == 1
-    assert sorted(opened._optimizers) == [(0, 0), (1, 1), (2, 2), (3, 0)]
-    assert {name for name in opened.state() if name.endswith("momentum")} == {
-        f"optimizer/{number}/{number % DEVICES}/momentum" for number in range(4)
-    }
 
 
 @pytest.mark.parametrize("fields", [{}, {"kvstore": "nccl"}, {"kvstore": "none"}, {"optimizer": "adamw"}], ids=str)
