@@ -129,7 +129,7 @@ def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 
     The slow one waits with each step until the other can go no further without it.
     """
-    rank, allowed = session._trainer.rank, run.steps if run.kvstore.staleness is None else run.kvstore.staleness
+    rank, allowed = session._worker, run.steps if run.kvstore.staleness is None else run.kvstore.staleness
     for number, batch in enumerate(batches(run, worker), start=1):
         until = time.monotonic() + DEADLINE_SECONDS / 2
         fast = folder / f"fast-{min(number - 1 + allowed, run.steps)}"
@@ -140,7 +140,7 @@ def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
         if not rank:
             (folder / f"fast-{number}").touch()
     session.evaluate(validation(run, 32, worker))
-    return {"seen": np.array(session._trainer.seen), "rank": np.array(rank)}
+    return {"seen": np.array(session.seen), "rank": np.array(rank)}
 
 
 def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:

@@ -128,6 +128,6 @@ def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarra
     from poc.frameworks.mxnet import compatibility
 
     compatibility.prepare()
-    from poc.frameworks.mxnet.session import MXNetSession
+    from poc.frameworks.mxnet.distributed import session_type
 
-    return MXNetSession(run, first_step=first_step, state=state)
+    return session_type(run)(run, first_step=first_step, state=state)

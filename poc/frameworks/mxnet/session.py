@@ -1,9 +1,10 @@
-"""One network on the devices of one process: MXNet Gluon's autograd, and the trainer that joins the replicas."""
+"""One network on the devices of one process: MXNet Gluon's autograd, and kvstores that sum gradients within it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mxnet as mx
@@ -11,12 +12,18 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
+from poc import config
 from poc.config import networks
 from poc.config.run import Run
 from poc.data import Batch, Crops
-from poc.frameworks.mxnet import trainer
+from poc.frameworks.loss_scale import START, LossScale
+from poc.frameworks.mxnet import optimizers
+from poc.frameworks.mxnet.flat_buffers import flatten
 from poc.frameworks.mxnet.networks import branch_ends, build, can_fuse
 from poc.frameworks.session import Part, Session, crop_indices, fastest
+
+_threads = functools.cache(ThreadPoolExecutor)
+"""A pool per number of devices, shared by all sessions of a process: what MXNet keeps for a thread outlives it."""
 
 
 class _SmoothedLoss(gluon.loss.Loss):
@@ -42,7 +49,15 @@ class _NetworkWithLoss(gluon.HybridBlock):
 
 
 class MXNetSession(Session):
-    """Trains the network of `run` on its contexts, or on one context that emulates all devices."""
+    """Trains the network of `run` on its contexts, or on one context that emulates all devices.
+
+    Each flat buffer of parameters is one key of the kvstore and has an owner, one of the devices: it receives the
+    buffer's summed gradients, updates it, and sends its parameters to the other devices. That moves as many bytes as if
+    each device received the sums and did the same update, and spreads work and bytes over all links. NCCL gives its
+    sums to all devices or none, so each device updates all buffers there.
+    """
+
+    _store: Any = None
 
     def __init__(self, run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> None:
         super().__init__(run, first_step)
@@ -52,6 +67,9 @@ class MXNetSession(Session):
         self._peak_bytes = 0
         context = mx.gpu if run.kind == "gpu" else mx.cpu
         self._contexts = [context(number) for number in range(1 if run.emulated else run.devices // run.workers)]
+        self._devices = range(len(self._contexts))
+        # A thread per device issues its work: MXNet's calls take longer than what they enqueue.
+        self._map_devices: Callable[..., Iterable[Any]] = _threads(len(self._devices)).map if self._devices[1:] else map
         mean = np.array(networks.MEAN, dtype=np.float32).reshape(1, 3, 1, 1)
         self._mean = [mx.nd.array(mean, ctx=context) for context in self._contexts]
         self._net = self._build()
@@ -71,11 +89,55 @@ class MXNetSession(Session):
         self._gradient_scale = run.global_batch  # gradients are those of the sum over all samples
         if state is not None:
             self._load_parameters(state)  # the servers start from the first worker's
-        self._trainer = trainer.connect(run, self._trained, self._statistics, first_step)
-        self._worker = self._trainer.rank
+        self._prepare_sync()
         if state is not None:
             self._load_parameters(state)  # each worker's own, since it has just received the first one's
-            self._trainer.load_state(state)
+            self._load_optimizers(state)
+
+    def _prepare_sync(self) -> None:
+        """Flatten the parameters into buffers, and join the devices by a kvstore."""
+        run = self._run
+        self._buffers, self._statistics_buffers = flatten(self._trained), flatten(self._statistics)
+        self._loss_scale: LossScale | None = None
+        if run.dtype == "float16":
+            self._loss_scale = LossScale(mx.nd.full(1, START, ctx=self._contexts[0]))
+        self._optimizers: dict[tuple[int, int], optimizers.Optimizer] = {}
+        """Optimizers by buffer and device."""
+        self._two_bit = getattr(run.kvstore, "two_bit", None)
+        self._sent_dtype = np.float16 if getattr(run.kvstore, "gradient_bits", 32) == 16 else np.float32
+        self._replicas_agree = not isinstance(run.kvstore, config.NoSync)
+        """Whether all devices have the same parameters after a step."""
+        every_device = isinstance(run.kvstore, (config.NCCL, config.NoSync))
+        self._owners: list[Sequence[int]] = [
+            self._devices if every_device else [number % len(self._devices)] for number in range(len(self._buffers))
+        ]
+        """The devices that update each buffer."""
+        self._keys: list[int] = []
+        """The kvstore's key of each buffer that is trained; none without synchronisation."""
+        self._statistics_keys: list[int] = []
+        self._key_count = 0
+        self._connect()
+
+    def _connect(self) -> None:
+        """Prepare the first synchronisation."""
+        if self._run.synchronises and self._replicas_agree:
+            self._open_store()
+            self._make_keys()
+
+    def _open_store(self) -> None:
+        name = self._run.kvstore.name
+        self._store = mx.kv.create({"none": "dist_sync", "ssp": "dist_async"}.get(name, name))
+        self._worker = self._store.rank
+        if self._two_bit is not None:
+            self._store.set_gradient_compression({"type": "2bit", "threshold": self._two_bit})
+
+    def _make_keys(self) -> None:
+        self._keys = [self._new_key(buffer.gradients[0].astype(self._sent_dtype)) for buffer in self._buffers]
+
+    def _new_key(self, value: Any) -> int:
+        self._key_count += 1
+        self._store.init(self._key_count, value)
+        return self._key_count
 
     def _build(self, *, evaluates: bool = False) -> Any:
         """Return the network on all contexts, initialised and compiled; without gradients if it only `evaluates`."""
@@ -108,21 +170,21 @@ class MXNetSession(Session):
     def local_backward(self, batch: Batch, observe: Callable[[int], Any] | None = None) -> list[Any]:
         if self._run.emulated:
             # Not MXNet's own grad_req "add", for which the casts of lower precisions give zeros.
-            gradients = [buffer.gradients[0] for buffer in self._trainer.trained]
-            statistics = [buffer.values[0] for buffer in self._trainer.statistics]
+            gradients = [buffer.gradients[0] for buffer in self._buffers]
+            statistics = [buffer.values[0] for buffer in self._statistics_buffers]
             return self._emulate(batch, self._emulated_backward, gradients, statistics, observe)
         parts = self.place(batch).parts
         # A CPU's contexts share one source of random masks, so they have to draw in order.
-        map_devices = map if self._has_dropout and self._run.kind == "cpu" else self._trainer.map_devices
+        map_devices = map if self._has_dropout and self._run.kind == "cpu" else self._map_devices
         list(map_devices(self._backward, self._compiled, range(len(parts)), parts))
-        return [observe(device) for device in range(len(self._contexts))] if observe else []
+        return [observe(device) for device in self._devices] if observe else []
 
     def _backward(self, compiled: tuple[Any, list[Any]], device: int, part: Part) -> None:
         """Compute a device's gradients of its part of a batch."""
         operator, arguments = compiled
         with autograd.record():
             losses = operator(*(part[value] if isinstance(value, int) else value for value in arguments))
-        scale = self._trainer.loss_scale and self._trainer.loss_scale.scale.as_in_context(losses.context)
+        scale = self._loss_scale and self._loss_scale.scale.as_in_context(losses.context)
         autograd.backward([losses], None if scale is None else [scale.broadcast_to(losses.shape)])
         self._add_loss(device, losses.sum())
 
@@ -150,19 +212,65 @@ class MXNetSession(Session):
         ]
 
     def sync_gradients(self) -> None:
-        self._trainer.sync_gradients()
-
-    def apply_update(self, learning_rate: float) -> None:
-        self._trainer.apply_update(learning_rate)
-
-    def apply_local_update(self, learning_rate: float) -> None:
-        self._trainer.apply_local_update(learning_rate)
+        self._reduce(self._owners)
 
     def all_reduce_gradients(self) -> None:
-        self._trainer.all_reduce()
+        self._reduce([self._devices] * len(self._buffers))
+
+    def _reduce(self, receivers: list[Sequence[int]]) -> None:
+        """Enqueue the sum of each buffer's gradients, in place of those on its receiving devices."""
+        for number, (key, buffer) in enumerate(zip(self._keys, self._buffers)):
+            sent = [gradients.astype(self._sent_dtype, copy=False) for gradients in buffer.gradients]
+            self._sum(key, sent, [sent[device] for device in receivers[number]], priority=-number)
+            for device in receivers[number]:
+                if sent[device] is not buffer.gradients[device]:
+                    sent[device].astype(np.float32).copyto(buffer.gradients[device])
+
+    def _sum(self, key: int, arrays: list[Any], out: list[Any], priority: int = 0) -> None:
+        """Enqueue the sum of `arrays`, one per device, of all workers, in place of those of them that are `out`."""
+        if self._two_bit is None:
+            self._store.pushpull(key, arrays, out=out, priority=priority)
+        else:
+            self._store.push(key, arrays, priority=priority)
+            self._store.pull(key, out=out, priority=priority)
+
+    def apply_update(self, learning_rate: float) -> None:
+        self._update(learning_rate, self._owners)
+
+    def apply_local_update(self, learning_rate: float) -> None:
+        self._update(learning_rate, [self._devices] * len(self._buffers))
+
+    def _update(self, rate: float, updating: list[Sequence[int]]) -> None:
+        """Update each buffer on its `updating` devices, and broadcast it if that is one; skip a step that overflows."""
+        finite = self._unscale(self._loss_scale, updating) if self._loss_scale else None
+
+        def update_on(device: int) -> None:
+            for number, devices in enumerate(updating):
+                if device in devices:
+                    self._optimizer(number, device).step(rate, finite)
+
+        list(self._map_devices(update_on, self._devices))
+        for buffer, devices in zip(self._buffers, updating):
+            if len(devices) == 1:
+                buffer.broadcast(devices[0])
+
+    def _unscale(self, loss_scale: LossScale, updating: list[Sequence[int]]) -> Any:
+        """Divide the gradients by the loss scale; return 1 if all of them are finite, else 0, without fetching it."""
+        finite = mx.nd.ones_like(loss_scale.scale)
+        for buffer, devices in zip(self._buffers, updating):
+            for gradient in (buffer.gradients[device] for device in devices):
+                finite = finite * mx.nd.all_finite(gradient).as_in_context(finite.context)
+                gradient[:] = mx.nd.broadcast_div(gradient, loss_scale.scale.as_in_context(gradient.context))
+        loss_scale.update(finite)
+        return finite
+
+    def _optimizer(self, number: int, device: int) -> optimizers.Optimizer:
+        if (number, device) not in self._optimizers:
+            self._optimizers[number, device] = optimizers.build(self._run, self._buffers[number], device)
+        return self._optimizers[number, device]
 
     def _squared_norm(self, device: int) -> Any:
-        return mx.nd.add_n(*(buffer.gradients[device].square().sum() for buffer in self._trainer.trained))
+        return mx.nd.add_n(*(buffer.gradients[device].square().sum() for buffer in self._buffers))
 
     def sync_is_correct(self) -> bool | None:
         if not self._run.kvstore.sums:
@@ -180,11 +288,8 @@ class MXNetSession(Session):
         gradients = [gradient for parameter in self._trained for gradient in parameter.list_grad()]
         return all(bool((gradient.asnumpy() == expected).all()) for gradient in gradients)
 
-    def sync_stats(self) -> dict[str, Any]:
-        return self._trainer.stats()
-
     def barrier(self) -> None:
-        self._trainer.barrier()
+        """Do nothing: one process has no other workers."""
 
     def _to_float(self, scalar: Any) -> float:
         return float(scalar.asscalar())
@@ -238,11 +343,23 @@ class MXNetSession(Session):
 
     def _sync_batch_stats(self) -> None:
         """Average the devices' batch statistics, as MXNet's Module does, and copy all to the evaluating network."""
-        self._trainer.sync_batch_stats()
+        self._average_statistics()
         pairs = zip(self._net.collect_params().values(), self._evaluating_net.collect_params().values())
         for trained, parameter in pairs:
             for array, copy in zip(trained.list_data(), parameter.list_data()):
                 array.copyto(copy)
+
+    def _average_statistics(self) -> None:
+        """Give every device of all workers the same parameters and the mean of all devices' batch statistics.
+
+        With compression, and without synchronisation, only the devices of each worker average their statistics.
+        """
+        for buffer in self._statistics_buffers:
+            buffer.average()
+        for key, buffer in zip(self._statistics_keys, self._statistics_buffers):
+            self._sum(key, buffer.values[:1], buffer.values[:1])
+            buffer.values[0] /= self._run.workers
+            buffer.broadcast()
 
     def _scores(self, images: Any) -> Any:
         return self._evaluating_net(images)
@@ -255,14 +372,35 @@ class MXNetSession(Session):
 
     def state(self) -> dict[str, np.ndarray]:
         mx.nd.waitall()
-        parameters = {
+        arrays = {
             f"parameter/{name}/{device}": array.asnumpy()
             for name, parameter in self._net._collect_params_with_prefix().items()
             for device, array in enumerate(parameter.list_data())
             # The first device's, if all devices have the same.
-            if device == 0 or not self._trainer.replicas_agree or parameter in self._statistics
+            if device == 0 or not self._replicas_agree or parameter in self._statistics
         }
-        return {**parameters, **self._trainer.state()}
+        for prefix, key in self._optimizer_prefixes():
+            if key in self._optimizers:
+                arrays.update({prefix + name: array for name, array in self._optimizers[key].state().items()})
+        if self._loss_scale:
+            numbers = self._loss_scale.scale, self._loss_scale.finite_steps
+            arrays["loss_scale"] = np.array([number.asscalar() for number in numbers])
+        return arrays
+
+    def _optimizer_prefixes(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield the prefix in `state` of each buffer and owner; the same one for all owners if replicas agree."""
+        for number, owners in enumerate(self._owners):
+            for device in owners:
+                yield f"optimizer/{number}/{owners[0] if self._replicas_agree else device}/", (number, device)
+
+    def _load_optimizers(self, state: Mapping[str, np.ndarray]) -> None:
+        for prefix, key in self._optimizer_prefixes():
+            arrays = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+            if arrays:
+                self._optimizer(*key).load_state(arrays)
+        if self._loss_scale:
+            numbers = [mx.nd.array([number], ctx=self._contexts[0]) for number in state["loss_scale"]]
+            self._loss_scale.scale, self._loss_scale.finite_steps = numbers
 
     def _load_parameters(self, state: Mapping[str, np.ndarray]) -> None:
         for name, parameter in self._net._collect_params_with_prefix().items():
