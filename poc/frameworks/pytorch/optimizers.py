@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,10 +71,11 @@ def orthogonalised(directions: Tensors, dtype: torch.dtype = torch.float32) -> l
 
 
 def _sgd(run: Run, groups: Any) -> Optimizer:
-    nesterov = isinstance(run.optimizer, config.Nesterov)
+    momentum = run.optimizer.momentum
+    nesterov = isinstance(run.optimizer, config.Nesterov) and momentum > 0
     for group in groups:
         group["lr_in_velocity"] = not getattr(run.optimizer, "momentum_correction", False)
-    return torch.optim.SGD(groups, lr=0.0, momentum=run.optimizer.momentum, nesterov=nesterov, foreach=True)
+    return torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=nesterov, foreach=True)
 
 
 def _muon(run: Run, groups: Any) -> Optimizer:
@@ -106,7 +107,7 @@ BUILDERS: dict[type[Any], tuple[Callable[[Run, Any], Optimizer], tuple[str, ...]
 """The optimizers, and the names of their state."""
 
 
-def build(run: Run, parameters: Iterable[torch.Tensor], decays: Iterable[bool]) -> Optimizer:
+def build(run: Run, parameters: Tensors, decays: Sequence[bool]) -> Optimizer:
     """Return the optimizer of `run`; weight decay applies to the parameters with a true `decays`.
 
     Its state exists from the start, so that a first step which overflows in float16 can be undone.
@@ -121,11 +122,11 @@ def build(run: Run, parameters: Iterable[torch.Tensor], decays: Iterable[bool]) 
     ]
     builder, names = BUILDERS[type(run.optimizer)]
     optimizer = builder(run, groups)
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            # A count of steps is one number, all else has the parameter's shape.
-            shapes = {name: parameter.detach().flatten()[0] if name == "step" else parameter for name in names}
-            optimizer.state[parameter] = {name: torch.zeros_like(like) for name, like in shapes.items()}
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            name: torch.zeros((), device=parameter.device) if name == "step" else torch.zeros_like(parameter)
+            for name in names
+        }
     return optimizer
 
 
