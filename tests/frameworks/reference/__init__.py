@@ -1,7 +1,7 @@
-"""The smallest framework: a perceptron trained in NumPy, with what poc/frameworks/__init__.py asks for alone.
+"""The smallest framework: a perceptron trained in NumPy, with the members of `poc.frameworks.Framework` only.
 
-This file has what the framework can do and starts what its workers need; session.py trains, and it alone would import a
-framework; hub.py adds up the workers' gradients. Imports within the folder are relative, since it may lie anywhere.
+This file lists the framework's options and starts its workers' helper; session.py trains, and would import a framework;
+hub.py sums the workers' gradients. Imports within the folder are relative, since it may be anywhere.
 """
 
 from __future__ import annotations

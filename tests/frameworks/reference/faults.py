@@ -22,15 +22,17 @@ _SPIN_SECONDS = 60.0
 
 
 class FaultySession(NumpySession):
-    """Crashes as it is taken down ("crash"), or has no memory for the large product at the end ("peak"), for a step of
-    its own ("apart"), or for more than 48 samples a device ("48"), or the loss of the second worker's samples, and of
-    no other's, is too large ("diverge"), or it hangs in its tenth step and keeps a core busy ("spin"). It takes no step
-    from the one on that the file POC_HOLD names, as long as that is there."""
+    """A session with a fault, and one that waits before the step in the file POC_HOLD while that file exists.
 
-    _taken = 1_000_000
+    "crash": it crashes when it is closed. "peak": out of memory in `peak_flops`; "apart": in a step without
+    synchronisation; "48", a number: with more samples per device. "diverge": the second worker's loss is infinite.
+    "sum": gradients are summed wrongly. "spin": the tenth step hangs and keeps a core busy.
+    """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    _peak_bytes = 1_000_000
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._fault = os.environ.get("POC_FAULT", "")
         if self._fault == "crash":
             atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
@@ -63,10 +65,10 @@ class FaultySession(NumpySession):
         return self._fault != "sum" and super().sync_is_correct()
 
     def peak_device_bytes(self) -> int:
-        return self._taken
+        return self._peak_bytes
 
     def peak_flops(self) -> float:
-        self._taken *= 1000
+        self._peak_bytes *= 1000
         if self._fault == "peak":
             raise MemoryError
         return super().peak_flops()

@@ -1,4 +1,4 @@
-"""A perceptron on the devices of one process: forward and backward passes, SGD, and the exchange of gradients."""
+"""A perceptron on the devices of one process: forward and backward passes, SGD, and gradient synchronisation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from poc.frameworks.session import Part, Session, crop_indices, fastest
 from .hub import Hub
 
 Layers = list[tuple[np.ndarray, np.ndarray]]
-"""Of each layer the weights, (outputs, inputs), and the biases, (outputs,)."""
+"""Weights, (outputs, inputs), and biases, (outputs,), of each layer."""
 _quiet: np.errstate = np.errstate(over="ignore", invalid="ignore")  # a learning rate that is too high shows in the loss
 
 
 class NumpySession(Session):
-    """Trains `cifar_mlp`; `Session` says what each method has to do. Nothing is ever enqueued.
+    """Trains `cifar_mlp`; `Session` documents the methods. Nothing is ever enqueued.
 
     Parameters, gradients and momentum are one long row for each device, of which the layers' are views. Each device
-    computes its share of the gradient of the mean loss over the total batch, and an exchange adds the shares up. One
-    CPU plays all devices of a process in turn, emulated or not.
+    computes its part of the gradient of the mean loss over the global batch, and an all-reduce sums the parts. One CPU
+    computes for one device after another, emulated or not.
     """
 
     def __init__(self, run: Run, first_step: int, state: Mapping[str, np.ndarray] | None) -> None:
@@ -42,11 +42,11 @@ class NumpySession(Session):
             decay[:] = run.optimizer.weight_decay
         # All workers start from the weights of the first one.
         self._parameters[:] = self._hub.sum(self._parameters[0] * (self._worker == 0))
-        for name, kept in (state or {}).items():
-            self._named()[name][:] = kept
+        for name, array in (state or {}).items():
+            self._named()[name][:] = array
 
     def _layers(self, row: np.ndarray) -> Layers:
-        """The layers whose numbers lie in a long row, as views of it."""
+        """Return the layers in a long row, as views of it."""
         layers, start = [], 0
         for inputs, outputs in zip(self._sizes, self._sizes[1:]):
             end = start + inputs * outputs
@@ -55,7 +55,7 @@ class NumpySession(Session):
         return layers
 
     def _named(self) -> dict[str, np.ndarray]:
-        """All that a run needs to go on, as views."""
+        """Return everything that a run resumes from, as views."""
         named = {f"momentum/{device}": row for device, row in enumerate(self._momentum)}
         for device, row in enumerate(self._parameters):
             for layer, (weights, biases) in enumerate(self._layers(row)):
@@ -110,7 +110,7 @@ class NumpySession(Session):
         return list(zip(np.array_split(scaled, devices), np.array_split(batch.labels, devices)))
 
     def _forward(self, layers: Layers, images: np.ndarray) -> list[np.ndarray]:
-        """What goes into each layer, (samples, inputs), and last the scores, (samples, classes)."""
+        """Return the inputs of each layer, (samples, inputs), and last the scores, (samples, classes)."""
         values = [images.reshape(len(images), -1)]
         for number, (weights, biases) in enumerate(layers, start=1):
             sums = values[-1] @ weights.T + biases
@@ -143,7 +143,7 @@ class NumpySession(Session):
 
 
 def _cross_entropy(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The loss of each sample, in nats, and its gradient by the scores, (samples, classes)."""
+    """Return the loss of each sample, in nats, and its gradient by the scores, (samples, classes)."""
     shifted = scores - scores.max(axis=1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     true = np.arange(len(labels)), labels.astype(int)
