@@ -85,18 +85,12 @@ class Framework(Protocol):
     """Precisions that it trains in."""
     SUPPORTED_OPTIONS: tuple[str, ...]
     """Fields of `Training` marked `by_framework` that it supports."""
-
-    @property
-    def NETWORKS(self) -> Collection[str]:  # noqa: N802
-        """Names of the networks that it builds."""
-
-    @property
-    def OPTIMIZERS(self) -> Collection[type[Any]]:  # noqa: N802
-        """Supported types of `run.optimizer`."""
-
-    @property
-    def KVSTORES(self) -> Collection[type[Any]]:  # noqa: N802
-        """Supported types of `run.kvstore` among several real devices."""
+    NETWORKS: Collection[str]
+    """Names of the networks that it builds."""
+    OPTIMIZERS: Collection[type[Any]]
+    """Supported types of `run.optimizer`."""
+    KVSTORES: Collection[type[Any]]
+    """Supported types of `run.kvstore` among several real devices."""
 
     def workers(self, requested: int, devices: int, emulated: bool) -> int:
         """Return the number of processes that share the `devices` of a run, if the recipe says `requested`."""

@@ -10,15 +10,15 @@ import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from poc import config
-from poc.config import networks
-from poc.config.kvstores import KVSTORES as KVSTORES_BY_NAME
+from poc.config import kvstores, networks
 from poc.config.networks import Cost, Network
 from poc.config.run import Run
 from poc.frameworks import Cluster, Session, worker_environments
@@ -58,9 +58,9 @@ BUILDS: tuple[Build, ...] = (
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma")
-OPTIMIZERS = tuple(config.OPTIMIZERS.values())
-KVSTORES = tuple(KVSTORES_BY_NAME.values())
-NETWORKS = tuple(networks.NETWORKS)
+NETWORKS: Collection[str] = tuple(networks.NETWORKS)
+OPTIMIZERS: Collection[type[Any]] = tuple(config.OPTIMIZERS.values())
+KVSTORES: Collection[type[Any]] = tuple(kvstores.KVSTORES.values())
 ON_SERVERS = (config.DistAsync, config.SSP)
 """Kvstores whose servers apply the updates."""
 

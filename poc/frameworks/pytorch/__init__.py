@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -46,14 +47,14 @@ BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, dataclasses.replace(_CUDA_13, a
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma", "layout", "compile")
-OPTIMIZERS = tuple(kind for kind in config.OPTIMIZERS.values() if kind is not config.LARS)
-KVSTORES = (config.Device, config.NCCL, config.NoSync)
-NETWORKS = (
+NETWORKS: Collection[str] = (
     *(f"cifar_resnet{layers}_v2" for layers in CIFAR_RESNET_V2),
     *("cifar_resnet20_v2_no_norm", "cifar_airbench94", "cifar_airbench94_slim", "cifar_airbench95"),
     *("alexnet", "vgg16", "vgg19", "densenet121", "googlenet", "inception_v3"),
     *("resnet50_v1", "resnet101_v1", "resnet152_v1"),
 )
+OPTIMIZERS: Collection[type[Any]] = tuple(kind for kind in config.OPTIMIZERS.values() if kind is not config.LARS)
+KVSTORES: Collection[type[Any]] = (config.Device, config.NCCL, config.NoSync)
 
 # For glibc, which by itself gives large blocks back to the system at once: PyTorch's allocator for CPUs keeps none, so
 # that in each step the system would zero every page of every layer's output anew.

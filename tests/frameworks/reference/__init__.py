@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +27,9 @@ PACKAGES: tuple[str, ...] = ("numpy",)
 BUILDS: tuple[Build, ...] = ()
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32",)
-NETWORKS = ("cifar_mlp",)
-OPTIMIZERS = (SGD,)
-KVSTORES = (Device, DistSync, NoSync)
+NETWORKS: Collection[str] = ("cifar_mlp",)
+OPTIMIZERS: Collection[type[Any]] = (SGD,)
+KVSTORES: Collection[type[Any]] = (Device, DistSync, NoSync)
 SUPPORTED_OPTIONS: tuple[str, ...] = ()
 
 
