@@ -52,7 +52,8 @@ OPTIMIZERS: tuple[dict[str, Any], ...] = (
     {"optimizer": "lars", "lr": 1.0},
     {"optimizer": Muon(lr=0.02)},
     {"optimizer": Muon(lr=0.02, unit_weights=True)},
-    {"optimizer": "adamw", "lr": 0.001},
+    # The step of a gradient near zero does not depend on its size, so epsilon is large here.
+    {"optimizer": AdamW(epsilon=1e-3), "lr": 0.001},
 )
 
 
@@ -401,8 +402,10 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"lr": 0.001, "optimizer": Muon(lr=0.001)},
     {"lr": 0.001, "optimizer": Muon(lr=0.001), **SLIM, "steps": 3},
     {"lr": 0.001, "optimizer": Muon(lr=0.001, unit_weights=True)},
-    # The step of a gradient near zero does not depend on its size, so epsilon is large here.
-    {"lr": Fixed(base=0.001, **WARM_UP), "optimizer": AdamW(beta1=0.8, beta2=0.99, weight_decay=0.1, epsilon=1e-3)},
+    {
+        "lr": Fixed(base=0.001, decay="linear"),
+        "optimizer": AdamW(beta1=0.8, beta2=0.99, weight_decay=0.1, epsilon=1e-3),
+    },
     {"label_smoothing": 0.1, "optimizer": SGD(decay_gammas=False, weight_decay=0.01)},
     {"zero_init_gamma": True},
     {"devices": 2, "emulated": True, "gradient_noise": 1},
