@@ -34,7 +34,8 @@ def parameter_servers(run: Run, cores: int, hosts: Sequence[str], common: Mappin
             environment = {**common, "DMLC_ROLE": role, "DMLC_NODE_HOST": hosts[0], "OMP_NUM_THREADS": "1"}
             helpers[name] = processes.start(_SERVERS, environment)
         common = {**common, "DMLC_ROLE": "worker"}
-        yield Cluster(worker_environments(run, cores, hosts, common, {"DMLC_NODE_HOST": "host"}), helpers)
+        environments = worker_environments(run, cores, hosts, common, {"DMLC_NODE_HOST": "host"})
+        yield Cluster(environments=environments, helpers=helpers)
     finally:
         processes.stop(helpers.values())
 
@@ -61,7 +62,7 @@ def rendezvous(run: Run, cores: int, hosts: Sequence[str], common: Mapping[str, 
     try:
         # Workers try a few times, for a second or two. A dead server is noticed by the watcher of the helpers.
         server.stdout.readline()
-        yield Cluster(environments, {"rendezvous": server})
+        yield Cluster(environments=environments, helpers={"rendezvous": server})
     finally:
         processes.stop([server])
         server.stdout.close()
