@@ -184,8 +184,10 @@ class MXNetSession(Session):
         operator, arguments = compiled
         with autograd.record():
             losses = operator(*(part[value] if isinstance(value, int) else value for value in arguments))
-        scale = self._loss_scale and self._loss_scale.scale.as_in_context(losses.context)
-        autograd.backward([losses], None if scale is None else [scale.broadcast_to(losses.shape)])
+        scales = None
+        if self._loss_scale:
+            scales = [self._loss_scale.scale.as_in_context(losses.context).broadcast_to(losses.shape)]
+        autograd.backward([losses], scales)
         self._add_loss(device, losses.sum())
 
     def _emulated_backward(self, parts: list[Part]) -> None:

@@ -27,7 +27,7 @@ class Muon(Optimizer):
         self._unit_weights, self._dtype = unit_weights, dtype
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         """Update all parameters by their gradients."""
         for group in self.param_groups:
             parameters, rate, decay = group["params"], group["lr"], group["weight_decay"]
