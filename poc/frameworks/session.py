@@ -328,9 +328,9 @@ def crop_indices(crops: Any, along: Any) -> tuple[Any, Any, Any]:
     `crops` has arrays of any framework, (n,), as `Crops`; `along` counts up to the crop's size. A flipped crop has its
     columns from right to left.
     """
-    image, top, left, flipped = (values.reshape((-1, 1, 1)) for values in crops)
+    image, first_row, first_column, flipped = (values.reshape((-1, 1, 1)) for values in crops)
     column = along.reshape((1, 1, -1))
-    return image, top + along.reshape((1, -1, 1)), left + column + flipped * (len(along) - 1 - 2 * column)
+    return image, first_row + along.reshape((1, -1, 1)), first_column + column + flipped * (len(along) - 1 - 2 * column)
 
 
 def _padded(batch: Batch, size: int) -> Batch:

@@ -169,8 +169,8 @@ class AdamW(Optimizer):
 
     def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
         super().__init__(run, buffer, device)
-        one = self._values[:1]
-        likes = {"mean": self._values, "square": self._values, "mean_of_ones": one, "square_of_ones": one}
+        number = self._values[:1]
+        likes = {"mean": self._values, "square": self._values, "mean_of_ones": number, "square_of_ones": number}
         self._state = {name: mx.nd.zeros_like(like) for name, like in likes.items()}
 
     def update(self, rate: float) -> None:
