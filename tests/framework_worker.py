@@ -1,8 +1,8 @@
-"""What the tests of the frameworks do with a session: here, and in the workers of a run, each a process of its own.
+"""Sessions of the frameworks' tests: in the test's process, and in the workers of a run, each a process of its own.
 
     POC_TASKS=FOLDER/WORKER.json python -m tests.framework_worker
 
-That file has the worker's runs, each with a function below that takes a session and says what it saw, and gets that.
+That file has the worker's runs, each with the name of a function below that is called with its session.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def planned(framework: str, **fields: Any) -> Planned:
-    """Five steps of a small network that the framework has, at a rate that changes with each of them."""
+    """Plan five steps of a small network that the framework supports, at a learning rate that changes every step."""
     model = fields.get("model") or next(m for m in MODELS if m == MODELS[-1] or not planned(framework, model=m).skip)
     size = max(16, networks.network(model).sizes[0])
     base: dict[str, Any] = {
@@ -45,7 +45,7 @@ def planned(framework: str, **fields: Any) -> Planned:
         "framework": framework,
         "kind": "cpu",
         "data": Synthetic(size=size, crop=size, train=640, validation=70),
-        # More would amplify the rounding of sums in another order within the five steps.
+        # A larger one would amplify the rounding of sums in another order within the five steps.
         "lr": Fixed(base=0.01, decay="linear"),
         "batch_per_device": 8,
         "steps": 5,
@@ -72,8 +72,12 @@ def validation(run: Run, batch: int, worker: int = 0) -> Iterator[Batch]:
     return data.validation_batches(dataset, run.data, batch=batch, worker=worker, workers=run.workers)
 
 
+def step(session: Session, run: Run, batch: Batch, rate: float) -> None:
+    (session.step_with_norms if run.gradient_noise else session.step)(batch, rate)
+
+
 def parameters(session: Session) -> Arrays:
-    """Parameters and batch statistics, as named in `Session.state`."""
+    """Return parameters and batch statistics, named as in `Session.state`."""
     return {
         name: array.copy()
         for name, array in session.state().items()
@@ -81,32 +85,30 @@ def parameters(session: Session) -> Arrays:
     }
 
 
-def evaluated(session: Session, run: Run, worker: int = 0) -> np.ndarray:
-    """Correct, samples and loss over this worker's 32 at a time, of which the last are fewer than devices share."""
-    result = session.evaluate(validation(run, 32, worker))
-    return np.array([result.correct, result.samples, result.loss])
-
-
 def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) -> Arrays:
-    """The parameters after all steps of `run`, and before as "start/NAME"; norms, evaluation, and losses of halves."""
+    """Return the parameters after all steps, and before as "start/NAME"; norms, evaluation, and losses of halves.
+
+    The evaluation is of 32 images at a time; the last batch is shorter, and shorter than the devices divide.
+    """
     start = {f"start/{name}": array for name, array in parameters(session).items()}
     losses = []
-    for step, batch in enumerate(batches(run, worker)):
-        session.step(batch, run.rate(step), norms=run.gradient_noise is not None)
-        if step + 1 in (run.steps // 2, run.steps):
+    for number, batch in enumerate(batches(run, worker), start=1):
+        step(session, run, batch, run.rate(number - 1))
+        if number in (run.steps // 2, run.steps):
             losses.append(session.drain())
-    seen = {"evaluated": evaluated(session, run, worker), "losses": losses, "norms": session.gradient_norms()}
-    after = parameters(session)
-    return {**start, **after, **seen, "sums right": str(session.sync_is_correct())}
+    result = session.evaluate(validation(run, 32, worker))
+    evaluated = np.array([result.correct, result.samples, result.loss])
+    seen = {"evaluated": evaluated, "losses": losses, "norms": session.gradient_norms()}
+    return {**start, **parameters(session), **seen, "sums right": str(session.sync_is_correct())}
 
 
-def gradients(session: Session, run: Run, worker: int = 0, folder: Path = Path(), **how: Any) -> Arrays:
-    """What a step at rate 1 by the first batch subtracts from the first device's parameters.
+def gradients(session: Session, run: Run, worker: int = 0, folder: Path = Path()) -> Arrays:
+    """Return what a step at rate 1 by the first batch subtracts from the first device's parameters.
 
-    These are gradients where the optimizer of `run` is PLAIN.
+    These are the gradients if the optimizer of `run` is PLAIN.
     """
     before = parameters(session)
-    session.step(next(batches(run, worker)), 1.0, **how)
+    step(session, run, next(batches(run, worker)), 1.0)
     return {
         name: before[name] - after
         for name, after in parameters(session).items()
@@ -114,83 +116,84 @@ def gradients(session: Session, run: Run, worker: int = 0, folder: Path = Path()
     }
 
 
-def sent_ahead(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
-    """The parameters after all steps of `run`, each of whose batches another thread had put on the device."""
-    with data.prefetch(map(session.placed, batches(run, worker)), depth=3) as there:
-        for step, batch in enumerate(there):
-            session.step(batch, run.rate(step))
+def placed_ahead(session: Session, run: Run, worker: int, folder: Path) -> Arrays:
+    """Return the parameters after all steps of `run`, whose batches another thread has put on the device."""
+    with data.prefetch(map(session.place, batches(run, worker)), depth=3) as placed:
+        for number, batch in enumerate(placed):
+            session.step(batch, run.rate(number))
     return {**parameters(session), "losses": np.array(session.drain())}
 
 
 def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
-    """Every worker's clock as this one saw them after each step, where the fast one goes as far ahead as it may.
+    """Return every worker's clock as this one saw it after each step, with the fast one as far ahead as allowed.
 
     The slow one waits with each step until the other can go no further without it.
     """
-    rank, allowed = session._exchange.rank, run.steps if run.kvstore.staleness is None else run.kvstore.staleness
-    for step, batch in enumerate(batches(run, worker), start=1):
+    rank, allowed = session._worker, run.steps if run.kvstore.staleness is None else run.kvstore.staleness
+    for number, batch in enumerate(batches(run, worker), start=1):
         until = time.monotonic() + DEADLINE_SECONDS / 2
-        while rank and not (folder / f"fast-{min(step - 1 + allowed, run.steps)}").exists() and step + allowed > 1:
+        fast = folder / f"fast-{min(number - 1 + allowed, run.steps)}"
+        while rank and number + allowed > 1 and not fast.exists():
             assert time.monotonic() < until, f"the fast worker may go {allowed} steps ahead, and does not"
             time.sleep(0.01)
         session.step(batch, run.learning_rate)
         if not rank:
-            (folder / f"fast-{step}").touch()
-    evaluated(session, run, worker)
-    return {"seen": np.array(session._exchange.seen), "rank": np.array(rank)}
+            (folder / f"fast-{number}").touch()
+    session.evaluate(validation(run, 32, worker))
+    return {"seen": np.array(session.seen), "rank": np.array(rank)}
 
 
 def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
-    """What several exchanges of the same gradients, uniform in -1 to 1, gave in all, beside what was sent each time."""
+    """Return the total of several all-reduces of the same gradients, uniform in -1 to 1, and what each sent."""
     generator = np.random.default_rng(worker)
-    held = [parameter.list_grad()[0] for parameter in session._trained]
-    sent = [generator.uniform(-1, 1, gradient.shape).astype(np.float32) for gradient in held]
+    buffers = [parameter.list_grad()[0] for parameter in session._trained]
+    sent = [generator.uniform(-1, 1, gradient.shape).astype(np.float32) for gradient in buffers]
     received = [np.zeros_like(array) for array in sent]
     for _ in range(SUMS):
-        for gradient, array in zip(held, sent):
+        for gradient, array in zip(buffers, sent):
             gradient[:] = array
-        session.exchange()
-        for total, gradient in zip(received, held):
+        session.all_reduce_gradients()
+        for total, gradient in zip(received, buffers):
             total += gradient.asnumpy()
-    return {
-        name: np.concatenate([a.ravel() for a in arrays]) for name, arrays in (("sent", sent), ("received", received))
-    }
+    return {"sent": np.concatenate([*map(np.ravel, sent)]), "received": np.concatenate([*map(np.ravel, received)])}
 
 
-def workers(run: Run, folder: Path, what: str = "trained", seeds: tuple[int, ...] = ()) -> list[Arrays]:
-    """What each worker of `run` saw, in a process of its own; they draw their weights from their `seeds`."""
-    (seen,) = in_turn([(run, what)], folder, seeds)
-    return seen
+TASKS = {task.__name__: task for task in (trained, gradients, placed_ahead, clocks, sums)}
 
 
-def in_turn(asked: Sequence[tuple[Run, str]], folder: Path, seeds: tuple[int, ...] = ()) -> list[list[Arrays]]:
-    """What `workers` gives for each of several runs, with what to do of it: of as many workers, and in their processes
-    one after the other."""
+def workers(run: Run, folder: Path, task: str = "trained", seeds: tuple[int, ...] = ()) -> list[Arrays]:
+    """Return the result of each worker of `run`, in a process of its own; `seeds` draw their weights."""
+    (results,) = interleaved([(run, task)], folder, seeds)
+    return results
+
+
+def interleaved(asked: Sequence[tuple[Run, str]], folder: Path, seeds: tuple[int, ...] = ()) -> list[list[Arrays]]:
+    """Return what `workers` does for several runs of as many workers, one after another in the same processes."""
     folder.mkdir(exist_ok=True)
     count = asked[0][0].workers
     started: list[subprocess.Popen[str]] = []
     with contextlib.ExitStack() as stack:
         # As many threads as this process has: with another number, sums round differently, which training amplifies.
         cores = int(os.environ["OMP_NUM_THREADS"])
-        around = [stack.enter_context(frameworks.load(run.framework).cluster(run, cores)) for run, _ in asked]
+        clusters = [stack.enter_context(frameworks.load(run.framework).cluster(run, cores)) for run, _ in asked]
         stack.callback(processes.stop, started)
         for worker in range(count):
             tasks = []
-            for (run, what), cluster in zip(asked, around):
+            for (run, task), cluster in zip(asked, clusters):
                 run = dataclasses.replace(run, seed=seeds[worker]) if seeds else run
-                tasks.append({"run": run.to_json(), "what": what, "environment": cluster.environments[worker]})
+                tasks.append({"run": run.to_json(), "task": task, "environment": cluster.environments[worker]})
             path = folder / f"{worker}.json"
             path.write_text(json.dumps(tasks))
-            given = {"POC_TASKS": str(path), "PYTHONWARNINGS": "ignore"}
-            started.append(processes.start("tests.framework_worker", {**around[0].environments[worker], **given}))
+            environment = {**clusters[0].environments[worker], "POC_TASKS": str(path), "PYTHONWARNINGS": "ignore"}
+            started.append(processes.start("tests.framework_worker", environment))
         assert [process.wait(timeout=DEADLINE_SECONDS) for process in started] == [0] * count
     return [[dict(np.load(folder / f"{worker}-{n}.npz")) for worker in range(count)] for n in range(len(asked))]
 
 
 def distance(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> float:
-    """The largest relative difference of any parameter or statistic of `left`, each measured against its own size.
+    """Return the largest relative difference of any parameter or statistic of `left`.
 
-    A device that `right` does not have is held to its first one.
+    A device that `right` does not have is compared to its first one.
     """
     others = {name: right.get(name, right.get(f"{name[:-2]}/0")) for name in left if name.startswith("parameter/")}
     assert others
@@ -200,14 +203,14 @@ def distance(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) ->
 
 
 def main() -> None:
-    tasks = Path(os.environ["POC_TASKS"])
-    folder, worker = tasks.parent, int(tasks.stem)
-    for number, task in enumerate(json.loads(tasks.read_text())):
+    path = Path(os.environ["POC_TASKS"])
+    worker = int(path.stem)
+    for number, task in enumerate(json.loads(path.read_text())):
         os.environ.update(task["environment"])
         run = Run.from_json(task["run"])
         session = frameworks.open_session(run)
         session.barrier()
-        np.savez(folder / f"{worker}-{number}.npz", **globals()[task["what"]](session, run, worker, folder))
+        np.savez(path.parent / f"{worker}-{number}.npz", **TASKS[task["task"]](session, run, worker, path.parent))
         session.barrier()
         session.close()
         if distributed := sys.modules.get("torch.distributed"):

@@ -1,4 +1,4 @@
-"""The registry's networks: what they cost, by the literature and as frameworks build them, and that they train."""
+"""The registry's networks: their costs, by the literature and as frameworks build them; and that they train."""
 
 from __future__ import annotations
 
@@ -77,23 +77,30 @@ def test_costs_are_those_of_the_literature(name: str) -> None:
     assert millions is None or cost.forward_multiply_adds / 1e6 == pytest.approx(millions, rel=tolerance), source
 
 
-def test_what_stands_beside_the_registry_is_what_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = networks._COSTS.read_text()
+def test_the_registry_s_costs_are_those_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = networks._COSTS.read_text()
     monkeypatch.setattr(networks, "_COSTS", tmp_path / "network_costs.csv")
     assert main(["networks", "--count"]) == 0
-    assert networks._COSTS.read_text() == kept
+    assert networks._COSTS.read_text() == costs
 
 
 @needs_torch
 @pytest.mark.parametrize("name", frameworks.load("pytorch").NETWORKS)
-def test_pytorch_s_networks_cost_the_same(name: str) -> None:
-    known, cost = NETWORKS[name].cost, frameworks.load("pytorch").count(NETWORKS[name])
-    assert (cost.parameters, cost.forward_multiply_adds) == (known.parameters, known.forward_multiply_adds)
-    # Torchvision has poolings that change nothing, and copies before a DenseNet's blocks; MXNet counts dropout.
-    assert cost.activations == pytest.approx(known.activations, rel=0.01)
+def test_pytorch_s_networks_have_the_same_costs(name: str) -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from poc.frameworks.pytorch.networks import BUILDERS
+
+    network, (builder, arguments) = NETWORKS[name], BUILDERS[name]
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
+        net = builder(network.classes, *arguments).eval()
+        net(torch.zeros(1, 3, network.input_size, network.input_size))
+    trained = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
+    assert (trained, flops.get_total_flops() // 2) == (network.cost.parameters, network.cost.forward_multiply_adds)
 
 
-def test_a_network_that_nobody_counted_or_builds_is_refused_and_multiply_adds_go_with_the_area() -> None:
+def test_an_unknown_network_is_refused_and_multiply_adds_grow_with_the_area() -> None:
     small = NETWORKS["cifar_resnet8_v2"]
     assert small.multiply_adds(64) == 4 * small.cost.forward_multiply_adds
     unknown = dataclasses.replace(NETWORKS["cifar_mlp"], name="unknown")
@@ -115,15 +122,14 @@ def test_a_network_names_the_images_that_it_takes(name: str, size: int, allowed:
 
 
 def small(name: str) -> int:
-    """Pixels of the smallest images, of a round number, that leave two by two values at the end of the network."""
+    """Return a size of small images that leaves two by two values at the end of the network."""
     return 32 if NETWORKS[name].classes == 10 else 128 if name.startswith("inception") else 64
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_networks_train_and_are_compiled_to_the_same(part: int) -> None:
-    # In processes of their own, whose end gives the memory back; for each kind of layer MXNet keeps those of four
-    # shapes ready, or much of a DenseNet would stay.
+    # In processes of their own, whose end frees the memory; without the limit MXNet would cache much of a DenseNet.
     command = [sys.executable, "-W", "ignore", "-m", "tests.test_networks", *list(NETWORKS)[part::4]]
     subprocess.run(command, check=True, cwd=HOME, env={**os.environ, "MXNET_MKLDNN_CACHE_NUM": "4"})
 
@@ -137,10 +143,10 @@ def trains_and_is_compiled_to_the_same(name: str) -> None:
     assert session.parameters == NETWORKS[name].cost.parameters or name.startswith(("alexnet", "vgg"))
     image = mx.nd.random.normal(shape=(1, *images.input_shape))
     session._sync_batch_stats()
-    compiled = session._evaluating(image)
-    session._evaluating.hybridize(active=False)
-    check_close(compiled, session._evaluating(image), 1e-4)
-    del session._evaluating, compiled
+    compiled = session._evaluating_net(image)
+    session._evaluating_net.hybridize(active=False)
+    check_close(compiled, session._evaluating_net(image), 1e-4)
+    del session._evaluating_net, compiled
     give_memory_back()  # all that evaluated takes as much as what trains
     before = norms(session)
     pixels = np.random.default_rng(0).integers(0, 256, (2, *images.input_shape), np.uint8)
@@ -152,7 +158,7 @@ def trains_and_is_compiled_to_the_same(name: str) -> None:
 
 
 def norms(session: Any) -> list[float]:
-    """Of every trained parameter; a copy of all would take as much memory as the largest networks themselves."""
+    """Return the norm of every trained parameter; a copy of all would need as much memory as the largest networks."""
     return [float(parameter.data().norm().asscalar()) for parameter in session._trained]
 
 

@@ -1,4 +1,4 @@
-"""What is PyTorch's alone: its networks' weights, bfloat16, a process a device, and how it is had or done without."""
+"""PyTorch alone: initial weights, bfloat16 and float16, processes per device, and its absence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import Muon, Synthetic, frameworks
+from poc import AdamW, Muon, Synthetic, frameworks
 from poc.frameworks import Session
 from poc.frameworks.pytorch import NETWORKS
 from poc.host.hardware import detect
@@ -22,7 +22,7 @@ from poc.run.parent import execute
 from tests import fake_gpus
 from tests.builders import MACHINE, recipe_file
 from tests.extras import needs_compiler, needs_torch
-from tests.framework_worker import Arrays, batches, distance, in_turn, parameters, planned, trained
+from tests.framework_worker import Arrays, batches, distance, interleaved, parameters, planned, trained
 from tests.launch import HOME
 
 
@@ -35,23 +35,22 @@ def on_card(test: Any) -> Any:
 
 
 @of_torch
-@pytest.mark.parametrize("name", [n for n, (builder, *_) in NETWORKS.items() if builder == "PreactivationResNet"])
-def test_networks_have_the_registry_s_parameters_from_the_same_distribution(name: str) -> None:
-    run = planned("pytorch", model=name).run
-    session = frameworks.open_session(run)
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name.startswith("cifar_resnet")])
+def test_initial_weights_have_he_s_distribution(name: str) -> None:
+    session = frameworks.open_session(planned("pytorch", model=name).run)
     for key, weight in session.state().items():
         if key.endswith("weight") and weight.size > 2000:
             deviation = np.sqrt(2 / weight[0].size)
             assert abs(weight.std() / deviation - 1) < 0.1, key
             assert abs(weight.mean()) < 0.1 * deviation, key
-        if weight.ndim == 1:
+        if key.startswith("parameter/") and weight.ndim == 1:
             assert set(np.unique(weight)) <= {0.0, 1.0}, key
 
 
 @of_torch
 @pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")
-def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
-    item = planned("pytorch", devices=2, evaluate=True, straggler=0.5)  # the second process is one
+def test_a_run_of_two_processes_completes(tmp_path: Path) -> None:
+    item = planned("pytorch", devices=2, evaluate=True, straggler=0.5)
     run = item.run
     assert (run.workers, item.skip) == (2, "")
     record, _ = execute(run, RunContext(machine=detect(), infrastructure="here", source=None, cache=tmp_path), detail=3)
@@ -62,10 +61,10 @@ def test_a_run_of_two_processes_is_whole(tmp_path: Path) -> None:
 
 
 @of_torch
-def test_on_a_cpu_memory_that_a_step_has_used_is_there_for_the_next_one() -> None:
+def test_on_a_cpu_the_memory_of_a_step_is_kept_for_the_next_one() -> None:
     with frameworks.load("pytorch").cluster(planned("pytorch").run, cores=1) as cluster:
         environment = {**os.environ, **cluster.environments[0]}
-    # Pages that the system had to give while blocks of 64 MiB came and went, once there had been as many.
+    # Page faults while blocks of 64 MiB are allocated and freed, once there have been as many.
     script = """
 import resource, torch
 def faults(steps):
@@ -76,8 +75,8 @@ def faults(steps):
 faults(20)
 print(faults(20))
 """
-    said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert int(said.stdout) < 100_000  # of 4 KiB each; given back every time, they are 655,360
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100_000  # of 4 KiB each; 655,360 if they are returned to the system every time
 
 
 @of_torch
@@ -95,14 +94,14 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
 
 
 @of_torch
-def test_muon_orthogonalises_nearly_alike_in_bfloat16() -> None:
+def test_muon_orthogonalises_nearly_as_well_in_bfloat16() -> None:
     import torch
 
     from poc.frameworks.pytorch.optimizers import orthogonalised
 
     generator = torch.Generator().manual_seed(0)
-    drawn = [torch.randn(*shape, 3, 3, generator=generator) for shape in ((64, 24), (256, 64), (64, 2), (16, 64))]
-    for wide, narrow in zip(orthogonalised(drawn), orthogonalised(drawn, torch.bfloat16)):
+    directions = [torch.randn(*shape, 3, 3, generator=generator) for shape in ((64, 24), (256, 64), (64, 2), (16, 64))]
+    for wide, narrow in zip(orthogonalised(directions), orthogonalised(directions, torch.bfloat16)):
         assert (narrow.dtype, narrow.shape) == (torch.float32, wide.shape)
         rows, columns = len(wide), wide[0].numel()
         values = torch.linalg.svdvals(narrow.reshape(rows, columns)) / max(1, rows / columns) ** 0.5
@@ -112,8 +111,10 @@ def test_muon_orthogonalises_nearly_alike_in_bfloat16() -> None:
 
 
 @of_torch
-def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> None:
-    run, wide = (dataclasses.replace(planned("pytorch").run, dtype=dtype) for dtype in ("float16", "float32"))
+@pytest.mark.parametrize("optimizer", ["sgd", Muon(lr=0.02), AdamW(epsilon=1e-3)], ids=str)
+def test_in_float16_a_step_that_overflows_changes_nothing_and_halves_the_scale(optimizer: Any) -> None:
+    plan = planned("pytorch", optimizer=optimizer, lr=0.001).run
+    run, wide = (dataclasses.replace(plan, dtype=dtype) for dtype in ("float16", "float32"))
     fed, rate = list(batches(run)), run.learning_rate
 
     def weights(session: Session) -> Arrays:
@@ -121,18 +122,19 @@ def test_in_float16_a_step_that_overflows_is_skipped_and_the_scale_halves() -> N
 
     session, other = frameworks.open_session(run), frameworks.open_session(wide)
     start = 1024.0 * run.global_batch
-    assert session.state()["loss_scale"].tolist() == [start, 0]
     for number, batch in enumerate(fed[:2], start=1):
         session.step(batch, rate)
         other.step(batch, rate)
         assert session.state()["loss_scale"].tolist() == [start, number]
     assert 0 < distance(weights(session), weights(other)) < 0.02
-    # From a scale that no gradient stands, down to the largest that the next step stands.
+    # From a scale at which every gradient overflows, down to the largest at which none does.
     state = {name: array.copy() for name, array in session.state().items()}
     scale, good = 2.0**36, 0.0
     session = frameworks.open_session(run, first_step=2, state={**state, "loss_scale": np.array([scale, 7])})
+    unchanged = [name for name, array in state.items() if array.dtype == np.float32 and "running" not in name]
     while not good:
-        assert all(np.array_equal(array, state[name]) for name, array in weights(session).items())
+        seen = session.state()
+        assert all(np.array_equal(seen[name], state[name]) for name in unchanged)
         session.step(fed[2], rate)
         before, (scale, good) = scale, session.state()["loss_scale"]
         assert scale == (before if good else before / 2)
@@ -146,6 +148,7 @@ ON_A_CARD: tuple[dict[str, Any], ...] = (
     {"dtype": "tf32", "layout": "NCHW", "optimizer": Muon(lr=0.02)},
     {"dtype": "bfloat16", "layout": "NHWC", "optimizer": "nesterov"},
     {"dtype": "float16", "layout": "NCHW"},
+    {"layout": "NCHW", "optimizer": "adamw", "lr": 0.001},
 )
 ON_TWO_CARDS: tuple[dict[str, Any], ...] = (
     {"layout": "NHWC", "gradient_noise": 2, "devices": 2},
@@ -163,53 +166,51 @@ def test_a_card_takes_the_cpu_s_steps(
 
     runs = [planned("pytorch", **fields).run for fields in several]
     asked = [(run, "trained") for run in runs]
-    on_cpu = [(dataclasses.replace(run, dtype="float32"), what) for run, what in asked]
+    on_cpu = [(dataclasses.replace(run, dtype="float32"), task) for run, task in asked]
     if several is ON_A_CARD:
-        # Batches that another thread puts on the card are the same, made ahead or one that comes again.
+        # Batches that another thread puts on the card are the same, new ones or one that comes again.
         for fixed in (False, True):
             data = Synthetic(size=16, crop=16, train=640, validation=70, fixed=fixed)
             run = planned("pytorch", data=data).run
-            asked.append((run, "sent_ahead"))
+            asked.append((run, "placed_ahead"))
             on_cpu.append((run, "trained"))
         cpu = [[trained(frameworks.open_session(run), run)] for run, _ in on_cpu]
     else:
-        cpu = in_turn(on_cpu, tmp_path / "cpu")
+        cpu = interleaved(on_cpu, tmp_path / "cpu")
     # Processes that start from here on have a CUDA card, whose kernels compute on the CPU.
-    for name, held in {**fake_gpus.environment("8 A100"), **card.environment(tmp_path)}.items():
-        monkeypatch.setenv(name, held)
-    there = in_turn([(dataclasses.replace(run, kind="gpu"), what) for run, what in asked], tmp_path / "card")
-    for (run, what), made, expected in zip(asked, there, cpu):
+    for name, setting in {**fake_gpus.environment("8 A100"), **card.environment(tmp_path)}.items():
+        monkeypatch.setenv(name, setting)
+    gpu = interleaved([(dataclasses.replace(run, kind="gpu"), task) for run, task in asked], tmp_path / "card")
+    for (run, task), made, expected in zip(asked, gpu, cpu):
         for seen, wanted in zip(made, expected):
             if run.dtype in ("float32", "tf32"):
                 assert distance(seen, wanted) == 0, run
             else:
                 assert distance(seen, wanted) > 0, run
                 np.testing.assert_allclose(seen["losses"], wanted["losses"], rtol=0.005, err_msg=str(run))
-            if what == "trained":
+            if task == "trained":
                 np.testing.assert_array_equal(seen["norms"], wanted["norms"], err_msg=str(run))
                 assert seen["sums right"] == wanted["sums right"], run
 
 
 @pytest.mark.parametrize("installed", [{}, {"torch": "2.13.0"}])
-def test_without_all_of_pytorch_its_runs_are_skipped_with_how_to_get_it(
+def test_without_all_of_pytorch_its_runs_are_skipped_with_a_command_that_installs_it(
     installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("poc.frameworks.pytorch.versions", lambda name: installed)
-    assert planned("pytorch", model="cifar_resnet8_v2").skip.endswith("is not installed: ./make_environment.sh --torch")
+    assert planned("pytorch", model="cifar_resnet8_v2").skip.endswith("./make_environment.sh --torch")
 
 
 @pytest.mark.slow
-def test_the_rest_works_without_its_folder(tmp_path: Path) -> None:
+def test_everything_else_works_without_its_folder(tmp_path: Path) -> None:
     home = tmp_path / "home"
     shutil.copytree(HOME / "poc", home / "poc", ignore=shutil.ignore_patterns("__pycache__", "pytorch"))
     shutil.copytree(HOME / "recipes", home / "recipes")
     recipe_file(home / "mine.py", epochs=1)
     recipe_file(home / "other.py", framework="pytorch", model="cifar_resnet8_v2")
     environment = {**os.environ, "PYTHONPATH": str(home), "POC_CACHE": str(tmp_path / "cache")}
-    said = {}
     for arguments, status in (("doctor", 0), ("run mine.py --results ../results", 0), ("plan other.py", 2)):
         command = [sys.executable, "-W", "ignore", "-m", "poc", *arguments.split()]
         done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stderr
-        said[arguments] = done.stderr
-    assert "framework: 'pytorch' is not allowed" in said["plan other.py"].splitlines()[-1]
+    assert "pytorch" in done.stderr.splitlines()[-1]

@@ -79,4 +79,22 @@ class Muon(Optimizer):
     iterations: ClassVar[int] = 5
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Nesterov, LARS, Muon)}
+@value
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay and bias correction (Loshchilov and Hutter 2019)."""
+
+    momentum: ClassVar[float] = 0.0  # type: ignore[misc]  # no option of it: beta1 takes its place
+    beta1: float = field(default=0.9, check=share, label="beta1 {:g}")
+    """Decay rate of the mean of the gradients."""
+    beta2: float = field(default=0.999, check=share, label="beta2 {:g}")
+    """Decay rate of the mean of their squares."""
+    weight_decay: float = field(default=0.01, check=positive_or_zero, label="weight decay {:g}")
+    """Times the learning rate, the fraction of the weights that a step subtracts."""
+    epsilon: float = field(default=1e-8, check=positive, label="epsilon {:g}")
+
+    name = "adamw"
+    label = "AdamW"
+    sized_by_gradient = False
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Nesterov, LARS, Muon, AdamW)}

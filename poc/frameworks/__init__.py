@@ -1,6 +1,6 @@
-"""What a framework must offer, and the frameworks by name, each imported only when it is used.
+"""Interface of a framework, and the frameworks by name, each imported only when it is used.
 
-A framework is a package that offers what `Framework` lists, in this folder or in a folder that the environment variable
+A framework is a package with the members of `Framework`, in this folder or in a folder that the environment variable
 POC_FRAMEWORKS names (absolute paths, separated as in PATH). With POC_FRAMEWORKS=/home/me/frameworks a recipe's
 framework="mine" is the package /home/me/frameworks/mine, imported as `poc.frameworks.mine`.
 tests/frameworks/reference is a small framework to start from.
@@ -8,7 +8,6 @@ tests/frameworks/reference is a small framework to start from.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -19,125 +18,132 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from poc.config import NCCL, Training
+from poc.config.networks import Cost, Network
+from poc.config.run import Run
 from poc.frameworks import builds
 from poc.frameworks.builds import Build as Build
 from poc.frameworks.session import Evaluation as Evaluation
 from poc.frameworks.session import Session
+from poc.host.hardware import GPU, Hardware
 from poc.values import UserError, suggest, value
-
-if TYPE_CHECKING:
-    from poc.config.networks import Cost, Network
-    from poc.config.run import Run
-    from poc.host.hardware import GPU, Hardware
 
 __path__ += [folder for folder in os.environ.get("POC_FRAMEWORKS", "").split(os.pathsep) if folder]
 FRAMEWORKS = tuple(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
 """Names of the packages in this folder, then in those of POC_FRAMEWORKS. The first that can do a run is used."""
 HOME = Path(__file__).resolve().parents[2]
 
-# From which compute capability on cards compute in a precision (CUDA C++ Programming Guide, "Compute Capabilities").
-_COMPUTES = {"float16": (5, 3), "bfloat16": (8, 0), "tf32": (8, 0)}
+_MIN_CAPABILITY = {"float16": (5, 3), "bfloat16": (8, 0), "tf32": (8, 0)}
+"""Compute capability from which cards compute in a precision (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 
 @value
 class Cluster:
-    """What the workers of a run need around them."""
+    """Environment of a run's workers."""
 
     environments: list[dict[str, str]]
     """Each worker's environment variables, to be set before it starts."""
     helpers: dict[str, subprocess.Popen[str]]
-    """The processes that serve them, by name; the run is lost where one ends before they do."""
+    """Processes that serve the workers, by name; the run is lost if one ends before they do."""
+
+
+def worker_environments(
+    run: Run, cores: int, hosts: Sequence[str], common: Mapping[str, object] = {}, ranks: Mapping[str, str] = {}
+) -> list[dict[str, str]]:
+    """Return each worker's environment: its threads, `common`, and variables with its ranks, divided over `hosts`.
+
+    `ranks` names the variables and for each "rank", "local_rank", "host_rank", or the "host" of the worker.
+    """
+    per_host = run.workers // len(hosts)
+    environments = []
+    for worker in range(run.workers):
+        host_rank, local_rank = divmod(worker, per_host)
+        values = {"rank": worker, "local_rank": local_rank, "host_rank": host_rank, "host": hosts[host_rank]}
+        named = {variable: values[name] for variable, name in ranks.items()}
+        # Card 0 is then the driver's card 0, whose counters are read.
+        threads = {"OMP_NUM_THREADS": cores, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        environments.append({name: str(value) for name, value in {**threads, **common, **named}.items()})
+    return environments
 
 
 class Framework(Protocol):
-    """What the module of a framework offers. Importing it must not import its framework."""
+    """Members of a framework's module. Importing it must not import its framework."""
 
     LABEL: str
-    """The framework's name, as tables show it."""
+    """The framework's name in tables."""
     PACKAGES: tuple[str, ...]
-    """What it is made of, as installed: the names that its framework may have come first."""
+    """Installed packages that it consists of: possible names of its framework first."""
     BUILDS: tuple[Build, ...]
-    """Of its framework, those preferred first; the last is for CPUs."""
+    """Builds of its framework, preferred ones first; the last is for CPUs."""
     LAYOUT: str
-    """Of images in memory: what it is usually fastest with."""
+    """Layout of images in memory that is usually the fastest."""
     DTYPES: tuple[str, ...]
-    """The precisions that it trains in."""
+    """Precisions that it trains in."""
     SUPPORTED_OPTIONS: tuple[str, ...]
-    """Of the fields of `Training` that a framework may know or not (`by_framework`), those that it knows."""
+    """Fields of `Training` marked `by_framework` that it supports."""
+    NETWORKS: Collection[str]
+    """Names of the networks that it builds."""
+    OPTIMIZERS: Collection[type[Any]]
+    """Supported types of `run.optimizer`."""
+    KVSTORES: Collection[type[Any]]
+    """Supported types of `run.kvstore` among several real devices."""
 
-    @property
-    def NETWORKS(self) -> Collection[str]:  # noqa: N802
-        """The names of the networks that it builds."""
-
-    @property
-    def OPTIMIZERS(self) -> Collection[type[Any]]:  # noqa: N802
-        """The types of `run.optimizer` that it has."""
-
-    @property
-    def KVSTORES(self) -> Collection[type[Any]]:  # noqa: N802
-        """The types of `run.kvstore` that it has, among several real devices."""
-
-    def workers(self, given: int, devices: int, emulated: bool) -> int:
-        """Processes that the `devices` of a run are divided over, where the recipe gives so many."""
+    def workers(self, requested: int, devices: int, emulated: bool) -> int:
+        """Return the number of processes that share the `devices` of a run, if the recipe says `requested`."""
 
     def cluster(self, run: Run, cores: int, hosts: Sequence[str] = ...) -> AbstractContextManager[Cluster]:
-        """Starts what the kvstore of `run` needs beside its workers, and ends it when the block is left.
+        """Start the processes that the kvstore of `run` needs besides its workers, and end them on exit.
 
-        Each worker will have `cores` cores. `hosts` are the addresses of those that share the workers equally, this
+        Each worker will have `cores` cores. `hosts` are the addresses of the hosts that share the workers equally, this
         one's first.
         """
 
     def unsupported_reason(self, run: Run, machine: Hardware) -> str | None:
-        """Why it cannot do `run` on `machine` as it is installed, in one line; None where it can.
+        """Return why it cannot do `run` on `machine` as it is installed, in one line; None if it can.
 
-        Besides what is `unknown` to it, and what no framework can.
+        It need not check what `unsupported_option` checks.
         """
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """Whether `error`, which a run ended with, says that a device or the host had not enough memory for it."""
+        """Tell whether a run ended with `error` because a device or the host had too little memory for it."""
 
     def count(self, network: Network) -> Cost | None:
-        """What `network`, one of its own, costs, counted in it as it is built; None where that cannot be had."""
+        """Count the cost of one of its networks as it builds it; None if the framework is not installed."""
 
     def open_session(self, run: Run, *, first_step: int = ..., state: Mapping[str, np.ndarray] | None = ...) -> Session:
-        """Imports the framework and builds the network of `run`, initialised from its seed, by one of its workers.
+        """Import the framework and build the network of `run`, initialised from its seed, in one of its workers.
 
-        With a `state` it goes on from that, and the next step is number `first_step`.
+        With a `state` the session resumes from it, and the next step is number `first_step`.
         """
 
 
 def unsupported_option(run: Run) -> str | None:
-    """What of `run` its framework has never heard of, in one line; None where it knows all."""
+    """Return an option of `run` that its framework does not support, in one line; None if it supports all."""
     framework = load(run.framework)
     if run.model not in framework.NETWORKS:
         return f"model={run.model} is not supported by {framework.LABEL}"
-    for field, kind, known in (
-        ("optimizer", type(run.optimizer), framework.OPTIMIZERS),
-        ("kvstore", type(run.kvstore), framework.KVSTORES),
-    ):
-        if kind not in known and (field == "optimizer" or run.synchronises):
-            names = ", ".join(each.name for each in known)
-            return f"{field}={kind.name} is not supported by {framework.LABEL}; it has {names}"
-    if run.dtype not in framework.DTYPES:
-        return f"dtype={run.dtype} is not supported by {framework.LABEL}; it has {', '.join(framework.DTYPES)}"
+    supported: list[tuple[str, str, list[str]]] = [
+        ("optimizer", run.optimizer.name, [kind.name for kind in framework.OPTIMIZERS]),
+        ("dtype", run.dtype, list(framework.DTYPES)),
+    ]
+    if run.synchronises:
+        supported.append(("kvstore", run.kvstore.name, [kind.name for kind in framework.KVSTORES]))
+    for field, name, names in supported:
+        if name not in names:
+            return f"{field}={name} is not supported by {framework.LABEL}; it has {', '.join(names)}"
     for declared in dataclasses.fields(Training):
-        held = getattr(run, declared.name)
-        if (
-            declared.metadata.get("by_framework")
-            and held != declared.default
-            and declared.name not in framework.SUPPORTED_OPTIONS
-        ):
-            return f"{declared.name}={held} is not supported by {framework.LABEL}"
+        optional = declared.metadata.get("by_framework") and declared.name not in framework.SUPPORTED_OPTIONS
+        if optional and getattr(run, declared.name) != declared.default:
+            return f"{declared.name}={getattr(run, declared.name)} is not supported by {framework.LABEL}"
     return None
 
 
 def unsupported_reason(run: Run, machine: Hardware) -> str | None:
-    """Why the framework of `run` cannot do it on the devices of `machine`, in one line; None where it can."""
+    """Return why the framework of `run` cannot do it on the devices of `machine`, in one line; None if it can."""
     framework = load(run.framework)
     if reason := framework.unsupported_reason(run, machine) or unsupported_option(run):
         return reason
@@ -163,9 +169,9 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
 
 
 def _emulated(run: Run, gpu: GPU) -> str | None:
-    """Why `gpu` cannot show what the precision of `run` is worth, in one line; None where it can."""
+    """Return why `gpu` does not compute in the precision of `run`, in one line; None if it does."""
     slow = run.dtype == "float16" and gpu.capability == (6, 1)  # a 64th of float32's speed
-    if not slow and gpu.capability >= _COMPUTES.get(run.dtype, (0, 0)):
+    if not slow and gpu.capability >= _MIN_CAPABILITY.get(run.dtype, (0, 0)):
         return None
     major, minor = gpu.capability
     return f"dtype={run.dtype} is only emulated by {gpu.name} (compute capability {major}.{minor})"
@@ -178,42 +184,37 @@ def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarra
     return load(run.framework).open_session(run, first_step=first_step, state=state)
 
 
-@functools.cache  # a plan asks for every run and card
+@functools.cache  # planning calls it for every run and card
 def versions(name: str) -> dict[str, str]:
-    """The versions of what framework `name` is made of, as far as it is installed."""
-    found = {}
-    apart = [str(folder) for folder in environment(name).glob("lib/python*/site-packages")]
-    for package in load(name).PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError, StopIteration):
-            if interpreter(name) == sys.executable:
-                found[package] = importlib.metadata.version(package)
-            else:
-                found[package] = next(iter(importlib.metadata.distributions(name=package, path=apart))).version
-    return found
+    """Return the versions of the installed packages of framework `name`."""
+    folders = [str(folder) for folder in environment(name).glob("lib/python*/site-packages")]
+    where: dict[str, Any] = {} if interpreter(name) == sys.executable else {"path": folders}
+    installed = {package: importlib.metadata.distributions(name=package, **where) for package in load(name).PACKAGES}
+    return {package: copy.version for package, copies in installed.items() for copy in list(copies)[:1]}
 
 
 def environment(name: str) -> Path:
-    """The folder of the environment that framework `name` has where it has one of its own."""
+    """Return the folder of framework `name`'s own environment, if it has one."""
     return HOME / f".venv-{name}"
 
 
 def interpreter(name: str) -> str:
-    """The Python that the workers of framework `name` are started with."""
-    own = environment(name) / "bin" / "python"
-    return str(own) if own.exists() else sys.executable
+    """Return the Python that starts the workers of framework `name`."""
+    python = environment(name) / "bin" / "python"
+    return str(python) if python.exists() else sys.executable
 
 
 def usable(name: str, machine: Hardware) -> list[GPU]:
-    """The cards of `machine` that framework `name` runs on, by the one build that it takes there."""
+    """Return the cards of `machine` that framework `name` runs on, with the build chosen for this machine."""
     build = builds.choose(load(name).BUILDS, machine)
     return [gpu for gpu in machine.gpus if build and build.code and build.refuses(gpu, machine.driver) is None]
 
 
 def unsupported(name: str, gpu: GPU, machine: Hardware) -> str | None:
-    """Why framework `name` cannot run on `gpu` of `machine`, in one line; None where it can."""
-    known = load(name).BUILDS
-    build = builds.choose(known, machine)
-    if reason := builds.unsupported(known, gpu, machine.driver) or (build and build.refuses(gpu, machine.driver)):
+    """Return why framework `name` cannot run on `gpu` of `machine`, in one line; None if it can."""
+    available = load(name).BUILDS
+    build = builds.choose(available, machine)
+    if reason := builds.unsupported(available, gpu, machine.driver) or (build and build.refuses(gpu, machine.driver)):
         return reason
     if build is None or build.is_installed(versions(name)):
         return None
@@ -222,34 +223,34 @@ def unsupported(name: str, gpu: GPU, machine: Hardware) -> str | None:
 
 
 def wanted(machine: Hardware, named: Iterable[str] = ()) -> dict[str, Build]:
-    """Return the builds for `machine`, by framework.
+    """Return the builds to install on `machine`, by framework.
 
     They are those of the first framework, of the first framework that runs on its cards, and of the `named` ones.
     """
-    chosen = {name: builds.choose(load(name).BUILDS, machine) for name in FRAMEWORKS}
-    on_cards = [name for name, build in chosen.items() if build and build.code]
+    chosen = {name: builds.choose(load(name).BUILDS, machine) for name in (*FRAMEWORKS, *named)}
+    on_cards = [name for name in FRAMEWORKS if (build := chosen[name]) and build.code]
     names = dict.fromkeys([*FRAMEWORKS[:1], *on_cards[:1], *named])
-    return {name: build for name in names if (build := builds.choose(load(name).BUILDS, machine))}
+    return {name: build for name in names if (build := chosen[name])}
 
 
 def label(name: str, versions: Mapping[str, str]) -> str:
-    """Return the framework's name with its version among those of a record; the name alone if its folder is missing."""
+    """Return the framework's label with its version in a record; the name alone if its folder is missing."""
     if name not in FRAMEWORKS:
         return name
     framework = load(name)
-    known = [versions[package] for package in framework.PACKAGES if package in versions]
-    return " ".join([framework.LABEL, *known[:1]])
+    recorded = [versions[package] for package in framework.PACKAGES if package in versions]
+    return " ".join([framework.LABEL, *recorded[:1]])
 
 
 def load(name: str) -> Framework:
-    """Returns the module of framework `name`; raises UserError for another name."""
+    """Return the module of framework `name`; raise UserError for another name."""
     if name not in FRAMEWORKS:
         raise UserError(f"framework: {name!r} is not allowed; {suggest(name, FRAMEWORKS)}")
     return cast(Framework, importlib.import_module(f"{__name__}.{name}"))
 
 
 def count(network: Network) -> Cost:
-    """What `network` costs, as a framework that builds it counts; raises UserError where none does."""
+    """Count the cost of `network` with a framework that builds it; raise UserError if none does."""
     for framework in map(load, FRAMEWORKS):
         if network.name in framework.NETWORKS and (cost := framework.count(network)):
             return cost

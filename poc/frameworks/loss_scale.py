@@ -1,7 +1,8 @@
-"""The scale of the loss in float16, the same for every framework (Micikevicius et al. 2018, Mixed Precision Training).
+"""Dynamic loss scaling for float16, the same in every framework (Micikevicius et al. 2018, Mixed Precision Training).
 
-float16 has no values below 6e-8, which gradients have: the loss is multiplied before the backward pass, and gradients
-are divided after it. A step whose gradients overflow is skipped.
+float16 has no values below 6e-8, which gradients have: the loss is multiplied by a scale before the backward pass, and
+the gradients are divided by it after. A step whose gradients overflow is skipped. The rule is that of PyTorch's
+GradScaler; nothing is fetched from the device to follow it.
 """
 
 from __future__ import annotations
@@ -9,15 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 START = 1024.0
-"""Of a sample's loss, in the first step."""
-_GOOD_STEPS = 2000
+"""Scale of one sample's loss in the first step."""
+GROWTH_INTERVAL = 2000
 
 
-def following(scale: Any, good: Any, finite: Any) -> tuple[Any, Any]:
-    """The scale, and how many steps it has been good for, after a step whose gradients are `finite` (1.0) or not (0.0).
+class LossScale:
+    """A scale that doubles after 2,000 finite steps in a row, and halves after a step that overflows."""
 
-    Numbers or arrays of any framework, of one value: it doubles after 2,000 good steps in a row, and halves otherwise.
-    """
-    good = (good + 1) * finite
-    grown = (good >= _GOOD_STEPS) * finite
-    return scale * (0.5 + 0.5 * finite + grown), good * (1 - grown)
+    def __init__(self, start: Any) -> None:
+        self.scale = start
+        """A number, or an array of any framework with one value."""
+        self.finite_steps = start * 0
+        """Steps since the scale changed or a step overflowed."""
+
+    def update(self, finite: Any) -> None:
+        """Set the scale of the next step: `finite` is 1.0 after a step with finite gradients, else 0.0."""
+        steps = (self.finite_steps + 1) * finite
+        grows = (steps >= GROWTH_INTERVAL) * finite
+        self.scale = self.scale * (0.5 + 0.5 * finite + grows)
+        self.finite_steps = steps * (1 - grows)

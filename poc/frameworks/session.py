@@ -1,311 +1,348 @@
-"""What a worker trains with: the session that every framework opens, and what is the same for all of them."""
+"""The session that every framework opens to train one network, and the code that all frameworks share."""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import functools
 import statistics
 import time
 import timeit
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any
 
 import numpy as np
 
 from poc.config import networks
+from poc.config.run import Run
 from poc.data import Batch, Crops, Pixels
 from poc.frameworks import whitening
 from poc.values import value
 
-if TYPE_CHECKING:
-    from poc.config.run import Run
-
 Scalar = Any
 """A number on a device, as the framework has it."""
 Part = tuple[Any, Any]
-"""Images, (n, 3, h, w), centred and scaled as the network takes them, and labels, (n,), on one device."""
+"""One device's images, (n, 3, h, w), normalised as the network expects them, and labels, (n,)."""
 
 
 @dataclass(frozen=True, eq=False)
-class Placed(Batch):
-    """A batch with its parts on the devices, one for each, in order."""
+class PlacedBatch(Batch):
+    """A batch that has been copied to the devices."""
 
-    batch: Batch
-    parts: list[Part]
+    source: Batch
+    uploaded: Any
+    prepare: Callable[[Any], list[Part]]
+
+    @functools.cached_property
+    def parts(self) -> list[Part]:
+        """The network's input on each device, computed by the first step that trains on this batch."""
+        return self.prepare(self.uploaded)
 
 
 @value
 class Evaluation:
-    """What a pass over the validation set gave."""
+    """Result of a pass over the validation set."""
 
     correct: int
     samples: int
     loss: float
-    """Mean cross-entropy of a sample, in nats."""
+    """Mean cross-entropy per sample, in nats."""
 
 
 class Session(abc.ABC):
-    """One network being trained on the devices of one process; work is asynchronous, so time is read after `drain`."""
+    """Training of one network on the devices of one process.
+
+    Work is asynchronous, so time is read after `drain`. Methods that are not abstract suit a framework that enqueues
+    nothing and has no other workers.
+    """
 
     parameters: int
     """Trainable parameters of the network, counted once."""
     _worker = 0
-    """Number of this process among those of the run."""
-    _drops_out = False
-    """Whether the network draws random masks."""
+    """Index of this process among those of the run."""
+    _has_dropout = False
     _gradient_scale = 1.0
-    """What gradients are here, in multiples of those of the mean loss over the total batch."""
+    """Factor between the gradients on the devices and those of the mean loss over the global batch."""
 
     def __init__(self, run: Run, first_step: int = 0) -> None:
         self._run = run
         self._step = first_step
-        self._scale = networks.network(run.model).input_scale
-        """What pixels less their mean are multiplied by, where no batch norm on the input does that."""
-        self._sums = run.kvstore.sums
-        """Whether an exchange gives every device the sum of all gradients."""
+        self._input_scale = networks.network(run.model).input_scale
+        """Multiplied with the pixels less their mean; 1 if a batch norm on the input scales them."""
         self._losses: dict[int, Scalar] = {}
-        """Of each device's samples since the last `drain`, their sum."""
+        """Summed loss of each device's samples since the last `drain`."""
         self._samples = 0
         self._norms: list[tuple[Sequence[Scalar], Scalar]] = []
-        self._placed: Placed | None = None
+        self._placed: PlacedBatch | None = None
 
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of the gradients that one device sends in an exchange."""
-        exchange = self._run.kvstore
-        bits = 32 if getattr(exchange, "two_bit", None) is None else 2
-        return self.parameters * min(bits, getattr(exchange, "gradient_bits", 32)) // 8
+    def step(self, batch: Batch, learning_rate: float) -> None:
+        """Enqueue one optimizer step over this process's batch and return at once."""
+        with self._training_pass(batch):
+            self.forward_backward(batch)
+        self.sync_gradients()
+        self.apply_update(learning_rate)
 
-    def whiten(self, images: Pixels) -> None:
-        """Gives the first convolution of a network that whitens the filters for `images` (n, 3, h, w), 0 to 255."""
-        centred = images.astype(np.float32) - np.array(networks.MEAN, np.float32).reshape(1, 3, 1, 1)
-        self._set_whitening(whitening.filters(centred * self._scale))
+    def forward_backward(self, batch: Batch) -> None:
+        """Compute every device's gradients.
 
-    def _set_whitening(self, filters: np.ndarray) -> None:
-        raise NotImplementedError
-
-    def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True, norms: bool = False) -> None:
-        """Enqueues one optimizer step over the whole batch of this process and returns at once.
-
-        Without `exchange` every device updates its replica with its own gradients: the ceiling. With `norms` the
-        gradients' norms are taken, where the exchange makes sums.
+        A framework whose all-reduce overlaps the backward pass sums them here, and in `sync_gradients` does nothing.
         """
+        self.local_backward(batch)
+
+    def sync_gradients(self) -> None:
+        """Sum the gradients of all devices of all workers where `apply_update` reads them."""
+        self.all_reduce_gradients()
+
+    @abc.abstractmethod
+    def apply_update(self, learning_rate: float) -> None:
+        """Apply the optimizer by the summed gradients, to all replicas."""
+
+    def step_with_norms(self, batch: Batch, learning_rate: float) -> None:
+        """Enqueue a step as `step` does, and record the gradients' norms for `gradient_norms`."""
+        with self._training_pass(batch):
+            local_squares = self.local_backward(batch, self._squared_norm)
+        self.all_reduce_gradients()
+        self._norms.append((local_squares, self._squared_norm(0)))
+        self.apply_update(learning_rate)
+
+    def step_without_sync(self, batch: Batch, learning_rate: float) -> None:
+        """Enqueue a step in which each replica is updated by its own gradients: the upper bound of the speed."""
+        with self._training_pass(batch):
+            self.local_backward(batch)
+        self.apply_local_update(learning_rate)
+
+    @abc.abstractmethod
+    def local_backward(self, batch: Batch, observe: Callable[[int], Scalar] | None = None) -> list[Scalar]:
+        """Compute every device's gradients without summing them; return `observe(device)` of each device."""
+
+    @abc.abstractmethod
+    def all_reduce_gradients(self) -> None:
+        """Give every device the sum of the gradients of all devices of all workers."""
+
+    def apply_local_update(self, learning_rate: float) -> None:
+        """Apply the optimizer to each replica by its own gradients."""
+        self.apply_update(learning_rate)
+
+    @contextlib.contextmanager
+    def _training_pass(self, batch: Batch) -> Iterator[None]:
+        """Seed the dropout of a step before its forward pass, and delay a straggler after its backward pass."""
         began = time.monotonic()
-        norms = norms and self._sums
-        if self._drops_out:
-            # Each step draws masks of its own, so that a run which goes on draws those that it would have.
-            (drawn,) = np.random.SeedSequence([self._run.seed, self._worker, self._step]).generate_state(1)
-            self._seed(int(drawn))
-        squares = self._backward(batch, exchange=exchange and not norms, norms=norms)
+        if self._has_dropout:
+            # Each step has masks of its own, so that a resumed run draws the same ones.
+            (seed,) = np.random.SeedSequence([self._run.seed, self._worker, self._step]).generate_state(1)
+            self._seed_dropout(int(seed))
+        yield
         self._step += 1
         self._samples += len(batch)
         if self._run.straggler and self._worker == self._run.workers - 1:
-            self._synchronize()
+            self.wait()
             time.sleep(self._run.straggler * (time.monotonic() - began))
-        if norms:
-            self.exchange()
-            self._norms.append((squares, self._squares()))
-        self._update(learning_rate, exchange=exchange and not norms, together=exchange)
 
-    def gradient_norms(self) -> list[tuple[float, float]]:
-        """The norms taken up to the last `drain`, each once.
+    def place(self, batch: Batch) -> PlacedBatch:
+        """Copy a batch to the devices; a batch that comes again is there already.
 
-        Squared, of a device's mean gradient (mean over those looked at) and of that of all devices.
+        May run in one other thread, ahead of the steps. CPU devices may share the batch's arrays, so nobody writes to
+        them from then on.
         """
-        norms, self._norms = self._norms, []
-        share = self._run.batch_per_device / self._run.global_batch
-        return [
-            (
-                statistics.fmean(map(self._fetched, squares)) / (share * self._gradient_scale) ** 2,
-                self._fetched(of_sum) / self._gradient_scale**2,
-            )
-            for squares, of_sum in norms
-        ]
+        if isinstance(batch, PlacedBatch):
+            return batch
+        if self._placed is None or self._placed.source is not batch:
+            self._placed = PlacedBatch(batch.images, batch.labels, batch, self._upload(batch), self._prepare)
+        return self._placed
 
-    def wait(self) -> None:
-        """Blocks until everything enqueued here is done."""
-        self._synchronize()
+    def _emulate(
+        self,
+        batch: Batch,
+        backward: Callable[[list[Part]], None],
+        gradients: list[Any],
+        statistics: list[Any],
+        observe: Callable[[int], Scalar] | None,
+    ) -> list[Scalar]:
+        """Emulate the run's devices on one: micro-batches one after another; sum gradients, average batch statistics.
+
+        `backward` overwrites the `gradients`. Real devices have running statistics of their own, which are averaged
+        when they are read. Their update is linear, so each emulated device may start from the same average.
+        """
+        observed: list[Scalar] = []
+        sums: list[Any] = []
+        start = [values + 0 for values in statistics]  # copies, in any framework
+        samples = self._run.batch_per_device
+        for device in range(self._run.devices):
+            for values, old in zip(statistics, start):
+                values[:] = old
+            backward(self._prepare(self._upload(batch.part(device * samples, (device + 1) * samples))))
+            if observe:
+                observed.append(observe(0))
+            if device == 0:
+                sums = [values + 0 for values in gradients + statistics]
+                continue
+            for total, values in zip(sums, gradients + statistics):
+                total += values
+        for values, total in zip(gradients, sums):
+            values[:] = total
+        for values, total in zip(statistics, sums[len(gradients) :]):
+            values[:] = total / self._run.devices
+        return observed
+
+    def _add_loss(self, device: int, loss: Scalar) -> None:
+        """Add the loss of a device's samples to the mean that `drain` returns."""
+        self._losses[device] = self._losses[device] + loss if device in self._losses else loss
+
+    def wait(self) -> None:  # noqa: B027
+        """Block until everything enqueued is done."""
 
     def drain(self) -> float:
-        """Blocks until everything enqueued is done; returns the mean loss, in nats, of the steps since the last one."""
-        self._synchronize()
-        mean = sum(map(self._fetched, self._losses.values())) / self._samples if self._samples else float("nan")
+        """Block until everything enqueued is done; return the mean loss, in nats, of the steps since the last drain."""
+        self.wait()
+        mean = sum(map(self._to_float, self._losses.values())) / self._samples if self._samples else float("nan")
         self._losses, self._samples = {}, 0
         return mean
 
+    def gradient_norms(self) -> list[tuple[float, float]]:
+        """Return the norms recorded before the last `drain`, each once.
+
+        They are pairs of squares: of one device's mean gradient, averaged over the devices, and of the mean gradient.
+        """
+        norms, self._norms = self._norms, []
+        local_scale = self._run.batch_per_device / self._run.global_batch * self._gradient_scale
+        return [
+            (
+                statistics.fmean(map(self._to_float, local_squares)) / local_scale**2,
+                self._to_float(square_of_sum) / self._gradient_scale**2,
+            )
+            for local_squares, square_of_sum in norms
+        ]
+
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """Classify every image once, with the batch statistics averaged over the devices."""
-        self._synchronize()
+        self.wait()
         self._sync_batch_stats()
-        under_way: deque[tuple[Scalar, Scalar]] = deque()
+        pending: deque[tuple[Scalar, Scalar]] = deque()
         totals = np.zeros(2)
         samples = size = 0
         for batch in batches:
             size = max(size, len(batch))
-            parts = self._on_devices(_padded(batch, size))
-            under_way.extend(self._tally(self._scores(images), labels) for images, labels in parts)
+            parts = self._prepare(self._upload(_padded(batch, size)))
+            pending.extend(self._correct_and_loss(self._scores(images), labels) for images, labels in parts)
             samples += len(batch)
-            # Two batches stay under way while the next one is placed, not the images of all at once.
-            while len(under_way) > 2 * len(parts):
-                totals += [self._fetched(scalar) for scalar in under_way.popleft()]
-        correct, loss = totals + np.sum([[self._fetched(scalar) for scalar in tally] for tally in under_way], axis=0)
+            # Two batches stay in progress while the next one is placed, not the images of all at once.
+            while len(pending) > 2 * len(parts):
+                totals += [self._to_float(scalar) for scalar in pending.popleft()]
+        correct, loss = totals + np.sum([[self._to_float(scalar) for scalar in pair] for pair in pending], axis=0)
         return Evaluation(correct=int(correct), samples=samples, loss=loss / samples)
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of gradients that one device sends per synchronisation."""
+        kvstore = self._run.kvstore
+        bits = 32 if getattr(kvstore, "two_bit", None) is None else 2
+        return self.parameters * min(bits, getattr(kvstore, "gradient_bits", 32)) // 8
+
+    def whiten(self, images: Pixels) -> None:
+        """Set the filters of a whitening first convolution from `images` (n, 3, h, w), 0 to 255."""
+        centred = images.astype(np.float32) - np.array(networks.MEAN, np.float32).reshape(1, 3, 1, 1)
+        self._set_whitening(whitening.filters(centred * self._input_scale))
+
     def largest_parameter(self) -> float:
-        """The largest absolute value of any trained parameter here; not finite where one of them is not."""
-        trained = [
+        """Return the largest absolute value of any trained parameter; not finite if one of them is not."""
+        maxima = [
             np.abs(values).max(initial=0.0)
             for name, values in self.state().items()
             if name.startswith("parameter/") and "running_" not in name
         ]
-        return float(np.max(trained))  # unlike Python's, NumPy's does not pass over what is not a number
+        return float(np.max(maxima))  # unlike Python's max, NumPy's does not ignore nan
 
     def sync_stats(self) -> dict[str, Any]:
-        """What there is to say of the exchanges so far, as plain values for the record; empty where nothing is."""
+        """Return statistics of the synchronisations so far, for the record."""
         return {}
 
     def peak_device_bytes(self) -> int | None:
-        """The most memory taken on one device so far; None where the framework cannot tell."""
+        """Return the peak memory of one device so far; None if the framework cannot tell."""
         return None
 
-    def _lost(self, device: int, loss: Scalar) -> None:
-        """Adds to the losses that `drain` fetches: that of a device's samples."""
-        self._losses[device] = self._losses[device] + loss if device in self._losses else loss
-
-    def placed(self, batch: Batch) -> Placed:
-        """`batch` with its parts on the devices, where those of one that comes again are already.
-
-        Safe in a thread of its own that does this ahead of the steps, one batch after another. A CPU device may share
-        the batch's arrays: nobody writes to them from then on.
-        """
-        if isinstance(batch, Placed):
-            return batch
-        if self._placed is None or self._placed.batch is not batch:
-            self._placed = Placed(batch.images, batch.labels, batch, self._ahead(batch))
-        return self._placed
-
-    def _ahead(self, batch: Batch) -> list[Part]:
-        """The parts of a batch as `placed` leaves them."""
-        return self._on_devices(batch)
-
-    def close(self) -> None:  # noqa: B027  # a framework may have no others
-        """Leaves the other workers once all are here; the session is done with."""
+    def close(self) -> None:  # noqa: B027
+        """Leave the other workers once all are here; the session cannot be used after it."""
 
     @abc.abstractmethod
-    def hold(self, images: np.ndarray) -> None:
-        """Takes all training images, (n, height, width, 3), with the grey around them, onto the devices.
-
-        Batches of views are cut out of them there.
-        """
-
-    @abc.abstractmethod
-    def exchange(self) -> None:
-        """Enqueues one exchange of gradients, without computing or updating anything."""
+    def upload_images(self, images: np.ndarray) -> None:
+        """Copy all training images, (n, height, width, 3), padded, to the devices, which cut `Crops` out of them."""
 
     @abc.abstractmethod
     def sync_is_correct(self) -> bool | None:
-        """Whether an exchange gives every device the sum of all devices' gradients; overwrites them.
-
-        None where the exchange is not meant to.
-        """
+        """Check that `all_reduce_gradients` sums over all devices; overwrites the gradients. None if it need not."""
 
     @abc.abstractmethod
     def barrier(self) -> None:
-        """Blocks until every worker of the run is here."""
+        """Block until every worker of the run is here."""
 
     @abc.abstractmethod
     def state(self) -> dict[str, np.ndarray]:
-        """What `open_session` needs to go on from here: parameters, batch statistics and optimizer's state here.
+        """Return what `open_session` resumes from: parameters, batch statistics and this process's optimizer state.
 
         Parameters and statistics are named "parameter/NAME", or "parameter/NAME/DEVICE".
         """
 
     @abc.abstractmethod
     def peak_flops(self) -> float:
-        """Floating-point operations a second of a large matrix product in the run's precision, on all devices here."""
+        """Measure operations per second of a large matrix product in the run's precision, on all devices here."""
 
     @abc.abstractmethod
-    def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[Scalar]:
-        """Leaves the gradients on the devices, exchanged where `exchange` and the framework does both at once.
+    def _upload(self, batch: Batch) -> Any:
+        """Copy a batch to the devices, in the thread that calls `place`."""
 
-        Calls `_lost`. Returns with `norms` the `_squares` of those devices whose gradient can be seen alone.
-        """
-
-    def _play(
-        self, batch: Batch, differentiate: Callable[..., None], summed: list[Any], averaged: list[Any], norms: bool
-    ) -> list[Scalar]:
-        """Plays the emulated devices in turn, each by `differentiate` of its parts; returns the squares of each.
-
-        `summed` are what each leaves anew, such as gradients, and `averaged` the batch statistics, which real devices
-        have each their own of and average when they are read. An update of a running statistic is linear in it, so
-        starting every emulated device from the same average and averaging what comes out gives just that.
-        """
-        squares: list[Scalar] = []
-        sums: list[Any] = []
-        before = [held + 0 for held in averaged]  # copies, in any framework
-        samples = self._run.batch_per_device
-        for device in range(self._run.devices):
-            for held, old in zip(averaged, before):
-                held[:] = old
-            differentiate(self._on_devices(batch.part(device * samples, (device + 1) * samples)))
-            if norms:
-                squares.append(self._squares())
-            if device == 0:
-                sums = [held + 0 for held in summed + averaged]
-                continue
-            for total, held in zip(sums, summed + averaged):
-                total += held
-        for held, total in zip(summed, sums):
-            held[:] = total
-        for held, total in zip(averaged, sums[len(summed) :]):
-            held[:] = total / self._run.devices
-        return squares
-
-    @abc.abstractmethod
-    def _squares(self) -> Scalar:
-        """The sum of squares of all gradients on the first device."""
-
-    @abc.abstractmethod
-    def _update(self, learning_rate: float, *, exchange: bool, together: bool) -> None:
-        """Updates the parameters: after an exchange where there is still to be one, or `together` where there was."""
-
-    @abc.abstractmethod
-    def _on_devices(self, batch: Batch) -> list[Part]:
-        """The parts of a batch, one for each device, in order."""
+    def _prepare(self, uploaded: Any) -> list[Part]:
+        """Compute the network's input on each device from what `_upload` returned, as a part of the step."""
+        parts: list[Part] = uploaded
+        return parts
 
     @abc.abstractmethod
     def _scores(self, images: Any) -> Any:
-        """What the network gives each image for each class, (n, classes) in float32, as it is read in evaluation."""
+        """Return the network's scores in evaluation, (n, classes) in float32."""
 
     @abc.abstractmethod
-    def _tally(self, scores: Any, labels: Any) -> tuple[Scalar, Scalar]:
-        """How many of the images are classified correctly, and the sum of their losses; without those labelled -1."""
+    def _correct_and_loss(self, scores: Any, labels: Any) -> tuple[Scalar, Scalar]:
+        """Return the number of correctly classified images and the sum of their losses, ignoring those labelled -1."""
 
-    def _sync_batch_stats(self) -> None:  # noqa: B027  # a network may have none
-        """Gives all devices of all workers the mean of their batch statistics."""
+    @abc.abstractmethod
+    def _squared_norm(self, device: int) -> Scalar:
+        """Return the sum of squares of all gradients on a device of this process."""
 
-    def _fetched(self, scalar: Scalar) -> float:
-        """The number, once it is there."""
+    def _sync_batch_stats(self) -> None:  # noqa: B027
+        """Give all devices of all workers the mean of their batch statistics."""
+
+    def _to_float(self, scalar: Scalar) -> float:
         return float(scalar)
 
-    def _synchronize(self) -> None:  # noqa: B027  # a framework may enqueue nothing
-        """Blocks until everything enqueued here is done."""
+    def _seed_dropout(self, seed: int) -> None:  # noqa: B027
+        """Seed the generator of dropout masks; `seed` is below 2^32."""
 
-    def _seed(self, number: int) -> None:  # noqa: B027  # a network may draw none
-        """Makes the masks that are drawn from now on depend on `number`, below 2^32, alone."""
+    def _set_whitening(self, filters: np.ndarray) -> None:
+        raise NotImplementedError
+
+
+def crop_indices(crops: Any, along: Any) -> tuple[Any, Any, Any]:
+    """Return the image, row and column of all pixels of `crops`; they broadcast to (n, crop, crop).
+
+    `crops` has arrays of any framework, (n,), as `Crops`; `along` counts up to the crop's size. A flipped crop has its
+    columns from right to left.
+    """
+    image, first_row, first_column, flipped = (values.reshape((-1, 1, 1)) for values in crops)
+    column = along.reshape((1, 1, -1))
+    return image, first_row + along.reshape((1, -1, 1)), first_column + column + flipped * (len(along) - 1 - 2 * column)
 
 
 def _padded(batch: Batch, size: int) -> Batch:
-    """`batch` with its last sample repeated up to `size`, labelled -1: compiled networks have one size of batch."""
-    rest = size - len(batch)
-    if not rest:
+    """Repeat the last sample, labelled -1, up to `size` samples, since compiled networks have one batch size."""
+    missing = size - len(batch)
+    if not missing:
         return batch
     assert not isinstance(batch.images, Crops)
-    images = np.concatenate([batch.images, batch.images[-1:].repeat(rest, axis=0)])
-    return Batch(images, np.concatenate([batch.labels, np.full(rest, -1, batch.labels.dtype)]))
+    images = np.concatenate([batch.images, batch.images[-1:].repeat(missing, axis=0)])
+    return Batch(images, np.concatenate([batch.labels, np.full(missing, -1, batch.labels.dtype)]))
 
 
 def fastest(product: Callable[[], object], size: int) -> float:
-    """Operations a second of `product`, of two square matrices of that size, at its fastest."""
+    """Return operations per second of the fastest of 6 calls of `product`, of two square matrices of that size."""
     return 2 * size**3 / min(timeit.repeat(product, repeat=6, number=1))

@@ -88,20 +88,20 @@ def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> 
     The parts are the wait for other workers after independent steps, the synchronisation alone, the wait for data, and
     the CPU time in which the main thread issues a step.
     """
-    step, waited, issuing = _steps(session, batches, learning_rate, exchange=True)
-    independent, *_ = _steps(session, batches, learning_rate, exchange=False)
+    step, waited, issuing = _steps(session, batches, learning_rate, session.step)
+    independent, *_ = _steps(session, batches, learning_rate, session.step_without_sync)
     start = time.monotonic()
     session.barrier()
     arrived = time.monotonic()
     for _ in range(_WINDOW_STEPS):
-        session.exchange()
+        session.all_reduce_gradients()
     session.drain()
     seconds = (step, independent, arrived - start, time.monotonic() - arrived, waited, issuing)
     return [part / _WINDOW_STEPS for part in seconds]
 
 
 def _steps(
-    session: Session, batches: Iterator[Batch], learning_rate: float, *, exchange: bool
+    session: Session, batches: Iterator[Batch], learning_rate: float, train: Callable[[Batch, float], None]
 ) -> tuple[float, float, float]:
     """Return the seconds of a window of steps, of waiting for data, and of this thread's CPU time until it drains."""
     session.barrier()
@@ -110,7 +110,7 @@ def _steps(
         request = time.monotonic()
         batch = next(batches)
         waited += time.monotonic() - request
-        session.step(batch, learning_rate, exchange=exchange)
+        train(batch, learning_rate)
     issuing = time.thread_time() - issuing
     session.drain()
     return time.monotonic() - start, waited, issuing

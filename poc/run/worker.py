@@ -109,7 +109,7 @@ class Worker:
         # wait on the devices, whose memory they need.
         with (
             data.prefetch(host_batches, depth=run.window) as ahead,
-            data.prefetch(ahead if run.emulated else map(session.placed, ahead), depth=2) as placed,
+            data.prefetch(ahead if run.emulated else map(session.place, ahead), depth=2) as placed,
         ):
             batches = self._with_heartbeat(placed)
             with SpinGuard(threads) as guard:
@@ -161,7 +161,7 @@ class Worker:
         session = frameworks.open_session(self.run, first_step=first_step, state=state)
         self._beat()
         if (images := data.device_images(dataset, self.run.data)) is not None:
-            session.hold(images)
+            session.upload_images(images)
         if networks.network(self.run.model).whitens and not first_step:
             first = min(WHITENING_IMAGES, len(dataset.train))
             session.whiten(dataset.train.center_crop(np.arange(first), self.run.data)[0])

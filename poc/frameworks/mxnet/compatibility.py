@@ -1,4 +1,4 @@
-"""What has to happen before `import mxnet`, a library retired in 2023, works today."""
+"""Preparation for `import mxnet`, a library retired in 2023."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from poc.frameworks.builds import as_new, shared_library
 from poc.frameworks.mxnet import CUDA_10_LIBRARIES
 from poc.host import nvml
 
-# The libraries that mxnet-cu112 links, and those that they open while they work, for which another version on
-# LD_LIBRARY_PATH would be taken: each after those it needs itself, by package of the wheel.
+# The libraries that mxnet-cu112 links and those that these open later, so that no other version on LD_LIBRARY_PATH is
+# loaded: each after those it needs itself, by package of the wheel.
 _CUDA_LIBRARIES = {
     "cuda_runtime": ["libcudart.so.11.0"],
     "cuda_nvrtc": ["libnvrtc-builtins.so.11.8", "libnvrtc.so.11.2"],
@@ -33,10 +33,10 @@ _FUSING_DRIVER = "520.61"
 
 
 def prepare() -> None:
-    """Makes this process ready to import mxnet; harmless where it has happened already."""
+    """Make this process ready to import mxnet."""
     if "mxnet" in sys.modules:
         return
-    # MXNet names the alias that numpy 1.24 removed.
+    # MXNet uses the alias that numpy 1.24 removed.
     numpy.bool = numpy.bool_  # type: ignore[attr-defined]
     if sys.version_info >= (3, 12):
         # distutils left the standard library; importing setuptools puts its own copy in place.
@@ -47,9 +47,9 @@ def prepare() -> None:
 
 
 def _can_fuse() -> bool:
-    """Whether the NVIDIA driver, if there is one, can read the code that MXNet compiles for fused operators.
+    """Tell whether the NVIDIA driver, if any, can read the code that MXNet compiles for fused operators.
 
-    CUDA 11.8's NVRTC writes PTX 7.8, for which it takes one of release 520 (PTX ISA, "Release Notes").
+    CUDA 11.8's NVRTC writes PTX 7.8, which needs a driver of release 520 (PTX ISA, "Release Notes").
     """
     try:
         driver = str(nvml.query("nvmlSystemGetDriverVersion") or "")

@@ -1,4 +1,4 @@
-"""Where parameters lie: side by side in a few long arrays, so that what is done to all of them takes few operators."""
+"""Parameters flattened into a few contiguous buffers, so that an update or all-reduce calls few operators."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-# Few enough to cost little each, several where a network is large, so that the first gradients are on their way while
-# others are computed. The size is that of PyTorch's DistributedDataParallel (Li et al. 2020, "PyTorch Distributed").
+# Few enough to cost little each, several for a large network, so that the first gradients are sent while others are
+# computed. The size is that of PyTorch's DistributedDataParallel (Li et al. 2020, "PyTorch Distributed").
 _BYTES = 25 * 2**20
 # Each parameter begins on 256 bytes, as CUDA's libraries want it; the rest is zeros.
 _ALIGNED = 64
@@ -25,8 +25,8 @@ class FlatBuffer:
         first = parameters[0]
         self.dimensions = len(first.shape)
         self.decays = bool(first.wd_mult)
-        self.values = [mx.nd.zeros(sum(map(_room, parameters)), ctx=context) for context in first.list_ctx()]
-        """Of the parameters, an array a device."""
+        self.values = [mx.nd.zeros(sum(map(_padded_size, parameters)), ctx=context) for context in first.list_ctx()]
+        """The parameters, an array per device."""
         self.gradients = [mx.nd.zeros_like(flat) for flat in self.values if first.grad_req != "null"]
         for parameter, *views in zip(self.parameters, *map(self.views, self.values)):
             for old, view in zip(parameter.list_data(), views):
@@ -38,69 +38,69 @@ class FlatBuffer:
                 autograd.mark_variables(parameter._data, views, parameter.grad_req)
 
     def views(self, flat: Any) -> list[Any]:
-        """The parts of an array like this that belong to the parameters, in order, in their shapes."""
-        starts = itertools.accumulate(map(_room, self.parameters), initial=0)
+        """Return views of a flat array, one per parameter in order, in their shapes."""
+        starts = itertools.accumulate(map(_padded_size, self.parameters), initial=0)
         return [
             flat[start : start + _size(parameter)].reshape(parameter.shape)
             for parameter, start in zip(self.parameters, starts)
         ]
 
     def stacks(self, flat: Any) -> Iterator[Any]:
-        """What `views` gives, those of one shape together: (how many, *shape)."""
+        """Yield the parameters in a flat array, those of one shape stacked: (count, *shape)."""
         start = 0
-        for shape, alike in itertools.groupby(self.parameters, key=lambda parameter: parameter.shape):
-            members = list(alike)
-            room = _room(members[0])
+        for shape, group in itertools.groupby(self.parameters, key=lambda parameter: parameter.shape):
+            members = list(group)
+            room = _padded_size(members[0])
             rows = flat[start : start + len(members) * room].reshape((len(members), room))
             yield rows.slice_axis(axis=1, begin=0, end=_size(members[0])).reshape((-1, *shape))
             start += len(members) * room
 
     def joined(self, stacks: Iterable[Any]) -> Any:
-        """An array like this of what `stacks` gives."""
+        """Return a flat array of what `stacks` yields."""
         rows = []
         for stack in stacks:
             values = stack.reshape((len(stack), -1))
-            if rest := -values.shape[1] % _ALIGNED:
-                values = mx.nd.concat(values, mx.nd.zeros((len(stack), rest), ctx=stack.context), dim=1)
+            if padding := -values.shape[1] % _ALIGNED:
+                values = mx.nd.concat(values, mx.nd.zeros((len(stack), padding), ctx=stack.context), dim=1)
             rows.append(values.reshape(-1))
         return mx.nd.concat(*rows, dim=0)
 
-    def share(self, device: int = 0) -> None:
-        """Gives all devices the values of one of them."""
-        for other in self.values:
-            if other is not self.values[device]:
-                self.values[device].copyto(other)
+    def broadcast(self, device: int = 0) -> None:
+        """Give all devices the values of one of them."""
+        for number, values in enumerate(self.values):
+            if number != device:
+                self.values[device].copyto(values)
 
     def average(self) -> None:
-        """Gives all devices the mean of their values."""
+        """Give all devices the mean of their values."""
         if len(self.values) > 1:
             first = self.values[0].context
             mean = mx.nd.add_n(*(flat.as_in_context(first) for flat in self.values)) / len(self.values)
             mean.copyto(self.values[0])
-            self.share()
+            self.broadcast()
 
 
 def flatten(parameters: list[Any]) -> list[FlatBuffer]:
-    """Makes all `parameters` views of long arrays, those that differ in weight decay or dimensions apart.
+    """Make all `parameters` views of flat buffers, one kind of weight decay and number of dimensions in each.
 
-    The last parameters come first, as the backward pass finds them.
+    The last parameters come first, in the order of the backward pass.
     """
     kinds: dict[tuple[int, bool], list[Any]] = {}
     for parameter in reversed(parameters):
         kinds.setdefault((len(parameter.shape), bool(parameter.wd_mult)), []).append(parameter)
-    arrays = []
-    for rest in kinds.values():
-        while rest:
-            ends = np.cumsum([_room(parameter) for parameter in rest])
+    buffers = []
+    for remaining in kinds.values():
+        while remaining:
+            ends = np.cumsum([_padded_size(parameter) for parameter in remaining])
             count = max(1, int(np.searchsorted(ends, _BYTES / 4, side="right")))
-            arrays.append(FlatBuffer(rest[:count]))
-            rest = rest[count:]
-    return arrays
+            buffers.append(FlatBuffer(remaining[:count]))
+            remaining = remaining[count:]
+    return buffers
 
 
 def _size(parameter: Any) -> int:
     return int(np.prod(parameter.shape))
 
 
-def _room(parameter: Any) -> int:
+def _padded_size(parameter: Any) -> int:
     return -(-_size(parameter) // _ALIGNED) * _ALIGNED

@@ -1,11 +1,10 @@
-"""The networks of the registry as Gluon blocks: GluonCV's and Gluon's own, changed where the studies' differ, and what
-both lack."""
+"""Networks of the registry as Gluon blocks: Gluon's and GluonCV's, changed where the studies' differ, and others."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
@@ -18,15 +17,14 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
-from poc.config.networks import Cost, Network
-from poc.frameworks.mxnet import NETWORKS
+from poc.config.networks import CIFAR_RESNET_V1, CIFAR_RESNET_V2, Cost, Network
 
 # As in MXNet 0.11's resnet symbol; Gluon's own default epsilon is 1e-5.
 _NORM = {"epsilon": 2e-5, "momentum": 0.9}
 
 
 def _gluoncv(name: str) -> Any:
-    """A module of GluonCV's model zoo; the package as a whole takes 0.3 s and refuses to start beside PyTorch 2."""
+    """Import one module of GluonCV's model zoo; the whole package takes 0.3 s and fails together with PyTorch 2."""
     file = metadata.distribution("gluoncv").locate_file(f"gluoncv/model_zoo/{name}.py")
     loader = SourceFileLoader(f"gluoncv_{name}", str(file))
     module = ModuleType(loader.name)
@@ -40,15 +38,15 @@ def _sequence(*blocks: Any) -> Any:
     return joined
 
 
-def _beside(*blocks: Any) -> Any:
-    """The outputs of all blocks, for the same input, one after the other along the channels."""
+def _concat(*blocks: Any) -> Any:
+    """Concatenate the outputs of all blocks, for the same input, along the channels."""
     joined = HybridConcurrent(axis=1, prefix="")
     joined.add(*blocks)
     return joined
 
 
 def _conv(channels: int, kernel: Any, stride: int = 1, padding: Any = None, *, epsilon: float = 1e-3) -> Any:
-    """A convolution, its batch norm and ReLU; by default the size stays as it is."""
+    """Return a convolution with batch norm and ReLU; by default the padding keeps the size."""
     kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
     padding = tuple(side // 2 for side in kernel) if padding is None else padding
     convolution = nn.Conv2D(channels, kernel, stride, padding, use_bias=False)
@@ -62,8 +60,8 @@ def _convs(*shapes: tuple[Any, ...]) -> Any:
 class _SpatialMean(nn.HybridBlock):
     """Global average pooling, (n, c, h, w) to (n, c), as a mean.
 
-    On the CPU the gradient of MXNet's pooling operator takes a slow path of oneDNN's behind a blocked layout:
-    ResNet-50 at batch 128 trained at 290 samples/s with it and at 320 without, on two cores.
+    On the CPU the gradient of MXNet's pooling operator is slow for a blocked layout: ResNet-50 at batch 128 trained at
+    290 samples/s with it and at 320 without, on two cores.
     """
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803 (MXNet's name)
@@ -73,30 +71,31 @@ class _SpatialMean(nn.HybridBlock):
 class _PreactivationUnit(nn.HybridBlock):
     """A pre-activation unit of He et al. 2016: batch norm, ReLU and convolution, two or three times.
 
-    The projection is behind the first batch norm and ReLU, where MXNet 0.11's and the paper's is; GluonCV projects the
-    unit's raw input, and learns more slowly.
+    The projection follows the first batch norm and ReLU, as in MXNet 0.11 and the paper; GluonCV projects the unit's
+    raw input, and learns more slowly.
     """
 
     def __init__(self, convolutions: Sequence[Any], projection: Any, *, norm: bool) -> None:
         super().__init__(prefix="")
-        self._depth = len(convolutions)
-        for number, convolution in enumerate(convolutions, start=1):
-            relu = nn.Activation("relu")
-            setattr(self, f"bn{number}", _sequence(nn.BatchNorm(**_NORM), relu) if norm else relu)
-            setattr(self, f"conv{number}", convolution)
-        self.downsample = projection
+
+        def activation() -> list[Any]:
+            return [nn.BatchNorm(**_NORM), nn.Activation("relu")] if norm else [nn.Activation("relu")]
+
+        first, *later = convolutions
+        self.preactivation = _sequence(*activation())
+        self.branch = _sequence(first)
+        for convolution in later:
+            self.branch.add(*activation(), convolution)
+        self.projection = projection
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
-        y = self.bn1(x)
-        residual = self.downsample(y) if self.downsample else x
-        y = self.conv1(y)
-        for number in range(2, self._depth + 1):
-            y = getattr(self, f"conv{number}")(getattr(self, f"bn{number}")(y))
-        return y + residual
+        y = self.preactivation(x)
+        residual = self.projection(y) if self.projection else x
+        return self.branch(y) + residual
 
 
 def _stages(layers: int) -> tuple[int, list[int]]:
-    """Units in each of the three stages of a ResNet for CIFAR, and the channels before and in them."""
+    """Return the units in each of the three stages of a ResNet for CIFAR, and the channels before and in them."""
     if layers < 164:
         return (layers - 2) // 6, [16, 16, 32, 64]
     return (layers - 2) // 9, [16, 64, 128, 256]  # bottlenecks, as in the paper
@@ -105,7 +104,7 @@ def _stages(layers: int) -> tuple[int, list[int]]:
 class PreactivationResNet(nn.HybridBlock):
     """MXNet 0.11's pre-activation ResNet for CIFAR, of He et al. 2016.
 
-    GluonCV's lacks, beside the unit above, a 1x1 projection in the first unit of the first stage and a learnt shift in
+    Besides the unit above, GluonCV's has no 1x1 projection in the first unit of the first stage and no learnt shift in
     the batch norm of the input: with 50 layers it has 758,362 parameters, not 758,621.
     """
 
@@ -117,25 +116,25 @@ class PreactivationResNet(nn.HybridBlock):
             self.features.add(nn.BatchNorm(scale=False, **_NORM))
         self.features.add(nn.Conv2D(stem, 3, 1, 1, use_bias=False))
         for stage, width in enumerate(widths):
-            first = self._unit(width, 2 if stage else 1, norm, bottleneck=layers >= 164, first=True)
-            others = (self._unit(width, 1, norm, bottleneck=layers >= 164) for _ in range(units - 1))
-            self.features.add(_sequence(first, *others))
+            for number in range(units):
+                stride = 2 if stage and number == 0 else 1
+                self.features.add(self._unit(layers, width, stride, norm, projects=number == 0))
         if norm:
             self.features.add(nn.BatchNorm(**_NORM))
         self.output = nn.Dense(classes, in_units=widths[-1])
 
     @staticmethod
-    def _unit(width: int, stride: int, norm: bool, *, bottleneck: bool, first: bool = False) -> Any:
-        # Channels, kernel, stride, and the channels of the input where they are known, whose weights are drawn before
-        # those that are settled by a first pass: which they are decides what a seed draws.
-        shapes = [(width, 3, stride, 0 if first else width), (width, 3, 1, width)]
-        if bottleneck:
+    def _unit(layers: int, width: int, stride: int, norm: bool, *, projects: bool) -> Any:
+        # Channels, kernel, stride, and the input's channels or 0. Weights of convolutions whose input is declared are
+        # drawn before those that a first pass infers: the declarations decide what a seed draws.
+        shapes = [(width, 3, stride, 0 if projects else width), (width, 3, 1, width)]
+        if layers >= 164:
             shapes = [(width // 4, 1, 1, 0), (width // 4, 3, stride, 0), (width, 1, 1, 0)]
         convolutions = [
-            nn.Conv2D(channels, kernel, step, kernel // 2, use_bias=False, in_channels=entering)
-            for channels, kernel, step, entering in shapes
+            nn.Conv2D(channels, kernel, step, kernel // 2, use_bias=False, in_channels=inputs)
+            for channels, kernel, step, inputs in shapes
         ]
-        projection = nn.Conv2D(width, 1, stride, use_bias=False) if first else None
+        projection = nn.Conv2D(width, 1, stride, use_bias=False) if projects else None
         return _PreactivationUnit(convolutions, projection, norm=norm)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
@@ -143,14 +142,14 @@ class PreactivationResNet(nn.HybridBlock):
 
 
 class _Shift(nn.BatchNorm):
-    """Batch norm with shifts alone, in tenths of what is learnt, so that they learn a hundred times as fast."""
+    """Batch norm with shifts alone, ten times the learnt values, so that they learn a hundred times as fast."""
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **statistics: Any) -> Any:  # noqa: N803
         return super().hybrid_forward(F, x, gamma=gamma, beta=10 * beta, **statistics)
 
 
 class _Whitening(nn.Conv2D):
-    """A convolution with its shifts in tenths, too."""
+    """A convolution whose shifts are ten times the learnt values, too."""
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any) -> Any:  # noqa: N803
         return super().hybrid_forward(F, x, weight=weight, bias=10 * bias)
@@ -159,8 +158,8 @@ class _Whitening(nn.Conv2D):
 class Airbench(nn.HybridBlock):
     """The network of Jordan 2024 ("94% on CIFAR-10 in 3.29 Seconds on a Single GPU").
 
-    Its first convolution whitens patches of 2 x 2 and is not trained but for its shifts; three blocks of two
-    convolutions follow, which begin as identities. Constants in it do what rates of their own do there.
+    Its first convolution whitens patches of 2 x 2, and only its shifts are trained; three blocks of two convolutions
+    follow, which begin as identities. Constant factors replace the original's separate learning rates.
     """
 
     def __init__(self, classes: int, *widths: int) -> None:
@@ -168,17 +167,17 @@ class Airbench(nn.HybridBlock):
         self.whitening = _Whitening(24, 2, in_channels=3)
         self.whitening.weight.grad_req = "null"
         self.blocks = nn.HybridSequential(prefix="")
-        entering = 24
+        inputs = 24
         for width in widths:
-            for channels, pools in ((entering, True), (width, False)):
+            for channels, pools in ((inputs, True), (width, False)):
                 self.blocks.add(
                     nn.Conv2D(width, 3, 1, 1, use_bias=False, in_channels=channels, weight_initializer=_Identity())
                 )
                 if pools:
                     self.blocks.add(nn.MaxPool2D(2, 2))
                 self.blocks.add(_Shift(scale=False, epsilon=_NORM["epsilon"], momentum=0.6), nn.GELU())
-            entering = width
-        self.output = nn.Dense(classes, use_bias=False, in_units=entering)
+            inputs = width
+        self.output = nn.Dense(classes, use_bias=False, in_units=inputs)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         x = self.blocks(F.LeakyReLU(self.whitening(x), act_type="gelu"))
@@ -186,7 +185,7 @@ class Airbench(nn.HybridBlock):
 
 
 class _Identity(mx.init.Initializer):
-    """He's normal initialisation, but the first outputs of a convolution are its inputs."""
+    """He's normal initialisation, except that the first outputs of a convolution are its inputs."""
 
     def _init_weight(self, name: str, array: Any) -> None:
         inputs, height, width = array.shape[1:]
@@ -208,11 +207,11 @@ def cifar_resnet_v1(classes: int, layers: int) -> Any:
     return cifarresnet.CIFARResNetV1(unit, [units] * 3, channels, classes)
 
 
-class _Grown(nn.HybridBlock):
-    """A DenseNet layer: its input, and behind it along the channels what `layer` makes of it.
+class _DenseLayer(nn.HybridBlock):
+    """A DenseNet layer: its input and the output of `layer`, concatenated along the channels.
 
-    Concatenated with an axis more than images have: oneDNN's own concatenation, which takes four, fails in the backward
-    pass where the channels are no multiple of eight ("could not construct a sub-memory").
+    The arrays have an additional axis: oneDNN's concatenation, for four axes, fails in the backward pass if the
+    channels are no multiple of eight ("could not construct a sub-memory").
     """
 
     def __init__(self, layer: Any) -> None:
@@ -231,7 +230,7 @@ def cifar_densenet(classes: int, layers: int, growth: int) -> Any:
     for block in range(3):
         for _ in range((layers - 4) // 3):
             convolution = nn.Conv2D(growth, 3, 1, 1, use_bias=False)
-            net.add(_Grown(_sequence(nn.BatchNorm(), nn.Activation("relu"), convolution)))
+            net.add(_DenseLayer(_sequence(nn.BatchNorm(), nn.Activation("relu"), convolution)))
             width += growth
         net.add(nn.BatchNorm(), nn.Activation("relu"))
         if block < 2:
@@ -248,7 +247,7 @@ class _LocalNorm(nn.HybridBlock):
 def cifar_alexnet(classes: int) -> Any:
     """AlexNet's CIFAR-10 form of tf_cnn_benchmarks: two 5x5 convolutions and three dense layers.
 
-    The local response normalisations are behind the first pooling and before the second, as there.
+    The local response normalisations follow the first pooling and precede the second, as in the original.
     """
     return _sequence(
         *(nn.Conv2D(64, 5, padding=2, activation="relu"), nn.MaxPool2D(3, 2, 1), _LocalNorm()),
@@ -260,7 +259,7 @@ def cifar_alexnet(classes: int) -> Any:
 def cifar_vgg(classes: int, layers: int) -> Any:
     """VGG's convolutions (Simonyan and Zisserman 2015) with batch norm, and a head of 512 for small images.
 
-    ImageNet's head of twice 4,096 has 90% of the parameters and nothing to do at 32x32.
+    ImageNet's head of twice 4,096 has 90% of the parameters and is useless at 32x32.
     """
     net = _sequence()
     for depth, width in zip(*vision.vgg.vgg_spec[layers]):
@@ -273,10 +272,10 @@ def cifar_inception(classes: int) -> Any:
     """MXNet's own Inception for 28x28 images, with batch norm (Ioffe and Szegedy 2015; Zhang et al. 2017, appendix)."""
 
     def simple(pointwise: int, three: int) -> Any:
-        return _beside(_conv(pointwise, 1), _conv(three, 3))
+        return _concat(_conv(pointwise, 1), _conv(three, 3))
 
     def down(channels: int) -> Any:
-        return _beside(_conv(channels, 3, 2), nn.MaxPool2D(3, 2, 1))
+        return _concat(_conv(channels, 3, 2), nn.MaxPool2D(3, 2, 1))
 
     return _sequence(
         *(_conv(96, 3), simple(32, 32), simple(32, 48), down(80)),
@@ -286,7 +285,7 @@ def cifar_inception(classes: int) -> Any:
 
 
 def cifar_lenet(classes: int) -> Any:
-    """LeNet-5 (LeCun et al. 1998) with a plain dense output and three colours in."""
+    """LeNet-5 (LeCun et al. 1998) with a plain dense output and three input channels."""
     return _sequence(
         *(nn.Conv2D(6, 5, activation="tanh"), nn.AvgPool2D(2, 2)),
         *(nn.Conv2D(16, 5, activation="tanh"), nn.AvgPool2D(2, 2)),
@@ -307,31 +306,31 @@ def inception_v4(classes: int) -> Any:
         return _sequence(nn.AvgPool2D(3, 1, 1, count_include_pad=False), _conv(channels, 1))
 
     def across(channels: int) -> Any:
-        return _beside(_conv(channels, (1, 3)), _conv(channels, (3, 1)))
+        return _concat(_conv(channels, (1, 3)), _conv(channels, (3, 1)))
 
     def block_a() -> Any:
-        return _beside(_conv(96, 1), _convs((64, 1), (96, 3)), _convs((64, 1), (96, 3), (96, 3)), pooled(96))
+        return _concat(_conv(96, 1), _convs((64, 1), (96, 3)), _convs((64, 1), (96, 3), (96, 3)), pooled(96))
 
     def block_b() -> Any:
         once = _convs((192, 1), (224, rows), (256, columns))
         twice = _convs((192, 1), (192, columns), (224, rows), (224, columns), (256, rows))
-        return _beside(_conv(384, 1), once, twice, pooled(128))
+        return _concat(_conv(384, 1), once, twice, pooled(128))
 
     def block_c() -> Any:
         split = _sequence(_conv(384, 1), across(256))
         deeper = _sequence(_conv(384, 1), _conv(448, (3, 1)), _conv(512, (1, 3)), across(256))
-        return _beside(_conv(256, 1), split, deeper, pooled(256))
+        return _concat(_conv(256, 1), split, deeper, pooled(256))
 
-    # A convolution without padding has a 0 behind its stride.
+    # A convolution without padding has a 0 after its stride.
     return _sequence(
         *(_conv(32, 3, 2, 0), _conv(32, 3, 1, 0), _conv(64, 3)),
-        _beside(nn.MaxPool2D(3, 2), _conv(96, 3, 2, 0)),
-        _beside(_convs((64, 1), (96, 3, 1, 0)), _convs((64, 1), (64, rows), (64, columns), (96, 3, 1, 0))),
-        _beside(_conv(192, 3, 2, 0), nn.MaxPool2D(3, 2)),
+        _concat(nn.MaxPool2D(3, 2), _conv(96, 3, 2, 0)),
+        _concat(_convs((64, 1), (96, 3, 1, 0)), _convs((64, 1), (64, rows), (64, columns), (96, 3, 1, 0))),
+        _concat(_conv(192, 3, 2, 0), nn.MaxPool2D(3, 2)),
         *(block_a() for _ in range(4)),
-        _beside(_conv(384, 3, 2, 0), _convs((192, 1), (224, 3), (256, 3, 2, 0)), nn.MaxPool2D(3, 2)),
+        _concat(_conv(384, 3, 2, 0), _convs((192, 1), (224, 3), (256, 3, 2, 0)), nn.MaxPool2D(3, 2)),
         *(block_b() for _ in range(7)),
-        _beside(
+        _concat(
             _convs((192, 1), (192, 3, 2, 0)),
             _convs((256, 1), (256, rows), (320, columns), (320, 3, 2, 0)),
             nn.MaxPool2D(3, 2),
@@ -342,39 +341,61 @@ def inception_v4(classes: int) -> Any:
 
 
 def googlenet(classes: int) -> Any:
-    """GluonCV's, without the auxiliary classifiers."""
+    """GluonCV's GoogLeNet, without the auxiliary classifiers."""
     return _gluoncv("googlenet").GoogLeNet(classes=classes, aux_logits=False)
 
 
-def zoo(classes: int, name: str) -> Any:
-    """A network of Gluon's own model zoo; its VGG would start in a way of its own."""
+def gluon_zoo(classes: int, name: str) -> Any:
+    """A network of Gluon's own model zoo, with this project's initialisation (its VGG has one of its own)."""
     net = vision.get_model(name, classes=classes)
     net.collect_params(".*weight").setattr("init", None)
     return net
 
 
-def build(network: Network, classes: int, *, fused: bool) -> Any:
-    """Returns the uninitialised Gluon block of `network` for inputs (n, 3, h, w).
+_GLUON_RESNETS = [f"resnet{layers}_v{version}" for layers in (50, 101, 152) for version in (1, 2)]
+BUILDERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    **{f"cifar_resnet{layers}_v2": (PreactivationResNet, (layers,)) for layers in CIFAR_RESNET_V2},
+    "cifar_resnet20_v2_no_norm": (PreactivationResNet, (20, False)),
+    **{f"cifar_resnet{layers}_v1": (cifar_resnet_v1, (layers,)) for layers in CIFAR_RESNET_V1},
+    "cifar_airbench94": (Airbench, (64, 256, 256)),
+    "cifar_airbench94_slim": (Airbench, (64, 128, 256)),
+    "cifar_airbench95": (Airbench, (128, 384, 384)),
+    **{f"cifar_densenet{layers}_k12": (cifar_densenet, (layers, 12)) for layers in (40, 100)},
+    **{f"cifar_vgg{layers}": (cifar_vgg, (layers,)) for layers in (16, 19)},
+    "cifar_alexnet": (cifar_alexnet, ()),
+    "cifar_inception": (cifar_inception, ()),
+    "cifar_lenet": (cifar_lenet, ()),
+    "cifar_mlp": (cifar_mlp, ()),
+    "googlenet": (googlenet, ()),
+    "inception_v4": (inception_v4, ()),
+    "inception_v3": (gluon_zoo, ("inceptionv3",)),
+    **{name: (gluon_zoo, (name,)) for name in ("alexnet", "vgg16", "vgg19", "densenet121", *_GLUON_RESNETS)},
+}
+"""Builders of all networks, and their arguments after the number of classes."""
 
-    `fused`: batch norm and ReLU as one operator, which gives the same numbers; but where two layers use its output its
+
+def build(network: Network, classes: int, *, fused: bool) -> Any:
+    """Return the uninitialised Gluon block of `network` for inputs (n, 3, h, w).
+
+    `fused`: batch norm and ReLU as one operator, which gives the same numbers; but if two layers use its output its
     gradient is right only once the block is hybridized. On two cores it made ResNet-50 at batch 128 8% faster (median
     of 16 pairs of 6 steps each).
     """
-    builder, *arguments = NETWORKS[network.name]
-    net = globals()[builder](classes, *arguments)
-    _rebuild(net, fused=fused)
+    builder, arguments = BUILDERS[network.name]
+    net = builder(classes, *arguments)
+    _optimise(net, fused=fused)
     return net
 
 
-def _rebuild(net: Any, *, fused: bool) -> None:
-    """Gives the rows of layers in a network the faster operators, wherever in it they are."""
+def _optimise(net: Any, *, fused: bool) -> None:
+    """Replace layers by faster operators in all sequences of a network."""
     for child in net._children.values():
-        _rebuild(child, fused=fused)
+        _optimise(child, fused=fused)
     if type(net) is not nn.HybridSequential:
         return
     layers = list(net._children.items())
     for (name, layer), (after, follower) in zip(layers, [*layers[1:], ("", None)]):
-        # 7 x 7 or 8 x 8 values are all that is left of an image, in the networks that say how many they average.
+        # A pooling of 7 x 7 or 8 x 8 averages all values of an image, in the networks that have one.
         averages_all = isinstance(layer, nn.AvgPool2D) and layer._kwargs["kernel"] in ((7, 7), (8, 8))
         if averages_all or isinstance(layer, nn.GlobalAvgPool2D):
             net._children[name] = _SpatialMean()
@@ -384,16 +405,16 @@ def _rebuild(net: Any, *, fused: bool) -> None:
 
 
 def branch_ends(net: Any) -> list[Any]:
-    """What scales the end of the branch of each residual unit of `net`; none where it has no such units.
+    """Return the parameters that scale the end of the branch of each residual unit of `net`.
 
-    The gammas of a last batch norm. A pre-activation unit has a ReLU and a convolution after its last norm, and with
-    gammas of zero that ReLU would never let a gradient through: there it is the weights of the last convolution.
+    They are the gammas of the last batch norm. A pre-activation unit has a ReLU and a convolution after its last norm,
+    and with gammas of zero that ReLU would never pass a gradient: there they are the weights of the last convolution.
     """
     ends: list[Any] = []
 
     def collect(block: Any) -> None:
-        if hasattr(block, "bn2"):
-            ends.append(getattr(block, "conv3", block.conv2).weight)
+        if isinstance(block, _PreactivationUnit):
+            ends.append(block.branch[-1].weight)
         elif hasattr(block, "body"):
             ends.extend([layer.gamma for layer in block.body if isinstance(layer, nn.BatchNorm)][-1:])
 
@@ -402,7 +423,7 @@ def branch_ends(net: Any) -> list[Any]:
 
 
 def count(network: Network) -> Cost:
-    """What `network` costs, worked out from its graph: nothing is computed."""
+    """Count the cost of `network` from its graph, without computing anything."""
     net = build(network, network.classes, fused=False)
     graph = net(mx.sym.var("data"))
     internals = graph.get_internals()
@@ -425,7 +446,7 @@ def count(network: Network) -> Cost:
 
 
 def can_fuse() -> bool:
-    """Whether oneDNN has batch norm and ReLU as one operator for this CPU, as it has not for every one."""
+    """Tell whether oneDNN has batch norm and ReLU as one operator for this CPU."""
     image = mx.nd.ones((1, 16, 4, 4))
     image.attach_grad()
     channels = [mx.nd.ones(16) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""The optimizers by which a device updates parameters, as many at once as there are in a long array."""
+"""Optimizers of MXNet; each updates all parameters of a flat buffer together."""
 
 from __future__ import annotations
 
@@ -6,46 +6,72 @@ import functools
 import itertools
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mxnet as mx
 import numpy as np
 
 from poc import config
+from poc.config.run import Run
+from poc.frameworks.mxnet.flat_buffers import FlatBuffer
 
-if TYPE_CHECKING:
-    from poc.config.run import Run
-    from poc.frameworks.mxnet.flat_buffers import FlatBuffer
-
-_AT_ONCE = 50  # arrays in one of MXNet's operators for several, which have room for 60
+_ARRAYS_PER_CALL = 50  # MXNet's operators for several arrays have room for 60
 _TRUST = 0.001  # LARS's coefficient eta
 _PRODUCTS = threading.Lock()
 
 
-class SGD:
-    """SGD with momentum of the parameters in a long array, on one device.
+class Optimizer:
+    """Updates the parameters of a flat buffer on one device."""
 
-    MXNet's velocity has the learning rate in it. With momentum correction it follows when that changes (Goyal et al.
-    2017, section 3.1, remark 3).
-    """
-
-    def __init__(self, run: Run, array: FlatBuffer, device: int) -> None:
-        self._array = array
-        self._values, self._gradients = array.values[device], array.gradients[device]
-        self._velocity = mx.nd.zeros_like(self._values)
-        self._decay = run.optimizer.weight_decay * array.decays
-        self._momentum = run.optimizer.momentum
+    def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
+        self._options: Any = run.optimizer
+        self._buffer = buffer
+        self._values, self._gradients = buffer.values[device], buffer.gradients[device]
+        self._decay = run.optimizer.weight_decay * buffer.decays
         self._scale = 1.0 / run.global_batch
-        self._corrected = getattr(run.optimizer, "momentum_correction", False)
-        self._previous: float | None = None
-        """Learning rate of the last update."""
+        self._state: dict[str, Any] = {}
+        """Arrays on the device that `step` changes, which a checkpoint contains."""
+        self._previous_rate = 0.0
 
     def update(self, rate: float) -> None:
-        """Enqueues one step at learning rate `rate` by the gradients, of the sum over all samples, that are there."""
-        momentum = self._momentum
-        if self._corrected and self._previous:
-            momentum *= rate / self._previous
-        self._previous = rate
+        """Enqueue one step at learning rate `rate` by the gradients of the loss summed over all samples."""
+        raise NotImplementedError
+
+    def step(self, rate: float, finite: Any = None) -> None:
+        """Enqueue `update`; undo it on the device if `finite`, an array of one value, is 0."""
+        changed = [self._values, *self._state.values()]
+        before = [array.copy() for array in changed] if finite is not None else []
+        self.update(rate)
+        self._previous_rate = rate
+        for array, old in zip(changed, before):
+            array[:] = mx.nd.where(finite.as_in_context(array.context).broadcast_to(array.shape), array, old)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return what `load_state` restores."""
+        arrays = {name: array.asnumpy() for name, array in self._state.items()}
+        return {**arrays, "rate": np.array(self._previous_rate)}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore the state from a checkpoint's arrays."""
+        self._previous_rate = float(state["rate"])
+        for name, array in self._state.items():
+            array[:] = state[name]
+
+
+class SGD(Optimizer):
+    """SGD with momentum, by MXNet's operator, whose velocity contains the learning rate.
+
+    With momentum correction the velocity is scaled when the rate changes (Goyal et al. 2017, section 3.1, remark 3).
+    """
+
+    def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
+        super().__init__(run, buffer, device)
+        self._velocity = self._state["momentum"] = mx.nd.zeros_like(self._values)
+
+    def update(self, rate: float) -> None:
+        momentum = self._options.momentum
+        if getattr(self._options, "momentum_correction", False) and self._previous_rate:
+            momentum *= rate / self._previous_rate
         mx.nd.sgd_mom_update(
             self._values,
             self._gradients,
@@ -57,60 +83,47 @@ class SGD:
             rescale_grad=self._scale,
         )
 
-    @property
-    def held(self) -> list[Any]:
-        """What an update changes."""
-        return [self._values, self._velocity]
-
-    def state(self) -> dict[str, np.ndarray]:
-        """What `load_state` takes: the "momentum", and the "rate" before."""
-        state = {"momentum": self._velocity.asnumpy()}
-        return state if self._previous is None else {**state, "rate": np.array(self._previous)}
-
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self._previous = float(state["rate"]) if "rate" in state else None
-        self._velocity[:] = state["momentum"]
-
 
 class Nesterov(SGD):
     """SGD with Nesterov momentum.
 
     MXNet's operator decays the momentum by the weight that it has just written, but only where it writes in place,
-    which hangs on how the weight lies in memory. So the decay is in the gradient here, and the operator adds none.
+    which depends on the weight's layout in memory. So the decay is in the gradient here, and the operator adds none.
     """
 
     def update(self, rate: float) -> None:
         gradient = self._gradients * self._scale
         gradient = gradient + self._decay * self._values if self._decay else gradient
+        momentum = self._options.momentum
         mx.nd.nag_mom_update(
-            self._values, gradient, self._velocity, out=self._values, lr=rate, momentum=self._momentum, wd=0.0
+            self._values, gradient, self._velocity, out=self._values, lr=rate, momentum=momentum, wd=0.0
         )
 
 
 class LARS(SGD):
-    """It scales the rate of each weight by |weight| / |gradient| (You et al. 2017), not those of betas and gammas."""
+    """SGD whose rate for each weight is scaled by |weight| / |gradient| (You et al. 2017), not for betas and gammas."""
 
-    def __init__(self, run: Run, array: FlatBuffer, device: int) -> None:
-        super().__init__(run, array, device)
-        self._views = [array.views(flat) for flat in (self._values, self._gradients, self._velocity)]
+    def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
+        super().__init__(run, buffer, device)
+        self._views = [buffer.views(flat) for flat in (self._values, self._gradients, self._velocity)]
 
     def update(self, rate: float) -> None:
-        if self._array.dimensions == 1:
+        if self._buffer.dimensions == 1:
             super().update(rate)
             return
         values, gradients, velocities = self._views
         rates, decays = (mx.nd.full(len(values), number, ctx=values[0].context) for number in (rate, self._decay))
         squares = (mx.nd.multi_sum_sq(*views, num_arrays=len(views)) for views in (values, gradients))
         rates = mx.nd.multi_lars(rates, *squares, decays, eta=_TRUST, eps=0.0, rescale_grad=self._scale)
-        for first in range(0, len(values), _AT_ONCE):
-            part = slice(first, first + _AT_ONCE)
+        for first in range(0, len(values), _ARRAYS_PER_CALL):
+            part = slice(first, first + _ARRAYS_PER_CALL)
             mx.nd.preloaded_multi_sgd_mom_update(
                 *itertools.chain.from_iterable(zip(values[part], gradients[part], velocities[part])),
                 rates[part],
                 decays[part],
                 out=values[part],
                 num_weights=len(values[part]),
-                momentum=self._momentum,
+                momentum=self._options.momentum,
                 rescale_grad=self._scale,
             )
 
@@ -118,51 +131,83 @@ class LARS(SGD):
 class Muon(SGD):
     """SGD with Nesterov momentum whose direction for convolutions is orthogonalised (Jordan et al. 2024, "Muon").
 
-    The momentum of a convolution, (out, in, height, width), is seen as a matrix (out, the rest) and brought near to the
-    orthogonal one of the same singular vectors by five Newton-Schulz steps. Its rate is a share of the others'. Weight
-    decay is added to the gradients of all others and, decoupled, to convolutions.
+    The momentum of a convolution, (out, in, height, width), is seen as a matrix (out, the rest), and five Newton-Schulz
+    iterations bring it near to the orthogonal matrix of the same singular vectors. Convolutions have a learning rate of
+    their own, a multiple of the others'. Weight decay is decoupled for them, and a part of the gradient for the others.
     """
 
-    def __init__(self, run: Run, array: FlatBuffer, device: int) -> None:
-        super().__init__(run, array, device)
-        assert isinstance(run.optimizer, config.Muon)
-        self._share = run.optimizer.lr / run.learning_rate
-        self._unit = run.optimizer.unit_weights
-        beside_others = run.kind == "cpu" and len(array.values) > 1
-        self._orthogonalised = _orthogonalised_alone if beside_others else orthogonalised
+    def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
+        super().__init__(run, buffer, device)
+        self._rate_factor = self._options.lr / run.learning_rate
+        shares_cpu = run.kind == "cpu" and len(buffer.values) > 1
+        self._orthogonalised = _orthogonalised_exclusively if shares_cpu else orthogonalised
 
     def update(self, rate: float) -> None:
-        own, decay, values = rate * self._share, self._decay, self._values
-        matrices = self._array.dimensions == 4
+        decay, values, momentum = self._decay, self._values, self._options.momentum
+        are_matrices = self._buffer.dimensions == 4
         gradient = self._gradients * self._scale
-        if decay and not matrices:
+        if decay and not are_matrices:
             gradient = gradient + decay * values
-        self._velocity[:] = self._momentum * self._velocity + gradient
-        direction = gradient + self._momentum * self._velocity
-        if matrices:
-            direction = self._array.joined(map(self._orthogonalised, self._array.stacks(direction)))
-            if self._unit:
-                values = self._array.joined(map(_of_unit_rows, self._array.stacks(values)))
-            self._values[:] = (1 - own * decay) * values - own * direction
-        else:
+        self._velocity[:] = momentum * self._velocity + gradient
+        direction = gradient + momentum * self._velocity
+        if not are_matrices:
             values[:] = values - rate * direction
+            return
+        rate *= self._rate_factor
+        direction = self._buffer.joined(map(self._orthogonalised, self._buffer.stacks(direction)))
+        if self._options.unit_weights:
+            values = self._buffer.joined(map(_with_unit_rows, self._buffer.stacks(values)))
+        self._values[:] = (1 - rate * decay) * values - rate * direction
 
 
-def make(run: Run, array: FlatBuffer, device: int) -> SGD:
-    """The optimizer of `run` for the parameters in a long array, on one device."""
-    made: SGD = globals()[type(run.optimizer).__name__](run, array, device)
-    return made
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+
+    The bias corrections, 1 - beta^steps, are means of ones as the others are of gradients, and like these on the
+    device, where a step that overflows is undone.
+    """
+
+    def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
+        super().__init__(run, buffer, device)
+        number = self._values[:1]
+        likes = {"mean": self._values, "square": self._values, "mean_of_ones": number, "square_of_ones": number}
+        self._state = {name: mx.nd.zeros_like(like) for name, like in likes.items()}
+
+    def update(self, rate: float) -> None:
+        gradient = self._gradients * self._scale
+        averaged = {"mean": gradient, "square": gradient.square(), "mean_of_ones": 1.0, "square_of_ones": 1.0}
+        for name, values in averaged.items():
+            beta = self._options.beta1 if name.startswith("mean") else self._options.beta2
+            self._state[name][:] = beta * self._state[name] + (1 - beta) * values
+        mean = mx.nd.broadcast_div(self._state["mean"], self._state["mean_of_ones"])
+        square = mx.nd.broadcast_div(self._state["square"], self._state["square_of_ones"])
+        step = mean / (square.sqrt() + self._options.epsilon)
+        self._values[:] = (1 - rate * self._decay) * self._values - rate * step
 
 
-def _of_unit_rows(stack: Any) -> Any:
-    """Convolutions of one shape, each scaled so that the mean square of its outputs' norms is one."""
+OPTIMIZERS: dict[type[Any], type[Optimizer]] = {
+    config.SGD: SGD,
+    config.Nesterov: Nesterov,
+    config.LARS: LARS,
+    config.Muon: Muon,
+    config.AdamW: AdamW,
+}
+
+
+def build(run: Run, buffer: FlatBuffer, device: int) -> Optimizer:
+    """Return the optimizer of `run` for the parameters in a flat buffer, on one device."""
+    return OPTIMIZERS[type(run.optimizer)](run, buffer, device)
+
+
+def _with_unit_rows(stack: Any) -> Any:
+    """Scale convolutions of one shape so that the mean square of their outputs' norms is one."""
     flat = stack.reshape((len(stack), -1))
     scale = stack.shape[1] ** 0.5 / (mx.nd.norm(flat, axis=1, keepdims=True) + 1e-7)
     return (flat * scale).reshape(stack.shape)
 
 
-class _Orthogonalised(mx.gluon.HybridBlock):
-    """What `orthogonalised` does for one shape, as one operator: its own take longer to issue than to do."""
+class _NewtonSchulz(mx.gluon.HybridBlock):
+    """`orthogonalised` for convolutions of one shape, as one operator: issuing its own takes longer than they do."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -184,28 +229,28 @@ class _Orthogonalised(mx.gluon.HybridBlock):
 
 
 @functools.cache
-def _orthogonalising(shape: tuple[int, ...], context: Any) -> _Orthogonalised:
-    """One for each device: the first call compiles it, which two devices' threads cannot do at once."""
-    return _Orthogonalised(shape)
+def _newton_schulz(shape: tuple[int, ...], context: Any) -> _NewtonSchulz:
+    """Return the operator of one device: the first call compiles it, which two devices' threads cannot do at once."""
+    return _NewtonSchulz(shape)
 
 
 def orthogonalised(stack: Any) -> Any:
-    """Convolutions of one shape, seen as matrices (out, the rest), with their singular values brought near to one.
+    """Bring the singular values of convolutions of one shape, seen as matrices (out, the rest), near to one.
 
-    Scaled by the root of rows / columns where there are more rows, so that the step of an output does not depend on
-    how many there are.
+    A matrix with more rows than columns is scaled by the root of rows / columns, so that the step of an output does not
+    depend on their number.
     """
-    return _orthogonalising(stack.shape, stack.context)(stack)
+    return _newton_schulz(stack.shape, stack.context)(stack)
 
 
-def _orthogonalised_alone(stack: Any) -> Any:
-    """The same, while no other device of this process multiplies matrices.
+def _orthogonalised_exclusively(stack: Any) -> Any:
+    """Return `orthogonalised(stack)`, while no other device of this process multiplies matrices.
 
-    MXNet's OpenBLAS hangs for ever where a second thread enters a product that is shared out to threads: its wait for
-    the first one (blas_server_omp.c, without C11's atomics) was compiled to a loop without end.
+    MXNet's OpenBLAS hangs for ever if a second thread enters a product that is shared out to threads: its wait for the
+    first one (blas_server_omp.c, without C11's atomics) was compiled to a loop without end.
     """
     stack.wait_to_read()
     with _PRODUCTS:
-        made = orthogonalised(stack)
-        made.wait_to_read()
-    return made
+        result = orthogonalised(stack)
+        result.wait_to_read()
+    return result

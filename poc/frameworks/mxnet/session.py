@@ -1,43 +1,45 @@
-"""One network on the devices of one process: MXNet Gluon's autograd, and the exchange that joins the replicas."""
+"""One network on the devices of one process: MXNet Gluon's autograd, and kvstores that sum gradients within it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
+from poc import config
 from poc.config import networks
-from poc.data import Crops
-from poc.frameworks.mxnet import trainer as trainers
+from poc.config.run import Run
+from poc.data import Batch, Crops
+from poc.frameworks.loss_scale import START, LossScale
+from poc.frameworks.mxnet import optimizers
+from poc.frameworks.mxnet.flat_buffers import flatten
 from poc.frameworks.mxnet.networks import branch_ends, build, can_fuse
-from poc.frameworks.session import Part, Session, fastest
+from poc.frameworks.session import Part, Session, crop_indices, fastest
 
-if TYPE_CHECKING:
-    from poc.config.run import Run
-    from poc.data import Batch
+_threads = functools.cache(ThreadPoolExecutor)
+"""A pool per number of devices, shared by all sessions of a process: what MXNet keeps for a thread outlives it."""
 
 
-class _Smoothed(gluon.loss.Loss):
-    """Cross-entropy against labels of which a share is spread over all classes (Szegedy et al. 2016, section 7)."""
+class _SmoothedLoss(gluon.loss.Loss):
+    """Cross-entropy with label smoothing over all classes (Szegedy et al. 2016, section 7)."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, smoothing: float) -> None:
         super().__init__(weight=None, batch_axis=0)
-        self._share = share
+        self._smoothing = smoothing
 
     def hybrid_forward(self, F: Any, scores: Any, labels: Any) -> Any:  # noqa: N803
         logs = F.log_softmax(scores, axis=-1)
-        own = F.pick(logs, labels, axis=-1)
-        return -(1 - self._share) * own - self._share * F.mean(logs, axis=-1)
+        true_class = F.pick(logs, labels, axis=-1)
+        return -(1 - self._smoothing) * true_class - self._smoothing * F.mean(logs, axis=-1)
 
 
-class _Trained(gluon.HybridBlock):
-    """A network and its loss."""
-
+class _NetworkWithLoss(gluon.HybridBlock):
     def __init__(self, net: Any, loss: Any) -> None:
         super().__init__()
         self._net, self._loss = net, loss
@@ -46,25 +48,36 @@ class _Trained(gluon.HybridBlock):
         return self._loss(self._net(images), labels)
 
 
-class GluonSession(Session):
-    """Trains the network of `run` on its contexts, or on one context that plays all of its devices in turn."""
+class MXNetSession(Session):
+    """Trains the network of `run` on its contexts, or on one context that emulates all devices.
+
+    Each flat buffer of parameters is one key of the kvstore and has an owner, one of the devices: it receives the
+    buffer's summed gradients, updates it, and sends its parameters to the other devices. That moves as many bytes as if
+    each device received the sums and did the same update, and spreads work and bytes over all links. NCCL gives its
+    sums to all devices or none, so each device updates all buffers there.
+    """
+
+    _store: Any = None
 
     def __init__(self, run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> None:
         super().__init__(run, first_step)
         if run.dtype in ("float16", "bfloat16"):
-            # Casts around the operators that have the precision, whatever network is built after this.
+            # Casts around the operators that have the precision, in every network built after this.
             amp.init(run.dtype)
         self._peak_bytes = 0
         context = mx.gpu if run.kind == "gpu" else mx.cpu
         self._contexts = [context(number) for number in range(1 if run.emulated else run.devices // run.workers)]
+        self._devices = range(len(self._contexts))
+        # A thread per device issues its work: MXNet's calls take longer than what they enqueue.
+        self._map_devices: Callable[..., Iterable[Any]] = _threads(len(self._devices)).map if self._devices[1:] else map
         mean = np.array(networks.MEAN, dtype=np.float32).reshape(1, 3, 1, 1)
         self._mean = [mx.nd.array(mean, ctx=context) for context in self._contexts]
         self._net = self._build()
         layers: list[Any] = []
         self._net.apply(layers.append)
-        self._drops_out = any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
+        self._has_dropout = any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
-        self._trained_loss = _Smoothed(run.label_smoothing) if run.label_smoothing else self._loss
+        self._training_loss = _SmoothedLoss(run.label_smoothing) if run.label_smoothing else self._loss
         self._loss.hybridize(static_alloc=True, static_shape=True)
         parameters = self._net.collect_params()
         for name, parameter in parameters.items():
@@ -73,18 +86,61 @@ class GluonSession(Session):
         self._trained = [p for p in parameters.values() if p.grad_req != "null"]
         self._statistics = [p for p in parameters.values() if p.name.endswith(("running_mean", "running_var"))]
         self.parameters = int(sum(np.prod(p.shape) for p in self._trained))
-        self._gradient_scale = run.global_batch  # they are those of the sum over all samples
+        self._gradient_scale = run.global_batch  # gradients are those of the sum over all samples
         if state is not None:
-            self._load_parameters(state)  # what servers are to start from
-        self._exchange = trainers.connect(run, self._trained, self._statistics, first_step)
-        self._worker = self._exchange.rank
+            self._load_parameters(state)  # the servers start from the first worker's
+        self._prepare_sync()
         if state is not None:
-            self._load_parameters(state)  # each worker's own, where it has just been given the first one's
-            self._exchange.load_state(state)
+            self._load_parameters(state)  # each worker's own, since it has just received the first one's
+            self._load_optimizers(state)
+
+    def _prepare_sync(self) -> None:
+        """Flatten the parameters into buffers, and join the devices by a kvstore."""
+        run = self._run
+        self._buffers, self._statistics_buffers = flatten(self._trained), flatten(self._statistics)
+        self._loss_scale: LossScale | None = None
+        if run.dtype == "float16":
+            self._loss_scale = LossScale(mx.nd.full(1, START, ctx=self._contexts[0]))
+        self._optimizers: dict[tuple[int, int], optimizers.Optimizer] = {}
+        """Optimizers by buffer and device."""
+        self._two_bit = getattr(run.kvstore, "two_bit", None)
+        self._sent_dtype = np.float16 if getattr(run.kvstore, "gradient_bits", 32) == 16 else np.float32
+        self._replicas_agree = not isinstance(run.kvstore, config.NoSync)
+        """Whether all devices have the same parameters after a step."""
+        every_device = isinstance(run.kvstore, (config.NCCL, config.NoSync))
+        self._owners: list[Sequence[int]] = [
+            self._devices if every_device else [number % len(self._devices)] for number in range(len(self._buffers))
+        ]
+        """The devices that update each buffer."""
+        self._keys: list[int] = []
+        """The kvstore's key of each buffer that is trained; none without synchronisation."""
+        self._statistics_keys: list[int] = []
+        self._key_count = 0
+        self._connect()
+
+    def _connect(self) -> None:
+        """Prepare the first synchronisation."""
+        if self._run.synchronises and self._replicas_agree:
+            self._open_store()
+            self._make_keys()
+
+    def _open_store(self) -> None:
+        name = self._run.kvstore.name
+        self._store = mx.kv.create({"none": "dist_sync", "ssp": "dist_async"}.get(name, name))
+        self._worker = self._store.rank
+        if self._two_bit is not None:
+            self._store.set_gradient_compression({"type": "2bit", "threshold": self._two_bit})
+
+    def _make_keys(self) -> None:
+        self._keys = [self._new_key(buffer.gradients[0].astype(self._sent_dtype)) for buffer in self._buffers]
+
+    def _new_key(self, value: Any) -> int:
+        self._key_count += 1
+        self._store.init(self._key_count, value)
+        return self._key_count
 
     def _build(self, *, evaluates: bool = False) -> Any:
-        """The network on all contexts, initialised and compiled; one that only `evaluates` has neither gradients nor
-        values of its own."""
+        """Return the network on all contexts, initialised and compiled; without gradients if it only `evaluates`."""
         run = self._run
         mx.random.seed(run.seed)
         np.random.seed(run.seed)
@@ -95,170 +151,222 @@ class GluonSession(Session):
         if evaluates:
             net.collect_params().setattr("grad_req", "null")
             net.collect_params().setattr("init", mx.init.Zero())
-        # He's normal initialisation, as the study had it: Gaussian with variance 2 / fan-in.
+        # He's normal initialisation, as in the study: Gaussian with variance 2 / fan-in.
         net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2), ctx=self._contexts)
         if run.zero_init_gamma:
             for end in branch_ends(net):
                 end.initialize(mx.init.Zero(), ctx=self._contexts, force_reinit=True)
-        # A first pass settles the shapes that GluonCV's blocks leave open.
+        # A first pass infers the shapes that GluonCV's blocks leave open.
         for context, mean in zip(self._contexts, self._mean):
-            net((mx.nd.zeros((1, *run.data.input_shape), ctx=context) - mean) * self._scale)
+            net((mx.nd.zeros((1, *run.data.input_shape), ctx=context) - mean) * self._input_scale)
         net.hybridize(static_alloc=True, static_shape=True)
         return net
 
     @functools.cached_property
-    def _evaluating(self) -> Any:
-        """The network again: outside of training oneDNN brings weights into a layout that views cannot have."""
+    def _evaluating_net(self) -> Any:
+        """A second network for evaluation: there oneDNN changes weights to a layout that views cannot have."""
         return self._build(evaluates=True)
 
-    def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[Any]:
+    def local_backward(self, batch: Batch, observe: Callable[[int], Any] | None = None) -> list[Any]:
         if self._run.emulated:
             # Not MXNet's own grad_req "add", for which the casts of lower precisions give zeros.
-            gradients = [array.gradients[0] for array in self._exchange.trained]
-            statistics = [array.values[0] for array in self._exchange.statistics]
-            return self._play(batch, self._differentiate_alone, gradients, statistics, norms)
-        parts = self.placed(batch).parts
-        # A CPU's contexts share one source of random masks, which they must draw from in order.
-        each = map if self._drops_out and self._run.kind == "cpu" else self._exchange.each
-        list(each(self._differentiate, self._compiled, range(len(parts)), parts))
-        return [self._squares(device) for device in range(len(self._contexts))] if norms else []
+            gradients = [buffer.gradients[0] for buffer in self._buffers]
+            statistics = [buffer.values[0] for buffer in self._statistics_buffers]
+            return self._emulate(batch, self._emulated_backward, gradients, statistics, observe)
+        parts = self.place(batch).parts
+        # A CPU's contexts share one source of random masks, so they have to draw in order.
+        map_devices = map if self._has_dropout and self._run.kind == "cpu" else self._map_devices
+        list(map_devices(self._backward, self._compiled, range(len(parts)), parts))
+        return [observe(device) for device in self._devices] if observe else []
 
-    def _differentiate(self, compiled: tuple[Any, list[Any]], device: int, part: Part) -> None:
-        """Leaves a device the gradient of its part of a batch."""
-        cached, arguments = compiled
+    def _backward(self, compiled: tuple[Any, list[Any]], device: int, part: Part) -> None:
+        """Compute a device's gradients of its part of a batch."""
+        operator, arguments = compiled
         with autograd.record():
-            losses = cached(*(part[given] if isinstance(given, int) else given for given in arguments))
-        scale = self._exchange.loss_scale
-        autograd.backward([losses], [scale.on(losses.context).broadcast_to(losses.shape)] if scale else None)
-        self._lost(device, losses.sum())
+            losses = operator(*(part[value] if isinstance(value, int) else value for value in arguments))
+        scales = None
+        if self._loss_scale:
+            scales = [self._loss_scale.scale.as_in_context(losses.context).broadcast_to(losses.shape)]
+        autograd.backward([losses], scales)
+        self._add_loss(device, losses.sum())
 
-    def _differentiate_alone(self, parts: list[Part]) -> None:
-        self._differentiate(self._compiled[0], 0, *parts)
-        # The backward pass updates the statistics behind the back of MXNet's engine, which does not order it before
-        # those who read them.
+    def _emulated_backward(self, parts: list[Part]) -> None:
+        self._backward(self._compiled[0], 0, *parts)
+        # The backward pass updates the statistics without telling MXNet's engine, which does not order it before those
+        # who read them.
         mx.nd.waitall()
 
     @functools.cached_property
     def _compiled(self) -> list[tuple[Any, list[Any]]]:
-        """For each device network and loss as one operator and its arguments: arrays, or which half of a part.
+        """Network and loss as one operator for each device, and its arguments: arrays, or the index into a `Part`.
 
-        A hybridized block gathers all parameters anew at every call, which takes longer than the call.
+        A hybridized block collects all parameters anew at every call, which takes longer than the call.
         """
-        block = _Trained(self._net, self._trained_loss)
+        block = _NetworkWithLoss(self._net, self._training_loss)
         block.hybridize(static_alloc=True, static_shape=True)
         block._build_cache(mx.nd.zeros(1), mx.nd.zeros(1))
         return [
-            (block._cached_op, [held if is_given else held.data(context) for is_given, held in block._cached_op_args])
+            (
+                block._cached_op,
+                [value if is_input else value.data(context) for is_input, value in block._cached_op_args],
+            )
             for context in self._contexts
         ]
 
-    def _squares(self, device: int = 0) -> Any:
-        squares = mx.nd.add_n(*(array.gradients[device].square().sum() for array in self._exchange.trained))
-        scale = self._exchange.loss_scale
-        return squares / scale.on(squares.context).square() if scale else squares
+    def sync_gradients(self) -> None:
+        self._reduce(self._owners)
 
-    def _update(self, learning_rate: float, *, exchange: bool, together: bool) -> None:
-        if exchange:
-            self._exchange.step(learning_rate)
+    def all_reduce_gradients(self) -> None:
+        self._reduce([self._devices] * len(self._buffers))
+
+    def _reduce(self, receivers: list[Sequence[int]]) -> None:
+        """Enqueue the sum of each buffer's gradients, in place of those on its receiving devices."""
+        for number, (key, buffer) in enumerate(zip(self._keys, self._buffers)):
+            sent = [gradients.astype(self._sent_dtype, copy=False) for gradients in buffer.gradients]
+            self._sum(key, sent, [sent[device] for device in receivers[number]], priority=-number)
+            for device in receivers[number]:
+                if sent[device] is not buffer.gradients[device]:
+                    sent[device].astype(np.float32).copyto(buffer.gradients[device])
+
+    def _sum(self, key: int, arrays: list[Any], out: list[Any], priority: int = 0) -> None:
+        """Enqueue the sum of `arrays`, one per device, of all workers, in place of those of them that are `out`."""
+        if self._two_bit is None:
+            self._store.pushpull(key, arrays, out=out, priority=priority)
         else:
-            self._exchange.update(learning_rate, apart=not together)
+            self._store.push(key, arrays, priority=priority)
+            self._store.pull(key, out=out, priority=priority)
 
-    def exchange(self) -> None:
-        self._exchange.exchange()
+    def apply_update(self, learning_rate: float) -> None:
+        self._update(learning_rate, self._owners)
+
+    def apply_local_update(self, learning_rate: float) -> None:
+        self._update(learning_rate, [self._devices] * len(self._buffers))
+
+    def _update(self, rate: float, updating: list[Sequence[int]]) -> None:
+        """Update each buffer on its `updating` devices, and broadcast it if that is one; skip a step that overflows."""
+        finite = self._unscale(self._loss_scale, updating) if self._loss_scale else None
+
+        def update_on(device: int) -> None:
+            for number, devices in enumerate(updating):
+                if device in devices:
+                    self._optimizer(number, device).step(rate, finite)
+
+        list(self._map_devices(update_on, self._devices))
+        for buffer, devices in zip(self._buffers, updating):
+            if len(devices) == 1:
+                buffer.broadcast(devices[0])
+
+    def _unscale(self, loss_scale: LossScale, updating: list[Sequence[int]]) -> Any:
+        """Divide the gradients by the loss scale; return 1 if all of them are finite, else 0, without fetching it."""
+        finite = mx.nd.ones_like(loss_scale.scale)
+        for buffer, devices in zip(self._buffers, updating):
+            for gradient in (buffer.gradients[device] for device in devices):
+                finite = finite * mx.nd.all_finite(gradient).as_in_context(finite.context)
+                gradient[:] = mx.nd.broadcast_div(gradient, loss_scale.scale.as_in_context(gradient.context))
+        loss_scale.update(finite)
+        return finite
+
+    def _optimizer(self, number: int, device: int) -> optimizers.Optimizer:
+        if (number, device) not in self._optimizers:
+            self._optimizers[number, device] = optimizers.build(self._run, self._buffers[number], device)
+        return self._optimizers[number, device]
+
+    def _squared_norm(self, device: int) -> Any:
+        return mx.nd.add_n(*(buffer.gradients[device].square().sum() for buffer in self._buffers))
 
     def sync_is_correct(self) -> bool | None:
-        if not self._sums:
+        if not self._run.kvstore.sums:
             return None
-        # Two bits say less, zero or the threshold, and keep the rest for the next exchange: their sum is checked, that
-        # of values far beyond the threshold, whatever was kept. Of several workers each sends its devices' sum.
+        # Two bits transmit zero or the threshold, and keep the rest for the next time: the check is of their sum for
+        # values far beyond the threshold, whatever was kept. Each of several workers sends its devices' sum.
         threshold = getattr(self._run.kvstore, "two_bit", None)
         first, devices = self._worker * len(self._contexts), self._run.devices
         senders = self._run.workers if self._run.workers > 1 else devices
         for parameter in self._trained:
             for number, gradient in enumerate(parameter.list_grad(), start=first + 1):
                 gradient[:] = number if threshold is None else 1e6 * threshold
-        self.exchange()
+        self.all_reduce_gradients()
         expected = devices * (devices + 1) / 2 if threshold is None else senders * threshold
-        return all(
-            bool((gradient.asnumpy() == expected).all())
-            for parameter in self._trained
-            for gradient in parameter.list_grad()
-        )
-
-    def sync_stats(self) -> dict[str, Any]:
-        return self._exchange.stats()
+        gradients = [gradient for parameter in self._trained for gradient in parameter.list_grad()]
+        return all(bool((gradient.asnumpy() == expected).all()) for gradient in gradients)
 
     def barrier(self) -> None:
-        self._exchange.barrier()
+        """Do nothing: one process has no other workers."""
 
-    def _fetched(self, scalar: Any) -> float:
+    def _to_float(self, scalar: Any) -> float:
         return float(scalar.asscalar())
 
-    def _synchronize(self) -> None:
+    def wait(self) -> None:
         mx.nd.waitall()
         if self._run.kind == "gpu":
-            # MXNet keeps what it has taken, so that its most is what it has.
-            free_and_all = [mx.context.gpu_memory_info(context.device_id) for context in self._contexts]
-            self._peak_bytes = max(self._peak_bytes, *(whole - free for free, whole in free_and_all))
+            # MXNet keeps the memory that it has allocated, so its peak is what it has.
+            free_and_total = [mx.context.gpu_memory_info(context.device_id) for context in self._contexts]
+            self._peak_bytes = max(self._peak_bytes, *(total - free for free, total in free_and_total))
 
     def peak_device_bytes(self) -> int | None:
         return self._peak_bytes or None
 
-    def _seed(self, number: int) -> None:
-        mx.random.seed(number >> 1)
+    def _seed_dropout(self, seed: int) -> None:
+        mx.random.seed(seed >> 1)
 
-    def hold(self, images: np.ndarray) -> None:
+    def upload_images(self, images: np.ndarray) -> None:
         _, self._height, self._width, _ = images.shape
         self._images = [mx.nd.array(images.reshape(-1, 3), ctx=ctx, dtype=np.uint8) for ctx in self._contexts]
 
-    def _on_devices(self, batch: Batch) -> list[Part]:
+    def _upload(self, batch: Batch) -> list[Part]:
         edges = np.linspace(0, len(batch), len(self._contexts) + 1).astype(int).tolist()
         parts = []
-        for device, (context, mean, first, last) in enumerate(zip(self._contexts, self._mean, edges, edges[1:])):
+        for device, (context, first, last) in enumerate(zip(self._contexts, edges, edges[1:])):
             if first == last:
                 continue
             part = batch.part(first, last)
             if isinstance(part.images, Crops):
-                pixels = self._cut(part.images, device)
+                pixels = self._crop(part.images, device)
             else:
                 pixels = self._array(part.images, context)
-            centred = pixels.astype(np.float32) - mean
-            centred = centred if self._scale == 1 else centred * self._scale
+            centred = pixels.astype(np.float32) - self._mean[device]
+            centred = centred if self._input_scale == 1 else centred * self._input_scale
             parts.append((centred, self._array(part.labels, context)))
         return parts
 
     def _array(self, values: np.ndarray, context: Any) -> Any:
         if self._run.kind == "gpu":
             return mx.nd.array(values, ctx=context, dtype=values.dtype)
-        # Not copied at once: on a CPU that waits for what MXNet computes, which would be booked as waiting for data.
+        # Not copied at once: on a CPU that waits for MXNet's computation, and would be booked as waiting for data.
         return mx.nd.from_numpy(np.ascontiguousarray(values)).as_in_context(context)
 
-    def _cut(self, views: Crops, device: int) -> Any:
-        """The views, (n, 3, crop, crop), of the images that a device holds."""
-        context, crop = self._contexts[device], self._run.data.crop
-        images, tops, lefts, mirrored = (
-            self._array(values.reshape(-1, 1, 1), context)
-            for values in (views.images, views.tops, views.lefts, views.flipped)
-        )
-        along = mx.nd.arange(crop, ctx=context, dtype=np.int32)
-        rows = mx.nd.broadcast_add(images * self._height + tops, along.reshape((1, -1, 1)))
-        turned = mx.nd.broadcast_mul(mirrored, (crop - 1 - 2 * along).reshape((1, 1, -1)))
-        columns = mx.nd.broadcast_add(mx.nd.broadcast_add(lefts, along.reshape((1, 1, -1))), turned)
-        places = mx.nd.broadcast_add(rows * self._width, columns)
-        return self._images[device].take(places).transpose((0, 3, 1, 2))
+    def _crop(self, crops: Crops, device: int) -> Any:
+        """Cut the crops, (n, 3, crop, crop), out of the images on a device."""
+        context = self._contexts[device]
+        along = mx.nd.arange(self._run.data.crop, ctx=context, dtype=np.int32)
+        image, row, column = crop_indices([self._array(numbers, context) for numbers in crops], along)
+        pixels = (image * self._height + row) * self._width + column
+        return self._images[device].take(pixels).transpose((0, 3, 1, 2))
 
     def _sync_batch_stats(self) -> None:
-        """Averages the devices' batch statistics, as MXNet's Module does, and gives the evaluating network them all."""
-        self._exchange.synchronize()
-        pairs = zip(self._net.collect_params().values(), self._evaluating.collect_params().values())
+        """Average the devices' batch statistics, as MXNet's Module does, and copy all to the evaluating network."""
+        self._average_statistics()
+        pairs = zip(self._net.collect_params().values(), self._evaluating_net.collect_params().values())
         for trained, parameter in pairs:
             for array, copy in zip(trained.list_data(), parameter.list_data()):
                 array.copyto(copy)
 
-    def _scores(self, images: Any) -> Any:
-        return self._evaluating(images)
+    def _average_statistics(self) -> None:
+        """Give every device of all workers the same parameters and the mean of all devices' batch statistics.
 
-    def _tally(self, scores: Any, labels: Any) -> tuple[Any, Any]:
+        With compression, and without synchronisation, only the devices of each worker average their statistics.
+        """
+        for buffer in self._statistics_buffers:
+            buffer.average()
+        for key, buffer in zip(self._statistics_keys, self._statistics_buffers):
+            self._sum(key, buffer.values[:1], buffer.values[:1])
+            buffer.values[0] /= self._run.workers
+            buffer.broadcast()
+
+    def _scores(self, images: Any) -> Any:
+        return self._evaluating_net(images)
+
+    def _correct_and_loss(self, scores: Any, labels: Any) -> tuple[Any, Any]:
         return (scores.argmax(axis=1) == labels).sum(), (self._loss(scores, labels) * (labels >= 0)).sum()
 
     def _set_whitening(self, filters: np.ndarray) -> None:
@@ -266,32 +374,53 @@ class GluonSession(Session):
 
     def state(self) -> dict[str, np.ndarray]:
         mx.nd.waitall()
-        parameters = {
+        arrays = {
             f"parameter/{name}/{device}": array.asnumpy()
             for name, parameter in self._net._collect_params_with_prefix().items()
             for device, array in enumerate(parameter.list_data())
-            # What all devices have alike is the first one's.
-            if device == 0 or not self._exchange.alike or parameter in self._statistics
+            # The first device's, if all devices have the same.
+            if device == 0 or not self._replicas_agree or parameter in self._statistics
         }
-        return {**parameters, **self._exchange.state()}
+        for prefix, key in self._optimizer_prefixes():
+            if key in self._optimizers:
+                arrays.update({prefix + name: array for name, array in self._optimizers[key].state().items()})
+        if self._loss_scale:
+            numbers = self._loss_scale.scale, self._loss_scale.finite_steps
+            arrays["loss_scale"] = np.array([number.asscalar() for number in numbers])
+        return arrays
+
+    def _optimizer_prefixes(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield the prefix in `state` of each buffer and owner; the same one for all owners if replicas agree."""
+        for number, owners in enumerate(self._owners):
+            for device in owners:
+                yield f"optimizer/{number}/{owners[0] if self._replicas_agree else device}/", (number, device)
+
+    def _load_optimizers(self, state: Mapping[str, np.ndarray]) -> None:
+        for prefix, key in self._optimizer_prefixes():
+            arrays = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+            if arrays:
+                self._optimizer(*key).load_state(arrays)
+        if self._loss_scale:
+            numbers = [mx.nd.array([number], ctx=self._contexts[0]) for number in state["loss_scale"]]
+            self._loss_scale.scale, self._loss_scale.finite_steps = numbers
 
     def _load_parameters(self, state: Mapping[str, np.ndarray]) -> None:
         for name, parameter in self._net._collect_params_with_prefix().items():
             for device, array in enumerate(parameter.list_data()):
-                held = state.get(f"parameter/{name}/{device}", state[f"parameter/{name}/0"])
+                values = state.get(f"parameter/{name}/{device}", state[f"parameter/{name}/0"])
                 # Not array[:] = ..., which oneDNN's blocked layout does not allow.
-                mx.nd.array(held, ctx=array.context).copyto(array)
+                mx.nd.array(values, ctx=array.context).copyto(array)
         mx.nd.waitall()
 
     def peak_flops(self) -> float:
         context = self._contexts[0]
         on_gpu = self._run.kind == "gpu"
         size = 8192 if on_gpu else 2048
-        left, right = (mx.nd.random.uniform(shape=(size, size), ctx=context) for _ in range(2))
+        a, b = (mx.nd.random.uniform(shape=(size, size), ctx=context) for _ in range(2))
         if self._run.dtype in ("float16", "bfloat16"):
             short = amp.amp.bfloat16 if self._run.dtype == "bfloat16" else np.float16
-            left, right = (mx.nd.amp_cast(matrix, dtype=short) for matrix in (left, right))
+            a, b = (mx.nd.amp_cast(matrix, dtype=short) for matrix in (a, b))
         # The operator of a dense layer, which oneDNN has in every precision that it has.
-        product = fastest(lambda: mx.nd.FullyConnected(left, right, num_hidden=size, no_bias=True).wait_to_read(), size)
+        product = fastest(lambda: mx.nd.FullyConnected(a, b, num_hidden=size, no_bias=True).wait_to_read(), size)
         # Contexts of a CPU share its cores, so they count as one.
         return product * (len(self._contexts) if on_gpu else 1)

@@ -1,4 +1,4 @@
-"""PyTorch; `poc.frameworks.Framework` says what each function has to do.
+"""PyTorch; `poc.frameworks.Framework` documents each function.
 
 Importing this package does not import torch: `open_session` does, once the process is ready for it.
 """
@@ -8,21 +8,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
-from poc.config import NCCL, SGD, Device, Muon, Nesterov, NoSync
-from poc.config.networks import CIFAR_RESNET_V2, Cost, Network
-from poc.frameworks import Cluster, versions
+import numpy as np
+
+from poc import config
+from poc.config.networks import CIFAR_RESNET_V2, Network
+from poc.config.run import Run
+from poc.frameworks import Cluster, Session, versions, worker_environments
 from poc.frameworks.builds import Build
+from poc.host.hardware import Hardware
 from poc.host.processes import free_port
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from poc.config.run import Run
-    from poc.frameworks import Session
-    from poc.host.hardware import Hardware
 
 LABEL = "PyTorch"
 PACKAGES: tuple[str, ...] = ("torch", "torchvision")
@@ -54,59 +51,38 @@ BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, _CPU)
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma", "layout", "compile")
-OPTIMIZERS = (SGD, Nesterov, Muon)
-"""A class of `optimizers.py`, of its name, does each."""
-KVSTORES = (Device, NCCL, NoSync)
-NETWORKS: dict[str, tuple[Any, ...]] = {
-    **{f"cifar_resnet{layers}_v2": ("PreactivationResNet", layers) for layers in CIFAR_RESNET_V2},
-    "cifar_resnet20_v2_no_norm": ("PreactivationResNet", 20, False),
-    "cifar_airbench94": ("Airbench", 64, 256, 256),
-    "cifar_airbench94_slim": ("Airbench", 64, 128, 256),
-    "cifar_airbench95": ("Airbench", 128, 384, 384),
-    **{name: ("torchvision", name) for name in ("alexnet", "vgg16", "vgg19", "densenet121")},
-    **{name: ("torchvision_inception", name) for name in ("googlenet", "inception_v3")},
-    **{f"resnet{layers}_v1": ("torchvision_resnet", f"resnet{layers}") for layers in (50, 101, 152)},
-}
-"""What builds each network: its name in `networks.py`, and arguments behind the number of classes.
+NETWORKS: Collection[str] = (
+    *(f"cifar_resnet{layers}_v2" for layers in CIFAR_RESNET_V2),
+    *("cifar_resnet20_v2_no_norm", "cifar_airbench94", "cifar_airbench94_slim", "cifar_airbench95"),
+    *("alexnet", "vgg16", "vgg19", "densenet121", "googlenet", "inception_v3"),
+    *("resnet50_v1", "resnet101_v1", "resnet152_v1"),
+)
+OPTIMIZERS: Collection[type[Any]] = tuple(kind for kind in config.OPTIMIZERS.values() if kind is not config.LARS)
+KVSTORES: Collection[type[Any]] = (config.Device, config.NCCL, config.NoSync)
 
-By name, since planning asks what there is, and must not import torch.
-"""
-
-_KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""For glibc, which by itself gives large blocks back to the system at once: PyTorch's allocator for CPUs keeps none, so
-that in each step the system would zero every page of every layer's output anew."""
+# For glibc, which by itself gives large blocks back to the system at once: PyTorch's allocator for CPUs keeps none, so
+# that in each step the system would zero every page of every layer's output anew.
+_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
-def workers(given: int, devices: int, emulated: bool) -> int:
-    """Processes of a run: one a device, whatever the recipe gives, as DistributedDataParallel wants it."""
+def workers(requested: int, devices: int, emulated: bool) -> int:
+    """Return one process per device, whatever the recipe says, as DistributedDataParallel wants it."""
     return 1 if emulated else devices
 
 
 @contextlib.contextmanager
 def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iterator[Cluster]:
-    """What torchrun gives its workers: their numbers, and where the first one waits for the others."""
-    here = run.workers // len(hosts)
+    """Set torchrun's variables for the workers: their ranks, and where the first one waits for the others."""
     common = {
-        **(_KEEPS_MEMORY if run.kind == "cpu" else {}),
-        "OMP_NUM_THREADS": str(cores),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        **(_KEEP_MEMORY if run.kind == "cpu" else {}),
         "MASTER_ADDR": hosts[0],
-        "MASTER_PORT": str(free_port(hosts[0])),
-        "WORLD_SIZE": str(run.workers),
-        "LOCAL_WORLD_SIZE": str(here),
+        "MASTER_PORT": free_port(hosts[0]),
+        "WORLD_SIZE": run.workers,
+        "LOCAL_WORLD_SIZE": run.workers // len(hosts),
     }
-    environments = [
-        {
-            **common,
-            "RANK": str(worker),
-            "LOCAL_RANK": str(worker % here),
-            "GROUP_RANK": str(worker // here),
-            # Gloo would take the address that this host's name leads to.
-            "POC_OWN_ADDRESS": hosts[worker // here],
-        }
-        for worker in range(run.workers)
-    ]
-    yield Cluster(environments=environments, helpers={})
+    # Gloo would use the address that this host's name resolves to.
+    ranks = {"RANK": "rank", "LOCAL_RANK": "local_rank", "GROUP_RANK": "host_rank", "POC_OWN_ADDRESS": "host"}
+    yield Cluster(environments=worker_environments(run, cores, hosts, common, ranks), helpers={})
 
 
 def unsupported_reason(run: Run, machine: Hardware) -> str | None:
@@ -117,20 +93,15 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     return None
 
 
-def count(network: Network) -> Cost | None:
-    if not versions("pytorch").keys() >= set(PACKAGES):
-        return None
-    from poc.frameworks.pytorch import networks
-
-    return networks.count(network)
+def count(network: Network) -> None:
+    """Count nothing: MXNet builds every network of these."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether NumPy, PyTorch's allocators (torch.OutOfMemoryError, c10/core/impl/alloc_cpu.cpp), CUDA, or cuDNN in the
-    search for its fastest algorithms had too little memory."""
+    # torch.OutOfMemoryError, c10/core/impl/alloc_cpu.cpp, CUDA, and cuDNN's search for its fastest algorithms.
     words = r"out of memory|DefaultCPUAllocator: (can't allocate|not enough) memory|ALLOC_FAILED|to find an engine"
-    torchs = isinstance(error, RuntimeError) and re.search(words, str(error)) is not None
-    return torchs or isinstance(error, MemoryError)
+    from_torch = isinstance(error, RuntimeError) and re.search(words, str(error)) is not None
+    return from_torch or isinstance(error, MemoryError)
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:

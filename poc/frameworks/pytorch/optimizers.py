@@ -1,150 +1,169 @@
-"""How parameters follow gradients: by MXNet's formulas, so that both frameworks take the same steps.
-
-PyTorch's own SGD keeps a velocity without the learning rate in it, MXNet's one with it: they part where the rate
-changes.
-"""
+"""Optimizers of PyTorch that take the same steps as MXNet's, as `torch.optim` classes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
 from poc import config
-
-if TYPE_CHECKING:
-    from poc.config.run import Run
-
+from poc.config.run import Run
 
 Tensors = Sequence[torch.Tensor]
 
 
-class SGD:
-    """SGD with momentum, which may follow the rate (Goyal et al. 2017).
+class Muon(Optimizer):
+    """SGD with Nesterov momentum; in groups with `orthogonal`, its direction is orthogonalised (Jordan et al. 2024).
 
-    `decays` says of each parameter whether it has weight decay, which is added to its gradient.
+    Weight decay is decoupled in these groups, and a part of the gradient in the others.
     """
 
-    def __init__(self, run: Run, parameters: Tensors, decays: Sequence[bool]) -> None:
-        self.parameters = list(parameters)
-        self.momenta = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self.previous: float | None = None
-        """Learning rate of the last update."""
-        self._decayed = [number for number, decay in enumerate(decays) if decay]
-        self._decay, self._momentum = run.optimizer.weight_decay, run.optimizer.momentum
-        self._corrected = getattr(run.optimizer, "momentum_correction", False)
+    def __init__(self, groups: Any, *, momentum: float, unit_weights: bool, dtype: torch.dtype) -> None:
+        super().__init__(groups, {"lr": 0.0, "momentum": momentum, "weight_decay": 0.0, "orthogonal": False})
+        self._unit_weights, self._dtype = unit_weights, dtype
 
     @torch.no_grad()
-    def update(self, rate: float) -> None:
-        """One step at learning rate `rate` by the gradients that the parameters have."""
-        gradients = self._gradients()
-        momentum = self._momentum
-        if self._corrected and self.previous:
-            momentum *= rate / self.previous
-        self.previous = rate
-        torch._foreach_mul_(self.momenta, momentum)
-        torch._foreach_add_(self.momenta, gradients, alpha=-rate)
-        self._move(gradients, rate)
-
-    def _move(self, gradients: Tensors, rate: float) -> None:
-        torch._foreach_add_(self.parameters, self.momenta)
-
-    def _gradients(self) -> list[torch.Tensor]:
-        """Those of all parameters, with the weight decay in them."""
-        gradients = [parameter.grad for parameter in self.parameters]
-        if self._decay and self._decayed:
-            chosen = [gradients[number] for number in self._decayed]
-            weights = [self.parameters[number] for number in self._decayed]
-            for number, decayed in zip(self._decayed, torch._foreach_add(chosen, weights, alpha=self._decay)):
-                gradients[number] = decayed
-        return gradients
-
-    def state(self) -> dict[str, np.ndarray]:
-        """What `load_state` takes: "momentum/INDEX", and the "rate" before."""
-        state = {f"momentum/{number}": momentum.cpu().numpy() for number, momentum in enumerate(self.momenta)}
-        return state if self.previous is None else {**state, "rate": np.array(self.previous)}
-
-    @torch.no_grad()
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self.previous = float(state["rate"]) if "rate" in state else None
-        for number, momentum in enumerate(self.momenta):
-            momentum.copy_(torch.from_numpy(state[f"momentum/{number}"]))
-
-
-class Nesterov(SGD):
-    """SGD with Nesterov momentum, as MXNet's NAG has it."""
-
-    def _move(self, gradients: Tensors, rate: float) -> None:
-        torch._foreach_add_(self.parameters, self.momenta, alpha=self._momentum)
-        torch._foreach_add_(self.parameters, gradients, alpha=-rate)
-
-
-class Muon(SGD):
-    """SGD with Nesterov momentum whose direction for convolutions is orthogonalised (Jordan et al. 2024, "Muon").
-
-    As with MXNet: a convolution is a matrix (out, the rest), its rate a share of the others', and its weight
-    decay decoupled. In a run in bfloat16 it is orthogonalised in bfloat16, as Jordan et al. do.
-    """
-
-    def __init__(self, run: Run, parameters: Tensors, decays: Sequence[bool]) -> None:
-        super().__init__(run, parameters, decays)
-        assert isinstance(run.optimizer, config.Muon)
-        self._share = run.optimizer.lr / run.learning_rate
-        self._unit = run.optimizer.unit_weights
-        self._dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32
-        matrices = [number for number, parameter in enumerate(self.parameters) if parameter.dim() == 4]
-        self._decayed = [number for number in self._decayed if number not in matrices]
-        self._matrices, self._others = matrices, [n for n in range(len(self.parameters)) if n not in set(matrices)]
-
-    @torch.no_grad()
-    def update(self, rate: float) -> None:
-        """One step: that of SGD at `rate` for all but convolutions, which have their share of it."""
-        self.previous = rate
-        gradients = self._gradients()
-        torch._foreach_mul_(self.momenta, self._momentum)
-        torch._foreach_add_(self.momenta, gradients)
-        directions = torch._foreach_add(gradients, self.momenta, alpha=self._momentum)
-        torch._foreach_add_(
-            [self.parameters[number] for number in self._others],
-            [directions[number] for number in self._others],
-            alpha=-rate,
-        )
-        orthogonal = orthogonalised([directions[number] for number in self._matrices], self._dtype)
-        weights = [self.parameters[number] for number in self._matrices]
-        if self._unit:
-            torch._foreach_mul_(weights, [len(weight) ** 0.5 / (weight.norm() + 1e-7) for weight in weights])
-        torch._foreach_mul_(weights, 1 - rate * self._share * self._decay)
-        torch._foreach_add_(weights, orthogonal, alpha=-rate * self._share)
-
-
-def make(run: Run, parameters: Tensors, decays: Sequence[bool]) -> SGD:
-    """The optimizer of `run` for these parameters, of which those that `decays` says have weight decay."""
-    made: SGD = globals()[type(run.optimizer).__name__](run, parameters, decays)
-    return made
+    def step(self, closure: Any = None) -> None:
+        """Update all parameters by their gradients."""
+        for group in self.param_groups:
+            parameters, rate, decay = group["params"], group["lr"], group["weight_decay"]
+            gradients = [parameter.grad for parameter in parameters]
+            buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+            if decay and not group["orthogonal"]:
+                gradients = torch._foreach_add(gradients, parameters, alpha=decay)
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, gradients)
+            directions = torch._foreach_add(gradients, buffers, alpha=group["momentum"])
+            if group["orthogonal"]:
+                directions = orthogonalised(directions, self._dtype)
+                if self._unit_weights:
+                    scales = [len(weight) ** 0.5 / (weight.norm() + 1e-7) for weight in parameters]
+                    torch._foreach_mul_(parameters, scales)
+                torch._foreach_mul_(parameters, 1 - rate * decay)
+            torch._foreach_add_(parameters, directions, alpha=-rate)
 
 
 def orthogonalised(directions: Tensors, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """The matrices (out, the rest) of convolutions with their singular values brought near to one, in their shapes.
+    """Bring the singular values of convolutions, seen as matrices (out, the rest), near to one.
 
-    Scaled by the root of rows / columns where there are more rows. Computed in `dtype`, those of the same shape at
-    once.
+    A matrix with more rows than columns is scaled by the root of rows / columns. The five Newton-Schulz iterations
+    compute in `dtype`, convolutions of one shape together.
     """
-    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, direction in enumerate(directions):
-        groups[(direction.shape[0], direction[0].numel())].append(number)
+    indices_by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, direction in enumerate(directions):
+        indices_by_shape[direction.shape[0], direction[0].numel()].append(index)
     orthogonal: dict[int, torch.Tensor] = {}
     a, b, c = config.Muon.coefficients
-    for (rows, columns), members in groups.items():
-        x = torch.stack([directions[number].reshape(rows, columns) for number in members])
-        tall = rows > columns
-        x = x.mT if tall else x
+    for (rows, columns), indices in indices_by_shape.items():
+        x = torch.stack([directions[index].reshape(rows, columns) for index in indices])
+        x = x.mT if rows > columns else x
         x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype)
         for _ in range(config.Muon.iterations):
             square = x @ x.mT
             x = a * x + (b * square + c * (square @ square)) @ x
-        x = (x.mT if tall else x).float() * max(1.0, rows / columns) ** 0.5
-        orthogonal.update(zip(members, x))
-    return [orthogonal[number].reshape(direction.shape) for number, direction in enumerate(directions)]
+        x = (x.mT if rows > columns else x).float() * max(1.0, rows / columns) ** 0.5
+        orthogonal.update(zip(indices, x))
+    return [orthogonal[index].reshape(direction.shape) for index, direction in enumerate(directions)]
+
+
+def _sgd(run: Run, groups: Any) -> Optimizer:
+    momentum = run.optimizer.momentum
+    nesterov = isinstance(run.optimizer, config.Nesterov) and momentum > 0
+    for group in groups:
+        group["lr_in_velocity"] = not getattr(run.optimizer, "momentum_correction", False)
+    return torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=nesterov, foreach=True)
+
+
+def _muon(run: Run, groups: Any) -> Optimizer:
+    options: Any = run.optimizer
+    split: list[dict[str, Any]] = []
+    for group in groups:
+        matrices = [parameter for parameter in group["params"] if parameter.dim() == 4]
+        split.append({**group, "params": [parameter for parameter in group["params"] if parameter.dim() != 4]})
+        split.append({**group, "params": matrices, "orthogonal": True, "lr_scale": options.lr / run.learning_rate})
+    # Jordan et al. orthogonalise in bfloat16, too.
+    dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32
+    groups = [group for group in split if group["params"]]
+    return Muon(groups, momentum=options.momentum, unit_weights=options.unit_weights, dtype=dtype)
+
+
+def _adamw(run: Run, groups: Any) -> Optimizer:
+    options: Any = run.optimizer
+    betas = options.beta1, options.beta2
+    # On a GPU the step counts are there, too, so that nothing is fetched, and float16 can undo them.
+    return torch.optim.AdamW(groups, 0.0, betas, options.epsilon, foreach=True, capturable=run.kind == "gpu")
+
+
+BUILDERS: dict[type[Any], tuple[Callable[[Run, Any], Optimizer], tuple[str, ...]]] = {
+    config.SGD: (_sgd, ("momentum_buffer",)),
+    config.Nesterov: (_sgd, ("momentum_buffer",)),
+    config.Muon: (_muon, ("momentum_buffer",)),
+    config.AdamW: (_adamw, ("step", "exp_avg", "exp_avg_sq")),
+}
+"""The optimizers, and the names of their state."""
+
+
+def build(run: Run, parameters: Tensors, decays: Sequence[bool]) -> Optimizer:
+    """Return the optimizer of `run`; weight decay applies to the parameters with a true `decays`.
+
+    Its state exists from the start, so that a first step which overflows in float16 can be undone.
+    """
+    by_decay: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    for parameter, decay in zip(parameters, decays):
+        by_decay[decay].append(parameter)
+    groups = [
+        {"params": members, "weight_decay": run.optimizer.weight_decay if decay else 0.0}
+        for decay, members in by_decay.items()
+        if members
+    ]
+    builder, names = BUILDERS[type(run.optimizer)]
+    optimizer = builder(run, groups)
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            name: torch.zeros((), device=parameter.device) if name == "step" else torch.zeros_like(parameter)
+            for name in names
+        }
+    return optimizer
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    """Set the learning rate of the next step, so that SGD takes the steps of MXNet's.
+
+    MXNet: v = m v - rate g, w = w + v. PyTorch: b = m b + g, w = w - rate b. So b is -v / rate, and is scaled by old
+    rate / new rate when the rate changes. (Momentum correction scales v by new rate / old rate: that leaves b as it
+    is.) After a rate of 0, which moves nothing, the momentum is 0.
+    """
+    for group in optimizer.param_groups:
+        if group.get("lr_in_velocity") and rate and rate != group["lr"]:
+            buffers = [optimizer.state[parameter]["momentum_buffer"] for parameter in group["params"]]
+            torch._foreach_mul_(buffers, group["lr"] / rate)
+        group["lr"] = rate * group.get("lr_scale", 1.0)
+
+
+def state_tensors(optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """Return the tensors of the optimizer's state, named "optimizer/GROUP/PARAMETER/NAME"."""
+    return {
+        f"optimizer/{number}/{index}/{name}": tensor
+        for number, group in enumerate(optimizer.param_groups)
+        for index, parameter in enumerate(group["params"])
+        for name, tensor in optimizer.state[parameter].items()
+    }
+
+
+def state(optimizer: Optimizer) -> dict[str, np.ndarray]:
+    """Return the state that `load_state` restores."""
+    tensors = {name: tensor.cpu().numpy() for name, tensor in state_tensors(optimizer).items()}
+    return {**tensors, "optimizer/lr": np.array([group["lr"] for group in optimizer.param_groups])}
+
+
+@torch.no_grad()
+def load_state(optimizer: Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
+    """Restore the state from a checkpoint's arrays."""
+    for group, rate in zip(optimizer.param_groups, arrays["optimizer/lr"].tolist()):
+        group["lr"] = rate
+    for name, tensor in state_tensors(optimizer).items():
+        tensor.copy_(torch.from_numpy(arrays[name]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,25 +17,22 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from poc.config import networks
-from poc.data import Crops
-from poc.frameworks import loss_scale
+from poc.config.run import Run
+from poc.data import Batch, Crops
+from poc.frameworks.loss_scale import START, LossScale
 from poc.frameworks.pytorch import optimizers
 from poc.frameworks.pytorch.networks import build
-from poc.frameworks.session import Part, Placed, Session, fastest
+from poc.frameworks.session import Part, Session, crop_indices, fastest
 from poc.host.processes import interface
-
-if TYPE_CHECKING:
-    from poc.config.run import Run
-    from poc.data import Batch
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class TorchSession(Session):
-    """Trains the network of `run` on this process's device, which may play all devices in turn.
+    """Trains the network of `run` on this process's device, which may emulate all devices.
 
-    Gradients are those of the mean loss over the total batch, wherever its samples are: each process computes its
-    share of them, and an exchange adds the shares up.
+    Gradients are those of the mean loss over the global batch: each process computes its samples' part, and an
+    all-reduce sums the parts.
     """
 
     def __init__(self, run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> None:
@@ -60,195 +57,184 @@ class TorchSession(Session):
         self._statistics = [
             buffer for name, buffer in self._net.named_buffers() if name.endswith(("running_mean", "running_var"))
         ]
-        self._drops_out = any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
+        self._has_dropout = any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
         self.parameters = sum(parameter.numel() for parameter in self._trained)
-        self._loss_scale = self._good = torch.zeros((), device=self._device)
-        """In float16 the scale, of the mean loss, and for how many steps it has been good."""
+        self._loss_scale: LossScale | None = None
         if run.dtype == "float16":
-            self._loss_scale = self._loss_scale + loss_scale.START * run.global_batch
-        self._ready: tuple[Placed | None, list[Part]] = (None, [])
-        """The last batch and its parts as the network takes them, which one that comes again has already."""
-        self._optimizer = optimizers.make(run, self._trained, self._decays())
-        self._replicated: DistributedDataParallel | None = None
+            self._loss_scale = LossScale(torch.full((), START * run.global_batch, device=self._device))
+        self._optimizer = optimizers.build(run, self._trained, self._decays())
+        self._ddp: DistributedDataParallel | None = None
         if run.workers > 1:
             self._init_process_group()
             # Batch statistics stay each device's own, as in the study. It gives all the first one's weights.
-            self._replicated = DistributedDataParallel(self._net, broadcast_buffers=False, gradient_as_bucket_view=True)
+            self._ddp = DistributedDataParallel(self._net, broadcast_buffers=False, gradient_as_bucket_view=True)
         if state is not None:
             self._load_state(state)
-        self._forward: Any = self._replicated or self._net
+        self._forward: Any = self._ddp or self._net
         if run.compile:
             self._forward = torch.compile(self._forward)
 
     def _init_process_group(self) -> None:
-        """Joins the other workers, by torchrun's variables."""
-        own = os.environ["POC_OWN_ADDRESS"]
-        os.environ["GLOO_SOCKET_IFNAME"] = interface(own)
-        if not own.startswith("127."):
-            os.environ["NCCL_SOCKET_IFNAME"] = f"={interface(own)}"
+        """Join the other workers, by torchrun's variables."""
+        address = os.environ["POC_OWN_ADDRESS"]
+        os.environ["GLOO_SOCKET_IFNAME"] = interface(address)
+        if not address.startswith("127."):
+            os.environ["NCCL_SOCKET_IFNAME"] = f"={interface(address)}"
         self._worker, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        meeting = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # By itself the first one would listen on every interface.
-        first = self._worker == 0
-        listening = {"is_master": True, "master_listen_fd": socket.create_server(meeting).detach()} if first else {}
-        store = dist.TCPStore(*meeting, workers, wait_for_workers=False, **listening)
-        gpu = self._device.type == "cuda"
-        # With the device NCCL connects at once, and never to a card that it makes out from the worker's number.
-        how = {"store": store, "rank": self._worker, "world_size": workers}
-        dist.init_process_group("nccl" if gpu else "gloo", device_id=self._device if gpu else None, **how)
+        master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        listening: dict[str, Any] = {}
+        if self._worker == 0:
+            # By itself it would listen on every interface.
+            listening = {"is_master": True, "master_listen_fd": socket.create_server(master).detach()}
+        store = dist.TCPStore(*master, workers, wait_for_workers=False, **listening)
+        backend, device = ("nccl", self._device) if self._device.type == "cuda" else ("gloo", None)
+        # With the device NCCL connects at once, and never to a card that it infers from the worker's number.
+        dist.init_process_group(backend, store=store, rank=self._worker, world_size=workers, device_id=device)
 
     def _decays(self) -> list[bool]:
-        """Of each trained parameter, whether it has weight decay: weights, and gammas unless the run spares them."""
+        """Return for each trained parameter whether it has weight decay: weights, and gammas unless the run says no."""
         gammas = {id(layer.weight) for layer in self._net.modules() if isinstance(layer, nn.BatchNorm2d)}
         return [
             self._run.optimizer.decay_gammas if id(parameter) in gammas else parameter.dim() > 1
             for parameter in self._trained
         ]
 
-    def _backward(self, batch: Batch, *, exchange: bool, norms: bool) -> Sequence[torch.Tensor]:
-        together = exchange and self._sums and self._replicated is not None
-        for parameter in self._trained:
-            parameter.grad = None
-        # DistributedDataParallel divides by the number of processes.
-        share: Any = (self._run.workers if together else 1) / self._run.global_batch
-        if self._run.dtype == "float16":
-            share = share * self._loss_scale
+    def forward_backward(self, batch: Batch) -> None:
+        """Compute the gradients; DistributedDataParallel averages them over the workers during the backward pass."""
+        if self._ddp is None or not self._run.kvstore.sums:
+            self.local_backward(batch)
+            return
+        self._optimizer.zero_grad()
+        self._backward(self.place(batch).parts, self._run.workers / self._run.global_batch)
+
+    def local_backward(self, batch: Batch, observe: Callable[[int], Any] | None = None) -> list[Any]:
+        share = 1 / self._run.global_batch
         if self._run.emulated:
-            summed: list[Any] = []
-            if norms:  # each device's own gradients are looked at, else autograd adds them up
-                for parameter in self._trained:
-                    parameter.grad = torch.zeros_like(parameter)
-                summed = self._gradients()
+            for parameter in self._trained:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients = self._gradients()
 
-            def differentiate(parts: list[Part]) -> None:
-                for gradient in summed:
-                    gradient.zero_()
-                self._differentiate(parts, share)
+            def emulated_backward(parts: list[Part]) -> None:
+                torch._foreach_zero_(gradients)
+                self._backward(parts, share)
 
-            return self._play(batch, differentiate, summed, self._statistics, norms)
-        with contextlib.nullcontext() if together or self._replicated is None else self._replicated.no_sync():
-            placed = self.placed(batch)
-            if placed is not self._ready[0]:
-                self._ready = placed, [self._prepared(*part) for part in placed.parts]
-            self._differentiate(self._ready[1], share)
-        return [self._squares()] if norms else []
+            return self._emulate(batch, emulated_backward, gradients, self._statistics, observe)
+        self._optimizer.zero_grad()
+        with self._ddp.no_sync() if self._ddp else contextlib.nullcontext():
+            self._backward(self.place(batch).parts, share)
+        return [observe(0)] if observe else []
 
-    def _differentiate(self, parts: list[Part], share: Any) -> None:
-        """Adds to the gradients `share` times those of the sum of the samples' losses."""
+    def _backward(self, parts: list[Part], share: float) -> None:
+        """Add to the gradients `share` times those of the sum of the samples' losses."""
         for images, labels in parts:
             with self._autocast():
                 scores = self._forward(images)
             loss = functional.cross_entropy(
                 scores.float(), labels, reduction="sum", label_smoothing=self._run.label_smoothing
             )
-            (loss * share).backward()
-            self._lost(0, loss.detach())
+            (loss * (share * self._loss_scale.scale if self._loss_scale else share)).backward()
+            self._add_loss(0, loss.detach())
+
+    def sync_gradients(self) -> None:
+        """Do nothing: `forward_backward` has summed the gradients."""
+
+    def all_reduce_gradients(self) -> None:
+        if self._ddp is not None and self._run.kvstore.sums:
+            _all_reduce(self._gradients())
+
+    def apply_update(self, learning_rate: float) -> None:
+        optimizers.set_learning_rate(self._optimizer, learning_rate)
+        if self._loss_scale:
+            self._scaled_update(self._loss_scale)
+        else:
+            self._optimizer.step()
+
+    @torch.no_grad()
+    def _scaled_update(self, loss_scale: LossScale) -> None:
+        """Divide the gradients by the loss scale and update, if they are finite; all without fetching anything."""
+        overflow = torch.zeros_like(loss_scale.scale)
+        torch._amp_foreach_non_finite_check_and_unscale_(self._gradients(), overflow, 1 / loss_scale.scale)
+        changed = [*self._trained, *optimizers.state_tensors(self._optimizer).values()]
+        before = _flatten_dense_tensors(changed)
+        self._optimizer.step()
+        # An update by gradients that are not finite is undone on the device, in all tensors together.
+        after = torch.where(overflow > 0, before, _flatten_dense_tensors(changed))
+        torch._foreach_copy_(changed, _unflatten_dense_tensors(after, changed))
+        loss_scale.update(1 - overflow)
 
     def _autocast(self) -> Any:
-        """Inside it layers compute in the run's precision."""
+        """Return a context in which layers compute in the run's precision."""
         dtype = _AUTOCAST.get(self._run.dtype)
         return torch.autocast(self._device.type, dtype=dtype) if dtype else contextlib.nullcontext()
 
-    def _update(self, learning_rate: float, *, exchange: bool, together: bool) -> None:
-        if self._run.dtype != "float16":
-            self._optimizer.update(learning_rate)
-            return
-        overflows = torch.zeros_like(self._good)
-        torch._amp_foreach_non_finite_check_and_unscale_(self._gradients(), overflows, 1 / self._loss_scale)
-        changed = [*self._optimizer.parameters, *self._optimizer.momenta]
-        before = _flatten_dense_tensors(changed)
-        self._optimizer.update(learning_rate)
-        # Nothing is fetched: what an update after an overflow has done is undone on the device, of all tensors at once.
-        with torch.no_grad():
-            kept = torch.where(overflows > 0, before, _flatten_dense_tensors(changed))
-            torch._foreach_copy_(changed, _unflatten_dense_tensors(kept, changed))
-        self._loss_scale, self._good = loss_scale.following(self._loss_scale, self._good, 1 - overflows)
-
-    def _on_devices(self, batch: Batch) -> list[Part]:
-        return [self._prepared(*part) for part in self._ahead(batch)]
-
-    def _ahead(self, batch: Batch) -> list[Part]:
-        """As they are: their arithmetic is the step's."""
-        if isinstance(batch.images, Crops):
-            *views, labels = self._there(*batch.images, batch.labels)
-            return [(Crops(*views), labels)]
-        return [tuple(self._there(batch.images, batch.labels))]
-
-    def _prepared(self, raw: torch.Tensor | Crops, labels: torch.Tensor) -> Part:
-        pixels = self._cut(raw) if isinstance(raw, Crops) else raw
-        images = pixels.to(dtype=torch.float32, memory_format=self._layout).sub_(self._mean)
-        if self._scale != 1:
-            images.mul_(self._scale)
-        return images, labels.long()
-
-    def _there(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        """The arrays on the device: on a GPU copied beside what it computes, and there when this returns."""
-        tensors = list(map(torch.from_numpy, arrays))
+    def _upload(self, batch: Batch) -> list[torch.Tensor]:
+        """Copy images, or crops to cut out on the device, and labels; on a GPU during its computation, and wait."""
+        pixels = batch.images if isinstance(batch.images, Crops) else (batch.images,)
+        tensors = [torch.from_numpy(array) for array in (*pixels, batch.labels)]
         if self._device.type == "cpu":
             return tensors
         with torch.cuda.stream(self._copies):
-            sent = [tensor.pin_memory().to(self._device, non_blocking=True) for tensor in tensors]
+            copies = [tensor.pin_memory().to(self._device, non_blocking=True) for tensor in tensors]
         self._copies.synchronize()
-        for tensor in sent:
-            # Its memory is free for the next batch only behind what the steps have enqueued by then.
+        for tensor in copies:
+            # Its memory is free for the next batch only after what the steps have enqueued by then.
             tensor.record_stream(torch.cuda.default_stream())
-        return sent
+        return copies
+
+    def _prepare(self, uploaded: list[torch.Tensor]) -> list[Part]:
+        *images, labels = uploaded
+        if len(images) == 1:
+            pixels = images[0]
+        else:
+            along = torch.arange(self._run.data.crop, device=self._device)
+            pixels = self._images[crop_indices([numbers.long() for numbers in images], along)].permute(0, 3, 1, 2)
+        scaled = pixels.to(dtype=torch.float32, memory_format=self._layout).sub_(self._mean)
+        if self._input_scale != 1:
+            scaled.mul_(self._input_scale)
+        return [(scaled, labels.long())]
 
     @torch.no_grad()
     def _set_whitening(self, filters: np.ndarray) -> None:
         self._net.whitening.weight.copy_(torch.from_numpy(filters))
 
-    def hold(self, images: np.ndarray) -> None:
+    def upload_images(self, images: np.ndarray) -> None:
         self._images = torch.from_numpy(np.ascontiguousarray(images)).to(self._device)
-
-    def _cut(self, views: Any) -> torch.Tensor:
-        """The views, (n, 3, crop, crop), of the images that the device holds."""
-        crop = self._run.data.crop
-        images, tops, lefts, mirrored = (values.long().reshape(-1, 1, 1) for values in views)
-        along = torch.arange(crop, device=self._device)
-        columns = lefts + along + mirrored * (crop - 1 - 2 * along)
-        return self._images[images, tops + along.reshape(1, -1, 1), columns].permute(0, 3, 1, 2)
 
     def _gradients(self) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self._trained if parameter.grad is not None]
 
-    def _squares(self) -> torch.Tensor:
-        squares = torch.stack(torch._foreach_norm(self._gradients())).square().sum()
-        return squares / self._loss_scale.square() if self._run.dtype == "float16" else squares
-
-    def exchange(self) -> None:
-        if self._replicated is not None and self._sums:
-            _sum(self._gradients())
+    def _squared_norm(self, device: int) -> torch.Tensor:
+        return torch.stack(torch._foreach_norm(self._gradients())).square().sum()
 
     def sync_is_correct(self) -> bool | None:
-        if not self._sums:
+        if not self._run.kvstore.sums:
             return None
         for parameter in self._trained:
             parameter.grad = torch.full_like(parameter, self._worker + 1.0)
-        self.exchange()
+        self.all_reduce_gradients()
         expected = self._run.workers * (self._run.workers + 1) / 2
         return all(bool((gradient == expected).all()) for gradient in self._gradients())
 
     def barrier(self) -> None:
-        self._synchronize()
+        self.wait()
         if self._run.workers > 1:
             dist.barrier()
 
     def close(self) -> None:
-        if self._replicated is not None:
+        if self._ddp is not None:
             self.barrier()
             dist.destroy_process_group()
 
-    def _synchronize(self) -> None:
+    def wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _seed(self, number: int) -> None:
-        torch.manual_seed(number)
+    def _seed_dropout(self, seed: int) -> None:
+        torch.manual_seed(seed)
 
     def _sync_batch_stats(self) -> None:
-        if self._run.workers > 1 and self._sums and self._statistics:
-            _sum(self._statistics)
+        if self._run.workers > 1 and self._run.kvstore.sums and self._statistics:
+            _all_reduce(self._statistics)
             torch._foreach_div_(self._statistics, self._run.workers)
 
     @torch.no_grad()
@@ -259,31 +245,34 @@ class TorchSession(Session):
         self._net.train()
         return scores
 
-    def _tally(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _correct_and_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         loss = functional.cross_entropy(scores, labels, reduction="sum", ignore_index=-1)
         return (scores.argmax(dim=1) == labels).sum(), loss
 
     def state(self) -> dict[str, np.ndarray]:
-        self._synchronize()
-        parameters = {f"parameter/{name}": tensor.cpu().numpy() for name, tensor in self._net.state_dict().items()}
-        scale = {"loss_scale": np.array([float(self._loss_scale), float(self._good)])}
-        return {**parameters, **self._optimizer.state(), **(scale if self._run.dtype == "float16" else {})}
+        self.wait()
+        arrays = {f"parameter/{name}": tensor.cpu().numpy() for name, tensor in self._net.state_dict().items()}
+        arrays.update(optimizers.state(self._optimizer))
+        if self._loss_scale:
+            arrays["loss_scale"] = np.array([float(self._loss_scale.scale), float(self._loss_scale.finite_steps)])
+        return arrays
 
     def _load_state(self, state: Mapping[str, np.ndarray]) -> None:
         names = self._net.state_dict().keys()
         self._net.load_state_dict({name: torch.from_numpy(np.array(state[f"parameter/{name}"])) for name in names})
-        self._optimizer.load_state(state)
-        if self._run.dtype == "float16":
-            self._loss_scale, self._good = torch.tensor(state["loss_scale"], dtype=torch.float32, device=self._device)
+        optimizers.load_state(self._optimizer, state)
+        if self._loss_scale:
+            numbers = torch.tensor(state["loss_scale"], dtype=torch.float32, device=self._device)
+            self._loss_scale.scale, self._loss_scale.finite_steps = numbers
 
     def peak_flops(self) -> float:
         size = 8192 if self._device.type == "cuda" else 2048
         dtype = _AUTOCAST.get(self._run.dtype, torch.float32)
-        left, right = (torch.rand(size, size, device=self._device).to(dtype) for _ in range(2))
+        a, b = (torch.rand(size, size, device=self._device).to(dtype) for _ in range(2))
 
         def product() -> None:
-            functional.linear(left, right)
-            self._synchronize()
+            functional.linear(a, b)
+            self.wait()
 
         return fastest(product, size)
 
@@ -291,8 +280,8 @@ class TorchSession(Session):
         return torch.cuda.max_memory_reserved() if self._device.type == "cuda" else None
 
 
-def _sum(tensors: list[torch.Tensor]) -> None:
-    """Gives each of them, in all workers, the sum of all workers'."""
+def _all_reduce(tensors: list[torch.Tensor]) -> None:
+    """Give each tensor, in all workers, the sum of all workers'."""
     flat = _flatten_dense_tensors(tensors)
     dist.all_reduce(flat)
     torch._foreach_copy_(tensors, _unflatten_dense_tensors(flat, tensors))

@@ -1,7 +1,7 @@
-"""The smallest framework: a perceptron trained in NumPy, with what poc/frameworks/__init__.py asks for alone.
+"""The smallest framework: a perceptron trained in NumPy, with the members of `poc.frameworks.Framework` only.
 
-This file has what the framework can do and starts what its workers need; session.py trains, and it alone would import a
-framework; hub.py adds up the workers' gradients. Imports within the folder are relative, since it may lie anywhere.
+This file lists the framework's options and starts its workers' helper; session.py trains, and would import a framework;
+hub.py sums the workers' gradients. Imports within the folder are relative, since it may be anywhere.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,14 +27,14 @@ PACKAGES: tuple[str, ...] = ("numpy",)
 BUILDS: tuple[Build, ...] = ()
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32",)
-NETWORKS = ("cifar_mlp",)
-OPTIMIZERS = (SGD,)
-KVSTORES = (Device, DistSync, NoSync)
+NETWORKS: Collection[str] = ("cifar_mlp",)
+OPTIMIZERS: Collection[type[Any]] = (SGD,)
+KVSTORES: Collection[type[Any]] = (Device, DistSync, NoSync)
 SUPPORTED_OPTIONS: tuple[str, ...] = ()
 
 
-def workers(given: int, devices: int, emulated: bool) -> int:
-    return given
+def workers(requested: int, devices: int, emulated: bool) -> int:
+    return requested
 
 
 @contextlib.contextmanager

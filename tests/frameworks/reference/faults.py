@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,17 @@ _SPIN_SECONDS = 60.0
 
 
 class FaultySession(NumpySession):
-    """Crashes as it is taken down ("crash"), or has no memory for the large product at the end ("peak"), for a step of
-    its own ("apart"), or for more than 48 samples a device ("48"), or the loss of the second worker's samples, and of
-    no other's, is too large ("diverge"), or it hangs in its tenth step and keeps a core busy ("spin"). It takes no step
-    from the one on that the file POC_HOLD names, as long as that is there."""
+    """A session with a fault, and one that waits before the step in the file POC_HOLD while that file exists.
 
-    _taken = 1_000_000
+    "crash": it crashes when it is closed. "peak": out of memory in `peak_flops`; "apart": in a step without
+    synchronisation; "48", a number: with more samples per device. "diverge": the second worker's loss is infinite.
+    "sum": gradients are summed wrongly. "spin": the tenth step hangs and keeps a core busy.
+    """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    _peak_bytes = 1_000_000
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._fault = os.environ.get("POC_FAULT", "")
         if self._fault == "crash":
             atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
@@ -40,7 +42,7 @@ class FaultySession(NumpySession):
             return self._step >= int(Path(os.environ.get("POC_HOLD", "")).read_text())
         return False
 
-    def _backward(self, batch: Batch, **how: Any) -> Sequence[float]:
+    def local_backward(self, batch: Batch, observe: Callable[[int], float] | None = None) -> list[float]:
         while self._is_held():
             time.sleep(0.02)
         until = time.process_time() + (_SPIN_SECONDS if self._fault == "spin" and self._step == 10 else 0.0)
@@ -48,9 +50,12 @@ class FaultySession(NumpySession):
             pass
         if self._fault.isdigit() and self._run.batch_per_device > int(self._fault):
             raise MemoryError(f"no room for {self._run.batch_per_device} samples")
-        if self._fault == "apart" and not how["exchange"]:
-            raise MemoryError("no room for a step without the exchange")
-        return super()._backward(batch, **how)
+        return super().local_backward(batch, observe)
+
+    def step_without_sync(self, batch: Batch, learning_rate: float) -> None:
+        if self._fault == "apart":
+            raise MemoryError("no room for a step without synchronisation")
+        super().step_without_sync(batch, learning_rate)
 
     def drain(self) -> float:
         loss = super().drain()
@@ -60,10 +65,10 @@ class FaultySession(NumpySession):
         return self._fault != "sum" and super().sync_is_correct()
 
     def peak_device_bytes(self) -> int:
-        return self._taken
+        return self._peak_bytes
 
     def peak_flops(self) -> float:
-        self._taken *= 1000
+        self._peak_bytes *= 1000
         if self._fault == "peak":
             raise MemoryError
         return super().peak_flops()

@@ -1,4 +1,4 @@
-"""The process that adds up what the workers of a run send, and a worker's connection to it.
+"""The process that sums the arrays of a run's workers, and a worker's connection to it.
 
 Its standard input is a socket that listens. Messages are the bytes of float32 arrays; nothing is pickled.
 """
@@ -26,7 +26,7 @@ class Hub:
             self._connection.send_bytes(str(self.worker).encode())
 
     def sum(self, array: np.ndarray) -> np.ndarray:
-        """The sum of all workers' arrays, in their order, once all are given; EOFError where the hub has gone."""
+        """Return the sum of all workers' arrays once all are here; raise EOFError if the hub has gone."""
         if self._connection is None:
             return array
         self._connection.send_bytes(array.tobytes())

@@ -1,0 +1,240 @@
+"""Sessions of workers that are several processes, or whose parameters are on servers: MXNet's kvstores, and Horovod."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from poc import config
+from poc.config.run import Run
+from poc.frameworks.mxnet import launch
+from poc.frameworks.mxnet.flat_buffers import FlatBuffer
+from poc.frameworks.mxnet.session import MXNetSession
+from poc.host import processes
+
+_POLL_SECONDS = 0.002
+
+
+class DistributedSession(MXNetSession):
+    """Several processes: kvstore `dist_sync` or `dist_device_sync`, which sum on MXNet's servers.
+
+    Without synchronisation they start from the same state and send nothing after that.
+    """
+
+    def _connect(self) -> None:
+        self._open_store()
+        # Every worker starts from the values of the first one, and all have them before anything else is sent: servers
+        # do not answer in the order of the requests.
+        for buffer in [*self._buffers, *self._statistics_buffers]:
+            self._broadcast(buffer)
+        mx.nd.waitall()
+        if self._replicas_agree:
+            self._make_keys()
+        self.barrier()
+
+    def _broadcast(self, buffer: FlatBuffer) -> None:
+        """Enqueue the overwriting of a buffer's values, on every worker, by the first worker's."""
+        self._store.pull(self._new_key(buffer.values[0]), out=buffer.values)
+
+    def _make_keys(self) -> None:
+        super()._make_keys()
+        # Compression would mistake the batch statistics for gradients.
+        if self._two_bit is None:
+            self._statistics_keys = [self._new_key(buffer.values[0]) for buffer in self._statistics_buffers]
+
+    def barrier(self) -> None:
+        mx.nd.waitall()
+        self._store._barrier()
+
+
+class HorovodSession(DistributedSession):
+    """Horovod's ring all-reduce (Sergeev and Del Balso 2018): workers send to one another, without servers.
+
+    Its own trainer fails on a CPU with gradients in oneDNN's blocked layout; flat buffers have a plain layout.
+    """
+
+    def _open_store(self) -> None:
+        address = os.environ["HOROVOD_HOSTNAME"]
+        os.environ["HOROVOD_GLOO_IFACE"] = processes.interface(address)
+        launch.check_name_resolves(address)
+        import horovod.mxnet  # optional: only for runs with this kvstore
+
+        self._horovod = horovod.mxnet
+        self._horovod.init()
+        self._worker = self._horovod.rank()
+
+    def _broadcast(self, buffer: FlatBuffer) -> None:
+        self._horovod.broadcast_(buffer.values[0], root_rank=0, name=f"start {self._new_key(buffer)}")
+        buffer.broadcast()
+
+    def _new_key(self, value: Any) -> int:
+        self._key_count += 1
+        return self._key_count
+
+    def _sum(self, key: int, arrays: list[Any], out: list[Any], priority: int = 0) -> None:
+        first, *copies = out
+        for array in arrays:
+            if array is not first:
+                first += array.as_in_context(first.context)
+        self._horovod.allreduce_(first, op=self._horovod.Sum, name=str(key), priority=priority)
+        for copy in copies:
+            first.copyto(copy)
+
+    def barrier(self) -> None:
+        mx.nd.waitall()
+        self._horovod.allreduce_(mx.nd.zeros(1), op=self._horovod.Sum, name="barrier")
+        mx.nd.waitall()
+
+
+class AsyncSession(DistributedSession):
+    """Kvstore `dist_async`: the servers update the parameters by each worker's gradients as they come.
+
+    The learning rate's schedule is theirs, too: what a worker sets does not reach them. A run that resumes from a
+    checkpoint does so without the servers' momentum, which no worker can ask for.
+    """
+
+    def _make_keys(self) -> None:
+        self._keys = [self._new_key(buffer.values[0]) for buffer in self._buffers]
+        undecayed = [key for key, buffer in zip(self._keys, self._buffers) if not buffer.decays]
+        workers = range(self._run.workers)
+        self._keys_by_worker = [
+            [self._new_key(buffer.values[0]) for _ in workers] for buffer in self._statistics_buffers
+        ]
+        """Keys of each buffer's statistics, one per worker."""
+        self._clocks = mx.nd.zeros(self._run.workers)
+        self._clock_key = self._new_key(self._clocks)
+        if self._worker == 0:
+            stored = [key for keys in self._keys_by_worker for key in keys]
+            self._store.set_optimizer(ServerSGD(self._run, self._step, undecayed, stored, self._clock_key))
+
+    def sync_gradients(self) -> None:
+        """Enqueue the push of the gradients to the servers, which update, and the pull of the parameters."""
+        self._push()
+        self._pull()
+
+    all_reduce_gradients = sync_gradients  # sends as much, but sums nothing over the workers
+
+    def apply_update(self, learning_rate: float) -> None:
+        """Do nothing: the servers have updated the parameters."""
+
+    def _push(self) -> None:
+        for number, (key, buffer) in enumerate(zip(self._keys, self._buffers)):
+            self._store.push(key, buffer.gradients, priority=-number)
+
+    def _pull(self) -> None:
+        for number, (key, buffer) in enumerate(zip(self._keys, self._buffers)):
+            self._store.pull(key, out=buffer.values, priority=-number)
+
+    def _average_statistics(self) -> None:
+        self.barrier()
+        self._pull()
+        super()._average_statistics()
+        for keys, buffer in zip(self._keys_by_worker, self._statistics_buffers):
+            self._store.push(keys[self._worker], buffer.values[0].copy())
+            self.barrier()
+            # The store keeps what was pushed as its buffer for what comes, so that cannot be one of these.
+            pulled = [mx.nd.zeros_like(buffer.values[0]) for _ in keys]
+            for key, statistics in zip(keys, pulled):
+                self._store.pull(key, out=statistics)
+            buffer.values[0][:] = mx.nd.add_n(*pulled) / len(pulled)
+            buffer.broadcast()
+        self.barrier()
+
+
+class SSPSession(AsyncSession):
+    """Stale synchronous parallel (Ho et al. 2013) on top of `dist_async`.
+
+    A worker continues only if the slowest one is at most `staleness` steps behind it. The workers' clocks, which count
+    their steps, are one more array of the servers'.
+    """
+
+    def __init__(self, run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> None:
+        super().__init__(run, first_step=first_step, state=state)
+        assert isinstance(run.kvstore, config.SSP)
+        self._bound = run.kvstore.staleness
+        self.seen: list[list[int]] = []
+        """All workers' clocks after each step, when this worker was allowed to continue."""
+        self._wait_seconds = 0.0
+
+    def sync_gradients(self) -> None:
+        """Push the gradients and tick; block until the slowest worker is within the bound; pull the parameters.
+
+        The worker waits for its own messages, since what was sent before the tick must have arrived before it.
+        """
+        self._push()
+        mx.nd.waitall()
+        tick = mx.nd.zeros_like(self._clocks)
+        tick[self._worker] = 1
+        self._store.push(self._clock_key, tick)
+        start = time.monotonic()
+        while True:
+            self._store.pull(self._clock_key, out=self._clocks)
+            clocks = [int(clock) for clock in self._clocks.asnumpy()]
+            if self._bound is None or clocks[self._worker] - min(clocks) <= self._bound:
+                break
+            time.sleep(_POLL_SECONDS)
+        self._wait_seconds += time.monotonic() - start
+        self.seen.append(clocks)
+        self._pull()
+
+    def sync_stats(self) -> dict[str, Any]:
+        """Return `staleness`: counts by steps ahead of the slowest worker; and `stale_wait_seconds`."""
+        ahead = Counter(clocks[self._worker] - min(clocks) for clocks in self.seen)
+        staleness = {str(steps): count for steps, count in sorted(ahead.items())}
+        return {"staleness": staleness, "stale_wait_seconds": self._wait_seconds}
+
+
+class ServerSGD(mx.optimizer.SGD):
+    """The server's handling of what it receives: SGD with momentum for parameters; it stores or adds everything else.
+
+    Each of n workers pushes the mean gradient of its own batch, and the rate is divided by n, so n pushes change the
+    parameters about as far as one synchronous step, weight decay included.
+    """
+
+    def __init__(self, run: Run, first_step: int, undecayed: list[int], stored: list[int], added: int) -> None:
+        super().__init__(
+            momentum=run.optimizer.momentum,
+            wd=run.optimizer.weight_decay,
+            learning_rate=run.learning_rate,
+            rescale_grad=run.workers / run.global_batch,
+        )
+        self.wd_mult = dict.fromkeys(undecayed, 0.0)
+        self._run, self._first_step = run, first_step
+        self._stored, self._added = stored, added
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Apply what one worker pushed for one key (in lists of one, as MXNet's updater has them)."""
+        (key,), (stored,), (received,) = index, weight, grad
+        if key == self._added:
+            stored += received
+        elif key in self._stored:
+            stored[:] = received
+        else:
+            step = self._first_step + self._index_update_count.get(key, 0) // self._run.workers
+            self.lr = self._run.rate(step) / self._run.workers
+            super().update_multi_precision(index, weight, grad, state)
+
+
+SESSIONS: dict[type[Any], type[MXNetSession]] = {
+    config.Device: MXNetSession,
+    config.Local: MXNetSession,
+    config.NCCL: MXNetSession,
+    config.DistSync: DistributedSession,
+    config.DistDeviceSync: DistributedSession,
+    config.DistAsync: AsyncSession,
+    config.SSP: SSPSession,
+    config.Horovod: HorovodSession,
+    config.NoSync: DistributedSession,
+}
+
+
+def session_type(run: Run) -> type[MXNetSession]:
+    """Return the session for the kvstore of `run`."""
+    kind = SESSIONS[type(run.kvstore)]
+    return MXNetSession if run.workers == 1 and not issubclass(kind, AsyncSession) else kind

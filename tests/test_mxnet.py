@@ -1,0 +1,368 @@
+"""MXNet alone: its operators and precisions, its optimizers against formulas, flat buffers, and kvstores that promise
+something else than sums."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poc import LARS, SSP, DistAsync, DistSync, Horovod, Muon, Synthetic, frameworks
+from poc.config.kvstores import KVStore
+from poc.config.run import Run
+from poc.frameworks import loss_scale
+from poc.frameworks.mxnet import compatibility
+from poc.host.hardware import detect
+from tests import fake_gpus
+from tests.builders import MACHINE
+from tests.extras import needs_horovod
+from tests.framework_worker import (
+    PLAIN,
+    SUMS,
+    batches,
+    distance,
+    gradients,
+    parameters,
+    planned,
+    trained,
+    workers,
+)
+from tests.launch import python
+
+compatibility.prepare()
+import mxnet as mx  # noqa: E402
+
+from poc.frameworks.mxnet import flat_buffers, optimizers  # noqa: E402
+from poc.frameworks.mxnet.session import MXNetSession  # noqa: E402
+
+
+def run_of(**fields: Any) -> Run:
+    return planned("mxnet", **fields).run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["cifar_resnet20_v2_no_norm", "cifar_resnet8_v2"])
+def test_four_devices_differ_from_one_by_batch_norm_alone(model: str) -> None:
+    runs = (run_of(model=model, devices=devices, batch_per_device=128 // devices, lr=1e-5) for devices in (1, 4))
+    one, four = (trained(frameworks.open_session(run), run) for run in runs)
+    assert (distance(one, four) < 1e-5) == model.endswith("no_norm")
+
+
+def issue_milliseconds(optimizer: object, devices: int) -> float:
+    """Return the median CPU time that a step of ResNet-50 at batch 1 costs the main thread."""
+    run = run_of(model="cifar_resnet50_v2", batch_per_device=1, optimizer=optimizer, devices=devices)
+    times = []
+    opened, (batch,) = frameworks.open_session(run), batches(run, steps=1)
+    for _ in range(8):
+        start = time.thread_time()
+        opened.step(batch, run.learning_rate)
+        times.append(1e3 * (time.thread_time() - start))
+        opened.drain()
+    return statistics.median(times[3:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", Muon(lr=0.02)], ids=str)
+def test_a_step_on_eight_devices_costs_the_main_thread_at_most_twice_that_on_one(optimizer: object) -> None:
+    # 9 times as long if it issued all devices' work itself.
+    one, eight = (issue_milliseconds(optimizer, devices) for devices in (1, 8))
+    assert eight < min(2 * one, 16)
+
+
+def test_batches_are_placed_on_a_cpu_while_it_computes() -> None:
+    run = run_of()
+    opened, batch, matrix = frameworks.open_session(run), next(batches(run)), mx.nd.ones((128, 1 << 16))
+    mx.nd.waitall()
+    products = [mx.nd.dot(matrix, matrix, transpose_b=True) for _ in range(100)]
+    start = time.monotonic()
+    opened.place(batch)
+    placed = time.monotonic() - start
+    mx.nd.waitall()
+    assert len(products) == 100
+    assert placed < (time.monotonic() - start) / 20
+
+
+@pytest.mark.parametrize(
+    ("machine", "fusion"), [("8 P100", "0"), ("4 V100, old driver", "0"), ("4 A10G", "None"), ("no driver", "None")]
+)
+def test_operators_are_fused_only_if_the_driver_can_read_the_code(machine: str, fusion: str) -> None:
+    code = "import os; from poc.frameworks.mxnet import compatibility; compatibility.prepare(); "
+    code += "print(os.environ.get('MXNET_USE_FUSION'))"
+    assert python(code, **fake_gpus.environment(machine)).stdout.split() == [fusion]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "tf32"])
+def test_products_are_rounded_to_tf32_only_on_request(dtype: str) -> None:
+    with frameworks.load("mxnet").cluster(dataclasses.replace(run_of(), dtype=dtype), 1) as cluster:
+        assert cluster.environments[0].get("NVIDIA_TF32_OVERRIDE") == (None if dtype == "tf32" else "0")
+
+
+def test_peak_memory_of_a_card_is_read_at_the_edges_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    session: Any = frameworks.open_session(run_of(devices=2))
+    session.drain()
+    assert session.peak_device_bytes() is None
+    session._run = dataclasses.replace(session._run, kind="gpu")
+    for free in ({0: 7, 1: 9}, {0: 8, 1: 4}, {0: 8, 1: 8}):
+        monkeypatch.setattr("mxnet.context.gpu_memory_info", lambda device, free=free: (free[device], 10))
+        session.drain()
+    assert session.peak_device_bytes() == 6
+
+
+def test_a_checkpoint_has_one_copy_of_what_all_devices_share() -> None:
+    shared, separate = (
+        frameworks.open_session(run_of(devices=2, kvstore=kvstore)).state() for kvstore in ("device", "none")
+    )
+    assert all(name.endswith(("running_mean/1", "running_var/1")) for name in shared if name.endswith("/1"))
+    assert {name[:-1] for name in separate if name.endswith("/1")} == {name[:-1] for name in shared}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not detect().bfloat16, reason="this CPU has no AVX-512 bf16")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_bfloat16_gives_every_parameter_a_gradient_of_right_direction_and_size(devices: int, tmp_path: Path) -> None:
+    # With the fused norm of float32 the first weights got a wrong one, and with emulated devices all weights a zero.
+    shared: Any = {"devices": devices, "emulated": devices > 1, "batch_per_device": 64 // devices}
+    run = run_of(data=Synthetic(size=28, crop=28, train=256), optimizer=PLAIN, steps=1, **shared)
+    wide = gradients(frameworks.open_session(run), run)
+    # Its casts change MXNet for good: a process of its own.
+    (narrow,) = workers(dataclasses.replace(run, dtype="bfloat16"), tmp_path, "gradients")
+    assert wide.keys() == narrow.keys(), "parameters stay in float32"
+    norm, differences = np.linalg.norm, []
+    for name, left in wide.items():
+        if left.any():
+            right = narrow[name]
+            assert (left * right).sum() / (norm(left) * norm(right) + 1e-30) > 0.8, name
+            assert norm(right) / norm(left) > 0.8, name
+            differences.append(norm(right - left) / norm(left))
+    assert max(differences) > 1e-4
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize("decay_gammas", [True, False])
+def test_lars_scales_the_rates_of_weights_and_betas_and_biases_have_no_decay(decay_gammas: bool) -> None:
+    lars = LARS(weight_decay=0.1, decay_gammas=decay_gammas)
+    run = run_of(optimizer=lars, batch_per_device=64)
+    opened = frameworks.open_session(run)
+    weights, moves = parameters(opened), gradients(opened, run)
+    plain = dataclasses.replace(run, optimizer=PLAIN)
+    for name, gradient in gradients(frameworks.open_session(plain), plain).items():
+        scaled = name.endswith("weight/0")
+        decay = lars.weight_decay * (scaled or (decay_gammas and name.endswith("gamma/0")))
+        expected = gradient + decay * weights[name]
+        if scaled:
+            size = np.linalg.norm(weights[name])
+            expected *= 0.001 * size / (np.linalg.norm(gradient) + decay * size)
+        if gradient.any():
+            tolerance = 1e-3 * float(np.abs(expected).max())
+            np.testing.assert_allclose(moves[name], expected, atol=tolerance, err_msg=name)
+    assert {name.rsplit(".")[-1] for name in moves} >= {"weight/0", "gamma/0", "beta/0", "bias/0"}
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 3, 3), (64, 16, 3, 3), (256, 64, 1, 1), (10, 90, 1, 1)])
+def test_orthogonalised_singular_values_are_near_to_one(shape: tuple[int, ...]) -> None:
+    direction = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    matrix = optimizers.orthogonalised(mx.nd.array(direction[None])).asnumpy().reshape(shape[0], -1)
+    scale = max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
+    values = np.linalg.svd(matrix / scale, compute_uv=False)
+    # The five steps are made for about 0.7 to 1.2, not for exactly one.
+    assert values.min() > 0.5
+    assert values.max() < 1.3
+    # The singular vectors stay: the nearest orthogonal matrix is nearly the same direction.
+    left, _, right = np.linalg.svd(direction.reshape(shape[0], -1), full_matrices=False)
+    nearest = left @ right
+    assert (nearest * matrix).sum() / np.linalg.norm(nearest) / np.linalg.norm(matrix) > 0.95
+
+
+TWO_DEVICES = """
+from poc.frameworks.mxnet import compatibility
+compatibility.prepare()
+import mxnet as mx
+from poc import Muon
+from poc.frameworks.mxnet import flat_buffers, optimizers, session
+from tests.framework_worker import planned
+
+parameter = mx.gluon.Parameter("weight", shape=(512, 512, 3, 3))
+parameter.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+(buffer,) = flat_buffers.flatten([parameter])
+for gradient in buffer.gradients:
+    gradient[:] = mx.nd.random.normal(shape=gradient.shape, ctx=gradient.context)
+both = [optimizers.build(planned("mxnet", optimizer=Muon(0.02)).run, buffer, device) for device in (0, 1)]
+for _ in range(4):
+    list(session._threads(2).map(lambda optimizer: optimizer.step(0.01), both))
+mx.nd.waitall()
+"""
+
+
+def test_devices_of_one_process_multiply_matrices_one_after_the_other() -> None:
+    """Two at the same time hang if matrices are as wide as VGG's: six times of six within four updates."""
+    done = python(TWO_DEVICES, OMP_NUM_THREADS="2")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "units", "ends"),
+    [("cifar_resnet20_v2", 9, "weight"), ("cifar_resnet20_v1", 9, "gamma"), ("cifar_lenet", 0, "")],
+)
+def test_residual_units_can_start_as_identities_and_all_of_them_learn(model: str, units: int, ends: str) -> None:
+    run = run_of(lr=0.05, model=model, zero_init_gamma=True, steps=2)
+
+    def zeros(opened: Any) -> list[str]:
+        arrays = {name: p.data().asnumpy() for name, p in opened._net.collect_params().items()}
+        return [name for name, array in arrays.items() if name.endswith(("weight", "gamma")) and not array.any()]
+
+    opened = frameworks.open_session(run)
+    assert len(zeros(opened)) == units
+    assert all(name.endswith(ends) for name in zeros(opened))
+    for batch in batches(run):
+        opened.step(batch, 0.05)
+    assert zeros(opened) == []
+    assert zeros(frameworks.open_session(dataclasses.replace(run, zero_init_gamma=False))) == []
+
+
+# Flat buffers on several devices of one process, and float16's scale
+
+
+def test_parameters_begin_on_256_bytes_and_those_of_one_shape_are_stacked() -> None:
+    shapes = [(16, 3, 3, 3), (10, 4, 1, 1), (16, 3, 3, 3), (4, 5, 3, 3), (10, 4, 1, 1)]
+    parameters = [mx.gluon.Parameter(f"weight{number}", shape=shape) for number, shape in enumerate(shapes)]
+    for number, parameter in enumerate(parameters, start=1):
+        parameter.initialize(mx.init.Constant(number))
+    (buffer,) = flat_buffers.flatten(parameters)
+    (flat,) = buffer.values
+    stacks = list(buffer.stacks(flat))
+    assert [stack.shape for stack in stacks] == [(1, 4, 5, 3, 3), (2, 10, 4, 1, 1), (2, 16, 3, 3, 3)]
+    assert sorted(int(each[0, 0, 0, 0].asscalar()) for stack in stacks for each in stack) == [1, 2, 3, 4, 5]
+    assert np.array_equal(buffer.joined(stacks).asnumpy(), flat.asnumpy())
+    flat += 10
+    for number, parameter in enumerate(parameters, start=1):
+        assert (parameter.data().asnumpy() == 10 + number).all()
+        assert np.flatnonzero(flat.asnumpy() == 10 + number)[0] % 64 == 0
+
+
+DEVICES = 3
+
+
+def connected(dtype: str = "float32", **fields: Any) -> MXNetSession:
+    """Return a session of three devices with four buffers, of 4, 3, 2 and 1 dimensions, of ones."""
+    run = run_of(model="cifar_mlp", devices=DEVICES, **fields)
+    session = MXNetSession(run)
+    session._trained = [mx.gluon.Parameter(f"weight{n}", shape=(2,) * n) for n in (1, 2, 3, 4)]
+    for parameter in session._trained:
+        parameter.initialize(mx.init.One(), ctx=session._contexts)
+    session._run = dataclasses.replace(run, dtype=dtype)
+    session._prepare_sync()
+    return session
+
+
+def train(session: MXNetSession, gradient: float, overflow: bool = False) -> np.ndarray:
+    """Take a step with the same gradients everywhere; return the first value of each buffer on each device."""
+    for buffer in session._buffers:
+        for flat in buffer.gradients:
+            flat[:] = gradient
+    if overflow:
+        session._buffers[1].gradients[2][0] = np.inf
+    session.sync_gradients()
+    session.apply_update(0.1)
+    session.wait()
+    return np.array([[values.asnumpy()[0] for values in buffer.values] for buffer in session._buffers])
+
+
+@pytest.mark.parametrize("fields", [{}, {"kvstore": "nccl"}, {"kvstore": "none"}, {"optimizer": "adamw"}], ids=str)
+def test_a_step_that_overflows_on_one_device_is_skipped_on_all_and_halves_the_scale(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = mx.kv.create
+    monkeypatch.setattr(mx.kv, "create", lambda name: create("device" if name == "nccl" else name))
+    scaled, plain = connected("float16", **fields), connected(**fields)
+    expected = np.ones((4, DEVICES))
+    for overflow, scale, good in ((True, 512, 0), (False, 512, 1), (True, 256, 0), (False, 256, 1), (False, 256, 2)):
+        seen = train(scaled, scaled.state()["loss_scale"][0], overflow)
+        expected = train(plain, 1.0) if not overflow else expected
+        assert np.array_equal(seen, expected)
+        assert scaled.state()["loss_scale"].tolist() == [scale, good]
+    resumed = connected("float16", **fields)
+    resumed._load_optimizers(scaled.state())
+    expected_state = {name: array for name, array in scaled.state().items() if not name.startswith("parameter/")}
+    assert all(np.array_equal(array, resumed.state()[name]) for name, array in expected_state.items())
+
+
+def test_the_scale_doubles_after_two_thousand_finite_steps_in_a_row() -> None:
+    scaler = loss_scale.LossScale(8.0)
+    seen = [(0, 8.0)]
+    for step in range(1, 4100):
+        scaler.update(float(step != 50))
+        if scaler.scale != seen[-1][1]:
+            seen.append((step, scaler.scale))
+    assert seen == [(0, 8.0), (50, 4.0), (2050, 8.0), (4050, 16.0)]
+
+
+# Between workers: real processes and sockets
+
+
+def between_workers(test: Any) -> Any:
+    return pytest.mark.slow(pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")(test))
+
+
+def run_of_two(kvstore: KVStore, **fields: object) -> Run:
+    return run_of(devices=2, workers=2, kvstore=kvstore, **fields)
+
+
+@between_workers
+def test_dist_async_with_one_worker_equals_local(tmp_path: Path) -> None:
+    local = run_of()
+    (seen,) = workers(dataclasses.replace(local, kvstore=DistAsync()), tmp_path)
+    assert distance(seen, trained(frameworks.open_session(local), local)) < 1e-5
+
+
+@between_workers
+def test_workers_of_dist_async_agree_when_they_are_evaluated(tmp_path: Path) -> None:
+    seen = workers(run_of_two(DistAsync()), tmp_path, seeds=(1, 2))
+    assert distance(*seen) == 0
+    assert sum(worker["evaluated"][1] for worker in seen) == 70
+    assert {str(worker["sums right"]) for worker in seen} == {"None"}
+
+
+@between_workers
+@pytest.mark.parametrize("bound", [0, 2, None])
+def test_no_worker_is_further_ahead_than_the_staleness_bound(bound: int | None, tmp_path: Path) -> None:
+    run = run_of_two(SSP(bound), straggler=5.0, steps=8)
+    ahead = {}
+    for seen in workers(run, tmp_path, "clocks"):
+        rank = int(seen["rank"])
+        own = seen["seen"][:, rank]
+        assert own.tolist() == list(range(1, run.steps + 1))
+        ahead[rank] = int((own - seen["seen"].min(axis=1)).max())
+    # The slow one is never ahead by more than the step that it has just done; the other goes as far as it may.
+    assert ahead[1] <= 1
+    assert ahead[0] == (run.steps if bound is None else bound)
+
+
+@between_workers
+def test_with_two_bits_each_worker_sends_the_sum_of_its_devices(tmp_path: Path) -> None:
+    run = dataclasses.replace(run_of_two(DistSync(two_bit=0.5), steps=1), devices=4)
+    assert {str(seen["sums right"]) for seen in workers(run, tmp_path)} == {"True"}
+
+
+@between_workers
+@pytest.mark.parametrize(
+    "kvstore",
+    [DistSync(two_bit=1.0), DistSync(gradient_bits=16), pytest.param(Horovod(gradient_bits=16), marks=needs_horovod)],
+    ids=str,
+)
+def test_the_error_of_fewer_bits_is_bounded(kvstore: KVStore, tmp_path: Path) -> None:
+    left, right = workers(run_of_two(kvstore), tmp_path, "sums")
+    assert np.array_equal(left["received"], right["received"])
+    error = np.abs(left["received"] - SUMS * (left["sent"] + right["sent"]))
+    if getattr(kvstore, "two_bit", None):
+        # Each worker keeps less than the threshold for the next synchronisation.
+        assert 0.5 < error.max() <= 2 * 1.0 + 1e-4
+    else:
+        # Each of two values of up to 1 and a sum of up to 2 is rounded to 11 binary digits.
+        assert 1e-5 < error.max() / SUMS <= 2 * 2**-12 + 2**-11
