@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from poc import config
-from poc.config import kvstores, networks
+from poc.config import kvstores
+from poc.config.networks import NETWORKS as ALL_NETWORKS
 from poc.config.networks import Cost, Network
 from poc.config.run import Run
 from poc.frameworks import Cluster, Session, worker_environments
@@ -58,7 +59,7 @@ BUILDS: tuple[Build, ...] = (
 LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma")
-NETWORKS: Collection[str] = tuple(networks.NETWORKS)
+NETWORKS: Collection[str] = tuple(ALL_NETWORKS)
 OPTIMIZERS: Collection[type[Any]] = tuple(config.OPTIMIZERS.values())
 KVSTORES: Collection[type[Any]] = tuple(kvstores.KVSTORES.values())
 ON_SERVERS = (config.DistAsync, config.SSP)
