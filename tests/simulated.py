@@ -27,13 +27,14 @@ from types import SimpleNamespace
 from typing import Any, Callable
 from unittest import mock
 
-from poc import CIFAR10, Fixed, Linear, Muon, Recipe, config, frameworks, report, studies
+from poc import CIFAR10, Fixed, Linear, Muon, Recipe, config, frameworks, published, report
 from poc.config import SSP, Horovod, Local, NoSync, networks
 from poc.config.run import Run
 from poc.frameworks import builds, pytorch
 from poc.host.hardware import GPU, Hardware
 from poc.host.monitor import DeviceUse, Monitored
 from poc.plan import plan
+from poc.published import prices
 from poc.records.noise import Norms
 from poc.records.record import (
     COMPLETED,
@@ -50,7 +51,6 @@ from poc.records.timing import Window
 from poc.run import parent
 from poc.run.launcher import CoreUse, HostResult, RunContext
 from poc.run.sweep import Sweep
-from poc.studies import prices
 from tests.fake_gpus import CARDS
 
 HOME = Path(__file__).parents[1]
@@ -441,7 +441,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from poc.records import journal
 
     records = journal.read(journal.paths(results))
-    report.write(records, studies.load(), page=results / "results.md", folder=results, prices=prices.load({}))
+    report.write(records, published.load(), page=results / "results.md", folder=results, prices=prices.load({}))
     print(results / "results.md")
 
 

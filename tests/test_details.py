@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from poc import studies
+from poc import published
+from poc.published import Study, prices
 from poc.records.record import Record
+from poc.records.row import COLUMNS, Row
 from poc.report import markdown, table
 from poc.report.page import Block, Page
 from poc.report.results import Results
 from poc.report.sections.details import PAGES
-from poc.studies import Study, prices
-from poc.studies.row import COLUMNS, Row
 from tests.builders import TEST_CPU, record_of
 
 GPUS = [{"index": index, "name": "Test GPU", "capability": [7, 0], "memory_bytes": 2**34} for index in range(4)]
-FOLDER = Path(studies.__file__).parent
-PRINTED_BY_STUDY = {study.name: study for study in studies.load()}
+FOLDER = Path(published.__file__).parent
+PRINTED_BY_STUDY = {study.name: study for study in published.load()}
 
 
 def on_gpus(rate: float, minute: int, *, devices: int = 1, batch: int = 128, **changes: Any) -> Record:
@@ -197,9 +197,9 @@ def test_this_machine_stands_beside_the_published_rows_of_the_same_setting(tmp_p
 
 
 def test_a_study_with_every_column_has_tables_of_eight_columns(tmp_path: Path) -> None:
-    values: dict[str, Any] = {name: 7.25 for name in studies.PRINTED if COLUMNS[name].type == "Measure"}
-    values.update({name: 3 for name in studies.PRINTED if COLUMNS[name].type == "Count"})
-    values.update({name: f"a {name}" for name in studies.PRINTED if name not in values})
+    values: dict[str, Any] = {name: 7.25 for name in published.PRINTED if COLUMNS[name].type == "Measure"}
+    values.update({name: 3 for name in published.PRINTED if COLUMNS[name].type == "Count"})
+    values.update({name: f"a {name}" for name in published.PRINTED if name not in values})
     study = Study(name="full", rows=(Row(origin="published", study="full", **values),), title="Full")
     blocks = _section(results_of(tmp_path, [], [study]), study)
     (text,) = _texts_of_rows(blocks, 1)

@@ -17,10 +17,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from poc import studies
+from poc import published
+from poc.published.prices import load
+from poc.records.row import COLUMNS
 from poc.report import explorer, table
-from poc.studies.prices import load
-from poc.studies.row import COLUMNS
 from tests.builders import record_of
 from tests.launch import DEADLINE_SECONDS
 
@@ -36,7 +36,7 @@ RECORDS = [
     record_of(outcome="diverged", reason=HARM, run={"learning_rate": 9.0}, commit=HARM),
     record_of(outcome="skipped", reason=HARM, run={"model": "alexnet"}, windows=[], evaluations=[], wall=None),
 ]
-TABLE = table.build(RECORDS, studies.load(), load({}))
+TABLE = table.build(RECORDS, published.load(), load({}))
 DRAWN = TABLE[TABLE.outcome.isin(["completed", ""])]
 pytestmark = pytest.mark.slow
 POINTS = '#points path[aria-roledescription="point"]'
@@ -215,7 +215,7 @@ def test_a_telephone_shows_all_of_it(browser: Any) -> None:
 
 def test_the_same_rows_give_the_same_bytes(made: Path, tmp_path: Path) -> None:
     text = made.read_text(encoding="utf-8")
-    assert explorer.page(table.build(RECORDS[::-1], studies.load(), load({})), tmp_path / "cache") == text
+    assert explorer.page(table.build(RECORDS[::-1], published.load(), load({})), tmp_path / "cache") == text
     (kept,) = (tmp_path / "cache").iterdir()
     explorer._vega.cache_clear()
     assert explorer.page(TABLE, tmp_path / "cache") == text

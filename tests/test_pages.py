@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from poc import report, studies
+from poc import published, report
 from poc.records import last_run
 from poc.records.record import Record
 from poc.report import chart, explorer, markdown
@@ -23,7 +23,7 @@ from poc.report.sections import cost
 from tests.builders import TEST_CPU, build, record_of
 from tests.pages import Lines, tables
 
-STUDIES = studies.load()
+STUDIES = published.load()
 MAIN = STUDIES[:1]
 GPUS = [{"index": index, "name": "Test GPU", "capability": [7, 0], "memory_bytes": 2**34} for index in range(4)]
 EPOCH = 50_000
@@ -109,7 +109,7 @@ def known() -> list[Record]:
 @pytest.fixture(scope="module")
 def page(known: list[Record], tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the page of the known records at $3.60 per hour."""
-    prices = studies.prices.load({"test machine": 3.6})
+    prices = published.prices.load({"test machine": 3.6})
     return written(tmp_path_factory.mktemp("known"), *known, shown=STUDIES, prices=prices)
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from poc import report, studies
+from poc import published, report
 from poc.__main__ import main
-from poc.studies.row import Row
+from poc.records.row import Row
 from poc.values import UserError
 
-FOLDER = Path(studies.__file__).parent
+FOLDER = Path(published.__file__).parent
 
 # machine | model | batch size | gpus | accuracy | epochs | s/epoch | samples/s, as the study has them.
 BEEVA = """
@@ -65,7 +65,7 @@ THEANO = {
     ("resnet50", 64): "163.15 | 80.09 + 0.81 + 7.66 | 40.25 + 0.56 + 3.36 | 20.12 + 0.56 + 1.90",
 }
 PARTS = ("train_seconds_per_5120", "communication_seconds_per_5120", "sync_seconds_per_5120")
-ROWS = [row for study in studies.load() for row in study.rows]
+ROWS = [row for study in published.load() for row in study.rows]
 
 
 def as_text(study: str) -> tuple[str, list[dict[str, str]]]:
@@ -85,15 +85,15 @@ def of_study(study: str) -> list[Row]:
 
 
 def test_each_study_is_named_and_whole() -> None:
-    assert [(study.name, study.authors, study.year, len(study.rows)) for study in studies.load()] == [
+    assert [(study.name, study.authors, study.year, len(study.rows)) for study in published.load()] == [
         ("beeva_poc_mxnet", "Enrique Otero (BEEVA)", "2017", 34),
         ("theano_mpi", "He Ma, Fei Mao, Graham W. Taylor", "2017", 25),
         ("keras_multi_gpu", "Bohumír Zámečník (Rossum)", "2017", 114),
         ("hacksa_horovod", "Rodrigo Arias, Horia Burca", "2019", 3),
         ("pmls_caffe", "Qirong Ho", "2017", 10),
     ]
-    assert all(study.title for study in studies.load())
-    unaddressed = [study.name for study in studies.load() if not study.address.startswith("https://")]
+    assert all(study.title for study in published.load())
+    unaddressed = [study.name for study in published.load() if not study.address.startswith("https://")]
     assert unaddressed == ["hacksa_horovod"]  # its source gives none
 
 
@@ -211,7 +211,7 @@ def test_a_fault_made_on_purpose_is_flagged(printed: str, fault: str, says: str,
     writer.writeheader()
     writer.writerows({**row, **(wrong if row["printed"] == printed else {})} for row in cells)
     (tmp_path / f"{sound.study}.csv").write_text(head + text.getvalue())
-    (read,) = studies.load(folder=tmp_path)
+    (read,) = published.load(folder=tmp_path)
     assert sound.flag == ""
     assert find(read.rows, printed).flag.startswith(says)
 
@@ -228,7 +228,7 @@ resnet50_v1,2,780,64,weak,"a, two"
 def test_a_study_of_one_s_own_needs_no_more_than_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(MINE)
-    *others, mine = studies.load([path])
+    *others, mine = published.load([path])
     assert len(others) == 5
     assert (mine.name, mine.title, mine.authors, mine.year) == ("mine", "My own cluster", "", "2026")
     read = [(row.study, row.printed, row.samples_per_second, row.accuracy) for row in mine.rows]
@@ -309,7 +309,7 @@ def test_a_study_is_read_as_spreadsheets_pandas_and_people_write_it(form: str, t
     for text in (csv_text(PLAIN), FORMS[form]):
         path = tmp_path / "mine.csv"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        study = studies.load([path])[-1]
+        study = published.load([path])[-1]
         read.append((study.authors, study.year, [asdict(row) for row in study.rows]))
     assert read[1] == read[0]
     first, second = read[0][2]
@@ -319,7 +319,7 @@ def test_a_study_is_read_as_spreadsheets_pandas_and_people_write_it(form: str, t
 def test_a_study_with_its_data_set_in_capitals_is_looked_through_for_contradictions(tmp_path: Path) -> None:
     text = spelled(cifar10="CIFAR-10", accuracy="seconds_per_epoch", **{"0.81": "44.7"})
     (tmp_path / "mine.csv").write_text(text)
-    assert "44.7 s per epoch" in studies.load([tmp_path / "mine.csv"])[-1].rows[0].flag
+    assert "44.7 s per epoch" in published.load([tmp_path / "mine.csv"])[-1].rows[0].flag
 
 
 @pytest.mark.parametrize(("decimals", "flagged"), [("", False), (".0", False), (".1", True)])
@@ -328,7 +328,7 @@ def test_digits_that_pandas_adds_are_not_the_source_s(decimals: str, flagged: bo
     rows = [[*PLAIN[0], "speedup_throughput"], [*PLAIN[1], ""], [*PLAIN[2], "1.99"]]
     text = csv_text(rows).replace("3000", f"3000{decimals}").replace("5800", f"5800{decimals}")
     (tmp_path / "mine.csv").write_text(text)
-    assert bool(studies.load([tmp_path / "mine.csv"])[-1].rows[1].flag) == flagged
+    assert bool(published.load([tmp_path / "mine.csv"])[-1].rows[1].flag) == flagged
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_figure_that_cannot_be_is_refused_with_row_column_and_value(column: st
     path = tmp_path / "mine.csv"
     path.write_text(csv_text([["model", column], ["resnet50_v1", ""], ["resnet50_v1", cell]], [HEAD[0], ""]))
     with pytest.raises(UserError) as caught:
-        studies.load([path])
+        published.load([path])
     assert f"{path}, row 5: {column} is {cell!r}; " in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -369,7 +369,7 @@ def test_a_figure_that_cannot_be_is_refused_with_row_column_and_value(column: st
 def test_a_number_that_may_mean_two_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text(csv_text(PLAIN, separator=";").replace("3000", "3,000").replace("0.81", ""))
     with pytest.raises(UserError, match=r"row 5: samples_per_second is '3,000'"):
-        studies.load([tmp_path / "mine.csv"])
+        published.load([tmp_path / "mine.csv"])
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_a_study_that_cannot_be_understood_is_refused(old: str, new: str, says: 
     path = tmp_path / ("mine.csv" if old else "theano_mpi.csv")
     path.write_text(MINE.replace(old, new, 1))
     with pytest.raises(UserError, match=says) as caught:
-        studies.load([path])
+        published.load([path])
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -404,7 +404,7 @@ def test_a_study_that_cannot_be_understood_is_refused(old: str, new: str, says: 
 def test_columns_may_have_the_names_that_they_had_before(tmp_path: Path) -> None:
     text = "infrastructure,network,total_batch,learning_rate,exchange\nmine,resnet50_v1,256,0.1,nccl\n"
     (tmp_path / "mine.csv").write_text(text)
-    *_, study = studies.load([tmp_path / "mine.csv"])
+    *_, study = published.load([tmp_path / "mine.csv"])
     (row,) = study.rows
     assert (row.machine, row.model, row.global_batch, row.lr, row.kvstore) == ("mine", "resnet50_v1", 256, 0.1, "nccl")
 

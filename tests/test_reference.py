@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from poc import report, studies
+from poc import published, report
 from poc.records import journal
 from poc.records.record import Record
 from tests.builders import build, record_of
@@ -60,7 +60,7 @@ def test_no_record_or_page_depends_on_a_time_that_was_withdrawn(tmp_path: Path) 
         records = read_back(folder / "journals", *withdrawn, trained(1.0), shown)
         assert len(records) == 5
         read.append(repr(records))
-        report.write(records, studies.load(), page=folder / "results.md", folder=folder / "results")
+        report.write(records, published.load(), page=folder / "results.md", folder=folder / "results")
         pages = [path for path in folder.rglob("*") if path.suffix != ".jsonl" and path.is_file()]
         written.append({path.relative_to(folder): path.read_bytes() for path in pages})
     assert len(written[0]) > 8

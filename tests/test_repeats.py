@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from scipy.stats import t as student
 
-from poc import studies
+from poc.published import load
 from poc.records.record import Record
 from poc.report import repeats
 from poc.report.table import BURST, TRAINING
@@ -238,7 +238,7 @@ def test_a_series_never_mixes() -> None:
 @pytest.fixture(scope="module")
 def published() -> pd.DataFrame:
     """Return the table of all published rows."""
-    return build(studies=studies.load())
+    return build(studies=load())
 
 
 def test_speedups_of_all_of_theano(published: pd.DataFrame) -> None:

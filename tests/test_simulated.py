@@ -18,10 +18,10 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from poc import predict, report, studies
+from poc import predict, report
+from poc.published import load, prices
 from poc.records import journal
 from poc.report import chart, explorer
-from poc.studies import prices
 from tests import simulated
 from tests.pages import WIDTH, check, font, number, tables
 from tests.simulated import MACHINES
@@ -38,7 +38,7 @@ EVERY = dict.fromkeys(
 )
 COMBINATIONS = [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in EVERY]
 GPUS = {machine: MACHINES[machine][1] for machine in MACHINES}
-STUDIES = studies.load()
+STUDIES = load()
 K80, P100 = "8x Tesla K80 (2017)", "DGX-1, 8x P100 (2017)"
 PUBLISHED = ("8x Tesla K80", "DGX-1, 8x P100", "CPU of AWS p2.8x", "Intel Xeon E5-2666 v3", "Intel Core i5-6300U")
 MODEL = "cifar_resnet50_v2"

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from poc import Recipe, studies
+from poc import Recipe, published
 from poc.config.datasets import DataId
 from poc.plan import Planned, plan
+from poc.published import prices
+from poc.published.prices import Prices
 from poc.records import journal
 from poc.run import checkpoint, schedule, workload
 from poc.run.schedule import DoneRepeats, RuntimeEstimator
 from poc.run.sweep import Sweep, run_sweep
-from poc.studies import prices
-from poc.studies.prices import Prices
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, place_in, record_of, run_of
 
@@ -203,7 +203,7 @@ def test_every_price_has_a_date_and_a_source_and_the_users_come_first() -> None:
 
 def test_the_studys_k80_are_p2_and_its_p100_were_not_rented() -> None:
     known: Prices = prices.load({})
-    rows = studies.load()[0].rows
+    rows = published.load()[0].rows
     found = {row.machine: known.of(row.machine, row.hardware) for row in rows}
     assert {name: price and (price.machine, price.devices) for name, price in found.items()} == {
         **{"1": ("p2.8xlarge", 8), "1*": ("p2.8xlarge", 8)},

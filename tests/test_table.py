@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from poc import studies
+from poc.published import load
 from poc.records import timing
 from poc.records.record import Record
+from poc.records.row import COLUMNS, rate
 from poc.report import table as tables
-from poc.studies.row import COLUMNS, rate
 from tests.builders import TEST_CPU, build, record_of
 from tests.launch import HOME
 
@@ -28,7 +28,7 @@ FIRST = """
     warmup_seconds train_seconds data_seconds evaluate_seconds checkpoint_seconds rest_seconds speedup_throughput
     speedup_wall efficiency_throughput efficiency_wall note
 """
-STUDIES = studies.load()
+STUDIES = load()
 BLANK: dict[str, Any] = {"windows": [], "evaluations": [], "parts": {}, "wall": None, "memory": {}}
 P100 = {"index": 0, "name": "Tesla P100", "capability": [6, 0], "memory_bytes": 2**34}
 STEP = dict(steps=24, whole_step_seconds=0.4, independent_step_seconds=0.3, exchange_seconds=0.15, sums_right=True)

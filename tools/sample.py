@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from poc import report, studies
+from poc import published, report
 from poc.records import journal
 from poc.report import table
 from poc.report.results import Results
@@ -30,9 +30,9 @@ def write(home: Path = HOME) -> None:
     for path in [*folder.glob("*.md"), *folder.glob("*.html")]:
         if path.name != "README.md":
             path.unlink()
-    records, published = journal.read(journal.paths(HOME / "reference")), studies.load()
-    report.write(records, published, page=home / "results.md", folder=folder, sample=SAMPLE)
-    results = Results(table.read(folder / "rows.csv"), published, MACHINE)
+    records, studies = journal.read(journal.paths(HOME / "reference")), published.load()
+    report.write(records, studies, page=home / "results.md", folder=folder, sample=SAMPLE)
+    results = Results(table.read(folder / "rows.csv"), studies, MACHINE)
     report.write_pages(results, page=folder / "results.md", folder=folder, sample=REFERENCE)
 
 

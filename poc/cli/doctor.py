@@ -16,8 +16,8 @@ from poc.cli import chosen
 from poc.frameworks import Build
 from poc.host import hardware, topology
 from poc.host.hardware import Hardware
+from poc.published import prices
 from poc.run.launcher import cache
-from poc.studies import prices
 from poc.values import UserError, to_plain
 
 _FREE_GIGABYTES = 2.0

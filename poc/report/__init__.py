@@ -10,6 +10,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from poc.published import Study
+from poc.published.prices import Prices
+from poc.published.prices import load as load_prices
 from poc.records import last_run as last_runs
 from poc.records.last_run import LastRun
 from poc.records.record import SKIPPED, Record
@@ -19,9 +22,6 @@ from poc.report.page import Block, Figure
 from poc.report.results import MAIN_MODEL, TARGET, Results, Subject
 from poc.report.sections import cost, header, learning_rate, recipes, scaling, scorecard, throughput
 from poc.report.sections.details import PAGES
-from poc.studies import Study
-from poc.studies.prices import Prices
-from poc.studies.prices import load as load_prices
 from poc.values import write_atomically
 
 MOST_LINES = 120

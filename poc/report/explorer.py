@@ -22,8 +22,8 @@ from itables import javascript, options
 from itables.typing import JavascriptFunction
 
 from poc.records.record import COMPLETED
+from poc.records.row import COLUMNS, MEASURED
 from poc.report import markdown
-from poc.studies.row import COLUMNS, MEASURED
 from poc.values import write_atomically
 
 FIRST = (

@@ -14,7 +14,7 @@ import pandas as pd
 from scipy.stats import ttest_ind
 
 from poc.records.record import COMPLETED
-from poc.studies.row import MEASURED, STRONG, WEAK
+from poc.records.row import MEASURED, STRONG, WEAK
 
 MIN_REPEATS = 3
 """Repeats that each side needs for a significance test."""

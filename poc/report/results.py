@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from poc.published import Study
 from poc.records.last_run import LastRun
 from poc.records.record import SKIPPED
+from poc.records.row import MEASURED
 from poc.report import markdown, repeats
 from poc.report.table import BURST, TRAINING
-from poc.studies import Study
-from poc.studies.row import MEASURED
 
 MAIN_MODEL = "cifar_resnet50_v2"
 REFERENCE_BATCH = 128

@@ -18,11 +18,11 @@ import pandas as pd
 
 from poc import frameworks
 from poc.config import networks
+from poc.published import Study
+from poc.published.prices import GIVEN, Prices
 from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
+from poc.records.row import COLUMNS, MEASURED, Row, rate
 from poc.report import repeats
-from poc.studies import Study
-from poc.studies.prices import GIVEN, Prices
-from poc.studies.row import COLUMNS, MEASURED, Row, rate
 
 TRAINING, BURST = "training", "burst"
 """Length classes: whole epochs, or a run cut by steps or seconds to measure throughput. They are never pooled."""

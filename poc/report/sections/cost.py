@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.page import Block, section
 from poc.report.results import Results, Subject, trainings
-from poc.studies.row import MEASURED
 
 
 def fastest(rows: pd.DataFrame) -> Any | None:

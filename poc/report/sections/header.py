@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from poc.records.record import COMPLETED, DIVERGED, FAILED, SKIPPED
+from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.results import Results
-from poc.studies.row import MEASURED
 
 
 def lines(results: Results) -> str:

@@ -88,7 +88,7 @@ def prices(results: Results) -> list[Block]:
     """Return the prices that costs are computed with."""
     rows = results.table[results.table.dollars_per_hour.notna()]
     rows = rows.assign(machine=list(map(markdown.machine, rows.itertuples())))
-    about = "Sources: `poc/studies/prices.csv`. `--price NAME=DOLLARS` sets the price of a machine."
+    about = "Sources: `poc/published/prices.csv`. `--price NAME=DOLLARS` sets the price of a machine."
     return listing(
         "Prices",
         about,

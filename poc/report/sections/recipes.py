@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 
 from poc.records.record import COMPLETED, SKIPPED
+from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.page import Block, section
 from poc.report.results import Results
 from poc.report.table import TRAINING
-from poc.studies.row import MEASURED
 
 _FEWEST_ROWS = 3
 _MOST_REASONS = 5

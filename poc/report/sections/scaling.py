@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
+from poc.records.row import MEASURED, WEAK
 from poc.report import chart, markdown, repeats
 from poc.report.page import Block, Figure, figure, section
 from poc.report.results import REFERENCE_BATCH, Results, Subject, preferred
 from poc.report.table import BURST
-from poc.studies.row import MEASURED, WEAK
 
 _MOST_COUNTS = 4
 

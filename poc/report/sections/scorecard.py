@@ -6,11 +6,11 @@ from typing import Any, Callable
 
 import pandas as pd
 
+from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.page import Block, section
 from poc.report.results import MAIN_MODEL, REFERENCE_BATCH, Results, Subject, preferred
 from poc.report.sections import cost, learning_rate, scaling
-from poc.studies.row import MEASURED
 
 _BATCHES = (128, 256, 512)
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from poc.records.record import COMPLETED, DIVERGED, OUT_OF_MEMORY
+from poc.records.row import WEAK
 from poc.report import markdown, repeats
 from poc.report.markdown import RATE
 from poc.report.page import Block, listing, of_runs, section
 from poc.report.results import Results, grouped
 from poc.report.table import FLOPS_RULE
-from poc.studies.row import WEAK
 
 _SAME_BUT_KVSTORE = (*repeats.SERIES, "devices", "batch_per_device", "kind", "straggler", "cpu_workers")
 _SAME_RUN = ("workload", "length", "devices", "batch_per_device", "kind", "kvstore", "workers", "straggler")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from poc.published import PRINTED, Study
+from poc.records.row import COLUMNS, Row
 from poc.report import markdown
 from poc.report.page import Block, section
 from poc.report.results import Results
 from poc.report.table import BURST
-from poc.studies import PRINTED, Study
-from poc.studies.row import COLUMNS, Row
 
 _IN_OTHER_CELLS = ("parameters", "batch_per_device", "global_batch", "devices", "hosts", "epochs")
 _FIGURES = [name for name in PRINTED if COLUMNS[name].type in ("Count", "Measure") and name not in _IN_OTHER_CELLS]

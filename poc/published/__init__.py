@@ -1,10 +1,10 @@
-"""What earlier studies printed: one CSV a study, in columns of rows.csv (`poc.studies.row.Row`).
+"""What earlier studies printed: one CSV a study, in columns of rows.csv (`poc.records.row.Row`).
 
 Lines before the header name the study: `# title: ...`, `# authors: ...`, `# year: ...`, `# address: ...`, and in a few
 words what it is `# about: ...`. The lowest `# order: ...` is the main study, beside which measured runs are shown. A
 file may leave out lines, and columns.
 
-The file may be what a spreadsheet or pandas saves (`poc.studies.sheet`): with commas, semicolons or tabs, blank rows,
+The file may be what a spreadsheet or pandas saves (`poc.published.sheet`): with commas, semicolons or tabs, blank rows,
 padded lines, "3,000", "1e+03", "nan", "81%", columns by their titles.
 
 A cell holds a figure as its source printed it (percentages as fractions of one, hours as seconds), and is
@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from poc.config import DATA
-from poc.studies import prices, sheet
-from poc.studies.row import COLUMNS, PUBLISHED, STRONG, WEAK, Row
+from poc.published import prices, sheet
+from poc.records.row import COLUMNS, PUBLISHED, STRONG, WEAK, Row
 from poc.values import UserError, suggest, value
 
 PRINTED = tuple(name for name, field in COLUMNS.items() if field.metadata.get("printed"))
