@@ -240,10 +240,8 @@ class Record(WorkerResult):
 
     @property
     def timed(self) -> list[Window]:
-        """The windows that its throughput is of: those in which images had their full size."""
-        if self.speed_withdrawn:
-            return []
-        return [window for window in self.windows if window.epoch > self.run.data.shrink_epochs]
+        """Windows that its throughput is computed from."""
+        return [] if self.speed_withdrawn else list(self.windows)
 
     @property
     def fewer_threads(self) -> int | None:

@@ -263,5 +263,5 @@ def _images(sweep: Sweep) -> dict[str, DataId]:
     place = sweep.place
     left = {item.run.data for item in sweep.left(sweep.items)}
     wanted = dict.fromkeys(item.run.data for *_, item in sweep.items if not item.skip)
-    opened = [spec for spec in wanted if spec in left or data.at_hand(spec, source=place.source, cache=place.cache)]
+    opened = [spec for spec in wanted if spec in left or data.is_local(spec, source=place.source, cache=place.cache)]
     return data.identify(opened, source=place.source, cache=place.cache)

@@ -83,8 +83,10 @@ class Worker:
         with self._clock.part("initialise"):
             source = Path(request["source"]) if request["source"] else None
             planned = DataId(*request["images"])
-            made_up = planned.name == Synthetic.name
-            dataset = data.load(run.data, source=source, cache=Path(request["cache"]), made_up=made_up)
+            synthetic_fallback = planned.name == Synthetic.name
+            dataset = data.load(
+                run.data, source=source, cache=Path(request["cache"]), synthetic_fallback=synthetic_fallback
+            )
             if dataset.data_id != planned:
                 raise UserError(
                     f"data: this worker has {dataset.data_id}, the plan has {planned}; all workers need the same "
@@ -158,11 +160,11 @@ class Worker:
             self._tell("resumed", {"step": first_step, "why": self._request["why"], "at": before.story["clock"][0]})
         session = frameworks.open_session(self.run, first_step=first_step, state=state)
         self._sign()
-        if (images := data.held(dataset, self.run.data)) is not None:
+        if (images := data.device_images(dataset, self.run.data)) is not None:
             session.hold(images)
         if networks.network(self.run.model).whitens and not first_step:
             first = min(WHITENING_IMAGES, len(dataset.train))
-            session.whiten(dataset.train.centred(np.arange(first), self.run.data)[0])
+            session.whiten(dataset.train.center_crop(np.arange(first), self.run.data)[0])
         session.barrier()
         return session
 
