@@ -1,4 +1,4 @@
-"""Make the sample pages from the journals in reference/: results.md at the top, and all pages in reference/.
+"""Make the sample pages from the journals in reference/: results.md, and all pages in reference/.
 
     .venv/bin/python -m tools.sample
 
@@ -25,7 +25,7 @@ SAMPLE = f"**This is a sample page.** {REFERENCE} Your first run of `./run_all.s
 
 
 def write(home: Path = HOME) -> None:
-    """Write `home`/results.md and the pages in `home`/reference, and remove what an earlier version wrote there."""
+    """Write `home`/results.md and the pages in `home`/reference; remove pages that an earlier version wrote there."""
     folder = home / "reference"
     for path in [*folder.glob("*.md"), *folder.glob("*.html")]:
         if path.name != "README.md":

@@ -1,61 +1,60 @@
-"""What machines cost an hour: on-demand prices, each with its date and source (prices.csv), and those a user gives.
+"""Prices of machines per hour: on-demand prices with date and source (prices.csv), and those that a user gives.
 
-A machine is found by its name there, or by what a study calls it (`known_as`, of `;` between several). A price is that
-of the whole machine, with all of its `devices`; what a run that uses some of them costs is for the caller to say.
+A machine is looked up by its name, or by a name in `known_as` (several are separated by `;`), as studies call it. The
+price is that of the whole machine with all of its `devices`.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from poc.values import UserError, positive, value
+from poc.values import UserError, positive
 
 FILE = Path(__file__).with_suffix(".csv")
+GIVEN = "given by the user"
 
 
-@value
+@dataclasses.dataclass(frozen=True)
 class Price:
-    """Of one machine."""
+    """The price of one machine."""
 
     machine: str
     dollars_per_hour: float
     devices: int | None = None
-    """GPUs of the whole machine; None where that is not known."""
+    """GPUs of the whole machine; None if unknown."""
     region: str = ""
     date: str = ""
-    """When it was that much, in ISO 8601."""
+    """Day on which it was valid, in ISO 8601."""
     source: str = ""
     """An address, or `GIVEN`."""
     note: str = ""
 
 
-GIVEN = "given by the user"
-
-
-@value
+@dataclasses.dataclass(frozen=True)
 class Prices:
-    """By the names of machines."""
+    """Prices by the names of machines."""
 
     by_name: Mapping[str, Price]
 
-    def of(self, infrastructure: str, hardware: str = "") -> Price | None:
-        """The price of the machine that results call so; None where none is known."""
-        return self.by_name.get(infrastructure) or self.by_name.get(hardware)
+    def of(self, machine: str, hardware: str = "") -> Price | None:
+        """Return the price of a machine by its name, else by its hardware; None if neither is known."""
+        return self.by_name.get(machine) or self.by_name.get(hardware)
 
 
-def load(given: Mapping[str, float]) -> Prices:
-    """The prices of prices.csv, and those `given` for names of machines, which come first. Raises UserError."""
+def load(user_prices: Mapping[str, float]) -> Prices:
+    """Return the prices of prices.csv, overridden by those of the user by name. Raises UserError."""
     by_name = {}
     with FILE.open(newline="", encoding="utf-8") as file:
         for cells in csv.DictReader(file):
             names = [cells["machine"], *filter(None, map(str.strip, cells.pop("known_as").split(";")))]
-            figures: dict[str, Any] = {**cells, "devices": int(cells["devices"])}
-            figures["dollars_per_hour"] = float(cells["dollars_per_hour"])
-            by_name.update(dict.fromkeys(names, Price(**figures)))
-    for name, dollars in given.items():
+            fields: dict[str, Any] = {**cells, "devices": int(cells["devices"])}
+            fields["dollars_per_hour"] = float(cells["dollars_per_hour"])
+            by_name.update(dict.fromkeys(names, Price(**fields)))
+    for name, dollars in user_prices.items():
         positive(f"--price {name}", dollars)
         devices = by_name[name].devices if name in by_name else None
         by_name[name] = Price(machine=name, dollars_per_hour=float(dollars), devices=devices, source=GIVEN)
@@ -63,8 +62,8 @@ def load(given: Mapping[str, float]) -> Prices:
 
 
 def named(text: str) -> tuple[str, float]:
-    """The machine and its dollars an hour of an option NAME=DOLLARS; raises UserError."""
-    name, _, dollars = text.rpartition("=")  # a name may have one, too
+    """Parse an option NAME=DOLLARS; a name may contain "=". Raises UserError."""
+    name, _, dollars = text.rpartition("=")
     try:
         return name.strip(), float(dollars if name.strip() else "none")
     except ValueError:
