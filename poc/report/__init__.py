@@ -71,27 +71,29 @@ def write_pages(results: Results, *, page: Path, folder: Path, sample: str = "")
     """Write the pages and figures from the table of a rows.csv alone."""
     subject, *more_subjects = results.subjects() or [Subject(MAIN_MODEL, "cifar10")]
     details = [(each.name, each.title, each.blocks(results)) for each in PAGES]
-    details += [(f"model_{each.model}_{each.dataset}", each.label, _sections(results, each)) for each in more_subjects]
+    for each in more_subjects:
+        blocks = _sections(results, each, scorecard.lines(results, each))
+        details.append((f"model_{each.model}_{each.dataset}", each.label, blocks))
     details = [(name, title, blocks) for name, title, blocks in details if blocks]
     links = {f"{name}.md": title for name, title, _ in details}
     links.update({"rows.csv": "rows.csv"} if sample else {"explorer.html": "Explorer", "rows.csv": "rows.csv"})
     listed = " · ".join(f"[{title}]({_link(folder / name, page)})" for name, title in links.items())
+    card = scorecard.lines(results, subject)
     heading = f"# {subject.label}: throughput, scaling, learning rate and cost"
-    above = [*filter(None, [heading, sample, header.lines(results)]), *_sections(results, subject)]
+    above = [*filter(None, [heading, sample, header.lines(results)]), *_sections(results, subject, card)]
     below = [*recipes.not_run(results), "## Notes", header.notes(results), f"**Details:** {listed}"]
     # Each block has an empty line after it.
     lines = sum((block.count("\n") if isinstance(block, str) else 0) + 2 for block in (*above, *below))
     pages = {folder / f"{name}.md": [f"# {title}", *blocks] for name, title, blocks in details}
     pages[page] = [*above, *recipes.blocks(results, MAX_LINES - lines), *below]
     _write(results, folder, pages)
-    rows = scorecard.lines(results, subject) if results.machine else []
-    plain = tabulate([{key: cell.replace("`", "") for key, cell in row.items()} for row in rows], headers="keys")
-    return Written(page, plain)
+    plain = tabulate([{key: cell.replace("`", "") for key, cell in row.items()} for row in card], headers="keys")
+    return Written(page, plain if results.machine else "")
 
 
-def _sections(results: Results, subject: Subject) -> list[Block]:
-    makers = (scorecard.blocks, throughput.blocks, scaling.blocks, learning_rate.blocks, cost.blocks)
-    return [block for make in makers for block in make(results, subject)]
+def _sections(results: Results, subject: Subject, card: list[dict[str, str]]) -> list[Block]:
+    makers = (throughput.blocks, scaling.blocks, learning_rate.blocks, cost.blocks)
+    return scorecard.blocks(results, subject, card) + [block for make in makers for block in make(results, subject)]
 
 
 def this_machine(records: Sequence[Record], last_run: LastRun | None) -> str:

@@ -50,7 +50,7 @@ def page(table: pd.DataFrame, cache: Path | None) -> str:
     The script of Vega-Lite, which takes seconds to assemble, is kept in the folder `cache`.
     """
     digits = {name: table[name].map("{:.6g}".format).astype(float) for name in table if COLUMNS[name].type == "Measure"}
-    machines = [markdown.machine(row) for row in table.itertuples()]
+    machines = [markdown.machine(row) for row in markdown.records(table)]
     table = table.assign(machine=machines, **digits).reset_index(drop=True)
     lines = [(name, column.metadata.get("unit", ""), column.metadata["about"]) for name, column in COLUMNS.items()]
     columns = "\n".join("<tr><td>" + "<td>".join(map(html.escape, line)) for line in lines)

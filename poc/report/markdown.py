@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Callable, Union
 
 import pandas as pd
@@ -162,11 +163,16 @@ _COLUMNS: dict[str, Show] = {
 }
 
 
+def records(rows: pd.DataFrame) -> list[Any]:
+    """Return rows with an attribute per column. `itertuples` would first compile a class of all columns."""
+    return [SimpleNamespace(**row) for row in rows.to_dict("records")]
+
+
 def lines(rows: pd.DataFrame | Iterable[Any], *columns: Column) -> list[dict[str, str]]:
     """Return the cells of each row by the titles of the columns."""
     pairs = [(column, _COLUMNS.get(column, column)) if isinstance(column, str) else column for column in columns]
-    each_row = rows.itertuples() if isinstance(rows, pd.DataFrame) else rows
-    return [{title: _cell(row, show) for title, show in pairs} for row in each_row]
+    listed = records(rows) if isinstance(rows, pd.DataFrame) else rows
+    return [{title: _cell(row, show) for title, show in pairs} for row in listed]
 
 
 def _cell(row: Any, show: Show) -> str:

@@ -19,7 +19,7 @@ def best(rows: pd.DataFrame, column: str) -> Any | None:
     """
     rows = trainings(rows[~rows.emulated])
     reached = rows[rows.seconds_to_target.notna() & ~rows.contradicts.str.contains("seconds_per_epoch")]
-    return next(reached.sort_values([column, "seconds_to_target"]).itertuples(), None)
+    return reached.sort_values([column, "seconds_to_target"]).iloc[0] if len(reached) else None
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
@@ -29,15 +29,15 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     for name, group in [*groups, *results.published_machines(subject.model)]:
         for recipe, same in (("baseline", group[group.baseline]), ("tuned", group[~group.baseline])):
             pair = (best(same, "seconds_to_target"), best(same, "dollars_to_target"))
-            distinct = {row.setting: row for row in pair if row}
-            rows += [row._replace(machine=name, recipe=recipe) for row in distinct.values()]
+            distinct = {row.setting: row for row in pair if row is not None}
+            rows += [{**row, "machine": name, "recipe": recipe} for row in distinct.values()]
     about = (
         f"To a test accuracy of {results.target:g}, at the end of an epoch: training time without evaluations, median "
         'over seeds. Instance $/h: on-demand price of the whole instance. "≤": the study printed only the end of 12 '
         "epochs. Settings with a seed that did not reach the accuracy are left out."
     )
     lines = markdown.lines(
-        rows,
+        pd.DataFrame(rows),
         *(("machine", "machine"), "devices", "global batch", ("recipe", "recipe")),
         ("time", lambda row: _bound(row) + markdown.duration(row.seconds_to_target)),
         ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour) or "unknown"),

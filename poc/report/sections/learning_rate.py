@@ -52,7 +52,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
                 for name, best in published.items()
             },
         }
-        for batch, row in zip(batches, measured.reindex(batches).itertuples())
+        for batch, row in zip(batches, markdown.records(measured.reindex(batches)))
     ]
     epochs = f", {trained.epochs.iloc[0]:.0f} epochs" if len(trained) else ""
     about = (

@@ -91,7 +91,7 @@ def memory(results: Results) -> list[Block]:
 def prices(results: Results) -> list[Block]:
     """Return the prices that costs are computed with."""
     rows = results.table[results.table.dollars_per_hour.notna()]
-    rows = rows.assign(machine=list(map(markdown.machine, rows.itertuples())))
+    rows = rows.assign(machine=list(map(markdown.machine, markdown.records(rows))))
     return listing(
         "Prices",
         "Sources: `poc/published/prices.csv`. `--price NAME=DOLLARS` sets the price of a machine.",

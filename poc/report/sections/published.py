@@ -95,7 +95,7 @@ def _rates(results: Results) -> dict[tuple[Any, ...], str]:
     rows = rows[(rows.devices > 1) | rows.cores_per_worker.isna()]
     rows = rows.assign(other_length=rows.length != BURST, other_framework=~rows.framework.str.startswith("MXNet"))
     rates: dict[tuple[Any, ...], str] = {}
-    for row in rows.sort_values(["other_length", "noisy", "other_framework"], kind="stable").itertuples():
+    for row in markdown.records(rows.sort_values(["other_length", "noisy", "other_framework"], kind="stable")):
         key = (row.kind, row.model, row.batch_per_device, row.devices, row.kvstore)
         rates.setdefault(key, f"{markdown.rate(row)}, {markdown.devices(row)}")
     return rates

@@ -50,7 +50,8 @@ def settings(results: Results, machine: str | None = None) -> list[Any]:
     by_path = [Path(name).stem for name in recipes if name.endswith(".py")]
     both = both.assign(shipped=~both.recipe.isin(by_path))
     both = both.sort_values(["shipped", "quick", "started"], ascending=[True, True, False], kind="stable")
-    return list(both.itertuples())
+    names = both.recipe + both.quick.map({True: " (quick)", False: ""})
+    return markdown.records(both.assign(recipe=names, quick=False))
 
 
 def every_setting(results: Results) -> list[Block]:
@@ -74,12 +75,12 @@ def line(row: Any) -> dict[str, str]:
         accuracy += " (validation)" if row.accuracy_on == "validation split" else ""
         accuracy += " (no better than chance)" if row.at_chance else ""
     return {
-        "recipe": row.recipe + (" (quick)" if row.quick else ""),
+        "recipe": row.recipe,
         "model": ", ".join(model),
         "devices": ", ".join([markdown.devices(row), *{row.kvstore} - {"", "device"}]),
         "batch": markdown.count(row.batch_per_device),
         "lr": markdown.lr(row),
-        markdown.RATE: "" if row.emulated else markdown.rate(row._replace(quick=False)),
+        markdown.RATE: "" if row.emulated else markdown.rate(row),
         "epochs": markdown.count(row.epochs) if row.length == TRAINING else "burst",
         "accuracy": accuracy,
     }

@@ -16,8 +16,8 @@ from poc.report.sections import cost, learning_rate, scaling
 _BATCHES = (128, 256, 512)
 
 
-def blocks(results: Results, subject: Subject) -> list[Block]:
-    """Return the scorecard of a subject."""
+def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> list[Block]:
+    """Return the scorecard of a subject, whose lines are `card`."""
     caption = (
         "Medians of repeats. Published rows are single runs from 2017 as printed. Speed-up: samples/s on all devices "
         "over samples/s on one device, at a fixed batch per device; efficiency: speed-up / devices. Accuracy: test "
@@ -25,7 +25,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         f'{results.target:g} at the end of an epoch; "≤": the study printed only the end. Cost: price of the whole '
         "instance."
     )
-    return section(f"Scorecard: {subject.label}", markdown.table(lines(results, subject)), caption)
+    return section(f"Scorecard: {subject.label}", markdown.table(card), caption)
 
 
 def lines(results: Results, subject: Subject) -> list[dict[str, str]]:
@@ -77,12 +77,13 @@ def _cells(results: Results, rows: pd.DataFrame) -> list[str]:
     best = learning_rate.best_by_batch(rows)
     ends = best[(best.index == MAIN_BATCH) | (best.index == best.index.max())]
     largest = best[(best.index > MAIN_BATCH) | (best.origin != MEASURED)].tail(1)
+    tuned = [f"{row.lr:g} at {row.global_batch:,.0f}, best of {row.tried} tried" for row in markdown.records(largest)]
     return [
         _rate(preferred(single)),
         _rate(preferred(multiple)),
         " / ".join(speedups) if {*speedups} != {"—"} else "",
-        " → ".join(f"{markdown.accuracy(row)} at {row.global_batch:,.0f}" for row in ends.itertuples()),
-        "".join(f"{row.lr:g} at {row.global_batch:,.0f}, best of {row.tried} tried" for row in largest.itertuples()),
+        " → ".join(f"{markdown.accuracy(row)} at {row.global_batch:,.0f}" for row in markdown.records(ends)),
+        "".join(tuned),
         _to_target(rows, "seconds_to_target", markdown.duration),
         _to_target(rows, "dollars_to_target", markdown.dollars),
     ]

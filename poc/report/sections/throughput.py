@@ -18,7 +18,7 @@ _MAX_SCHEDULES = 2
 def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return the comparison of a subject."""
     published = results.published[results.published.model == subject.model]
-    cpus = published[published.devices == 0].drop_duplicates("hardware").itertuples()
+    cpus = markdown.records(published[published.devices == 0].drop_duplicates("hardware"))
     lines = markdown.lines(
         [*(row for _, group in results.machines(subject) for row in _shown(group)), *cpus],
         ("machine", lambda row: _link(row) if row.study else results.bold(row.machine)),
@@ -51,7 +51,7 @@ def _shown(rows: pd.DataFrame) -> list[Any]:
         trained = same_length(trainings(group)).sort_values(["accuracy", "started"], ascending=False, kind="stable")
         best = trained.drop_duplicates("schedule").head(_MAX_SCHEDULES)
         timed = preferred(group, TRAINING)
-        shown += list(best.itertuples()) or ([] if timed is None else [timed])
+        shown += markdown.records(best) or ([] if timed is None else [timed])
     return shown
 
 

@@ -33,7 +33,7 @@ def _tables(results: Results, split: str) -> list[str]:
     columns = ("machine", "global batch", "training recipe", "lr", "epochs", devices, "accuracy", last4)
     for (model, family), group in rows.groupby(["model", "family"], sort=False):
         tuned = group[~group.baseline].sort_values("training_recipe").drop_duplicates("training_recipe")
-        recipes = "\n".join(f"- {row.recipe_cell}: {row.training_recipe}" for row in tuned.itertuples())
+        recipes = "\n".join(f"- {row.recipe_cell}: {row.training_recipe}" for row in markdown.records(tuned))
         table = markdown.table(markdown.lines(group, *columns))
         blocks += [f"### {Subject(model, family).label}", table, recipes]
     return blocks
@@ -48,7 +48,7 @@ def _curves(results: Results) -> list[Figure]:
     best = best if len(best) else best_by_batch(results.of(subject))
     lines = [
         chart.Line(f"global batch {row.global_batch:,.0f}", repeats.curve(row.accuracy_by_epoch), measured=True)
-        for row in best.itertuples()
+        for row in markdown.records(best)
     ]
     caption = (
         f"Test accuracy of {subject.label} after each epoch at the best learning rate that was tried, one seed each."
