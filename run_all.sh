@@ -36,7 +36,7 @@ Results
   --results DIR     where the journal, the figures and results.md go (default: results/, with results.md beside it)
   --target ACCURACY the accuracy for the time and cost to reach it (default: 0.75)
   --with FOLDER     show the measurements in this folder, too, e.g. reference/
-  --study FILE      a published study of your own, a CSV like those in poc/studies/
+  --study FILE      a published study of your own, a CSV like those in poc/published/
   --detail          measure what of a step is computation and communication, too
   --rounds N        how often --detail measures
   --verbose         say each run's id, settings, expected time and windows, too

@@ -14,7 +14,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from poc import frameworks, predict, studies
+from poc import frameworks, predict, published
 from poc.config import EPOCHS, LARGEST, Linear, Recipe, Setting, Synthetic, networks
 from poc.host.hardware import Hardware
 from poc.plan import plan
@@ -22,11 +22,11 @@ from poc.predict import NINE_TENTHS
 from poc.predict.limits import Apart
 from poc.predict.quantiles import Prediction
 from poc.predict.series import Point
+from poc.published.prices import Price, Prices
 from poc.records import noise
 from poc.records.record import Option, Record
+from poc.records.row import Row, rate
 from poc.records.timing import throughput
-from poc.studies.prices import Price, Prices
-from poc.studies.row import Row, rate
 from poc.values import UserError, value
 
 STEPS = 200
@@ -167,7 +167,7 @@ def published_speed(setting: Setting, machine: str, prices: Prices) -> Speed:
     price, network = prices.of(machine), networks.network(setting.model)
     rows = [
         row
-        for study in studies.load()
+        for study in published.load()
         for row in study.rows
         if row.devices == 1
         and row.batch_per_device

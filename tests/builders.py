@@ -18,14 +18,14 @@ from poc import Recipe, Synthetic
 from poc.config.run import Run
 from poc.host.hardware import Hardware
 from poc.plan import plan
+from poc.published import Study
+from poc.published.prices import load
 from poc.records.record import COMPLETED, Evaluation, Record
 from poc.records.timing import Window
 from poc.report import table
 from poc.run import checkpoint
 from poc.run.launcher import LocalLauncher, RunContext
 from poc.run.parent import execute
-from poc.studies import Study
-from poc.studies.prices import load
 
 MACHINE = Hardware(cpu="Test CPU", cores=len(os.sched_getaffinity(0)), memory_bytes=2**34, cpu_flops=2e11)
 TEST_CPU = {"cpu": "Test", "cores": 2, "memory_bytes": 2**34, "cpu_flops": 1e11}

@@ -1,9 +1,9 @@
-"""Plausible journals of machines that nobody here has, so that pages are made from them before somebody pays for one.
+"""Plausible journals of simulated machines, to make pages of them before somebody pays for one.
 
     .venv/bin/python -m tests.simulated "8 A100" [--content NAME] [--results DIR]
 
-The journal and all pages are left in DIR to be looked at. Recipes, plan, sweep, records and journal are the real
-ones; only the training is made up. THE NUMBERS ARE INVENTED: never publish one.
+The journal and all pages are written to DIR. Recipes, plan, sweep, records and journal are the real ones; only the
+training is simulated. THE NUMBERS ARE INVENTED: never publish one.
 
 Speed: a step takes 4 ms, the arithmetic of its samples at `_REACHED` of the device's peak, and the time in which an
 all-reduce carries the gradients; up to 1% of noise per run and per window. Accuracy: falls by 0.02 with each doubling
@@ -27,13 +27,14 @@ from types import SimpleNamespace
 from typing import Any, Callable
 from unittest import mock
 
-from poc import CIFAR10, Fixed, Linear, Muon, Recipe, config, frameworks, report, studies
+from poc import CIFAR10, Fixed, Linear, Muon, Recipe, config, frameworks, published, report
 from poc.config import SSP, Horovod, Local, NoSync, networks
 from poc.config.run import Run
 from poc.frameworks import builds, pytorch
 from poc.host.hardware import GPU, Hardware
 from poc.host.monitor import DeviceUse, Monitored
 from poc.plan import plan
+from poc.published import prices
 from poc.records.noise import Norms
 from poc.records.record import (
     COMPLETED,
@@ -50,7 +51,6 @@ from poc.records.timing import Window
 from poc.run import parent
 from poc.run.launcher import CoreUse, HostResult, RunContext
 from poc.run.sweep import Sweep
-from poc.studies import prices
 from tests.fake_gpus import CARDS
 
 HOME = Path(__file__).parents[1]
@@ -66,13 +66,13 @@ MACHINES: dict[str, tuple[str, int, str, int, float | None, float]] = {
 }
 _STEP_SECONDS = 0.004
 _REACHED = 0.25
-"""Share of its peak that a device reaches in training; of a Kepler card half of that."""
+"""Fraction of its peak that a device reaches in training; a Kepler card reaches half of that."""
 _TIMES_FLOAT32 = {"float32": 1.0, "tf32": 1.6, "bfloat16": 2.0, "float16": 2.0}
 _START = datetime.datetime(2026, 12, 1, 8, tzinfo=datetime.timezone.utc)
 
 
 def hardware(name: str) -> Hardware:
-    """The machine of that name."""
+    """Return the hardware of a simulated machine."""
     card, count, driver, cores, *_ = MACHINES[name]
     gpus: tuple[GPU, ...] = ()
     if card:
@@ -93,7 +93,7 @@ def hardware(name: str) -> Hardware:
 
 @contextlib.contextmanager
 def installed(machine: Hardware) -> Iterator[dict[str, dict[str, str]]]:
-    """In the block the builds that `machine` wants are there, whatever this environment has; gives their versions."""
+    """Pretend that the builds for `machine` are installed; yield their versions by framework."""
     with mock.patch.object(builds, "shared_library", Path):
         wanted = frameworks.wanted(machine, [name for name in frameworks.FRAMEWORKS if frameworks.load(name).BUILDS])
         versions = {name: {build.package: build.version} for name, build in wanted.items()}
@@ -106,17 +106,17 @@ def installed(machine: Hardware) -> Iterator[dict[str, dict[str, str]]]:
             yield versions
 
 
-# What becomes of a run: its outcome, why, and the share of its steps that it does.
+# Outcome of a run, the reason, and the fraction of its steps that it does.
 Fate = Callable[[Run, int], tuple[str, str, float]]
 
 
 def completes(run: Run, take: int) -> tuple[str, str, float]:
-    """Nothing goes wrong."""
+    """Let every run complete."""
     return COMPLETED, "", 1.0
 
 
 def goes_wrong(run: Run, take: int) -> tuple[str, str, float]:
-    """Whatever can happen to a run happens to some."""
+    """Let some runs diverge, fail, or run out of memory."""
     if run.global_batch >= 2048:
         return DIVERGED, "the training loss was nan after step 40", 0.3
     if run.learning_rate > 0.2 and run.devices == 1:
@@ -133,12 +133,12 @@ def goes_wrong(run: Run, take: int) -> tuple[str, str, float]:
 
 
 def never_works(run: Run, take: int) -> tuple[str, str, float]:
-    """Every run ends before its first window."""
+    """Let every run end before its first window."""
     return FAILED, "ImportError: libquadmath.so.0: cannot open shared object file: No such file or directory", 0.0
 
 
 class Trainer:
-    """Does runs on a machine without training anything (`poc.run.parent.Launcher`), on a clock of its own."""
+    """Simulate runs on a machine and its clock (`poc.run.parent.Launcher`)."""
 
     def __init__(self, name: str, fate: Fate) -> None:
         self.machine = hardware(name)
@@ -150,22 +150,22 @@ class Trainer:
 
     @property
     def datetime(self) -> Any:
-        """In place of the module, for whoever asks it for the time."""
+        """Replace the module `datetime` in `poc.run.parent`."""
         return SimpleNamespace(datetime=SimpleNamespace(now=lambda _: self.now), timezone=datetime.timezone)
 
     def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
-        """No checkpoint is ever left."""
+        """Return that there is no checkpoint."""
         return set()
 
     def renewed(self) -> bool:
-        """There is no other machine."""
+        """Return that there is no other machine."""
         return False
 
     def forget(self, run: Run) -> None:
-        """There is nothing to remove."""
+        """Remove nothing."""
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
-        """What the workers of the run would have told, and why it failed."""
+        """Return the results of the workers, and why the run failed."""
         take = self._takes[run.id] = self._takes.get(run.id, 0) + 1
         self._random.seed(f"{run.id} {take} {self._link}")
         outcome, reason, share = self._fate(run, take)
@@ -186,7 +186,7 @@ class Trainer:
         return self.machine.gpus[0].memory_bytes if run.kind == "gpu" else self.machine.memory_bytes
 
     def _peak(self, run: Run) -> float:
-        """Operations per second of one device in the precision of the run."""
+        """Return the FLOP/s of one device in the precision of the run."""
         if run.kind == "gpu":
             flops = self.machine.gpus[0].flops
             return flops * (_TIMES_FLOAT32[run.dtype] if self.machine.gpus[0].capability >= (7, 0) else 1.0)
@@ -194,7 +194,7 @@ class Trainer:
         return self.machine.cpu_flops * cores / self.machine.cores / (run.devices // run.workers)
 
     def _parts_of_step(self, run: Run) -> tuple[float, float]:
-        """Seconds of computation and of gradient synchronisation."""
+        """Return the seconds of computation and of gradient synchronisation per step."""
         network = networks.network(run.model)
         kepler = run.kind == "gpu" and self.machine.gpus[0].capability < (5, 0)
         reached = _REACHED * (0.5 if kepler else 1.0 if run.kind == "gpu" else 2.0)
@@ -263,7 +263,7 @@ class Trainer:
         ]
 
     def _accuracy(self, run: Run, epoch: int) -> float:
-        """Of an epoch: it nears the last one's by an exponential curve."""
+        """Return the accuracy after an epoch, which approaches the last one exponentially."""
         if not isinstance(run.data, CIFAR10):
             return 1 / run.data.classes
         doublings = math.log2(run.global_batch / 128)
@@ -277,7 +277,7 @@ class Trainer:
         return min(0.99, max(0.1, grown * self._noise(0.01)))
 
     def _norms(self, run: Run, done: int) -> tuple[Norms, ...]:
-        """As the gradient noise scale is 1,000 samples."""
+        """Return squared gradient norms for a gradient noise scale of 1,000 samples."""
         if not run.gradient_noise:
             return ()
         return tuple(
@@ -354,11 +354,11 @@ OTHER = {
         {"optimizer": Muon(lr=0.05), "lr": Fixed(base=0.3, decay="linear"), "seeds": 2},
     ],
 }
-"""Nothing of the main study's: other models, optimizers and lengths."""
+"""Models, optimizers and lengths that the main study does not have."""
 
 
 def readme_example() -> Recipe:
-    """The recipe that README.md shows."""
+    """Return the recipe in README.md."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "mine.py"
         path.write_text((HOME / "README.md").read_text().split("```python\n")[1].split("```")[0])
@@ -379,7 +379,7 @@ def _kvstores() -> dict[str, Recipe]:
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What a journal is of."""
+    """Content of a journal: recipes, and the fate of their runs."""
 
     recipes: Callable[[], Mapping[str, Recipe]]
     fate: Fate = completes
@@ -398,11 +398,11 @@ CONTENTS: dict[str, Content] = {
     "nothing": Content(_core, fate=never_works, named=False),
     "everything": Content(_everything, named=False),
 }
-"""The first is what is made where none is named; "everything" is that of ./run_all.sh --all, and takes minutes."""
+"""The first is the default; "everything" is that of ./run_all.sh --all, and takes minutes."""
 
 
 def write_journal(name: str, content: str, results: Path) -> Path:
-    """Write the journal of a machine and what was run there; return its path."""
+    """Write the journal of a machine on which the content was run; return its path."""
     chosen, trainer = CONTENTS[content], Trainer(name, CONTENTS[content].fate)
     with installed(trainer.machine) as versions:
         plans = [
@@ -441,7 +441,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from poc.records import journal
 
     records = journal.read(journal.paths(results))
-    report.write(records, studies.load(), page=results / "results.md", folder=results, prices=prices.load({}))
+    report.write(records, published.load(), page=results / "results.md", folder=results, prices=prices.load({}))
     print(results / "results.md")
 
 

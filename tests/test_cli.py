@@ -15,8 +15,8 @@ from poc.cli import chosen, main
 from poc.cli.parser import parser
 from poc.data import sources
 from poc.host import hardware
+from poc.published import prices
 from poc.records import journal
-from poc.studies import prices
 from tests.builders import recipe_file, record_of
 from tests.launch import HOME
 from tests.test_builds import stand

@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import ttest_ind
 
 from poc.cli import compare
+from poc.published.prices import load
 from poc.records.record import Record
 from poc.report import table
-from poc.studies.prices import load
 from poc.values import UserError
 from tests.builders import TEST_CPU, record_of
 

@@ -17,10 +17,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from poc import studies
+from poc import published
+from poc.published.prices import load
+from poc.records.row import COLUMNS
 from poc.report import explorer, table
-from poc.studies.prices import load
-from poc.studies.row import COLUMNS
 from tests.builders import record_of
 from tests.launch import DEADLINE_SECONDS
 
@@ -36,7 +36,7 @@ RECORDS = [
     record_of(outcome="diverged", reason=HARM, run={"learning_rate": 9.0}, commit=HARM),
     record_of(outcome="skipped", reason=HARM, run={"model": "alexnet"}, windows=[], evaluations=[], wall=None),
 ]
-TABLE = table.build(RECORDS, studies.load(), load({}))
+TABLE = table.build(RECORDS, published.load(), load({}))
 DRAWN = TABLE[TABLE.outcome.isin(["completed", ""])]
 pytestmark = pytest.mark.slow
 POINTS = '#points path[aria-roledescription="point"]'
@@ -44,7 +44,7 @@ CURVES = '#curves path[aria-roledescription="line mark"]'
 
 
 def wait(browser: Any, script: str, expected: Any = True) -> None:
-    """Wait until this piece of JavaScript has the value; fail after minutes."""
+    """Wait until this piece of JavaScript has the value."""
     waiting = WebDriverWait(browser, DEADLINE_SECONDS, 0.05)
     waiting.until(lambda _: browser.execute_script(f"return {script}") == expected, script)
 
@@ -53,7 +53,7 @@ def count(selector: str) -> str:
     return f"document.querySelectorAll({json.dumps(selector)}).length"
 
 
-def rows_left(browser: Any) -> int:
+def filtered_rows(browser: Any) -> int:
     return int(re.findall(r"of ([\d,]+) entries", browser.find_element(By.CLASS_NAME, "dt-info").text)[0])
 
 
@@ -96,7 +96,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def browser(chromium: Any, made: Path) -> Iterator[Any]:
-    """A browser with the page open; in the end it has no complaint, and has asked for nothing but files."""
+    """Open the page in a browser; at the end it must have logged no error and requested nothing but files."""
     chromium.get("about:blank")
     chromium.get(made.as_uri())
     wait(chromium, count("#rows tbody tr"), 25)
@@ -104,13 +104,13 @@ def browser(chromium: Any, made: Path) -> Iterator[Any]:
     yield chromium
     assert chromium.get_log("browser") == []
     events = [json.loads(entry["message"])["message"] for entry in chromium.get_log("performance")]
-    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert asked
-    assert [url for url in asked if not re.match("(file|blob|data|about):", url)] == []
+    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert urls
+    assert [url for url in urls if not re.match("(file|blob|data|about):", url)] == []
 
 
 def test_all_rows_are_there_and_completed_ones_are_drawn(browser: Any) -> None:
-    assert rows_left(browser) == len(TABLE)
+    assert filtered_rows(browser) == len(TABLE)
     assert (
         browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
         <= 0
@@ -125,29 +125,26 @@ def test_all_rows_are_there_and_completed_ones_are_drawn(browser: Any) -> None:
     assert [name for name, column in COLUMNS.items() if name + column.metadata.get("unit", "") not in legend] == []
 
 
-def test_a_filter_narrows_the_table_and_the_charts(browser: Any) -> None:
-    head = browser.find_element(By.XPATH, "//table[@id='rows']//th[.//span[.='origin']]")
-    head.find_element(By.CLASS_NAME, "dtcc-button").click()
-    browser.find_element(By.XPATH, "//div[contains(@class, 'dtcc-dropdown')]//button[.='measured']").click()
-    wait(browser, count(POINTS), 2)
-    wait(browser, count(CURVES), 2)
-    assert rows_left(browser) == len(RECORDS)
-    search(browser, "alexnet")
-    wait(browser, count(POINTS), 0)
-    assert cells(browser, "model") == ["alexnet"]
-
-
-def test_the_search_finds_text_and_numbers_are_sorted(browser: Any) -> None:
+def test_filters_and_the_search_narrow_the_table_and_the_charts_and_numbers_are_sorted(browser: Any) -> None:
     search(browser, "vgg16")
-    kept = TABLE[TABLE.model == "vgg16"]
-    wait(browser, count(POINTS), int((kept.global_batch.notna() & kept.samples_per_second.notna()).sum()))
+    vgg16 = TABLE[TABLE.model == "vgg16"]
+    wait(browser, count(POINTS), int((vgg16.global_batch.notna() & vgg16.samples_per_second.notna()).sum()))
     search(browser, "")
-    wait(browser, f"{count(POINTS)} > {len(kept)}")
+    wait(browser, f"{count(POINTS)} > {len(vgg16)}")
     head = browser.find_element(By.XPATH, "//table[@id='rows']//th//span[.='samples_per_second']")
     for direction in ("ascending", "descending"):
         head.click()  # which returns before the table is sorted
         wait(browser, f"{count(f'#rows thead th[aria-sort={direction}]')} > 0")
     assert float(cells(browser, "samples_per_second")[0]) == pytest.approx(TABLE.samples_per_second.max(), rel=1e-5)
+    head = browser.find_element(By.XPATH, "//table[@id='rows']//th[.//span[.='origin']]")
+    head.find_element(By.CLASS_NAME, "dtcc-button").click()
+    browser.find_element(By.XPATH, "//div[contains(@class, 'dtcc-dropdown')]//button[.='measured']").click()
+    wait(browser, count(POINTS), 2)
+    wait(browser, count(CURVES), 2)
+    assert filtered_rows(browser) == len(RECORDS)
+    search(browser, "alexnet")
+    wait(browser, count(POINTS), 0)
+    assert cells(browser, "model") == ["alexnet"]
 
 
 def test_the_reader_picks_axes_colours_and_columns(browser: Any) -> None:
@@ -215,12 +212,8 @@ def test_a_telephone_shows_all_of_it(browser: Any) -> None:
 
 def test_the_same_rows_give_the_same_bytes(made: Path, tmp_path: Path) -> None:
     text = made.read_text(encoding="utf-8")
-    assert explorer.page(table.build(RECORDS[::-1], studies.load(), load({})), tmp_path / "cache") == text
+    assert explorer.page(table.build(RECORDS[::-1], published.load(), load({})), tmp_path / "cache") == text
     (kept,) = (tmp_path / "cache").iterdir()
     explorer._vega.cache_clear()
     assert explorer.page(TABLE, tmp_path / "cache") == text
     assert explorer.page(TABLE, kept) == text  # no folder: it is only slower
-
-
-def test_nothing_measured_is_no_failure() -> None:
-    assert "<title>" in explorer.page(table.build([], [], load({})), None)

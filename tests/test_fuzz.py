@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from poc import Linear, Recipe, Synthetic, config, report, studies
+from poc import Linear, Recipe, Synthetic, config, published, report
 from poc.__main__ import main
 from poc.plan import plan
 from poc.records import journal
@@ -216,7 +216,7 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
 
 @THOROUGH
 @given(
-    study=st.sampled_from([study.name for study in studies.load()]),
+    study=st.sampled_from([study.name for study in published.load()]),
     place=st.floats(0, 1),
     put=st.one_of(
         st.binary(max_size=6),
@@ -230,13 +230,13 @@ def test_a_published_study_of_rubbish_is_refused_in_one_line_or_read(
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "published"
     if not folder.exists():
-        shutil.copytree(Path(studies.__file__).parent, folder)
+        shutil.copytree(Path(published.__file__).parent, folder)
     path = folder / f"{study}.csv"
     whole = path.read_bytes()
     position = int(place * len(whole))
     path.write_bytes(whole[:position] + put + whole[position + cut :])
     try:
-        assert len(studies.load(folder=folder)) == 5
+        assert len(published.load(folder=folder)) == 5
     except UserError as error:
         _in_one_line(error, names=f"{study}.csv")
     finally:

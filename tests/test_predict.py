@@ -19,10 +19,10 @@ from poc.predict.limits import Apart
 from poc.predict.quantiles import Prediction, learn, splits
 from poc.predict.series import Point, Series
 from poc.predict.trial import MODEL
+from poc.published import prices
+from poc.published.prices import Price
 from poc.records import journal
 from poc.records.record import FAILED, Record
-from poc.studies import prices
-from poc.studies.prices import Price
 from poc.values import UserError
 from tests.builders import TEST_CPU, TWO_WORKERS, recipe_file, record_of
 

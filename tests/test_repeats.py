@@ -11,10 +11,9 @@ import pandas as pd
 import pytest
 from scipy.stats import t as student
 
-from poc import studies
+from poc.published import load
 from poc.records.record import Record
 from poc.report import repeats
-from poc.report.table import BURST, TRAINING
 from tests.builders import TEST_CPU, build, record_of
 
 SAMPLES = 1280
@@ -56,31 +55,14 @@ OTHER = [
 ]
 
 
-@pytest.mark.parametrize("change", SAME)
-def test_what_only_names_a_run_leaves_it_a_repeat(change: dict[str, Any]) -> None:
-    table = build(record_of(), record_of(started="2026-11-22T10:00:00+00:00", **change))
+def test_repeats_of_a_setting_differ_in_the_seed_and_in_names_only() -> None:
+    same = [record_of(started=f"2026-11-22T1{hour}:00:00+00:00", **change) for hour, change in enumerate(SAME)]
+    table = build(record_of(), *same)
     assert table.setting.nunique() == table.workload.nunique() == 1
-    assert list(table.repeat) == [1, 2]
-
-
-@pytest.mark.parametrize("change", OTHER)
-def test_whatever_changes_speed_or_accuracy_makes_another_setting(change: dict[str, Any]) -> None:
-    table = build(record_of(), record_of(**change))
-    assert table.setting.nunique() == 2
-    assert list(table.repeat) == [1, 1]
-    assert len(repeats.summarize(table)) == 2
-
-
-def test_another_value_of_a_variable_makes_another_setting() -> None:
-    table = build(*(record_of(environment={"MALLOC_ARENA_MAX": value}) for value in ("1", "2")))
-    assert table.setting.nunique() == table.workload.nunique() == 2
-
-
-def test_a_burst_and_a_whole_training_are_never_pooled() -> None:
-    bursts = [{"steps": 55}, {"seconds": 30.0}, {"epochs": 1, "steps": 5}]
-    table = build(record_of(), *(record_of(run=run) for run in bursts))
-    assert sorted(table.length) == [BURST, BURST, BURST, TRAINING]
-    assert all(group.length.nunique() == 1 for _, group in table.groupby("setting"))
+    assert sorted(table.repeat) == list(range(1, len(SAME) + 2))
+    table = build(record_of(), *(record_of(**change) for change in OTHER))
+    assert table.setting.nunique() == len(repeats.summarize(table)) == len(OTHER) + 1
+    assert set(table.repeat) == {1}
 
 
 def test_a_setting_is_summarized_by_the_median_range_and_number_of_its_clean_repeats() -> None:
@@ -107,10 +89,12 @@ def test_accuracy_is_the_median_over_seeds_each_by_its_latest_repeat() -> None:
     assert row.accuracy_last4 == pytest.approx((0.3 + 0.4 + 0.5 + 0.8) / 4)
 
 
-def test_repeats_are_noisy_by_the_share_of_the_cores_that_they_could_use() -> None:
-    shares = [(0.15, 0.06, 4), (0.2, None, 4), (0.2, None, 1), (None, 0.1, 1), (0.09, None, None), (0.11, None, None)]
-    records = [record_of(others_busy_cores=busy, stolen_cores=stolen, usable_cores=cores, started=f"2026-11-2{day}")
-               for day, (busy, stolen, cores) in enumerate(shares)]  # fmt: skip
+def test_repeats_are_noisy_by_the_fraction_of_the_cores_that_they_could_use() -> None:
+    cores = [(0.15, 0.06, 4), (0.2, None, 4), (0.2, None, 1), (None, 0.1, 1), (0.09, None, None), (0.11, None, None)]
+    records = [
+        record_of(others_busy_cores=busy, stolen_cores=stolen, usable_cores=usable, started=f"2026-11-2{day}")
+        for day, (busy, stolen, usable) in enumerate(cores)
+    ]
     assert list(build(*records).noisy) == [True, False, True, True, False, True]  # the machine has two cores
 
 
@@ -136,7 +120,6 @@ def test_repeats_within_an_hour_of_the_other_side_are_interleaved(minutes: int, 
     [
         ((0.9, 1.0, 1.1), (1.1, 1.2, 1.3), False),
         ((0.99, 1.0, 1.01), (1.19, 1.2, 1.21), True),
-        ((0.99, 1.0, 1.01), (0.8, 1.2, 1.9, 1.3), False),
         ((1.0, 1.1, 1.2, 1.3, 1.4), (0.5, 0.6, 0.7), True),
     ],
 )
@@ -199,9 +182,8 @@ NOT_ALIKE = [
 ]
 
 
-@pytest.mark.parametrize("change", NOT_ALIKE)
-def test_without_a_fitting_row_on_one_device_there_is_no_speedup(change: dict[str, Any]) -> None:
-    table = build(workers(1, 8.0, **change), workers(2, 4.0))
+def test_without_a_comparable_row_on_one_device_there_is_no_speedup() -> None:
+    table = build(workers(2, 4.0), *(workers(1, 8.0, **change) for change in NOT_ALIKE))
     assert table[table.devices == 2].speedup_throughput.isna().all()
 
 
@@ -218,46 +200,33 @@ def test_weak_and_strong_scaling_share_their_row_on_one_device_and_kvstores_are_
 
 
 def test_a_series_never_mixes() -> None:
-    """Check it for whatever can be beside each other in a journal."""
     runs = [{}, {"emulated": True}, {"quick": True}, {"kvstore": "horovod"}, {"batch_per_device": 32}]
     places = [{}, {"infrastructure": "there"}, {"dataset": "synthetic"}, {"outcome": "failed", "reason": "lost"}]
-    found = repeats.series(
-        build(*(workers(n, 4.0, run=run, **place) for n in (1, 2, 4) for run in runs for place in places))
-    )
-    # Of each machine and data set: two kvstores, another batch per device, and strong scaling.
-    assert len(found) == 3 * (2 + 1 + 1)
-    for kind, alone, several in found:
-        every = pd.concat([alone, several])
-        assert set(alone.devices) == {1}
-        assert several.devices.min() > 1
-        assert not (every.emulated | every.quick).any()
+    table = build(*(workers(n, 4.0, run=run, **place) for n in (1, 2, 4) for run in runs for place in places))
+    every_series = repeats.series(table)
+    # For each machine and data set: two kvstores, another batch per device, and strong scaling.
+    assert len(every_series) == 3 * (2 + 1 + 1)
+    for kind, single, multiple in every_series:
+        rows = pd.concat([single, multiple])
+        assert (set(single.devices), multiple.devices.min() > 1) == ({1}, True)
+        assert not (rows.emulated | rows.quick).any()
         same = ["machine", "dataset", "length", "framework", "outcome", repeats.BATCH_OF[kind]]
-        assert len(every[same].drop_duplicates()) == several.kvstore.nunique() == 1
+        assert len(rows[same].drop_duplicates()) == multiple.kvstore.nunique() == 1
 
 
 @pytest.fixture(scope="module")
 def published() -> pd.DataFrame:
     """Return the table of all published rows."""
-    return build(studies=studies.load())
+    return build(studies=load())
 
 
-def test_speedups_of_all_of_theano(published: pd.DataFrame) -> None:
-    """Check by hand: seconds on one device over those on several, with the time that workers wait or without it."""
-    theano = published[published.study == "theano_mpi"]
-    parts = theano[["train_seconds_per_5120", "communication_seconds_per_5120"]].sum(axis=1)
-    every = parts + theano.sync_seconds_per_5120.fillna(0.0)
-    several = 0
-    for _, rows in theano[parts > 0].groupby(["model", "batch_per_device"]):
-        (alone,) = rows.index[rows.devices == 1]
-        for index in rows.index[rows.devices > 1]:
-            row = theano.loc[index]
-            assert row.speedup_throughput == pytest.approx(every[alone] / every[index])
-            assert row.speedup_without_sync == pytest.approx(parts[alone] / parts[index])
-            assert row.efficiency_throughput == pytest.approx(row.speedup_throughput / row.devices)
-            several += 1
-    assert several == 16
+def test_speedups_of_the_theano_study_with_the_time_that_workers_wait_and_without(published: pd.DataFrame) -> None:
+    theano = published[(published.study == "theano_mpi") & published.speedup_without_sync.notna()]
+    assert len(theano) == 16
+    assert theano.efficiency_throughput.tolist() == pytest.approx((theano.speedup_throughput / theano.devices).tolist())
     (alexnet,) = theano[theano.printed == "AlexNet_128b, t_8GPU"].itertuples()
-    assert (alexnet.speedup_throughput, alexnet.speedup_without_sync) == pytest.approx((3.27, 6.33), abs=0.005)
+    assert alexnet.speedup_throughput == pytest.approx(20.50 / (2.63 + 0.61 + 3.03))
+    assert alexnet.speedup_without_sync == pytest.approx(20.50 / (2.63 + 0.61))
 
 
 @pytest.mark.parametrize(
@@ -266,10 +235,8 @@ def test_speedups_of_all_of_theano(published: pd.DataFrame) -> None:
         ("K80", "128x8=1024 (lr=0.4) | 6800 (8-80%)", 6800 / 1100),
         ("K80", "256x8=2048 (lr=0.4) | 9400 (8-90%)", 9400 / 1300),
         ("P100", "128x8=1024 (lr=0.4) | 11000 (8-40%)", 11000 / 2900),
-        ("P100", "128x4=512 (lr=0.2) | 12000 (4-80%)", 12000 / 2900),
         ("K80", "512x8 (lr=3.2)", 11000 / 1400),
         ("K80", "64x8 (lr=0.4)", None),  # its 64x1 has no throughput
-        ("P100", "512x8=4096 (lr=0.4) | 24000 (70%)", None),  # there is no 512x1
         ("P100", "256x8=2048 (lr=0.4) | 17000 (67%)", None),  # its 256x1 contradicts itself
     ],
 )

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from poc.cli import show
+from poc.published.prices import load
 from poc.records.record import Record
 from poc.records.timing import PARTS
 from poc.report import table
-from poc.studies.prices import load
 from poc.values import UserError
 from tests.builders import record_of
 

@@ -1,4 +1,4 @@
-"""All pages of machines that nobody here has (tests/simulated.py): whole, possible, and of no other machine."""
+"""All pages of simulated machines (tests/simulated.py), and every number of results.md computed again from rows.csv."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from poc import predict, report, studies
+from poc import predict, report
+from poc.published import load, prices
 from poc.records import journal
 from poc.report import chart, explorer
-from poc.studies import prices
+from poc.report.markdown import RATE
 from tests import simulated
 from tests.pages import WIDTH, check, font, number, tables
 from tests.simulated import MACHINES
@@ -36,54 +37,45 @@ EVERY = dict.fromkeys(
         *(("8 V100", "failures"), ("8 K80", "detail")),
     ]
 )
-COMBINATIONS = [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in EVERY]
 GPUS = {machine: MACHINES[machine][1] for machine in MACHINES}
-STUDIES = studies.load()
+STUDIES = load()
 K80, P100 = "8x Tesla K80 (2017)", "DGX-1, 8x P100 (2017)"
 PUBLISHED = ("8x Tesla K80", "DGX-1, 8x P100", "CPU of AWS p2.8x", "Intel Xeon E5-2666 v3", "Intel Core i5-6300U")
 MODEL = "cifar_resnet50_v2"
-RATE = "samples/s (min–max, n)"
 
 
-def slow_but(machine: str) -> list[Any]:
-    """Return all machines as parameters; only one of them is in the quick suite."""
-    return [pytest.param(name, marks=() if name == machine else pytest.mark.slow) for name in MACHINES]
+def combinations(*contents: str) -> Any:
+    """Parametrise a test by the machines with any of these contents, all by default; most of them are slow."""
+    pairs = [pair for pair in EVERY if not contents or pair[1] in contents]
+    return pytest.mark.parametrize(
+        ("machine", "content"), [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in pairs]
+    )
 
 
-def write(folder: Path, path: Path, *, whole: bool = False, others: Path | None = None) -> report.Written:
-    """Write the pages of a journal; unless they are `whole`, of the main study alone and without drawing."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(explorer, "page", lambda table, cache: "")
-        if not whole:
-            patch.setattr(chart, "svg", lambda figure: "<svg/>")
-            patch.setattr(chart, "lines", lambda *_, **__: None)
-        return report.write(
-            journal.read([path]),
-            STUDIES if whole else STUDIES[:1],
-            page=folder / "results.md",
-            folder=folder,
-            prices=prices.load({}),
-            others=journal.read([others]) if others else (),
-        )
-
-
-class Made:
-    """The pages of one machine, and its journal as it lies on disk."""
+class Simulated:
+    """The pages of one machine and its journal; those of `QUICK[0]` with all studies and figures."""
 
     def __init__(self, folder: Path, machine: str, content: str) -> None:
-        self.folder, self.machine, self.content = folder, f"simulated {machine}", content
+        self.folder, self.machine = folder, f"simulated {machine}"
+        is_complete = (machine, content) == QUICK[0]
         with contextlib.redirect_stderr(io.StringIO()), pytest.MonkeyPatch.context() as patch:
             patch.setattr(predict, "forecast", lambda run, known: None)  # slow, and on no page
+            patch.setattr(explorer, "page", lambda table, cache: "")
+            if not is_complete:
+                patch.setattr(chart, "svg", lambda figure: "<svg/>")
+                patch.setattr(chart, "lines", lambda *_, **__: None)
             self.journal = simulated.write_journal(machine, content, folder)
-        self.written = write(folder, self.journal, whole=(machine, content) == QUICK[0])
+            self.written = report.write(
+                journal.read([self.journal]),
+                STUDIES if is_complete else STUDIES[:1],
+                page=folder / "results.md",
+                folder=folder,
+                prices=prices.load({}),
+            )
         self.pages = {path.name: path.read_text() for path in sorted(folder.glob("*.md"))}
         self.page = self.pages["results.md"]
-        self.tables = {title: found[0] for title, found in tables(self.page).items()}
-
-    @functools.cached_property
-    def records(self) -> list[dict[str, Any]]:
-        """The lines of its journal."""
-        return [json.loads(line) for line in self.journal.read_text().splitlines()]
+        self.tables = {title: section[0] for title, section in tables(self.page).items()}
+        self.records = [json.loads(line) for line in self.journal.read_text().splitlines()]
 
     @functools.cached_property
     def rows(self) -> pd.DataFrame:
@@ -91,54 +83,49 @@ class Made:
         return pd.read_csv(self.folder / "rows.csv", low_memory=False)
 
     @property
-    def scorecard(self) -> dict[str, dict[str, str]]:
-        """The cells of the scorecard by machine and metric."""
-        (lines,) = (lines for title, lines in self.tables.items() if title.startswith("Scorecard"))
-        names = [f"this machine ({self.machine})", *list(lines[0])[2:]]
-        return {name: {line["metric"]: line[name] for line in lines} for name in names}
+    def models(self) -> list[str]:
+        """The pages about one model each."""
+        return [self.page, *(page for name, page in self.pages.items() if name.startswith("model_"))]
 
     @property
-    def own(self) -> list[str]:
-        """The seven cells of this machine."""
-        return list(next(iter(self.scorecard.values())).values())
+    def scorecard(self) -> dict[str, list[str]]:
+        """The seven cells of the scorecard by machine; this machine's name is without "this machine"."""
+        (lines,) = (lines for title, lines in self.tables.items() if title.startswith("Scorecard"))
+        names = [name for name in lines[0] if name != "metric"]
+        own = f"this machine ({self.machine})"
+        return {self.machine if name == own else name: [line[name] for line in lines] for name in names}
 
 
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Made]:
-    """Make the pages of a machine and a content once."""
+@pytest.fixture(scope="session")
+def simulate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Simulated]:
+    """Return a function that makes the pages of a machine and a content once."""
     base = tmp_path_factory.mktemp("simulated")
-    return functools.cache(lambda machine, content: Made(base / f"{machine}, {content}", machine, content))
+    return functools.cache(lambda machine, content: Simulated(base / f"{machine}, {content}", machine, content))
 
 
-@pytest.mark.parametrize(("machine", "content"), COMBINATIONS)
-def test_every_page_is_whole_and_nothing_on_it_impossible(machine: str, content: str, make: Any) -> None:
-    made = make(machine, content)
+@combinations()
+def test_every_page_is_complete_possible_and_about_this_machine(machine: str, content: str, simulate: Any) -> None:
+    made = simulate(machine, content)
     assert len(made.page.splitlines()) <= 120
     assert not re.search(r"(^|,)(nan|None|inf)(,|$)", (made.folder / "rows.csv").read_text(), re.MULTILINE)
     for name in made.pages:
         check(made.folder / name)
-
-
-@pytest.mark.parametrize(("machine", "content"), COMBINATIONS)
-def test_the_page_is_about_this_machine_and_the_main_study(machine: str, content: str, make: Any) -> None:
-    made = make(machine, content)
-    text = "\n".join([made.page, *(page for name, page in made.pages.items() if name.startswith("model_"))])
+    text = "\n".join(made.models)
     text += "".join(path.read_text() for path in (made.folder / "figures").glob("*.svg"))
-    assert made.machine in made.page.split("\n## ")[0]
-    others = {f"simulated {name}" for name in MACHINES} - {made.machine}
-    others |= {row.machine for study in STUDIES[1:] for row in study.rows} | {study.name for study in STUDIES[1:]}
-    others |= {path.name for path in (simulated.HOME / "reference").iterdir() if path.is_dir()} - {"figures"}
-    others = {name for name in others if len(name) > 3}  # some studies number their machines
-    assert not [name for name in others if re.search(rf"\b{re.escape(name)}\b", text)]
+    foreign = {f"simulated {name}" for name in MACHINES} - {made.machine}
+    foreign |= {row.machine for study in STUDIES[1:] for row in study.rows} | {study.name for study in STUDIES[1:]}
+    foreign |= {path.name for path in (simulated.HOME / "reference").iterdir() if path.is_dir()} - {"figures"}
+    foreign = {name for name in foreign if len(name) > 3}  # some studies number their machines
+    assert not [name for name in foreign if re.search(rf"\b{re.escape(name)}\b", text)]
     for lines in made.tables.values():
         names = {re.sub(r" \(2017\)|, quick", "", line.get("machine", made.machine)) for line in lines}
         assert names <= {made.machine, *PUBLISHED}
-    assert set(made.scorecard) - {f"this machine ({made.machine})"} == (set() if content == "other" else {K80, P100})
+    assert set(made.scorecard) == {made.machine} | (set() if content == "other" else {K80, P100})
 
 
-@pytest.mark.parametrize(("machine", "content"), COMBINATIONS)
-def test_the_header_has_the_counts_of_the_journal(machine: str, content: str, make: Any) -> None:
-    made = make(machine, content)
+@combinations()
+def test_the_header_has_the_counts_of_the_journal(machine: str, content: str, simulate: Any) -> None:
+    made = simulate(machine, content)
     counts = Counter(record["outcome"] for record in made.records)
     failed = sum(number for outcome, number in counts.items() if outcome not in ("completed", "diverged", "skipped"))
     diverged = [f"{counts['diverged']} diverged"] if counts["diverged"] else []
@@ -148,31 +135,31 @@ def test_the_header_has_the_counts_of_the_journal(machine: str, content: str, ma
     assert sum(int(line["runs"]) for line in skipped) == counts["skipped"]
     assert len(skipped) <= 5
     # The terminal has the same scorecard.
-    assert all(cell in made.written.scorecard for cell in made.own)
+    assert all(cell in made.written.scorecard for cell in made.scorecard[made.machine])
 
 
-@pytest.mark.parametrize("machine", slow_but("8 A100"))
-def test_the_scorecard_of_the_core_recipes_is_full(machine: str, make: Any) -> None:
-    made = make(machine, "core")
-    assert made.page.split("\n## ")[1].startswith("Scorecard")
-    measured = [cell for cell in made.own if re.match(r"\$?\d", cell)]
+@combinations("core")
+def test_the_scorecard_of_the_core_recipes_is_full(machine: str, content: str, simulate: Any) -> None:
+    made = simulate(machine, content)
+    cells = made.scorecard[made.machine]
+    measured = [cell for cell in cells if re.match(r"\$?\d", cell)]
     if GPUS[machine] > 1:
         assert len(measured) == 7
-        assert made.own[1].endswith(f"{GPUS[machine]} GPUs")
-        assert "—" not in made.own[2]
+        assert cells[1].endswith(f"{GPUS[machine]} GPUs")
+        assert "—" not in cells[2]
     elif GPUS[machine] == 1:
-        assert [cell for cell in made.own if cell not in measured] == ["same: one device", "one device"]
+        assert [cell for cell in cells if cell not in measured] == ["same: one device", "one device"]
     else:
         assert len(measured) >= 5
-        assert "--price" in made.own[6]
-    # Whatever was not measured is measured by a recipe that there is.
+        assert "--price" in cells[6]
+    # A recipe that measures what is missing exists.
     for recipe in re.findall(r"run_all\.sh (\w+)", made.page):
         assert (simulated.HOME / "recipes" / f"{recipe}.py").is_file()
 
 
-@pytest.mark.parametrize("machine", slow_but("4 A10G"))
-def test_the_readmes_recipe_lands_in_the_comparison_with_its_warm_up(machine: str, make: Any) -> None:
-    made = make(machine, "readme")
+@combinations("readme")
+def test_the_readmes_recipe_joins_the_comparison_with_its_warm_up(machine: str, content: str, simulate: Any) -> None:
+    made = simulate(machine, content)
     if not GPUS[machine]:  # it asks for GPUs
         assert {record["outcome"] for record in made.records} == {"skipped"}
         return
@@ -185,42 +172,36 @@ def test_the_readmes_recipe_lands_in_the_comparison_with_its_warm_up(machine: st
     assert {line["recipe"] for line in made.tables["Your recipes"]} == {"mine"}
 
 
-@pytest.mark.parametrize("machine", slow_but("8 V100"))
-def test_other_models_have_pages_of_their_own(machine: str, make: Any) -> None:
-    made = make(machine, "other")
-    pages = [made.page, *(page for name, page in made.pages.items() if name.startswith("model_"))]
+@combinations("other")
+def test_other_models_have_pages_of_their_own(machine: str, content: str, simulate: Any) -> None:
+    made = simulate(machine, content)
     models = {record["run"]["model"] for record in made.records if record["outcome"] == "completed"}
-    assert len(pages) == len(models)
-    for page in pages:
+    assert len(made.models) == len(models)
+    for page in made.models:
         assert "ResNet-50" not in page
-        cells = [
-            list(line.values())[1] for title, found in tables(page).items() if "Scorecard" in title for line in found[0]
-        ]
-        assert len(cells) == 7
-        assert re.match(r"\d", cells[0])
+        (lines,) = (section[0] for title, section in tables(page).items() if "Scorecard" in title)
+        cells = [list(line.values())[1] for line in lines]
+        assert (len(cells), bool(re.match(r"\d", cells[0]))) == (7, True)
         assert not any("run_all" in cell for cell in cells)
         assert {"Accuracy and throughput", "Learning rate and global batch"} <= set(tables(page))
     titles = {"cifar_resnet20_v2": "# ResNet-20", "cifar_vgg16": "# VGG-16"}
-    assert {page.split(" on ")[0] for page in pages} == {titles[model] for model in models}
+    assert {page.split(" on ")[0] for page in made.models} == {titles[model] for model in models}
 
 
-@pytest.mark.parametrize(
-    ("machine", "content"), [pair for pair in COMBINATIONS if pair.values[1] in ("nothing", "failures")]
-)
-def test_what_failed_or_diverged_is_no_result_and_says_why(machine: str, content: str, make: Any) -> None:
-    made = make(machine, content)
-    lost = [record for record in made.records if record["outcome"] not in ("completed", "skipped")]
+@combinations("nothing", "failures")
+def test_what_failed_or_diverged_is_no_result_and_has_its_reason(machine: str, content: str, simulate: Any) -> None:
+    made = simulate(machine, content)
+    failed = [record for record in made.records if record["outcome"] not in ("completed", "skipped")]
     outcomes = {"failed"} if content == "nothing" else {"diverged", "failed", "out of memory"}
-    assert {record["outcome"] for record in lost} == outcomes
-    assert all(record["reason"] in made.pages["method.md"] for record in lost)
-    assert any(record["reason"] in line["accuracy"] for record in lost for line in made.tables["Your recipes"])
-    # Whatever diverged has an accuracy of 0.1, and nothing else has so little.
-    shown = [
-        line for page in made.pages.values() for found in tables(page).values() for lines in found for line in lines
-    ]
-    assert "0.100" not in [cell for line in shown for column, cell in line.items() if "accuracy" in column]
+    assert {record["outcome"] for record in failed} == outcomes
+    assert all(record["reason"] in made.pages["method.md"] for record in failed)
+    assert any(record["reason"] in line["accuracy"] for record in failed for line in made.tables["Your recipes"])
+    # A run that diverged has an accuracy of 0.1, and no other run has.
+    sections = [section for page in made.pages.values() for section in tables(page).values()]
+    lines = [line for section in sections for table in section for line in table]
+    assert "0.100" not in [cell for line in lines for column, cell in line.items() if "accuracy" in column]
     if content == "nothing":
-        assert all("./run_all.sh" in cell for cell in made.own)
+        assert all("./run_all.sh" in cell for cell in made.scorecard[made.machine])
         assert not [line for line in made.tables["Accuracy and throughput"] if line["machine"] == made.machine]
 
 
@@ -281,24 +262,24 @@ def best(rows: pd.DataFrame) -> pd.DataFrame:
     trained = rows[(rows.epochs == 12) & rows.accuracy.notna() & (rows.length == "training") & rows.lr.notna()]
     trained = trained.assign(usual=trained.batch_per_device == 128).sort_values("usual", kind="stable")
     tried = trained.drop_duplicates(["global_batch", "lr"], keep="last")
-    found = tried.loc[tried.groupby("global_batch").accuracy.idxmax()].set_index("global_batch")
-    return found.assign(tried=tried.groupby("global_batch").size())
+    accurate = tried.loc[tried.groupby("global_batch").accuracy.idxmax()].set_index("global_batch")
+    return accurate.assign(tried=tried.groupby("global_batch").size())
 
 
 def to_target(rows: pd.DataFrame) -> pd.Series[float]:
     """Return the seconds of training to an accuracy of 0.75, by row."""
-    found = {}
+    seconds = {}
     for index, row in rows[~rows.emulated].iterrows():
         if row.origin == "published":
             if row.accuracy >= 0.75:
-                found[index] = row.epochs * row.seconds_per_epoch
+                seconds[index] = row.epochs * row.seconds_per_epoch
         elif isinstance(row.accuracy_by_epoch, str) and row.length == "training":
             curve = [pair.split(":") for pair in row.accuracy_by_epoch.split()]
             reached = [epoch for epoch, accuracy in curve if float(accuracy) >= 0.75]
             ends = dict(pair.split(":") for pair in row.seconds_by_epoch.split())
             if reached:
-                found[index] = float(ends[reached[0]])
-    return pd.Series(found, dtype=float)
+                seconds[index] = float(ends[reached[0]])
+    return pd.Series(seconds, dtype=float)
 
 
 def expected_scorecard(rows: pd.DataFrame, is_own: bool) -> list[str]:
@@ -334,17 +315,15 @@ TRACED = [
 
 
 @pytest.mark.parametrize(("machine", "content"), TRACED)
-def test_every_number_of_the_scorecard_is_in_rows_csv(machine: str, content: str, make: Any) -> None:
-    made = make(machine, content)
+def test_every_number_of_the_scorecard_is_in_rows_csv(machine: str, content: str, simulate: Any) -> None:
+    made = simulate(machine, content)
     for name, cells in made.scorecard.items():
-        is_own = name.startswith("this machine")
-        rows = of_machine(made.rows, made.machine if is_own else name)
-        assert list(cells.values()) == expected_scorecard(rows, is_own), name
+        assert cells == expected_scorecard(of_machine(made.rows, name), name == made.machine), name
 
 
 @pytest.mark.parametrize(("machine", "content"), TRACED)
-def test_every_number_of_accuracy_and_throughput_is_in_rows_csv(machine: str, content: str, make: Any) -> None:
-    made = make(machine, content)
+def test_every_number_of_accuracy_and_throughput_is_in_rows_csv(machine: str, content: str, simulate: Any) -> None:
+    made = simulate(machine, content)
     rows = made.rows[made.rows.model == MODEL]
     for line in made.tables["Accuracy and throughput"]:
         count = 0 if line["devices"] == "CPU" else int(line["devices"].split()[0])
@@ -364,8 +343,8 @@ def test_every_number_of_accuracy_and_throughput_is_in_rows_csv(machine: str, co
 
 
 @pytest.mark.parametrize(("machine", "content"), TRACED)
-def test_every_number_of_scaling_is_in_rows_csv(machine: str, content: str, make: Any) -> None:
-    made = make(machine, content)
+def test_every_number_of_scaling_is_in_rows_csv(machine: str, content: str, simulate: Any) -> None:
+    made = simulate(machine, content)
     seen = set()
     for line in made.tables["Scaling"]:
         rows, batch = of_machine(made.rows, line["machine"]), int(number(line["batch per device"]))
@@ -385,8 +364,8 @@ def test_every_number_of_scaling_is_in_rows_csv(machine: str, content: str, make
         assert batches == {batch for machine_name, batch in seen if machine_name == name}
 
 
-def test_figures_have_the_lines_that_they_should_have_and_can_be_read_on_a_telephone(make: Any) -> None:
-    made = make(*QUICK[0])
+def test_figures_have_the_lines_that_they_should_have_and_can_be_read_on_a_telephone(simulate: Any) -> None:
+    made = simulate(*QUICK[0])
     figures = {path.stem: path.read_text() for path in (made.folder / "figures").glob("*.svg")}
     named = {name for page in made.pages.values() for name in re.findall(r"\(figures/(\w+)\.svg\)", page)}
     assert set(figures) == named
@@ -410,16 +389,14 @@ def test_figures_have_the_lines_that_they_should_have_and_can_be_read_on_a_telep
 
 
 @pytest.mark.slow
-def test_tables_are_as_wide_as_a_page_in_a_browser(make: Any, chromium: Any, tmp_path: Path) -> None:  # noqa: F811
-    made = [make(*pair) for pair in (QUICK[0], ("1 H100", "quick"), ("8 K80", "nothing"), ("8 K80", "detail"))]
-    found = [lines for each in made for page in each.pages.values() for many in tables(page).values() for lines in many]
-    cells = [[list(lines[0]), *(list(line.values()) for line in lines)] for lines in found]
-    body = "".join(
-        "<table>"
-        + "".join("<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in line) for line in lines)
-        + "</table>"
-        for lines in cells
-    )
+def test_tables_are_as_wide_as_a_page_in_a_browser(simulate: Any, chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+    pairs = (QUICK[0], ("1 H100", "quick"), ("8 K80", "nothing"), ("8 K80", "detail"))
+    sections = [tables(page).values() for pair in pairs for page in simulate(*pair).pages.values()]
+    every_table = [lines for page in sections for section in page for lines in section]
+    body = ""
+    for lines in every_table:
+        cells = [list(lines[0]), *(list(line.values()) for line in lines)]
+        body += "<table>" + "".join("<tr><td>" + "<td>".join(map(html.escape, line)) for line in cells) + "</table>"
     style = "body {width: 880px; font: 16px/1.5 Helvetica, Arial, sans-serif} td {padding: 6px 13px; border: 1px solid}"
     style += "table {border-collapse: collapse; display: block; width: max-content; max-width: 100%; overflow: auto}"
     path = tmp_path / "tables.html"
@@ -428,19 +405,8 @@ def test_tables_are_as_wide_as_a_page_in_a_browser(make: Any, chromium: Any, tmp
     )
     chromium.get(path.as_uri())
     widths = chromium.execute_script("return [...document.querySelectorAll('table')].map(table => table.scrollWidth)")
-    assert len(widths) == len(found)
-    assert [(list(lines[0]), each) for lines, each in zip(found, widths) if each > WIDTH] == []
-
-
-@pytest.mark.slow
-def test_a_folder_that_somebody_sent_is_shown_with_this_machine(make: Any, tmp_path: Path) -> None:
-    mine, sent = make("4 A10G", "readme"), make("8 V100", "other")
-    write(tmp_path, mine.journal, others=sent.journal)
-    text = (tmp_path / "results.md").read_text()
-    assert tables(text)["Scorecard: ResNet-50 on CIFAR-10"][0] == mine.tables["Scorecard: ResNet-50 on CIFAR-10"]
-    assert mine.tables["Your recipes"] == tables(text)["Your recipes"][0]
-    assert {mine.machine, sent.machine} <= set(pd.read_csv(tmp_path / "rows.csv", low_memory=False).machine)
-    assert all(name in (tmp_path / "method.md").read_text() for name in (mine.machine, sent.machine))
+    assert len(widths) == len(every_table)
+    assert [(list(lines[0]), each) for lines, each in zip(every_table, widths) if each > WIDTH] == []
 
 
 def test_simulated_journals_never_go_to_the_results(capsys: pytest.CaptureFixture[str]) -> None:

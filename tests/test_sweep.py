@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from poc import Recipe, studies
+from poc import Recipe, published
 from poc.config.datasets import DataId
 from poc.plan import Planned, estimate, plan
+from poc.published import prices
 from poc.records import journal
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY
 from poc.run import checkpoint, schedule, workload
 from poc.run.schedule import DoneRepeats, Item, RuntimeEstimator
 from poc.run.sweep import Sweep, run_sweep
-from poc.studies import prices
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, place_in, record_of, run_of
 
@@ -194,7 +194,7 @@ def test_every_price_has_a_source_and_the_user_s_come_first() -> None:
 
 
 def test_the_study_s_k80_are_p2_and_its_p100_were_not_rented() -> None:
-    listed, rows = prices.load({}), studies.load()[0].rows
+    listed, rows = prices.load({}), published.load()[0].rows
     rented = {row.machine: listed.of(row.machine, row.hardware) for row in rows}
     expected = {"1": ("p2.8xlarge", 8), "1*": ("p2.8xlarge", 8), "2": None, "3": None, "4": None}
     assert {name: price and (price.machine, price.devices) for name, price in rented.items()} == expected

@@ -1,4 +1,4 @@
-"""Make the sample pages from the journals in reference/: results.md at the top, and all pages in reference/.
+"""Make the sample pages from the journals in reference/: results.md, and all pages in reference/.
 
     .venv/bin/python -m tools.sample
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from poc import report, studies
+from poc import published, report
 from poc.records import journal
 from poc.report import table
 from poc.report.results import Results
@@ -25,14 +25,14 @@ SAMPLE = f"**This is a sample page.** {REFERENCE} Your first run of `./run_all.s
 
 
 def write(home: Path = HOME) -> None:
-    """Write `home`/results.md and the pages in `home`/reference, and remove what an earlier version wrote there."""
+    """Write `home`/results.md and the pages in `home`/reference; remove pages that an earlier version wrote there."""
     folder = home / "reference"
     for path in [*folder.glob("*.md"), *folder.glob("*.html")]:
         if path.name != "README.md":
             path.unlink()
-    records, published = journal.read(journal.paths(HOME / "reference")), studies.load()
-    report.write(records, published, page=home / "results.md", folder=folder, sample=SAMPLE)
-    results = Results(table.read(folder / "rows.csv"), published, MACHINE)
+    records, studies = journal.read(journal.paths(HOME / "reference")), published.load()
+    report.write(records, studies, page=home / "results.md", folder=folder, sample=SAMPLE)
+    results = Results(table.read(folder / "rows.csv"), studies, MACHINE)
     report.write_pages(results, page=folder / "results.md", folder=folder, sample=REFERENCE)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from poc import advice, config, data, frameworks, predict, studies
+from poc import advice, config, data, frameworks, predict, published
 from poc.cli import chosen
 from poc.cli.look import write_report
 from poc.config import Recipe, networks
@@ -18,12 +18,12 @@ from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.plan import Planned
 from poc.plan import plan as plan_recipe
+from poc.published import prices
 from poc.records import journal
 from poc.records.record import COMPLETED, DONE, Advice, Record
 from poc.run.launcher import LocalLauncher, RunContext, cache
 from poc.run.parent import execute
 from poc.run.progress import duration
-from poc.studies import prices
 from poc.values import UserError, whole
 
 
@@ -33,7 +33,7 @@ def advise(options: argparse.Namespace) -> int:
     path = chosen.recipe_path(options.recipe)
     machine = hardware.detect()
     setting = advice.first_setting(config.load(path, frameworks.FRAMEWORKS), machine)
-    published, machine_prices = studies.load([]), prices.load({})
+    studies, machine_prices = published.load([]), prices.load({})
     elsewhere = advice.published_speed(setting, options.on, machine_prices) if options.on else None
     name = chosen.machine_name(options, machine)
     probes = [*([] if elsewhere else advice.speed_probes(setting)), advice.probe(setting, options.steps)]
@@ -65,7 +65,7 @@ def advise(options: argparse.Namespace) -> int:
         f"90% interval: {low:.0f} to {f'{high:.0f}' if high else 'unbounded'})."
     )
     print(advice.in_words(setting, noise.scale, speeds, choices))
-    write_report(options, published, machine_prices)
+    write_report(options, studies, machine_prices)
     return 0
 
 
@@ -98,7 +98,7 @@ def predict_scaling(options: argparse.Namespace) -> None:
     if options.save:
         predict.save()
     names = [path.stem for path in options.study]
-    print(predict.in_words([study for study in studies.load(options.study) if study.name in names]))
+    print(predict.in_words([study for study in published.load(options.study) if study.name in names]))
 
 
 def list_networks(options: argparse.Namespace) -> None:

@@ -13,9 +13,9 @@ from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.plan import Planned, select
 from poc.plan import plan as plan_recipe
+from poc.published import prices
 from poc.records import journal
 from poc.records.record import Record
-from poc.studies import prices
 from poc.values import UserError, suggest
 
 HOME = Path(__file__).resolve().parents[2]

@@ -16,9 +16,9 @@ from poc.config import CIFAR10
 from poc.frameworks import Build
 from poc.host import hardware
 from poc.host.hardware import Hardware
+from poc.published import prices
 from poc.records import provenance
 from poc.run.launcher import cache
-from poc.studies import prices
 from poc.values import to_plain
 
 FREE_GIGABYTES = 2.0

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from poc import studies
+from poc import published
 from poc.cli import chosen
+from poc.published import Study, prices
+from poc.published.prices import Prices
 from poc.records import journal
 from poc.records.record import Record
 from poc.run.launcher import cache
-from poc.studies import Study, prices
-from poc.studies.prices import Prices
 from poc.values import UserError, positive, share, suggest
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 def report(options: argparse.Namespace) -> None:
     """Write the pages again; raises UserError for a mistake in the options."""
     check_target(options)
-    published, machine_prices = studies.load(options.study), prices.load(dict(options.price))
-    names = {name for study in published for row in study.rows for name in (row.machine, row.hardware)}
+    studies, machine_prices = published.load(options.study), prices.load(dict(options.price))
+    names = {name for study in studies for row in study.rows for name in (row.machine, row.hardware)}
     for record in _all_records(options):
         names |= {record.infrastructure, record.hardware.describe()}
     for name, _ in options.price:
         if name not in names:
             raise UserError(f"--price: no row is of a machine {name!r}; {suggest(name, filter(None, names))}")
-    write_report(options, published, machine_prices)
+    write_report(options, studies, machine_prices)
 
 
 def check_target(options: argparse.Namespace) -> None:
@@ -39,7 +39,7 @@ def check_target(options: argparse.Namespace) -> None:
     share("--target", options.target)
 
 
-def write_report(options: argparse.Namespace, published: Sequence[Study], machine_prices: Prices) -> None:
+def write_report(options: argparse.Namespace, studies: Sequence[Study], machine_prices: Prices) -> None:
     """Write the pages of all journals in the folder of results; print the scorecard and where the page is."""
     # scipy and matplotlib take a second to import, which plan and doctor need not wait for.
     from poc import report
@@ -48,7 +48,7 @@ def write_report(options: argparse.Namespace, published: Sequence[Study], machin
     how: dict[str, Any] = {name: vars(options)[name] for name in ("target",) if name in options}
     how.update(prices=machine_prices, others=journal.read_with(records, vars(options).get("others", [])))
     folder, page = chosen.results(options), chosen.page(options)
-    print(report.write(records, published, page=page, folder=folder, cache=cache(), **how))
+    print(report.write(records, studies, page=page, folder=folder, cache=cache(), **how))
 
 
 def publish(options: argparse.Namespace) -> None:
@@ -57,10 +57,10 @@ def publish(options: argparse.Namespace) -> None:
     from poc import report
     from poc.publish import publish
 
-    published, how = studies.load(options.study), {"prices": prices.load({}), "target": options.target}
+    studies, how = published.load(options.study), {"prices": prices.load({}), "target": options.target}
 
     def write_pages(records: Sequence[Record], folder: Path) -> None:
-        report.write(records, published, page=folder / "results.md", folder=folder, cache=cache(), **how)
+        report.write(records, studies, page=folder / "results.md", folder=folder, cache=cache(), **how)
 
     chosen.own_records(options)  # a mistake is named
     print(publish(chosen.results(options), options.output, chosen.HOME, write_pages, options.machine))
@@ -90,7 +90,7 @@ def _all_records(options: argparse.Namespace) -> list[Record]:
 def _table(records: Sequence[Record]) -> pd.DataFrame:
     from poc.report import table
 
-    return table.build(records, studies.load([]), prices.load({}))
+    return table.build(records, published.load([]), prices.load({}))
 
 
 def status(options: argparse.Namespace) -> None:

@@ -9,8 +9,8 @@ from typing import Callable
 from poc import advice
 from poc.cli import advise, doctor, look, run
 from poc.cli.environment import EXTRAS, environment
+from poc.published import prices
 from poc.run import step_profile
-from poc.studies import prices
 
 TRAINS = (run.run, advise.advise)
 """The commands that train."""
@@ -121,7 +121,7 @@ def _add_advise(add: _Add) -> None:
     add("--steps", type=int, metavar="N", default=advice.STEPS, help=steps)
     _add_data(add)
     _add_machine(add)
-    add("--on", metavar="NAME", help="another machine, as poc/studies/prices.csv or a study calls it")
+    add("--on", metavar="NAME", help="another machine, as poc/published/prices.csv or a study calls it")
     _add_results(add)
 
 
@@ -157,7 +157,7 @@ def _add_machine(add: _Add) -> None:
 
 
 def _add_price(add: _Add) -> None:
-    price = "price of this machine per hour (default: that of --machine in poc/studies/prices.csv)"
+    price = "price of this machine per hour (default: that of --machine in poc/published/prices.csv)"
     add("--price", type=float, metavar="DOLLARS", help=price)
 
 
@@ -172,7 +172,7 @@ def _add_results(add: _Add) -> None:
 
 
 def _add_study(add: _Add) -> None:
-    study = "a published study of your own, a CSV like those in poc/studies/; may be repeated"
+    study = "a published study of your own, a CSV like those in poc/published/; may be repeated"
     add("--study", type=Path, action="append", default=[], metavar="FILE", help=study)
 
 

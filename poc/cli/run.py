@@ -10,20 +10,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from poc import config, frameworks, studies
+from poc import config, frameworks, published
 from poc.cli import chosen
 from poc.cli.look import check_target, write_report
 from poc.config import literals
 from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.host.waiting import chosen_threads
+from poc.published import Study, prices
+from poc.published.prices import Prices
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.run import schedule, workload
 from poc.run.launcher import RunContext, cache
 from poc.run.sweep import Sweep, run_sweep
-from poc.studies import Study, prices
-from poc.studies.prices import Prices
 from poc.values import UserError, positive, to_plain, whole
 
 
@@ -46,13 +46,13 @@ def plan(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> int:
     """Do the runs, and write the pages; raises UserError for a mistake, before anything is spent."""
     began = time.monotonic()
-    published = studies.load(options.study)
+    studies = published.load(options.study)
     _check_numbers(options)
     # Mistakes are found before anything is spent.
     chosen_threads()
     journal.read_with([], options.others)
     if options.cluster:
-        return _run_on_cluster(options, began, published)
+        return _run_on_cluster(options, began, studies)
     machine = hardware.detect()
     name = chosen.machine_name(options, machine)
     machine_prices = _prices(options, name)
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if price is None and options.dollars is not None:
         raise UserError(
             f"--dollars: the price of {name!r} is not known; give --price DOLLARS (per hour), or --machine with the "
-            "name of a machine in poc/studies/prices.csv"
+            "name of a machine in poc/published/prices.csv"
         )
     place = _place(options, machine, name, chosen.source(options))
     place = dataclasses.replace(place, until=schedule.bound(began, options.hours, options.dollars, price))
@@ -74,10 +74,10 @@ def run(options: argparse.Namespace) -> int:
         machine=name,
         started=last_run.now(),
     )
-    return _conclude(options, run_sweep(sweep, request, price), published, machine_prices)
+    return _conclude(options, run_sweep(sweep, request, price), studies, machine_prices)
 
 
-def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequence[Study]) -> int:
+def _run_on_cluster(options: argparse.Namespace, began: float, studies: Sequence[Study]) -> int:
     """Do the same on all machines of a cluster."""
     for name in ("machine", "price", "dollars"):
         if getattr(options, name) is not None:
@@ -108,14 +108,14 @@ def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequen
         prices=machine_prices,
     )
     nodes.connect(options.cluster)
-    return _conclude(options, scheduler.Cluster(wish).run(), published, machine_prices)
+    return _conclude(options, scheduler.Cluster(wish).run(), studies, machine_prices)
 
 
 def _conclude(
-    options: argparse.Namespace, failed: Sequence[str], published: Sequence[Study], machine_prices: Prices
+    options: argparse.Namespace, failed: Sequence[str], studies: Sequence[Study], machine_prices: Prices
 ) -> int:
     """Write the results, and say which runs `failed`; return the exit code."""
-    write_report(options, published, machine_prices)
+    write_report(options, studies, machine_prices)
     if failed:
         how = "start again without --again" if options.again else "start again"
         print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)

@@ -12,9 +12,9 @@ import pandas as pd
 from tabulate import tabulate
 
 from poc.records.record import COMPLETED, DONE, Record
+from poc.records.row import COLUMNS, MEASURED
 from poc.records.timing import PARTS
 from poc.report import markdown
-from poc.studies.row import COLUMNS, MEASURED
 from poc.values import UserError, suggest
 
 

@@ -25,12 +25,12 @@ from poc.cluster.team import RayLauncher
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.plan import Planned, select
+from poc.published.prices import Prices
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.run import schedule, workload
 from poc.run.launcher import RunContext, software
 from poc.run.sweep import Sweep, TimeIsUpError, say_left
-from poc.studies.prices import Prices
 from poc.values import UserError, value
 
 STATUS = "cluster.json"

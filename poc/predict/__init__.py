@@ -23,10 +23,10 @@ from poc.predict.limits import Apart
 from poc.predict.quantiles import FARTHEST, Learnt, learn, splits
 from poc.predict.series import Point, published
 from poc.predict.trial import Score
+from poc.published import Study
 from poc.records.record import COMPLETED, Forecast, Record
+from poc.records.row import STRONG, WEAK
 from poc.records.timing import throughput
-from poc.studies import Study
-from poc.studies.row import STRONG, WEAK
 from poc.values import UserError, from_plain, to_plain, value
 
 FILE = Path(__file__).with_name("learnt.json")

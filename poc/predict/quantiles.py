@@ -21,7 +21,7 @@ from scipy.sparse import eye, hstack
 
 from poc.predict.rivals import amdahl, last_kept
 from poc.predict.series import Point, Series
-from poc.studies.row import STRONG, WEAK
+from poc.records.row import STRONG, WEAK
 from poc.values import value
 
 Array = NDArray[np.float64]

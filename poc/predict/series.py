@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from poc import studies
-from poc.studies import Study
-from poc.studies.row import STRONG, Row, rate
+from poc.published import Study, load
+from poc.records.row import STRONG, Row, rate
 from poc.values import value
 
 MORE = Path(__file__).parent / "series"
@@ -39,7 +38,7 @@ class Series:
 
 def published(own: Sequence[Study] = ()) -> list[Series]:
     """Every series of the studies here, of those that are only about scaling, and of the user's `own`."""
-    known = [*studies.load(), *studies.load(folder=MORE)]
+    known = [*load(), *load(folder=MORE)]
     return [series for study in (*known, *own) for series in of_rows(study.rows)]
 
 

@@ -1,4 +1,4 @@
-"""results.md, the pages of details, rows.csv, explorer.html and figures, made from records and published rows."""
+"""Make results.md, the pages of details, rows.csv, explorer.html and figures from records and published rows."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from poc.published import MAIN_MODEL, Study
+from poc.published.prices import Prices
+from poc.published.prices import load as load_prices
 from poc.records import last_run as last_runs
 from poc.records.last_run import LastRun
 from poc.records.record import SKIPPED, Record
 from poc.report import chart, explorer
 from poc.report import table as tables
 from poc.report.page import Block, Figure
-from poc.report.results import MAIN_MODEL, TARGET, Results, Subject
-from poc.report.sections import cost, header, learning_rate, recipes, scaling, scorecard, throughput
-from poc.report.sections.details import PAGES
-from poc.studies import Study
-from poc.studies.prices import Prices
-from poc.studies.prices import load as load_prices
+from poc.report.results import TARGET, Results, Subject
+from poc.report.sections import PAGES, cost, header, learning_rate, recipes, scaling, scorecard, throughput
 from poc.values import write_atomically
 
-MOST_LINES = 120
-"""Of the page: a reader gets the answers from its first two screens, and the rest must stay readable."""
+MAX_LINES = 120
+"""Lines of results.md: its first two screens answer the questions, and the rest must stay readable."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What `write` made."""
+    """Result of `write`."""
 
     page: Path
     scorecard: str
@@ -55,8 +54,8 @@ def write(
     """Write `page`, and in `folder` the pages of details, rows.csv, explorer.html and figures/.
 
     The page is about a machine of `records`; those of `others` are shown with it. A `sample` page starts with that text
-    and has no explorer. Links are relative to their page. The same records give the same bytes in whatever order they
-    come. Each file is replaced atomically. `cache` keeps what is slow to make.
+    and has no explorer. Links are relative to their page. The same records give the same bytes in any order. Each file
+    is replaced atomically. `cache` is a folder for what is slow to make.
     """
     table = tables.build([*records, *others], studies, prices or load_prices({}))
     write_atomically(folder / "rows.csv", tables.write(table))
@@ -70,34 +69,39 @@ def write(
 
 def write_pages(results: Results, *, page: Path, folder: Path, sample: str = "") -> Written:
     """Write the pages and figures from the table of a rows.csv alone."""
-    first, *others = results.subjects() or [Subject(MAIN_MODEL, "cifar10")]
-    details = [(made.name, made.title, made.blocks(results)) for made in PAGES]
-    details += [(f"model_{other.model}_{other.dataset}", other.label, _sections(results, other)) for other in others]
-    links = {f"{name}.md": title for name, title, blocks in details if blocks}
+    subject, *more_subjects = results.subjects() or [Subject(MAIN_MODEL, "cifar10")]
+    details = [(each.name, each.title, each.blocks(results)) for each in PAGES]
+    for each in more_subjects:
+        blocks = _sections(results, each, scorecard.lines(results, each))
+        details.append((f"model_{each.model}_{each.dataset}", each.label, blocks))
+    details = [(name, title, blocks) for name, title, blocks in details if blocks]
+    links = {f"{name}.md": title for name, title, _ in details}
     links.update({"rows.csv": "rows.csv"} if sample else {"explorer.html": "Explorer", "rows.csv": "rows.csv"})
     listed = " · ".join(f"[{title}]({_link(folder / name, page)})" for name, title in links.items())
-    title = f"# {first.label}: throughput, scaling, learning rate and cost"
-    above = [*filter(None, [title, sample, header.lines(results)]), *_sections(results, first)]
+    card = scorecard.lines(results, subject)
+    heading = f"# {subject.label}: throughput, scaling, learning rate and cost"
+    above = [*filter(None, [heading, sample, header.lines(results)]), *_sections(results, subject, card)]
     below = [*recipes.not_run(results), "## Notes", header.notes(results), f"**Details:** {listed}"]
-    room = MOST_LINES - _lines([*above, *below])
-    pages = {folder / f"{name}.md": [f"# {title}", *blocks] for name, title, blocks in details if blocks}
-    _write(results, folder, {page: [*above, *recipes.blocks(results, room), *below], **pages})
-    lines = scorecard.lines(results, first) if results.machine else []
-    plain = tabulate([{key: cell.replace("`", "") for key, cell in line.items()} for line in lines], headers="keys")
-    return Written(page, plain)
+    # Each block has an empty line after it.
+    lines = sum((block.count("\n") if isinstance(block, str) else 0) + 2 for block in (*above, *below))
+    pages = {folder / f"{name}.md": [f"# {title}", *blocks] for name, title, blocks in details}
+    pages[page] = [*above, *recipes.blocks(results, MAX_LINES - lines), *below]
+    _write(results, folder, pages)
+    plain = tabulate([{key: cell.replace("`", "") for key, cell in row.items()} for row in card], headers="keys")
+    return Written(page, plain if results.machine else "")
 
 
-def _sections(results: Results, subject: Subject) -> list[Block]:
-    makers = (scorecard.blocks, throughput.blocks, scaling.blocks, learning_rate.blocks, cost.blocks)
-    return [block for make in makers for block in make(results, subject)]
+def _sections(results: Results, subject: Subject, card: list[dict[str, str]]) -> list[Block]:
+    makers = (throughput.blocks, scaling.blocks, learning_rate.blocks, cost.blocks)
+    return scorecard.blocks(results, subject, card) + [block for make in makers for block in make(results, subject)]
 
 
 def this_machine(records: Sequence[Record], last_run: LastRun | None) -> str:
-    """Return the machine that the page is about: that of the last run, else of the latest record that was tried."""
-    tried = [record for record in records if record.outcome != SKIPPED] or records
-    if last_run and any(record.infrastructure == last_run.machine for record in tried):
+    """Return the machine of the page: that of the last run, else that of the latest record that was not skipped."""
+    ran = [record for record in records if record.outcome != SKIPPED] or records
+    if last_run and any(record.infrastructure == last_run.machine for record in ran):
         return last_run.machine
-    return max(tried, key=lambda record: record.started).infrastructure if tried else ""
+    return max(ran, key=lambda record: record.started).infrastructure if ran else ""
 
 
 def _write(results: Results, folder: Path, pages: Mapping[Path, Sequence[Block]]) -> None:
@@ -105,6 +109,7 @@ def _write(results: Results, folder: Path, pages: Mapping[Path, Sequence[Block]]
     addresses = {study.name: study.address for study in results.studies}
     if results.studies:
         addresses["main_study"] = results.studies[0].address
+    details = {folder / f"{each.name}.md" for each in PAGES}
     figures: dict[Path, Figure] = {}
     for path, blocks in pages.items():
         paragraphs = []
@@ -113,11 +118,10 @@ def _write(results: Results, folder: Path, pages: Mapping[Path, Sequence[Block]]
                 file = folder / "figures" / f"{block.name}.svg"
                 figures[file], block = block, f"![{block.caption}]({_link(file, path)})"
             paragraphs.append(block)
-        addresses.update({made.name: _link(folder / f"{made.name}.md", path) for made in PAGES})
+        addresses.update({file.stem: _link(file, path) for file in details})
         write_atomically(path, _linked("\n\n".join(paragraphs), addresses) + "\n")
     for file, figure in figures.items():
         write_atomically(file, chart.svg(figure.figure))
-    details = {folder / f"{made.name}.md" for made in PAGES}
     for file in {*(folder / "figures").glob("*.svg"), *folder.glob("model_*.md"), *details} - {*pages, *figures}:
         file.unlink(missing_ok=True)
 
@@ -131,11 +135,6 @@ def _linked(text: str, addresses: Mapping[str, str]) -> str:
         return match[0] if address is None else f"[{label}]({address})" if address else label
 
     return re.sub(r"\[([^\[\]]+)\]\[(\w+)\]", link, text)
-
-
-def _lines(blocks: Sequence[Block]) -> int:
-    """Return the lines that blocks take with an empty line after each."""
-    return sum((block.count("\n") if isinstance(block, str) else 0) + 2 for block in blocks)
 
 
 def _link(target: Path, page: Path) -> str:

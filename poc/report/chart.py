@@ -1,7 +1,4 @@
-"""The charts of the pages: lines in one style, readable at 880 pixels, at 390, in grey and by the colour-blind.
-
-Markers and dashes differ where colours do. The same data give the same bytes.
-"""
+"""Line charts, readable at 880 and 390 pixels, in grey and by the colour-blind. Equal data give equal bytes."""
 
 from __future__ import annotations
 
@@ -36,30 +33,30 @@ _OTHERS = ("#555555", "#888888", "#333333", "#AAAAAA", "#6B6B6B", "#999999", "#4
 _MARKERS = "os^Dv*Px"
 _OWN_STYLE = {"linestyle": "-", "linewidth": 3.0, "markersize": 9}
 _OTHER_STYLE = {"linestyle": "--", "linewidth": 1.8, "markersize": 7}
-MOST_LINES = 7
+MAX_LINES = 7
 
 
 class Line(NamedTuple):
-    """Points that belong together: y by x."""
+    """A curve: y by x."""
 
     label: str
     points: Mapping[float, float]
-    own: bool = False
-    """Measured on this machine: drawn in colour, all others in grey."""
+    measured: bool = False
+    """Measured by this project: drawn in colour, published lines in grey."""
 
 
 @contextlib.contextmanager
 def _styled() -> Iterator[None]:
-    matplotlib.rcdefaults()  # whatever the user's own matplotlibrc says
+    matplotlib.rcdefaults()  # not the user's own matplotlibrc
     with matplotlib.rc_context(_STYLE):
         yield
 
 
 @_styled()
 def lines(
-    several: Sequence[Line], title: str, xlabel: str, ylabel: str, *, log2: bool = False, **properties: Any
+    curves: Sequence[Line], title: str, xlabel: str, ylabel: str, *, log2: bool = False, **properties: Any
 ) -> Figure:
-    """Draw at most `MOST_LINES` lines in one pair of axes with these properties, and a legend below.
+    """Draw at most `MAX_LINES` lines in one pair of axes with these properties, and a legend below.
 
     With `log2` the x axis is logarithmic and has a tick at each point.
     """
@@ -67,18 +64,18 @@ def lines(
     figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
     axes = figure.subplots()
     colours = {True: iter(_OWN), False: iter(_OTHERS)}
-    drawn = several[:MOST_LINES]
+    drawn = curves[:MAX_LINES]
     for line, marker in zip(drawn, _MARKERS):
-        style: dict[str, Any] = {"label": line.label, "color": next(colours[line.own]), "marker": marker}
-        style.update(_OWN_STYLE if line.own else _OTHER_STYLE)
+        style: dict[str, Any] = {"label": line.label, "color": next(colours[line.measured]), "marker": marker}
+        style.update(_OWN_STYLE if line.measured else _OTHER_STYLE)
         axes.plot(list(line.points), list(line.points.values()), **style)
     if log2:
         axes.set_xscale("log", base=2)
-        places = sorted({x for line in several for x in line.points})
-        axes.set_xticks(places, [f"{x:,g}" for x in places])
+        ticks = sorted({x for line in curves for x in line.points})
+        axes.set_xticks(ticks, [f"{x:,g}" for x in ticks])
         axes.set_xticks([], minor=True)
     axes.set(xlabel=xlabel, ylabel=ylabel, **properties)
-    columns = 1 if max(len(line.label) for line in several) > _LONG_LABEL else 2
+    columns = 1 if max(len(line.label) for line in curves) > _LONG_LABEL else 2
     figure.legend(loc="outside lower center", ncols=columns, handlelength=2.6)
     figure.set_figheight(_HEIGHT + 0.26 * -(-len(drawn) // columns))
     return figure

@@ -1,8 +1,7 @@
 """explorer.html: every row of the table with filters and charts, in one file that opens from disk without a network.
 
 itables (DataTables) draws the table and Vega-Lite the charts in explorer.json; their scripts come from the packages
-that carry them. The reader picks what a chart shows by Vega-Lite's own bound parameters, and filters its rows in the
-table.
+that carry them. The reader picks what a chart shows by Vega-Lite's bound parameters, and filters its rows in the table.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from itables import javascript, options
 from itables.typing import JavascriptFunction
 
 from poc.records.record import COMPLETED
+from poc.records.row import COLUMNS, MEASURED
 from poc.report import markdown
-from poc.studies.row import COLUMNS, MEASURED
 from poc.values import write_atomically
 
 FIRST = (
     *("run_id", "origin", "machine", "model", "framework", "dtype", "global_batch", "devices"),
     *("samples_per_second", "accuracy", "kvstore", "outcome"),
 )
-"""Columns that the table starts with, in this order; the others follow, and can be switched on."""
+"""Columns that the table starts with, in this order; the hidden follow, and can be switched on."""
 AXES = (
     *("global_batch", "batch_per_device", "devices", "lr", "samples_per_second", "seconds_per_epoch", "accuracy"),
     *("wall_seconds", "speedup_throughput", "efficiency_throughput", "mfu", "dollars_per_run", "noise_scale"),
@@ -38,7 +37,7 @@ AXES = (
 COLOURS = ("machine", "model", "framework", "dtype", "kvstore", "devices", "global_batch", "lr", "origin", "recipe")
 _CURVE = ("accuracy_by_epoch", "seconds_by_epoch")
 _CHOICES: dict[str, Any] = {"AXES": AXES, "COLOURS": COLOURS, "TOOLTIP": [{"field": name} for name in FIRST]}
-"""What the charts in explorer.json name instead of listing it."""
+"""Lists that the charts in explorer.json refer to by name."""
 _PAGE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
 _CHARTS = Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
 _ON_DRAW = "function () { showRows(this.api().rows({search: 'applied'}).indexes().toArray()); }"
@@ -48,10 +47,10 @@ _KNOWN_NUMBER = "function (value) { return Number.isNaN(value) ? '' : value; }"
 def page(table: pd.DataFrame, cache: Path | None) -> str:
     """Return the text of explorer.html: all rows of `table`. The same table gives the same text.
 
-    The folder `cache` keeps the script of Vega-Lite, which takes seconds to put together.
+    The script of Vega-Lite, which takes seconds to assemble, is kept in the folder `cache`.
     """
     digits = {name: table[name].map("{:.6g}".format).astype(float) for name in table if COLUMNS[name].type == "Measure"}
-    machines = [markdown.machine(row) for row in table.itertuples()]
+    machines = [markdown.machine(row) for row in markdown.records(table)]
     table = table.assign(machine=machines, **digits).reset_index(drop=True)
     lines = [(name, column.metadata.get("unit", ""), column.metadata["about"]) for name, column in COLUMNS.items()]
     columns = "\n".join("<tr><td>" + "<td>".join(map(html.escape, line)) for line in lines)
@@ -61,8 +60,8 @@ def page(table: pd.DataFrame, cache: Path | None) -> str:
 
 def _rows(table: pd.DataFrame) -> str:
     """Return the table and the scripts that draw it; in its heads texts are picked from lists and numbers compared."""
-    others = [name for name in table if name not in FIRST and (table[name].notna() & (table[name] != "")).any()]
-    table = table[[*FIRST, *others]]
+    hidden = [name for name in table if name not in FIRST and (table[name].notna() & (table[name] != "")).any()]
+    table = table[[*FIRST, *hidden]]
     numbers = [index for index, dtype in enumerate(table.dtypes) if dtype.kind == "f"]
     filters = {"extend": "dropdown", "icon": "search"}
     settings: dict[str, Any] = {

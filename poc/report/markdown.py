@@ -1,9 +1,10 @@
-"""Tables as GitHub shows them: their columns, and how a value of rows.csv is printed in a cell."""
+"""Tables in Markdown: their columns, and how a value of rows.csv is printed in a cell."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Callable, Union
 
 import pandas as pd
@@ -17,7 +18,8 @@ _LONG_NAME = 24
 
 def table(lines: Sequence[Mapping[str, str]]) -> str:
     """Return a table whose columns are the keys that any line fills; columns of numbers are aligned to the right."""
-    names = list(dict.fromkeys(name for line in lines for name in line if any(other.get(name) for other in lines)))
+    filled = {name for line in lines for name, cell in line.items() if cell}
+    names = [name for name in dict.fromkeys(name for line in lines for name in line) if name in filled]
     if not names:
         return ""
     texts = [dict(zip(names, names)), *lines]
@@ -38,19 +40,14 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}"
 
 
-def known(value: float, form: str) -> str:
-    """Return the value in a format such as ".3f"; empty if it is unknown."""
+def formatted(value: float, form: str) -> str:
+    """Return the value in a format such as ".3f"; empty if unknown."""
     return "" if pd.isna(value) else f"{value:{form}}"
 
 
 def count(value: float) -> str:
     """Return a whole number with thousands separated; empty if unknown."""
-    return known(value, ",.0f")
-
-
-def percent(value: float) -> str:
-    """Return a share in percent; empty if unknown."""
-    return known(value, ".0%")
+    return formatted(value, ",.0f")
 
 
 def dollars(value: float) -> str:
@@ -70,13 +67,13 @@ def duration(seconds: float) -> str:
 
 
 def days(started: Iterable[str]) -> str:
-    """Return the day of the first and of the last start, once if it is the same."""
-    every = sorted({start[:10] for start in started})
-    return " to ".join(dict.fromkeys([*every[:1], *every[-1:]]))
+    """Return the day of the first and of the last start, or the day of both."""
+    dates = sorted({start[:10] for start in started})
+    return " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
 
 
 def rate(row: Any) -> str:
-    """Return samples/s of a setting with range and number of repeats, and what limits its worth in a word."""
+    """Return samples/s of a setting with range and number of repeats, and remarks on their quality."""
     if pd.isna(row.samples_per_second):
         return "too short to time" if row.outcome == "completed" and not row.speed_withdrawn else ""
     remarks = {
@@ -88,13 +85,13 @@ def rate(row: Any) -> str:
 
 
 def accuracy(row: Any) -> str:
-    """Return the accuracy of a setting with the number of seeds where there are several."""
-    return known(row.accuracy, ".3f") + (f" (n={row.seeds:.0f})" if row.seeds > 1 else "")
+    """Return the accuracy of a setting, with the number of seeds if there are several."""
+    return formatted(row.accuracy, ".3f") + (f" (n={row.seeds:.0f})" if row.seeds > 1 else "")
 
 
 def lr(row: Any) -> str:
-    """Return the learning rate, with its schedule where that is not constant."""
-    return known(row.lr, "g") + (f", {row.schedule}" if row.schedule and pd.notna(row.lr) else "")
+    """Return the learning rate, with its schedule if that is not constant."""
+    return formatted(row.lr, "g") + (f", {row.schedule}" if row.schedule and pd.notna(row.lr) else "")
 
 
 def model(name: str) -> str:
@@ -106,35 +103,38 @@ def devices(row: Any) -> str:
     """Return how many replicas trained and on what: "8 GPUs", "CPU, 2 cores", "2 workers x 1 core", "8 emulated"."""
     if pd.isna(row.devices):
         return ""
-    several = "s" if row.devices > 1 else ""
     if row.emulated:
         return f"{row.devices:.0f} emulated"
     if row.origin == "published" and row.devices == 0:
         return "CPU"
     if row.kind != "cpu":
-        return f"{row.devices:.0f} GPU{several}"
+        return _plural(row.devices, "GPU")
     if row.devices > 1:
-        cores = f" x {row.cores_per_worker:.0f} core{'s' if row.cores_per_worker > 1 else ''}"
-        return f"{row.devices:.0f} workers{cores}" if row.workers == row.devices else f"{row.devices:.0f} CPU contexts"
+        if row.workers != row.devices:
+            return f"{row.devices:.0f} CPU contexts"
+        return f"{row.devices:.0f} workers x {_plural(row.cores_per_worker, 'core')}"
     if row.fewer_threads > 0:
         return f"CPU, {row.fewer_threads:.0f} of {row.cores:.0f} cores"
-    cores = row.cores_per_worker if row.cores_per_worker > 0 else row.cores
-    return f"CPU, {cores:.0f} core{'s' if cores > 1 else ''}"
+    return f"CPU, {_plural(row.cores_per_worker if row.cores_per_worker > 0 else row.cores, 'core')}"
+
+
+def _plural(number: float, noun: str) -> str:
+    return f"{number:.0f} {noun}" + ("s" if number > 1 else "")
 
 
 def machine(row: Any) -> str:
-    """Return what a user calls a machine; for a published one what it is."""
+    """Return a machine's name; of a published one its hardware."""
     return str(row.machine if row.origin == "measured" else row.hardware or row.machine)
 
 
 def short_machine(row: Any) -> str:
-    """Return a machine's name for a figure, without what stands in brackets."""
+    """Return a machine's name for a figure, without the part in brackets."""
     name = machine(row).split(" (")[0]
     return name if len(name) <= _LONG_NAME else name.split(",")[0]
 
 
 def short_framework(row: Any) -> str:
-    """Return the framework with its precision where that is not float32."""
+    """Return the framework, with the precision if that is not float32."""
     return str(row.framework) + (f", {row.dtype}" if row.dtype not in ("", "float32") else "")
 
 
@@ -143,9 +143,11 @@ def _model(row: Any) -> str:
 
 
 RATE = "samples/s (min–max, n)"
-Column = Union[str, tuple[str, Union[str, Callable[[Any], str]]]]
-"""The title of a known column, or a title and what its cells show: a column of rows.csv, or a function of a row."""
-_COLUMNS: dict[str, str | Callable[[Any], str]] = {
+Show = Union[str, Callable[[Any], str]]
+"""A column of rows.csv, or a function of a row that returns the text of a cell."""
+Column = Union[str, tuple[str, Show]]
+"""The title of a usual column, or a title and what its cells show."""
+_COLUMNS: dict[str, Show] = {
     "machine": "machine_cell",
     "model": _model,
     "model, framework": lambda row: ", ".join(filter(None, [_model(row), short_framework(row)])),
@@ -161,15 +163,20 @@ _COLUMNS: dict[str, str | Callable[[Any], str]] = {
 }
 
 
+def records(rows: pd.DataFrame) -> list[Any]:
+    """Return rows with an attribute per column. `itertuples` would first compile a class of all columns."""
+    return [SimpleNamespace(**row) for row in rows.to_dict("records")]
+
+
 def lines(rows: pd.DataFrame | Iterable[Any], *columns: Column) -> list[dict[str, str]]:
     """Return the cells of each row by the titles of the columns."""
-    shown = [(name, _COLUMNS.get(name, name)) if isinstance(name, str) else name for name in columns]
-    each_row = rows.itertuples() if isinstance(rows, pd.DataFrame) else rows
-    return [{title: _cell(row, what) for title, what in shown} for row in each_row]
+    pairs = [(column, _COLUMNS.get(column, column)) if isinstance(column, str) else column for column in columns]
+    listed = records(rows) if isinstance(rows, pd.DataFrame) else rows
+    return [{title: _cell(row, show) for title, show in pairs} for row in listed]
 
 
-def _cell(row: Any, what: str | Callable[[Any], str]) -> str:
-    if callable(what):
-        return what(row)
-    value = getattr(row, what)
+def _cell(row: Any, show: Show) -> str:
+    if callable(show):
+        return show(row)
+    value = getattr(row, show)
     return value if isinstance(value, str) else number(value)

@@ -7,14 +7,14 @@ A setting is all that a run computes but for the seed, on one machine, framework
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.stats import ttest_ind
 
 from poc.records.record import COMPLETED
-from poc.studies.row import MEASURED, STRONG, WEAK
+from poc.records.row import MEASURED, STRONG, WEAK
 
 MIN_REPEATS = 3
 """Repeats that each side needs for a significance test."""
@@ -29,15 +29,13 @@ SERIES = (
     *("workload", "framework", "layout", "length"),
     *("study", "machine", "hardware", "model", "dataset", "input_shape", "dtype"),
 )
-"""What its rows share: a published row has no workload, and what follows says what ran."""
-_MEDIANS = (
-    *("samples_per_second", "seconds_per_epoch", "wall_seconds", "dollars_per_run"),
-    *("mfu", "flops", "joules_per_sample"),
-)
+"""Columns that the rows of a series share. The second line is for published rows, which have no workload."""
+_MEDIANS = ["samples_per_second", "seconds_per_epoch", "wall_seconds", "dollars_per_run"]
+_MEDIANS += ["mfu", "flops", "joules_per_sample"]
 
 
 class Ratio(NamedTuple):
-    """How much faster one setting is than another, by the geometric means of interleaved repeats."""
+    """Samples/s of one setting over those of another, by the geometric means of `n` interleaved repeats of both."""
 
     ratio: float
     n: tuple[int, int]
@@ -52,7 +50,7 @@ class Ratio(NamedTuple):
 
     @property
     def is_significant(self) -> bool:
-        """Return whether the 95% interval leaves out a ratio of 1."""
+        """Return whether the 95% interval excludes a ratio of 1."""
         return self.is_tested and not self.low <= 1 <= self.high
 
     def __str__(self) -> str:
@@ -72,48 +70,46 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
 
     Times and speeds become medians over clean repeats, with `rate_low`, `rate_high` and `n` of the samples/s.
     `accuracy` and `accuracy_last4` become medians over seeds (the latest repeat of each), `seeds` is their number.
-    `noisy` tells that no repeat was clean.
+    `noisy` is true if no repeat was clean.
     """
-    done = table[(table.origin != MEASURED) | (table.outcome == COMPLETED)].sort_values("started", kind="stable")
-    rows = done.drop_duplicates("setting", keep="last").set_index("setting", drop=False)
-    all_noisy = done.groupby("setting").noisy.transform("all")
-    undisturbed = done[~done.noisy | all_noisy].groupby("setting")
-    by_seed = done.drop_duplicates(["setting", "seed"], keep="last").groupby("setting")
-    rows[[*_MEDIANS]] = undisturbed[[*_MEDIANS]].median()
+    completed = table[(table.origin != MEASURED) | (table.outcome == COMPLETED)].sort_values("started", kind="stable")
+    rows = completed.drop_duplicates("setting", keep="last").set_index("setting", drop=False)
+    all_noisy = completed.groupby("setting").noisy.transform("all")
+    clean_repeats = completed[~completed.noisy | all_noisy].groupby("setting")
+    by_seed = completed.drop_duplicates(["setting", "seed"], keep="last").groupby("setting")
+    rows[_MEDIANS] = clean_repeats[_MEDIANS].median()
     rows[["accuracy", "accuracy_last4"]] = by_seed[["accuracy", "accuracy_last4"]].median()
-    rates = undisturbed.samples_per_second
+    rates = clean_repeats.samples_per_second
     rows = rows.assign(rate_low=rates.min(), rate_high=rates.max(), n=rates.count(), seeds=by_seed.accuracy.count())
-    rows["noisy"] = done.groupby("setting").noisy.all()
+    rows["noisy"] = completed.groupby("setting").noisy.all()
     # In the order of the table, whatever the order of the starts.
     return rows.loc[table.setting[table.setting.isin(rows.index)].drop_duplicates()].reset_index(drop=True)
 
 
-def interleaved(rows: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
-    """Return the clean repeats of `rows` that started within an hour of one of `others`; published rows all count."""
-    rows, others = clean(rows), clean(others)
-    if (others.origin != MEASURED).any() or (rows.origin != MEASURED).any():
+def interleaved(rows: pd.DataFrame, partners: pd.DataFrame) -> pd.DataFrame:
+    """Return the clean repeats that started within an hour of a clean one of `partners`; published rows all count."""
+    rows, partners = clean(rows), clean(partners)
+    if (partners.origin != MEASURED).any() or (rows.origin != MEASURED).any():
         return rows
-    apart = np.abs(_starts(rows)[:, None] - _starts(others)[None, :])
-    return rows[(apart <= INTERLEAVED).any(axis=1)]
+    starts, partner_starts = (
+        np.array([start[:19] for start in side.started], dtype="datetime64[s]") for side in (rows, partners)
+    )
+    return rows[(np.abs(starts[:, None] - partner_starts[None, :]) <= INTERLEAVED).any(axis=1)]
 
 
-def _starts(rows: pd.DataFrame) -> Any:
-    return np.array([start[:19] for start in rows.started], dtype="datetime64[s]")
+def pair(rows: pd.DataFrame, partners: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the repeats of both sides with samples/s that are interleaved with the other side."""
+    rows, partners = rows[rows.samples_per_second.notna()], partners[partners.samples_per_second.notna()]
+    return interleaved(rows, partners), interleaved(partners, rows)
 
 
-def pair(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the repeats of both sides that are interleaved with the other side, those with samples/s only."""
-    rows, others = rows[rows.samples_per_second.notna()], others[others.samples_per_second.notna()]
-    return interleaved(rows, others), interleaved(others, rows)
-
-
-def compare(rows: pd.DataFrame, others: pd.DataFrame) -> Ratio | None:
+def compare(rows: pd.DataFrame, partners: pd.DataFrame) -> Ratio | None:
     """Compare the samples/s of two settings by their interleaved repeats; None if there are none.
 
     With three repeats or more on both sides the interval is Welch's t on the logarithms. The windows of one run are
     correlated and do not show by how much runs differ, so only repeats count.
     """
-    sides = [np.log(side.samples_per_second.to_numpy()) for side in pair(rows, others)]
+    sides = [np.log(side.samples_per_second.to_numpy()) for side in pair(rows, partners)]
     if not all(len(side) for side in sides):
         return None
     ratio, n = math.exp(sides[0].mean() - sides[1].mean()), (len(sides[0]), len(sides[1]))
@@ -130,33 +126,33 @@ def with_speed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def series(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
-    """Return every scaling series as (weak or strong, rows on one device, rows on more).
+    """Return every scaling series as (weak or strong, rows on one device, rows on several).
 
     Rows of a series ran on real devices, are not quick, and differ only in the number of devices and in what does not
     matter for speed. Weak scaling keeps the batch per device, strong scaling the global batch. The rows on one device
     serve every kvstore and every learning rate.
     """
-    found = []
     rows = with_speed(table)
     rows = rows[(rows.devices > 0) & ~rows.emulated & ~rows.quick & rows.outcome.isin([COMPLETED, ""])]
+    every_series = []
     for kind, batch in BATCH_OF.items():
-        fitting = rows[rows[batch].notna() & ((rows.origin == MEASURED) | (rows.scaling == kind))]
-        for _, group in fitting.groupby([*SERIES, batch], sort=False):
-            alone, several = group[group.devices == 1], group[group.devices > 1]
-            for _, same in several.groupby(["kvstore", "kind", "straggler"], sort=False, dropna=False):
-                if len(alone):
-                    found.append((kind, alone, same.sort_values("devices", kind="stable")))
-    return found
+        scaled = rows[rows[batch].notna() & ((rows.origin == MEASURED) | (rows.scaling == kind))]
+        for _, group in scaled.groupby([*SERIES, batch], sort=False):
+            single, multiple = group[group.devices == 1], group[group.devices > 1]
+            for _, same in multiple.groupby(["kvstore", "kind", "straggler"], sort=False, dropna=False):
+                if len(single):
+                    every_series.append((kind, single, same.sort_values("devices", kind="stable")))
+    return every_series
 
 
 def add_speedups(table: pd.DataFrame) -> None:
     """Fill in speed-ups, efficiencies and the kind of scaling where a source prints none; weak scaling comes first."""
-    for kind, alone, several in reversed(series(table)):
-        table.loc[[*alone.index, *several.index], "scaling"] = kind
-        for index in several.index:
-            row = several.loc[[index]]
+    for kind, single, multiple in reversed(series(table)):
+        table.loc[[*single.index, *multiple.index], "scaling"] = kind
+        for index in multiple.index:
+            row = multiple.loc[[index]]
             is_measured = table.at[index, "origin"] == MEASURED
-            for name, value in _speedups(interleaved(alone, row), row).items():
+            for name, value in _speedups(interleaved(single, row), row).items():
                 if is_measured or np.isnan(table.at[index, name]):  # A printed one stays.
                     table.at[index, name] = value
     for name in ("throughput", "wall"):
@@ -164,28 +160,29 @@ def add_speedups(table: pd.DataFrame) -> None:
         table.loc[missing, f"efficiency_{name}"] = (table[f"speedup_{name}"] / table.devices)[missing]
 
 
-def _speedups(base: pd.DataFrame, row: pd.DataFrame) -> dict[str, float]:
-    """Return the speed-ups of a row over rows on one device; none without such rows."""
-    if not len(base):
+def _speedups(single: pd.DataFrame, row: pd.DataFrame) -> dict[str, float]:
+    """Return the speed-ups of a row over rows on one device; nothing without such rows."""
+    if not len(single):
         return {}
-    values = {"speedup_throughput": row.samples_per_second.iloc[0] * (1 / base.samples_per_second).mean()}
+    values = {"speedup_throughput": row.samples_per_second.iloc[0] * (1 / single.samples_per_second).mean()}
     samples = row.samples_trained.iloc[0]
-    if ((base.samples_trained - samples).abs() <= SAME_WORK * samples).all():
-        values["speedup_wall"] = (base.wall_seconds / base.samples_trained).mean() * samples / row.wall_seconds.iloc[0]
-    seconds = [side.train_seconds_per_5120 + side.communication_seconds_per_5120.fillna(0.0) for side in (base, row)]
+    if ((single.samples_trained - samples).abs() <= SAME_WORK * samples).all():
+        seconds_per_sample = (single.wall_seconds / single.samples_trained).mean()
+        values["speedup_wall"] = seconds_per_sample * samples / row.wall_seconds.iloc[0]
+    seconds = [side.train_seconds_per_5120 + side.communication_seconds_per_5120.fillna(0.0) for side in (single, row)]
     values["speedup_without_sync"] = seconds[0].mean() / seconds[1].iloc[0]
     return values
 
 
 def curve(text: str) -> dict[float, float]:
-    """Return the values by epoch that `accuracy_by_epoch` or `seconds_by_epoch` has."""
+    """Return the values by epoch in `accuracy_by_epoch` or `seconds_by_epoch`."""
     return {float(epoch): float(value) for epoch, value in (pair.split(":") for pair in text.split())}
 
 
 def seconds_to(target: float, table: pd.DataFrame) -> pd.Series[float]:
-    """Return each row's seconds of training at the end of the first epoch with the accuracy; NaN if there was none.
+    """Return each row's seconds of training to the end of the first epoch with the accuracy; NaN without one.
 
-    Of a published row it is the whole training, if its end has the accuracy: an upper bound.
+    A published row has those of its whole training, an upper bound, if the accuracy at its end is high enough.
     """
     seconds = (table.epochs * table.seconds_per_epoch).where(table.accuracy >= target)
     measured = table[table.origin == MEASURED]

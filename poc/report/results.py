@@ -1,4 +1,4 @@
-"""What the sections of the pages draw on: the table, one row per setting, and the choices that all sections share."""
+"""The data of the pages: the table, one row per setting, and the choices that all sections share."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from poc.published import MAIN_EPOCHS, MAIN_MODEL, Study
 from poc.records.last_run import LastRun
 from poc.records.record import SKIPPED
+from poc.records.row import MEASURED
 from poc.report import markdown, repeats
 from poc.report.table import BURST, TRAINING
-from poc.studies import Study
-from poc.studies.row import MEASURED
 
-MAIN_MODEL = "cifar_resnet50_v2"
-REFERENCE_BATCH = 128
-"""Batch per device, and global batch, of the main study's reference row."""
 TARGET = 0.75
 """Accuracy whose time and cost are shown unless the user sets another."""
 SYNCHRONOUS = ("", "device", "dist_sync", "dist_device_sync", "nccl", "horovod", "local")
 """Kvstores of ordinary data-parallel training, the preferred first; "none" is only an upper bound."""
+_DATASETS = {"cifar10": "CIFAR-10", "imagenet": "ImageNet", "synthetic": "synthetic images"}
 
 
 class Subject(NamedTuple):
-    """A model on a data set, for which all sections are made."""
+    """A model on a data set, for which the sections of results.md are made."""
 
     model: str
     dataset: str
@@ -36,8 +34,7 @@ class Subject(NamedTuple):
     @property
     def label(self) -> str:
         """Return the name for titles."""
-        names = {"cifar10": "CIFAR-10", "imagenet": "ImageNet", "synthetic": "synthetic images"}
-        return f"{markdown.model(self.model).removesuffix(' (CIFAR)')} on {names.get(self.dataset, self.dataset)}"
+        return f"{markdown.model(self.model).removesuffix(' (CIFAR)')} on {_DATASETS.get(self.dataset, self.dataset)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +50,9 @@ class Results:
 
     @functools.cached_property
     def settings(self) -> pd.DataFrame:
-        """One row per setting (`repeats.summarize`), with the median time and cost to the target if all seeds reach it.
+        """One row per setting (`repeats.summarize`), with the median time and cost to the target.
 
-        Those of a published row are of the whole training, an upper bound.
+        They are missing if a seed did not reach it. A published row has those of its whole training, an upper bound.
         """
         table = self.table.assign(seconds_to_target=repeats.seconds_to(self.target, self.table))
         trained = table[table.accuracy.notna()].drop_duplicates(["setting", "seed"], keep="last")
@@ -66,38 +63,40 @@ class Results:
 
     @functools.cached_property
     def measured(self) -> pd.DataFrame:
-        """Settings that were measured, as `presented`."""
-        return self.presented(self.settings)
+        """Measured settings, with the texts of `_presented`."""
+        return self._presented(self.settings)
 
     @functools.cached_property
     def runs(self) -> pd.DataFrame:
-        """Rows of the table that were measured, as `presented`, each of one seed."""
-        return self.presented(self.table.assign(seeds=1))
+        """Measured rows of the table, with the texts of `_presented`."""
+        return self._presented(self.table.assign(seeds=1))
 
     @property
     def timed(self) -> pd.DataFrame:
         """Measured settings with samples/s on real devices, without quick runs, those with most repeats first."""
         rows = self.measured
         rows = rows[rows.samples_per_second.notna() & ~rows.emulated & ~rows.quick]
-        return rows.sort_values(["other", "n"], ascending=[True, False], kind="stable")
+        return rows.sort_values(["elsewhere", "n"], ascending=[True, False], kind="stable")
 
-    def presented(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Return the measured rows, those of this machine first, with the family of the data set and texts for cells.
+    def _presented(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return the measured rows, those of this machine first, with texts for cells.
 
-        `machine_cell` is empty if only one machine was measured; `recipe_cell` is "baseline", or "tuned" with a number.
+        `machine_cell` is empty if only one machine was measured; `recipe_cell` is "baseline", or "tuned" with a number;
+        `family` is the first word of the data set.
         """
         rows = rows[rows.origin == MEASURED]
-        several = self.table[self.table.origin == MEASURED].machine.nunique() > 1
+        machines = self.table[self.table.origin == MEASURED].machine.nunique()
         baseline = self.settings.baseline
         tuned = sorted({*self.settings[~baseline & ~self.settings.fixed].training_recipe})
-        names = {recipe: f"tuned {number}" for number, recipe in enumerate(tuned, start=1)}
-        names.update(dict.fromkeys(self.settings[baseline].training_recipe, "baseline"))
-        texts = {
-            "machine_cell": rows.machine.map(self.bold) if several else "",
-            "recipe_cell": rows.training_recipe.map(names).fillna(""),
-            "family": rows.dataset.str.split(" ").str[0],
-        }
-        return rows.assign(other=rows.machine != self.machine, **texts).sort_values("other", kind="stable")
+        recipes = {recipe: f"tuned {number}" for number, recipe in enumerate(tuned, start=1)}
+        recipes.update(dict.fromkeys(self.settings[baseline].training_recipe, "baseline"))
+        rows = rows.assign(
+            elsewhere=rows.machine != self.machine,
+            machine_cell=rows.machine.map(self.bold) if machines > 1 else "",
+            recipe_cell=rows.training_recipe.map(recipes).fillna(""),
+            family=rows.dataset.str.split(" ").str[0],
+        )
+        return rows.sort_values("elsewhere", kind="stable")
 
     def bold(self, machine: str) -> str:
         """Return the name of a measured machine, in bold if the page is about it."""
@@ -111,83 +110,90 @@ class Results:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """Number of runs that were skipped on this machine by reason; of the last `run` command if that is known."""
+        """Number of skipped runs by reason: those of the last `run` command if known, else all on this machine."""
         rows = self.table[(self.table.outcome == SKIPPED) & (self.table.machine == self.machine)]
         return self.last_run.skipped if self.last_run else dict(rows.reason.value_counts())
 
     def subjects(self) -> list[Subject]:
         """Models and data sets of this machine: the main study's model first, then those with most settings.
 
-        Models of which there are only quick runs or fixed batches are left out if there are others.
+        Models with only quick runs or fixed batches are left out if there are others.
         """
-        own = self.measured[(self.measured.machine == self.machine) & ~self.measured.fixed]
-        full = own[~own.quick] if not own.quick.all() else own
-        sizes = full.groupby(["model", "family"], sort=False).size()
-        ranked = sorted(
-            sizes.items(), key=lambda item: (item[0][0] != MAIN_MODEL, item[0][1] == "synthetic", -item[1], item[0])
-        )
-        return [Subject(*key) for key, _ in ranked]
+        rows = self.measured[(self.measured.machine == self.machine) & ~self.measured.fixed]
+        rows = rows[~rows.quick] if not rows.quick.all() else rows
+        sizes = rows.groupby(["model", "family"], sort=False).size()
+
+        def rank(key: tuple[str, str]) -> tuple[Any, ...]:
+            return key[0] != MAIN_MODEL, key[1] == "synthetic", -sizes[key], key
+
+        return [Subject(*key) for key in sorted(sizes.index, key=rank)]
 
     def of(self, subject: Subject, machine: str | None = None) -> pd.DataFrame:
-        """Settings of a subject on a machine, by default this one; validation splits and fixed batches aside."""
+        """Settings of a subject on a machine (default: this one) without tuning runs, fixed batches and stragglers."""
         rows = self.measured[self.measured.machine == (self.machine if machine is None else machine)]
         rows = rows[(rows.model == subject.model) & (rows.family == subject.dataset) & ~rows.fixed]
         return rows[(rows.accuracy_on != "validation split") & (rows.straggler == 0)]
 
     def headline(self, subject: Subject, machine: str | None = None) -> pd.DataFrame:
-        """Settings of the subject that the comparison with published rows is made from.
+        """Settings of the subject that are compared with published rows.
 
-        They share device kind, framework, precision, layout and recipe: GPUs before CPUs, then what reached most
-        devices, has most settings, is float32, and is MXNet. Only synchronous training counts, and only the baseline
-        recipe, but for another model that was not trained with it.
+        They share device kind, framework, precision, layout and recipe: those on GPUs before those on CPUs, then the
+        group that reached most devices, has most settings, is float32, and is MXNet. Only synchronous training counts,
+        and only the baseline recipe, except for another model that was not trained with it.
         """
         rows = self.of(subject, machine)
-        contexts = (rows.kind == "cpu") & (rows.workers < rows.devices) & ~rows.emulated  # they share their threads
-        rows = rows[rows.kvstore.isin(SYNCHRONOUS) & ~contexts]
+        cpu_contexts = (rows.kind == "cpu") & (rows.workers < rows.devices) & ~rows.emulated  # they share their threads
+        rows = rows[rows.kvstore.isin(SYNCHRONOUS) & ~cpu_contexts]
         if subject.model == MAIN_MODEL or rows.baseline.any():
             rows = rows[rows.baseline]
         if not len(rows):
             return rows
         keys = ["kind", "framework", "dtype", "layout", "training_recipe"]
-        groups = rows.assign(most=rows.devices.mask(rows.emulated, 0), full=~rows.quick).groupby(keys, sort=False)
-        ranks = groups.agg({"most": "max", "full": "sum"}).reset_index()
+        groups = rows.assign(real_devices=rows.devices.mask(rows.emulated, 0), full=~rows.quick).groupby(
+            keys, sort=False
+        )
+        ranks = groups.agg({"real_devices": "max", "full": "sum"}).reset_index()
         ranks["gpu"], ranks["float32"] = ranks.kind == "gpu", ranks.dtype == "float32"
         ranks["mxnet"] = ranks.framework.str.startswith("MXNet")
-        order = ["gpu", "most", "full", "float32", "mxnet"]
+        order = ["gpu", "real_devices", "full", "float32", "mxnet"]
         best = ranks.sort_values(order, ascending=False, kind="stable")[keys].iloc[0]
         return rows[(rows[keys] == best).all(axis=1)]
 
     def recipe(self, subject: Subject) -> str:
         """Describe the training recipe of the headline settings."""
         rows = self.headline(subject)
-        others = rows.training_recipe[~rows.baseline]
-        return f"training recipe: {others.iloc[0]}" if len(others) else "baseline recipe"
+        tuned = rows.training_recipe[~rows.baseline]
+        return f"training recipe: {tuned.iloc[0]}" if len(tuned) else "baseline recipe"
 
     def published_machines(self, model: str) -> list[tuple[str, pd.DataFrame]]:
         """GPU machines of the main study with rows of `model`, in its order, by a short name with the year."""
         rows = self.published[(self.published.model == model) & (self.published.devices > 0)]
         year = self.studies[0].year if self.studies else ""
-        return [
-            (f"{markdown.short_machine(group.iloc[0])} ({year})", group)
-            for _, group in rows.groupby("hardware", sort=False)
-        ]
+        groups = [group for _, group in rows.groupby("hardware", sort=False)]
+        return [(f"{markdown.short_machine(group.iloc[0])} ({year})", group) for group in groups]
+
+    def machines(self, subject: Subject) -> list[tuple[str, pd.DataFrame]]:
+        """Headline settings of each measured machine, then the published machines, by name."""
+        names = self.measured.machine.unique()
+        measured = [(self.bold(name), self.headline(subject, name)) for name in names]
+        return measured + self.published_machines(subject.model)
 
 
-def grouped(rows: pd.DataFrame, keys: Sequence[str], **how: Any) -> pd.DataFrame:
-    """Return one row per group: its first values, but the columns in `how` aggregated so."""
-    aggregated = {name: how.get(name, "first") for name in rows if name not in keys}
-    return rows.groupby(list(keys), sort=False, dropna=False, as_index=False).agg(aggregated)
+def grouped(rows: pd.DataFrame, keys: Sequence[str], **aggregations: Any) -> pd.DataFrame:
+    """Return one row per group: aggregated columns, and the first value of all others."""
+    functions = {name: aggregations.get(name, "first") for name in rows if name not in keys}
+    return rows.groupby(list(keys), sort=False, dropna=False, as_index=False).agg(functions)
 
 
 def trainings(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep whole trainings with an accuracy on real images."""
-    known = rows.accuracy.notna() & (rows.length == TRAINING) & (rows.dataset != "synthetic")
-    return rows[known & ~rows.quick]
+    is_training = (rows.length == TRAINING) & ~rows.quick
+    return rows[is_training & rows.accuracy.notna() & (rows.dataset != "synthetic")]
 
 
 def same_length(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep trainings of 12 epochs, the main study's, or else of the most frequent number of epochs."""
-    return rows[rows.epochs.isin([12] if (rows.epochs == 12).any() else rows.epochs.mode()[:1])]
+    return rows[rows.epochs.isin([MAIN_EPOCHS] if (rows.epochs == MAIN_EPOCHS).any() else rows.epochs.mode()[:1])]
 
 
 def preferred(rows: pd.DataFrame, length: str = BURST) -> Any | None:

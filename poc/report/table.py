@@ -1,7 +1,7 @@
 """The table behind every page and rows.csv: one row per record and one per published result.
 
-`build` makes it, and every page is made from it alone: `read` of a rows.csv gives the same table and the same pages.
-Text columns are empty and number columns NaN where a value is unknown.
+Every page is made from it alone: the table that `build` returns and its copy in rows.csv give the same pages. Unknown
+texts are empty, unknown numbers NaN.
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ import pandas as pd
 
 from poc import frameworks
 from poc.config import networks
+from poc.published import Study
+from poc.published.prices import GIVEN, Price, Prices
 from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
+from poc.records.row import COLUMNS, COUNTS, MEASURED, NUMBERS, Row, rate
 from poc.report import repeats
-from poc.studies import Study
-from poc.studies.prices import GIVEN, Prices
-from poc.studies.row import COLUMNS, MEASURED, Row, rate
 
 TRAINING, BURST = "training", "burst"
 """Length classes: whole epochs, or a run cut by steps or seconds to measure throughput. They are never pooled."""
 FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward and twice backward"
 
-_COUNTS = [name for name, column in COLUMNS.items() if column.type == "Count"]
-_NUMBERS = [name for name, column in COLUMNS.items() if column.type in ("Count", "Measure")]
 _FLAGS = [name for name, column in COLUMNS.items() if column.type == "bool"]
-_TEXTS = [name for name in COLUMNS if name not in _NUMBERS and name not in _FLAGS]
+_TEXTS = [name for name, column in COLUMNS.items() if column.type == "str"]
 _TIMES = [name for name, column in COLUMNS.items() if column.metadata.get("time")]
-"""Columns that a record with a withdrawn speed has no values in."""
+"""Columns that are empty in a record whose speed was withdrawn."""
 
 _OF_RUN = (
     *("model", "global_batch", "batch_per_device", "lr_rule", "devices", "emulated", "workers", "dtype", "layout"),
@@ -44,7 +42,7 @@ _OF_RECORD = (
     *("data_checksum", "threads", "fewer_threads", "commit", "speed_withdrawn", "at_chance", "joules_per_sample"),
 )
 _OF_HARDWARE = ("cpu", "cores", "driver")
-# Fields of a run that differ within a scaling series, or that only shorten a run.
+# Fields of a run that differ within a scaling series, or that only set its length.
 _NOT_OF_WORKLOAD = (
     *("framework", "layout", "devices", "emulated", "batch_per_device", "global_batch", "kvstore", "workers"),
     *("straggler", "learning_rate", "lr_rule", "warmup_from", "warmup_steps", "decay", "decay_at", "decay_factor"),
@@ -71,27 +69,27 @@ def build(records: Sequence[Record], studies: Iterable[Study], prices: Prices) -
 
 
 def write(table: pd.DataFrame) -> str:
-    """Return the text of rows.csv: ten significant digits, empty where a value is unknown."""
-    whole = table.astype({name: "Int64" for name in _COUNTS})
-    return str(whole.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
+    """Return the text of rows.csv: ten significant digits, empty if a value is unknown."""
+    with_counts = table.astype(dict.fromkeys(COUNTS, "Int64"))
+    return str(with_counts.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
 
 
 def read(path: Path) -> pd.DataFrame:
     """Return the table of a rows.csv."""
-    return _typed(pd.read_csv(path, dtype={name: str for name in _TEXTS}))
+    return _typed(pd.read_csv(path, dtype=dict.fromkeys(_TEXTS, str)))
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
     table[_TEXTS] = table[_TEXTS].fillna("").astype(str)
     table[_FLAGS] = table[_FLAGS].eq(True)
-    table[_NUMBERS] = table[_NUMBERS].astype(float)
+    table[[*NUMBERS]] = table[[*NUMBERS]].astype(float)
     return table.copy()  # its columns side by side in memory, else each selection of rows is slow
 
 
 def _published(row: Row) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in COLUMNS}
     key = (row.model, row.dataset.startswith("cifar"))
-    registered = [made.name for made in networks.NETWORKS.values() if (made.study_name, made.classes == 10) == key]
+    registered = [each.name for each in networks.NETWORKS.values() if (each.study_name, each.classes == 10) == key]
     return {
         **values,
         "model": registered[0] if row.model and len(registered) == 1 else row.model,
@@ -113,11 +111,11 @@ def _without_superseded(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _add_peaks(table: pd.DataFrame) -> None:
-    """Fill in the best matrix product of any run on the same devices, since a shared machine is at most that fast."""
+    """Fill in the peak FLOP/s and the MFU; the peak is the best matrix product of any run on the same devices."""
     cores = table.cores_per_worker.fillna(table.fewer_threads).fillna(table.cores) * table.workers
     on_cpu = table.kind == "cpu"
-    place, used = table.hardware.mask(on_cpu, table.cpu), table.devices.mask(table.emulated, 1).mask(on_cpu, cores)
-    best = table.groupby(["machine", "kind", "dtype", place, used], dropna=False).peak_flops.transform("max")
+    hardware, units = table.hardware.mask(on_cpu, table.cpu), table.devices.mask(table.emulated, 1).mask(on_cpu, cores)
+    best = table.groupby(["machine", "kind", "dtype", hardware, units], dropna=False).peak_flops.transform("max")
     table["peak_flops"] = best.where(table.samples_per_second.notna() & (best > 0) & (table.origin == MEASURED))
     table["mfu"] = table.flops / table.peak_flops
 
@@ -132,7 +130,7 @@ def _measured(record: Record) -> dict[str, Any]:
     used = [device.utilisation for device in devices if device.utilisation is not None]
     framework, hardware = frameworks.label(run.framework, record.versions), machine.describe()
     environment = " ".join(f"{name}={value}" for name, value in (record.environment or {}).items())
-    # An environment that is not known is another than an empty one.
+    # An unknown environment differs from an empty one.
     conditions = (record.infrastructure, hardware, record.data_id, environment, record.environment is None)
     noise = record.noise(first=0.5)
     interval = record.noise_interval(first=0.5) if noise and noise.scale else None
@@ -185,13 +183,14 @@ def _hash(*values: Any) -> str:
 
 def _add_prices(table: pd.DataFrame, prices: Prices) -> None:
     """Fill in $/h of whole instances: what the user gave now, what the run recorded, else the price list."""
-    for index, row in table.iterrows():
-        known = prices.of(row.machine, row.hardware)
-        if pd.notna(row.given_dollars_per_hour) and (known is None or known.source != GIVEN):
-            table.loc[index, ["dollars_per_hour", "price_source"]] = [row.given_dollars_per_hour, GIVEN]
-        elif known is not None:
-            source = f"{known.machine}, {known.date}" if known.date else known.source
-            table.loc[index, ["dollars_per_hour", "price_source"]] = [known.dollars_per_hour, source]
+    known = []
+    for machine, hardware, recorded in zip(table.machine, table.hardware, table.given_dollars_per_hour):
+        price = prices.of(machine, hardware)
+        if pd.notna(recorded) and (price is None or price.source != GIVEN):
+            price = Price(machine=machine, dollars_per_hour=recorded, source=GIVEN)
+        known.append(price or Price(machine=machine, dollars_per_hour=math.nan))
+    table["dollars_per_hour"] = [price.dollars_per_hour for price in known]
+    table["price_source"] = [f"{price.machine}, {price.date}" if price.date else price.source for price in known]
     seconds = table.wall_seconds.fillna(table.epochs * table.seconds_per_epoch)
-    whole = (table.length == TRAINING) & ~table.emulated
-    table["dollars_per_run"] = (seconds * table.dollars_per_hour / 3600).where(whole)
+    is_priced = (table.length == TRAINING) & ~table.emulated
+    table["dollars_per_run"] = (seconds * table.dollars_per_hour / 3600).where(is_priced)

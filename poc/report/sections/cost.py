@@ -2,58 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
+from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.page import Block, section
 from poc.report.results import Results, Subject, trainings
-from poc.studies.row import MEASURED
 
 
-def fastest(rows: pd.DataFrame) -> Any | None:
-    """Return the setting that reached the target in the least time; None if no setting did with all its seeds."""
-    return next(_reached(rows, "seconds_to_target"), None)
+def best(rows: pd.DataFrame, column: str) -> Any | None:
+    """Return the setting with the least `seconds_to_target` or `dollars_to_target`; None if none reached the target.
 
-
-def cheapest(rows: pd.DataFrame) -> Any | None:
-    """Return the setting that reached the target for the least money; the fastest if no price is known."""
-    return next(_reached(rows, "dollars_to_target", "seconds_to_target"), None)
-
-
-def _reached(rows: pd.DataFrame, *order: str) -> Iterator[Any]:
+    Without prices it is the fastest.
+    """
     rows = trainings(rows[~rows.emulated])
     reached = rows[rows.seconds_to_target.notna() & ~rows.contradicts.str.contains("seconds_per_epoch")]
-    return iter(reached.sort_values(list(order)).itertuples())
+    return reached.sort_values([column, "seconds_to_target"]).iloc[0] if len(reached) else None
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
-    """Return the fastest and the cheapest setting of each machine, baseline and tuned recipes apart."""
+    """Return the fastest and the cheapest setting of each machine, baseline and tuned recipes separately."""
     groups = [(results.bold(name), results.of(subject, name)) for name in results.measured.machine.unique()]
-    lines = []
-    for name, rows in [*groups, *results.published_machines(subject.model)]:
-        for recipe, group in (("baseline", rows[rows.baseline]), ("tuned", rows[~rows.baseline])):
-            best = {row.setting: row for row in (fastest(group), cheapest(group)) if row}
-            lines += [_line(name, recipe, row) for row in best.values()]
+    rows = []
+    for name, group in [*groups, *results.published_machines(subject.model)]:
+        for recipe, same in (("baseline", group[group.baseline]), ("tuned", group[~group.baseline])):
+            pair = (best(same, "seconds_to_target"), best(same, "dollars_to_target"))
+            distinct = {row.setting: row for row in pair if row is not None}
+            rows += [{**row, "machine": name, "recipe": recipe} for row in distinct.values()]
     about = (
         f"To a test accuracy of {results.target:g}, at the end of an epoch: training time without evaluations, median "
         'over seeds. Instance $/h: on-demand price of the whole instance. "≤": the study printed only the end of 12 '
-        "epochs. Settings of which a seed did not reach the accuracy are left out."
+        "epochs. Settings with a seed that did not reach the accuracy are left out."
+    )
+    lines = markdown.lines(
+        pd.DataFrame(rows),
+        *(("machine", "machine"), "devices", "global batch", ("recipe", "recipe")),
+        ("time", lambda row: _bound(row) + markdown.duration(row.seconds_to_target)),
+        ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour) or "unknown"),
+        ("$", lambda row: _bound(row) + markdown.dollars(row.dollars_to_target) if row.dollars_to_target > 0 else ""),
+        ("n", lambda row: markdown.count(row.seeds)),
     )
     return section("Time and cost", about, markdown.table(lines))
 
 
-def _line(machine: str, recipe: str, row: Any) -> dict[str, str]:
-    bound, dollars = "" if row.origin == MEASURED else "≤ ", markdown.dollars(row.dollars_to_target)
-    return {
-        "machine": machine,
-        "devices": markdown.devices(row),
-        "global batch": markdown.count(row.global_batch),
-        "recipe": recipe,
-        "time": bound + markdown.duration(row.seconds_to_target),
-        "instance $/h": markdown.dollars(row.dollars_per_hour) or "unknown",
-        "$": dollars and bound + dollars,
-        "n": markdown.count(row.seeds),
-    }
+def _bound(row: Any) -> str:
+    return "" if row.origin == MEASURED else "≤ "

@@ -1,25 +1,29 @@
-"""The first lines of a page: machine, software, data, dates and how many runs there were; and notes at its end."""
+"""The first lines of a page (machine, software, data, dates, number of runs), and the notes at its end."""
 
 from __future__ import annotations
 
 import pandas as pd
 
 from poc.records.record import COMPLETED, DIVERGED, FAILED, SKIPPED
+from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.results import Results
-from poc.studies.row import MEASURED
+
+_NOTHING_MEASURED = "Nothing has been measured yet: `./run_all.sh --quick` takes about five minutes."
+_LISTED_NAMES = 3
+_MAX_NOTES = 5
 
 
 def lines(results: Results) -> str:
     """Return the header as a list of three facts."""
     table = results.table
     rows = table[(table.origin == MEASURED) & (table.machine == results.machine)]
-    nothing = "Nothing has been measured yet: `./run_all.sh --quick` takes about five minutes."
     if not len(rows):
-        return nothing
+        return _NOTHING_MEASURED
     last = rows.sort_values("started").iloc[-1]
     gpus, driver = "" if last.hardware.startswith("CPU") else last.hardware, last.driver and f"driver {last.driver}"
     hardware = ", ".join(filter(None, [gpus, last.cpu, f"{last.cores:.0f} cores", driver]))
+    name = f"{results.machine}: " if results.machine != last.hardware else ""
     ran = rows[rows.outcome != SKIPPED]
     outcomes = ran.outcome.where(ran.outcome.isin([COMPLETED, DIVERGED]), FAILED)
     counts = {outcome: (outcomes == outcome).sum() for outcome in (COMPLETED, DIVERGED, FAILED)}
@@ -29,30 +33,30 @@ def lines(results: Results) -> str:
         f"**Measured with:** {_listed(ran.framework)}; {_listed(ran.dtype)}; data: {_listed(ran.dataset)}; "
         f"{markdown.days(ran.started)}; commit {_listed(ran.commit.str[:7])}"
     )
-    is_named = results.machine != last.hardware  # else the name repeats the hardware
-    machine = f"**Machine:** {results.machine}: {hardware}" if is_named else f"**Machine:** {hardware}"
-    facts = (machine, software if len(ran) else nothing)
-    return "\n".join(f"- {fact}" for fact in (*facts, f"**Runs:** {', '.join(listed)}"))
+    facts = [f"**Machine:** {name}{hardware}", software if len(ran) else _NOTHING_MEASURED]
+    return "\n".join(f"- {fact}" for fact in [*facts, f"**Runs:** {', '.join(listed)}"])
 
 
-def _listed(values: pd.Series[str], most: int = 3) -> str:
+def _listed(values: pd.Series[str]) -> str:
     names = [name for name in dict.fromkeys(values) if name]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    more = len(names) - _LISTED_NAMES
+    return ", ".join(names[:_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def notes(results: Results) -> str:
-    """Return what a reader has to know to trust the numbers, at most five points."""
-    own = results.measured[results.measured.machine == results.machine]
-    quick = own.quick
-    points = {
+    """Return what a reader has to know to trust the numbers."""
+    rows = results.measured[results.measured.machine == results.machine]
+    applies = {
         "Samples/s: median over repeats, each in fresh processes; min–max and n where there are several repeats. "
         "Bursts (tens of seconds) and whole trainings are different settings and never pooled.": True,
         "Published rows: [the main study][main_study] on MXNet 0.11 in 2017, one run each, as printed.": True,
         "Accuracy was measured on JPEG copies of CIFAR-10, on which the main study's own script also stays below what "
-        "it printed; see [method][method].": own.dataset.str.contains("jpeg").any(),
+        "it printed; see [method][method].": rows.dataset.str.contains("jpeg").any(),
         "Emulated devices: one device computed the micro-batches of all of them. The accuracy is that of real devices; "
-        "their speed is in no table.": own.emulated.any(),
-        '"noisy": other processes took more than 5% of the cores during every repeat.': own.noisy.any(),
-        '"quick": a run of a few steps for a first look; run the recipe without `--quick` for a result.': quick.any(),
+        "their speed is in no table.": rows.emulated.any(),
+        '"noisy": other processes took more than 5% of the cores during every repeat.': rows.noisy.any(),
+        '"quick": a run of a few steps for a first look; run the recipe without `--quick` for a result.': (
+            rows.quick.any()
+        ),
     }
-    return "\n".join([f"- {point}" for point, applies in points.items() if applies][:5])
+    return "\n".join([f"- {note}" for note, is_shown in applies.items() if is_shown][:_MAX_NOTES])

@@ -15,34 +15,34 @@ _PARTS = {
     **{"initialise": "start", "warmup": "warm-up", "train": "training", "data": "wait for data"},
     **{"evaluate": "evaluation", "checkpoint": "checkpoints", "rest": "rest"},
 }
+"""Parts of the wall time, and how the page calls them."""
 _RULES = f"""## Rules
 
 - The clock is read only between windows: a number of steps after which all work of the devices has finished. A run's
   samples/s are the median over windows after warm-up, waiting for data included. Warm-up: {timing.WARMUP_RULE}.
-- A repeat is one run in processes of its own. A setting is all that a run computes but for the seed, on one machine,
-  framework version, set of images and environment. Tables show the median over repeats of one setting.
+- A repeat is one run in processes of its own. Repeats of a setting differ only in the seed: what they compute, machine,
+  framework version, images and environment are the same. Tables show the median over repeats of one setting.
 - A burst is cut by steps or seconds to measure throughput, a training ends with an epoch. They are never pooled.
 - A repeat is noisy if other processes, or other machines on the same hardware, took more than {BUSY_SHARE:.0%} of the
-  cores that it could use. Noisy repeats count only where all are.
+  cores that it could use. Noisy repeats count only if all are noisy.
 - Repeats are interleaved if they started within an hour of one on the other side. A ratio is significant if its
-  {repeats.CONFIDENCE:.0%} interval (Welch's t on logarithms) leaves out 1, with {repeats.MIN_REPEATS} on each side.
+  {repeats.CONFIDENCE:.0%} interval (Welch's t on logarithms) excludes 1, with {repeats.MIN_REPEATS} on each side.
 - FLOP/s: {FLOPS_RULE}. MFU: share of the FLOP/s
   of a product of large matrices on the same devices in the same precision, the best of all runs on that machine.
 - Accuracy is that of the test set, each image once, after the last epoch.
-- Emulated devices: one device computes the micro-batches of all, sums their gradients and keeps batch statistics apart.
-  The accuracy is that of real devices; the speed is in no table.
+- Emulated devices: one device computes the micro-batches of all and sums their gradients; each has its own batch
+  statistics. The accuracy is that of real devices; the speed is in no table.
 - `cifar10` are the original images, `cifar10 (jpeg)` JPEG copies, on which the main study's own script also stays below
-  what it printed. `synthetic` images are made up and serve for speed alone.
+  what it printed. `synthetic` images are generated and serve for speed alone.
 - Dollars are on-demand prices of whole instances."""
 
 
 def machines(results: Results) -> list[Block]:
     """Return each machine with its hardware, driver, frameworks and the days of its runs."""
-    rows = results.runs
-    rows = rows[rows.outcome != SKIPPED]
+    rows = results.runs[results.runs.outcome != SKIPPED]
     rows = rows.assign(GPUs=rows.hardware.mask(rows.hardware.str.startswith("CPU"), ""), runs=1)
-    how = dict(framework=lambda names: ", ".join(sorted({*names} - {""})), started=markdown.days, runs="sum")
-    rows = grouped(rows, ["machine", "GPUs", "cpu", "driver"], **how, cores="max", commit="nunique")
+    aggregations = {"started": markdown.days, "runs": "sum", "cores": "max", "commit": "nunique"}
+    rows = grouped(rows, ["machine", "GPUs", "cpu", "driver"], framework=_distinct, **aggregations)
     return listing(
         "Machines",
         "",
@@ -52,8 +52,12 @@ def machines(results: Results) -> list[Block]:
     )
 
 
+def _distinct(names: pd.Series[str]) -> str:
+    return ", ".join(sorted({*names} - {""}))
+
+
 def wall_time(results: Results) -> list[Block]:
-    """Return the shares of the wall time of completed trainings, by machine, model and devices."""
+    """Return how the wall time of completed trainings divides into parts, by machine, model and devices."""
     rows = results.runs
     rows = rows[(rows.outcome == COMPLETED) & (rows.length == TRAINING) & ~rows.quick & rows.rest_seconds.notna()]
     shares = pd.DataFrame({title: rows[f"{part}_seconds"] / rows.wall_seconds for part, title in _PARTS.items()})
@@ -62,12 +66,12 @@ def wall_time(results: Results) -> list[Block]:
         {"trainings (n)": f"{name} ({len(group)})", **{part: f"{share:.0%}" for part, share in group.median().items()}}
         for name, group in shares.groupby(pd.Series(labels, shares.index, dtype=str), sort=False)
     ]
-    about = "Of the wall time from the start of a run's processes to their end, medians over n trainings."
+    about = "Parts of the wall time from the start of a run's processes to their end, medians over n trainings."
     return section("Where the wall time went", about, markdown.table(lines))
 
 
 def memory(results: Results) -> list[Block]:
-    """Return memory, utilisation and energy by model, framework, devices and batch, on CPUs of the largest batch."""
+    """Return memory, utilisation and energy by model, framework, devices and batch; on CPUs for the largest batch."""
     rows = results.runs
     rows = rows[(rows.outcome == COMPLETED) & ~rows.quick & ~rows.emulated]
     keys = ["machine", "model", "fixed", "framework", "dtype", "kind", "devices", "workers"]
@@ -80,18 +84,17 @@ def memory(results: Results) -> list[Block]:
         *("machine", "model, framework", "devices", "batch per device"),
         ("host (GiB)", lambda row: markdown.number(row.host_peak_bytes / 2**30)),
         ("device (GiB)", lambda row: markdown.number(row.device_peak_bytes / 2**30)),
-        *(("utilisation", lambda row: markdown.percent(row.utilisation)), ("J/sample", "joules_per_sample")),
+        *(("utilisation", lambda row: markdown.formatted(row.utilisation, ".0%")), ("J/sample", "joules_per_sample")),
     )
 
 
 def prices(results: Results) -> list[Block]:
     """Return the prices that costs are computed with."""
     rows = results.table[results.table.dollars_per_hour.notna()]
-    rows = rows.assign(machine=list(map(markdown.machine, rows.itertuples())))
-    about = "Sources: `poc/studies/prices.csv`. `--price NAME=DOLLARS` sets the price of a machine."
+    rows = rows.assign(machine=list(map(markdown.machine, markdown.records(rows))))
     return listing(
         "Prices",
-        about,
+        "Sources: `poc/published/prices.csv`. `--price NAME=DOLLARS` sets the price of a machine.",
         rows.drop_duplicates(["machine", "dollars_per_hour", "price_source"]),
         *(("machine", "machine"), ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour))),
         ("price of", "price_source"),

@@ -8,77 +8,88 @@ from typing import Any
 import pandas as pd
 
 from poc.records.record import COMPLETED, SKIPPED
+from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.page import Block, section
 from poc.report.results import Results
 from poc.report.table import TRAINING
-from poc.studies.row import MEASURED
 
-_FEWEST_ROWS = 3
-_MOST_REASONS = 5
+_MIN_ROWS = 3
+_HEADING_LINES = 8
+_MAX_REASONS = 5
 
 
-def blocks(results: Results, room: int) -> list[Block]:
-    """Return the table of the last run's settings, in at most `room` lines of text if those are enough for a few rows.
+def blocks(results: Results, max_lines: int) -> list[Block]:
+    """Return the table of the last run's settings in at most `max_lines` lines of text, or with three settings.
 
-    What does not fit is on the page of all settings.
+    The other settings are on the page of all settings.
     """
     rows = settings(results)
-    heading_lines = 8
-    lines = [line(row) for row in rows[: max(_FEWEST_ROWS, room - heading_lines)]]
-    more = len(rows) - len(lines)
-    rest = f"{more} more settings are in [all settings][settings]." if more > 0 else ""
+    lines = [line(row) for row in rows[: max(_MIN_ROWS, max_lines - _HEADING_LINES)]]
+    hidden = len(rows) - len(lines)
     about = 'Settings of the last run on this machine, the latest first. "batch" is per device.'
-    return [*section("Your recipes", about, markdown.table(lines)), *([rest] if rest else [])]
+    link = [f"{hidden} more settings are in [all settings][settings]."] if hidden else []
+    return [*section("Your recipes", about, markdown.table(lines)), *link]
 
 
 def settings(results: Results, machine: str | None = None) -> list[Any]:
-    """Return one row per setting of the last run, also of failed ones: recipes given by path first, then the latest."""
+    """Return one row per setting that ran on a machine, also of failed ones; by default those of the last run.
+
+    Recipes that were given by path come first, quick runs last, then the latest first.
+    """
     table = results.table
     rows = table[(table.origin == MEASURED) & (table.machine == (machine or results.machine))]
     if machine is None and results.last_run and results.last_run.runs:
         rows = rows[rows.run_id.isin(results.last_run.runs)]
     rows = rows[rows.outcome != SKIPPED]
     failed = rows[rows.outcome != COMPLETED].sort_values("started").drop_duplicates("setting", keep="last")
-    done = results.settings[results.settings.setting.isin(rows.setting)]
-    failed = failed[~failed.setting.isin(done.setting)].assign(n=0, seeds=1)
-    every = pd.concat([done, failed]) if len(failed) else done
+    completed = results.settings[results.settings.setting.isin(rows.setting)]
+    failed = failed[~failed.setting.isin(completed.setting)].assign(n=0, seeds=1)
+    both = pd.concat([completed, failed]) if len(failed) else completed
     recipes = results.last_run.recipes if results.last_run else ()
     by_path = [Path(name).stem for name in recipes if name.endswith(".py")]
-    every = every.assign(shipped=~every.recipe.isin(by_path))
-    every = every.sort_values(["shipped", "quick", "started"], ascending=[True, True, False], kind="stable")
-    return list(every.itertuples())
+    both = both.assign(shipped=~both.recipe.isin(by_path))
+    both = both.sort_values(["shipped", "quick", "started"], ascending=[True, True, False], kind="stable")
+    names = both.recipe + both.quick.map({True: " (quick)", False: ""})
+    return markdown.records(both.assign(recipe=names, quick=False))
+
+
+def every_setting(results: Results) -> list[Block]:
+    """Return every setting of every machine, a table for each machine, this one first."""
+    blocks: list[Block] = [
+        'The latest first, quick runs last; "batch" is per device. [rows.csv](rows.csv) has every repeat.'
+    ]
+    for name in dict.fromkeys(results.runs.machine):
+        blocks += section(name, markdown.table([line(row) for row in settings(results, name)]))
+    return blocks
 
 
 def line(row: Any) -> dict[str, str]:
     """Return a setting's cells."""
-    kvstore = "" if row.kvstore in ("", "device") else f", {row.kvstore}"
-    precision = "" if row.dtype == "float32" else f", {row.dtype}"
-    data = ", synthetic" if row.dataset == "synthetic" else ""
-    reason = f": {row.reason}" if row.reason else ""
+    is_synthetic = row.dataset == "synthetic"
+    model = [markdown.model(row.model), *{row.dtype} - {"float32"}, *(["synthetic"] if is_synthetic else [])]
+    accuracy = "" if is_synthetic else markdown.accuracy(row)
+    if row.outcome != COMPLETED:
+        accuracy = row.outcome + (f": {row.reason}" if row.reason else "")
+    elif not is_synthetic:
+        accuracy += " (validation)" if row.accuracy_on == "validation split" else ""
+        accuracy += " (no better than chance)" if row.at_chance else ""
     return {
-        "recipe": row.recipe + (" (quick)" if row.quick else ""),
-        "model": markdown.model(row.model) + precision + data,
-        "devices": markdown.devices(row) + kvstore,
+        "recipe": row.recipe,
+        "model": ", ".join(model),
+        "devices": ", ".join([markdown.devices(row), *{row.kvstore} - {"", "device"}]),
         "batch": markdown.count(row.batch_per_device),
         "lr": markdown.lr(row),
-        markdown.RATE: "" if row.emulated else markdown.rate(row._replace(quick=False)),
+        markdown.RATE: "" if row.emulated else markdown.rate(row),
         "epochs": markdown.count(row.epochs) if row.length == TRAINING else "burst",
-        "accuracy": row.outcome + reason if row.outcome != COMPLETED else _accuracy(row),
+        "accuracy": accuracy,
     }
 
 
-def _accuracy(row: Any) -> str:
-    split = " (validation)" if row.accuracy_on == "validation split" else ""
-    synthetic = row.dataset == "synthetic"
-    chance = " (no better than chance)" if row.at_chance and not synthetic else ""
-    return "" if synthetic else markdown.accuracy(row) + split + chance
-
-
 def not_run(results: Results) -> list[Block]:
-    """Return how many runs of the last command were skipped, by reason; all beyond the fifth reason are summed."""
-    ordered = sorted(results.skipped.items(), key=lambda item: (-item[1], item[0]))
-    if len(ordered) > _MOST_REASONS:
-        rest = [number for _, number in ordered[_MOST_REASONS - 1 :]]
-        ordered[_MOST_REASONS - 1 :] = [("other reasons", sum(rest))]
-    return section("Not run", markdown.table([{"reason": reason, "runs": str(number)} for reason, number in ordered]))
+    """Return how many runs of the last command were skipped, by reason; rare reasons are summed."""
+    counts = sorted(results.skipped.items(), key=lambda item: (-item[1], item[0]))
+    if len(counts) > _MAX_REASONS:
+        rest = sum(count for _, count in counts[_MAX_REASONS - 1 :])
+        counts[_MAX_REASONS - 1 :] = [("other reasons", rest)]
+    return section("Not run", markdown.table([{"reason": reason, "runs": str(count)} for reason, count in counts]))

@@ -7,97 +7,94 @@ from typing import Any
 
 import pandas as pd
 
+from poc.published import MAIN_BATCH
+from poc.records.row import MEASURED, WEAK
 from poc.report import chart, markdown, repeats
-from poc.report.page import Block, Figure, figure, section
-from poc.report.results import REFERENCE_BATCH, Results, Subject, preferred
+from poc.report.page import Block, figure, section
+from poc.report.results import Results, Subject, preferred
 from poc.report.table import BURST
-from poc.studies.row import MEASURED, WEAK
 
-_MOST_COUNTS = 4
+_MAX_COUNTS = 4
 
 
 def series(results: Results, rows: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the series among settings of one model, framework and precision, by batch per device.
 
-    A series is a setting for each number of devices, one device among them, with its `speedup` and the `pairs` behind
-    that: repeats on the side with fewer. Of each batch the length class that reaches most devices counts: bursts before
-    whole trainings, quick runs last.
+    A series is one setting for each number of devices, including one device, with its `speedup` and the number of
+    `pairs`: repeats on the side with fewer. For each batch the length class that reaches most devices counts: bursts
+    before whole trainings, quick runs last.
     """
-    found = []
+    every_series = []
     for _, same_batch in rows[~rows.emulated].groupby("batch_per_device"):
-        classes = [_series(results, group) for _, group in same_batch.groupby(["quick", "length"])]
-        classes = [made for made in classes if len(made) > 1]
-        found += sorted(classes, key=lambda made: (made.quick[0], -made.devices.max(), made.length[0] != BURST))[:1]
-    return found
+        candidates = [_series(results, group) for _, group in same_batch.groupby(["quick", "length"])]
+        candidates = [curve for curve in candidates if len(curve) > 1]
+        every_series += sorted(
+            candidates, key=lambda curve: (curve.quick[0], -curve.devices.max(), curve.length[0] != BURST)
+        )[:1]
+    return every_series
 
 
 def _series(results: Results, rows: pd.DataFrame) -> pd.DataFrame:
-    several = rows[(rows.devices > 1) & ((rows.origin == MEASURED) | (rows.scaling == WEAK))]
-    alone = rows[rows.devices == 1]
-    if len(several) and several.cores_per_worker.notna().any():
-        alone = alone[alone.cores_per_worker == several.cores_per_worker.min()]
-    one = preferred(alone)
-    if one is None:
+    multiple = rows[(rows.devices > 1) & ((rows.origin == MEASURED) | (rows.scaling == WEAK))]
+    single = rows[rows.devices == 1]
+    if len(multiple) and multiple.cores_per_worker.notna().any():
+        single = single[single.cores_per_worker == multiple.cores_per_worker.min()]
+    base = preferred(single)
+    if base is None:
         return rows.head(0)
-    chosen = [{**one, "speedup": 1.0, "pairs": 1}]
-    for _, group in several.groupby("devices"):
+    chosen = [{**base, "speedup": 1.0, "pairs": 1}]
+    for _, group in multiple.groupby("devices"):
         row = preferred(group)
-        if row is not None and (ratio := _speedup(results, one, row)):
-            chosen.append({**row, "speedup": ratio[0], "pairs": ratio[1]})
+        if row is not None and (speedup := _speedup(results, base, row)):
+            chosen.append({**row, "speedup": speedup[0], "pairs": speedup[1]})
     return pd.DataFrame(chosen)
 
 
-def _speedup(results: Results, one: Any, several: Any) -> tuple[float, int] | None:
+def _speedup(results: Results, base: Any, row: Any) -> tuple[float, int] | None:
     """Return the ratio of medians and the number of repeats on the side with fewer; None if not interleaved."""
-    if several.origin != MEASURED:
-        return None if pd.isna(several.speedup_throughput) else (several.speedup_throughput, 1)
+    if row.origin != MEASURED:
+        return None if pd.isna(row.speedup_throughput) else (row.speedup_throughput, 1)
     table = results.table
-    sides = repeats.pair(*(table[table.setting == row.setting] for row in (several, one)))
+    sides = repeats.pair(table[table.setting == row.setting], table[table.setting == base.setting])
     if not all(map(len, sides)):
         return None
-    many, few = (side.samples_per_second.median() for side in sides)
-    return many / few, min(map(len, sides))
+    rates = [side.samples_per_second.median() for side in sides]
+    return rates[0] / rates[1], min(map(len, sides))
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return the table and the figure of a subject: all machines that were measured, then the published ones."""
-    groups = [(results.bold(name), results.headline(subject, name)) for name in results.measured.machine.unique()]
-    groups += results.published_machines(subject.model)
-    every = [(name, made) for name, rows in groups for made in series(results, rows)]
-    counts = sorted({devices for _, made in every for devices in made.devices})
-    counts = counts if len(counts) <= _MOST_COUNTS else [1, *counts[-_MOST_COUNTS + 1 :]]
-    lines = []
-    for name, made in every:
-        rates, last = dict(zip(made.devices, made.samples_per_second)), made.iloc[-1]
+    named = [(name, curve) for name, rows in results.machines(subject) for curve in series(results, rows)]
+    counts = sorted({devices for _, curve in named for devices in curve.devices})
+    counts = counts if len(counts) <= _MAX_COUNTS else [1, *counts[-_MAX_COUNTS + 1 :]]
+    at_main_batch = any(curve.batch_per_device[0] == MAIN_BATCH for _, curve in named)
+    lines, drawn = [], []
+    for name, curve in named:
+        first, last = curve.iloc[0], curve.iloc[-1]
+        rates = dict(zip(curve.devices, curve.samples_per_second))
         lines.append(
             {
-                "machine": name + (", quick" if made.quick[0] else ""),
+                "machine": name + (", quick" if first.quick else ""),
                 "batch per device": markdown.count(last.batch_per_device),
                 **{f"samples/s on {count:.0f}": markdown.number(rates.get(count, math.nan)) for count in counts},
                 "efficiency": f"{last.speedup / last.devices:.0%} on {last.devices:.0f}",
                 "n": str(last.pairs),
             }
         )
+        # Published series are drawn at the main study's batch only, if there are any.
+        if first.origin == MEASURED or first.batch_per_device == MAIN_BATCH or not at_main_batch:
+            label = f"{markdown.short_machine(first)}, {first.batch_per_device:.0f} per device"
+            efficiencies = dict(zip(curve.devices, curve.speedup / curve.devices))
+            drawn.append(chart.Line(label, efficiencies, measured=first.origin == MEASURED))
     about = (
         "Median samples/s at a fixed batch per device. The efficiency compares repeats that started within an hour of "
         "each other; n is the number of repeats on the side with fewer."
     )
-    return section("Scaling", about, markdown.table(lines), _figure(every, subject))
-
-
-def _figure(every: list[tuple[str, pd.DataFrame]], subject: Subject) -> list[Figure]:
-    """Return the efficiencies; of published series only those at the reference batch if there are any."""
-    at_reference = any(made.batch_per_device[0] == REFERENCE_BATCH for _, made in every)
-    lines = []
-    for _, made in every:
-        one, efficiencies = made.iloc[0], made.speedup / made.devices
-        if one.origin == MEASURED or one.batch_per_device == REFERENCE_BATCH or not at_reference:
-            label = f"{markdown.short_machine(one)}, {one.batch_per_device:.0f} per device"
-            lines.append(chart.Line(label, dict(zip(made.devices, efficiencies)), one.origin == MEASURED))
-    return figure(
+    efficiency = figure(
         f"scaling_{subject.model}",
         f"Scaling efficiency of {subject.label} against the number of devices, at a fixed batch per device.",
-        *(lines, "Scaling efficiency", "devices", "efficiency"),
+        *(drawn, "Scaling efficiency", "devices", "efficiency"),
         log2=True,
         ylim=(0.0, None),
     )
+    return section("Scaling", about, markdown.table(lines), efficiency)

@@ -7,26 +7,26 @@ from collections.abc import Sequence
 import pandas as pd
 
 from poc.records.record import COMPLETED, DIVERGED, OUT_OF_MEMORY
+from poc.records.row import WEAK
 from poc.report import markdown, repeats
 from poc.report.markdown import RATE
 from poc.report.page import Block, listing, of_runs, section
 from poc.report.results import Results, grouped
 from poc.report.table import FLOPS_RULE
-from poc.studies.row import WEAK
 
 _SAME_BUT_KVSTORE = (*repeats.SERIES, "devices", "batch_per_device", "kind", "straggler", "cpu_workers")
 _SAME_RUN = ("workload", "length", "devices", "batch_per_device", "kind", "kvstore", "workers", "straggler")
-# What `workload` stands for but for the precision.
+# Without `workload`, which includes the precision, but with all else that it stands for.
 _SAME_BUT_PRECISION = (
     *("machine", "hardware", "framework", "layout", "model", "dataset", "data_checksum", "input_shape", "fixed"),
     *("training_recipe", "threads", "cores_per_worker", "environment", *_SAME_RUN[1:]),
 )
-_TRIED = ("machine", "hardware", "kind", "model", "input_shape", "framework", "dtype", "layout")
+_MEMORY_KEYS = ("machine", "hardware", "kind", "model", "input_shape", "framework", "dtype", "layout")
 _FIRST = ("machine", "model", "devices", "framework", "batch per device")
 
 
 def measured(results: Results) -> list[Block]:
-    """Return every measured scaling series, of each number of devices the setting with most repeats to compare."""
+    """Return every measured scaling series: for each number of devices the setting with most interleaved repeats."""
     lines = []
     for kind, single, multiple in repeats.series(results.runs):
         batch, unit = repeats.BATCH_OF[kind], "per device" if kind == WEAK else "in all"
@@ -61,7 +61,9 @@ def _speedups(rows: pd.DataFrame, base: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def _compared(results: Results, rows: pd.DataFrame, keys: Sequence[str], column: str, base: str) -> list[Block]:
+def _compared(
+    title: str, results: Results, rows: pd.DataFrame, keys: Sequence[str], column: str, base: str
+) -> list[Block]:
     """Return a section that compares settings, alike in `keys`, with the one whose `column` starts with `base`."""
     repeats_of = dict(list(results.table[results.table.outcome == COMPLETED].groupby("setting")))
     pairs = []
@@ -72,7 +74,6 @@ def _compared(results: Results, rows: pd.DataFrame, keys: Sequence[str], column:
                 result = repeats.compare(repeats_of[setting.setting], repeats_of[first.setting])
                 ratio = (f"{result.ratio:.2f} of " if result else "") + f"{markdown.rate(first)}, {first[column]}"
                 pairs.append({**setting, "ratio": ratio, "significant": str(result or "not interleaved")})
-    title = {"kvstore": "Kvstores", "framework": "Frameworks", "dtype": "Precisions"}[column]
     return listing(
         title,
         f"Settings that differ only in their {column}. Ratios are those of interleaved repeats ([method][method]).",
@@ -87,7 +88,7 @@ def kvstores(results: Results) -> list[Block]:
     rows = results.timed
     # Several workers on a CPU have cores of their own, which contexts of one process share.
     rows = rows.assign(cpu_workers=rows.workers.where(rows.kind == "cpu"))[rows.kvstore != ""]
-    return _compared(results, rows, _SAME_BUT_KVSTORE, "kvstore", "none")
+    return _compared("Kvstores", results, rows, _SAME_BUT_KVSTORE, "kvstore", "none")
 
 
 STEPS = of_runs(
@@ -110,52 +111,48 @@ STALENESS = of_runs(
 )
 
 
-def _on_one(results: Results) -> pd.DataFrame:
-    """Return timed settings on one device, a CPU with all its cores."""
-    rows = results.timed.sort_values(["other", "model", "batch_per_device"], kind="stable")
-    return rows[(rows.devices == 1) & rows.cores_per_worker.isna()]
-
-
-def on_one_device(results: Results) -> list[Block]:
-    """Return every model on one device with one fixed batch."""
-    rows = _on_one(results)
-    columns = (
-        ("GFLOP/s", lambda row: markdown.number(row.flops / 1e9)),
-        ("MFU", lambda row: markdown.percent(row.mfu)),
-    )
-    about = f"One fixed batch in device memory, so no input pipeline. FLOP/s: {FLOPS_RULE}. MFU: see [method][method]."
-    return listing("Models", about, rows[rows.fixed], *_FIRST, RATE, *columns)
-
-
-def batches(results: Results) -> list[Block]:
-    """Return samples/s against the batch size on one device, of what ran at two sizes or more."""
-    rows = _on_one(results)
+def models_and_batches(results: Results) -> list[Block]:
+    """Return every model on one device (a CPU with all its cores) with one fixed batch, and samples/s by batch size."""
+    rows = results.timed.sort_values(["elsewhere", "model", "batch_per_device"], kind="stable")
+    rows = rows[(rows.devices == 1) & rows.cores_per_worker.isna()]
+    fixed = f"One fixed batch in device memory, so no input pipeline. FLOP/s: {FLOPS_RULE}. MFU: see [method][method]."
+    gflops = ("GFLOP/s", lambda row: markdown.number(row.flops / 1e9))
+    mfu = ("MFU", lambda row: markdown.formatted(row.mfu, ".0%"))
     keys = ["workload", "framework", "layout", "length", "kind"]
     # The learning rate does not matter for speed: the setting with most repeats stands for its batch size.
-    groups = rows[~rows.fixed].drop_duplicates([*keys, "batch_per_device"]).groupby(keys, sort=False)
-    compared = pd.concat([rows.head(0), *(group for _, group in groups if len(group) > 1)])
-    about = "One device, with the whole input pipeline. Training recipes: see [learning rate][learning_rate]."
-    return listing("Batch sizes", about, compared, *_FIRST, RATE, "training recipe", "length")
+    sizes = rows[~rows.fixed].drop_duplicates([*keys, "batch_per_device"]).groupby(keys, sort=False)
+    compared = pd.concat([rows.head(0), *(group for _, group in sizes if len(group) > 1)])
+    pipeline = "One device, with the whole input pipeline. Training recipes: see [learning rate][learning_rate]."
+    return [
+        *listing("Models", fixed, rows[rows.fixed], *_FIRST, RATE, gflops, mfu),
+        *listing("Batch sizes", pipeline, compared, *_FIRST, RATE, "training recipe", "length"),
+    ]
 
 
-def side_by_side(results: Results) -> list[Block]:
+def frameworks_and_precisions(results: Results) -> list[Block]:
     """Return runs that differ only in framework and layout, compared with MXNet, or in precision, with float32."""
     rows = results.timed
-    frameworks = _compared(results, rows, _SAME_RUN, "framework", "MXNet")
-    return [*frameworks, *_compared(results, rows, _SAME_BUT_PRECISION, "dtype", "float32")]
+    return [
+        *_compared("Frameworks", results, rows, _SAME_RUN, "framework", "MXNet"),
+        *_compared("Precisions", results, rows, _SAME_BUT_PRECISION, "dtype", "float32"),
+    ]
 
 
-def largest(results: Results) -> list[Block]:
-    """Return the largest batch that fitted on one device and the smallest that ran out of memory, where one did."""
+def largest_batch(results: Results) -> list[Block]:
+    """Return the largest batch that fitted on one device and the smallest that ran out of memory."""
     rows = results.runs[~results.runs.emulated & (results.runs.devices == 1)]
     fitted = rows.batch_per_device.where(rows.outcome.isin([COMPLETED, DIVERGED]))
     failed = rows.batch_per_device.where(rows.outcome == OUT_OF_MEMORY)
-    rows = grouped(rows.assign(fitted=fitted, failed=failed), _TRIED, fitted="max", failed="min")
-    largest_fit = ("largest batch that fitted", lambda row: markdown.count(row.fitted) or "none")
-    smallest_failure = ("smallest that ran out of memory", lambda row: markdown.count(row.failed))
-    about = "Of models that ran out of memory on one device."
-    return listing("Largest batch", about, rows[rows.failed.notna()], *_FIRST[:4], largest_fit, smallest_failure)
+    rows = grouped(rows.assign(fitted=fitted, failed=failed), _MEMORY_KEYS, fitted="max", failed="min")
+    return listing(
+        "Largest batch",
+        "Of models that ran out of memory on one device.",
+        rows[rows.failed.notna()],
+        *_FIRST[:4],
+        ("largest batch that fitted", lambda row: markdown.count(row.fitted) or "none"),
+        ("smallest that ran out of memory", lambda row: markdown.count(row.failed)),
+    )
 
 
 SCALING = (measured, kvstores, STEPS, STALENESS)
-MODELS = (on_one_device, batches, side_by_side, largest)
+MODELS = (models_and_batches, frameworks_and_precisions, largest_batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from poc.published import MAIN_RECIPE
 from poc.records.record import COMPLETED
 from poc.report import chart, markdown, repeats
 from poc.report.page import Block, Figure, figure, listing, section
@@ -9,16 +10,15 @@ from poc.report.results import Results, Subject, trainings
 from poc.report.sections.learning_rate import best_by_batch
 
 
-def every(results: Results) -> list[Block]:
+def trained(results: Results) -> list[Block]:
     """Return the accuracy of every training on the test set with the curves of the first model, and tuning runs."""
     about = (
         "Whole trainings, quick runs aside. Accuracy on the test set after the last epoch, median over n seeds. The "
-        "baseline recipe is SGD with momentum 0.9, crops of 28, horizontal flip and colour jitter."
+        f"baseline recipe is {MAIN_RECIPE}."
     )
-    figures = [figure for subject in results.subjects()[:1] for figure in _curves(results, subject)]
     tuning = "Accuracy on 5,000 training images that were held out, after training on the other 45,000."
     return [
-        *section("Every training", about, *_tables(results, "test set"), figures),
+        *section("Every training", about, *_tables(results, "test set"), _curves(results)),
         *section("Tuning runs", tuning, *_tables(results, "validation split")),
     ]
 
@@ -29,24 +29,27 @@ def _tables(results: Results, split: str) -> list[str]:
     rows = rows[rows.accuracy_on == split].sort_values(["global_batch", "accuracy"], ascending=[True, False])
     usual, blocks = {"", "float32", "device"}, []
     devices = ("devices", lambda row: ", ".join([markdown.devices(row), *sorted({row.dtype, row.kvstore} - usual)]))
-    last4 = ("mean of last 4 epochs", lambda row: markdown.known(row.accuracy_last4, ".3f"))
+    last4 = ("mean of last 4 epochs", lambda row: markdown.formatted(row.accuracy_last4, ".3f"))
     columns = ("machine", "global batch", "training recipe", "lr", "epochs", devices, "accuracy", last4)
     for (model, family), group in rows.groupby(["model", "family"], sort=False):
         tuned = group[~group.baseline].sort_values("training_recipe").drop_duplicates("training_recipe")
-        listed = "\n".join(f"- {row.recipe_cell}: {row.training_recipe}" for row in tuned.itertuples())
+        recipes = "\n".join(f"- {row.recipe_cell}: {row.training_recipe}" for row in markdown.records(tuned))
         table = markdown.table(markdown.lines(group, *columns))
-        blocks += [f"### {Subject(model, family).label}", table, listed]
+        blocks += [f"### {Subject(model, family).label}", table, recipes]
     return blocks
 
 
-def _curves(results: Results, subject: Subject) -> list[Figure]:
-    """Return the accuracy over epochs at each global batch, of the baseline recipe if it was trained."""
+def _curves(results: Results) -> list[Figure]:
+    """Return the accuracy over epochs of the first model at each global batch, of the baseline recipe if possible."""
+    subject = next(iter(results.subjects()), None)
+    if subject is None:
+        return []
     best = best_by_batch(results.headline(subject))
     best = best if len(best) else best_by_batch(results.of(subject))
-    curves = {
-        f"global batch {row.global_batch:,.0f}": repeats.curve(row.accuracy_by_epoch) for row in best.itertuples()
-    }
-    lines = [chart.Line(label, points, own=True) for label, points in curves.items()]
+    lines = [
+        chart.Line(f"global batch {row.global_batch:,.0f}", repeats.curve(row.accuracy_by_epoch), measured=True)
+        for row in markdown.records(best)
+    ]
     caption = (
         f"Test accuracy of {subject.label} after each epoch at the best learning rate that was tried, one seed each."
     )
@@ -54,7 +57,7 @@ def _curves(results: Results, subject: Subject) -> list[Figure]:
 
 
 def published(results: Results) -> list[Block]:
-    """Return what the main study printed at every global batch and learning rate."""
+    """Return the accuracies that the main study printed, by global batch and learning rate."""
     rows = results.published
     rows = rows[rows.accuracy.notna() & rows.lr.notna()].sort_values(["model", "global_batch", "lr"], kind="stable")
     columns = ("model", "global batch", "devices", "batch per device", "lr", "epochs", "accuracy")
@@ -75,4 +78,4 @@ def noise(results: Results) -> list[Block]:
     )
 
 
-SECTIONS = (every, published, noise)
+SECTIONS = (trained, published, noise)

@@ -1,20 +1,20 @@
-"""The page of published studies: all that each of them printed, next to this machine's settings."""
+"""The page of published studies: all that each of them printed, with this machine's settings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
+from poc.published import PRINTED, Study
+from poc.records.row import NUMBERS, TITLES, Row
 from poc.report import markdown
 from poc.report.page import Block, section
 from poc.report.results import Results
 from poc.report.table import BURST
-from poc.studies import PRINTED, Study
-from poc.studies.row import COLUMNS, Row
 
 _IN_OTHER_CELLS = ("parameters", "batch_per_device", "global_batch", "devices", "hosts", "epochs")
-_FIGURES = [name for name in PRINTED if COLUMNS[name].type in ("Count", "Measure") and name not in _IN_OTHER_CELLS]
-_MOST_FIGURES = 5
+_FIGURES = [name for name in PRINTED if name in NUMBERS and name not in _IN_OTHER_CELLS]
+_MAX_FIGURES = 5
 # Names in the Keras study for kvstores that work alike.
 _KVSTORES = {"parameter_server (cpu)": "local", "parameter_server (gpu)": "device", "replicated, nccl (gpu)": "nccl"}
 
@@ -28,20 +28,17 @@ def _study(results: Results, study: Study) -> list[Block]:
     title, rows = study.title or study.name, study.rows
     facts = (f"[{title}]({study.address})" if study.address else title, study.authors, study.year, study.about)
     configurations = _numbered(map(_configuration, rows))
-    remarks = {
-        **_numbered(row.flag and f"contradiction: {row.flag}" for row in rows),
-        **_numbered(row.note for row in rows),
-    }
+    remarks = _numbered(row.flag and f"contradiction: {row.flag}" for row in rows)
+    remarks.update(_numbered(row.note for row in rows))
+    remarks.pop("", None)
     return section(
         title.split(":")[0],
         "\n".join(f"- {fact}" for fact in facts if fact),
         markdown.table([{"rows": numbers, **dict(cells)} for cells, numbers in configurations.items()]),
         "As printed, with the source's own text after the number of the row. This machine: the same model, batch per "
         "device, number of devices and kvstore, in float32.",
-        markdown.table(_figures(rows, _this_machine(results, study))),
-        "\n".join(
-            f"- {'row' if numbers.isdigit() else 'rows'} {numbers}: {text}" for text, numbers in remarks.items() if text
-        ),
+        markdown.table(_figures(results, study)),
+        "\n".join(f"- {'row' if where.isdigit() else 'rows'} {where}: {text}" for text, where in remarks.items()),
     )
 
 
@@ -60,17 +57,20 @@ def _configuration(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((title, "; ".join(filter(None, texts))) for title, texts in cells.items())
 
 
-def _figures(rows: Sequence[Row], this_machine: Sequence[str]) -> list[dict[str, str]]:
+def _figures(results: Results, study: Study) -> list[dict[str, str]]:
     """Return a line per row: the figures that any row has, the last of them in one cell if there are many."""
-    titles = {name: COLUMNS[name].metadata.get("title") or name.replace("_", " ") for name in _FIGURES}
-    filled = [name for name in _FIGURES if any(getattr(row, name) is not None for row in rows)]
-    columns = filled if len(filled) <= _MOST_FIGURES else filled[: _MOST_FIGURES - 1]
+    filled = [name for name in _FIGURES if any(getattr(row, name) is not None for row in study.rows)]
+    columns = filled if len(filled) <= _MAX_FIGURES else filled[: _MAX_FIGURES - 1]
+    rates = _rates(results)
+    # In the table, models of the registry have their own names, also in published rows.
+    models = results.table[results.table.study == study.name].model
     lines = []
-    for number, (row, rate) in enumerate(zip(rows, this_machine), start=1):
+    for number, (row, model) in enumerate(zip(study.rows, models), start=1):
         figures = {name: _figure(getattr(row, name)) for name in filled}
-        rest = [f"{titles[name]}: {figures[name]}" for name in filled if name not in columns and figures[name]]
+        rest = [f"{TITLES[name]}: {figures[name]}" for name in filled if name not in columns and figures[name]]
         line = {"row": f"{number}. {row.printed}", "batch per device x devices = global batch": _batch(row)}
-        line.update({titles[name]: figures[name] for name in columns})
+        line.update({TITLES[name]: figures[name] for name in columns})
+        rate = _own_rate(rates, row, model)
         lines.append({**line, "other figures": ", ".join(rest), "this machine: samples/s": rate})
     return lines
 
@@ -88,22 +88,21 @@ def _batch(row: Row) -> str:
     return f"{batch or '?'} x {devices or '?'}" + (f" = {global_batch}" if global_batch else "")
 
 
-def _this_machine(results: Results, study: Study) -> list[str]:
-    """Return the samples/s of this machine's setting for each row of a study; empty if there is none."""
+def _rates(results: Results) -> dict[tuple[Any, ...], str]:
+    """Return the samples/s of this machine by device kind, model, batch per device, devices and kvstore."""
     rows = results.timed
     rows = rows[(rows.machine == results.machine) & (rows.dtype == "float32") & (rows.straggler == 0)]
     rows = rows[(rows.devices > 1) | rows.cores_per_worker.isna()]
     rows = rows.assign(other_length=rows.length != BURST, other_framework=~rows.framework.str.startswith("MXNet"))
     rates: dict[tuple[Any, ...], str] = {}
-    for row in rows.sort_values(["other_length", "noisy", "other_framework"], kind="stable").itertuples():
+    for row in markdown.records(rows.sort_values(["other_length", "noisy", "other_framework"], kind="stable")):
         key = (row.kind, row.model, row.batch_per_device, row.devices, row.kvstore)
         rates.setdefault(key, f"{markdown.rate(row)}, {markdown.devices(row)}")
-    # In the table, models of the registry have their own names, also in published rows.
-    models = results.table[results.table.study == study.name].model
-    return [_own_rate(rates, row, model) for row, model in zip(study.rows, models)]
+    return rates
 
 
 def _own_rate(rates: dict[tuple[Any, ...], str], row: Row, model: str) -> str:
+    """Return the samples/s of this machine's setting for a published row; empty if there is none."""
     if row.devices is None:
         return ""
     kvstore = _KVSTORES.get(row.kvstore, row.kvstore) if row.devices > 1 else ""

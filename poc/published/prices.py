@@ -1,0 +1,70 @@
+"""Prices of machines per hour: on-demand prices with date and source (prices.csv), and those that a user gives.
+
+A machine is looked up by its name, or by a name in `known_as` (several are separated by `;`), as studies call it. The
+price is that of the whole machine with all of its `devices`.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from poc.values import UserError, positive
+
+FILE = Path(__file__).with_suffix(".csv")
+GIVEN = "given by the user"
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """The price of one machine."""
+
+    machine: str
+    dollars_per_hour: float
+    devices: int | None = None
+    """GPUs of the whole machine; None if unknown."""
+    region: str = ""
+    date: str = ""
+    """Day on which it was valid, in ISO 8601."""
+    source: str = ""
+    """An address, or `GIVEN`."""
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """Prices by the names of machines."""
+
+    by_name: Mapping[str, Price]
+
+    def of(self, machine: str, hardware: str = "") -> Price | None:
+        """Return the price of a machine by its name, else by its hardware; None if neither is known."""
+        return self.by_name.get(machine) or self.by_name.get(hardware)
+
+
+def load(user_prices: Mapping[str, float]) -> Prices:
+    """Return the prices of prices.csv, overridden by those of the user by name. Raises UserError."""
+    by_name = {}
+    with FILE.open(newline="", encoding="utf-8") as file:
+        for cells in csv.DictReader(file):
+            names = [cells["machine"], *filter(None, map(str.strip, cells.pop("known_as").split(";")))]
+            fields: dict[str, Any] = {**cells, "devices": int(cells["devices"])}
+            fields["dollars_per_hour"] = float(cells["dollars_per_hour"])
+            by_name.update(dict.fromkeys(names, Price(**fields)))
+    for name, dollars in user_prices.items():
+        positive(f"--price {name}", dollars)
+        devices = by_name[name].devices if name in by_name else None
+        by_name[name] = Price(machine=name, dollars_per_hour=float(dollars), devices=devices, source=GIVEN)
+    return Prices(by_name=by_name)
+
+
+def named(text: str) -> tuple[str, float]:
+    """Parse an option NAME=DOLLARS; a name may contain "=". Raises UserError."""
+    name, _, dollars = text.rpartition("=")
+    try:
+        return name.strip(), float(dollars if name.strip() else "none")
+    except ValueError:
+        raise UserError(f"--price: {text!r} is not allowed; use NAME=DOLLARS, e.g. p3.16xlarge=24.48") from None
