@@ -19,7 +19,6 @@ from poc.published import prices
 from poc.records import journal
 from tests.builders import recipe_file, record_of
 from tests.launch import HOME
-from tests.test_builds import stand
 
 
 @pytest.fixture
@@ -165,9 +164,11 @@ def test_an_instance_type_with_a_price_is_the_name_of_the_machine(home: Path, sh
 
 
 def test_cpu_runs_on_a_machine_with_gpus_are_for_whoever_asks(
-    home: Path, shown: Any, monkeypatch: pytest.MonkeyPatch
+    home: Path,
+    shown: Any,
+    simulate: Any,
 ) -> None:
-    stand("4 V100", monkeypatch)
+    simulate("4 V100")
     fields: dict[str, Any] = {"framework": "mxnet", "model": "cifar_resnet8_v2"}
     recipe_file(home / "recipes" / "core.py", **fields, kind=["cpu", "gpu"])
     recipe_file(home / "recipes" / "studies" / "theirs.py", **fields, kind="cpu", lr=0.02)

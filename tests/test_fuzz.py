@@ -256,10 +256,10 @@ def test_images_of_rubbish_are_refused_in_one_line_or_read(
 ) -> None:
     files = {
         "records": test_data.record_files,
-        "binaries": test_data.binary_files,
+        "binaries": lambda: test_data.BINARY,
         "archive": lambda: {"cifar-10-binary.tar.gz": test_data.ARCHIVE},
         "tar": lambda: {"cifar-10-python.tar.gz": gzip.decompress(test_data.PYTHON_ARCHIVE)},
-        "pickles": test_data.python_files,
+        "pickles": lambda: test_data.PYTHON,
     }[kind]()
     name = sorted(files)[0]
     position = int(place * len(files[name]))

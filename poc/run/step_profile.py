@@ -101,7 +101,7 @@ def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> 
 
 
 def _steps(
-    session: Session, batches: Iterator[Batch], learning_rate: float, train: Callable[[Batch, float], None]
+    session: Session, batches: Iterator[Batch], learning_rate: float, step: Callable[[Batch, float], None]
 ) -> tuple[float, float, float]:
     """Return the seconds of a window of steps, of waiting for data, and of this thread's CPU time until it drains."""
     session.barrier()
@@ -110,7 +110,7 @@ def _steps(
         request = time.monotonic()
         batch = next(batches)
         waited += time.monotonic() - request
-        train(batch, learning_rate)
+        step(batch, learning_rate)
     issuing = time.thread_time() - issuing
     session.drain()
     return time.monotonic() - start, waited, issuing

@@ -47,7 +47,7 @@ _CPU = Build(
     gigabytes=0.9,
 )
 BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, _CPU)
-"""Their machine code is what `torch.cuda.get_arch_list()` says."""
+"""Their machine code is that of `torch.cuda.get_arch_list()`."""
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma", "layout", "compile")
