@@ -89,7 +89,7 @@ def test_auto_takes_the_first_engine_that_runs_on_the_cards_and_says_why(
     assert (item.skip, item.run.framework, item.run.kind) == ("", framework, "gpu")
     (played,) = plan("r", Recipe(model="cifar_resnet8_v2", devices=16, emulated=True), here)
     assert (played.skip, played.run.framework, played.run.kind) == ("", framework, "gpu")
-    assert item.engine_choice.startswith(choice)
+    assert item.framework_choice.startswith(choice)
 
 
 def test_cards_that_no_one_build_runs_on_do_not_train_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_runs_on_cards(machine: str, framework: str, completed: int, tmp_path: P
     on_cards = [record for record in records if record.run.kind == "gpu" and record.outcome == "completed"]
     assert [record.run.framework for record in on_cards] == [framework] * completed
     assert [record.run.devices for record in on_cards] == [1, 2][:completed]
-    assert all(record.engine_choice for record in on_cards)
+    assert all(record.framework_choice for record in on_cards)
     reasons = [record.reason for record in records if record.outcome == "skipped"]
     assert len(reasons) == 2 - completed
     assert all("GPU" in reason and "\n" not in reason for reason in reasons)

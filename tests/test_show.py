@@ -64,7 +64,7 @@ def test_a_run_that_never_completed_says_why(outcome: str) -> None:
 
 
 def test_a_later_failure_does_not_hide_the_curve_and_a_framework_has_its_reason() -> None:
-    done = record_of(engine_choice="not PyTorch: no such model")
+    done = record_of(framework_choice="not PyTorch: no such model")
     lost = record_of(outcome="failed", reason="killed", started="2026-11-22T10:00:00+00:00", windows=[], evaluations=[])
     text, values = shown([lost, done], done.run.id)
     assert len(values["epochs"]) == 6

@@ -116,10 +116,10 @@ def test_mfu_is_of_the_best_peak_of_as_many_of_the_same_devices() -> None:
 
 def test_staleness_is_counted_over_all_workers_and_steps() -> None:
     workers = [
-        {"worker": number, "windows": [], "exchanged": {"staleness": counts, "stale_wait_seconds": 1.0}}
+        {"worker": number, "windows": [], "sync_stats": {"staleness": counts, "stale_wait_seconds": 1.0}}
         for number, counts in enumerate(({"0": 6, "1": 2}, {"2": 2}))
     ]
-    row = row_of(record_of(run={**TWO, "kvstore": "ssp", "staleness": 2}, workers=workers))
+    row = row_of(record_of(run={**TWO, "kvstore": {"name": "ssp", "staleness": 2}}, workers=workers))
     assert (row.staleness_mean, row.staleness_max) == (0.6, 2)
 
 
@@ -145,7 +145,7 @@ def test_the_note_has_what_else_happened_to_a_run() -> None:
         ({"warmup_steps": 10}, True, "warm-up 1 epoch"),
         ({"learning_rate": 0.4, "decay": "cosine"}, True, "decay cosine"),
         ({"optimizer": "nesterov"}, False, ""),
-        ({"momentum": 0.8}, False, ""),
+        ({"optimizer": {"name": "sgd", "momentum": 0.8}}, False, ""),
         ({"label_smoothing": 0.1}, False, ""),
         ({"data": {**AUGMENTED, "jitter": False}}, False, ""),
         ({"data": {**AUGMENTED, "validate_on": "held-out"}}, False, ""),

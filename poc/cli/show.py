@@ -31,12 +31,12 @@ def text(table: pd.DataFrame, records: Sequence[Record], start: str, as_json: bo
     seconds = {part: last[f"{part}_seconds"] for part in PARTS if pd.notna(last[f"{part}_seconds"])}
     epochs = _epochs(shown)
     if as_json:
-        values = {"run_id": last.run_id, "description": str(shown.run), "engine_choice": shown.engine_choice}
+        values = {"run_id": last.run_id, "description": str(shown.run), "framework_choice": shown.framework_choice}
         repeats = json.loads(rows.to_json(orient="records", double_precision=15))
         return json.dumps({**values, "repeats": repeats, "epochs": epochs, "seconds_by_part": seconds}, indent=2)
     head = {"run": f"{last.run_id}  {shown.run}", "recipe": ", ".join(dict.fromkeys(rows.recipe))}
     head["machine"] = "; ".join(dict.fromkeys(rows.machine + ", " + rows.hardware))
-    head["framework"] = last.framework + (f" ({shown.engine_choice})" if shown.engine_choice else "")
+    head["framework"] = last.framework + (f" ({shown.framework_choice})" if shown.framework_choice else "")
     blocks = [tabulate(head.items(), tablefmt="plain"), _grid(_repeat(row) for row in rows.itertuples())]
     if epochs:
         blocks.append(f"Epochs of the repeat of {last.started[:16]}:\n{_grid(epochs)}")

@@ -18,8 +18,8 @@ from poc.records.noise import Noise, Norms, estimate, interval
 from poc.records.timing import WARMUP_STEPS, Window, split, throughput, warmup
 from poc.values import from_plain, to_plain, value
 
-SCHEMA = 2
-"""Of the records that are written; those of 1 have no checksum."""
+SCHEMA = 3
+"""Version of the records in journals; `python -m tools.migrate` converts earlier ones."""
 COMPLETED, DIVERGED, FAILED, SKIPPED = "completed", "diverged", "failed", "skipped"
 OUT_OF_MEMORY = "out of memory"
 DONE = (COMPLETED, DIVERGED)
@@ -56,7 +56,7 @@ class Memory:
 
 
 @value
-class Exchanged:
+class SyncStats:
     """What bounded staleness told of its exchanges."""
 
     staleness: dict[str, int]
@@ -72,7 +72,7 @@ class Worker:
     windows: tuple[Window, ...]
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
     wall: float | None = None
-    exchanged: Exchanged | None = None
+    sync_stats: SyncStats | None = None
 
 
 @value
@@ -137,7 +137,7 @@ class WorkerResult:
     memory: Memory = Memory()
     peak_flops: float | None = None
     """Operations a second of a large matrix product on the same devices, right after."""
-    exchanged: Exchanged | None = None
+    sync_stats: SyncStats | None = None
     short_spin_seconds: float = 0.0
     """Of the training, in which other processes kept cores busy, so that waiting threads hardly spun."""
     detail: Breakdown | None = None
@@ -220,7 +220,7 @@ class Record(WorkerResult):
     usable_cores: int | None = None
     """Cores that the run's processes could use, on the host that was disturbed most."""
     monitor: Monitored | None = None
-    engine_choice: str = ""
+    framework_choice: str = ""
     """Why its framework, where the plan chose it."""
     predicted: Forecast | None = None
     """What was expected of it, from runs on fewer devices before it."""
@@ -234,9 +234,13 @@ class Record(WorkerResult):
     """Why its times are not to be shown, e.g. a defect of the version that measured them; empty where they may be."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, from which `from_json` makes the same record."""
-        fields = {declared.name: to_plain(getattr(self, declared.name)) for declared in dataclasses.fields(self)}
-        return {"schema": SCHEMA, **fields}
+        """Return nested plain values, from which `from_json` makes the same record."""
+        return {"schema": SCHEMA, **to_plain(self)}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Record:
+        """Return the record that `to_json` wrote; raises UserError for anything else."""
+        return from_plain(Record, fields)
 
     @property
     def timed(self) -> list[Window]:
@@ -258,7 +262,7 @@ class Record(WorkerResult):
         return last.accuracy <= guess + 3 * math.sqrt(guess * (1 - guess) / last.samples)
 
     @property
-    def stood_in(self) -> bool:
+    def synthetic_fallback(self) -> bool:
         """Whether made-up images stood in for CIFAR-10."""
         return isinstance(self.run.data, CIFAR10) and self.dataset == Synthetic.name
 
@@ -281,7 +285,7 @@ class Record(WorkerResult):
     @property
     def steps_ahead(self) -> list[int]:
         """How many steps a worker was ahead of the slowest, once per step and worker, under bounded staleness."""
-        seen = [worker.exchanged.staleness for worker in self.workers if worker.exchanged]
+        seen = [worker.sync_stats.staleness for worker in self.workers if worker.sync_stats]
         return [int(ahead) for staleness in seen for ahead, count in staleness.items() for _ in range(count)]
 
     @property
@@ -400,7 +404,7 @@ class Record(WorkerResult):
             parts={},
             workers=(),
             detail=None,
-            exchanged=None,
+            sync_stats=None,
             monitor=None,
             peak_flops=None,
             predicted=None,
@@ -425,17 +429,6 @@ class Record(WorkerResult):
         steps = self.run.steps
         return [norms for norms in self.norms if first * steps <= norms.step <= last * steps]
 
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> Record:
-        """The record that a line of a journal holds, of this or an earlier schema.
-
-        What an earlier version did not know has its default. Raises UserError, KeyError, TypeError or ValueError for
-        anything else.
-        """
-        held = {name: given for name, given in fields.items() if name != "schema" and given is not None}
-        held.update(run=Run.from_json(held["run"]), hardware=Hardware.from_json(held["hardware"]))
-        return from_plain(Record, held)
-
 
 def merged(blank: Record, told: Sequence[WorkerResult]) -> Record:
     """The record of a run of which all its workers have told: samples of all of them in the time of the slowest."""
@@ -447,7 +440,7 @@ def merged(blank: Record, told: Sequence[WorkerResult]) -> Record:
     blamed = next((worker for worker in unlike if worker.outcome != COMPLETED), slowest)
     peaks = _known(worker.peak_flops for worker in told)
     workers = [
-        Worker(worker=number, windows=own.windows, parts=own.parts, wall=own.wall, exchanged=own.exchanged)
+        Worker(worker=number, windows=own.windows, parts=own.parts, wall=own.wall, sync_stats=own.sync_stats)
         for number, own in enumerate(told)
     ]
     fields = {name: held for name, held in vars(slowest).items() if held not in (None, "")}

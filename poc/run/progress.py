@@ -12,7 +12,7 @@ from tqdm import tqdm
 from poc.config.run import Run
 from poc.records.record import COMPLETED, Record
 from poc.records.timing import throughput
-from poc.values import words
+from poc.config.fields import labels
 
 _FORMAT = "{desc} {percentage:3.0f}%|{bar}|"
 
@@ -25,7 +25,7 @@ def label(run: Run, details: Collection[str] = ()) -> str:
     kind = "emulated device" if run.emulated else run.kind.upper()
     devices = f"{run.devices} {kind}s" if run.devices > 1 else f"1 {kind}"
     parts = [f"{_short(run.model)} batch {run.batch_per_device} x {devices} lr {run.learning_rate:g}"]
-    return ", ".join([*parts, *(word for name, word in words(run).items() if name in details)])
+    return ", ".join([*parts, *(word for name, word in labels(run).items() if name in details)])
 
 
 def _short(model: str) -> str:
@@ -38,7 +38,7 @@ _UNSAID = ("learning_rate", "lr_rule", "emulated", "window", "evaluate", "second
 
 def varied(runs: Iterable[Run]) -> set[str]:
     """Return the fields to name beside those that `label` always names: the ones in which these runs differ."""
-    described = [words(run) for run in runs]
+    described = [labels(run) for run in runs]
     names = {name for said in described for name in said} - {*_UNSAID}
     return {name for name in names if len({said.get(name) for said in described}) > 1}
 

@@ -43,7 +43,7 @@ class DoneRepeats:
 
     def add(self, record: Record) -> None:
         """Count a repeat; one that failed or was skipped does not count."""
-        other_images = record.stood_in and record.run.data.name not in self._images
+        other_images = record.synthetic_fallback and record.run.data.name not in self._images
         if record.outcome in SETTLED and not other_images:
             key = self._key(record.run, record.data_id)
             self._last_outcome[key] = record.outcome

@@ -65,7 +65,7 @@ class Sweep:
         self._verbose = verbose
         self._prefix = prefix
         every = [item for *_, item in self.items]
-        self._choices = {run.id: item.engine_choice for item in every for run in (item.run, *sum(item.search, ()))}
+        self._choices = {run.id: item.framework_choice for item in every for run in (item.run, *sum(item.search, ()))}
         self._details = varied(item.run for item in every if not item.skip)
 
     def use(self, images: Mapping[str, DataId]) -> None:
@@ -167,7 +167,7 @@ class Sweep:
         self._say_other_checkpoints(run)
         expected, name = predict.forecast(run, self._known), self._label(run, number)
         record, interrupted = execute(run, self.place, hosts, detail=detail, pace=pace, title=name)
-        record = dataclasses.replace(record, engine_choice=self._choices[run.id], predicted=expected)
+        record = dataclasses.replace(record, framework_choice=self._choices[run.id], predicted=expected)
         self._append(record)
         self.say_more(f"  {record.in_words()}")
         if not probe or record.outcome == FAILED:

@@ -49,7 +49,7 @@ def lines(items: Iterable[Item], done: DoneRepeats, pace: RuntimeEstimator) -> l
             seconds=pace.seconds(item),
             done=not item.skip and done.over(item),
             skipped=item.skip,
-            framework=f"{item.run.framework}: {item.engine_choice}" if item.engine_choice else "",
+            framework=f"{item.run.framework}: {item.framework_choice}" if item.framework_choice else "",
         )
         for name, _, item in items
     ]

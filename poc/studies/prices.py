@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from poc.values import UserError, positive, value
+from poc.values import Positive, UserError, checked, value
 
 FILE = Path(__file__).with_suffix(".csv")
 
@@ -56,7 +56,7 @@ def load(given: Mapping[str, float]) -> Prices:
             figures["dollars_per_hour"] = float(cells["dollars_per_hour"])
             by_name.update(dict.fromkeys(names, Price(**figures)))
     for name, dollars in given.items():
-        positive(f"--price {name}", dollars)
+        checked(f"--price {name}", dollars, Positive)
         devices = by_name[name].devices if name in by_name else None
         by_name[name] = Price(machine=name, dollars_per_hour=float(dollars), devices=devices, source=GIVEN)
     return Prices(by_name=by_name)
