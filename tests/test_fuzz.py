@@ -105,27 +105,6 @@ def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(fields: dict[str,
         assert one.seconds > 0
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("x = 1", r"`recipe = Recipe\(\.\.\.\)` is missing"),
-        ("recipe = {'model': 'cifar_resnet20_v2'}", r"`recipe = Recipe"),
-        ("raise SystemExit(0)", r"SystemExit"),
-        ("def f(): f()\nf()", r"RecursionError"),
-        ("from poc import *\nrecipe = Recipe('cifar_lenet', data=[CIFAR10(crop=32)] * 200, lr=[0.1] * 200)", r"10,000"),
-        ("from poc import *\nrecipe = Recipe(model='nothing')", r"'nothing' is unknown"),
-        ("\x00", r"Error"),
-    ],
-)
-@survives("a recipe file of rubbish")
-def test_a_recipe_file_of_rubbish_is_named_in_one_line(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(text)
-    with pytest.raises(UserError, match=f"^mine.py: .*{message}") as error:
-        config.load(path)
-    _in_one_line(error.value)
-
-
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-(2**40), 2**40), st.floats(allow_nan=False), st.text(max_size=8)),
     lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=6), inner, max_size=2)),

@@ -79,11 +79,6 @@ def test_a_withdrawn_speed_is_not_shown() -> None:
     assert (values["repeats"][0]["samples_per_second"], values["seconds_by_part"]) == (None, {})
 
 
-def test_ids_of_earlier_versions_find_their_run() -> None:
-    record = record_of(run_id="oldname000")
-    assert shown([record, *repeats_of(2.0, learning_rate=0.4)], "oldname000")[1]["run_id"] == record.run.id
-
-
 @pytest.mark.parametrize(
     ("start", "says"),
     [

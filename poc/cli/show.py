@@ -19,12 +19,12 @@ from poc.values import UserError, suggest
 
 
 def text(table: pd.DataFrame, records: Sequence[Record], start: str, as_json: bool = False) -> str:
-    """Describe the run whose id starts with `start`, or to which an earlier version gave the id `start`.
+    """Describe the run whose id starts with `start`.
 
     With @MACHINE or @COMMIT after the id only these repeats count. `records` are those that `table` was made from.
     Raises UserError if no run or several have such an id.
     """
-    rows = select(table, start, records)
+    rows = select(table, start)
     last = rows.sort_values("outcome", key=lambda outcome: outcome.isin(DONE), kind="stable").iloc[-1]
     key = (last.machine, last.run_id, last.started)
     shown = next(record for record in records if (record.infrastructure, record.run.id, record.started) == key)
@@ -47,16 +47,14 @@ def text(table: pd.DataFrame, records: Sequence[Record], start: str, as_json: bo
     return "\n\n".join(blocks)
 
 
-def select(table: pd.DataFrame, text: str, records: Iterable[Record] = ()) -> pd.DataFrame:
+def select(table: pd.DataFrame, text: str) -> pd.DataFrame:
     """Return the rows of the run that ID, ID@MACHINE, ID@COMMIT or ID@MACHINE@COMMIT names, by when they started.
 
-    Each part is the start of a name. An id may also be one that an earlier version gave to one of `records`. Raises
-    UserError if no run or several have such an id.
+    Each part is the start of a name. Raises UserError if no run or several have such an id.
     """
     start, *parts = text.split("@")
     rows = only(table[table.origin == MEASURED].sort_values("started", kind="stable"), parts)
-    earlier = {record.run.id for record in records if record.run_id == start}
-    found = rows[(rows.run_id.str.startswith(start) & (start != "")) | rows.run_id.isin(earlier)]
+    found = rows[rows.run_id.str.startswith(start) & (start != "")]
     ids = sorted(set(found.run_id))
     if len(ids) > 1:
         raise UserError(f"run: {len(ids)} ids start with {start!r}; give more of one: {', '.join(ids[:8])}")

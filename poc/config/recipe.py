@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import pydantic
 
@@ -24,7 +24,7 @@ PER_DEVICE = "per-device"
 """Workers: as many as devices."""
 LARGEST = "largest"
 """Batch per device: the largest that fits."""
-AUTO = "auto"
+AUTO: Final = "auto"
 """Framework: the first that supports the run. Precision: bfloat16 if this machine has it. Layout: the framework's
 fastest."""
 EPOCHS = 12
