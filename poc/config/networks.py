@@ -83,8 +83,8 @@ class Network:
     def check_input(self, size: int) -> None:
         """Raise UserError unless it accepts images of `size` x `size` pixels."""
         if not self.smallest <= size <= self.largest:
-            several = f"{self.smallest} to {self.largest}"
-            allowed = str(self.smallest) if self.smallest == self.largest else several
+            limits = f"{self.smallest} to {self.largest}"
+            allowed = str(self.smallest) if self.smallest == self.largest else limits
             raise UserError(f"data: crop: {size} is not allowed with {self.name}; use images of {allowed} pixels")
 
 

@@ -134,36 +134,44 @@ class Setting(Training):
     """Of the runs of all recipes those of the lowest number are done first: 1 answers a reader's first question."""
 
     def __post_init__(self) -> None:
-        if self.epochs is not None and self.steps is not None:
-            raise UserError(f"epochs={self.epochs} and steps={self.steps} both set the length; remove one")
-        if self.target_accuracy is not None and not self.evaluate:
-            raise UserError(f"target_accuracy={self.target_accuracy} needs evaluations; remove evaluate=False")
         if self.workers == PER_DEVICE:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "workers", self.devices)
         networks.network(self.model).check_input(self.data.crop)
-        self._check_workers()
+        devices, workers, kvstore = self.devices, self.workers, self.kvstore.name
+        distributed = workers > 1
+        conflicts = (
+            (
+                self.epochs is not None and self.steps is not None,
+                f"epochs={self.epochs} and steps={self.steps} both set the length; remove one",
+            ),
+            (
+                self.target_accuracy is not None and not self.evaluate,
+                f"target_accuracy={self.target_accuracy} needs evaluations; remove evaluate=False",
+            ),
+            (
+                devices % workers,
+                f"workers={workers} cannot share devices={devices} equally; use a divisor of {devices}",
+            ),
+            (
+                distributed and not self.kvstore.between,
+                f"kvstore={kvstore!r} works within one process; remove workers={workers}, or use kvstore='dist_sync'",
+            ),
+            (
+                devices > 1 and not distributed and not self.kvstore.inside,
+                f"kvstore={kvstore!r} needs at least 2 workers; set workers= or another kvstore",
+            ),
+            (distributed and self.emulated, f"emulated=True works within one process; remove workers={workers}"),
+            (distributed and self.seconds, f"seconds={self.seconds} works with one worker only; use steps="),
+            (
+                distributed and self.target_accuracy is not None,
+                f"target_accuracy={self.target_accuracy} works with one worker only",
+            ),
+            (devices == 1 and self.straggler, f"straggler={self.straggler} needs at least 2 workers"),
+        )
+        for is_conflict, message in conflicts:
+            if is_conflict:
+                raise UserError(message)
         steps_per_epoch(self.data.train, self.global_batch)
-
-    def _check_workers(self) -> None:
-        workers, devices = self.workers, self.devices
-        if devices % workers:
-            raise UserError(f"workers={workers} cannot share devices={devices} equally; use a divisor of {devices}")
-        if workers > 1:
-            if not self.kvstore.between:
-                raise UserError(
-                    f"kvstore={self.kvstore.name!r} works within one process; remove workers={workers}, "
-                    "or use kvstore='dist_sync'"
-                )
-            if self.emulated:
-                raise UserError(f"emulated=True works within one process; remove workers={workers}")
-            if self.seconds is not None:
-                raise UserError(f"seconds={self.seconds} works with one worker only; use steps=")
-            if self.target_accuracy is not None:
-                raise UserError(f"target_accuracy={self.target_accuracy} works with one worker only")
-        elif devices > 1 and not self.kvstore.inside:
-            raise UserError(f"kvstore={self.kvstore.name!r} needs at least 2 workers; set workers= or another kvstore")
-        elif self.straggler and devices == 1:
-            raise UserError(f"straggler={self.straggler} needs at least 2 workers")
 
     @property
     def each_seed(self) -> Sequence[int]:
