@@ -9,7 +9,7 @@ import pydantic
 from annotated_types import Gt, Len, Lt
 
 from poc.config.fields import configuration, field
-from poc.values import Positive, PositiveOrZero, UserError, as_list, checked, invalid
+from poc.values import Count, CountOrZero, Positive, PositiveOrZero, UserError, as_list, checked, invalid
 
 BASE = "base"
 """Warm-up from the learning rate that is not scaled."""
@@ -108,9 +108,9 @@ class Schedule:
 
     learning_rate: float = field(label="lr {:g}")
     warmup_from: float = field(label=lambda rate: f"warm-up from {rate:g}" if rate else "")
-    warmup_steps: int = field(label=lambda steps: f"warm-up of {steps} steps" if steps else "")
-    steps: int
-    """Optimizer steps in all."""
+    warmup_steps: CountOrZero = field(label=lambda steps: f"warm-up of {steps} steps" if steps else "")
+    steps: Count
+    """Total optimizer steps."""
     decay: Literal["constant", "cosine", "linear", "steps"] = field(default="constant", label="decay {}")
     """After the warm-up: one of `DECAYS`, or "steps": by `decay_factor` at each share of training in `decay_at`."""
     decay_at: tuple[float, ...] = field(default=(), label=lambda at: "at " + " and ".join(map("{:g}".format, at)))

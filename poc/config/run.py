@@ -11,7 +11,7 @@ from poc.config import CIFAR10, SGD, ImageNet, Synthetic, Training
 from poc.config.datasets import HELD_OUT
 from poc.config.fields import changed, configuration, field, labels
 from poc.config.rates import Schedule
-from poc.values import from_plain, to_plain
+from poc.values import Count, CountOrZero, Flag, from_plain, to_plain
 
 NO_MATTER_FOR_SPEED = (
     *("seed", "learning_rate", "lr_rule", "warmup_from", "warmup_steps", "decay", "decay_at", "decay_factor"),
@@ -28,12 +28,12 @@ class Run(Schedule, Training):
     """One training, fully resolved: nothing after the plan computes a hyper-parameter."""
 
     recipe: str
-    global_batch: int
+    global_batch: Count
     lr_rule: str = field(label=lambda rule: "" if rule == "fixed" else f"lr scaling {rule}")
-    epochs: int
-    steps_per_epoch: int
-    seed: int = field(label=lambda seed: f"seed {seed}" if seed else "")
-    quick: bool = field(label=lambda quick: "quick" if quick else "")
+    epochs: Count
+    steps_per_epoch: Count
+    seed: CountOrZero = field(label=lambda seed: f"seed {seed}" if seed else "")
+    quick: Flag = field(label=lambda quick: "quick" if quick else "")
 
     @property
     def shares_threads(self) -> bool:
