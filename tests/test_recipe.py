@@ -76,7 +76,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model": "cifar_resnet51_v2"}, r"model: 'cifar_resnet51_v2' .*did you mean 'cifar_resnet5"),
     ({"epoch": 3}, r"Recipe: no field 'epoch'; did you mean 'epochs'\?"),
     ({"warmup_epochs": 1}, r"Recipe: no field 'warmup_epochs'"),
-    *(({"batch_per_device": size}, f"batch_per_device: {size}") for size in (0, True, "Largest")),
+    *(({"batch_per_device": size}, f"batch_per_device: {size}") for size in (0, True)),
     ({"batch_per_device": [64, 12.5]}, r"batch_per_device: 12.5"),
     ({"batch_per_device": np.float64(12.5)}, r"batch_per_device: 12.5"),
     ({"batch_per_device": "Largest"}, r"did you mean 'largest'"),
@@ -545,7 +545,7 @@ def test_the_core_recipes_take_less_time_than_promised(machine: str, quick: bool
 
 @pytest.mark.parametrize("machine", [CPU, gpus(8)], ids=["cpu", "8 gpus"])
 def test_no_two_runs_of_all_recipes_have_the_same_line(machine: Hardware) -> None:
-    planned = [one for path in RECIPES for quick in (0, 1) for one in plan("", config.load(path), machine, quick=quick)]
+    planned = [one for path in RECIPES for quick in (False, True) for one in plan("", config.load(path), machine, quick=quick)]
     lines: dict[str, set[str]] = {}
     for one in planned:
         lines.setdefault(str(one), set()).add(one.run.id)
