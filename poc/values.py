@@ -13,19 +13,12 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Callable, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import pydantic
 from annotated_types import Ge, Gt, Le, Lt
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**_: Any) -> Callable[[T], T]:
-        return lambda decorated: decorated
-
+from typing_extensions import dataclass_transform
 
 T = TypeVar("T")
 

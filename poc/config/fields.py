@@ -10,8 +10,9 @@ from typing import Any, Callable, TypeVar
 import pydantic
 import pydantic.dataclasses
 from pydantic_core import core_schema
+from typing_extensions import dataclass_transform
 
-from poc.values import UserError, dataclass_transform, invalid, plain, suggest, user_error
+from poc.values import UserError, invalid, plain, suggest, user_error
 
 T = TypeVar("T")
 
