@@ -37,6 +37,7 @@ class _Images:
     train: int
     """Images in the training set."""
     fixed = False
+    alternate = False
     on_device = False
     cutout = 0
 
