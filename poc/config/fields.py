@@ -29,13 +29,13 @@ def field(*, default: Any = dataclasses.MISSING, label: str | Callable[[Any], st
 def configuration(cls: type[T]) -> type[T]:
     """Make a frozen dataclass of validated keyword arguments; a mistake in them is a UserError.
 
-    The only field without a default may be value by position. The class attribute `option_of` names the field of a
+    The only field without a default may be passed by position. The class attribute `option_of` names the field of a
     recipe that holds such values, for messages.
     """
     config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
-    cls = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
-    validate: Callable[..., None] = cls.__init__
-    declared = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    validated: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
+    validate = validated.__init__
+    declared = {field.name: field for field in dataclasses.fields(validated)}
     required = [name for name, field in declared.items() if field.default is dataclasses.MISSING]
     option_of = getattr(cls, "option_of", "")
     prefix = f"{option_of}: {cls.__name__}." if option_of else ""
@@ -52,8 +52,8 @@ def configuration(cls: type[T]) -> type[T]:
         except pydantic.ValidationError as error:
             raise user_error(cls, error, prefix) from None
 
-    cls.__init__ = construct  # type: ignore[method-assign]
-    return cls
+    validated.__init__ = construct
+    return validated  # type: ignore[no-any-return]
 
 
 class Or:
