@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 from poc import frameworks
-from poc.config import AUTO, NODE, Device, Recipe, Setting, Training, networks
+from poc.config import AUTO, NODE, Device, Fixed, Recipe, Setting, Training, networks
 from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
 from poc.host.hardware import Hardware
@@ -108,7 +108,7 @@ def _planned(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> Pla
         # Fields that need no memory have one value, so that runs which differ only in them share the short run.
         short = dataclasses.replace(
             candidate,
-            lr=0.001,
+            lr=Fixed(base=0.001),
             epochs=None,
             steps=_PROBE_STEPS,
             seconds=None,

@@ -146,7 +146,7 @@ def to_plain(raw: Any) -> Any:
 def from_plain(cls: type[T], fields: Mapping[str, Any]) -> T:
     """Return the dataclass that `to_plain` wrote; missing fields get their defaults. Raises UserError for a misfit."""
     try:
-        return _adapter(cls).validate_python(fields)  # type: ignore[no-any-return]
+        return _adapter(cls).validate_python(fields)  # type: ignore[arg-type]
     except pydantic.ValidationError as error:
         raise user_error(cls, error) from None
 

@@ -545,7 +545,9 @@ def test_the_core_recipes_take_less_time_than_promised(machine: str, quick: bool
 
 @pytest.mark.parametrize("machine", [CPU, gpus(8)], ids=["cpu", "8 gpus"])
 def test_no_two_runs_of_all_recipes_have_the_same_line(machine: Hardware) -> None:
-    planned = [one for path in RECIPES for quick in (False, True) for one in plan("", config.load(path), machine, quick=quick)]
+    planned = [
+        one for path in RECIPES for quick in (False, True) for one in plan("", config.load(path), machine, quick=quick)
+    ]
     lines: dict[str, set[str]] = {}
     for one in planned:
         lines.setdefault(str(one), set()).add(one.run.id)

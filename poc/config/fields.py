@@ -53,7 +53,7 @@ def configuration(cls: type[T]) -> type[T]:
             raise user_error(cls, error, prefix) from None
 
     validated.__init__ = construct
-    return validated  # type: ignore[no-any-return]
+    return validated
 
 
 class Or:

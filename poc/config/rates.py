@@ -53,7 +53,7 @@ class Rate:
         if self.warmup_from != 0.0 and not self.warmup_epochs:
             raise invalid(f"lr: {type(self).__name__}.warmup_from", self.warmup_from, "it needs warmup_epochs")
 
-    def at(self, global_batch: int) -> float:
+    def at(self, global_batch: float) -> float:
         """Return the full learning rate for a global batch."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ class Rate:
 class Fixed(Rate):
     """A rate that does not depend on the batch; a plain number is the same, without warm-up and decay."""
 
-    def at(self, global_batch: int) -> float:
+    def at(self, global_batch: float) -> float:
         return self.base
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Linear(Rate):
     scaling: ClassVar[str] = "linear"
     power: ClassVar[float] = 1.0
 
-    def at(self, global_batch: int) -> float:
+    def at(self, global_batch: float) -> float:
         # 12 significant digits: 0.05 * 512 / 128 is 0.2, in the run's id as on paper.
         return float(f"{self.base * (global_batch / self.per) ** self.power:.12g}")
 

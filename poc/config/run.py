@@ -127,7 +127,7 @@ class Run(Schedule, Training):
 
     def to_json(self) -> dict[str, Any]:
         """Return nested plain values, from which `from_json` makes the same run."""
-        return to_plain(self)  # type: ignore[no-any-return]
+        return to_plain(self)
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Run:
