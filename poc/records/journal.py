@@ -170,14 +170,14 @@ def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record
     for folder in folders:
         files = paths(folder) or list(filter(Path.exists, [folder / FILE]))
         if not files:
-            what = "contains no journal" if folder.is_dir() else "is not a folder"
-            raise UserError(f"--with: {folder} {what}; use one with {FILE} or MACHINE/{FILE}")
-        seen = {_identity(record) for record in (*records, *joined)}
+            problem = "contains no journal" if folder.is_dir() else "is not a folder"
+            raise UserError(f"--with: {folder} {problem}; use one with {FILE} or MACHINE/{FILE}")
+        identities = {_identity(record) for record in (*records, *joined)}
         names = {record.infrastructure for record in (*records, *joined)}
         received = read(files)
         for name in dict.fromkeys(record.infrastructure for record in received):
             of_machine = [record for record in received if record.infrastructure == name]
-            new = [record for record in of_machine if _identity(record) not in seen]
+            new = [record for record in of_machine if _identity(record) not in identities]
             if name in names and len(new) == len(of_machine):
                 name = next(free for number in itertools.count(2) if (free := f"{name} ({number})") not in names)
             joined += [dataclasses.replace(record, infrastructure=name) for record in new]
