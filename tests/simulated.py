@@ -42,8 +42,8 @@ from poc.records.record import (
     OUT_OF_MEMORY,
     Breakdown,
     Evaluation,
-    SyncStats,
     Memory,
+    SyncStats,
     WorkerResult,
 )
 from poc.records.timing import Window

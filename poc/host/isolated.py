@@ -1,8 +1,8 @@
 """Run a module of this checkout as `python -m` does, but import nothing else from its folder, the current one included:
 python isolated.py MODULE ARGUMENT...
 
-A csv.py that lies there would take the place of Python's own. `python -I -m` has no way to this package, and Python 3.9
-and 3.10 no other way to leave the current folder out.
+A csv.py in that folder would replace Python's own. `python -I -m` does not find this package, and Python 3.10 has no
+other way to leave the current folder out.
 """
 
 import os

@@ -9,10 +9,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from poc.config.fields import labels
 from poc.config.run import Run
 from poc.records.record import COMPLETED, Record
 from poc.records.timing import throughput
-from poc.config.fields import labels
 
 _FORMAT = "{desc} {percentage:3.0f}%|{bar}|"
 
