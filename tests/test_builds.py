@@ -70,7 +70,7 @@ def test_the_build_of_each_framework_or_why_there_is_none(
 ) -> None:
     if libraries:
         monkeypatch.setattr(builds, "shared_library", Path)
-    monkeypatch.setitem(fake_gpus.MACHINES, "one", ([card], driver, False))
+    monkeypatch.setitem(fake_gpus.MACHINES, "one", ([card], driver))
     machine = simulate("one")
     for name, expected in (("mxnet", mxnet), ("pytorch", pytorch)):
         build = builds.choose(frameworks.load(name).BUILDS, machine)
@@ -103,7 +103,7 @@ def test_auto_chooses_the_first_framework_that_runs_on_the_cards(
 
 def test_cards_without_a_common_build_do_not_train_together(simulate: Simulate, monkeypatch: Any) -> None:
     monkeypatch.setattr(builds, "shared_library", Path)
-    monkeypatch.setitem(fake_gpus.MACHINES, "mixed", (["K80", "V100"], "470.256.02", False))
+    monkeypatch.setitem(fake_gpus.MACHINES, "mixed", (["K80", "V100"], "470.256.02"))
     machine = simulate("mixed")
     one, two = plan("r", Recipe(model=MODEL, framework="mxnet", devices=[1, 2]), machine)
     assert (one.skip, own_gpus(one.run, machine, 1)) == ("", [[machine.gpus[1]]])

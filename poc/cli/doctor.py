@@ -14,8 +14,9 @@ from poc import data, frameworks
 from poc.cli import chosen
 from poc.config import CIFAR10
 from poc.frameworks import Build
-from poc.host import hardware, topology
+from poc.host import hardware
 from poc.host.hardware import Hardware
+from poc.records import provenance
 from poc.run.launcher import cache
 from poc.studies import prices
 from poc.values import to_plain
@@ -31,9 +32,8 @@ def doctor(options: argparse.Namespace) -> None:
         "machine": chosen.instance_type() or machine.describe(),
         "hardware": to_plain(machine),
         "frameworks": {name: frameworks.versions(name) for name in frameworks.FRAMEWORKS},
-        "libraries": hardware.versions(),
+        "libraries": provenance.versions(),
         "builds": describe_builds(machine, frameworks.wanted(machine)),
-        "warnings": topology.warnings(topology.detect(machine.gpus)) if len(machine.gpus) > 1 else [],
         "data": _data(chosen.source(options)),
         "price": _price(machine),
         "missing": [{"what": name, "command": command} for name, command in _missing(machine, options)],
@@ -55,7 +55,6 @@ def _lines(facts: Mapping[str, Any], machine: Hardware) -> Iterator[str]:
         yield f"GPU {gpu.index}      {gpu.name}, compute capability {major}.{minor}, {memory}"
         for name in frameworks.FRAMEWORKS:
             yield f"           {name}: {frameworks.unsupported(name, gpu, machine) or 'can train on it'}"
-    yield from (f"warning    {warning}" for warning in facts["warnings"])
     for name, versions in facts["frameworks"].items():
         yield f"framework  {name}: {_listed(versions) or 'not installed'}"
     yield from (f"build      {line}" for line in facts["builds"])

@@ -109,7 +109,7 @@ class Supervisor:
         self,
         source: str | None,
         checkpoints: str | None,
-        apart: str,
+        subfolder: str,
         images: Mapping[str, Sequence[str]] | None = None,
         **fields: Any,
     ) -> RunContext:
@@ -120,7 +120,7 @@ class Supervisor:
             source=Path(source) if source else None,
             cache=cache(),
             checkpoints=Path(checkpoints) if checkpoints else None,
-            apart=apart,
+            subfolder=subfolder,
             images={name: DataId(*identity) for name, identity in (images or {}).items()},
             **fields,
         )
@@ -179,7 +179,7 @@ class Supervisor:
         over = self._training is None or not self._training.is_alive()
         share = self._share  # after it: the thread may end between the two
         failed = over and self._training is not None and share is None
-        lost = ("its supervisor", self._error) if failed else share and share.lost
+        lost = ("its supervisor", self._error) if failed else share and share.failure
         return {"over": over, "lost": lost, "line": self._line}
 
     def _interrupt(self) -> dict[str, Any]:

@@ -194,7 +194,7 @@ class Cluster:
                 self._begin(kind, machine, item, taken)
 
     def _begin(self, kind: _Kind, machine: _Machine, item: schedule.Item, taken: list[Node]) -> None:
-        team = RayLauncher(taken, machine.sweep.place, self._is_over, lambda: self._another(kind))
+        team = RayLauncher(taken, machine.sweep.context, self._is_over, lambda: self._another(kind))
         machine.at_work[item[2].run.id] = team
         thread = threading.Thread(target=self._do, args=(kind, machine, item, team), name=item[1])
         self._threads.append(thread)
@@ -355,7 +355,7 @@ class Cluster:
             machine=dataclasses.replace(node.machine, hosts=hosts),
             infrastructure=name,
             software=node.software,
-            apart=journal.folder(wish.results, name).name,
+            subfolder=journal.folder(wish.results, name).name,
             images=images,
         )
         how: Any = {"detail": wish.detail, "again": wish.again, "verbose": wish.verbose, "prefix": f"{name}: "}

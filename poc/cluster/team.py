@@ -10,7 +10,7 @@ from poc.cluster.node import ENDED
 from poc.cluster.nodes import ANSWER_SECONDS, Node, NodeLostError
 from poc.config.run import Run
 from poc.host.processes import Lost
-from poc.run.launcher import HostResult, RunContext, WorkerGroup, blamed
+from poc.run.launcher import HostResult, RunContext, WorkerGroup, failure_reason
 from poc.values import from_plain, to_plain
 
 # Each look costs a host that trains a message: it answers when it has ended, or after this.
@@ -34,7 +34,7 @@ class RayLauncher:
         self._place = {
             "source": place.source and str(place.source),
             "checkpoints": place.checkpoints and str(place.checkpoints),
-            "apart": place.apart,
+            "subfolder": place.subfolder,
             "images": dict(place.images),
             "patience": place.patience,
         }
@@ -67,11 +67,11 @@ class RayLauncher:
             pass  # who it was is known by now
         shares, lost = self._ended()
         # A node that is lost, and a process that was killed, come before those that miss it, whichever was told first.
-        losses += [share.lost for share in shares if share.lost]
+        losses += [share.failure for share in shares if share.failure]
         losses = lost + sorted(losses, key=lambda loss: (loss == ENDED, "signal" not in loss[1]))
         if not losses:
             return shares, ""
-        return shares, blamed(losses[0], run.workers == 1 and not lost)
+        return shares, failure_reason(losses[0], single=run.workers == 1 and not lost)
 
     def renewed(self) -> bool:
         """Another node of the kind takes the place of each that was lost; False where there is none."""
