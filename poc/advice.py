@@ -266,7 +266,7 @@ def warning(record: Record) -> str:
     """Say of advice from this short run that its images are synthetic; empty for real ones."""
     if record.dataset != Synthetic.name:
         return ""
-    missing = " CIFAR-10 was not found: set --data or POC_DATA." if record.stood_in else ""
+    missing = " CIFAR-10 was not found: set --data or POC_DATA." if record.synthetic_fallback else ""
     return (
         "SYNTHETIC images: the noise scale, batches, learning rates and epochs below do not apply to real images."
         f"{missing}"

@@ -74,7 +74,7 @@ def record_of(
     run: dict[str, Any] = dict(recipe="cifar10_resnet50", model="cifar_resnet50_v2", framework="mxnet", kind="cpu")
     run.update(data={"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True}, evaluate=True)
     run.update(devices=1, emulated=False, batch_per_device=128, global_batch=128, kvstore="device", seed=0, quick=False)
-    run.update(lr_rule="fixed", learning_rate=0.05, warmup_from=0.0, warmup_steps=0, momentum=0.9, weight_decay=1e-4)
+    run.update(lr_rule="fixed", learning_rate=0.05, warmup_from=0.0, warmup_steps=0)
     run.update(epochs=6, steps_per_epoch=10, steps=60, window=10)
     run.update(changes.pop("run", {}))
     plain: dict[str, Any] = dict(run_id="0123456789", run=run, started="2026-11-21T10:00:00+00:00", commit="abcdef")

@@ -43,8 +43,8 @@ from poc.records.record import (
     OUT_OF_MEMORY,
     Breakdown,
     Evaluation,
-    Exchanged,
     Memory,
+    SyncStats,
     WorkerResult,
 )
 from poc.records.timing import Window
@@ -255,7 +255,7 @@ class Trainer:
                 wall=at + 1.5 if ended else None,
                 memory=Memory(host_peak_bytes=2 * GIB, device_peak_bytes=used if run.kind == "gpu" else None),
                 peak_flops=peak if outcome == COMPLETED else None,
-                exchanged=self._exchanged(run, done),
+                sync_stats=self._exchanged(run, done),
                 detail=self._breakdown(run, compute, synchronise) if detail and outcome == COMPLETED else None,
                 norms=self._norms(run, done),
             )
@@ -289,11 +289,11 @@ class Trainer:
             for step in range(0, done, run.gradient_noise)
         )
 
-    def _exchanged(self, run: Run, done: int) -> Exchanged | None:
+    def _exchanged(self, run: Run, done: int) -> SyncStats | None:
         if not isinstance(run.kvstore, SSP):
             return None
         ahead = 3 if run.kvstore.staleness is None else run.kvstore.staleness
-        return Exchanged(
+        return SyncStats(
             staleness={str(steps): done // (ahead + 1) for steps in range(ahead + 1)}, stale_wait_seconds=1
         )
 

@@ -98,7 +98,7 @@ def test_auto_chooses_the_first_framework_that_runs_on_the_cards(
     (emulated,) = plan("r", Recipe(model=MODEL, devices=16, emulated=True), simulated)
     for planned in (item, emulated):
         assert (planned.skip, planned.run.framework, planned.run.kind) == ("", framework, "gpu")
-    assert item.engine_choice.startswith(choice)
+    assert item.framework_choice.startswith(choice)
 
 
 def test_cards_without_a_common_build_do_not_train_together(simulate: Simulate, monkeypatch: Any) -> None:

@@ -1,4 +1,4 @@
-"""The journal: what is appended comes back, whole and once, whatever befalls the file or who writes beside."""
+"""The journal: records come back complete and once, despite crashes, damage and simultaneous writers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from poc import SSP, Device, Muon
 from poc.records import journal
-from poc.records.record import Record
+from poc.records.record import SCHEMA, Record
 from poc.values import UserError
 from tests.builders import record_of
 from tests.conftest import no_file_beyond
 from tests.launch import HOME
+from tools import migrate
 
 
 def appended(path: Path, *names: str, **fields: str) -> list[Record]:
@@ -32,7 +35,7 @@ def names_in(*paths: Path) -> list[str]:
 
 
 def process(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process that does `code`, which finds a journal at `path` and an `append` of records with a name and reason."""
+    """Start a process with `code`, which has a journal's `path` and `append` for records with a name and a reason."""
     head = (
         "import sys, time; from pathlib import Path; from poc.records import journal\n"
         "from tests.builders import record_of\n"
@@ -43,7 +46,7 @@ def process(code: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=HOME, stdout=subprocess.PIPE, text=True)
 
 
-def test_each_machine_has_a_folder_that_tells_its_name(tmp_path: Path) -> None:
+def test_each_machine_has_a_folder_with_a_name_like_its_own(tmp_path: Path) -> None:
     names = ["EPYC-2", "p2.8xlarge", "CPU: AMD EPYC, 2 cores", "CPU-AMD-EPYC-2-cores", "CPU: AMD EPYC: 2 cores"]
     names += ["", ".", "..", "../up", "a/b", "a b", "rows.csv", "journal.jsonl", "名", "\udcff", "x" * 300, "x" * 301]
     folders = [journal.folder(tmp_path, name) for name in names]
@@ -53,11 +56,11 @@ def test_each_machine_has_a_folder_that_tells_its_name(tmp_path: Path) -> None:
     assert {folder.parent for folder in folders} == {tmp_path}
     for name, folder in zip(names, folders):
         journal.append(folder / journal.FILE, record_of(run_id=repr(name)))
-    (tmp_path / "figures").mkdir()  # beside what is no machine's
+    (tmp_path / "figures").mkdir()
     assert sorted(names_in(*journal.paths(tmp_path))) == sorted(map(repr, names))
 
 
-def test_records_come_back_in_order_and_once_from_journals_apart_or_joined(tmp_path: Path) -> None:
+def test_records_come_back_in_order_and_once_from_separate_or_joined_journals(tmp_path: Path) -> None:
     paths = [tmp_path / machine / "journal.jsonl" for machine in ("K80", "P100")]
     both = [record for path in paths for record in appended(path, "b", "a", "c", infrastructure=path.parent.name)]
     joined = tmp_path / "joined"
@@ -65,7 +68,7 @@ def test_records_come_back_in_order_and_once_from_journals_apart_or_joined(tmp_p
     assert journal.read([*paths, paths[0], tmp_path / "missing.jsonl"]) == journal.read([joined]) == both
 
 
-def test_records_of_others_join_each_once_and_another_machine_of_a_name_gets_a_number(tmp_path: Path) -> None:
+def test_records_of_others_join_once_and_another_machine_of_a_name_gets_a_number(tmp_path: Path) -> None:
     def machines(records: list[Record]) -> list[tuple[str, str]]:
         return [(record.infrastructure, record.run_id) for record in records]
 
@@ -74,91 +77,95 @@ def test_records_of_others_join_each_once_and_another_machine_of_a_name_gets_a_n
         appended(tmp_path / sender / "p3" / journal.FILE, *names, infrastructure="p3")
     appended(tmp_path / "third" / "K80" / journal.FILE, "f", infrastructure="K80")
     copy, other, third = (tmp_path / name for name in ("copy", "other", "third"))
-    # What has records in common with a machine is that machine.
+    # A machine with a record in common is the same machine.
     assert machines(journal.read_with(own, [copy])) == [("p3", "c")]
     assert machines(journal.read_with([], [copy, copy])) == [("p3", "b"), ("p3", "c")]
     # The folder of one machine, and folders of several.
     joined = journal.read_with(own, [other / "p3", third, other])
     assert machines(joined) == [("p3 (2)", "d"), ("K80", "f"), ("p3 (3)", "e")]
+    for folder in ("missing", "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(UserError, match=f"--with: .*{folder}"):
+            journal.read_with([], [tmp_path / folder])
 
 
-@pytest.mark.parametrize(("folder", "what"), [("missing", "is not a folder"), ("empty", "contains no journal")])
-def test_a_folder_without_a_journal_joins_nothing(folder: str, what: str, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=f"--with: .*{folder} {what}"):
-        journal.read_with([], [tmp_path / folder])
-
-
-def test_a_torn_last_line_is_set_aside_and_the_next_record_is_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b'{"schema": 3, "run_id": "to', b"null", b"[1]", b"{}", b'{"schema": "3"}', b"\xff\xfe", b"[" * 100_000),
+        *(b"NaN", b'{"schema": NaN}', b'{"schema": 3, "wall": 1e999}'),
+    ],
+    ids=lambda line: repr(line[:24]),
+)
+def test_a_damaged_line_is_left_out_with_a_warning(
+    line: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "journal"
     appended(path, "first")
-    with path.open("a") as file:
-        file.write('{"schema": 2, "run_id": "to')
+    with path.open("ab") as file:
+        file.write(line)
     assert names_in(path) == ["first"]
     assert "line 2 is left out: " in capsys.readouterr().err
-    appended(path, "second")
+    appended(path, "second")  # a torn line does not swallow the next one
     assert names_in(path) == ["first", "second"]
 
 
-def test_a_record_of_a_newer_schema_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("schema", [1, SCHEMA - 1, SCHEMA + 1])
+def test_a_record_of_another_schema_is_refused(schema: int, tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    monkeypatch.setattr("poc.records.record.SCHEMA", 99)
-    appended(path, "first")
-    with pytest.raises(UserError, match=r"line 1 has schema 99, .* 1 to 2"):
+    path.write_text(json.dumps({**record_of().to_json(), "schema": schema}) + "\n")
+    with pytest.raises(UserError, match=f"line 1 has schema {schema}"):
         journal.read([path])
 
 
-def test_what_is_not_a_number_is_never_written(tmp_path: Path) -> None:
+EARLIER_RUN: dict[str, Any] = dict(engine="gluon", virtual=False, total_batch=512, slowed=0.25, zero_gamma=True)
+EARLIER_RUN.update(exchange="stale", staleness=2, servers=1, two_bit=None, gradient_bits=32, decay="one-cycle")
+EARLIER_RUN.update(optimizer="muon", muon_rate=0.02, unit_weights=True, momentum=0.6, momentum_correction=False)
+EARLIER_RUN.update(averaged_views=1, devices=4, workers=4, batch_per_device=128, data={"name": "cifar10", "shrink": 0})
+
+
+def test_journals_of_earlier_versions_can_be_migrated(tmp_path: Path) -> None:
+    now = record_of().to_json()
+    run = {name: value for name, value in now["run"].items() if name not in ("framework", "kvstore", "straggler")}
+    for name, changes in (("several", {}), ("one", {"devices": 1, "workers": 1}), ("removed", {"averaged_views": 6})):
+        earlier = {**now, "schema": 2, "checksum": "0", "run_id": name, "engine_choice": "", "advice": None}
+        earlier.update(run={**run, **EARLIER_RUN, **changes}, predicted={"rate": 1.0})
+        path = tmp_path / "here" / journal.FILE
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps(earlier) + "\n")
+    ids = migrate.migrate(tmp_path)
+    several, one = journal.read([path])  # the third had an option that was removed
+    assert {several.run_id, one.run_id} == set(ids.values()) == {several.run.id, one.run.id}
+    assert (several.run.framework, several.run.global_batch, several.run.straggler) == ("mxnet", 512, 0.25)
+    assert (several.run.zero_init_gamma, several.run.decay) == (True, "linear")
+    assert several.run.kvstore == SSP(2)
+    assert one.run.kvstore == Device()
+    assert several.run.optimizer == Muon(0.02, unit_weights=True, momentum=0.6)
+    before = path.read_bytes()
+    migrate.migrate(tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_nan_is_never_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         journal.append(tmp_path / "journal", dataclasses.replace(record_of(), wall=float("nan")))
     assert names_in(tmp_path / "journal") == []
 
 
 @pytest.mark.faults
-def test_a_line_that_somebody_changed_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "journal"
-    appended(path, "first", "second", "third")
-    first, second, third = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first + second.replace(b'"second"', b'"2nd"') + third)
-    assert names_in(path) == ["first", "third"]
-    assert capsys.readouterr().err == f"{path}: line 2 is left out: it was changed after it was written\n"
-    # Every single byte counts.
-    for place in range(len(second) - 1):
-        other = b'x"0} '[place % 5]
-        broken = second[:place] + bytes([other if other != second[place] else 49]) + second[place + 1 :]
-        path.write_bytes(broken)
-        try:
-            assert names_in(path) == [], broken
-        except UserError:  # a schema of 22
-            continue
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize(
-    "line", [b"", b"null", b"[1]", b"{}", b'{"schema": "1"}', b"\xff\xfe", b"[" * 100_000, b"NaN", b'{"schema": NaN}']
-)
-def test_what_is_no_record_is_left_out(line: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    appended(path, "first")
-    with path.open("ab") as file:
-        file.write(line + b"\n")
-    assert names_in(path) == ["first"]
-
-
-@pytest.mark.faults
-def test_a_file_system_without_locks_takes_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def invalid(*_: object) -> None:
+def test_a_file_system_without_locks_accepts_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", invalid)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     with journal.claimed(tmp_path / journal.FILE):
         appended(tmp_path / journal.FILE, "a", "b")
     assert names_in(tmp_path / journal.FILE) == ["a", "b"]
 
 
-def test_without_room_the_journal_stays_as_it_was_and_takes_the_record_later(tmp_path: Path) -> None:
+def test_on_a_full_disk_the_journal_stays_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     appended(path, "first")
     before = path.read_bytes()
@@ -170,7 +177,7 @@ def test_without_room_the_journal_stays_as_it_was_and_takes_the_record_later(tmp
 
 
 @pytest.mark.faults
-def test_a_journal_is_claimed_by_one_process_until_that_ends_however_it_ends(tmp_path: Path) -> None:
+def test_a_claim_on_a_journal_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "results" / "journal.jsonl"
     with process("with journal.claimed(path): print('claimed', flush=True); time.sleep(3600)", path) as holder:
         assert holder.stdout is not None
@@ -185,9 +192,8 @@ def test_a_journal_is_claimed_by_one_process_until_that_ends_however_it_ends(tmp
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    writers = [
-        process("for i in range(25): append(f'{sys.argv[2]} {i}', 'y' * 5000)", path, number) for number in range(4)
-    ]
+    code = "for i in range(25): append(f'{sys.argv[2]} {i}', 'y' * 5000)"
+    writers = [process(code, path, number) for number in range(4)]
     for writer in writers:
         writer.communicate()
         assert writer.returncode == 0

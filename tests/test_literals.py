@@ -1,4 +1,4 @@
-"""Fields of a recipe set by text: what it means, what it refuses, and that it is the recipe with those values."""
+"""Fields of a recipe set by text: their values, mistakes, and the recipe with these fields."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from poc.values import UserError
 from tests.builders import MACHINE, SMALL, recipe_file
 
 
-def ids(made: Recipe, *, quick: bool = False) -> list[str]:
-    return [item.run.id for item in plan("r", made, MACHINE, quick=quick)]
+def ids(recipe: Recipe, *, quick: bool = False) -> list[str]:
+    return [item.run.id for item in plan("r", recipe, MACHINE, quick=quick)]
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "value"),
     [
         ("x=256", 256),
         ("x = 256,512", [256, 512]),
@@ -31,46 +31,32 @@ def ids(made: Recipe, *, quick: bool = False) -> list[str]:
         ("x=nccl", "nccl"),
         ("x='a, b'", "a, b"),
         ("x=per-device", "per-device"),
-        ("x=Linear(base=0.1, per=256)", Linear(base=0.1, per=256)),
         ("x=Linear(base=0.1, per=256, decay=Steps([0.5])),2", [Linear(base=0.1, per=256, decay=Steps([0.5])), 2]),
         ("x=CIFAR10(crop=32, validate_on=held-out)", CIFAR10(crop=32, validate_on="held-out")),
     ],
 )
-def test_a_value_is_a_literal_a_call_or_a_word(text: str, meant: Any) -> None:
-    assert literals.fields([text]) == {"x": meant}
+def test_a_value_is_a_literal_a_call_or_a_word(text: str, value: Any) -> None:
+    assert literals.fields([text]) == {"x": value}
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "name"),
     [
-        ("lr", "give FIELD=VALUE"),
-        ("=3", "give FIELD=VALUE"),
-        ("lr=", "--set lr: '' cannot be read"),
-        ("lr=0.1 0.2", "cannot be read"),
-        ("lr=1] + [2", "cannot be read"),
-        ("lr=2**64", "cannot be read"),
-        ("lr=1j", "cannot be read"),
-        ("lr=[x for x in y]", "cannot be read"),
-        ("lr=(lambda: 1)()", "cannot be read"),
-        ("lr=__import__('os')", "there is no '__import__'"),
+        *((text, "FIELD=VALUE") for text in ("lr", "=3")),
+        *((f"lr={text}", "lr") for text in ("", "0.1 0.2", "1] + [2", "2**64", "1j", "[x for x in y]")),
+        *((f"lr={text}", "lr") for text in ("(lambda: 1)()", "Fixed(*x)", "(" * 10_000, "Linear(base=0.1, per=0)")),
+        ("lr=__import__('os')", "__import__"),
         ("lr=Linar(base=0.1)", "did you mean 'Linear'"),
         ("lr=Linear(bas=0.1)", "did you mean 'base'"),
-        ("lr=Linear(base=0.1, per=0)", "--set lr: lr: Linear.per: 0 is not allowed"),
-        ("lr=Fixed(*x)", "cannot be read"),
-        ("data=synthetic(1, 2, 3)", "cannot be read"),
-        ("lr=" + "(" * 10_000, "cannot be read"),
+        ("data=synthetic(1, 2, 3)", "data"),
+        ("lr=0.1 lr=0.2", "lr"),
     ],
+    ids=lambda text: text[:20],
 )
-def test_what_is_no_value_is_one_line_and_nothing_is_called(text: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        literals.fields([text])
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_field_is_set_once() -> None:
-    with pytest.raises(UserError, match="lr: it is set twice"):
-        literals.fields(["lr=0.1", "lr=0.2"])
+def test_a_text_without_a_value_is_a_mistake_in_one_line_and_nothing_is_called(text: str, name: str) -> None:
+    with pytest.raises(UserError, match=f"^--set.*{name}") as error:
+        literals.fields(["lr=0.1", "lr=0.2"] if text == "lr=0.1 lr=0.2" else [text])
+    assert "\n" not in str(error.value)
 
 
 CASES = [{"lr": 0.1, "batch_per_device": 16}, {"lr": 0.2, "batch_per_device": 16}, {"batch_per_device": [8, 64]}]
@@ -92,40 +78,30 @@ CASES = [{"lr": 0.1, "batch_per_device": 16}, {"lr": 0.2, "batch_per_device": 16
 def test_the_runs_are_those_of_the_edited_recipe(
     settings: list[str], edited: dict[str, Any], quick: bool, tmp_path: Path
 ) -> None:
-    own = {**SMALL, "cases": CASES, "quick": {"window": 3}}
+    before = {**SMALL, "cases": CASES, "quick": {"window": 3}}
     path = recipe_file(tmp_path / "mine.py", cases=CASES, quick={"window": 3})
-    made = config.load(path, fields=literals.fields(settings))
-    assert ids(made, quick=quick) == ids(Recipe(**{**own, **edited}), quick=quick)
-    assert ids(made) != ids(Recipe(**own))
+    recipe = config.load(path, fields=literals.fields(settings))
+    assert ids(recipe, quick=quick) == ids(Recipe(**{**before, **edited}), quick=quick)
+    assert ids(recipe) != ids(Recipe(**before))
 
 
-def test_what_is_set_holds_in_the_quick_version_too() -> None:
-    own = Recipe(**{**SMALL, "quick": {"batch_per_device": 16, "steps": 8, "cases": [{"lr": 0.1}, {"lr": 0.2}]}})
-    (setting,) = own.with_fields({"lr": 0.3, "batch_per_device": 64}).quick_version().settings()
+def test_fields_that_are_set_hold_in_the_quick_version_too() -> None:
+    recipe = Recipe(**{**SMALL, "quick": {"batch_per_device": 16, "steps": 8, "cases": [{"lr": 0.1}, {"lr": 0.2}]}})
+    (setting,) = recipe.with_fields({"lr": 0.3, "batch_per_device": 64}).quick_version().settings()
     assert (setting.lr.at(64), setting.batch_per_device, setting.steps) == (0.3, 64, 8)
     (setting,) = Recipe(**SMALL).with_fields({"epochs": 3}).quick_version().settings()
     assert (setting.epochs, setting.steps, setting.evaluate) == (3, None, False)
 
 
-def test_a_field_in_all_cases_leaves_each_setting_once() -> None:
-    cases = [{"lr": 0.1, "seeds": 2}, {"lr": 0.2, "seeds": 2}, {"lr": 0.3}]
-    made = Recipe(**{**SMALL, "cases": cases}).with_fields({"lr": 0.5})
-    assert len(ids(made)) == 2
-    assert [item.run.seed for item in plan("r", made, MACHINE)] == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"batch_per_devise": 1}, "no field 'batch_per_devise'; did you mean 'batch_per_device'"),
+        ({"batch_per_devise": 1}, "did you mean 'batch_per_device'"),
         ({"cases": []}, "no field 'cases'"),
-        ({"batch_per_device": 0}, "batch_per_device: 0 is not allowed"),
-        ({"lr": "fast"}, "lr: 'fast' is not allowed"),
-        ({"lr": Linear(base=0.1, per=128, warmup_epochs=99)}, "the warm-up takes"),
+        ({"lr": "fast"}, "lr: 'fast'"),
+        ({"lr": Linear(base=0.1, per=128, warmup_epochs=99)}, "warmup_epochs: 99"),
     ],
 )
 def test_a_mistake_names_the_recipe_and_the_field(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=f"^mine.py: .*{message}"):
         config.load(recipe_file(tmp_path / "mine.py"), fields=fields)
-    assert str(caught.value).startswith("mine.py: ")
-    assert message in str(caught.value)

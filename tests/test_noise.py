@@ -163,6 +163,6 @@ def test_advice_says_that_its_images_are_synthetic_where_cifar10_is_to_be_had_no
     assert "SYNTHETIC" in first
     assert "--data" in first
     *_, looked = journal.read(journal.paths(tmp_path / "results"))
-    assert looked.stood_in
+    assert looked.synthetic_fallback
     assert advice.warning(looked) == first
     assert advice.warning(record_of()) == ""

@@ -64,7 +64,7 @@ def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -
     run = {"recipe": USER}
     for record in (
         record_of(outcome="failed", reason=private, unsaved=notes, resumed=notes, run=run),
-        record_of(environment={"LD_PRELOAD": f"{owner}/lib/libtcmalloc.so"}, engine_choice=private),
+        record_of(environment={"LD_PRELOAD": f"{owner}/lib/libtcmalloc.so"}, framework_choice=private),
         record_of(infrastructure="B", started="2026-11-20T10:00:00+00:00"),
     ):
         journal.append(journal.folder(tmp_path / "results", record.infrastructure) / journal.FILE, record)

@@ -35,7 +35,7 @@ def trained(pace: float, **changes: Any) -> Record:
     timed = dict(detail=detail, peak_flops=4e11 / pace, cpu_seconds=50.0 * pace, short_spin_seconds=pace)
     timed.update(monitor={"samples": 9, "of_windows": True, "devices": used})
     timed.update(predicted={"rate": 300.0 / pace, "low": 200.0 / pace, "high": 400.0 / pace, "devices": 1})
-    timed.update(exchanged={"staleness": {}, "stale_wait_seconds": pace})
+    timed.update(sync_stats={"staleness": {}, "stale_wait_seconds": pace})
     timed.update(workers=[{"worker": 0, "windows": [], "wall": pace}], parts={"evaluate": pace})
     seconds = [4.0 * pace] * 12
     return record_of(epoch_seconds=seconds, accuracies=accuracies, run=run, **{**timed, **changes})
@@ -54,7 +54,7 @@ def test_no_record_or_page_depends_on_a_time_that_was_withdrawn(tmp_path: Path) 
         folder = tmp_path / str(pace)
         withdrawn = [
             trained(pace, speed_withdrawn="a defect", run=run, started=f"2026-11-23T1{hour}:00:00+00:00")
-            for hour, run in enumerate(({}, {"target_accuracy": 0.75, "seed": 1}, {"devices": 2, "exchange": "nccl"}))
+            for hour, run in enumerate(({}, {"target_accuracy": 0.75, "seed": 1}, {"devices": 2, "kvstore": "nccl"}))
         ]
         shown = trained(1.0, run={"seed": 2}, infrastructure="another machine")
         records = read_back(folder / "journals", *withdrawn, trained(1.0), shown)

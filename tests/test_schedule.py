@@ -5,22 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poc import Fixed, Linear, SquareRoot
-from poc.config.rates import Schedule
+from poc.config.rates import Rate, Schedule
 
 
-def test_rules_give_the_rate_of_a_total_batch() -> None:
-    # The study's: 0.05 for every 128 samples of total batch.
-    rates = [Linear(base=0.05, per=128).at(global_batch) for global_batch in (64, 128, 256, 512, 1024, 8192)]
-    assert rates == [0.025, 0.05, 0.1, 0.2, 0.4, 3.2]
-    assert SquareRoot(base=0.05, per=128).at(2048) == 0.2
-    assert str(SquareRoot(base=0.05, per=128)) == "square root: 0.05 per 128"
-    assert Fixed(base=0.4).at(2048) == Fixed(base=0.4).at(1) == 0.4
-
-
-def test_warm_up_rises_every_step() -> None:
-    schedule = Schedule(learning_rate=0.5, warmup_from=0.1, warmup_steps=4, steps=2000)
-    rates = [schedule.rate(step) for step in (0, 1, 2, 3, 4, 5, 1000)]
-    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5], rel=1e-12)
+@pytest.mark.parametrize(
+    ("rule", "rates"),
+    [
+        # The study's: 0.05 per 128 samples of global batch.
+        (Linear(base=0.05, per=128), {64: 0.025, 128: 0.05, 256: 0.1, 512: 0.2, 1024: 0.4, 8192: 3.2}),
+        (SquareRoot(base=0.05, per=128), {2048: 0.2}),
+        (Fixed(base=0.4), {1: 0.4, 2048: 0.4}),
+    ],
+)
+def test_a_rule_gives_the_rate_of_a_global_batch(rule: Rate, rates: dict[int, float]) -> None:
+    assert {batch: rule.at(batch) for batch in rates} == rates
 
 
 # Over 20 steps after a warm-up of 10: its start, its middle, and what the step after the last would have.
@@ -32,17 +30,15 @@ def test_warm_up_rises_every_step() -> None:
         ("cosine", [(10, 2.0), (20, 1.0), (25, 1 - 0.5**0.5), (30, 0.0)]),
     ],
 )
-def test_the_rate_decays_after_the_warm_up(decay: str, rates: list[tuple[int, float]]) -> None:
-    schedule = Schedule(learning_rate=2.0, warmup_from=0.0, warmup_steps=10, steps=30, decay=decay)
-    assert schedule.rate(5) == 1.0
-    for step, rate in rates:
+def test_the_rate_rises_in_the_warm_up_and_decays_after_it(decay: str, rates: list[tuple[int, float]]) -> None:
+    schedule = Schedule(learning_rate=2.0, warmup_from=0.5, warmup_steps=10, steps=30, decay=decay)
+    for step, rate in [(0, 0.5), (5, 1.25), (9, 1.85), *rates]:
         assert schedule.rate(step) == pytest.approx(rate, abs=1e-12)
 
 
-def test_a_rate_in_steps_falls_at_shares_of_the_training() -> None:
-    schedule = Schedule(
-        learning_rate=1.0, warmup_from=0.0, warmup_steps=0, steps=100, decay="steps", decay_at=(0.5, 0.75)
-    )
+def test_a_rate_in_steps_drops_at_shares_of_the_training() -> None:
+    fixed = {"learning_rate": 1.0, "warmup_from": 0.0, "warmup_steps": 0, "steps": 100}
+    schedule = Schedule(**fixed, decay="steps", decay_at=(0.5, 0.75))
     assert [schedule.rate(step) for step in (0, 49, 50, 74, 75, 99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 
 

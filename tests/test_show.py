@@ -64,7 +64,7 @@ def test_a_run_that_never_completed_says_why(outcome: str) -> None:
 
 
 def test_a_later_failure_does_not_hide_the_curve_and_a_framework_has_its_reason() -> None:
-    done = record_of(engine_choice="not PyTorch: no such model")
+    done = record_of(framework_choice="not PyTorch: no such model")
     lost = record_of(outcome="failed", reason="killed", started="2026-11-22T10:00:00+00:00", windows=[], evaluations=[])
     text, values = shown([lost, done], done.run.id)
     assert len(values["epochs"]) == 6
@@ -77,11 +77,6 @@ def test_a_withdrawn_speed_is_not_shown() -> None:
     assert "a defect" in text
     assert values["epochs"][-1] == {"epoch": 6, "loss": 1.0, "accuracy": 0.75}
     assert (values["repeats"][0]["samples_per_second"], values["seconds_by_part"]) == (None, {})
-
-
-def test_ids_of_earlier_versions_find_their_run() -> None:
-    record = record_of(run_id="oldname000")
-    assert shown([record, *repeats_of(2.0, learning_rate=0.4)], "oldname000")[1]["run_id"] == record.run.id
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+from annotated_types import Ge
 from tabulate import tabulate
 
 from poc import advice, config, data, frameworks, predict, published
@@ -24,12 +26,12 @@ from poc.records.record import COMPLETED, DONE, Advice, Record
 from poc.run.launcher import LocalLauncher, RunContext, cache
 from poc.run.parent import execute
 from poc.run.progress import duration
-from poc.values import UserError, whole
+from poc.values import Count, UserError, checked
 
 
 def advise(options: argparse.Namespace) -> int:
     """Measure with short runs, and print which devices, batch and learning rate pay."""
-    whole("--steps", options.steps, least=20)
+    checked("--steps", options.steps, Annotated[Count, Ge(20)])
     path = chosen.recipe_path(options.recipe)
     machine = hardware.detect()
     setting = advice.first_setting(config.load(path, frameworks.FRAMEWORKS), machine)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Lt
 
 from poc import published
 from poc.cli import chosen
@@ -14,7 +16,7 @@ from poc.published.prices import Prices
 from poc.records import journal
 from poc.records.record import Record
 from poc.run.launcher import cache
-from poc.values import UserError, positive, share, suggest
+from poc.values import Positive, UserError, checked, suggest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +37,7 @@ def report(options: argparse.Namespace) -> None:
 
 def check_target(options: argparse.Namespace) -> None:
     """Raise UserError unless --target is an accuracy that a training can reach."""
-    positive("--target", options.target)
-    share("--target", options.target)
+    checked("--target", options.target, Annotated[Positive, Lt(1)])
 
 
 def write_report(options: argparse.Namespace, studies: Sequence[Study], machine_prices: Prices) -> None:

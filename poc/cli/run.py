@@ -9,6 +9,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge
 
 from poc import config, frameworks, published
 from poc.cli import chosen
@@ -24,7 +27,7 @@ from poc.records.last_run import LastRun
 from poc.run import schedule, workload
 from poc.run.launcher import RunContext, cache
 from poc.run.sweep import Sweep, run_sweep
-from poc.values import UserError, positive, to_plain, whole
+from poc.values import Count, Positive, UserError, checked, to_plain
 
 
 def plan(options: argparse.Namespace) -> None:
@@ -125,8 +128,8 @@ def _conclude(
 def _check_numbers(options: argparse.Namespace) -> None:
     for name in ("price", "hours", "dollars", "patience"):
         if getattr(options, name) is not None:
-            positive(f"--{name}", getattr(options, name))
-    whole("--rounds", options.rounds, least=3)
+            checked(f"--{name}", getattr(options, name), Positive)
+    checked("--rounds", options.rounds, Annotated[Count, Ge(3)])
     check_target(options)
 
 

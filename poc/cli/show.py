@@ -19,24 +19,24 @@ from poc.values import UserError, suggest
 
 
 def text(table: pd.DataFrame, records: Sequence[Record], start: str, as_json: bool = False) -> str:
-    """Describe the run whose id starts with `start`, or to which an earlier version gave the id `start`.
+    """Describe the run whose id starts with `start`.
 
     With @MACHINE or @COMMIT after the id only these repeats count. `records` are those that `table` was made from.
     Raises UserError if no run or several have such an id.
     """
-    rows = select(table, start, records)
+    rows = select(table, start)
     last = rows.sort_values("outcome", key=lambda outcome: outcome.isin(DONE), kind="stable").iloc[-1]
     key = (last.machine, last.run_id, last.started)
     shown = next(record for record in records if (record.infrastructure, record.run.id, record.started) == key)
     seconds = {part: last[f"{part}_seconds"] for part in PARTS if pd.notna(last[f"{part}_seconds"])}
     epochs = _epochs(shown)
     if as_json:
-        values = {"run_id": last.run_id, "description": str(shown.run), "engine_choice": shown.engine_choice}
+        values = {"run_id": last.run_id, "description": str(shown.run), "framework_choice": shown.framework_choice}
         repeats = json.loads(rows.to_json(orient="records", double_precision=15))
         return json.dumps({**values, "repeats": repeats, "epochs": epochs, "seconds_by_part": seconds}, indent=2)
     head = {"run": f"{last.run_id}  {shown.run}", "recipe": ", ".join(dict.fromkeys(rows.recipe))}
     head["machine"] = "; ".join(dict.fromkeys(rows.machine + ", " + rows.hardware))
-    head["framework"] = last.framework + (f" ({shown.engine_choice})" if shown.engine_choice else "")
+    head["framework"] = last.framework + (f" ({shown.framework_choice})" if shown.framework_choice else "")
     blocks = [tabulate(head.items(), tablefmt="plain"), _grid(_repeat(row) for row in rows.itertuples())]
     if epochs:
         blocks.append(f"Epochs of the repeat of {last.started[:16]}:\n{_grid(epochs)}")
@@ -47,16 +47,14 @@ def text(table: pd.DataFrame, records: Sequence[Record], start: str, as_json: bo
     return "\n\n".join(blocks)
 
 
-def select(table: pd.DataFrame, text: str, records: Iterable[Record] = ()) -> pd.DataFrame:
+def select(table: pd.DataFrame, text: str) -> pd.DataFrame:
     """Return the rows of the run that ID, ID@MACHINE, ID@COMMIT or ID@MACHINE@COMMIT names, by when they started.
 
-    Each part is the start of a name. An id may also be one that an earlier version gave to one of `records`. Raises
-    UserError if no run or several have such an id.
+    Each part is the start of a name. Raises UserError if no run or several have such an id.
     """
     start, *parts = text.split("@")
     rows = only(table[table.origin == MEASURED].sort_values("started", kind="stable"), parts)
-    earlier = {record.run.id for record in records if record.run_id == start}
-    found = rows[(rows.run_id.str.startswith(start) & (start != "")) | rows.run_id.isin(earlier)]
+    found = rows[rows.run_id.str.startswith(start) & (start != "")]
     ids = sorted(set(found.run_id))
     if len(ids) > 1:
         raise UserError(f"run: {len(ids)} ids start with {start!r}; give more of one: {', '.join(ids[:8])}")

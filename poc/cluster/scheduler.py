@@ -398,7 +398,7 @@ def status(results: Path) -> str:
 
 
 def _key(run: Run) -> str:
-    return run.key("cores_per_worker")
+    return run.fingerprint("cores_per_worker")
 
 
 def _planned_from(plain: dict[str, Any]) -> Planned:

@@ -1,10 +1,11 @@
-"""What the user writes: one experiment as data."""
+"""Configuration: recipes that the user writes, and the runs that the plan makes of them."""
 
 from poc.config.datasets import CIFAR10, DATA, Data, ImageNet, Synthetic, synthetic
 from poc.config.kvstores import NCCL, SSP, Device, DistAsync, DistDeviceSync, DistSync, Horovod, Local, NoSync
 from poc.config.optimizers import LARS, OPTIMIZERS, SGD, AdamW, Muon, Nesterov, Optimizer
 from poc.config.rates import Fixed, Linear, Rate, SquareRoot, Steps
-from poc.config.recipe import AUTO, EPOCHS, LARGEST, NODE, Recipe, Setting, Training, load
+from poc.config.recipe import AUTO, EPOCHS, LARGEST, NODE, Recipe, Setting, Training
+from poc.config.recipe_file import load
 
 # What a recipe may name, and `poc` offers. No module of this folder: `poc.config` would be poc.config.recipe then.
 __all__ = [

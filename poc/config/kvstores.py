@@ -1,132 +1,143 @@
-"""The ways for gradients to travel that a recipe may name. A framework has a table of those it knows, by their type."""
+"""Gradient synchronisation: the key-value stores of a recipe.
+
+To add one: a class here, a member of `AnyKVStore`, and its communication in a framework.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal, Union, get_args
 
-from poc.values import checked, choice, either, field, invalid, positive, value, whole, whole_or_zero, words
+import pydantic
+
+from poc.config.fields import by_name, configuration, field, labels
+from poc.values import Count, CountOrZero, Positive, invalid
 
 
-@value
+@configuration
 class KVStore:
-    """How the gradients of several devices come together."""
+    """Options that all key-value stores have."""
 
-    name: ClassVar[str]
+    name: str
+
+    option_of: ClassVar[str] = "kvstore"
     inside: ClassVar[bool] = False
-    """Between the devices of one process."""
+    """Whether it works between the devices of one process."""
     between: ClassVar[bool] = True
-    """Between the processes of several workers."""
+    """Whether it works between the processes of several workers."""
     sums: ClassVar[bool] = True
-    """Whether each step is by the sum of all devices' gradients."""
-
-    def __post_init__(self) -> None:
-        checked(self, f"kvstore: {type(self).__name__}.")
+    """Whether each step uses the sum of all devices' gradients."""
 
     def __str__(self) -> str:
-        """Its name, with all options that are not left at their default."""
-        return ", ".join([self.name, *words(self).values()])
+        """Return its name with all options that are not at their default."""
+        return ", ".join([self.name, *labels(self).values()])
 
 
-@value
+@configuration
 class _Compressing(KVStore):
-    two_bit: float | None = field(default=None, check=either(positive, None), label="2-bit (threshold {:g})")
-    """Gradients are compressed to two bits: minus this threshold, zero or plus it, in the units of a gradient summed
-    over the samples of a device. What a value was more or less than that is kept and added to the next one."""
+    two_bit: Positive | None = field(default=None, label="2-bit (threshold {:g})")
+    """Compress gradients to two bits: minus this threshold, zero or plus it, in the units of a gradient summed over the
+    samples of a device. The rounding error is added to the next gradient."""
 
 
-@value
+@configuration
+class _OnServers(_Compressing):
+    gradient_bits: Literal[16, 32] = field(default=32, label="{}-bit")
+    """16: gradients travel as float16."""
+    servers: Count = field(default=1, label="{} servers")
+    """Processes that the sums are divided over."""
+
+    def __post_init__(self) -> None:
+        if self.two_bit is not None and self.gradient_bits != 32:
+            raise invalid("kvstore: gradient_bits", self.gradient_bits, "two_bit compresses already; remove one")
+
+
+@configuration
 class Device(_Compressing):
-    """Summed on the devices of one process."""
+    """Sum on the devices of one process."""
 
-    name = "device"
+    name: Literal["device"] = "device"
+
     inside, between = True, False
 
 
-@value
+@configuration
 class Local(KVStore):
-    """Summed on the CPU, from the devices of one process."""
+    """Sum the gradients of one process's devices on the CPU."""
 
-    name = "local"
+    name: Literal["local"] = "local"
+
     inside, between = True, False
 
 
-@value
+@configuration
 class NCCL(KVStore):
     """NVIDIA's rings between the GPUs of one process."""
 
-    name = "nccl"
+    name: Literal["nccl"] = "nccl"
+
     inside, between = True, False
 
 
-@value
-class DistSync(_Compressing):
-    """Summed on servers, for all workers; every worker applies the same update."""
+@configuration
+class DistSync(_OnServers):
+    """Sum the gradients of all workers on servers; every worker applies the same update."""
 
-    gradient_bits: int = field(default=32, check=choice((16, 32)), label="{}-bit")
-    """16: gradients travel as float16."""
-    servers: int = field(default=1, check=whole, label="{} servers")
-    """Processes that the sums are divided over."""
-
-    name = "dist_sync"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.two_bit is not None and self.gradient_bits != 32:
-            raise invalid(
-                "kvstore: gradient_bits", self.gradient_bits, "two_bit compresses already; remove one of them"
-            )
+    name: Literal["dist_sync"] = "dist_sync"
 
 
-@value
-class DistDeviceSync(DistSync):
-    """As `DistSync`, summed on the devices of each worker first."""
+@configuration
+class DistDeviceSync(_OnServers):
+    """Like `DistSync`, but sum on the devices of each worker first."""
 
-    name = "dist_device_sync"
+    name: Literal["dist_device_sync"] = "dist_device_sync"
 
 
-@value
+@configuration
 class DistAsync(KVStore):
-    """Servers update the parameters by each worker's gradients as they come."""
+    """Servers update the parameters with each worker's gradients as they arrive."""
 
-    servers: int = field(default=1, check=whole, label="{} servers")
+    name: Literal["dist_async"] = "dist_async"
+    servers: Count = field(default=1, label="{} servers")
 
-    name = "dist_async"
     sums = False
 
 
-@value
+def _staleness_label(steps: int | None) -> str:
+    return "unbounded staleness" if steps is None else f"staleness {steps}"
+
+
+@configuration
 class SSP(KVStore):
     """Stale synchronous parallel on top of `DistAsync`: bounded staleness (Ho et al. 2013)."""
 
-    staleness: int | None = field(
-        check=either(whole_or_zero, None),
-        label=lambda steps: "unbounded staleness" if steps is None else f"staleness {steps}",
-    )
-    """Steps that a worker may be ahead of the slowest one: 0 is synchronous, None sets no bound."""
-    servers: int = field(default=1, check=whole, label="{} servers")
+    name: Literal["ssp"] = "ssp"
+    staleness: CountOrZero | None = field(label=_staleness_label)
+    """Steps that a worker may be ahead of the slowest: 0 is synchronous, None sets no bound."""
+    servers: Count = field(default=1, label="{} servers")
 
-    name = "ssp"
     sums = False
 
 
-@value
+@configuration
 class Horovod(KVStore):
     """Horovod's ring between the workers, without servers (Sergeev and Del Balso 2018)."""
 
-    gradient_bits: int = field(default=32, check=choice((16, 32)), label="{}-bit")
+    name: Literal["horovod"] = "horovod"
+    gradient_bits: Literal[16, 32] = field(default=32, label="{}-bit")
     """16: gradients travel as float16."""
 
-    name = "horovod"
 
-
-@value
+@configuration
 class NoSync(KVStore):
-    """No synchronisation at all: the upper bound of the speed."""
+    """No synchronisation: the upper bound of the speed."""
 
-    name = "none"
+    name: Literal["none"] = "none"
+
     inside, sums = True, False
 
 
-KVSTORES: dict[str, type[KVStore]] = {
-    kind.name: kind for kind in (Device, Local, NCCL, DistSync, DistDeviceSync, DistAsync, SSP, Horovod, NoSync)
-}
+_KVStores = Union[Device, Local, NCCL, DistSync, DistDeviceSync, DistAsync, SSP, Horovod, NoSync]
+KVSTORES: dict[str, type[KVStore]] = {kind.name: kind for kind in get_args(_KVStores)}
+AnyKVStore = Annotated[
+    _KVStores, pydantic.Field(discriminator="name"), by_name("kvstore", KVSTORES, {"ssp": "SSP(staleness=2)"})
+]

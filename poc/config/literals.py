@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import poc.config as offered
+from poc import config
 from poc.values import UserError, suggest
 
-CALLABLE: Mapping[str, Any] = {name: getattr(offered, name) for name in offered.__all__ if name != "Recipe"}
+CALLABLE: Mapping[str, Any] = {name: getattr(config, name) for name in config.__all__ if name != "Recipe"}
 """What a value may call, by name: what a recipe may import from `poc`."""
 _WORD = re.compile(r"[A-Za-z][\w.-]*")
 _EXAMPLES = "give a number, a word, several with commas, or a call such as Linear(base=0.1, per=256)"

@@ -1,100 +1,112 @@
-"""The optimizers that a recipe may name. A framework has a table of those that it knows, by their type."""
+"""Optimizers of a recipe. To add one: a class here, a member of `AnyOptimizer`, and its update in a framework."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal, Union, get_args
 
-from poc.values import checked, field, flag, positive, positive_or_zero, share, value, words
+import pydantic
+
+from poc.config.fields import by_name, configuration, field, labels
+from poc.values import Flag, Positive, PositiveOrZero, Share
 
 
-@value
+@configuration
 class Optimizer:
-    """How parameters follow gradients, with momentum. The learning rate is the run's."""
+    """Constants that all optimizers have. The learning rate is the run's."""
 
-    momentum: float = field(default=0.9, check=share, label="momentum {:g}")
-    weight_decay: float = field(default=1e-4, check=positive_or_zero, label="weight decay {:g}")
-    """L2 penalty on weights and batch norm's gammas; not on biases and betas, as in the study. Muon's convolutions
-    shrink by it, times their rate, apart from their gradients."""
-    decay_gammas: bool = field(default=True, check=flag, label="no weight decay on gammas")
-    """False: the penalty is on weights only (Goyal et al. 2017)."""
+    name: str
 
-    name: ClassVar[str]
+    option_of: ClassVar[str] = "optimizer"
     label: ClassVar[str]
+    momentum = 0.0
     sized_by_gradient: ClassVar[bool] = True
     """Whether a larger gradient makes a larger update."""
 
-    def __post_init__(self) -> None:
-        checked(self, f"optimizer: {type(self).__name__}.")
-
     def __str__(self) -> str:
-        """Its name, with all options that are not left at their default."""
-        return ", ".join([self.label, *words(self).values()])
+        """Return its label with all options that are not at their default."""
+        return ", ".join([self.label, *labels(self).values()])
 
 
-@value
-class SGD(Optimizer):
+@configuration
+class _Momentum(Optimizer):
+    momentum: Share = field(default=0.9, label="momentum {:g}")
+    weight_decay: PositiveOrZero = field(default=1e-4, label="weight decay {:g}")
+    """L2 penalty on weights and batch-norm gammas, not on biases and betas, as in the study. Muon's convolutions shrink
+    by it, times their learning rate (decoupled from their gradients)."""
+    decay_gammas: Flag = field(default=True, label="no weight decay on gammas")
+    """False: the penalty is on weights only (Goyal et al. 2017)."""
+
+
+@configuration
+class SGD(_Momentum):
     """Stochastic gradient descent with momentum."""
 
-    momentum_correction: bool = field(default=False, check=flag, label="momentum correction")
+    name: Literal["sgd"] = "sgd"
+    momentum_correction: Flag = field(default=False, label="momentum correction")
     """The velocity follows when the learning rate changes (Goyal et al. 2017)."""
 
-    name = "sgd"
     label = "SGD"
 
 
-@value
-class Nesterov(Optimizer):
+@configuration
+class Nesterov(_Momentum):
     """SGD with Nesterov momentum."""
 
-    name = "nesterov"
+    name: Literal["nesterov"] = "nesterov"
+
     label = "SGD with Nesterov momentum"
 
 
-@value
-class LARS(Optimizer):
+@configuration
+class LARS(_Momentum):
     """Layer-wise adaptive rates (You et al. 2017): each weight's rate is scaled by |weight| / |gradient|."""
 
-    name = "lars"
+    name: Literal["lars"] = "lars"
+
     label = "LARS"
     sized_by_gradient = False
 
 
-@value
-class Muon(Optimizer):
+@configuration
+class Muon(_Momentum):
     """Orthogonalised momentum for convolutions, SGD with Nesterov momentum for the rest (Jordan et al. 2024)."""
 
-    lr: float = field(check=positive, json="muon_rate", label="lr {:g} for convolutions")
-    """Learning rate of the convolutions at the full rate, the recipe's `lr`, of the rest; it has the same warm-up and
-    decay."""
-    unit_weights: bool = field(default=False, check=flag, label="unit-norm convolutions")
-    """Before each step a convolution is scaled to the norm of an orthogonal one, the root of its outputs (Jordan 2024,
-    `airbench94_muon`), so that a rate means the same share of it from the first step to the last. Weights that start at
-    zero, as `zero_init_gamma` has them in "_v2", get that size from their first gradient."""
+    name: Literal["muon"] = "muon"
+    lr: Positive = field(label="lr {:g} for convolutions")
+    """Learning rate of the convolutions while the other parameters have the recipe's `lr`; warm-up and decay are the
+    same."""
+    unit_weights: Flag = field(default=False, label="unit-norm convolutions")
+    """Before each step a convolution is scaled to the norm of an orthogonal one, the square root of its number of
+    outputs (Jordan 2024, `airbench94_muon`), so that a learning rate is the same share of it at every step. Weights
+    that start at zero, as with `zero_init_gamma` in "_v2", get that norm from their first gradient."""
 
-    name = "muon"
     label = "Muon"
     sized_by_gradient = False
     coefficients: ClassVar[tuple[float, float, float]] = (3.4445, -4.7750, 2.0315)
-    """Of the quintic Newton-Schulz iteration that brings singular values near to one."""
+    """Coefficients of the quintic Newton-Schulz iteration that brings singular values near to one."""
     iterations: ClassVar[int] = 5
 
 
-@value
+@configuration
 class AdamW(Optimizer):
     """Adam with decoupled weight decay and bias correction (Loshchilov and Hutter 2019)."""
 
-    momentum: ClassVar[float] = 0.0  # type: ignore[misc]  # no option of it: beta1 takes its place
-    beta1: float = field(default=0.9, check=share, label="beta1 {:g}")
+    name: Literal["adamw"] = "adamw"
+    beta1: Share = field(default=0.9, label="beta1 {:g}")
     """Decay rate of the mean of the gradients."""
-    beta2: float = field(default=0.999, check=share, label="beta2 {:g}")
+    beta2: Share = field(default=0.999, label="beta2 {:g}")
     """Decay rate of the mean of their squares."""
-    weight_decay: float = field(default=0.01, check=positive_or_zero, label="weight decay {:g}")
+    weight_decay: PositiveOrZero = field(default=0.01, label="weight decay {:g}")
     """Times the learning rate, the fraction of the weights that a step subtracts."""
-    epsilon: float = field(default=1e-8, check=positive, label="epsilon {:g}")
+    decay_gammas: Flag = field(default=True, label="no weight decay on gammas")
+    epsilon: Positive = field(default=1e-8, label="epsilon {:g}")
 
-    name = "adamw"
     label = "AdamW"
     sized_by_gradient = False
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Nesterov, LARS, Muon, AdamW)}
+_Optimizers = Union[SGD, Nesterov, LARS, Muon, AdamW]
+OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in get_args(_Optimizers)}
+AnyOptimizer = Annotated[
+    _Optimizers, pydantic.Field(discriminator="name"), by_name("optimizer", OPTIMIZERS, {"muon": "Muon(lr=0.02)"})
+]

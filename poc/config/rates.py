@@ -1,110 +1,92 @@
-"""The learning rate of every step: how it grows with the batch, warm-up, decay. Pure arithmetic."""
+"""The learning rate of every step: scaling with the batch, warm-up, decay. Pure arithmetic."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Annotated, Any, Callable, ClassVar, Literal
 
-from poc.values import (
-    UserError,
-    checked,
-    choice,
-    either,
-    field,
-    invalid,
-    positive,
-    positive_or_zero,
-    several,
-    share,
-    value,
-)
+import pydantic
+from annotated_types import Gt, Len, Lt
+
+from poc.config.fields import configuration, field
+from poc.values import Count, CountOrZero, Positive, PositiveOrZero, UserError, as_list, checked, invalid
 
 BASE = "base"
-"""Where a warm-up may start: from the rate that is not scaled."""
+"""Warm-up from the learning rate that is not scaled."""
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
     "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     "linear": lambda progress: 1 - progress,
 }
-"""What is left of the full rate after a share of the training, from 0 at the end of the warm-up to 1."""
+"""Share of the full learning rate by progress, from 0 at the end of the warm-up to 1."""
 
 
-@value
+@configuration
 class Steps:
-    """A rate that falls by `factor` at each of some points of the training."""
+    """A learning rate that drops by `factor` at some points of the training."""
 
-    at: Sequence[float]
+    at: Annotated[
+        tuple[Annotated[float, pydantic.Strict(), Gt(0), Lt(1)], ...], Len(1), pydantic.BeforeValidator(as_list)
+    ]
     """Fractions of the training, warm-up included: 0.5 is half of it."""
-    factor: float = 0.1
+    factor: Positive = 0.1
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "at", several(self.at))
-        if not isinstance(self.at, list) or not self.at:
-            raise invalid("lr: Steps.at", self.at, "use fractions of the training, e.g. [0.5, 0.75]")
-        for point in self.at:
-            positive("lr: Steps.at", point)
-            share("lr: Steps.at", point)
-        positive("lr: Steps.factor", self.factor)
+    option_of: ClassVar[str] = "lr"
 
 
-def _decay(name: str, given: object) -> None:
-    if not isinstance(given, Steps):
-        choice(tuple(DECAYS))(name, given)
-
-
-@value
+@configuration
 class Rate:
-    """How the learning rate follows the global batch, and its warm-up and decay."""
+    """Learning rate by global batch, with its warm-up and decay."""
 
-    base: float = field(check=positive)
-    warmup_epochs: float = field(default=0, check=positive_or_zero)
+    base: Positive
+    warmup_epochs: PositiveOrZero = 0
     """Epochs over which the rate rises, by the same amount every step, from `warmup_from` to its full value."""
-    warmup_from: float | str = field(default=0.0, check=either(positive_or_zero, BASE))
+    warmup_from: PositiveOrZero | Literal["base"] = 0.0
     """A rate, or "base": the one that is not scaled, as in Goyal et al. 2017."""
-    decay: str | Steps = field(default="constant", check=_decay)
+    decay: Literal["constant", "cosine", "linear"] | Steps = "constant"
     """After the warm-up: "constant", "cosine" (Loshchilov and Hutter 2017) or "linear" down to zero, or `Steps(...)`. A
     long warm-up and a linear decay are a one-cycle (Smith 2018)."""
 
+    option_of: ClassVar[str] = "lr"
+
     def __post_init__(self) -> None:
-        checked(self, f"lr: {type(self).__name__}.")
         if self.warmup_from != 0.0 and not self.warmup_epochs:
             raise invalid(f"lr: {type(self).__name__}.warmup_from", self.warmup_from, "it needs warmup_epochs")
 
-    def at(self, global_batch: int) -> float:
-        """Full learning rate for a global batch of `global_batch` samples."""
+    def at(self, global_batch: float) -> float:
+        """Return the full learning rate for a global batch."""
         raise NotImplementedError
 
 
-@value
+@configuration
 class Fixed(Rate):
     """A rate that does not depend on the batch; a plain number is the same, without warm-up and decay."""
 
-    def at(self, global_batch: int) -> float:
-        return float(self.base)
+    def at(self, global_batch: float) -> float:
+        return self.base
 
     def __str__(self) -> str:
         return "fixed"
 
 
-@value
+@configuration
 class Linear(Rate):
     """The linear scaling rule (Goyal et al. 2017): `base` for every `per` samples of global batch."""
 
-    per: int = field(check=positive)
+    per: Positive
 
-    scaling = "linear"
-    power = 1.0
+    scaling: ClassVar[str] = "linear"
+    power: ClassVar[float] = 1.0
 
-    def at(self, global_batch: int) -> float:
+    def at(self, global_batch: float) -> float:
         # 12 significant digits: 0.05 * 512 / 128 is 0.2, in the run's id as on paper.
         return float(f"{self.base * (global_batch / self.per) ** self.power:.12g}")
 
     def __str__(self) -> str:
-        return f"{self.scaling}: {self.base:g} per {self.per}"
+        return f"{self.scaling}: {self.base:g} per {self.per:g}"
 
 
-@value
+@configuration
 class SquareRoot(Linear):
     """The square-root scaling rule (Krizhevsky 2014): `base` times the root of the global batch over `per`."""
 
@@ -112,48 +94,48 @@ class SquareRoot(Linear):
     power = 0.5
 
 
-def rate(given: Any) -> Rate:
-    """The rate that is given, or that a plain number means; raises UserError."""
-    if isinstance(given, Rate):
-        return given
-    positive("lr", given)
-    return Fixed(base=given)
+def rate(value: Any) -> Rate:
+    """Return a learning rate as it is, and the fixed one for a plain number; raises UserError."""
+    return value if isinstance(value, Rate) else Fixed(base=checked("lr", value, Positive))
 
 
-@value
+AnyRate = Annotated[Rate, pydantic.BeforeValidator(rate)]
+
+
+@configuration
 class Schedule:
     """The learning rate over a training of so many steps."""
 
     learning_rate: float = field(label="lr {:g}")
     warmup_from: float = field(label=lambda rate: f"warm-up from {rate:g}" if rate else "")
-    warmup_steps: int = field(label=lambda steps: f"warm-up of {steps} steps" if steps else "")
-    steps: int
-    """Optimizer steps in all."""
-    decay: str = field(default="constant", label="decay {}")
+    warmup_steps: CountOrZero = field(label=lambda steps: f"warm-up of {steps} steps" if steps else "")
+    steps: Count
+    """Total optimizer steps."""
+    decay: Literal["constant", "cosine", "linear", "steps"] = field(default="constant", label="decay {}")
     """After the warm-up: one of `DECAYS`, or "steps": by `decay_factor` at each share of training in `decay_at`."""
     decay_at: tuple[float, ...] = field(default=(), label=lambda at: "at " + " and ".join(map("{:g}".format, at)))
     decay_factor: float = field(default=0.1, label="times {:g}")
 
     def rate(self, step: int) -> float:
-        """Learning rate of optimizer step `step` (0 is the first).
+        """Return the learning rate of an optimizer step, counted from 0.
 
         In the warm-up it rises by the same amount every step from `warmup_from` to `learning_rate`, which step
-        `warmup_steps` is the first to have (gradual warm-up, Goyal et al. 2017). The first step after the last would
-        have what the decay ends with.
+        `warmup_steps` is the first to have (gradual warm-up, Goyal et al. 2017). The decay would end at the step after
+        the last.
         """
         if step < self.warmup_steps:
             return self.warmup_from + (self.learning_rate - self.warmup_from) * step / self.warmup_steps
         if self.decay == "steps":
-            falls = sum(step >= point * self.steps for point in self.decay_at)
-            return self.learning_rate * self.decay_factor**falls
+            drops = sum(step >= point * self.steps for point in self.decay_at)
+            return self.learning_rate * self.decay_factor**drops
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return self.learning_rate * DECAYS[self.decay](progress)
 
 
 def steps_per_epoch(samples: int, global_batch: int) -> int:
-    """Whole batches in an epoch; the samples left over differ from one epoch to the next.
+    """Return the number of full batches in an epoch; the remaining samples differ from one epoch to the next.
 
-    A short last batch would have shapes and a rate of its own. Raises UserError where there is no whole batch.
+    A short last batch would have shapes and a learning rate of its own. Raises UserError if there is no full batch.
     """
     if global_batch > samples:
         raise UserError(

@@ -94,7 +94,7 @@ def forecast(run: Run, records: Sequence[Record]) -> Forecast | None:
         if _cores(past) != _cores(run) or (past.devices > 1 and past.kvstore_label != run.kvstore_label):
             continue
         for kind, grown in ((WEAK, "global_batch"), (STRONG, "batch_per_device")):
-            if past.key(grown, *besides) == run.key(grown, *besides):
+            if past.fingerprint(grown, *besides) == run.fingerprint(grown, *besides):
                 alike[kind][past.devices] = speed.median
                 if record.detail and kind == WEAK:
                     apart[past.devices] = Apart(run=past, machine=record.hardware, step=record.detail)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from poc.values import UserError, positive
+from poc.values import Positive, UserError, checked
 
 FILE = Path(__file__).with_suffix(".csv")
 GIVEN = "given by the user"
@@ -55,7 +55,7 @@ def load(user_prices: Mapping[str, float]) -> Prices:
             fields["dollars_per_hour"] = float(cells["dollars_per_hour"])
             by_name.update(dict.fromkeys(names, Price(**fields)))
     for name, dollars in user_prices.items():
-        positive(f"--price {name}", dollars)
+        checked(f"--price {name}", dollars, Positive)
         devices = by_name[name].devices if name in by_name else None
         by_name[name] = Price(machine=name, dollars_per_hour=float(dollars), devices=devices, source=GIVEN)
     return Prices(by_name=by_name)

@@ -1,1 +1,1 @@
-"""What came out of runs: on disk, and what it says."""
+"""Records of runs, and their journals on disk."""

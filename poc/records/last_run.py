@@ -1,4 +1,4 @@
-"""What the last `run` was asked to do and planned: `last_run.json` in the folder of results."""
+"""The last `run` command and its plan: `last_run.json` in the folder of results."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FILE = "last_run.json"
 
 @value
 class LastRun:
-    """One use of the command `run`, on one machine or on those of a cluster."""
+    """One use of the command `run`, on one machine or on a cluster."""
 
     recipes: tuple[str, ...]
     """Their names as the user gave them."""
     runs: tuple[str, ...]
-    """The ids of the runs that were planned and not skipped, whether they were done already or not."""
+    """Ids of the runs that were planned and not skipped, whether they were done already or not."""
     skipped: dict[str, int]
-    """How many runs were skipped, by reason."""
+    """Number of skipped runs by reason."""
     machine: str
     quick: bool = False
     started: str = ""
@@ -38,7 +38,7 @@ def write(folder: Path, last_run: LastRun) -> None:
 
 
 def read(folder: Path) -> LastRun | None:
-    """Return what the file in the folder of results says; None where there is none, or a damaged one."""
+    """Return the content of the file in the folder of results; None if it is missing or damaged."""
     try:
         return from_plain(LastRun, json.loads((folder / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, UserError):

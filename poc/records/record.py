@@ -1,4 +1,4 @@
-"""What came out of a run, whatever became of it: its configuration, machine, timings, accuracy and outcome."""
+"""Record of a run, successful or not: its configuration, machine, timings, accuracy and outcome."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from poc.records.noise import Noise, Norms, estimate, interval
 from poc.records.timing import WARMUP_STEPS, Window, split, throughput, warmup
 from poc.values import from_plain, to_plain, value
 
-SCHEMA = 2
-"""Of the records that are written; those of 1 have no checksum."""
+SCHEMA = 3
+"""Version of the records in journals; `python -m tools.migrate` converts earlier ones."""
 COMPLETED, DIVERGED, FAILED, SKIPPED = "completed", "diverged", "failed", "skipped"
 OUT_OF_MEMORY = "out of memory"
 DONE = (COMPLETED, DIVERGED)
@@ -41,81 +41,81 @@ class Evaluation:
     accuracy: float
     samples: int
     loss: float | None = None
-    """Mean cross-entropy of a sample, in nats; None where it was not finite."""
+    """Mean cross-entropy per sample, in nats; None if it was not finite."""
 
 
 @value
 class Memory:
-    """Memory at its peak, in bytes."""
+    """Peak memory, in bytes."""
 
     host_peak_bytes: int | None = None
-    """Of all its workers."""
+    """Sum over all workers."""
     device_peak_bytes: int | None = None
-    """Of the device that took most; None where the framework cannot tell."""
+    """Maximum over the devices; None if the framework does not report it."""
 
 
 @value
-class Exchanged:
-    """What bounded staleness told of its exchanges."""
+class SyncStats:
+    """Statistics of bounded staleness."""
 
     staleness: dict[str, int]
-    """How often this worker was so many steps ahead of the slowest."""
+    """Number of steps at which this worker was so many steps ahead of the slowest."""
     stale_wait_seconds: float
 
 
 @value
 class Worker:
-    """What one worker of several told; one that was lost has no wall time."""
+    """Measurements of one worker of several; a lost worker has no wall time."""
 
     worker: int
     windows: tuple[Window, ...]
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
     wall: float | None = None
-    exchanged: Exchanged | None = None
+    sync_stats: SyncStats | None = None
 
 
 @value
 class Breakdown:
-    """A step taken apart, in a pass after the training: medians, in seconds a step (`poc/run/step_profile.py`)."""
+    """Step-time breakdown, from a pass after the training: medians, in seconds per step (`poc/run/step_profile.py`)."""
 
     steps: int
     whole_step_seconds: float
-    """With the exchange."""
+    """With gradient synchronisation."""
     independent_step_seconds: float
-    """Computation and update alone."""
+    """Computation and update only."""
     exchange_seconds: float
-    """The exchange of the network's own gradients alone."""
+    """Synchronisation of the model's gradients only."""
     exchange_bytes: int
     bus_bytes_per_second: float | None
     sums_right: bool | None
-    """Whether the exchange gave every replica the sum; None where there was nothing to exchange."""
+    """Whether every replica got the sum; None if there was nothing to synchronise."""
     synchronisation_seconds: float | None
-    """What a worker waits for the others when nothing is exchanged; None with one worker."""
+    """Wait of a worker for the others without synchronisation; None with one worker."""
     data_seconds: float
-    """What it waits for data."""
+    """Wait for data."""
     efficiency: float | None = None
-    """What an independent step and the wait for the others are of a whole step: the median over `pairs`."""
+    """Share of computation and wait for the other workers in a whole step: the median over `pairs`."""
     efficiency_spread: float | None = None
     pairs: int | None = None
     pipeline_seconds: float | None = None
-    """In which every worker's input pipeline makes a batch, while nothing is trained."""
+    """Time in which every worker's input pipeline makes a batch, without training."""
     issue_seconds: float | None = None
     """CPU time of a worker's main thread until a step is issued."""
 
 
 @value
 class CheckpointNote:
-    """A step after which the run went on from a checkpoint, or could not write one."""
+    """A step after which the run resumed from a checkpoint, or could not write one."""
 
     step: int
     why: str
     at: float = 0.0
-    """Seconds of the run that had gone by."""
+    """Seconds since the run began."""
 
 
 @value
 class WorkerResult:
-    """What one worker told of a run, or all of them together."""
+    """Measurements of one worker of a run, or of all of them together."""
 
     outcome: str = ""
     """`COMPLETED`, `DIVERGED`, `OUT_OF_MEMORY`, `FAILED` or `SKIPPED`."""
@@ -126,19 +126,19 @@ class WorkerResult:
     """Their checksum (`DataId.checksum`)."""
     parameters: int | None = None
     threads: int | None = None
-    """OpenMP threads of each worker; None where it is not known."""
+    """OpenMP threads of each worker; None if unknown."""
     windows: tuple[Window, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of wall time by what they went to (`poc.records.timing.PARTS`)."""
+    """Seconds of wall time by phase (`poc.records.timing.PARTS`)."""
     wall: float | None = None
-    """Seconds from the start of its process to its end; None where that was lost."""
+    """Seconds from the start of its process to its end; None if it was lost."""
     memory: Memory = Memory()
     peak_flops: float | None = None
-    """Operations a second of a large matrix product on the same devices, right after."""
-    exchanged: Exchanged | None = None
+    """Operations per second of a large matrix product on the same devices, right after the training."""
+    sync_stats: SyncStats | None = None
     short_spin_seconds: float = 0.0
-    """Of the training, in which other processes kept cores busy, so that waiting threads hardly spun."""
+    """Part of the training in which other processes kept cores busy, so that waiting threads hardly spun."""
     detail: Breakdown | None = None
     norms: tuple[Norms, ...] = ()
     resumed: tuple[CheckpointNote, ...] = ()
@@ -195,51 +195,51 @@ class Advice:
     options: tuple[Option, ...]
 
 
-# Earlier versions recorded these for each device.
-_DROPPED = ("core_clock_mhz", "memory_clock_mhz", "power_peak_watts", "temperature_peak_celsius")
-
-
 @value
 class Record(WorkerResult):
-    """What came out of one run."""
+    """Configuration, machine and results of one run."""
 
     run_id: str
-    """Of the version that wrote it; `run.id` is what it would be today."""
+    """The same as `run.id`."""
     run: Run
     started: str
     """UTC, in ISO 8601."""
     infrastructure: str
-    """What its user calls the machine."""
+    """The user's name of the machine."""
     hardware: Hardware
     versions: dict[str, str]
     commit: str
     environment: dict[str, str] | None = None
-    """The inherited environment variables that change speed (`poc.host.environment`); None where not known."""
+    """The inherited environment variables that change speed (`poc.host.environment`); None if unknown."""
     cpu_seconds: float | None = None
     others_busy_cores: float | None = None
-    """Cores that other processes kept busy meanwhile, of `usable_cores`; in earlier versions of all the machine's."""
+    """Cores that other processes kept busy meanwhile, of `usable_cores`, or of all if that is None."""
     stolen_cores: float | None = None
-    """Of these cores, those that the hypervisor gave to other machines although there was work for them."""
+    """Those of these cores that the hypervisor gave to other machines although there was work for them."""
     usable_cores: int | None = None
-    """Cores that the run's processes could use, on the host that was disturbed most."""
+    """Cores that the run's processes could use, on the noisiest host."""
     monitor: Monitored | None = None
-    engine_choice: str = ""
-    """Why its framework, where the plan chose it."""
+    framework_choice: str = ""
+    """Reason for its framework, if the plan chose it."""
     predicted: Forecast | None = None
     """What was expected of it, from runs on fewer devices before it."""
     advice: Advice | None = None
     """Of a run that looked at the gradient's noise for it."""
     price_per_hour: float | None = None
-    """Dollars, as its user gave it; known prices are looked up when pages are made."""
+    """Dollars, set by the user; published prices are looked up when pages are made."""
     workers: tuple[Worker, ...] = ()
-    """Where there were several."""
+    """Empty for a single worker."""
     speed_withdrawn: str = ""
-    """Why its times are not to be shown, e.g. a defect of the version that measured them; empty where they may be."""
+    """Reason not to show its times, e.g. a defect of the version that measured them; empty if they may be shown."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, from which `from_json` makes the same record."""
-        fields = {declared.name: to_plain(getattr(self, declared.name)) for declared in dataclasses.fields(self)}
-        return {"schema": SCHEMA, **fields}
+        """Return nested plain values, from which `from_json` makes the same record."""
+        return {"schema": SCHEMA, **to_plain(self)}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Record:
+        """Return the record that `to_json` wrote; raises UserError for anything else."""
+        return from_plain(Record, fields)
 
     @property
     def timed(self) -> list[Window]:
@@ -248,26 +248,26 @@ class Record(WorkerResult):
 
     @property
     def fewer_threads(self) -> int | None:
-        """The threads of a training on the whole CPU that had fewer than there are cores; None for any other."""
+        """Threads of a training on the whole CPU that had fewer threads than cores; None for any other training."""
         whole_cpu = self.run.kind == "cpu" and self.run.workers == 1 and not self.run.cores_per_worker
         return self.threads if whole_cpu and self.threads and self.threads < self.hardware.cores else None
 
     @property
     def at_chance(self) -> bool:
-        """Whether a training of whole epochs ended no more accurate than guessing is, by three standard errors."""
+        """True if a training of whole epochs is not more accurate than guessing, by three standard errors."""
         if not self.run.whole_epochs or not self.evaluations:
             return False
         last, guess = self.evaluations[-1], 1 / self.run.data.classes
         return last.accuracy <= guess + 3 * math.sqrt(guess * (1 - guess) / last.samples)
 
     @property
-    def stood_in(self) -> bool:
-        """Whether made-up images stood in for CIFAR-10."""
+    def synthetic_fallback(self) -> bool:
+        """True if synthetic images replaced those of CIFAR-10."""
         return isinstance(self.run.data, CIFAR10) and self.dataset == Synthetic.name
 
     @property
     def is_noisy(self) -> bool:
-        """Whether other processes or machines took more than `BUSY_SHARE` of the cores that the run could use."""
+        """True if other processes or machines used more than `BUSY_SHARE` of the cores that the run could use."""
         busy = (self.others_busy_cores or 0.0) + (self.stolen_cores or 0.0)
         return busy > BUSY_SHARE * (self.usable_cores or self.hardware.cores)
 
@@ -283,13 +283,13 @@ class Record(WorkerResult):
 
     @property
     def steps_ahead(self) -> list[int]:
-        """How many steps a worker was ahead of the slowest, once per step and worker, under bounded staleness."""
-        seen = [worker.exchanged.staleness for worker in self.workers if worker.exchanged]
-        return [int(ahead) for staleness in seen for ahead, count in staleness.items() for _ in range(count)]
+        """Steps that a worker was ahead of the slowest, once per step and worker, under bounded staleness."""
+        counts = [worker.sync_stats.staleness for worker in self.workers if worker.sync_stats]
+        return [int(ahead) for staleness in counts for ahead, count in staleness.items() for _ in range(count)]
 
     @property
     def speeds(self) -> dict[str, float | None]:
-        """What the windows show, by columns of rows.csv: epochs and steps, and after warm-up speed and arithmetic."""
+        """Columns of rows.csv from the windows: epochs and steps, and after warm-up speed and arithmetic."""
         run, windows = self.run, self.windows
         if not windows:
             return {}
@@ -367,25 +367,24 @@ class Record(WorkerResult):
         return notes
 
     def in_words(self) -> str:
-        """Its outcome, why, and what was measured, in a line."""
-        said = [self.outcome + (f": {self.reason}" if self.reason else "")]
+        """Describe its outcome, the reason and the main measurements in a line."""
+        parts = [self.outcome + (f": {self.reason}" if self.reason else "")]
         rate = throughput(self.timed)
         if rate is not None:
-            said.append(f"{rate.median:.1f} samples/s (spread {rate.spread:.1f}, n = {rate.windows} windows)")
+            parts.append(f"{rate.median:.1f} samples/s (spread {rate.spread:.1f}, n = {rate.windows} windows)")
         elif self.windows:
-            said.append(f"too short for a throughput: no window after the first {WARMUP_STEPS} steps")
+            parts.append(f"too short for a throughput: no window after the first {WARMUP_STEPS} steps")
         if self.evaluations:
             chance = " (no better than chance)" if self.at_chance else ""
-            said.append(f"accuracy {self.evaluations[-1].accuracy:.4f}{chance}")
+            parts.append(f"accuracy {self.evaluations[-1].accuracy:.4f}{chance}")
         if self.wall is not None:
-            said.append(f"{self.wall:.0f} s")
-        return ", ".join(said)
+            parts.append(f"{self.wall:.0f} s")
+        return ", ".join(parts)
 
     def split(self) -> dict[str, float] | None:
-        """Its wall time in parts (`timing.split`); None where that was lost.
+        """Split its wall time into parts (`timing.split`); None if the worker was lost.
 
-        All parts are of one and the same worker, the slowest: windows of all workers together take longer than those of
-        any of them.
+        All parts are of the slowest worker: windows of all workers together take longer than those of any of them.
         """
         if self.wall is None:
             return None
@@ -403,7 +402,7 @@ class Record(WorkerResult):
             parts={},
             workers=(),
             detail=None,
-            exchanged=None,
+            sync_stats=None,
             monitor=None,
             peak_flops=None,
             predicted=None,
@@ -427,19 +426,3 @@ class Record(WorkerResult):
     def _norms(self, first: float, last: float) -> list[Norms]:
         steps = self.run.steps
         return [norms for norms in self.norms if first * steps <= norms.step <= last * steps]
-
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> Record:
-        """The record that a line of a journal holds, of this or an earlier schema.
-
-        What an earlier version did not know has its default. Raises UserError, KeyError, TypeError or ValueError for
-        anything else.
-        """
-        held = {name: given for name, given in fields.items() if name != "schema" and given is not None}
-        if "monitor" in held:
-            monitor = {name: entry for name, entry in dict(held["monitor"]).items() if name != "lost"}
-            devices = [dict(device).items() for device in monitor["devices"]]
-            monitor["devices"] = [{name: use for name, use in items if name not in _DROPPED} for items in devices]
-            held["monitor"] = monitor
-        held.update(run=Run.from_json(held["run"]), hardware=Hardware.from_json(held["hardware"]))
-        return from_plain(Record, held)

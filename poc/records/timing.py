@@ -1,4 +1,4 @@
-"""Where the time of a run went. Time is injected, so that tests drive the clock by a script."""
+"""Wall time of a run by phase, and its throughput. Time is injected, so that tests can script the clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WARMUP_RULE = (
 
 @value
 class Window:
-    """A stretch of steps between two points where all work was drained."""
+    """Steps between two points at which the device had finished all work."""
 
     epoch: int
     start: float
@@ -33,7 +33,7 @@ class Window:
     samples: int
     seconds: float
     waited: float
-    """Seconds of these in which the loop stood still for data."""
+    """Seconds of these in which the loop waited for data."""
     loss: float | None = None
     """Mean training loss, in nats; None where it was not finite."""
 
@@ -43,20 +43,20 @@ class Window:
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.samples / self.seconds
 
 
 @value
 class Throughput:
-    """Samples a second over the windows after warm-up."""
+    """Samples per second over the windows after warm-up."""
 
     median: float
     spread: float
     """1.4826 x the median absolute deviation: the standard deviation, if the windows were normally distributed."""
     windows: int
     dropped: int
-    """Windows of warm-up left out."""
+    """Number of warm-up windows, which are left out."""
 
 
 class Clock:
@@ -72,14 +72,14 @@ class Clock:
         return self._now() - self._start
 
     def resume(self, elapsed: float, parts: Mapping[str, float]) -> None:
-        """Goes on from what the clock of a run that was cut off had: its seconds in all, and those of each part."""
+        """Continue the clock of an interrupted run: its total seconds, and those of each part."""
         self._start -= elapsed
         for name, seconds in parts.items():
             self.parts[name] += seconds
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Books the time of the block under `name`; blocks follow one another, none is inside another."""
+        """Add the time of the block to the part `name`; blocks must not be nested."""
         began = self._now()
         try:
             yield
@@ -88,10 +88,10 @@ class Clock:
 
 
 def warmup(windows: Sequence[Window]) -> int:
-    """How many windows at the start are warm-up, by `WARMUP_RULE`: all of them in a run that is too short."""
+    """Return the number of warm-up windows at the start, by `WARMUP_RULE`: all of them in a run that is too short."""
     steps = 0
     for index, window in enumerate(windows):
-        typical = statistics.median(one.rate for one in windows[index:])
+        typical = statistics.median(later.rate for later in windows[index:])
         # One-sided: a machine that slows down later was not warming up before.
         if steps >= WARMUP_STEPS and window.rate >= (1 - STABLE_WITHIN) * typical:
             return index
@@ -100,7 +100,7 @@ def warmup(windows: Sequence[Window]) -> int:
 
 
 def throughput(windows: Sequence[Window]) -> Throughput | None:
-    """Median rate and spread over the windows after warm-up; None where there is no such window."""
+    """Return the median rate and spread over the windows after warm-up; None if there is no such window."""
     dropped = warmup(windows)
     if dropped == len(windows):
         return None
@@ -110,7 +110,7 @@ def throughput(windows: Sequence[Window]) -> Throughput | None:
 
 
 def spread(values: Sequence[float]) -> float:
-    """1.4826 x the median absolute deviation: the standard deviation, if the values are normally distributed."""
+    """Return 1.4826 x the median absolute deviation: the standard deviation, if the values are normally distributed."""
     middle = statistics.median(values)
     return 1.4826 * statistics.median(abs(value - middle) for value in values)
 
@@ -118,10 +118,10 @@ def spread(values: Sequence[float]) -> float:
 def split(
     wall: float, parts: Mapping[str, float], windows: Sequence[Window], dropped: int | None = None
 ) -> dict[str, float]:
-    """Seconds of a worker's wall time in each of `PARTS`, which add up to it; so many first windows are `dropped`.
+    """Split a worker's wall time into `PARTS`; the first `dropped` windows are warm-up.
 
-    "rest" is what no part claims: mostly the start of its process, before the first line of `poc.run.worker`; that of
-    the threads that make batches; and between windows the telling of what was measured.
+    "rest" is the time that no part claims: mostly the start of its process and of the threads that make batches, and
+    the writing of events between windows.
     """
     dropped = warmup(windows) if dropped is None else dropped
     seconds = {name: parts.get(name, 0.0) for name in PARTS}

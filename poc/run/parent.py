@@ -128,7 +128,9 @@ def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:
     decisive = next((worker for worker in ordered if worker.outcome != COMPLETED), slowest)
     peaks = _present(worker.peak_flops for worker in results)
     per_worker = [
-        Worker(worker=number, windows=worker.windows, parts=worker.parts, wall=worker.wall, exchanged=worker.exchanged)
+        Worker(
+            worker=number, windows=worker.windows, parts=worker.parts, wall=worker.wall, sync_stats=worker.sync_stats
+        )
         for number, worker in enumerate(results)
     ]
     return {

@@ -10,10 +10,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from poc.config.fields import labels
 from poc.config.run import Run
 from poc.records.record import COMPLETED, Record
 from poc.records.timing import throughput
-from poc.values import words
 
 _FORMAT = "{desc} {percentage:3.0f}%|{bar}|"
 # Not of interest in a line, or part of each label.
@@ -29,12 +29,12 @@ def label(run: Run, details: Collection[str] = ()) -> str:
     devices = counted(run.devices, kind)
     model = run.model.removeprefix("cifar_").removesuffix("_v2") if run.model.startswith("cifar_") else run.model
     parts = [f"{model} batch {run.batch_per_device} x {devices} lr {run.learning_rate:g}"]
-    return ", ".join([*parts, *(word for name, word in words(run).items() if name in details)])
+    return ", ".join([*parts, *(word for name, word in labels(run).items() if name in details)])
 
 
 def varied(runs: Iterable[Run]) -> set[str]:
     """Return the fields in which these runs differ, for `label`, without those that it always names."""
-    described = [words(run) for run in runs]
+    described = [labels(run) for run in runs]
     names = {name for fields in described for name in fields} - {*_OMITTED}
     return {name for name in names if len({fields.get(name) for fields in described}) > 1}
 

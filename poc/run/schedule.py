@@ -48,7 +48,7 @@ class DoneRepeats:
 
     def add(self, record: Record) -> None:
         """Count a repeat; one that failed or was skipped does not count."""
-        unplanned_synthetic = record.stood_in and record.run.data.name not in self._images
+        unplanned_synthetic = record.synthetic_fallback and record.run.data.name not in self._images
         if record.outcome in SETTLED and not unplanned_synthetic:
             key = self._key(record.run, record.data_id)
             self._last_outcome[key] = record.outcome

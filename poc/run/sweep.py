@@ -168,7 +168,7 @@ class Sweep:
             detail=0 if probe else self._detail,
             pace=pace,
             title=name,
-            engine_choice=item.planned.engine_choice,
+            framework_choice=item.planned.framework_choice,
             predicted=predict.forecast(run, self._records),
         )
         try:

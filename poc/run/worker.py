@@ -115,7 +115,7 @@ class Worker:
             with SpinGuard(threads) as guard:
                 end = self._end(*loop.train(batches))
             end["short_spin_seconds"] = round(guard.seconds, 1)
-            end["exchanged"] = session.sync_stats() or None
+            end["sync_stats"] = session.sync_stats() or None
             end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below
             if end["outcome"] == COMPLETED:
                 with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands

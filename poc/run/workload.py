@@ -90,7 +90,7 @@ def lines(items: Iterable[Item], repeats: DoneRepeats, estimator: RuntimeEstimat
             seconds=estimator.seconds(planned),
             done=not planned.skip and repeats.over(planned),
             skipped=planned.skip,
-            framework=f"{planned.run.framework}: {planned.engine_choice}" if planned.engine_choice else "",
+            framework=f"{planned.run.framework}: {planned.framework_choice}" if planned.framework_choice else "",
         )
         for recipe, _, planned in items
     ]

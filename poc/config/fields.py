@@ -1,0 +1,102 @@
+"""Configuration classes: dataclasses that pydantic validates, and labels of their options."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Callable, TypeVar
+
+import pydantic
+import pydantic.dataclasses
+from pydantic_core import core_schema
+from typing_extensions import dataclass_transform
+
+from poc.values import UserError, invalid, plain, suggest, user_error
+
+T = TypeVar("T")
+
+
+def field(*, default: Any = dataclasses.MISSING, label: str | Callable[[Any], str] = "", **metadata: Any) -> Any:
+    """Declare a field of a configuration class.
+
+    `label` describes a value that is not the default: a format ("lr {:g}") or a function of the value.
+    """
+    return dataclasses.field(default=default, metadata={"label": label, **metadata})
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, dataclasses.field))
+def configuration(cls: type[T]) -> type[T]:
+    """Make a frozen dataclass of validated keyword arguments; a mistake in them is a UserError.
+
+    The only field without a default may be passed by position. The class attribute `option_of` names the field of a
+    recipe that holds such values, for messages.
+    """
+    config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+    validated: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
+    validate = validated.__init__
+    declared = {field.name: field for field in dataclasses.fields(validated)}
+    required = [name for name, field in declared.items() if field.default is dataclasses.MISSING]
+    option_of = getattr(cls, "option_of", "")
+    prefix = f"{option_of}: {cls.__name__}." if option_of else ""
+
+    @functools.wraps(validate)
+    def construct(self: Any, *positional: Any, **fields: Any) -> None:
+        if len(positional) == len(required) == 1 and required[0] not in fields:
+            fields[required[0]] = positional[0]
+        elif positional:
+            example = (required or sorted(declared))[0]
+            raise UserError(f"{cls.__name__}: pass fields by name, e.g. {example}=...; got {positional[0]!r}")
+        try:
+            validate(self, **{name: plain(value) for name, value in fields.items()})
+        except pydantic.ValidationError as error:
+            raise user_error(cls, error, prefix) from None
+
+    validated.__init__ = construct
+    return validated
+
+
+class Or:
+    """Annotation of a type: these words are allowed, too, and the plan replaces them by a value of the type."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.union_schema([handler(source), core_schema.literal_schema(list(self.words))])
+
+
+def by_name(option: str, kinds: Mapping[str, type[Any]], examples: Mapping[str, str]) -> pydantic.BeforeValidator:
+    """Return a validator that turns the name of one of `kinds` into that kind with its defaults.
+
+    `examples` shows how to write kinds that have no name alone, e.g. because a field is required.
+    """
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, str) and value in kinds and value not in examples:
+            return kinds[value]()
+        if isinstance(value, (dict, *kinds.values())):
+            return value
+        raise invalid(option, value, suggest(value, [examples.get(kind, kind) for kind in kinds]))
+
+    return pydantic.BeforeValidator(convert)
+
+
+def labels(options: Any) -> dict[str, str]:
+    """Return the labels of all fields that are not at their default, by field name."""
+    texts = {}
+    for declared in dataclasses.fields(options):
+        label, value = declared.metadata.get("label", ""), getattr(options, declared.name)
+        if value != declared.default:
+            texts[declared.name] = label(value) if callable(label) else label.format(value)
+    return {name: text for name, text in texts.items() if text}
+
+
+def changed(options: Any) -> dict[str, Any]:
+    """Return the fields that are not at their default, for JSON, and always those without one and the tag `name`."""
+    fields: dict[str, Any] = {}
+    for declared in dataclasses.fields(options):
+        value = getattr(options, declared.name)
+        if declared.name == "name" or value != declared.default:
+            fields[declared.name] = changed(value) if dataclasses.is_dataclass(value) else value
+    return fields

@@ -1,0 +1,77 @@
+"""Recipe files: the user's own Python, which sets `recipe`."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import traceback
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from poc.config.recipe import AUTO, Recipe
+from poc.values import UserError, invalid, suggest
+
+
+def load(path: Path, frameworks: Collection[str] = (), fields: Mapping[str, Any] | None = None) -> Recipe:
+    """Read the recipe in the Python file `path`, whose framework must be one of `frameworks`, if there are any.
+
+    It may import files in its folder. `fields` replace its own (`Recipe.with_fields`). Raises UserError if there is no
+    recipe or it is wrong.
+    """
+    if not path.is_file():
+        raise UserError(f"recipe: {path} is not a file")
+    folder = path.resolve().parent
+    try:
+        with _importable(folder):
+            recipe = runpy.run_path(str(path)).get("recipe")
+        if not isinstance(recipe, Recipe):
+            raise UserError("`recipe = Recipe(...)` is missing")
+        recipe = recipe.with_fields(fields) if fields else recipe
+        recipe.check_effects()
+        for setting in recipe.settings() if frameworks else ():
+            if setting.framework not in (AUTO, *frameworks):
+                raise invalid("framework", setting.framework, suggest(setting.framework, (AUTO, *frameworks)))
+    except UserError as error:
+        raise UserError(f"{path.name}: {error}{_last_line(error, folder)}") from None
+    except (Exception, SystemExit) as error:  # a recipe is the user's own Python: they can read what it raises
+        place = "" if isinstance(error, SyntaxError) else _last_line(error, folder)  # a syntax error names its line
+        raise UserError(f"{path.name}: {type(error).__name__}: {' '.join(str(error).split())}{place}") from None
+    return recipe
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let the block import files in `folder` under names that neither Python nor an installed package has.
+
+    Afterwards the path is restored, and modules from the folder are forgotten: another recipe may have other files of
+    the same names, and poc must not import them in place of its own.
+    """
+    before, path = set(sys.modules), list(sys.path)
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        places = {Path(entry).resolve() for entry in path} - {folder}
+        new = {name: module for name, module in sys.modules.items() if name not in before}
+        foreign = {name for name, module in new.items() if "." not in name and not _is_in(module, places)}
+        for name in new:
+            if name.partition(".")[0] in foreign:
+                del sys.modules[name]
+
+
+def _is_in(module: object, places: Collection[Path]) -> bool:
+    """Return whether `module` is built in, or from one of the `places`."""
+    files = [*getattr(module, "__path__", [getattr(module, "__file__", None)])]
+    return all(file is None or Path(file).resolve().parent in places for file in files)
+
+
+def _last_line(error: BaseException, folder: Path) -> str:
+    """Return the last line of a file in `folder` that `error` passed through, in brackets; empty if there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.resolve().parent == folder:
+            return f" ({file.name}, line {frame.lineno})"
+    return ""
