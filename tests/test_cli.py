@@ -19,6 +19,7 @@ from poc.published import prices
 from poc.records import journal
 from tests.builders import recipe_file, record_of
 from tests.launch import HOME
+from tests.test_builds import simulate  # noqa: F401  # a fixture
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def test_an_instance_type_with_a_price_is_the_name_of_the_machine(home: Path, sh
 def test_cpu_runs_on_a_machine_with_gpus_are_for_whoever_asks(
     home: Path,
     shown: Any,
-    simulate: Any,
+    simulate: Any,  # noqa: F811  # the fixture
 ) -> None:
     simulate("4 V100")
     fields: dict[str, Any] = {"framework": "mxnet", "model": "cifar_resnet8_v2"}
@@ -186,7 +187,7 @@ def test_cpu_runs_on_a_machine_with_gpus_are_for_whoever_asks(
 def test_doctor_names_the_data_and_the_command_that_mends_what_is_missing(
     home: Path, shown: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sources.cifar10, "usual_folders", lambda: [])
+    monkeypatch.setattr(sources, "usual_folders", lambda release: [])
     facts = shown("doctor", "--json")
     assert "download" in facts["data"]
     assert any("POC_DATA" in missing["command"] for missing in facts["missing"])

@@ -88,7 +88,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "decay": ({"run": {"decay": "cosine"}}, {"baseline": True, "schedule": "decay cosine"}),
     "other model": ({"run": {"model": "cifar_resnet20_v2", "dtype": "bfloat16"}}, {"baseline": True}),
     "other optimizer": ({"run": {"optimizer": "nesterov"}}, {"baseline": False}),
-    "other momentum": ({"run": {"momentum": 0.8}}, {"baseline": False}),
+    "other momentum": ({"run": {"optimizer": {"name": "sgd", "momentum": 0.8}}}, {"baseline": False}),
     "label smoothing": ({"run": {"label_smoothing": 0.1}}, {"baseline": False}),
     "other augmentation": ({"run": {"data": {**AUGMENTED, "jitter": False}}}, {"baseline": False}),
     "validation split": (
@@ -124,9 +124,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "energy of all the run": (monitored(COUNTED, of_windows=False), {"joules_per_sample": math.nan}),
     "staleness": (
         {
-            "run": {**TWO, "kvstore": "ssp", "staleness": 2},
+            "run": {**TWO, "kvstore": {"name": "ssp", "staleness": 2}},
             "workers": [
-                {"worker": worker, "windows": [], "exchanged": {"staleness": counts, "stale_wait_seconds": 1.0}}
+                {"worker": worker, "windows": [], "sync_stats": {"staleness": counts, "stale_wait_seconds": 1.0}}
                 for worker, counts in enumerate(({"0": 6, "1": 2}, {"2": 2}))
             ],
         },

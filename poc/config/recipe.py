@@ -231,7 +231,9 @@ _QUICK: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False, "target_a
 
 
 class Recipe:
-    """One experiment: fields of `Training` and `Setting`. Every list is a dimension of the grid, except for `seeds`.
+    """One experiment: fields of `Training` and `Setting`. Raises UserError for a mistake.
+
+    Every list is a dimension of the grid, except for `seeds`.
 
     `cases` makes several grids: each is a dict of the fields that it adds to, or sets in place of, the common ones.
     `quick` has the fields that `--quick` sets; by default a few steps of each run and no accuracy. {}: no change.

@@ -165,7 +165,7 @@ def cache() -> Path:
 
 
 class LocalLauncher:
-    """Do runs on this host alone."""
+    """Do runs on this host alone. A run that reaches the bound of time raises KeyboardInterrupt."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
