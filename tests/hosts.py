@@ -75,9 +75,8 @@ class Host:
         """Makes it a node of the cluster whose head is at that address; without, the head of a new one."""
         where = [f"--address={head}:{PORT}"] if head else ["--head", f"--port={PORT}", "--include-dashboard=false"]
         where += [f"--labels=infrastructure={label}"] if label else []
-        # Nobody reads what Ray's workers print; without a monitor of it a node is a process less.
         sizes = ["--object-store-memory=80000000", f"--num-cpus={len(self.cores.split(','))}"]
-        sizes += ["--include-log-monitor=false"]
+        sizes += ["--include-log-monitor=false"] if head else []  # a process less
         words = [RAY, "start", *where, f"--node-ip-address={self.address}", "--disable-usage-stats", *sizes]
         return subprocess.run(
             self.command(*words),

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from poc import CIFAR10, Synthetic
-from poc.cluster import scheduler
 from poc.plan import Planned
 from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
@@ -75,29 +74,10 @@ def training(host: Host, driver: subprocess.Popen[str], *, epoch: int = 2) -> No
     eventually(look, unless=lambda: driver.poll() is not None)
 
 
-def test_takes_come_in_rounds_and_no_run_waits_for_a_node_that_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = ((run_of(epochs=1), 5.0), (run_of(epochs=2), 50.0))
-    items = [Planned(run=run, seconds=seconds, repeat=repeat) for repeat in (1, 2) for run, seconds in runs]
-
-    def machine(hosts: int) -> scheduler._Machine:
-        return scheduler._Machine("some", hosts, Sweep([("r", items)], tmp_path, place_in(tmp_path)))
-
-    assert [(item.run.epochs, item.repeat) for *_, item in machine(1).todo] == [(2, 1), (1, 1), (2, 2), (1, 2)]
-    there, gone = (SimpleNamespace(name=name, lost=lost) for name, lost in (("a", ""), ("b", "it has gone")))
-    kind: Any = SimpleNamespace(nodes=[there, gone], free=[there], wanted=0, machines=[machine(2), machine(1)])
-    team = scheduler.Cluster(SimpleNamespace(recipes=()))  # type: ignore[arg-type]
-    begun: list[tuple[int, list[Any]]] = []
-    monkeypatch.setattr(team, "_begin", lambda _, machine, item, taken: begun.append((machine.hosts, taken)))
-    team._start(kind)
-    assert begun == [(1, [there])]
-
-
 def test_two_kinds_of_machine_one_command_one_page(nodes: Nodes, second: Host, tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", lr=0.1, kind=["cpu", "gpu"])
     with nodes.another("other"):
-        said = driven(nodes.head, recipe, tmp_path, "--set", "lr=0.01,0.02", "--set", "kind=cpu")
+        said = driven(nodes.head, recipe, tmp_path, "--set", "lr=0.01,0.02", "--set", "kind=cpu", "--verbose")
     ids = {record.run_id for record in of(tmp_path, "pair")}
     assert {record.run.learning_rate for record in of(tmp_path, "pair")} == {0.01, 0.02}
     asked = last_run.read(tmp_path / "results")
@@ -112,7 +92,6 @@ def test_two_kinds_of_machine_one_command_one_page(nodes: Nodes, second: Host, t
     rows = (tmp_path / "results" / "rows.csv").read_text()
     assert "pair" in rows
     assert "other" in rows
-    assert not (tmp_path / "results" / "cluster.json").exists()
 
 
 def test_two_hosts_train_as_two_workers_on_one(nodes: Nodes, second: Host, tmp_path: Path) -> None:
@@ -151,8 +130,6 @@ def test_a_run_listens_on_the_cluster_s_interface_alone_and_ends_with_its_driver
         for host in hosts:
             assert {address for address, _ in host.listening(of_runs=True)} <= {host.address}
         assert nodes.head.listening(of_runs=True)
-        eventually(lambda: "epoch " in status_of(nodes.head, tmp_path))  # the driver asks once a second
-        assert f"{PAIR} on {nodes.head.address}" in status_of(nodes.head, tmp_path)
         for process in nodes.head.processes("poc run"):
             process.send_signal(strike)
         for host in hosts:
@@ -161,13 +138,6 @@ def test_a_run_listens_on_the_cluster_s_interface_alone_and_ends_with_its_driver
             process.kill()
         driver.send_signal(signal.SIGCONT)  # what entered the host stops with what it started
         driver.communicate()
-    assert "was killed" in status_of(nodes.head, tmp_path)
-
-
-def status_of(host: Host, folder: Path) -> str:
-    """What `poc status` says there."""
-    command = host.command(sys.executable, "-W", "ignore", "-m", "poc", "status", "--results", folder / "results")
-    return subprocess.run(command, env=host.environment(), capture_output=True, text=True, check=True).stdout
 
 
 @needs_horovod

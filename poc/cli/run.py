@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -82,33 +83,48 @@ def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequen
     for name in ("machine", "price", "dollars"):
         if getattr(options, name) is not None:
             raise UserError(f"--{name}: it is of one machine; on a cluster each node's label says what it is called")
-    # Ray, which it imports, is an extra.
-    from poc.cluster import nodes, scheduler
+    # Ray is an extra.
+    from poc.cluster import connect
 
-    machine_prices, paths = prices.load({}), chosen.recipe_paths(options)
+    machine_prices, paths, results = prices.load({}), chosen.recipe_paths(options), chosen.results(options)
     for path in paths:
         config.load(
             path, frameworks.FRAMEWORKS, literals.fields(options.set)
         )  # a mistake is found before any node is asked
     # Each node has its own POC_DATA.
     place = _place(options, hardware.detect(), "", options.data)
-    wish = scheduler.Wish(
-        recipes=tuple(paths),
-        names=chosen.recipe_names(options),
-        settings=tuple(options.set),
-        quick=options.quick,
-        cpu=options.cpu,
-        named=bool(options.recipes or options.only),
-        only=options.only,
-        results=chosen.results(options),
-        place=dataclasses.replace(place, until=schedule.bound(began, options.hours, None, None)),
-        detail=_rounds(options),
-        again=options.again,
-        verbose=options.verbose,
-        prices=machine_prices,
+    started = last_run.now()
+
+    def note(sweeps: Sequence[Sweep]) -> None:
+        request = LastRun(
+            recipes=chosen.recipe_names(options),
+            runs=tuple(dict.fromkeys(run for sweep in sweeps for run in sweep.ids())),
+            skipped=workload.skipped([item for sweep in sweeps for item in sweep.items]),
+            quick=options.quick,
+            machine=sweeps[0].place.infrastructure if sweeps else "",
+            started=started,
+        )
+        last_run.write(results, request)
+
+    connect(options.cluster, verbose=options.verbose)
+    from poc.cluster.scheduler import Cluster
+
+    cluster = Cluster(
+        paths,
+        results,
+        dataclasses.replace(place, until=schedule.bound(began, options.hours, None, None)),
+        options.only,
+        plan_options={
+            "settings": options.set,
+            "quick": options.quick,
+            "cpu": options.cpu,
+            "named": bool(options.recipes or options.only),
+        },
+        sweep_options={"detail": _rounds(options), "again": options.again, "verbose": options.verbose},
+        price=functools.partial(_price, machine_prices),
+        note=note,
     )
-    nodes.connect(options.cluster)
-    return _conclude(options, scheduler.Cluster(wish).run(), published, machine_prices)
+    return _conclude(options, cluster.run(), published, machine_prices)
 
 
 def _conclude(
