@@ -134,9 +134,6 @@ def _rate_at(setting: Setting, batch: int, scale: float) -> float:
 def speed_probes(setting: Setting) -> list[Recipe]:
     """Short runs of `setting` on one device, and of GPUs on two, for their speed."""
     fields: dict[str, Any] = {"batch_per_device": setting.batches[-1], "emulated": False, "gradient_noise": None}
-    if setting.data.shrink:  # images of the full size say what the others take, too
-        whole: dict[str, Any] = {"shrink": 0, "shrink_epochs": 0}
-        fields["data"] = dataclasses.replace(setting.data, **whole)
     # Contexts of a CPU share its threads: two tell nothing of the gradient synchronisation between two such machines.
     counts = (1, 2) if setting.kind == "gpu" else (1,)
     return [_short(setting, devices=count, steps=SPEED_STEPS, window=5, **fields) for count in counts]

@@ -226,9 +226,7 @@ def _too_large(run: Run, hardware: Hardware) -> str:
 def estimate(run: Run, hardware: Hardware) -> float:
     """Seconds that `run` takes on this machine, roughly."""
     forward = 2 * networks.network(run.model).multiply_adds(run.data.input_shape[-1])
-    shrunk = min(1.0, run.data.shrink_epochs / run.epochs)
-    pixels = 1 - shrunk + shrunk * (run.data.shrink / run.data.crop) ** 2
-    flops = 3 * forward * run.steps * run.global_batch * pixels
+    flops = 3 * forward * run.steps * run.global_batch
     if run.evaluate:
         flops += forward * run.epochs * 10_000
     if run.kind == "cpu":

@@ -1,6 +1,6 @@
-"""Kills a driver, a node, a worker or what serves workers at random moments of runs over hosts; nothing may be lost.
+"""Kill a driver, node, worker or server at random moments of runs over hosts, and check that no record is lost.
 
-.venv/bin/python -m tests.kill_at_random [KILLS]    (20; what it did on standard output, exit code 1 where it failed)
+.venv/bin/python -m tests.kill_at_random [KILLS]    (20 by default; exit code 1 if a record is lost)
 """
 
 from __future__ import annotations
@@ -31,56 +31,50 @@ _LATEST_SECONDS = 12.0
 
 
 def kill_at_random(nodes: Nodes, folder: Path, kills: int, seed: int) -> Counter[str]:
-    """Makes so many kills in runs over two hosts and on one, until all of them are done; how many of each it made."""
-    moments, made, before, status, rounds = random.Random(seed), Counter[str](), list[bytes](), -1, 0
-    while made.total() < kills or status != 0:
+    """Kill so many processes in runs over two hosts and on one, until all runs are done; return the kills by victim."""
+    moments, done, lines, status, rounds = random.Random(seed), Counter[str](), set[bytes](), -1, 0
+    while done.total() < kills or status != 0:
         if status == 0:
             rounds += 1
         recipe = recipe_file(folder / "mine.py", cases=[{**case, "seeds": 1 + rounds} for case in _CASES])
         nodes.second()
         with drive(nodes.head, recipe, folder) as driver:
             victim = ""
-            while made.total() < kills and driver.poll() is None and victim != "driver":
-                time.sleep(moments.uniform(0.0, _LATEST_SECONDS))  # the moment is what is drawn
+            while done.total() < kills and driver.poll() is None and victim != "driver":
+                time.sleep(moments.uniform(0.0, _LATEST_SECONDS))  # the random moment
                 victim = VICTIMS[moments.randrange(len(VICTIMS))]
-                made[victim] += _killed(victim, nodes, moments)
+                done[victim] += _kill(victim, nodes, moments)
                 nodes.second()
-            said, _ = driver.communicate()
+            output, _ = driver.communicate()
             status = driver.returncode
-            assert "Traceback" not in said, said
+            assert "Traceback" not in output, output
         for host in (nodes.head, nodes.second()):
             eventually(lambda host=host: not host.left_of_runs())  # type: ignore[misc]
-        before = _checked(folder, before)
-    return made
+        paths = [path for path in journal.paths(folder / "results") if path.exists()]
+        previous, lines = lines, {line for path in paths for line in path.read_bytes().splitlines(keepends=True)}
+        assert previous <= lines, "a record was lost"
+        assert len(journal.read(paths)) == len(lines), "a record was torn"
+    return done
 
 
-def _killed(victim: str, nodes: Nodes, moments: random.Random) -> bool:
-    """Whether there was one to kill."""
+def _kill(victim: str, nodes: Nodes, moments: random.Random) -> bool:
+    """Kill a process of that kind; return whether there was one."""
     if victim == "node":
         nodes.second().kill()
         return True
     module = {"driver": "poc run", "worker": "poc.run.worker", "server": "reference.hub"}[victim]
     hosts: list[Host] = [nodes.head, nodes.second()]
-    found = [process for host in hosts for process in host.processes(module)]
-    with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself since it was looked for
-        if found:
-            found[moments.randrange(len(found))].kill()
+    processes = [process for host in hosts for process in host.processes(module)]
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        if processes:
+            processes[moments.randrange(len(processes))].kill()
             return True
     return False
-
-
-def _checked(folder: Path, before: list[bytes]) -> list[bytes]:
-    """The lines of the journals; each that was there has to be there still, and be a whole record."""
-    paths = journal.paths(folder / "results")
-    lines = [line for path in paths if path.exists() for line in path.read_bytes().splitlines(keepends=True)]
-    assert set(before) <= set(lines), "a record was lost"
-    assert len(journal.read(paths)) == len(lines), "a record was torn"
-    return lines
 
 
 if __name__ == "__main__":
     seed = int.from_bytes(os.urandom(4), "big")
     print(f"moments from seed {seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder, cluster(Path(folder) / "hosts") as nodes:
-        made = kill_at_random(nodes, Path(folder), int(sys.argv[1]) if len(sys.argv) > 1 else 20, seed)
-    print(f"killed {dict(made)}: no record was lost, and no process left")
+        kills = kill_at_random(nodes, Path(folder), int(sys.argv[1]) if len(sys.argv) > 1 else 20, seed)
+    print(f"killed {dict(kills)}: no record was lost, and no process left")

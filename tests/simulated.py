@@ -173,9 +173,9 @@ class Trainer:
             outcome, reason, share = OUT_OF_MEMORY, "MXNetError: cudaMalloc retry failed: out of memory", 0.0
         told = self._told(run, outcome, reason, share, request["detail"])
         self.now += datetime.timedelta(seconds=round(max(worker.wall or 0.0 for worker in told) + 2))
-        use = CoreUse(cores=self.machine.cores, own_seconds=10.0, others_busy=0.01, stolen=0.0)
+        use = CoreUse(usable_cores=self.machine.cores, cpu_seconds=10.0, others_busy_cores=0.01, stolen_cores=0.0)
         monitored = self._monitored(run, told[0]) if told[0].windows else None
-        return [HostResult(told=tuple(told), lost=None, interrupted=False, monitor=monitored, core_use=use)], (
+        return [HostResult(workers=tuple(told), failure=None, interrupted=False, monitor=monitored, core_use=use)], (
             reason if outcome == FAILED else ""
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -142,7 +141,7 @@ def test_every_image_is_what_it_was_when_the_published_runs_were_made(spec: CIFA
     pixels = hashlib.sha256()
     # One image, a part of what is made at a time, several such parts and a rest.
     for seed, epoch, count in [(0, 0, 1), (0, 5, 40), (1, 0, 128), (7, 2, 999)]:
-        shown, labels = split.augmented(np.arange(count)[::-1], spec, seed=seed, epoch=epoch)
+        shown, labels = split.augment(np.arange(count)[::-1], spec, seed=seed, epoch=epoch)
         np.testing.assert_array_equal(labels, np.arange(count)[::-1])
         pixels.update(np.asarray(shown).tobytes())
     assert pixels.hexdigest()[:16] == digest
@@ -158,8 +157,8 @@ def test_images_mirrored_every_other_epoch_are_mirrored_by_chance_in_the_first(o
     spec = CIFAR10(crop=8, pad=0, jitter=False, alternate=True, on_device=on_device)
 
     def mirrored(epoch: int) -> Any:
-        shown: Any = split.augmented(np.arange(count), spec, seed=0, epoch=epoch)[0]
-        return shown.mirrored == 1 if on_device else shown[:, 0, 0, 0] == 7
+        shown: Any = split.augment(np.arange(count), spec, seed=0, epoch=epoch)[0]
+        return shown.flipped == 1 if on_device else shown[:, 0, 0, 0] == 7
 
     first, *others = map(mirrored, range(4))
     assert first.mean() == pytest.approx(0.5, abs=0.06)  # five standard deviations
@@ -171,7 +170,7 @@ def test_cutout_makes_one_square_grey_wherever_it_fits() -> None:
     count = 25 * 25 * 40
     split = data.Images(np.zeros((count, 28, 28, 3), np.uint8), np.zeros(count, np.int32))
     spec = CIFAR10(crop=28, pad=0, jitter=False, cutout=4)
-    shown: Any = split.augmented(np.arange(count), spec, seed=0, epoch=0)[0]
+    shown: Any = split.augment(np.arange(count), spec, seed=0, epoch=0)[0]
     assert set(np.unique(shown)) == {0, 127}
     grey = (shown == 127).all(axis=1)
     assert (grey.sum(axis=(1, 2)) == 16).all()
@@ -183,22 +182,11 @@ def test_cutout_makes_one_square_grey_wherever_it_fits() -> None:
     assert ((places - 40) ** 2 / 40).sum() == pytest.approx(624, abs=5 * 35)
 
 
-def test_in_the_first_epochs_images_are_shrunk_to_the_means_of_what_their_pixels_cover() -> None:
-    split, indices = data.Images(NOISE, np.zeros(len(NOISE), np.int32)), np.arange(len(NOISE))
-    plain = CIFAR10(crop=24, jitter=False)
-    spec = dataclasses.replace(plain, shrink=12, shrink_epochs=2)
-    for epoch in range(3):
-        whole, shown = (split.augmented(indices, of, seed=0, epoch=epoch)[0] for of in (plain, spec))
-        means = np.asarray(whole).reshape(-1, 3, 12, 2, 12, 2).mean(axis=(3, 5))
-        np.testing.assert_allclose(shown, whole if epoch == 2 else means, atol=0 if epoch == 2 else 0.5)
-    np.testing.assert_array_equal(*(split.centred(indices, of)[0] for of in (plain, spec)))
-
-
 def test_crop_and_mirror_are_uniform() -> None:
     count = 13 * 13 * 60
     split = data.Images(np.broadcast_to(NOISE[:1], (count, 32, 32, 3)), np.zeros(count, np.int32))
-    views: Any = split.augmented(np.arange(count), CIFAR10(jitter=False, on_device=True), seed=0, epoch=0)[0]
-    assert views.mirrored.mean() == pytest.approx(0.5, abs=0.025)  # five standard deviations
+    views: Any = split.augment(np.arange(count), CIFAR10(jitter=False, on_device=True), seed=0, epoch=0)[0]
+    assert views.flipped.mean() == pytest.approx(0.5, abs=0.025)  # five standard deviations
     places = np.zeros((13, 13), int)
     np.add.at(places, (views.tops, views.lefts), 1)
     # Chi-squared over 169 places: mean 168, standard deviation 18.3.
@@ -214,8 +202,8 @@ def test_views_on_the_device_are_what_the_host_shows_in_a_border_of_127() -> Non
     np.testing.assert_array_equal(host.labels, device.labels)
     np.testing.assert_array_equal(device.images.images, device.labels)
     padded = np.pad(NOISE, ((0, 0), (4, 4), (4, 4), (0, 0)), constant_values=127)
-    np.testing.assert_array_equal(data.held(DATASET, spec), padded)
-    assert data.held(DATASET, CIFAR10()) is None
+    np.testing.assert_array_equal(data.device_images(DATASET, spec), padded)
+    assert data.device_images(DATASET, CIFAR10()) is None
     for pixels, index, top, left, mirrored in zip(host.images, *device.images):
         view = padded[index, top : top + 28, left : left + 28]
         np.testing.assert_array_equal(pixels, (view[:, ::-1] if mirrored else view).transpose(2, 0, 1))
@@ -307,11 +295,11 @@ def test_as_many_batches_are_made_at_once_as_there_are_cores(cores: int, monkeyp
     together, makers, made = threading.Barrier(cores), set(), []
 
     class Slow(data.Images):
-        def augmented(self, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        def augment(self, indices: Any, *args: Any, **kwargs: Any) -> Any:
             together.wait(60)
             makers.add(threading.get_ident())
             made.append(indices)
-            return super().augmented(indices, *args, **kwargs)
+            return super().augment(indices, *args, **kwargs)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     monkeypatch.setattr("poc.data.batches._BYTES_AT_ONCE", 0)  # else small batches are made together

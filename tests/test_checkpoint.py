@@ -1,4 +1,4 @@
-"""Checkpoints on a real disk: whole or not at all."""
+"""Checkpoints on a real disk: complete or not there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(folder: Path, *steps: int, worker: int = 0, **conditions: str) -> None
         checkpoint.write(folder, worker, of(step, **conditions))
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     write(tmp_path / "new", 20, worker=3)
     read = checkpoint.read(tmp_path / "new", 3, 20)
     assert (read.step, read.story) == (20, of(20).story)
@@ -32,14 +32,11 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [array.dtype for array in read.arrays.values()] == [array.dtype for array in of(20).arrays.values()]
 
 
-def test_the_last_two_of_the_same_conditions_are_kept_and_a_later_one_of_a_step_replaces_the_former(
-    tmp_path: Path,
-) -> None:
+def test_each_worker_keeps_two_steps_of_the_same_conditions(tmp_path: Path) -> None:
     write(tmp_path, 90, 100, machine="another")
     assert checkpoint.steps(tmp_path, [0], HERE) == []
     for worker in (0, 11):
-        write(tmp_path, 9, 10, 20, worker=worker)  # those of other conditions push none out
-    assert checkpoint.steps(tmp_path, [0, 11], HERE) == [10, 20]
+        write(tmp_path, 9, 10, 20, worker=worker)
     later = Checkpoint(step=20, arrays=of(20).arrays, story={"conditions": HERE, "events": []})
     checkpoint.write(tmp_path, 0, later)
     assert checkpoint.steps(tmp_path, [0, 11], HERE) == [10, 20]
@@ -47,7 +44,7 @@ def test_the_last_two_of_the_same_conditions_are_kept_and_a_later_one_of_a_step_
     assert checkpoint.read(tmp_path, 0, 20).story == later.story
 
 
-def test_a_run_goes_on_where_all_its_workers_were(tmp_path: Path) -> None:
+def test_a_run_continues_from_the_steps_of_all_its_workers(tmp_path: Path) -> None:
     for worker, steps in enumerate([(10, 20), (10, 20), (10,)]):
         write(tmp_path, *steps, worker=worker)
     for workers, common in ((2, [10, 20]), (3, [10]), (4, [])):
@@ -56,31 +53,30 @@ def test_a_run_goes_on_where_all_its_workers_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "renamed"])
-def test_a_damaged_checkpoint_is_known_for_what_it_is(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_not_used(damage: str, tmp_path: Path) -> None:
     write(tmp_path, 10, 20)
     (last,) = tmp_path.glob("worker0-20-*")
     content = last.read_bytes()
-    middle = len(content) // 2
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    last.write_bytes({"cut": content[:-1], "flipped": flipped, "empty": b""}.get(damage, content))
     if damage == "renamed":
         last.rename(tmp_path / last.name.replace("-20-", "-21-"))
-    else:
-        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        last.write_bytes({"cut": content[:-1], "flipped": flipped, "empty": b""}[damage])
     assert checkpoint.steps(tmp_path, [0], HERE) == [10]
     with pytest.raises(OSError, match="step 20"):
         checkpoint.read(tmp_path, 0, 20)
 
 
-def test_a_finished_run_leaves_what_is_to_be_kept(tmp_path: Path) -> None:
+def test_all_checkpoints_or_all_but_one_step_can_be_removed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     write(folder, 10, 20)
     (folder / "worker0.unfinished").write_bytes(b"torn")
     checkpoint.remove(folder, but=20)
     assert checkpoint.steps(folder, [0], HERE) == [20]
     assert len(list(folder.iterdir())) == 1
-    checkpoint.remove(folder)
-    assert not folder.exists()
-    checkpoint.remove(folder)
+    for _ in range(2):
+        checkpoint.remove(folder)
+        assert not folder.exists()
 
 
 def test_a_full_disk_leaves_the_older_ones(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A clock that goes by a script drives whole fake runs, whose rates and splits are known beforehand."""
+"""The loop and its clock: a scripted clock drives runs without a network, whose rates and splits are known."""
 
 from __future__ import annotations
 
@@ -22,30 +22,21 @@ from poc.run.loop import Loop
 from tests.builders import run_of
 
 Script = Callable[[int], float]
-"""By the number of a step."""
+"""A value by the number of a step."""
 
 
-class ScriptedTime:
-    """Time that passes only where something is said to take some."""
+class FakeSession:
+    """A session without a network on a scripted clock: `step` returns at once, `drain` waits for the work."""
 
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class SlowWhereRealOnesAre:
-    """A session without a network: `step` returns at once, the work is done when `drain` asks for it."""
-
-    def __init__(self, time: ScriptedTime, seconds: Script, loss: Script) -> None:
-        self._time, self._seconds, self._loss = time, seconds, loss
+    def __init__(self, driven: Driven, seconds: Script, loss: Script, evaluation_loss: float, parameter: float) -> None:
+        self._driven, self._seconds, self._loss = driven, seconds, loss
+        self._evaluation_loss, self._parameter = evaluation_loss, parameter
         self.rates: list[float] = []
-        self.waits: list[int] = []
-        """After how many steps it was waited for."""
-        self._owed = 0.0
+        self.waits: list[int] = []  # after how many steps
+        self._enqueued = 0.0
 
-    def step(self, batch: Batch, learning_rate: float, *, exchange: bool = True, norms: bool = False) -> None:
-        self._owed += self._seconds(len(self.rates))
+    def step(self, batch: Batch, learning_rate: float, **options: bool) -> None:
+        self._enqueued += self._seconds(len(self.rates))
         self.rates.append(learning_rate)
 
     def wait(self) -> None:
@@ -53,18 +44,16 @@ class SlowWhereRealOnesAre:
         self.drain()
 
     def drain(self) -> float:
-        self._time.now += self._owed
-        self._owed = 0.0
+        self._driven.now += self._enqueued
+        self._enqueued = 0.0
         return float(self._loss(len(self.rates)))
 
-    evaluation_loss, parameter = 0.5, 1.0
-
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        self._time.now += 7.0
-        return Evaluation(correct=30, samples=40, loss=self.evaluation_loss)
+        self._driven.now += 7.0
+        return Evaluation(correct=30, samples=40, loss=self._evaluation_loss)
 
     def largest_parameter(self) -> float:
-        return self.parameter
+        return self._parameter
 
 
 def short(**fields: Any) -> Run:
@@ -74,160 +63,144 @@ def short(**fields: Any) -> Run:
 
 
 class Driven:
-    """A run that was driven by a script: 11 s to begin with, then `wait` for each batch, 3 s a checkpoint."""
+    """A run on a scripted clock: 11 s at the start, `wait` per batch, 7 s per evaluation, 3 s per checkpoint."""
+
+    now = 100.0
 
     def __init__(
-        self, run: Run, seconds: Script, *, wait: float = 0.0, loss: Script = lambda step: 1.0, **options: Any
+        self,
+        run: Run,
+        seconds: Script = lambda step: 0.5,
+        *,
+        wait: float = 0.0,
+        loss: Script = lambda step: 1.0,
+        evaluation_loss: float = 0.5,
+        parameter: float = 1.0,
+        **options: Any,
     ) -> None:
-        self._time = ScriptedTime()
-        self.clock = timing.Clock(now=self._time)
-        self.session: Any = SlowWhereRealOnesAre(self._time, seconds, loss)
+        self._wait = wait
+        self.clock = timing.Clock(now=lambda: self.now)
+        self.session: Any = FakeSession(self, seconds, loss, evaluation_loss, parameter)
         self.windows: list[Window] = []
         self.epochs_evaluated: list[int] = []
         self.saved: list[int] = []
         with self.clock.part("initialise"):
-            self._time.now += 11.0
-        save = self._save if options.pop("save", False) else self.saved.append
-        loop = Loop(run, self.session, list, self.clock, self._tell, save, **options)
-        self.outcome, self.reason = loop.train(self._batches(run, wait))
+            self.now += 11.0
+        loop = Loop(run, self.session, list, self.clock, self._emit, self._save, **options)
+        self.outcome, self.reason = loop.train(self._batches(run))
         self.wall = self.clock.elapsed()
         self.split = timing.split(self.wall, self.clock.parts, self.windows)
 
-    def _tell(self, name: str, told: Any) -> None:
+    def _emit(self, name: str, value: Any) -> None:
         if name == "window":
-            self.windows.append(told)
+            self.windows.append(value)
         else:
-            self.epochs_evaluated.append(told.epoch)
+            self.epochs_evaluated.append(value.epoch)
 
-    def _batches(self, run: Run, wait: float) -> Iterator[Batch]:
+    def _batches(self, run: Run) -> Iterator[Batch]:
         images = np.zeros((run.global_batch, 3, 1, 1), np.uint8)
         for _ in range(run.steps):
-            self._time.now += wait
+            self.now += self._wait
             yield Batch(images=images, labels=np.zeros(run.global_batch, np.float32))
 
     def _save(self, step: int) -> None:
-        self._time.now += 3.0
+        self.now += 3.0
         self.saved.append(step)
 
 
-def test_an_asynchronous_engine_does_not_fool_the_clock() -> None:
-    # Two epochs of 10 steps in windows of 4, 4 and 2; the first window takes 2 s a step, all others 0.5.
-    done = Driven(short(lr=Fixed(base=0.5, warmup_epochs=1)), lambda step: 2.0 if step < 4 else 0.5)
-    epoch = [(4, 40, 2.0), (4, 40, 2.0), (2, 20, 1.0)]
-    assert [(w.steps, w.samples, w.seconds) for w in done.windows] == [(4, 40, 8.0), *epoch[1:], *epoch]
+def test_an_asynchronous_framework_does_not_fool_the_clock() -> None:
+    # Two epochs of 10 steps in windows of 4, 4 and 2; the first window takes 2 s per step, all others 0.5.
+    run = short(lr=Fixed(base=0.5, warmup_epochs=1))
+    done = Driven(run, lambda step: 2.0 if step < 4 else 0.5, wait=0.25)
+    epoch = [(4, 40, 3.0), (4, 40, 3.0), (2, 20, 1.5)]
+    assert [(w.steps, w.samples, w.seconds) for w in done.windows] == [(4, 40, 9.0), *epoch[1:], *epoch]
     assert done.session.rates == pytest.approx([0.05 * step for step in range(10)] + [0.5] * 10)
-    # The window of 2 s a step is warm-up, and the next one goes too: five steps have to be over.
-    assert timing.throughput(done.windows) == timing.Throughput(median=20.0, spread=0.0, windows=4, dropped=2)
-    booked = {"initialise": 11.0, "warmup": 10.0, "train": 6.0, "evaluate": 14.0}
+    # The window of 2 s per step is warm-up, and the next one, too: five steps have to be over. In the others there are
+    # 10 samples in 0.5 s of work and 0.25 s of waiting.
+    assert timing.throughput(done.windows) == timing.Throughput(median=10 / 0.75, spread=0.0, windows=4, dropped=2)
+    booked = {"initialise": 11.0, "warmup": 10.0, "train": 6.0, "data": 5.0, "evaluate": 14.0, "checkpoint": 6.0}
     assert done.split == {**dict.fromkeys(timing.PARTS, 0.0), **booked}
-    assert done.wall == 41.0
+    assert (tuple(done.split), sum(done.split.values())) == (timing.PARTS, done.wall)
+    assert timing.split(12.0, {"initialise": 3.0}, [])["rest"] == 9.0
 
 
-def test_only_steps_that_take_long_are_waited_for_within_a_window() -> None:
+def test_only_slow_steps_are_waited_for_within_a_window() -> None:
     # The first step takes a minute (a compiler), the others of the first window 12 s each, those of the second 0.5 s.
-    done = Driven(short(window=10), lambda step: 0.5 if step >= 10 else 12.0 if step else 60.0, silence=30.0)
+    def seconds(step: int) -> float:
+        return 60.0 if step == 0 else 12.0 if step < 10 else 0.5
+
+    done = Driven(short(window=10), seconds, silence=30.0)
     assert done.session.waits == [1, 2, 5, 8, 12]
     assert [(w.steps, w.seconds) for w in done.windows] == [(10, 168.0), (10, 5.0)]
 
 
 @pytest.mark.parametrize(("every", "saved"), [(None, [10, 20]), (3, [4, 8, 10, 14, 18, 20]), (7, [8, 10, 18, 20])])
-def test_checkpoints_are_made_after_every_epoch_and_within_one_after_so_many_steps(
-    every: int | None, saved: list[int]
+def test_checkpoints_are_made_after_every_epoch_and_after_so_many_steps(every: int | None, saved: list[int]) -> None:
+    assert Driven(short(), save_every=every).saved == saved
+
+
+@pytest.mark.parametrize(
+    ("seconds", "evaluate", "steps", "epochs"), [(5.5, True, [4, 4, 2, 4], [1, 2]), (1.0, False, [4], [])]
+)
+def test_a_run_by_time_ends_with_the_window_in_which_the_time_is_up(
+    seconds: float, evaluate: bool, steps: list[int], epochs: list[int]
 ) -> None:
-    assert Driven(short(), lambda step: 0.5, save=True, save_every=every).saved == saved
-
-
-def test_a_run_by_time_ends_with_the_window_in_which_the_time_is_up() -> None:
-    done = Driven(short(seconds=5.5, evaluate=True), lambda step: 0.5, save=True)
-    # Windows of 2, 2 and 1 s are an epoch, with 7 s of evaluation and 3 s of checkpoint after it.
-    assert [window.steps for window in done.windows] == [4, 4, 2, 4]
-    assert done.epochs_evaluated == [1, 2]
+    # Windows of 2, 2 and 1 s are an epoch; evaluation and checkpoint do not count.
+    done = Driven(short(seconds=seconds, evaluate=evaluate))
+    assert ([window.steps for window in done.windows], done.epochs_evaluated) == (steps, epochs)
     assert done.outcome == COMPLETED
-    short_one = Driven(short(seconds=1.0, evaluate=False), lambda step: 0.5)
-    assert [window.steps for window in short_one.windows] == [4]
-    assert (short_one.epochs_evaluated, short_one.split["evaluate"]) == ([], 0.0)
 
 
 @pytest.mark.parametrize(("target", "epochs"), [(0.75, 1), (0.76, 3)])
 def test_a_run_ends_with_the_evaluation_that_reaches_its_target(target: float, epochs: int) -> None:
-    done = Driven(short(epochs=3, target_accuracy=target), lambda step: 0.5, save=True)
+    done = Driven(short(epochs=3, target_accuracy=target))
     assert done.epochs_evaluated == list(range(1, epochs + 1))  # each finds 0.75
     assert (done.saved[-1], done.outcome) == (epochs * 10, COMPLETED)
-    # Cut off after its checkpoint, before its record was safe, it goes on no further than it would have.
-    later = Driven(short(epochs=3, target_accuracy=target), lambda step: 0.5, first_step=epochs * 10, accuracy=0.75)
-    assert (later.windows, later.outcome) == ([], COMPLETED)
+    # Resumed from its last checkpoint, it does nothing more.
+    resumed = Driven(short(epochs=3, target_accuracy=target), first_step=epochs * 10, accuracy=0.75)
+    assert (resumed.windows, resumed.outcome) == ([], COMPLETED)
 
 
 @pytest.mark.parametrize("first_step", [4, 10, 14])
-def test_a_run_that_goes_on_does_the_steps_that_are_left(first_step: int) -> None:
+def test_a_resumed_run_does_the_steps_that_are_left(first_step: int) -> None:
     run = short(lr=Fixed(base=0.5, warmup_epochs=1.5))
-    whole, rest = (Driven(run, lambda step: 0.5, save=True, save_every=3, first_step=step) for step in (0, first_step))
-    assert rest.session.rates == whole.session.rates[first_step:]
-    assert rest.saved == [step for step in whole.saved if step > first_step]
-    assert rest.epochs_evaluated == ([1, 2] if first_step < 10 else [2])
+    complete, resumed = (Driven(run, save_every=3, first_step=step) for step in (0, first_step))
+    assert resumed.session.rates == complete.session.rates[first_step:]
+    assert resumed.saved == [step for step in complete.saved if step > first_step]
+    assert resumed.epochs_evaluated == ([1, 2] if first_step < 10 else [2])
 
 
-def test_the_clock_of_a_run_that_goes_on_leaves_out_the_time_that_was_lost() -> None:
-    time = ScriptedTime()
-    before = timing.Clock(now=time)
+def test_the_clock_of_a_resumed_run_leaves_out_the_time_that_was_lost() -> None:
+    now = iter([0.0, 0.0, 5.0, 25.0, 1000.0, 1000.0, 1003.0, 1003.0])
+    before = timing.Clock(now=lambda: next(now))
     with before.part("initialise"):
-        time.now += 5.0
-    time.now += 20.0
-    kept = before.elapsed(), dict(before.parts)
-    time.now += 1000.0
-    after = timing.Clock(now=time)
+        pass
+    saved = before.elapsed(), dict(before.parts)
+    after = timing.Clock(now=lambda: next(now))
     with after.part("initialise"):
-        after.resume(*kept)
-        time.now += 3.0
-    assert after.elapsed() == 28.0
-    assert after.parts == {"initialise": 8.0}
+        after.resume(*saved)
+    assert (after.elapsed(), after.parts) == (28.0, {"initialise": 8.0})
 
 
-def test_pauses_and_waits_are_booked_where_they_belong() -> None:
-    done = Driven(short(), lambda step: 0.5, wait=0.25, save=True)
-    assert done.split["data"] == pytest.approx(20 * 0.25)
-    assert done.split["checkpoint"] == 6.0
-    assert done.split["evaluate"] == 14.0
-    assert done.split["rest"] == pytest.approx(0.0)
-    assert (sum(done.split.values()), tuple(done.split)) == (pytest.approx(done.wall), timing.PARTS)
-    assert timing.split(12.0, {"initialise": 3.0}, []) == {
-        **dict.fromkeys(timing.PARTS, 0.0),
-        "initialise": 3.0,
-        "rest": 9.0,
-    }
-    # 10 samples in 0.5 s of work and 0.25 s of waiting.
-    assert timing.throughput(done.windows).median == pytest.approx(10 / 0.75)
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_as_diverged() -> None:
-    done = Driven(short(), lambda step: 1.0, loss=lambda step: float("nan") if step >= 8 else 1.0)
-    assert done.outcome == DIVERGED
-    assert "after step 8" in done.reason
-    assert [window.loss for window in done.windows] == [1.0, None]
-
-
-@pytest.mark.parametrize("loss", [float("inf"), float("nan"), 4e13])
-def test_a_loss_of_an_evaluation_ends_the_run_as_diverged(monkeypatch: pytest.MonkeyPatch, loss: float) -> None:
-    monkeypatch.setattr(SlowWhereRealOnesAre, "evaluation_loss", loss)
-    done = Driven(short(evaluate=True), lambda step: 1.0)
-    assert (done.outcome, done.epochs_evaluated) == (DIVERGED, [1])
-    assert "after epoch 1" in done.reason
-
-
-@pytest.mark.parametrize("parameter", [float("inf"), float("nan"), 1e7])
-def test_what_the_last_update_did_is_looked_at(monkeypatch: pytest.MonkeyPatch, parameter: float) -> None:
-    monkeypatch.setattr(SlowWhereRealOnesAre, "parameter", parameter)
-    done = Driven(short(evaluate=False), lambda step: 1.0)
-    assert done.outcome == DIVERGED
-    assert "after step 20" in done.reason
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 4e13])
+@pytest.mark.parametrize(
+    ("field", "step"), [("loss", "after step 8"), ("evaluation_loss", "after epoch 1"), ("parameter", "after step 20")]
+)
+def test_a_run_diverges_by_a_loss_or_its_last_parameters(field: str, step: str, value: float) -> None:
+    changes: dict[str, Any] = {field: value}
+    if field == "loss":
+        changes = {"loss": lambda step: value if step >= 8 else 1.0}
+    done = Driven(short(), **changes)
+    assert (done.outcome, step in done.reason) == (DIVERGED, True)
+    if field == "loss":
+        assert [window.loss for window in done.windows] == [1.0, value if np.isfinite(value) else None]
 
 
 @pytest.mark.parametrize(("steps", "timed"), [(1, 0), (3, 0), (10, 0), (20, 0), (40, 1), (60, 2)])
 def test_a_run_without_a_window_after_warm_up_has_no_throughput(steps: int, timed: int) -> None:
-    data = Synthetic(train=1000, validation=40)
-    done = Driven(short(data=data, epochs=None, steps=steps, window=20), lambda step: 0.5)
-    found = timing.throughput(done.windows)
-    assert (found.windows if found else 0) == timed
+    done = Driven(short(data=Synthetic(train=1000, validation=40), epochs=None, steps=steps, window=20))
+    throughput = timing.throughput(done.windows)
+    assert (throughput.windows if throughput else 0) == timed
 
 
 def window(rate: float) -> Window:
@@ -259,7 +232,7 @@ def test_spread_is_the_scaled_median_deviation() -> None:
 
 
 def test_time_is_stolen_from_the_cores_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a virtual machine with two cores, ticks of 10 ms."""
+    # A virtual machine with two cores, in ticks of 10 ms.
     stat = tmp_path / "stat"
     stat.write_text(
         "cpu  2111632 1358614 493373 1554983 15128 0 9737 26142 0 0\n"
@@ -267,11 +240,9 @@ def test_time_is_stolen_from_the_cores_that_may_be_used(tmp_path: Path, monkeypa
         "cpu1 1137163 692525 249634 676050 10632 0 6286 13048 0 0\n"
         "intr 27006599 0 0\n"
     )
-    whole = (2, pytest.approx(39733.54), pytest.approx(261.41))
-    for usable, found in (
-        ({0, 1}, whole),
-        ({1}, (1, pytest.approx(20856.08), pytest.approx(130.48))),
-        ({4, 5}, whole),  # a container that numbers its cores anew
-    ):
+    both = (2, pytest.approx(39733.54), pytest.approx(261.41))
+    second = (1, pytest.approx(20856.08), pytest.approx(130.48))
+    # A container can number its cores anew.
+    for usable, expected in (({0, 1}, both), ({1}, second), ({4, 5}, both)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, usable=usable: usable)
-        assert hardware.core_times(stat) == found
+        assert hardware.core_times(stat) == expected

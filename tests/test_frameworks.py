@@ -360,31 +360,6 @@ def test_an_evaluation_is_of_whole_batches_of_which_what_fills_the_last_does_not
     assert [each.loss for each in seen] == pytest.approx([seen[0].loss] * 3, rel=1e-6)
 
 
-@having({"averaged_views": 6})
-def test_an_image_s_scores_are_the_mean_over_its_views(run: Run) -> None:
-    (batch,) = framework_worker.validation(run, 70)
-    session, size = frameworks.open_session(run), run.data.crop
-    around = np.pad(batch.images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")
-    corners = [around[:, :, at : at + size, at : at + size] for at in (0, 1, 2)]
-    views = [np.ascontiguousarray(one) for corner in corners for one in (corner, corner[:, :, :, ::-1])]
-    placed = [session._on_devices(data.Batch(view, batch.labels)) for view in views]
-    scored = session.evaluate(
-        [batch]
-    )  # first: a framework may have another network for that, which gets its weights now
-    scores = np.mean([_numpy(session._scores(images)).astype(float) for [(images, _)] in placed], axis=0)
-    labels = batch.labels.astype(int)
-    losses = np.logaddexp.reduce(scores, axis=1) - scores[np.arange(70), labels]
-    assert scored.loss == pytest.approx(losses.mean(), rel=1e-4)
-    assert scored.correct == (scores.argmax(axis=1) == labels).sum()
-    of_one_view = frameworks.open_session(dataclasses.replace(run, averaged_views=1)).evaluate([batch])
-    assert scored.loss != pytest.approx(of_one_view.loss, rel=1e-4)
-
-
-def _numpy(array: Any) -> np.ndarray:
-    """A framework's array on the host."""
-    return array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
-
-
 @having({}, {"devices": 2}, alone=True)
 def test_batches_that_a_thread_puts_on_the_devices_ahead_train_to_the_same_bits(run: Run) -> None:
     session = frameworks.open_session(run)
@@ -438,9 +413,9 @@ def test_views_cut_on_the_device_are_those_cut_on_the_host(run: Run) -> None:
         spec = CIFAR10(crop=crop, pad=4, jitter=False, on_device=on_device)
         session = frameworks.open_session(dataclasses.replace(run, data=spec))
         if on_device:
-            session.hold(data.held(dataset, spec))
+            session.hold(data.device_images(dataset, spec))
         for batch in data.training_batches(dataset, spec, global_batch=32, seed=0, steps=3):
-            assert isinstance(batch.images, data.Views) == on_device
+            assert isinstance(batch.images, data.Crops) == on_device
             session.step(batch, 0.001)
             losses.append(session.drain())
     np.testing.assert_allclose(losses[:3], losses[3:], rtol=1e-5)
@@ -484,7 +459,6 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"lr": 0.001, "optimizer": Muon(lr=0.001, unit_weights=True)},
     {"label_smoothing": 0.1, "optimizer": SGD(decay_gammas=False, weight_decay=0.01)},
     {"zero_init_gamma": True},
-    {"data": Synthetic(size=16, crop=16, train=320, validation=70, shrink=8, shrink_epochs=1)},
     {"devices": 2, "emulated": True, "gradient_noise": 1},
     {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-4},
     {"model": "cifar_mlp", "devices": 2, "gradient_noise": 1},

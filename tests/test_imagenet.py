@@ -71,7 +71,7 @@ def test_crop_and_mirror_are_those_drawn_for_the_epoch(folder: Path) -> None:
         top, left, mirror = (uniform(1, epoch, 1, draw)[0] for draw in (CROP_Y, CROP_X, MIRROR))
         y, x = int(top * 33), int(left * 33)
         expected = picture(1, 256, 256)[y : y + 224, x : x + 224][:, :: -1 if mirror < 0.5 else 1].transpose(2, 0, 1)
-        shown: Any = train.augmented(np.array([1]), SPEC, seed=1, epoch=epoch)[0]
+        shown: Any = train.augment(np.array([1]), SPEC, seed=1, epoch=epoch)[0]
         assert np.abs(shown[0].astype(int) - expected).mean() < 2  # JPEG loses some
         mirrored += mirror < 0.5
     assert 0 < mirrored < 8
@@ -105,7 +105,7 @@ def test_damage_is_one_line_before_anything_is_spent_or_names_the_image(
     path.write_bytes(change(path.read_bytes()))
     opened = load(folder) if opens else None
     with pytest.raises(UserError, match=f"^data: [^\n]*{message}[^\n]*$"):
-        (opened or load(folder)).train.centred(np.array([0]), SPEC)
+        (opened or load(folder)).train.center_crop(np.array([0]), SPEC)
 
 
 @pytest.mark.parametrize("name", ["train", "val"])

@@ -1,8 +1,10 @@
-"""What a person sees while runs go on: a progress line on a terminal, and one line for each run that ended."""
+"""Text for the person who watches runs: a progress line on a terminal, and one line for each run that ended."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import pty
 import re
@@ -14,44 +16,38 @@ from typing import Any
 import pytest
 
 from poc.cli import main
-from poc.records.record import Record
 from poc.run.progress import Progress, duration, label, result, varied
 from tests.builders import recipe_file, record_of, run_of
 from tests.launch import HOME, records
 
-FOUR_GPUS: dict[str, Any] = {"kind": "gpu", "devices": 4, "global_batch": 512, "learning_rate": 0.2}
-EPOCHS = [0.13, *[0.519] * 11]
+RUN = dict(kind="gpu", devices=4, global_batch=512, learning_rate=0.2, epochs=12, steps=120)
 
 
-def trained(**changes: Any) -> Record:
-    """Return the record of twelve epochs on four GPUs."""
-    run = {**FOUR_GPUS, "epochs": 12, "steps": 120}
-    return record_of(epoch_seconds=EPOCHS, accuracies=[0.783] * 12, wall=61.2, run=run, **changes)
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "9,865 samples/s, accuracy 0.783 (12 epochs, 61 s)"),
+        ({"outcome": "failed", "reason": "worker 1: killed by signal 9"}, "failed: worker 1: killed by signal 9"),
+        ({"outcome": "out of memory"}, "out of memory"),
+        (
+            {"epoch_seconds": [1.0], "accuracies": [], "run": {"steps": 7, "epochs": 1}, "wall": None},
+            "too short to time (10 steps)",
+        ),
+    ],
+)
+def test_a_run_has_one_line_in_its_user_s_terms(changes: dict[str, Any], line: str) -> None:
+    fields = {"epoch_seconds": [0.13, *[0.519] * 11], "accuracies": [0.783] * 12, "wall": 61.2, "run": RUN, **changes}
+    assert result(record_of(**fields), "it") == f"it: {line}"
 
 
-def test_a_run_has_one_line_in_its_user_s_terms() -> None:
-    record = trained()
-    line = "resnet50 batch 128 x 4 GPUs lr 0.2: 9,865 samples/s, accuracy 0.783 (12 epochs, 61 s)"
-    assert result(record, label(record.run)) == line
-    failed = trained(outcome="failed", reason="worker 1: killed by signal 9")
-    assert result(failed, "it") == "it: failed: worker 1: killed by signal 9"
-    assert result(trained(outcome="out of memory"), "it") == "it: out of memory"
-    short = record_of(epoch_seconds=[1.0], accuracies=[], run={"steps": 7, "epochs": 1}, wall=None)
-    assert result(short, "it") == "it: too short to time (10 steps)"
-
-
-def test_what_differs_between_the_runs_is_named_and_nothing_else() -> None:
+def test_a_label_names_the_fields_that_differ() -> None:
+    assert label(record_of(run=RUN).run) == "resnet50 batch 128 x 4 GPUs lr 0.2"
     same = dataclasses.replace(run_of(), dtype="bfloat16")
-    runs = [
-        dataclasses.replace(same, label_smoothing=smoothing, learning_rate=lr)
-        for smoothing in (0.0, 0.1)
-        for lr in (0.01, 0.02)
-    ]
+    grid = itertools.product((0.0, 0.1), (0.01, 0.02))
+    runs = [dataclasses.replace(same, label_smoothing=smoothing, learning_rate=lr) for smoothing, lr in grid]
     details = varied(runs)
     assert details == {"label_smoothing"}
-    labels = [label(run, details) for run in runs]
-    assert len(set(labels)) == 4
-    assert not any("bfloat16" in each for each in labels)
+    assert len({label(run, details) for run in runs}) == 4
     assert label(runs[0]) == label(runs[2])
 
 
@@ -78,39 +74,34 @@ def test_durations_are_for_people() -> None:
 
 
 @pytest.mark.slow
-def test_a_terminal_shows_how_far_a_run_is_and_then_only_its_line(tmp_path: Path) -> None:
+def test_a_terminal_shows_progress_and_then_only_the_result(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", lr=[0.01, 0.02])
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "poc", "run", str(recipe), "--results", str(tmp_path / "results")]
     environment = {**os.environ, "POC_CACHE": str(tmp_path), "PYTHONPATH": str(HOME), "COLUMNS": "100"}
+    output = b""
     with subprocess.Popen(command, stdout=end, stderr=end, env=environment, cwd=tmp_path) as process:
         os.close(end)
-        shown = b""
-        while True:
-            try:
-                shown += (part := os.read(terminal, 4096))
-            except OSError:  # how Linux tells that nobody writes any more
-                break
-            if not part:
-                break
+        with contextlib.suppress(OSError):  # how Linux reports that nobody writes any more
+            while part := os.read(terminal, 4096):
+                output += part
     os.close(terminal)
-    assert process.returncode == 0, shown
-    text = shown.decode()
+    assert process.returncode == 0, output
+    text = output.decode()
     assert re.search(r"epoch 2/4, [\d,.]+ samples/s, \d+ s left", text)
-    # What stays is what comes last between two line feeds.
-    stays = [line.rsplit("\r", 1)[-1] for line in text.replace("\r\n", "\n").split("\n")]
+    # What stays of a line is what comes last.
+    remaining = [line.rsplit("\r", 1)[-1] for line in text.replace("\r\n", "\n").split("\n")]
     for lr in ("0.01", "0.02"):
-        assert sum(f"lr {lr}" in line for line in stays) == 1
+        assert sum(f"lr {lr}" in line for line in remaining) == 1
 
 
 @pytest.mark.slow
-def test_without_a_terminal_each_run_is_one_line_and_the_rest_is_for_verbose(
+def test_without_a_terminal_each_run_is_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POC_CACHE", str(tmp_path))
     recipe = recipe_file(tmp_path / "mine.py", lr=[0.01, 0.02])
     assert main(["run", str(recipe), "--results", str(tmp_path / "results")]) == 0
-    said = capfd.readouterr().err
-    assert len([line for line in said.splitlines() if " samples/s" in line]) == 2
-    ids = [record.run_id for record in records(tmp_path)]
-    assert not any(each in said for each in ids)
+    output = capfd.readouterr().err
+    assert len([line for line in output.splitlines() if " samples/s" in line]) == 2
+    assert not any(record.run_id in output for record in records(tmp_path))

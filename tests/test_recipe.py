@@ -98,8 +98,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**TWO, "kvstore": "ssp"}, r"kvstore: 'ssp' is not allowed"),
     ({"straggler": 0.3}, r"straggler=0.3 .*workers"),
     ({**TWO, "straggler": -1}, r"straggler: -1"),
-    ({"averaged_views": True}, r"averaged_views: True is not allowed; valid: 1, 2, 6"),
-    ({"averaged_views": 2.0}, r"averaged_views: 2.0 is not allowed"),
     ({"target_accuracy": 1.0}, r"target_accuracy: 1.0 .* from 0 to below 1"),
     ({"target_accuracy": 0.9, "evaluate": False}, r"target_accuracy=0.9 .*evaluate"),
     ({**TWO, "target_accuracy": 0.9}, r"target_accuracy=0.9 .*worker"),
@@ -113,10 +111,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"label_smoothing": 1.0}, r"label_smoothing: 1.0 is not allowed"),
     ({"zero_init_gamma": 1}, r"zero_init_gamma: 1 is not allowed; .* True or False"),
     ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; .* 224 pixels"),
-    (
-        {"model": "cifar_airbench94", "data": CIFAR10(crop=32, shrink=15, shrink_epochs=2)},
-        r"data: shrink: 15 is not allowed with cifar_airbench94; .* 16 to 32 pixels",
-    ),
+    ({"model": "cifar_airbench94", "data": CIFAR10(crop=15)}, r"data: crop: 15 .* 16 to 32 pixels"),
     ({"data": [CIFAR10(), 3]}, r"data: 3 is not allowed; .* CIFAR10"),
     ({"dtype": "bfloat"}, r"dtype: 'bfloat' is not allowed; did you mean 'bfloat16'"),
     ({"layout": "NWHC"}, r"layout: 'NWHC' is not allowed; did you mean 'N"),
@@ -161,9 +156,6 @@ def test_a_mistake_is_one_line_that_names_field_and_value(fields: dict[str, Any]
         (lambda: CIFAR10(crop=33), "crop: 33 is larger than the images"),
         (lambda: CIFAR10(cutout=29), "cutout: 29 is larger than the crop; .* 28"),
         (lambda: CIFAR10(on_device=True, jitter=False, cutout=4), "on_device=True .*cutout"),
-        (lambda: CIFAR10(shrink=20), "shrink=20, shrink_epochs=0: "),
-        (lambda: CIFAR10(shrink_epochs=2), "shrink=0, shrink_epochs=2: "),
-        (lambda: Synthetic(crop=20, shrink=20, shrink_epochs=2), "shrink=20, shrink_epochs=2: .*crop"),
         (lambda: Linear(base=0, per=128), "above zero"),
         (lambda: Linear(base=0.1, per=0), "above zero"),
         (lambda: Fixed(base=0.1, decay="cosin"), "did you mean 'cosine'"),
@@ -414,15 +406,6 @@ def test_the_time_is_estimated_by_the_card(machine: str, rate: float, monkeypatc
         (one,) = planned(cards, devices=devices, **fields)
         seconds = one.seconds - 6.0
         assert one.run.steps * one.run.global_batch / seconds == pytest.approx(rate * devices, rel=0.1)
-
-
-def test_epochs_of_shrunk_images_are_estimated_by_their_pixels() -> None:
-    fields = {"model": "cifar_resnet50_v2", "kind": "cpu", "evaluate": False, "epochs": 4}
-    whole, shrunk = (
-        planned(data=data, **fields)[0].seconds - 6.0
-        for data in (CIFAR10(crop=32), CIFAR10(crop=32, shrink=16, shrink_epochs=2))
-    )
-    assert shrunk == pytest.approx(whole * (2 + 2 / 4) / 4)
 
 
 def test_the_largest_batch_is_searched_for_among_those_that_may_fit() -> None:

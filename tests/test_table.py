@@ -34,7 +34,7 @@ P100 = {"index": 0, "name": "Tesla P100", "capability": [6, 0], "memory_bytes": 
 STEP = dict(steps=24, whole_step_seconds=0.4, independent_step_seconds=0.3, exchange_seconds=0.15, sums_right=True)
 STEP.update(exchange_bytes=3_000_000, bus_bytes_per_second=2e7, synchronisation_seconds=0.04, data_seconds=0.01)
 TWO: dict[str, Any] = dict(devices=2, workers=2, cores_per_worker=1, kvstore="dist_sync", batch_per_device=64)
-SHRUNK = {"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True, "shrink": 14}
+AUGMENTED = {"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True}
 
 
 def row_of(record: Record, **prices: float) -> Any:
@@ -71,17 +71,6 @@ def test_a_row_has_the_framework_that_trained_it() -> None:
     versions = {"python": "3.11.7", "mxnet-cu112": "1.9.1", "torch": "2.13.0"}
     rows = [row_of(record_of(run={"framework": name}, versions=versions)) for name in ("mxnet", "pytorch", "gone")]
     assert [row.framework for row in rows] == ["MXNet 1.9.1", "PyTorch 2.13.0", "gone"]
-
-
-def test_samples_per_second_are_those_of_whole_images() -> None:
-    seconds = (1.0, 1.0, 2.0, 4.0, 4.0, 4.0)
-    some, every = (
-        row_of(record_of(epoch_seconds=seconds, run={"data": {**SHRUNK, "shrink_epochs": epochs}})) for epochs in (3, 6)
-    )
-    assert (some.samples_per_second, some.seconds_per_epoch, some.windows) == (320.0, 4.0, 2)
-    assert math.isnan(every.samples_per_second)
-    assert math.isnan(every.flops)
-    assert {(row.epochs, row.samples_trained, row.train_seconds) for row in (some, every)} == {(6, 7680, 13.5)}
 
 
 def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
@@ -158,8 +147,8 @@ def test_the_note_has_what_else_happened_to_a_run() -> None:
         ({"optimizer": "nesterov"}, False, ""),
         ({"momentum": 0.8}, False, ""),
         ({"label_smoothing": 0.1}, False, ""),
-        ({"data": {**SHRUNK, "shrink": 0, "jitter": False}}, False, ""),
-        ({"data": {**SHRUNK, "shrink": 0, "validate_on": "held-out"}}, False, ""),
+        ({"data": {**AUGMENTED, "jitter": False}}, False, ""),
+        ({"data": {**AUGMENTED, "validate_on": "held-out"}}, False, ""),
         ({"model": "cifar_resnet20_v2", "dtype": "bfloat16"}, True, ""),
     ],
 )

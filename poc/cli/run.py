@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from poc import config, frameworks, studies
 from poc.cli import chosen
@@ -65,17 +66,9 @@ def run(options: argparse.Namespace) -> int:
         )
     place = _place(options, machine, name, chosen.source(options))
     place = dataclasses.replace(place, until=schedule.bound(began, options.hours, options.dollars, price))
-    how = {"detail": _rounds(options), "again": options.again, "verbose": options.verbose}
-    sweep = Sweep(chosen.plans(options, machine), chosen.results(options), place, **how)
-    request = LastRun(
-        recipes=chosen.recipe_names(options),
-        runs=sweep.ids(),
-        skipped=workload.skipped(sweep.items),
-        quick=options.quick,
-        machine=name,
-        started=last_run.now(),
-    )
-    return _conclude(options, run_sweep(sweep, request, price), published, machine_prices)
+    sweep = Sweep(chosen.plans(options, machine), chosen.results(options), place, **_sweep_options(options))
+    failed = run_sweep(sweep, _request(options, [sweep], last_run.now()), price)
+    return _conclude(options, failed, published, machine_prices)
 
 
 def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequence[Study]) -> int:
@@ -86,45 +79,44 @@ def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequen
     # Ray is an extra.
     from poc.cluster import connect
 
-    machine_prices, paths, results = prices.load({}), chosen.recipe_paths(options), chosen.results(options)
+    machine_prices, paths, fields = prices.load({}), chosen.recipe_paths(options), literals.fields(options.set)
     for path in paths:
-        config.load(
-            path, frameworks.FRAMEWORKS, literals.fields(options.set)
-        )  # a mistake is found before any node is asked
+        config.load(path, frameworks.FRAMEWORKS, fields)  # a mistake is found before any node is asked
     # Each node has its own POC_DATA.
-    place = _place(options, hardware.detect(), "", options.data)
+    context = _place(options, hardware.detect(), "", options.data)
     started = last_run.now()
-
-    def note(sweeps: Sequence[Sweep]) -> None:
-        request = LastRun(
-            recipes=chosen.recipe_names(options),
-            runs=tuple(dict.fromkeys(run for sweep in sweeps for run in sweep.ids())),
-            skipped=workload.skipped([item for sweep in sweeps for item in sweep.items]),
-            quick=options.quick,
-            machine=sweeps[0].place.infrastructure if sweeps else "",
-            started=started,
-        )
-        last_run.write(results, request)
-
     connect(options.cluster, verbose=options.verbose)
+
     from poc.cluster.scheduler import Cluster
 
     cluster = Cluster(
-        paths,
-        results,
-        dataclasses.replace(place, until=schedule.bound(began, options.hours, None, None)),
-        options.only,
-        plan_options={
-            "settings": options.set,
-            "quick": options.quick,
-            "cpu": options.cpu,
-            "named": bool(options.recipes or options.only),
-        },
-        sweep_options={"detail": _rounds(options), "again": options.again, "verbose": options.verbose},
+        recipes=paths,
+        results=chosen.results(options),
+        context=dataclasses.replace(context, until=schedule.bound(began, options.hours, None, None)),
+        only=options.only,
+        fields=fields,
+        plan_options={"quick": options.quick, "cpu": options.cpu, "named": bool(options.recipes or options.only)},
+        sweep_options=_sweep_options(options),
         price=functools.partial(_price, machine_prices),
-        note=note,
+        note=lambda sweeps: last_run.write(chosen.results(options), _request(options, sweeps, started)),
     )
     return _conclude(options, cluster.run(), published, machine_prices)
+
+
+def _request(options: argparse.Namespace, sweeps: Sequence[Sweep], started: str) -> LastRun:
+    return LastRun(
+        recipes=chosen.recipe_names(options),
+        runs=tuple(dict.fromkeys(run for sweep in sweeps for run in sweep.ids())),
+        skipped=workload.skipped([item for sweep in sweeps for item in sweep.items]),
+        quick=options.quick,
+        machine=next((sweep.context.infrastructure for sweep in sweeps), ""),
+        started=started,
+    )
+
+
+def _sweep_options(options: argparse.Namespace) -> dict[str, Any]:
+    rounds = options.rounds if options.detail else 0
+    return {"detail": rounds, "again": options.again, "verbose": options.verbose}
 
 
 def _conclude(
@@ -168,7 +160,3 @@ def _price(machine_prices: Prices, name: str, machine: Hardware) -> float | None
     """Return the dollars per hour of this machine; None where they are not known."""
     price = machine_prices.of(name, machine.describe())
     return price.dollars_per_hour if price else None
-
-
-def _rounds(options: argparse.Namespace) -> int:
-    return options.rounds if options.detail else 0

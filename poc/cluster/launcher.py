@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from poc.cluster.node import STOPPED, Supervisor
 from poc.config.run import Run
 from poc.host.hardware import Hardware
-from poc.run.launcher import HostResult, RunContext, WorkerGroup, blamed
+from poc.run.launcher import HostResult, RunContext, WorkerGroup, failure_reason
 from poc.values import UserError
 
 _LABEL = "infrastructure"
@@ -38,11 +40,9 @@ class Node:
         self.address: str = entry["NodeManagerAddress"]
         self.name = f"{entry['NodeManagerHostname']} ({self.address})"
         self.label: str = entry["Labels"].get(_LABEL, "")
-        self.type = ""
-        """The label, or without one the hardware, once the node may be used."""
+        self.type = ""  # the label, or without one the hardware, once the node may be used
         self.is_free = True
-        self.lost = ""
-        """Why the node cannot be used any more."""
+        self.lost = ""  # why the node cannot be used any more
         self.actor = ray.remote(
             num_cpus=entry["Resources"]["CPU"],
             num_gpus=entry["Resources"].get("GPU", 0),
@@ -77,14 +77,12 @@ class Node:
 
 @dataclasses.dataclass
 class RayLauncher:
-    """Trains on nodes of one type, which share a run's workers equally; the first one starts what serves them all."""
+    """Do runs on nodes of one type, which share the workers equally; the first one starts what serves them all."""
 
     nodes: list[Node]
     context: RunContext
-    is_over: Callable[[], bool]
-    """Whether to interrupt the run."""
-    replacement: Callable[[], Node | None]
-    """Waits for a free node of the type."""
+    over: threading.Event  # interrupts the run, as does the end of the context's time
+    replacement: Callable[[], Node | None]  # waits for a free node of the type
 
     def _workers(self, run: Run) -> Iterator[tuple[Node, range]]:
         per_host = run.workers // len(self.nodes)
@@ -92,39 +90,37 @@ class RayLauncher:
             yield node, range(host * per_host, (host + 1) * per_host)
 
     def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
-        """Return the steps after which every worker has a whole checkpoint; none if a node is lost."""
         steps = []
         for node, workers in self._workers(run):
             try:
-                steps.append(node.get(node.actor.steps.remote(run, workers, conditions, self.context)))
+                steps.append(node.get(node.actor.begin.remote(run, conditions, workers, self.context)))
             except NodeLostError:  # the attempt reports it
                 return set()
         return set.intersection(*steps)
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
-        """Train `run` once; return the result of each host, and why the run failed, if it did."""
+        first = self.nodes[0]
         addresses = [node.address for node in self.nodes] if len(self.nodes) > 1 else ["127.0.0.1"]
         trainings: dict[Any, Node] = {}
         with contextlib.suppress(NodeLostError):
-            environments = self.nodes[0].get(self.nodes[0].actor.open.remote(run, addresses))
+            environments = first.get(first.actor.open.remote(run, addresses))
             for node, workers in self._workers(run):
-                own = tuple(environments[worker] for worker in workers)
+                own = environments[workers.start : workers.stop]
                 group = WorkerGroup(request=request, first=workers.start, environments=own)
-                trainings[node.actor.train.remote(group, self.context)] = node
+                trainings[node.actor.train.remote(group)] = node
         results = self._wait(trainings)
-        host_results = []
         for node in self.nodes:
             with contextlib.suppress(NodeLostError):
                 core_use = node.get(node.actor.close.remote())
                 if node in results:
-                    host_results.append(dataclasses.replace(results[node], core_use=core_use))
+                    results[node] = dataclasses.replace(results[node], core_use=core_use)
         lost_nodes = [(f"host {node.name}", node.lost) for node in self.nodes if node.lost]
-        failures = [result.lost for result in results.values() if result.lost]
+        failures = [result.failure for result in results.values() if result.failure]
         # A lost node or a killed process is the cause, even if a process that missed it failed and reported that first.
         failures.sort(key=lambda failure: (failure == STOPPED, "signal" not in failure[1]))
-        if failures := lost_nodes + failures:
-            return host_results, blamed(failures[0], run.workers == 1 and not lost_nodes)
-        return host_results, ""
+        failures = lost_nodes + failures
+        reason = failure_reason(failures[0], single=run.workers == 1 and not lost_nodes) if failures else ""
+        return [results[node] for node in self.nodes if node in results], reason
 
     def _wait(self, trainings: dict[Any, Node]) -> dict[Node, HostResult]:
         """Return the results in the order in which they came; a failure or the end of the time stops all trainings."""
@@ -135,22 +131,21 @@ class RayLauncher:
                 node = trainings.pop(reference)
                 with contextlib.suppress(NodeLostError):
                     results[node] = node.get(reference)
-            failed = any(node.lost for node in self.nodes) or any(result.lost for result in results.values())
-            if (failed and not stopped) or (not failed and not interrupted and self.is_over()):
+            over = self.over.is_set() or time.monotonic() >= self.context.until
+            failed = any(node.lost for node in self.nodes) or any(result.failure for result in results.values())
+            if (failed and not stopped) or (over and not interrupted):
                 stopped, interrupted = failed, True
                 for node in trainings.values():
                     node.actor.stop.remote(interrupt=not failed)
         return results
 
     def renewed(self) -> bool:
-        """Replace each lost node by a free one of the type; False if there is none."""
         for host, node in enumerate(self.nodes):
             if node.lost:
                 self.nodes[host] = self.replacement() or node
         return not any(node.lost for node in self.nodes)
 
     def forget(self, run: Run) -> None:
-        """Remove the checkpoints of `run`, whose record is in the journal."""
         for node in self.nodes:
             with contextlib.suppress(NodeLostError):
-                node.get(node.actor.forget.remote(run, self.context))
+                node.get(node.actor.forget.remote(run))

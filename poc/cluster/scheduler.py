@@ -40,10 +40,8 @@ class HostSweep:
     hosts: int
     sweep: Sweep
     todo: list[Item]
-    postponed: list[Item] = field(default_factory=list)
-    """Items that do not fit before the bound."""
-    running: set[str] = field(default_factory=set)
-    """Ids of current runs: two repeats of a run would share their checkpoints."""
+    postponed: list[Item] = field(default_factory=list)  # do not fit before the bound
+    running: set[str] = field(default_factory=set)  # run ids: two repeats of a run would share their checkpoints
 
 
 @dataclasses.dataclass
@@ -52,23 +50,19 @@ class Cluster:
 
     recipes: Sequence[Path]
     results: Path
-    context: RunContext
-    """Common to all nodes; its machine is not used."""
-    only: list[str] | None
-    plan_options: Mapping[str, Any]
+    context: RunContext  # common to all nodes, without a machine
+    only: Sequence[str] | None
+    fields: dict[str, Any]  # set in place of the recipes' own
+    plan_options: Mapping[str, bool]
     sweep_options: Mapping[str, Any]
-    price: Callable[[str, Hardware], float | None]
-    """Dollars per hour of a node, by its type and hardware."""
-    note: Callable[[list[Sweep]], object]
-    """Called with all sweeps whenever there is a new one."""
+    price: Callable[[str, Hardware], float | None]  # dollars per hour of a node, by its type and hardware
+    note: Callable[[list[Sweep]], object]  # is called with all sweeps whenever there is a new one
 
     def __post_init__(self) -> None:
-        self._nodes: list[Node] = []
-        """All that were ever seen; a node that comes back is a new one."""
+        self._nodes: list[Node] = []  # all that were ever seen; a node that comes back is a new one
         self._images: dict[str, DataId] = {}
         self._sweeps: list[HostSweep] = []
-        self._replacing: Counter[str] = Counter()
-        """How many runs wait for a node of a type in place of a lost one."""
+        self._replacing: Counter[str] = Counter()  # runs that wait for a node in place of a lost one, by type
         self._change = threading.Condition()
         self._over = threading.Event()
         self._runs: list[Future[None]] = []
@@ -94,7 +88,7 @@ class Cluster:
         for queue in self._sweeps:
             if queue.todo and time.monotonic() < self.context.until:
                 queue.sweep.say(f"{len(queue.todo)} runs are left, but too few nodes for them")
-                failed += [item.run.id for *_, item in queue.todo]
+                failed += [item.planned.run.id for item in queue.todo]
             else:
                 say_left(queue.sweep, queue.postponed + queue.todo)
             failed += queue.sweep.failed
@@ -123,10 +117,7 @@ class Cluster:
                     print(f"not used: {error}", file=sys.stderr)
 
     def _admit(self, node: Node) -> tuple[Node, int, Plans]:
-        """Compare a node with the driver and the other nodes; return what one node more of its type can do.
-
-        That is planned for the returned number of nodes together. Raises UserError if the node cannot be used.
-        """
+        """Compare a node with the driver and other nodes; return the plans for all nodes of its type together."""
         description = node.get(node.description)
         node.software, node.versions = description["software"], description["versions"]
         driver_versions = Supervisor().describe()["versions"]
@@ -137,10 +128,10 @@ class Cluster:
         for other in same_type[:1]:
             node.require_same(node.versions, f"{other.name} of the same type", other.versions)
         hosts = 1 + sum(not other.lost for other in same_type)
-        recipes = [(path.stem, path.read_text()) for path in self.recipes]
-        plans: Plans = node.get(node.actor.plan.remote(recipes, hosts, tuple(self.only or [""]), **self.plan_options))
-        specs = dict.fromkeys(item.run.data for _, planned in plans for item in planned if not item.skip)
-        images = node.get(node.actor.identify.remote([*specs], self.context))
+        recipes = {path.stem: path.read_text() for path in self.recipes}
+        only = tuple(self.only or [""])
+        plans: Plans = node.get(node.actor.plan.remote(recipes, self.fields, hosts, only, **self.plan_options))
+        images = node.get(node.actor.identify.remote(plans, self.context))
         node.require_same({**self._images, **images}, "the other nodes", self._images)
         self._images.update(images)
         with self._change:
@@ -151,7 +142,8 @@ class Cluster:
     def _add_sweep(self, node: Node, hosts: int, plans: Plans) -> None:
         """Add what so many nodes of a type can do, and fewer cannot."""
         smaller = [queue for queue in self._sweeps if queue.node_type == node.type]
-        done = {_key(item) for queue in smaller for *_, item in queue.sweep.items if not item.skip}
+        items = [item for queue in smaller for item in queue.sweep.items]
+        done = {_key(item.planned) for item in items if not item.planned.skip}
         plans = [(name, [item for item in planned if _key(item) not in done]) for name, planned in plans]
         if any(queue.hosts == hosts for queue in smaller) or not any(planned for _, planned in plans):
             return
@@ -161,7 +153,7 @@ class Cluster:
             machine=dataclasses.replace(node.machine, hosts=hosts),
             infrastructure=name,
             software=node.software,
-            apart=journal.folder(self.results, name).name,
+            subfolder=journal.folder(self.results, name).name,
             images=dict(self._images),
         )
         sweep = Sweep(plans, self.results, context, prefix=f"{name}: ", **self.sweep_options)
@@ -169,11 +161,11 @@ class Cluster:
         price = self.price(node.type, node.machine)
         sweep.say(f"\n{sweep.workload(price and hosts * price)}\n")
         for item in sweep.items:
-            if item[2].skip:
+            if item.planned.skip:
                 sweep.do(item)
         # Rounds of repeats, so that those of different runs are close in time; the longest run of a round first.
         todo = [item for item in sweep.items if not sweep.is_over(item)]
-        todo.sort(key=lambda item: (item[2].repeat, -sweep.pace.seconds(item[2])))
+        todo.sort(key=lambda item: (item.planned.repeat, -sweep.pace.seconds(item.planned)))
         with self._change:
             self._sweeps.append(HostSweep(node.type, hosts, sweep, todo))
         self.note([queue.sweep for queue in self._sweeps])
@@ -196,7 +188,7 @@ class Cluster:
         waiting = +self._replacing
         for queue in sorted(self._sweeps, key=lambda queue: -queue.hosts):
             for item in list(queue.todo):
-                if waiting[queue.node_type] or item[2].run.id in queue.running:
+                if waiting[queue.node_type] or item.planned.run.id in queue.running:
                     continue
                 nodes = self._reserve(queue.node_type, queue.hosts)
                 if not nodes:
@@ -204,7 +196,7 @@ class Cluster:
                     waiting[queue.node_type] += queue.hosts <= len(alive)
                     break
                 queue.todo.remove(item)
-                queue.running.add(item[2].run.id)
+                queue.running.add(item.planned.run.id)
                 self._runs.append(pool.submit(self._run, queue, item, nodes))
 
     def _reserve(self, node_type: str, count: int) -> list[Node]:
@@ -224,7 +216,7 @@ class Cluster:
         return nodes[0] if nodes else None
 
     def _run(self, queue: HostSweep, item: Item, nodes: list[Node]) -> None:
-        launcher = RayLauncher(nodes, queue.sweep.place, self._is_over, lambda: self._replacement(queue.node_type))
+        launcher = RayLauncher(nodes, queue.sweep.context, self._over, lambda: self._replacement(queue.node_type))
         try:
             for node in nodes:
                 node.get(node.actor.close.remote())  # a run must not fail because of a node that was lost before
@@ -240,13 +232,10 @@ class Cluster:
             raise
         finally:
             with self._change:
-                queue.running.remove(item[2].run.id)
+                queue.running.remove(item.planned.run.id)
                 for node in launcher.nodes:
                     node.is_free = True
                 self._change.notify_all()
-
-    def _is_over(self) -> bool:
-        return self._over.is_set() or time.monotonic() >= self.context.until
 
 
 def _key(item: Planned) -> str:

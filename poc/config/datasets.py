@@ -34,17 +34,11 @@ class _Images:
     fixed = False
     on_device = False
     cutout = 0
-    shrink = 0
-    shrink_epochs = 0
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """Channels, height, width of what the network sees."""
         return (3, self.crop, self.crop)
-
-    def side(self, epoch: int) -> int:
-        """Height and width of what the network sees in an epoch of training, counted from 0, in pixels."""
-        return self.shrink if epoch < self.shrink_epochs else self.crop
 
     def __str__(self) -> str:
         """Its name, and all that is not at its default."""
@@ -55,8 +49,6 @@ def _check(data: Any, size: int) -> None:
     checked(data, "data: ")
     if data.crop > size:
         raise UserError(f"data: crop: {data.crop!r} is larger than the images; use at most {size}")
-    if (data.shrink > 0) != (data.shrink_epochs > 0) or data.shrink >= data.crop:
-        raise UserError(f"data: shrink={data.shrink}, shrink_epochs={data.shrink_epochs}: set both, shrink below crop")
 
 
 @value
@@ -75,13 +67,9 @@ class CIFAR10(_Images):
     """Move hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
     cutout: int = field(default=0, check=whole_or_zero, later=True, label="cutout {} px")
     """Height and width of a square, anywhere in the crop, that is made grey (127) (DeVries and Taylor 2017)."""
-    shrink: int = field(default=0, check=whole_or_zero, later=True, label="resized to {} px")
-    """Height and width that the crops are shrunk to in the first `shrink_epochs` epochs of training, which take less
-    time: progressive resizing, as in Tan and Le 2021 ("EfficientNetV2"). 0: never."""
-    shrink_epochs: int = field(default=0, check=whole_or_zero, later=True, label="in the first {} epochs")
     on_device: bool = field(default=False, check=flag, later=True, label="augmented on the device")
-    """The training images stay in the device's memory, where they are cropped and mirrored; without `jitter`, `cutout`
-    and `shrink`."""
+    """The training images stay in the device's memory, where they are cropped and mirrored; without `jitter` and
+    `cutout`."""
     validate_on: str = field(
         default="test", check=choice(("test", HELD_OUT)), later=True, label="accuracy on the validation split"
     )
@@ -102,7 +90,7 @@ class CIFAR10(_Images):
             raise UserError("data: alternate=True needs mirror=True")
         if self.cutout > self.crop:
             raise UserError(f"data: cutout: {self.cutout} is larger than the crop; use at most {self.crop}")
-        for name in ("jitter", "cutout", "shrink"):
+        for name in ("jitter", "cutout"):
             if self.on_device and getattr(self, name):
                 raise UserError(f"data: on_device=True works without {name}; remove one of them")
 
@@ -125,15 +113,13 @@ class Synthetic(_Images):
     pad: int = field(default=0, check=whole_or_zero, label="pad {}")
     mirror: bool = field(default=False, check=flag, label="horizontal flip")
     jitter: bool = field(default=False, check=flag, label="colour jitter")
-    shrink: int = field(default=0, check=whole_or_zero, later=True, label="resized to {} px")
-    shrink_epochs: int = field(default=0, check=whole_or_zero, later=True, label="in the first {} epochs")
 
     name = "synthetic"
 
     def __post_init__(self) -> None:
         _check(self, self.size)
-        if self.fixed and (self.pad or self.mirror or self.jitter or self.shrink):
-            raise UserError("data: Synthetic.fixed=True works without pad, mirror, jitter and shrink; remove them")
+        if self.fixed and (self.pad or self.mirror or self.jitter):
+            raise UserError("data: Synthetic.fixed=True works without pad, mirror and jitter; remove them")
 
     def __str__(self) -> str:
         like = self == synthetic("imagenet", size=self.size, fixed=self.fixed)

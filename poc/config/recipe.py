@@ -89,10 +89,6 @@ class Training:
     memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536, which short runs find out."""
     evaluate: bool = field(default=True, check=flag, label="without evaluation")
     """Measure the accuracy over the whole validation set after every epoch."""
-    averaged_views: int = field(default=1, check=choice((1, 2, 6)), label="test-time augmentation ({} views)")
-    """Views of an image whose scores are averaged before its class is read (Krizhevsky et al. 2012): 1 is the image
-    itself, 2 it and its mirror image, 6 both also moved by a pixel towards either corner, all alike (Jordan 2024 gives
-    those that are moved half the weight)."""
     optimizer: Optimizer = field(default=SGD(), label="{}")
     """How parameters follow gradients: `SGD()`, `Nesterov()`, `LARS()` or `Muon(lr=0.02)`, each with its momentum
     and weight decay; "sgd", "nesterov" and "lars" are these with their defaults."""
@@ -181,7 +177,6 @@ class Setting(Training):
             object.__setattr__(self, "workers", self.devices)
         network = networks.network(self.model)
         network.check_input(self.data.crop)
-        network.check_input(self.data.side(0), "shrink")
         self._check_workers()
         steps_per_epoch(self.data.train, self.global_batch)
 

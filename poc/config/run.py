@@ -25,7 +25,7 @@ _RECORDED_AS = {"framework": {"mxnet": "gluon"}, "kvstore": {"none": "independen
 NO_MATTER_FOR_SPEED = (
     *("seed", "learning_rate", "lr_rule", "warmup_from", "warmup_steps", "decay", "decay_at", "decay_factor"),
     *("epochs", "steps", "steps_per_epoch", "seconds", "window", "evaluate", "quick"),
-    *("target_accuracy", "averaged_views"),
+    "target_accuracy",
 )
 """In which runs of one setting may differ, as far as their samples a second go: how long they train, at which rate."""
 _NOT_COMPUTED = ("recipe", "restarts")
@@ -78,7 +78,7 @@ class Run(Schedule, Training):
     @property
     def is_baseline(self) -> bool:
         """Whether optimizer and augmentation are the main study's; the schedule of the learning rate may differ."""
-        plain = not self.label_smoothing and not self.zero_init_gamma and self.averaged_views == 1
+        plain = not self.label_smoothing and not self.zero_init_gamma
         plain_data = isinstance(self.data, Synthetic) or self.data in (CIFAR10(), ImageNet())
         return bool(plain and plain_data and self.optimizer == SGD())
 
@@ -86,13 +86,12 @@ class Run(Schedule, Training):
     def training_recipe(self) -> str:
         """How it trains in words, but for its model, batch, devices, learning rate and schedule."""
         labels, data = words(self), self.data
-        others = (labels.get(name, "") for name in ("label_smoothing", "zero_init_gamma", "averaged_views"))
+        others = (labels.get(name, "") for name in ("label_smoothing", "zero_init_gamma"))
         parts = [str(self.optimizer), *others]
         if isinstance(data, CIFAR10):
             flip = "flip every other epoch" if data.alternate else "horizontal flip" if data.mirror else ""
             parts += [f"crop {data.crop} of {32 + 2 * data.pad}", flip, "colour jitter" if data.jitter else ""]
             parts.append(f"cutout {data.cutout}" if data.cutout else "")
-            parts.append(f"{data.shrink} px in the first {data.shrink_epochs} epochs" if data.shrink else "")
         return ", ".join(filter(None, parts))
 
     @property
@@ -167,6 +166,7 @@ class Run(Schedule, Training):
             renamed = {old: new for new, old in recorded.items()}
             if name in left:
                 left[name] = renamed.get(left[name], left[name])
+        left.pop("averaged_views", None)  # of earlier versions
         held: dict[str, Any] = {}
         for name, kinds in _VARIANTS.items():
             kind_name = left.pop(name, next(iter(kinds)))

@@ -1,5 +1,5 @@
 """Images in, batches out: CIFAR-10, ImageNet from RecordIO, synthetic images; augmentation, shards, prefetching."""
 
 from poc.data.batches import Batch, prefetch, training_batches, validation_batches
-from poc.data.images import Dataset, Images, Pixels, Views, held
-from poc.data.sources import at_hand, cifar10_at_hand, identify, load
+from poc.data.images import Crops, Dataset, Images, Pixels, device_images
+from poc.data.sources import find_cifar10, identify, is_local, load

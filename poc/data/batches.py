@@ -18,7 +18,7 @@ import numpy as np
 
 from poc.config import Data, Synthetic
 from poc.config.rates import steps_per_epoch
-from poc.data.images import Dataset, Images, Indices, Labels, Pixels, Views, usable_threads
+from poc.data.images import Crops, Dataset, Images, Indices, Labels, Pixels, usable_threads
 from poc.data.randomness import ORDER, bits
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ _BYTES_AT_ONCE = 1 << 21
 class Batch:
     """What one worker feeds to one step."""
 
-    images: Pixels | Views
+    images: Pixels | Crops
     """(samples, 3, height, width), RGB, contiguous; or which views of the images that the devices hold."""
     labels: Labels
     """(samples,), class numbers from 0."""
@@ -43,8 +43,8 @@ class Batch:
         if (first, last) == (0, len(self)):
             return self
         labels = self.labels[first:last]
-        if isinstance(self.images, Views):
-            return Batch(Views(*(values[first:last] for values in self.images)), labels)
+        if isinstance(self.images, Crops):
+            return Batch(Crops(*(values[first:last] for values in self.images)), labels)
         return Batch(self.images[first:last], labels)
 
 
@@ -73,7 +73,7 @@ def training_batches(
     """
     samples, share = len(dataset.train), global_batch // workers
     if isinstance(spec, Synthetic) and spec.fixed:
-        yield from itertools.repeat(Batch(*dataset.train.centred(np.arange(share) % samples, spec)), steps)
+        yield from itertools.repeat(Batch(*dataset.train.center_crop(np.arange(share) % samples, spec)), steps)
         return
     in_epoch, end = steps_per_epoch(samples, global_batch), first_step + steps
     at_once = max(1, _BYTES_AT_ONCE // (share * 3 * spec.crop**2))
@@ -90,7 +90,7 @@ def training_batches(
             step += count
 
     def make(indices: Indices, epoch: int) -> Batch:
-        return Batch(*dataset.train.augmented(indices, spec, seed=seed, epoch=epoch))
+        return Batch(*dataset.train.augment(indices, spec, seed=seed, epoch=epoch))
 
     # Images in files are decoded in threads anyway; to say which views the devices cut takes less than to start one.
     threads = usable_threads()
@@ -122,7 +122,7 @@ def validation_batches(
     validation = dataset.validation
     first, end = (len(validation) * number // workers for number in (worker, worker + 1))
     for start in range(first, end, batch):
-        yield Batch(*validation.centred(np.arange(start, min(start + batch, end)), spec))
+        yield Batch(*validation.center_crop(np.arange(start, min(start + batch, end)), spec))
 
 
 @contextlib.contextmanager

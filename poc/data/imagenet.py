@@ -59,7 +59,7 @@ class Records(Split):
         size = len(self._content).to_bytes(8, "little")
         return b"".join([size, starts.tobytes(), *(self._content[self._records[index]] for index in sampled)])
 
-    def augmented(self, indices: Indices, spec: ImageNet, *, seed: int, epoch: int) -> tuple[Pixels, Labels]:
+    def augment(self, indices: Indices, spec: ImageNet, *, seed: int, epoch: int) -> tuple[Pixels, Labels]:
         def show(index: int, top: float, left: float, mirror: float) -> tuple[Pixels, float]:
             image, label = self._resized(index, spec)
             height, width = image.shape[:2]
@@ -70,7 +70,7 @@ class Records(Split):
         draws = (uniform(seed, epoch, indices, purpose) for purpose in (CROP_Y, CROP_X, MIRROR))
         return _stacked(self._pool.map(show, indices.tolist(), *draws))
 
-    def centred(self, indices: Indices, spec: ImageNet) -> tuple[Pixels, Labels]:
+    def center_crop(self, indices: Indices, spec: ImageNet) -> tuple[Pixels, Labels]:
         def show(index: int) -> tuple[Pixels, float]:
             image, label = self._resized(index, spec)
             y, x = ((side - spec.crop) // 2 for side in image.shape[:2])

@@ -37,14 +37,14 @@ _HLS_REACH = (36, 50, 50)
 _HLS_LIMIT = (180, 255, 255)
 
 
-class Views(NamedTuple):
+class Crops(NamedTuple):
     """Which parts of which training images a batch shows; each (samples,), int32."""
 
     images: npt.NDArray[np.int32]
     tops: npt.NDArray[np.int32]
     """Of the crop, in pixels from the upper edge of the image with what was put around it."""
     lefts: npt.NDArray[np.int32]
-    mirrored: npt.NDArray[np.int32]
+    flipped: npt.NDArray[np.int32]
     """0 or 1."""
 
 
@@ -53,13 +53,13 @@ class Split(Protocol):
 
     def __len__(self) -> int: ...
 
-    def augmented(self, indices: Indices, spec: Any, *, seed: int, epoch: int) -> tuple[Pixels | Views, Labels]:
+    def augment(self, indices: Indices, spec: Any, *, seed: int, epoch: int) -> tuple[Pixels | Crops, Labels]:
         """The samples as an epoch shows them, (samples, 3, size, size), and their labels, (samples,).
 
         Where the devices hold the images: which views of them.
         """
 
-    def centred(self, indices: Indices, spec: Any) -> tuple[Pixels, Labels]:
+    def center_crop(self, indices: Indices, spec: Any) -> tuple[Pixels, Labels]:
         """The samples as validation shows them, (samples, 3, crop, crop), and their labels, (samples,)."""
 
 
@@ -99,7 +99,7 @@ class Images(Split):
     def __len__(self) -> int:
         return len(self.images)
 
-    def augmented(self, indices: Indices, spec: InMemory, *, seed: int, epoch: int) -> tuple[Pixels | Views, Labels]:
+    def augment(self, indices: Indices, spec: InMemory, *, seed: int, epoch: int) -> tuple[Pixels | Crops, Labels]:
         drawn = uniform(seed, epoch, indices, _VIEW + _COLOUR if spec.jitter else _VIEW)
         if isinstance(spec, CIFAR10) and spec.alternate:
             first = uniform(seed, 0, indices, [[MIRROR]])[0]
@@ -116,17 +116,17 @@ class Images(Split):
         if spec.cutout:
             places = uniform(seed, epoch, indices, [[CUT_Y], [CUT_X]]) * (spec.crop - spec.cutout + 1)
             _blank(pixels, places.astype(np.int64), spec.cutout)
-        return _planar(_shrunk(pixels, spec.side(epoch))), labels
+        return _planar(pixels), labels
 
-    def centred(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
+    def center_crop(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
         top, left = ((side - spec.crop) // 2 for side in self.images.shape[1:3])
         pixels = self.images[indices, top : top + spec.crop, left : left + spec.crop]
         return _planar(pixels), self.labels[indices].astype(np.float32)
 
-    def _views(self, indices: Indices, spec: InMemory, drawn: Drawn) -> Views:
+    def _views(self, indices: Indices, spec: InMemory, drawn: Drawn) -> Crops:
         height, width = (side + 2 * spec.pad - spec.crop + 1 for side in self.images.shape[1:3])
         tops, lefts, mirrored = drawn[0] * height, drawn[1] * width, (drawn[2] < 0.5) & spec.mirror
-        return Views(*(values.astype(np.int32) for values in (indices, tops, lefts, mirrored)))
+        return Crops(*(values.astype(np.int32) for values in (indices, tops, lefts, mirrored)))
 
 
 CHECKSUM_DIGITS = 16
@@ -165,7 +165,7 @@ def without_test_set(dataset: Dataset) -> Dataset:
     return replace(dataset, train=kept, validation=held_out)
 
 
-def held(dataset: Dataset, spec: Any) -> Pixels | None:
+def device_images(dataset: Dataset, spec: Any) -> Pixels | None:
     """What the devices keep of `dataset`: all training images as `surrounded` gives them; None where they keep none."""
     if not spec.on_device:
         return None
@@ -185,14 +185,14 @@ def _kept(split: Images, pad: int) -> Pixels:
     return surrounded(split.images, pad)
 
 
-def _cut(images: Pixels, views: Views, crop: int) -> Pixels:
+def _cut(images: Pixels, views: Crops, crop: int) -> Pixels:
     """Returns the crops (samples, crop, crop, 3) of some of the images (n, height, width, 3), some of them mirrored."""
     count, height, width, _ = images.shape
     # Every crop that there is, each row of it as one stretch of memory.
     shape = (count, height - crop + 1, width - crop + 1, crop, crop * 3)
     crops: Pixels = np.ndarray(shape, np.uint8, images, strides=(*images.strides[:3], images.strides[1], 1))
     pixels = crops[views.images, views.tops, views.lefts].reshape(-1, crop, crop, 3)
-    mirrored = np.flatnonzero(views.mirrored)
+    mirrored = np.flatnonzero(views.flipped)
     if len(mirrored):
         pixels[mirrored] = cv2.flip(_tall(pixels[mirrored]), 1).reshape(-1, crop, crop, 3)
     return pixels
@@ -221,14 +221,6 @@ def _blank(pixels: Pixels, corners: Indices, side: int) -> None:
     """Makes of each image (samples, height, width, 3) a square grey, whose upper left corner is one of (2, samples)."""
     tops, lefts = corners[:, :, None] + np.arange(side)
     pixels[np.arange(len(pixels))[:, None, None], tops[:, :, None], lefts[:, None, :]] = _PAD_VALUE
-
-
-def _shrunk(pixels: Pixels, size: int) -> Pixels:
-    """The images (samples, side, side, 3) at that height and width, each pixel the mean of the area that it covers."""
-    if pixels.shape[2] == size:
-        return pixels
-    tall = cv2.resize(_tall(pixels), (size, size * len(pixels)), interpolation=cv2.INTER_AREA)
-    return np.asarray(tall, np.uint8).reshape(-1, size, size, 3)
 
 
 def _tall(pixels: Pixels) -> Pixels:

@@ -41,7 +41,7 @@ OFFICIAL = Release(
 
 
 def load(
-    spec: Data, *, source: Path | None, cache: Path, release: Release = OFFICIAL, made_up: bool = False
+    spec: Data, *, source: Path | None, cache: Path, release: Release = OFFICIAL, synthetic_fallback: bool = False
 ) -> Dataset:
     """Returns the images that `spec` asks for.
 
@@ -49,7 +49,7 @@ def load(
     from the folder `cache`, else from where MXNet or Keras left it, else by downloading `release`; where that fails,
     the synthetic set in CIFAR-10's shape takes its place, and standard error says why. Decoded arrays are kept in
     `cache`, under the hash of the files they came from. ImageNet is read from `source` as it is asked for. With
-    `made_up` the synthetic set takes CIFAR-10's place at once.
+    `synthetic_fallback` the synthetic set takes CIFAR-10's place at once.
 
     Raises `UserError` where `source` is missing, damaged or something else, or `cache` cannot be written.
     """
@@ -57,7 +57,7 @@ def load(
         return synthetic.make(spec)
     if isinstance(spec, ImageNet):
         return imagenet.open_files(spec, source)
-    dataset = synthetic.make(Synthetic()) if made_up else _cifar10(source, cache, release)
+    dataset = synthetic.make(Synthetic()) if synthetic_fallback else _cifar10(source, cache, release)
     return dataset if spec.validate_on == "test" else without_test_set(dataset)
 
 
@@ -98,14 +98,14 @@ def identify(specs: Iterable[Data], *, source: Path | None, cache: Path) -> dict
     return found
 
 
-def at_hand(spec: Data, *, source: Path | None, cache: Path) -> bool:
+def is_local(spec: Data, *, source: Path | None, cache: Path) -> bool:
     """Whether files of the data set that `spec` asks for are here, so that nothing has to be downloaded."""
     if isinstance(spec, ImageNet):
         return source is not None and all((source / name).is_file() for name in imagenet.FILES)
-    return cifar10_at_hand(source=source, cache=cache) is not None
+    return find_cifar10(source=source, cache=cache) is not None
 
 
-def cifar10_at_hand(*, source: Path | None, cache: Path) -> Path | None:
+def find_cifar10(*, source: Path | None, cache: Path) -> Path | None:
     """Return the folder or archive that CIFAR-10 would be read from; None where it would have to be downloaded."""
     entry = _entry(cache, OFFICIAL.sha256)
     if source is None and entry.is_dir():
@@ -188,7 +188,7 @@ def _save(dataset: Dataset, entry: Path) -> None:
 def _open(entry: Path) -> Dataset | None:
     """Returns what a folder of the cache holds, mapped into memory; None where it is not there or damaged."""
     try:
-        # Views as plain arrays: each slice of a numpy.memmap costs a Python call.
+        # Crops as plain arrays: each slice of a numpy.memmap costs a Python call.
         train, validation = (
             Images(
                 np.load(entry / f"{split}_images.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray),

@@ -7,14 +7,14 @@ import statistics
 import time
 import timeit
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
 from poc.config import networks
-from poc.data import Batch, Pixels, Views
+from poc.data import Batch, Crops, Pixels
 from poc.frameworks import whitening
 from poc.values import value
 
@@ -135,10 +135,7 @@ class Session(abc.ABC):
         return mean
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        """Classifies every image once, with the batch statistics averaged over the devices.
-
-        Its scores are the mean of those of `averaged_views`.
-        """
+        """Classify every image once, with the batch statistics averaged over the devices."""
         self._synchronize()
         self._sync_batch_stats()
         under_way: deque[tuple[Scalar, Scalar]] = deque()
@@ -146,13 +143,11 @@ class Session(abc.ABC):
         samples = size = 0
         for batch in batches:
             size = max(size, len(batch))
-            views = [self._on_devices(view) for view in _views(_padded(batch, size), self._run.averaged_views)]
-            for parts in zip(*views):
-                scores = sum(self._scores(images) for images, _ in parts) / len(parts)
-                under_way.append(self._tally(scores, parts[0][1]))
+            parts = self._on_devices(_padded(batch, size))
+            under_way.extend(self._tally(self._scores(images), labels) for images, labels in parts)
             samples += len(batch)
             # Two batches stay under way while the next one is placed, not the images of all at once.
-            while len(under_way) > 2 * len(views[0]):
+            while len(under_way) > 2 * len(parts):
                 totals += [self._fetched(scalar) for scalar in under_way.popleft()]
         correct, loss = totals + np.sum([[self._fetched(scalar) for scalar in tally] for tally in under_way], axis=0)
         return Evaluation(correct=int(correct), samples=samples, loss=loss / samples)
@@ -306,23 +301,9 @@ def _padded(batch: Batch, size: int) -> Batch:
     rest = size - len(batch)
     if not rest:
         return batch
-    assert not isinstance(batch.images, Views)
+    assert not isinstance(batch.images, Crops)
     images = np.concatenate([batch.images, batch.images[-1:].repeat(rest, axis=0)])
     return Batch(images, np.concatenate([batch.labels, np.full(rest, -1, batch.labels.dtype)]))
-
-
-def _views(batch: Batch, count: int) -> Iterator[Batch]:
-    """What `averaged_views` names, the batch as it is first; edges are reflected."""
-    assert not isinstance(batch.images, Views)
-    if count == 1:
-        yield batch
-        return
-    height, width = batch.images.shape[2:]
-    around = np.pad(batch.images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")
-    for shift in (1, 0, 2)[: count // 2]:
-        moved = around[:, :, shift : shift + height, shift : shift + width]
-        for view in (moved, moved[..., ::-1]):
-            yield Batch(np.ascontiguousarray(view), batch.labels)
 
 
 def fastest(product: Callable[[], object], size: int) -> float:

@@ -6,8 +6,8 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from poc.config import CIFAR10, Synthetic, networks
 from poc.config.datasets import DataId
@@ -28,7 +28,6 @@ SETTLED = (*DONE, OUT_OF_MEMORY)
 """Outcomes after which a run need not be repeated."""
 BUSY_SHARE = 0.05
 """A run is noisy if other processes or machines took more than this share of the cores that it could use."""
-T = TypeVar("T")
 
 
 @value
@@ -240,10 +239,8 @@ class Record(WorkerResult):
 
     @property
     def timed(self) -> list[Window]:
-        """The windows that its throughput is of: those in which images had their full size."""
-        if self.speed_withdrawn:
-            return []
-        return [window for window in self.windows if window.epoch > self.run.data.shrink_epochs]
+        """Windows that its throughput is computed from."""
+        return [] if self.speed_withdrawn else list(self.windows)
 
     @property
     def fewer_threads(self) -> int | None:
@@ -437,60 +434,3 @@ class Record(WorkerResult):
         held = {name: given for name, given in fields.items() if name != "schema" and given is not None}
         held.update(run=Run.from_json(held["run"]), hardware=Hardware.from_json(held["hardware"]))
         return from_plain(Record, held)
-
-
-def merged(blank: Record, told: Sequence[WorkerResult]) -> Record:
-    """The record of a run of which all its workers have told: samples of all of them in the time of the slowest."""
-    ended = [worker for worker in told if worker.wall is not None] or told
-    slowest = max(ended, key=lambda worker: worker.wall or 0.0)
-    # The first to fail says why; those that were stopped for its sake only say that they were. Who had no memory left
-    # may be found gone by others that say so first, and so may who found the loss too large.
-    unlike = sorted(ended, key=lambda worker: worker.outcome not in (OUT_OF_MEMORY, DIVERGED))
-    blamed = next((worker for worker in unlike if worker.outcome != COMPLETED), slowest)
-    peaks = _known(worker.peak_flops for worker in told)
-    workers = [
-        Worker(worker=number, windows=own.windows, parts=own.parts, wall=own.wall, exchanged=own.exchanged)
-        for number, own in enumerate(told)
-    ]
-    fields = {name: held for name, held in vars(slowest).items() if held not in (None, "")}
-    fields.update(
-        outcome=blamed.outcome,
-        reason=blamed.reason,
-        windows=tuple(map(_window, zip(*(worker.windows for worker in told)))),
-        evaluations=tuple(map(_evaluation, zip(*(worker.evaluations for worker in told)))),
-        memory=Memory(
-            host_peak_bytes=sum(_known(worker.memory.host_peak_bytes for worker in told)) or None,
-            device_peak_bytes=max(_known(worker.memory.device_peak_bytes for worker in told), default=None),
-        ),
-        peak_flops=sum(peaks) if len(peaks) == len(told) else None,
-        workers=tuple(workers) if len(told) > 1 else (),
-    )
-    return dataclasses.replace(blank, **fields)
-
-
-def _known(values: Iterable[T | None]) -> list[T]:
-    return [value for value in values if value is not None]
-
-
-def _window(windows: tuple[Window, ...]) -> Window:
-    """One stretch of steps of all workers: the samples of all, in the time of the slowest."""
-    losses = _known(window.loss for window in windows)
-    return dataclasses.replace(
-        max(windows, key=lambda window: window.seconds),
-        start=min(window.start for window in windows),
-        samples=sum(window.samples for window in windows),
-        loss=sum(losses) / len(losses) if len(losses) == len(windows) else None,
-    )
-
-
-def _evaluation(evaluations: tuple[Evaluation, ...]) -> Evaluation:
-    """One evaluation of all workers, each of which had its share of the validation set."""
-    samples = sum(evaluation.samples for evaluation in evaluations)
-    losses = [evaluation.loss * evaluation.samples for evaluation in evaluations if evaluation.loss is not None]
-    correct = sum(round(evaluation.accuracy * evaluation.samples) for evaluation in evaluations)
-    return dataclasses.replace(
-        max(evaluations, key=lambda evaluation: evaluation.seconds),
-        samples=samples,
-        accuracy=correct / samples,
-        loss=sum(losses) / samples if len(losses) == len(evaluations) else None,
-    )

@@ -1,4 +1,4 @@
-"""This host's share of a run: its workers started, watched until they have ended, and heard."""
+"""One host's part of a run: its workers are started, watched until they have ended, and their results gathered."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
 
 from poc import frameworks
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.host import hardware, monitor, nvml, processes, topology
 from poc.host.environment import speed_variables
-from poc.host.hardware import GPU
+from poc.host.hardware import GPU, Hardware
 from poc.host.monitor import Monitor, Monitored, Source
 from poc.host.waiting import chosen_threads, free_cores
 from poc.records.record import COMPLETED, FAILED, WorkerResult
@@ -30,179 +30,194 @@ from poc.values import from_plain, value
 
 _INTERRUPTED_SECONDS = 60.0
 _COMPILER_PATIENCE = 4
-# The events of which there may be several, and the fields that they are gathered in.
-_LISTED = dict(window="windows", evaluation="evaluations", norms="norms", resumed="resumed", unsaved="unsaved")
+# The fields that gather the events of which there can be several.
+_LISTS = dict(window="windows", evaluation="evaluations", norms="norms", resumed="resumed", unsaved="unsaved")
 
 
 @value
 class RunContext:
-    """Where runs are done: this machine, where it finds their data and leaves what they make."""
+    """The machine that does runs, its folders, and the options of all runs."""
 
-    machine: hardware.Hardware
-    infrastructure: str
-    """What results call it."""
-    source: Path | None
-    """Folder or file with the data set, where the user named one."""
+    machine: Hardware
+    infrastructure: str  # the machine's name in results
+    source: Path | None  # folder or file with the data set, if the user named one
     cache: Path
     checkpoints: Path | None = None
-    """Folder for checkpoints, where a completed run leaves its last one; None: in the cache, until it has completed."""
-    apart: str = ""
-    """A folder in that one, for what several machines do at a time."""
-    price_per_hour: float | None = None
-    """Dollars."""
+    """Folder that keeps the last checkpoint of each run; None: checkpoints are in the cache until a run has ended."""
+    subfolder: str = ""  # for checkpoints, if several machines share their folder
+    price_per_hour: float | None = None  # in dollars
     images: Mapping[str, DataId] = dataclasses.field(default_factory=dict)
-    """Identity of each real data set that was opened, by its name in a recipe; that of the synthetic set for CIFAR-10
-    where this is to be had nowhere."""
-    patience: float = 300.0
-    """Seconds without a step after which a run is ended."""
-    verbose: bool = False
-    """Whether a run prints a line per epoch where standard error is no terminal."""
-    until: float = math.inf
-    """On the monotonic clock: a run that still goes on then is interrupted."""
+    """Identity of each data set that was opened, by its name in a recipe; synthetic images may replace CIFAR-10."""
+    patience: float = 300.0  # seconds without a step after which a run is ended
+    verbose: bool = False  # print a line per epoch if standard error is no terminal
+    until: float = math.inf  # when a run is interrupted, on the monotonic clock
     software: dict[str, Any] | None = None
-    """What `software` gives for each framework on another machine; None: runs are done on this one."""
+    """What `software` returns for each framework on a remote machine; None on this one."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables there that change speed."""
-        elsewhere = next(iter((self.software or {}).values()), None)
-        return elsewhere["environment"] if elsewhere else speed_variables()
+        """The environment variables on the machine that change speed."""
+        remote = next(iter((self.software or {}).values()), None)
+        return remote["environment"] if remote else speed_variables()
 
     def images_of(self, run: Run) -> DataId:
-        """Return the identity of the images that `run` trains on; without a checksum where they were not opened."""
+        """Return the identity of the images that `run` trains on; without a checksum if they were not opened."""
         return self.images.get(run.data.name) or DataId(run.data.name)
 
     def checkpoints_of(self, run: Run) -> Path:
-        """Folder for the checkpoints of `run` on these images; those on others have folders of their own beside it."""
+        """Return the folder for the checkpoints of `run` on these images."""
         name = "-".join(filter(None, (run.id, self.images_of(run).checksum)))
-        return (self.checkpoints or self.cache / "checkpoints") / self.apart / name
+        return (self.checkpoints or self.cache / "checkpoints") / self.subfolder / name
 
 
 @value
 class WorkerGroup:
-    """What one host is to do of a run."""
+    """The workers of a run on one host."""
 
-    request: dict[str, Any]
-    """What every worker of the run is told."""
-    first: int
-    """Number of the first worker here."""
-    environments: tuple[dict[str, str], ...]
-    """Each worker's."""
+    request: dict[str, Any]  # the part that is the same for every worker of the run
+    first: int  # number of the first worker on this host
+    environments: tuple[dict[str, str], ...]  # of each worker
 
     @property
     def run(self) -> Run:
-        """The run."""
+        """The run as the workers read it."""
         return Run.from_json(self.request["run"])
 
 
 @value
 class CoreUse:
-    """What the cores that one host's processes may use did during a run."""
+    """Use of the cores that the run's processes on one host can use; named as in a record."""
 
-    cores: int
-    own_seconds: float
-    """CPU seconds of the run's processes."""
-    others_busy: float
-    """Cores that all other processes kept busy, on average."""
-    stolen: float
-    """Cores that the hypervisor gave to other machines although there was work for them, on average."""
+    usable_cores: int
+    cpu_seconds: float
+    others_busy_cores: float
+    stolen_cores: float
 
 
 @value
 class HostResult:
-    """What one host did of a run."""
+    """The results of one host's workers."""
 
-    told: tuple[WorkerResult, ...]
-    """By each of its workers."""
-    lost: tuple[str, str] | None
-    """Which process is to blame, and why."""
+    workers: tuple[WorkerResult, ...]
+    failure: tuple[str, str] | None  # the process to blame, and the reason
     interrupted: bool
     monitor: Monitored | None
     core_use: CoreUse
 
-    def blamed(self, run: Run) -> str:
-        """Why `run` failed here, in a line; empty where it did not."""
-        return blamed(self.lost, run.workers == 1) if self.lost else ""
+
+class Launcher(Protocol):
+    """Do runs on this host (`LocalLauncher`), or on others of one node type (`poc.cluster.launcher.RayLauncher`)."""
+
+    def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
+        """Return the steps after which every worker has a complete checkpoint, made under these conditions."""
+
+    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
+        """Train `run` once, each worker by `request`; return each host's result, and why the run failed, if it did."""
+
+    def renewed(self) -> bool:
+        """Replace each host that was lost; return False if there is no replacement."""
+
+    def forget(self, run: Run) -> None:
+        """Remove the checkpoints of a run that is recorded."""
 
 
-def blamed(lost: processes.Lost, alone: bool) -> str:
-    """Which process is to blame and why, in a line; not which, where it was `alone`."""
-    return lost[1] if alone else ": ".join(lost)
+def failure_reason(failure: processes.Lost, *, single: bool) -> str:
+    """Return why a run failed, with the process to blame unless it is the `single` one."""
+    return failure[1] if single else ": ".join(failure)
 
 
 def core_seconds() -> tuple[float, float, float, float]:
-    """Seconds of a clock, of processes that this one waited for, and of usable cores that were busy, or stolen."""
+    """Return seconds of a clock, of ended child processes, and of usable cores that were busy, and stolen."""
     times, (_, busy, stolen) = os.times(), hardware.core_times()
     return time.monotonic(), times.children_user + times.children_system, busy, stolen
 
 
 def core_use(before: tuple[float, float, float, float]) -> CoreUse:
-    """Since `core_seconds` were as `before`."""
+    """Return the use of cores since `core_seconds` returned `before`."""
     seconds, own, busy, stolen = (now - then for now, then in zip(core_seconds(), before))
-    others, cores = max(0.0, busy - own), hardware.core_times()[0]
     return CoreUse(
-        cores=cores, own_seconds=own, others_busy=round(others / seconds, 3), stolen=round(stolen / seconds, 3)
+        usable_cores=hardware.core_times()[0],
+        cpu_seconds=own,
+        others_busy_cores=round(max(0.0, busy - own) / seconds, 3),
+        stolen_cores=round(stolen / seconds, 3),
     )
 
 
 def software(framework: str) -> dict[str, Any]:
-    """What results of a framework depend on beside the run: fields of a record."""
+    """Return the fields of a record that describe code and environment."""
     versions = {**hardware.versions(), **frameworks.versions(framework)}
     return {"versions": versions, "commit": hardware.commit(), "environment": speed_variables()}
 
 
 def cache() -> Path:
-    """Where this machine keeps data sets, and checkpoints for which no other folder is named: POC_CACHE.
+    """Return the folder for data sets and checkpoints: POC_CACHE, the user's cache, or a temporary folder.
 
-    By default it is in the user's cache, or in the folder for temporary files where the user has none to write in.
+    The temporary one is for users who cannot write to their cache.
     """
-    if given := os.environ.get("POC_CACHE"):
-        return Path(given).absolute()
+    if folder := os.environ.get("POC_CACHE"):
+        return Path(folder).absolute()
     usual = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "poc-mxnet")
-    there = next(folder for folder in (usual, *usual.parents) if os.path.exists(folder))
-    if usual.is_absolute() and (there == usual or os.access(there, os.W_OK)):
+    existing = next(folder for folder in (usual, *usual.parents) if os.path.exists(folder))
+    if usual.is_absolute() and (existing == usual or os.access(existing, os.W_OK)):
         return usual
     return Path(tempfile.gettempdir(), f"poc-mxnet-{os.getuid()}")
 
 
 class LocalLauncher:
-    """This host, which does a run alone."""
+    """Do runs on this host alone, or its part of runs on several hosts: `open` on the first one, `train`, `close`."""
 
-    def __init__(self, place: RunContext) -> None:
-        self._place = place
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
         self._before = core_seconds()
+        self._services = contextlib.ExitStack()
+        self._helpers: Mapping[str, subprocess.Popen[str]] = {}
 
-    def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
-        """The steps after which every worker has a whole checkpoint."""
-        return set(checkpoint.steps(self._place.checkpoints_of(run), range(run.workers), conditions))
+    def steps(self, run: Run, conditions: dict[str, Any], workers: Iterable[int] | None = None) -> set[int]:
+        folder = self._context.checkpoints_of(run)
+        return set(checkpoint.steps(folder, workers or range(run.workers), conditions))
+
+    def open(self, run: Run, addresses: Sequence[str] = ("127.0.0.1",)) -> tuple[dict[str, str], ...]:
+        """Start the processes that serve the workers of all hosts; return the environment of each worker."""
+        worker_threads = threads(run, self._context.machine.cores, len(addresses))
+        cluster = frameworks.load(run.framework).cluster(run, worker_threads, addresses)
+        opened = self._services.enter_context(cluster)
+        self._helpers = opened.helpers
+        return tuple(opened.environments)
+
+    def train(self, group: WorkerGroup) -> HostResult:
+        """Train a group of workers to their end, or until `_failure_elsewhere`."""
+        return train_here(group, self._context, self._helpers, self._failure_elsewhere)
+
+    def _failure_elsewhere(self, _: Path) -> processes.Lost | None:
+        if time.monotonic() >= self._context.until:
+            raise KeyboardInterrupt  # as if its user had stopped it
+        return None
+
+    def close(self) -> CoreUse:
+        """End what `open` started; return the use of cores since the launcher was made."""
+        self._services.close()
+        self._helpers = {}
+        return core_use(self._before)
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
-        """Trains `run` once; what was done, and why it failed. Raises KeyboardInterrupt when its user ends it."""
-
-        def until(_: Path) -> None:
-            if time.monotonic() >= self._place.until:
-                raise KeyboardInterrupt  # as if its user had stopped it
-
-        with frameworks.load(run.framework).cluster(run, threads(run, self._place.machine.cores)) as around:
-            task = WorkerGroup(request=request, first=0, environments=tuple(around.environments))
-            share = train_here(task, self._place, around.helpers, until)
-        # What all attempts used, and what served the workers.
-        share = dataclasses.replace(share, core_use=core_use(self._before))
-        return [share], share.blamed(run)
+        with self._services:
+            result = self.train(WorkerGroup(request=request, first=0, environments=self.open(run)))
+        # All attempts and the helpers count.
+        result = dataclasses.replace(result, core_use=self.close())
+        return [result], failure_reason(result.failure, single=run.workers == 1) if result.failure else ""
 
     def renewed(self) -> bool:
-        """It is here still."""
         return True
 
     def forget(self, run: Run) -> None:
-        """The record of `run` is safe: its checkpoints go, but for the last one where they have a folder."""
-        checkpoint.remove(self._place.checkpoints_of(run), but=run.steps if self._place.checkpoints else None)
+        # The last one stays in a folder that the user named.
+        checkpoint.remove(self._context.checkpoints_of(run), but=run.steps if self._context.checkpoints else None)
 
 
 def threads(run: Run, cores: int, hosts: int = 1) -> int:
-    """OpenMP threads of each worker, on hosts with so many `cores` each.
+    """Return the OpenMP threads of each worker, on hosts with so many `cores` each.
 
-    The only worker on a CPU, bound to no cores, has as many as `waiting.chosen_threads` gives.
+    The only worker on a CPU leaves the cores that other processes keep busy, unless POC_THREADS is set.
     """
     if run.kind == "gpu" or run.cores_per_worker or run.workers > 1:
         return run.cores_per_worker or max(1, cores * hosts // run.workers)
@@ -210,52 +225,44 @@ def threads(run: Run, cores: int, hosts: int = 1) -> int:
 
 
 def train_here(
-    task: WorkerGroup,
-    place: RunContext,
+    group: WorkerGroup,
+    context: RunContext,
     helpers: Mapping[str, subprocess.Popen[str]],
     elsewhere: Callable[[Path], processes.Lost | None],
 ) -> HostResult:
-    """Starts this host's workers of a run, waits for their end, and gathers what they told.
+    """Start this host's workers of a run, wait for their end, and gather their results.
 
-    `elsewhere` is given the file of the first one's events, and says what of the run is lost on another host, or raises
-    KeyboardInterrupt, for which each worker tells what it has.
+    `elsewhere` gets the first worker's file of events, and returns what failed on another host, or raises
+    KeyboardInterrupt, after which each worker reports what it has measured.
     """
-    before, run = core_seconds(), task.run
-    cards = own_gpus(run, place.machine, len(task.environments))
+    before, began, run = core_seconds(), time.monotonic(), group.run
+    cards = own_gpus(run, context.machine, len(group.environments))
     cores = _cores(run, cards)
-    common = {
-        **task.request,
-        "source": place.source and str(place.source),
-        "cache": str(place.cache),
-        "checkpoints": str(place.checkpoints_of(run)),
-        "keep": place.checkpoints is not None,
-        "patience": place.patience,
-        "verbose": place.verbose,
-        "began": time.monotonic(),
-    }
     # A compiler gives no sign of life.
-    patience = place.patience * (_COMPILER_PATIENCE if run.compile else 1)
+    patience = context.patience * (_COMPILER_PATIENCE if run.compile else 1)
     workers: dict[str, subprocess.Popen[str]] = {}
     watcher: Monitor | None = None
-    lost: processes.Lost | None = None
+    failure: processes.Lost | None = None
     interrupted = False
     with processes.scratch() as folder:
-        events = [folder / f"worker{task.first + here}.jsonl" for here in range(len(task.environments))]
+        events = [folder / f"worker{group.first + index}.jsonl" for index in range(len(cards))]
 
-        def done(name: str) -> bool:
-            return name in workers and _told(events[[*workers].index(name)]).outcome == COMPLETED
+        def has_completed(name: str) -> bool:
+            return name in workers and _result(events[[*workers].index(name)]).outcome == COMPLETED
 
         try:
-            for here, environment in enumerate(task.environments):
-                number = task.first + here
-                request = {**common, "worker": number, "cores": cores[here], "events": str(events[here])}
+            for index, environment in enumerate(group.environments):
+                number = group.first + index
                 if run.kind == "gpu":
-                    environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[here])
-                workers[f"worker {number}"] = _started(run, request, environment)
-            with Monitor(_sensors(run, place.machine, workers, cards)) as watcher:
-                lost = processes.watch(workers, helpers, events, patience, lambda: elsewhere(events[0]), done)
+                    environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[index])
+                fields = {"worker": number, "cores": cores[index], "events": str(events[index]), "began": began}
+                workers[f"worker {number}"] = _start(group, context, environment, fields)
+            with Monitor(_sensors(run, context.machine, workers, cards)) as watcher:
+                failure = processes.watch(
+                    workers, helpers, events, patience, lambda: elsewhere(events[0]), has_completed
+                )
         except KeyboardInterrupt:
-            # Each is given the time to finish its window and to tell what it has.
+            # Each has time to finish its window and to report what it has measured.
             for process in workers.values():
                 process.send_signal(signal.SIGINT)
             with contextlib.suppress(KeyboardInterrupt):
@@ -263,72 +270,89 @@ def train_here(
             interrupted = True
         finally:
             processes.stop(workers.values())
-        heard = [_told(path, process.returncode) for path, process in zip(events, workers.values())]
-    for name, worker in zip(workers, heard):
-        if lost and lost[0] == name and worker.wall is not None:
-            lost = name, worker.reason  # in its own words, where it had the time for some
-    summary = watcher.summary(_kept(heard[0], common["began"])) if watcher else None
-    return HostResult(told=tuple(heard), lost=lost, interrupted=interrupted, monitor=summary, core_use=core_use(before))
+        results = [_result(path, process.returncode) for path, process in zip(events, workers.values())]
+    for name, result in zip(workers, results):
+        if failure and failure[0] == name and result.wall is not None:
+            failure = name, result.reason  # in its own words
+    return HostResult(
+        workers=tuple(results),
+        failure=failure,
+        interrupted=interrupted,
+        monitor=watcher.summary(_timed_spans(results[0], began)) if watcher else None,
+        core_use=core_use(before),
+    )
 
 
-def _started(run: Run, request: Mapping[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
-    """A worker that reads its `request` from a file beside that of its events."""
-    asked = Path(request["events"]).with_suffix(".json")
-    asked.write_text(json.dumps(request))
-    with asked.open() as stdin:
-        python = frameworks.interpreter(run.framework)
+def _start(
+    group: WorkerGroup, context: RunContext, environment: Mapping[str, str], fields: Mapping[str, Any]
+) -> subprocess.Popen[str]:
+    """Start a worker, which reads its request from a file next to that of its events."""
+    request = {
+        **group.request,
+        **fields,
+        "source": context.source and str(context.source),
+        "cache": str(context.cache),
+        "checkpoints": str(context.checkpoints_of(group.run)),
+        "keep": context.checkpoints is not None,
+        "patience": context.patience,
+        "verbose": context.verbose,
+    }
+    path = Path(request["events"]).with_suffix(".json")
+    path.write_text(json.dumps(request))
+    with path.open() as stdin:
+        python = frameworks.interpreter(group.run.framework)
         return processes.start("poc.run.worker", environment, python=python, stdin=stdin)
 
 
-def _told(events: Path, status: int = 0) -> WorkerResult:
-    """What the worker told whose file of `events` this is; one that told of no end has failed with exit `status`."""
-    found: dict[str, Any] = {name: [] for name in _LISTED.values()}
+def _result(events: Path, status: int = 0) -> WorkerResult:
+    """Read a worker's file of events; without an `end` event it crashed with the exit code `status`."""
+    fields: dict[str, Any] = {name: [] for name in _LISTS.values()}
     for line in events.read_text().splitlines() if events.exists() else []:
         try:
             event = json.loads(line)
-        except ValueError:  # torn by a crash; what came before it stands
+        except ValueError:  # torn by a crash
             continue
         kind = event.pop("event")
-        if kind in _LISTED:
-            found[_LISTED[kind]].append(event)
+        if kind in _LISTS:
+            fields[_LISTS[kind]].append(event)
         else:
-            found.update(event)
-    if "outcome" not in found:
-        found.update(outcome=FAILED, reason=processes.ended_early(status))
-    return from_plain(WorkerResult, found)
+            fields.update(event)
+    if "outcome" not in fields:
+        fields.update(outcome=FAILED, reason=processes.ended_early(status))
+    return from_plain(WorkerResult, fields)
 
 
-def _kept(told: WorkerResult, began: float) -> list[tuple[float, float]]:
-    """Start and end of the windows after warm-up, on the clock on which the worker's process `began`."""
-    start = began - (told.resumed[-1].at if told.resumed else 0.0)
-    windows = told.windows[warmup(told.windows) :]
+def _timed_spans(result: WorkerResult, began: float) -> list[tuple[float, float]]:
+    """Return start and end of the windows after warm-up, on the clock on which the worker's process `began`."""
+    start = began - (result.resumed[-1].at if result.resumed else 0.0)
+    windows = result.windows[warmup(result.windows) :]
     return [(start + window.start, start + window.start + window.seconds) for window in windows]
 
 
 def _sensors(
-    run: Run, machine: hardware.Hardware, workers: Mapping[str, subprocess.Popen[str]], cards: Sequence[Sequence[GPU]]
+    run: Run, machine: Hardware, workers: Mapping[str, subprocess.Popen[str]], cards: Sequence[Sequence[GPU]]
 ) -> Source:
     if run.kind == "gpu":
-        return monitor.gpus([card.index for own in cards for card in own])
+        return monitor.gpus([card.index for worker_cards in cards for card in worker_cards])
     cores = (run.cores_per_worker or machine.cores) * len(workers)
     return monitor.processes([process.pid for process in workers.values()], cores)
 
 
 def _cores(run: Run, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
-    """The cores that each of this host's workers is bound to."""
+    """Return the cores that each of this host's workers is bound to."""
     if not run.cores_per_worker:
         return [sorted(os.sched_getaffinity(0))] * len(cards)
-    near = [own[0].numa_node for own in cards] if run.kind == "gpu" else None
+    near = [worker_cards[0].numa_node for worker_cards in cards] if run.kind == "gpu" else None
     return hardware.core_groups(hardware.nodes(), len(cards), run.cores_per_worker, near)
 
 
-def own_gpus(run: Run, machine: hardware.Hardware, workers: int) -> list[list[GPU]]:
-    """The cards of each of this host's workers, none on a CPU: the best connected ones that its framework can use."""
+def own_gpus(run: Run, machine: Hardware, workers: int) -> list[list[GPU]]:
+    """Return the GPUs of each of this host's workers: the best connected ones that its framework can use."""
     if run.kind == "cpu":
         return [[]] * workers
-    each = 1 if run.emulated else run.devices // run.workers
+    count = 1 if run.emulated else run.devices // run.workers
     usable = frameworks.usable(run.framework, machine)
-    with contextlib.suppress(nvml.NoAnswer):  # a card that is lost is the run's to find, and to tell of
-        best = topology.best_group(topology.detect(usable), each * workers)
+    with contextlib.suppress(nvml.NoAnswer):  # a lost card fails in the run, which reports it
+        best = topology.best_group(topology.detect(usable), count * workers)
         usable = [card for card in usable if card.index in best]
-    return [usable[here * each : (here + 1) * each] for here in range(workers)]
+    return [usable[index * count : (index + 1) * count] for index in range(workers)]

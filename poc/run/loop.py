@@ -22,33 +22,32 @@ LARGEST_PARAMETER = 1e6
 
 @dataclasses.dataclass
 class Loop:
-    """The training of one worker, which tells of every window and evaluation."""
+    """The training of one worker, which emits an event for every window and evaluation."""
 
     run: Run
     session: Session
     validation: Callable[[], Iterable[Batch]]
     clock: Clock
-    tell: Callable[[str, Any], None]
-    """Is given the name of an event, and the `Window`, `Norms` or `Evaluation`."""
+    emit: Callable[[str, Any], None]
+    """Write an event, given its name and a `Window`, `Norms` or `Evaluation`."""
     save: Callable[[int], None]
-    """Writes a checkpoint, given the steps done: after every epoch, and within one after `save_every` steps."""
+    """Write a checkpoint, given the steps done: after every epoch, and within one after `save_every` steps."""
     first_step: int = 0
     save_every: int | None = None
-    accuracy: float = 0.0
-    """Of the last evaluation."""
+    accuracy: float = 0.0  # of the last evaluation
     silence: float = math.inf
-    """Seconds of steps that are enqueued without waiting for them: within a window that takes longer, a run that hangs
-    could not be told from one that is slow."""
+    """Seconds of steps that are enqueued without waiting for them: in a longer window, a run that hangs would look
+    like a slow one."""
 
     def __post_init__(self) -> None:
         self._step = self._saved = self.first_step
         self._step_seconds = math.inf
 
     def train(self, batches: Iterator[Batch]) -> tuple[str, str]:
-        """Trains to the last step of the run; returns the outcome and its reason.
+        """Train to the last step of the run; return the outcome and its reason.
 
-        A run has diverged where the loss of a window or of an evaluation, or a parameter after the last update, is not
-        finite or too large: the loss of a window is that before its updates, so the last one shows in the others alone.
+        A run has diverged if the loss of a window or of an evaluation, or a parameter after the last update, is not
+        finite or too large. The loss of a window is that before its updates, so it does not show the last update.
         """
         run = self.run
         for epoch in range(self._step // run.steps_per_epoch + 1, run.epochs + 1):
@@ -66,7 +65,8 @@ class Loop:
                 evaluation = self._evaluate(epoch)
                 self.accuracy = evaluation.accuracy
                 if evaluation.loss is None or not evaluation.loss < EXPLODED:
-                    return DIVERGED, f"the evaluation loss was {_in_words(evaluation.loss)} after epoch {epoch}"
+                    loss_text = "not finite" if evaluation.loss is None else f"{evaluation.loss:.6g}"
+                    return DIVERGED, f"the evaluation loss was {loss_text} after epoch {epoch}"
             self._checkpoint()
         largest = self.session.largest_parameter()
         if not largest < LARGEST_PARAMETER:
@@ -82,21 +82,21 @@ class Loop:
         return self._out_of_time() or (target is not None and self.accuracy >= target)
 
     def _window(self, batches: Iterator[Batch], epoch: int, count: int) -> float:
-        """Trains for `count` steps; returns their mean loss.
+        """Train for `count` steps; return their mean loss.
 
-        The clock is read only where everything enqueued is drained, and nothing is fetched in between. Nothing is
-        waited for in between either, but after the first step and where the window takes longer than `silence`.
+        The clock is read only when everything enqueued is drained. In between nothing is fetched, and nothing is waited
+        for except after the first step and in windows longer than `silence`.
         """
         run, clock = self.run, self.clock
         start, waited, samples = clock.elapsed(), 0.0, 0
         since, enqueued = start, 0
         steps = range(self._step, self._step + count)
-        looked_at = [step for step in steps if run.gradient_noise and step % run.gradient_noise == 0]
+        norm_steps = [step for step in steps if run.gradient_noise and step % run.gradient_noise == 0]
         for step in steps:
-            asked = clock.elapsed()
+            request = clock.elapsed()
             batch = next(batches)
-            waited += clock.elapsed() - asked
-            self.session.step(batch, run.rate(step), norms=step in looked_at)
+            waited += clock.elapsed() - request
+            self.session.step(batch, run.rate(step), norms=step in norm_steps)
             samples += len(batch)
             enqueued += 1
             if enqueued * self._step_seconds > self.silence:
@@ -110,10 +110,10 @@ class Loop:
         window = Window(
             epoch=epoch, start=start, steps=count, samples=samples, seconds=seconds, waited=waited, loss=_finite(loss)
         )
-        self.tell("window", window)
-        for step, (small, large) in zip(looked_at, self.session.gradient_norms() if looked_at else ()):
+        self.emit("window", window)
+        for step, (small, large) in zip(norm_steps, self.session.gradient_norms() if norm_steps else ()):
             if math.isfinite(small + large):
-                self.tell("norms", Norms(step=step, small=small, large=large))
+                self.emit("norms", Norms(step=step, small=small, large=large))
         return loss
 
     def _evaluate(self, epoch: int) -> Evaluation:
@@ -124,7 +124,7 @@ class Loop:
         evaluation = Evaluation(
             epoch=epoch, at=start, seconds=seconds, accuracy=accuracy, samples=scored.samples, loss=_finite(scored.loss)
         )
-        self.tell("evaluation", evaluation)
+        self.emit("evaluation", evaluation)
         return evaluation
 
     def _checkpoint(self) -> None:
@@ -135,7 +135,3 @@ class Loop:
 
 def _finite(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
-
-
-def _in_words(loss: float | None) -> str:
-    return "not finite" if loss is None else f"{loss:.6g}"

@@ -1,4 +1,4 @@
-"""One run from start to record: its workers, here or on other hosts, started again where one is lost."""
+"""One run from start to record: its workers, on this host or on others, restarted if one is lost."""
 
 from __future__ import annotations
 
@@ -6,117 +6,172 @@ import dataclasses
 import datetime
 import math
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from poc.config.run import Run
 from poc.host import processes
 from poc.host.monitor import Monitored
 from poc.plan import estimate
-from poc.records.record import DIVERGED, FAILED, OUT_OF_MEMORY, Record, merged
-from poc.run.launcher import HostResult, LocalLauncher, RunContext, software
+from poc.records.record import (
+    COMPLETED,
+    DIVERGED,
+    FAILED,
+    OUT_OF_MEMORY,
+    Evaluation,
+    Memory,
+    Record,
+    Worker,
+    WorkerResult,
+)
+from poc.records.timing import Window
+from poc.run.launcher import HostResult, Launcher, LocalLauncher, RunContext, software
 from poc.run.progress import label
 
+T = TypeVar("T")
 _CHECKPOINT_SECONDS = 180.0
 
 
-class Launcher(Protocol):
-    """Do a run on this host (`LocalLauncher`), or on others of one node type (`poc.cluster.team.RayLauncher`)."""
-
-    def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
-        """The steps after which every worker has a whole checkpoint, made under these conditions."""
-
-    def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
-        """Trains `run` once, each worker told `request`; what each host did, and why it failed, empty where not."""
-
-    def renewed(self) -> bool:
-        """Another takes the place of each host that was lost; False where there is none."""
-
-    def forget(self, run: Run) -> None:
-        """The record of `run` is safe: its checkpoints are no longer needed."""
-
-
 def execute(
-    run: Run, place: RunContext, hosts: Launcher | None = None, *, detail: int = 0, pace: float = 1.0, title: str = ""
+    run: Run,
+    context: RunContext,
+    launcher: Launcher | None = None,
+    *,
+    detail: int = 0,
+    pace: float = 1.0,
+    title: str = "",
+    **fields: Any,
 ) -> tuple[Record, bool]:
-    """Trains `run` in processes of its own, one a worker; returns its record, and whether the user interrupted it.
+    """Train `run`, one process per worker; return its record with these `fields`, and whether the user interrupted it.
 
-    Where it was cut off before it goes on from its last checkpoint; where a process is lost it does so `run.restarts`
-    times. `detail` adds a pass of so many rounds that takes computation and communication apart. `hosts` do it, None:
-    this one alone. `pace` is what such runs took of their estimates. `title` is for its progress line.
+    It continues from its last checkpoint if it was interrupted before, and up to `run.restarts` times if a process is
+    lost. `detail` is the number of rounds of the step-time breakdown, `pace` the measured over the estimated time of
+    such runs, and `title` is for its progress line. The default launcher is this host.
     """
-    hosts = hosts or LocalLauncher(place)
-    record = new_record(run, place, price_per_hour=place.price_per_hour)
+    launcher = launcher or LocalLauncher(context)
+    fields = {**_identity(run, context), "price_per_hour": context.price_per_hour, **fields}
     conditions = {
-        "versions": record.versions,
-        "commit": record.commit,
-        "environment": record.environment,
-        "machine": place.machine.describe(),
-        "images": list(place.images_of(run)),
-        "workers_here": run.workers // (place.machine.hosts if run.workers > 1 else 1),
+        **{name: fields[name] for name in ("versions", "commit", "environment")},
+        "machine": context.machine.describe(),
+        "images": list(context.images_of(run)),
+        "workers_here": run.workers // (context.machine.hosts if run.workers > 1 else 1),
     }
     why = "the run was interrupted"
-    for left in range(run.restarts, -1, -1):
+    for restarts_left in range(run.restarts, -1, -1):
         request = {
             "run": run.to_json(),
-            "first_step": max((step for step in hosts.steps(run, conditions) if step < run.steps), default=0),
+            "first_step": max((step for step in launcher.steps(run, conditions) if step < run.steps), default=0),
             "why": why,
             "conditions": conditions,
-            "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / (pace * estimate(run, place.machine))),
+            "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / (pace * estimate(run, context.machine))),
             "detail": detail,
             "images": conditions["images"],
             "title": title or label(run),
         }
-        shares, reason = hosts.attempt(run, request)
-        workers = [worker for share in shares for worker in share.told]
-        interrupted = any(share.interrupted for share in shares)
+        hosts, reason = launcher.attempt(run, request)
+        workers = [worker for host in hosts for worker in host.workers]
+        interrupted = any(host.interrupted for host in hosts)
         killed_for_memory = reason.endswith(processes.KILLED_FOR_MEMORY)
         if any(worker.outcome in (OUT_OF_MEMORY, DIVERGED) for worker in workers):
-            reason = ""  # it would do so again, and is told, whatever it did to other workers
-        if not reason or interrupted or killed_for_memory or not left or not hosts.renewed():
+            reason = ""  # it would happen again, whatever it did to other workers
+        if not reason or interrupted or killed_for_memory or not restarts_left or not launcher.renewed():
             break
         why = reason
-        print(f"  {why}; restarting ({left - 1} of {run.restarts} restarts left)", file=sys.stderr)
-    reason = "interrupted" if interrupted else reason
+        print(f"  {why}; restarting ({restarts_left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     if workers:
-        record = merged(record, workers)
-        uses = [share.core_use for share in shares]
-        disturbed = max(uses, key=lambda use: (use.others_busy + use.stolen) / max(1, use.cores))
-        record = dataclasses.replace(
-            record,
-            monitor=_monitored(shares),
-            cpu_seconds=sum(use.own_seconds for use in uses),
-            others_busy_cores=disturbed.others_busy,
-            stolen_cores=disturbed.stolen,
-            usable_cores=disturbed.cores,
-        )
-    if reason:
-        outcome = OUT_OF_MEMORY if killed_for_memory and not interrupted else FAILED
-        record = dataclasses.replace(record, outcome=outcome, reason=reason)
-    return record, interrupted
+        fields.update(merge_workers(workers), **_merge_hosts(hosts))
+    if interrupted:
+        fields.update(outcome=FAILED, reason="interrupted")
+    elif reason:
+        fields.update(outcome=OUT_OF_MEMORY if killed_for_memory else FAILED, reason=reason)
+    return Record(**fields), interrupted
 
 
-def new_record(run: Run, place: RunContext, **fields: Any) -> Record:
-    """The record of a run of which nothing is known yet but `fields`."""
-    return Record(
-        run_id=run.id,
-        run=run,
-        started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        infrastructure=place.infrastructure,
-        hardware=place.machine,
-        **(place.software[run.framework] if place.software else software(run.framework)),
-        dataset=place.images_of(run).name,
-        data_checksum=place.images_of(run).checksum,
-        **fields,
+def new_record(run: Run, context: RunContext, **fields: Any) -> Record:
+    """Return the record of a run that was not trained."""
+    return Record(**_identity(run, context), **fields)
+
+
+def _identity(run: Run, context: RunContext) -> dict[str, Any]:
+    """Return the fields of a record that are known before the run."""
+    return {
+        "run_id": run.id,
+        "run": run,
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "infrastructure": context.infrastructure,
+        "hardware": context.machine,
+        **(context.software[run.framework] if context.software else software(run.framework)),
+        "dataset": context.images_of(run).name,
+        "data_checksum": context.images_of(run).checksum,
+    }
+
+
+def _merge_hosts(hosts: Sequence[HostResult]) -> dict[str, Any]:
+    """Return fields of a record: CPU seconds of all hosts, cores of the noisiest one, and devices of all."""
+    uses = [host.core_use for host in hosts]
+    noisiest = max(uses, key=lambda use: (use.others_busy_cores + use.stolen_cores) / max(1, use.usable_cores))
+    monitored: Monitored | None = hosts[0].monitor
+    if monitored:
+        # Devices of the first host keep their names.
+        devices = [
+            dataclasses.replace(device, device=f"host {number} {device.device}") if number else device
+            for number, host in enumerate(hosts)
+            for device in (host.monitor.devices if host.monitor else ())
+        ]
+        monitored = dataclasses.replace(monitored, devices=tuple(devices))
+    return {**vars(noisiest), "cpu_seconds": sum(use.cpu_seconds for use in uses), "monitor": monitored}
+
+
+def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:
+    """Return fields of a record: the samples of all workers in the time of the slowest."""
+    ended = [worker for worker in results if worker.wall is not None] or results
+    slowest = max(ended, key=lambda worker: worker.wall or 0.0)
+    # Out of memory and divergence come first: other workers that miss such a worker may report that earlier. Then the
+    # first failure: workers that were stopped because of it only report that.
+    ordered = sorted(ended, key=lambda worker: worker.outcome not in (OUT_OF_MEMORY, DIVERGED))
+    decisive = next((worker for worker in ordered if worker.outcome != COMPLETED), slowest)
+    peaks = _present(worker.peak_flops for worker in results)
+    per_worker = [
+        Worker(worker=number, windows=worker.windows, parts=worker.parts, wall=worker.wall, exchanged=worker.exchanged)
+        for number, worker in enumerate(results)
+    ]
+    return {
+        **{name: value for name, value in vars(slowest).items() if value not in (None, "")},
+        "outcome": decisive.outcome,
+        "reason": decisive.reason,
+        "windows": tuple(map(_merge_windows, zip(*(worker.windows for worker in results)))),
+        "evaluations": tuple(map(_merge_evaluations, zip(*(worker.evaluations for worker in results)))),
+        "memory": Memory(
+            host_peak_bytes=sum(_present(worker.memory.host_peak_bytes for worker in results)) or None,
+            device_peak_bytes=max(_present(worker.memory.device_peak_bytes for worker in results), default=None),
+        ),
+        "peak_flops": sum(peaks) if len(peaks) == len(results) else None,
+        "workers": tuple(per_worker) if len(results) > 1 else (),
+    }
+
+
+def _present(values: Iterable[T | None]) -> list[T]:
+    return [value for value in values if value is not None]
+
+
+def _merge_windows(windows: Sequence[Window]) -> Window:
+    losses = _present(window.loss for window in windows)
+    return dataclasses.replace(
+        max(windows, key=lambda window: window.seconds),
+        start=min(window.start for window in windows),
+        samples=sum(window.samples for window in windows),
+        loss=sum(losses) / len(losses) if len(losses) == len(windows) else None,
     )
 
 
-def _monitored(shares: Sequence[HostResult]) -> Monitored | None:
-    """What the hardware of all hosts did, as one summary; devices of the first host keep their names."""
-    first = shares[0].monitor
-    devices = [
-        dataclasses.replace(device, device=f"host {host} {device.device}") if host else device
-        for host, share in enumerate(shares)
-        for device in (share.monitor.devices if share.monitor else ())
-    ]
-    return first and dataclasses.replace(first, devices=tuple(devices))
+def _merge_evaluations(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Merge the evaluations of all workers, each of its part of the validation set."""
+    samples = sum(evaluation.samples for evaluation in evaluations)
+    losses = [evaluation.loss * evaluation.samples for evaluation in evaluations if evaluation.loss is not None]
+    correct = sum(round(evaluation.accuracy * evaluation.samples) for evaluation in evaluations)
+    return dataclasses.replace(
+        max(evaluations, key=lambda evaluation: evaluation.seconds),
+        samples=samples,
+        accuracy=correct / samples,
+        loss=sum(losses) / samples if len(losses) == len(evaluations) else None,
+    )

@@ -1,6 +1,6 @@
-"""A pass after the training that takes a step apart: computation, communication, waiting for one another.
+"""The step-time breakdown: computation, synchronisation and waiting, measured in a pass after the training.
 
-The synchronisation that this takes would disturb the run that it explains, so it is a pass of its own.
+The barriers that this needs would disturb the run that it explains, so it is a pass of its own.
 """
 
 from __future__ import annotations
@@ -18,97 +18,99 @@ from poc.records.record import Breakdown
 from poc.records.timing import spread
 
 ROUNDS = 7
-_STEPS_A_WINDOW = 4
-_BATCHES_ALONE = 100_000  # more than can be made in that time
-_SECONDS_ALONE = 2.0
+_WINDOW_STEPS = 4
+_PIPELINE_BATCHES = 100_000  # more than can be made in that time
+_PIPELINE_SECONDS = 2.0
 
 
 class WrongSumError(Exception):
-    """What the run trained is nothing."""
+    """The gradient synchronisation is wrong, and so is what the run trained."""
 
 
 def steps_of(rounds: int) -> int:
-    """Batches that `measure` takes: each round has a window of whole steps and one of independent steps."""
-    return rounds * 2 * _STEPS_A_WINDOW
+    """Return the batches that `measure` uses: each round has a window of whole steps and one of independent steps."""
+    return rounds * 2 * _WINDOW_STEPS
 
 
 def measure(
-    session: Session, batches: Iterator[Batch], run: Run, rounds: int, alone: Callable[[int], Iterator[Batch]]
+    session: Session, batches: Iterator[Batch], run: Run, rounds: int, make_batches: Callable[[int], Iterator[Batch]]
 ) -> Breakdown:
-    """Takes a step apart by windows that take turns, after which the replicas no longer agree.
+    """Measure the parts of a step in alternating windows, after which the replicas no longer agree.
 
-    Raises WrongSumError where the exchange does not give the sum of all devices' gradients.
+    Raises WrongSumError if the gradient synchronisation does not give the sum of all devices' gradients.
 
-    `alone(n)` makes n of this worker's batches anew, and nothing ahead.
-
-    The first of the `rounds` is warm-up. Bus bandwidth is n bytes x 2 (devices - 1) / devices / t, as NCCL's tests
-    define it.
+    The first of the `rounds` is warm-up. `make_batches(n)` makes n of this worker's batches without prefetching. Bus
+    bandwidth is n bytes x 2 (devices - 1) / devices / t, as NCCL's tests define it.
     """
-    several = run.synchronises and not isinstance(run.kvstore, NoSync)
-    sums_right = session.sync_is_correct() if several else None
+    synchronises = run.synchronises and not isinstance(run.kvstore, NoSync)
+    sums_right = session.sync_is_correct() if synchronises else None
     if sums_right is False:
         raise WrongSumError("the gradient synchronisation does not give the sum of all devices' gradients")
-    _, *kept = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
-    whole, independent, barrier, exchange, data, issuing = map(statistics.median, zip(*kept))
-    efficiencies = [(alone + waiting) / together for together, alone, waiting, *_ in kept]
-    moved = session.gradient_bytes * 2 * (run.devices - 1) / run.devices
+    _, *measured = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
+    step, independent, barrier, sync, data_wait, issue = map(statistics.median, zip(*measured))
+    efficiencies = [(compute + waiting) / total for total, compute, waiting, *_ in measured]
+    bus_bytes = session.gradient_bytes * 2 * (run.devices - 1) / run.devices
     return Breakdown(
-        steps=len(kept) * _STEPS_A_WINDOW,
-        efficiency=statistics.median(efficiencies) if several else None,
-        efficiency_spread=spread(efficiencies) if several else None,
-        pairs=len(kept),
-        whole_step_seconds=whole,
+        steps=len(measured) * _WINDOW_STEPS,
+        efficiency=statistics.median(efficiencies) if synchronises else None,
+        efficiency_spread=spread(efficiencies) if synchronises else None,
+        pairs=len(measured),
+        whole_step_seconds=step,
         independent_step_seconds=independent,
-        exchange_seconds=exchange if several else 0.0,
+        exchange_seconds=sync if synchronises else 0.0,
         exchange_bytes=session.gradient_bytes,
-        bus_bytes_per_second=moved / exchange if several else None,
+        bus_bytes_per_second=bus_bytes / sync if synchronises else None,
         sums_right=sums_right,
         synchronisation_seconds=barrier if run.workers > 1 else None,
-        data_seconds=data,
-        pipeline_seconds=_pipeline(session, alone),
-        issue_seconds=issuing,
+        data_seconds=data_wait,
+        pipeline_seconds=_pipeline(session, make_batches),
+        issue_seconds=issue,
     )
 
 
-def _pipeline(session: Session, alone: Callable[[int], Iterator[Batch]]) -> float:
-    """Seconds in which all workers make a batch each while nothing is trained, from the start: threads make several at
-    once, so that after the first of them others are ready."""
+def _pipeline(session: Session, make_batches: Callable[[int], Iterator[Batch]]) -> float:
+    """Return the seconds per batch of all workers' input pipelines, from their start, while nothing is trained.
+
+    From the start, since threads make several batches at once: after the first one others are ready.
+    """
     session.barrier()
     count, start = 0, time.monotonic()
-    for _ in alone(_BATCHES_ALONE):
+    for _ in make_batches(_PIPELINE_BATCHES):
         count, seconds = count + 1, time.monotonic() - start
-        if seconds > _SECONDS_ALONE:
+        if seconds > _PIPELINE_SECONDS:
             break
     return seconds / count
 
 
-def _round(session: Session, batches: Iterator[Batch], rate: float) -> list[float]:
-    """Seconds a step, each over a window.
+def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> list[float]:
+    """Return mean seconds over a window of a whole step, an independent step, and of other parts.
 
-    With the exchange; without it; waiting for the other workers after that; the exchange alone; waiting for data; the
-    CPU time in which the main thread issues a step.
+    The parts are the wait for other workers after independent steps, the synchronisation alone, the wait for data, and
+    the CPU time in which the main thread issues a step.
     """
-    whole, waited, issuing = _steps(session, batches, rate, exchange=True)
-    independent, *_ = _steps(session, batches, rate, exchange=False)
+    step, waited, issuing = _steps(session, batches, learning_rate, exchange=True)
+    independent, *_ = _steps(session, batches, learning_rate, exchange=False)
     start = time.monotonic()
     session.barrier()
     arrived = time.monotonic()
-    for _ in range(_STEPS_A_WINDOW):
+    for _ in range(_WINDOW_STEPS):
         session.exchange()
     session.drain()
-    seconds = (whole, independent, arrived - start, time.monotonic() - arrived, waited, issuing)
-    return [part / _STEPS_A_WINDOW for part in seconds]
+    seconds = (step, independent, arrived - start, time.monotonic() - arrived, waited, issuing)
+    return [part / _WINDOW_STEPS for part in seconds]
 
 
-def _steps(session: Session, batches: Iterator[Batch], rate: float, *, exchange: bool) -> tuple[float, float, float]:
-    """Seconds of a window of steps, those of waiting for data, and this thread's CPU time until it drains."""
+def _steps(
+    session: Session, batches: Iterator[Batch], learning_rate: float, *, exchange: bool
+) -> tuple[float, float, float]:
+    """Return the seconds of a window of steps, of waiting for data, and of this thread's CPU time until it drains."""
     session.barrier()
     start, waited, issuing = time.monotonic(), 0.0, time.thread_time()
-    for _ in range(_STEPS_A_WINDOW):
-        asked = time.monotonic()
+    for _ in range(_WINDOW_STEPS):
+        request = time.monotonic()
         batch = next(batches)
-        waited += time.monotonic() - asked
-        session.step(batch, rate, exchange=exchange)
+        waited += time.monotonic() - request
+        session.step(batch, learning_rate, exchange=exchange)
     issuing = time.thread_time() - issuing
     session.drain()
     return time.monotonic() - start, waited, issuing

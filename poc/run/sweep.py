@@ -1,8 +1,8 @@
-"""The runs of some recipes on this machine, one after the other, each record in the journal as soon as it is there."""
+"""The runs of some recipes on this machine, one after the other; each record is in the journal when its run ends."""
 
 from __future__ import annotations
 
-import contextlib
+import bisect
 import dataclasses
 import sys
 import time
@@ -15,253 +15,231 @@ from poc.config.run import Run
 from poc.plan import Planned, estimate
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
-from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED, Record
-from poc.run import checkpoint, schedule, workload
-from poc.run.launcher import LocalLauncher, RunContext
-from poc.run.parent import Launcher, execute, new_record
-from poc.run.progress import duration, label, result, varied
+from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
+from poc.run import schedule, workload
+from poc.run.launcher import Launcher, LocalLauncher, RunContext
+from poc.run.parent import execute, new_record
+from poc.run.progress import clock, duration, label, result, varied
+from poc.run.schedule import Item
 from poc.run.workload import Line, Workload
 from poc.values import UserError
 
 
 class TimeIsUpError(Exception):
-    """The run that was going on has been interrupted at the bound."""
+    """A run was interrupted at the bound."""
 
 
 class Sweep:
-    """The runs of some recipes on one machine: what there is to do, and each record in the journal as it is there."""
+    """The runs of some recipes on one machine: what is to do, and how."""
 
     def __init__(
         self,
         plans: Sequence[tuple[str, Sequence[Planned]]],
         results: Path,
-        place: RunContext,
+        context: RunContext,
         *,
         detail: int = 0,
         again: bool = False,
         verbose: bool = False,
         prefix: str = "",
     ) -> None:
-        """`plans` by the names of their recipes; records go to this machine's journal in `results`.
+        """Collect the runs of `plans`, by the names of their recipes; records go to the machine's journal in `results`.
 
-        What is there already is done only `again`. `detail` is that of `execute`; `prefix` comes before each line said.
+        Runs that are in the journal are repeated only with `again`. `detail` is that of `execute`; `prefix` comes
+        before each message.
         """
         self.results = results
-        self.path = journal.folder(results, place.infrastructure) / journal.FILE
+        self.path = journal.folder(results, context.infrastructure) / journal.FILE
         self.items = schedule.in_order(
-            (name, f"{name} {number}/{len(planned)}", item)
-            for name, planned in plans
+            Item(recipe, f"{recipe} {number}/{len(planned)}", item)
+            for recipe, planned in plans
             for number, item in enumerate(planned, start=1)
         )
         self.failed: list[str] = []
         """The ids of the runs that failed."""
         records = journal.read(journal.paths(results))
-        self._known = [record for record in records if record.infrastructure == place.infrastructure]
-        self._noted = {record.run.id for record in self._known}
+        self._records = [record for record in records if record.infrastructure == context.infrastructure]
+        self._recorded = {record.run.id for record in self._records}
         self._again = again
-        self.place = place
-        self.use(place.images)
         self._detail = detail
         self._verbose = verbose
         self._prefix = prefix
-        every = [item for *_, item in self.items]
-        self._choices = {run.id: item.engine_choice for item in every for run in (item.run, *sum(item.search, ()))}
-        self._details = varied(item.run for item in every if not item.skip)
+        self._details = varied(item.planned.run for item in self.items if not item.planned.skip)
+        self.context = context
+        self.use(context.images)
 
     def use(self, images: Mapping[str, DataId]) -> None:
-        """Take `images` for what the runs are of (`RunContext.images`).
+        """Set the data sets of the runs (`RunContext.images`), which decide what in the journal is done.
 
-        Of the journal what is of the same images counts, and was measured in the same environment or in an unknown one.
+        A record counts if it is of the same images, and of the same environment or an unknown one.
         """
-        self.place = dataclasses.replace(self.place, images=images)
-        self.pace = schedule.RuntimeEstimator(self.place, self._known)
-        alike = [record for record in self._known if record.environment in (None, self.place.environment)]
-        self._done = schedule.DoneRepeats([] if self._again else alike, images)
+        self.context = dataclasses.replace(self.context, images=images)
+        self.pace = schedule.RuntimeEstimator(self.context, self._records)
+        environments = (None, self.context.environment)
+        same = [record for record in self._records if record.environment in environments and not self._again]
+        self._done = schedule.DoneRepeats(same, images)
 
     def say(self, line: str) -> None:
         """Print a line on standard error."""
-        # What a killed worker has left of its progress line is removed.
+        # Remove the progress line that a killed worker may have left. One write, as other threads may print, too.
         start = "\r\x1b[K" if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{start}{self._prefix}{line}\n")  # whole, whatever others say meanwhile
+        sys.stderr.write(f"{start}{self._prefix}{line}\n")
 
     def say_more(self, line: str) -> None:
-        """Print a line that only --verbose asks for."""
+        """Print a line if the sweep is verbose."""
         if self._verbose:
             self.say(line)
 
     def workload(self, price: float | None) -> Workload:
-        """Sum up what there is to do; `price` is in dollars per hour."""
-        return workload.summed_up(self.items, self._done, self.pace, price)
+        """Sum up the plan; `price` is in dollars per hour."""
+        return workload.summed_up(self.lines(), workload.skipped(self.items), price)
 
     def lines(self) -> list[Line]:
         """Return a line for each run."""
         return workload.lines(self.items, self._done, self.pace)
 
     def ids(self) -> tuple[str, ...]:
-        """Return the ids of the runs that are not skipped; of a search for the largest batch, of all candidates."""
-        planned = [item for *_, item in self.items if not item.skip]
-        return tuple(
-            dict.fromkeys(run.id for item in planned for run in (item.run, *(whole for _, whole in item.search)))
-        )
+        """Return the ids of the runs that are not skipped, including all candidates for a largest batch."""
+        planned = [item.planned for item in self.items if not item.planned.skip]
+        runs = (run for item in planned for run in (item.run, *(candidate for _, candidate in item.search)))
+        return tuple(dict.fromkeys(run.id for run in runs))
 
-    def is_over(self, item: schedule.Item) -> bool:
-        """Whether there is nothing to do for an item, any more."""
-        return item[2].skip != "" or self._done.over(item[2])
+    def is_over(self, item: Item) -> bool:
+        """Return whether an item is skipped or done."""
+        return item.planned.skip != "" or self._done.over(item.planned)
 
-    def left(self, items: Iterable[schedule.Item]) -> list[Planned]:
-        """Return what of the `items` is to be done yet, each repeat once."""
+    def pending(self, items: Iterable[Item]) -> list[Planned]:
+        """Return what of the `items` is not done yet, each repeat once."""
         return self._done.waiting(items)
 
-    def do(self, item: schedule.Item, hosts: Launcher | None = None) -> bool:
-        """Do one of the items, on the `hosts` (None: here); False where it does not fit before the bound.
+    def do(self, item: Item, launcher: Launcher | None = None) -> bool:
+        """Do an item with `launcher`, by default on this host; return False if it does not fit before the bound.
 
         Raises `TimeIsUpError`, or KeyboardInterrupt once a run that its user interrupted is in the journal.
         """
-        _, title, planned = item
+        planned = item.planned
         if planned.skip:
-            self.say_more(f"{title} [{planned.run.id}] {planned.run}: skipped, {planned.skip}")
-            if planned.run.id not in self._noted:
-                self._noted.add(planned.run.id)
-                journal.append(self.path, new_record(planned.run, self.place, outcome=SKIPPED, reason=planned.skip))
+            self.say_more(f"{item.title} [{planned.run.id}] {planned.run}: skipped, {planned.skip}")
+            if planned.run.id not in self._recorded:
+                self._recorded.add(planned.run.id)
+                journal.append(self.path, new_record(planned.run, self.context, outcome=SKIPPED, reason=planned.skip))
             return True
         if not self._done.over(planned) and not self.pace.fits(planned):
             return False
+        launcher = launcher or LocalLauncher(self.context)
         if planned.search:
-            self._largest(planned, title, hosts)
+            self._search(item, launcher)
         else:
-            self._repeat(planned.run, title, hosts, planned.repeat, self._detail)
+            self._repeat(item, planned.run, launcher)
         return True
 
-    def _largest(self, item: Planned, title: str, hosts: Launcher | None) -> None:
-        """Do the run with the largest batch that fits its short run, or where it does not after all, the next."""
-        self.say_more(f"{title} {item}")
-        search = item.search
-        low, high = 0, len(search)  # those before `low` fit, those from `high` on do not
-        while low < high:
-            middle = (low + high) // 2
-            if self._repeat(search[middle][0], title, hosts, probe=True) in DONE:
-                low = middle + 1
-            else:
-                high = middle
-        if not low and item.repeat == 1:
-            self.say(f"{self._label(search[0][1])}: failed: not even this batch fits into the memory")
-        while low and self._repeat(search[low - 1][1], title, hosts, item.repeat, self._detail) == OUT_OF_MEMORY:
-            low -= 1
+    def _search(self, item: Item, launcher: Launcher) -> None:
+        """Train with the largest batch whose short run fits in the memory, or with the next smaller one that fits."""
+        planned = item.planned
+        self.say_more(f"{item.title} {planned}")
 
-    def _label(self, run: Run, number: int = 1) -> str:
-        return label(run, self._details) + (f", repeat {number}" if number > 1 else "")
+        def exceeds_memory(candidate: tuple[Run, Run]) -> bool:
+            return self._repeat(item, candidate[0], launcher, probe=True) not in DONE
 
-    def _repeat(
-        self, run: Run, title: str, hosts: Launcher | None, number: int = 1, detail: int = 0, *, probe: bool = False
-    ) -> str:
-        """Do that repeat of a run, unless it is done; return its outcome. A `probe` has no line of its own."""
-        title = f"{title} [{run.id}] {run}" + (f", repeat {number}" if number > 1 else "")
+        count = bisect.bisect_left(planned.search, True, key=exceeds_memory)
+        if not count and planned.repeat == 1:
+            self.say(f"{label(planned.search[0][1], self._details)}: failed: not even this batch fits into the memory")
+        for _, run in reversed(planned.search[:count]):
+            if self._repeat(item, run, launcher) != OUT_OF_MEMORY:
+                break
+
+    def _repeat(self, item: Item, run: Run, launcher: Launcher, *, probe: bool = False) -> str:
+        """Do a repeat of `run` unless it is done, and return its outcome; a `probe` prints a line only if it fails."""
+        number = 1 if probe else item.planned.repeat
+        suffix = f", repeat {number}" if number > 1 else ""
+        title = f"{item.title} [{run.id}] {run}{suffix}"
         if self._done.enough(run, number):
             self.say_more(f"{title}: in the journal already (--again repeats it)")
             return self._done.outcome(run) or COMPLETED
         if run.id in self.failed:  # it may have hung, and would again
             self.say_more(f"{title}: not tried again, it has failed")
             return FAILED
-        pace, hosts = self.pace.factor(run), hosts or LocalLauncher(self.place)
-        self.say_more(f"{title}: about {duration(pace * estimate(run, self.place.machine))}")
-        self._say_other_checkpoints(run)
-        expected, name = predict.forecast(run, self._known), self._label(run, number)
-        record, interrupted = execute(run, self.place, hosts, detail=detail, pace=pace, title=name)
-        record = dataclasses.replace(record, engine_choice=self._choices[run.id], predicted=expected)
-        self._append(record)
+        pace, name = self.pace.factor(run), label(run, self._details) + suffix
+        self.say_more(f"{title}: about {duration(pace * estimate(run, self.context.machine))}")
+        record, interrupted = execute(
+            run,
+            self.context,
+            launcher,
+            detail=0 if probe else self._detail,
+            pace=pace,
+            title=name,
+            engine_choice=item.planned.engine_choice,
+            predicted=predict.forecast(run, self._records),
+        )
+        try:
+            journal.append(self.path, record)
+        except OSError as error:
+            raise UserError(
+                f"results: no room for the record of {run.id} in {self.path} ({error.strerror}); make some and "
+                "start again: the run goes on from its last checkpoint"
+            ) from error
         self.say_more(f"  {record.in_words()}")
         if not probe or record.outcome == FAILED:
             self.say(result(record, name))
         if record.outcome in SETTLED:
-            hosts.forget(run)
+            launcher.forget(run)
         if interrupted:
-            raise TimeIsUpError if time.monotonic() >= self.place.until else KeyboardInterrupt
+            raise TimeIsUpError if time.monotonic() >= self.context.until else KeyboardInterrupt
         self.pace.learn(record)
-        self._known.append(record)
+        self._records.append(record)
         self._done.add(record)
         if record.outcome == FAILED:
             self.failed.append(run.id)
         return record.outcome
 
-    def _append(self, record: Record) -> None:
-        try:
-            journal.append(self.path, record)
-        except OSError as error:
-            raise UserError(
-                f"results: no room for the record of {record.run.id} in {self.path} ({error.strerror}); make some and "
-                "start again: the run goes on from its last checkpoint"
-            ) from error
 
-    def _say_other_checkpoints(self, run: Run) -> None:
-        """Say of each checkpoint of `run` on other images that it stays, and that the run does not go on from it."""
-        own = self.place.checkpoints_of(run)
-        if checkpoint.furthest(own):
-            return
-        for folder in sorted(own.parent.glob(f"{run.id}*")):
-            step = checkpoint.furthest(folder)
-            with contextlib.suppress(OSError, LookupError):  # damaged, or of an earlier version
-                if 0 < step < run.steps:
-                    images = DataId(*checkpoint.read(folder, 0, step).story["conditions"]["images"])
-                    self.say(
-                        f"  its checkpoint after step {step} is of other images, {images}: with these, "
-                        f"{self.place.images_of(run)}, it starts from the beginning, and that checkpoint is kept"
-                    )
+def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None = None) -> list[str]:
+    """Do all items in order, as far as they fit before the bound; return the ids of the runs that failed.
 
-
-def run_sweep(sweep: Sweep, asked: LastRun | None = None, price: float | None = None) -> list[str]:
-    """Do all that is planned, the most telling first (`poc.run.schedule.ORDER_RULE`); return the ids of failures.
-
-    What was `asked` for is noted in the folder of results. What does not fit before the bound of its place is left;
-    `price`, in dollars per hour, is for what is said first.
-    Raises UserError where the data cannot be had, or the journal not be written; KeyboardInterrupt once a run that its
+    `request` is written to the folder of results; `price` is in dollars per hour.
+    Raises UserError if the data cannot be read, or the journal not be written; KeyboardInterrupt once a run that its
     user interrupted is in it.
     """
     sweep.use(_images(sweep))
     # Claimed only now: a mistake leaves nothing behind.
     with journal.claimed(sweep.path):
-        if asked:
-            last_run.write(sweep.results, asked)
+        if request:
+            last_run.write(sweep.results, request)
         sweep.say(f"{sweep.workload(price)}\n")
-        left = _through(sweep)
-    say_left(sweep, left)
+        postponed: list[Item] = []
+        for number, item in enumerate(sweep.items):
+            was_over, rest = sweep.is_over(item), sweep.items[number + 1 :]
+            try:
+                if not sweep.do(item):
+                    postponed.append(item)
+                    continue
+            except TimeIsUpError:
+                postponed += [item, *rest]
+                break
+            fitting = [] if was_over else [planned for planned in sweep.pending(rest) if sweep.pace.fits(planned)]
+            if fitting:
+                until = clock(min(sum(map(sweep.pace.seconds, fitting)), sweep.pace.time_left()))
+                sweep.say_more(f"  {len(fitting)} to go, until about {until}")
+    say_left(sweep, postponed)
     return sweep.failed
 
 
-def say_left(sweep: Sweep, items: Iterable[schedule.Item]) -> None:
-    """What of these is to be done yet did not fit before the bound; nothing where there is none."""
-    if left := sweep.left(items):
-        seconds = sum(map(sweep.pace.seconds, left))
+def say_left(sweep: Sweep, items: Iterable[Item]) -> None:
+    """Print how many of the `items` are not done because they did not fit before the bound, if any."""
+    if pending := sweep.pending(items):
+        seconds = sum(map(sweep.pace.seconds, pending))
         sweep.say(
-            f"{len(left)} are left, about {duration(seconds)}, beyond the bound: the same command goes on with them"
+            f"{len(pending)} are left, about {duration(seconds)}, beyond the bound: the same command goes on with them"
         )
-
-
-def _through(sweep: Sweep) -> list[schedule.Item]:
-    """Takes the items one after the other, as far as they fit; returns those that did not."""
-    left: list[schedule.Item] = []
-    pace = sweep.pace
-    for place_in_line, item in enumerate(sweep.items):
-        was_over, rest = sweep.is_over(item), sweep.items[place_in_line + 1 :]
-        try:
-            if not sweep.do(item):
-                left.append(item)
-                continue
-        except TimeIsUpError:
-            return [*left, item, *rest]
-        fitting = [] if was_over else [other for other in sweep.left(rest) if pace.fits(other)]
-        if fitting:
-            until = schedule.clock(min(sum(map(pace.seconds, fitting)), pace.left()))
-            sweep.say_more(f"  {len(fitting)} to go, until about {until}")
-    return left
 
 
 def _images(sweep: Sweep) -> dict[str, DataId]:
     """Open the files that the runs need and return what is in them: a mistake is found before anything is spent.
 
-    Where no images are at hand, and every run is in the journal on whatever images, none are downloaded.
+    Images that are not on this machine are downloaded only for runs that are not in the journal, on whatever images.
     """
-    place = sweep.place
-    left = {item.run.data for item in sweep.left(sweep.items)}
-    wanted = dict.fromkeys(item.run.data for *_, item in sweep.items if not item.skip)
-    opened = [spec for spec in wanted if spec in left or data.at_hand(spec, source=place.source, cache=place.cache)]
-    return data.identify(opened, source=place.source, cache=place.cache)
+    context = sweep.context
+    pending = {planned.run.data for planned in sweep.pending(sweep.items)}
+    specs = dict.fromkeys(item.planned.run.data for item in sweep.items if not item.planned.skip)
+    places = {"source": context.source, "cache": context.cache}
+    return data.identify([spec for spec in specs if spec in pending or data.is_local(spec, **places)], **places)

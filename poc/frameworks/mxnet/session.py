@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
 from poc.config import networks
-from poc.data import Views
+from poc.data import Crops
 from poc.frameworks.mxnet import trainer as trainers
 from poc.frameworks.mxnet.networks import branch_ends, build, can_fuse
 from poc.frameworks.session import Part, Session, fastest
@@ -218,7 +218,7 @@ class GluonSession(Session):
             if first == last:
                 continue
             part = batch.part(first, last)
-            if isinstance(part.images, Views):
+            if isinstance(part.images, Crops):
                 pixels = self._cut(part.images, device)
             else:
                 pixels = self._array(part.images, context)
@@ -233,12 +233,12 @@ class GluonSession(Session):
         # Not copied at once: on a CPU that waits for what MXNet computes, which would be booked as waiting for data.
         return mx.nd.from_numpy(np.ascontiguousarray(values)).as_in_context(context)
 
-    def _cut(self, views: Views, device: int) -> Any:
+    def _cut(self, views: Crops, device: int) -> Any:
         """The views, (n, 3, crop, crop), of the images that a device holds."""
         context, crop = self._contexts[device], self._run.data.crop
         images, tops, lefts, mirrored = (
             self._array(values.reshape(-1, 1, 1), context)
-            for values in (views.images, views.tops, views.lefts, views.mirrored)
+            for values in (views.images, views.tops, views.lefts, views.flipped)
         )
         along = mx.nd.arange(crop, ctx=context, dtype=np.int32)
         rows = mx.nd.broadcast_add(images * self._height + tops, along.reshape((1, -1, 1)))

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from poc.config import networks
-from poc.data import Views
+from poc.data import Crops
 from poc.frameworks import loss_scale
 from poc.frameworks.pytorch import optimizers
 from poc.frameworks.pytorch.networks import build
@@ -169,13 +169,13 @@ class TorchSession(Session):
 
     def _ahead(self, batch: Batch) -> list[Part]:
         """As they are: their arithmetic is the step's."""
-        if isinstance(batch.images, Views):
+        if isinstance(batch.images, Crops):
             *views, labels = self._there(*batch.images, batch.labels)
-            return [(Views(*views), labels)]
+            return [(Crops(*views), labels)]
         return [tuple(self._there(batch.images, batch.labels))]
 
-    def _prepared(self, raw: torch.Tensor | Views, labels: torch.Tensor) -> Part:
-        pixels = self._cut(raw) if isinstance(raw, Views) else raw
+    def _prepared(self, raw: torch.Tensor | Crops, labels: torch.Tensor) -> Part:
+        pixels = self._cut(raw) if isinstance(raw, Crops) else raw
         images = pixels.to(dtype=torch.float32, memory_format=self._layout).sub_(self._mean)
         if self._scale != 1:
             images.mul_(self._scale)

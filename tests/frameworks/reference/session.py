@@ -8,7 +8,7 @@ import numpy as np
 
 from poc.config import networks
 from poc.config.run import Run
-from poc.data import Batch, Views
+from poc.data import Batch, Crops
 from poc.frameworks.session import Part, Session, fastest
 
 from .hub import Hub
@@ -96,7 +96,7 @@ class NumpySession(Session):
             gradient = (gradient @ weights) * (values > 0)
 
     def _on_devices(self, batch: Batch) -> list[Part]:
-        pixels = self._cut(batch.images) if isinstance(batch.images, Views) else batch.images
+        pixels = self._cut(batch.images) if isinstance(batch.images, Crops) else batch.images
         centred = pixels - np.array(networks.MEAN, np.float32).reshape(3, 1, 1)
         scaled = centred * self._scale
         devices = len(self._parameters)
@@ -113,11 +113,11 @@ class NumpySession(Session):
     def hold(self, images: np.ndarray) -> None:
         self._images = images
 
-    def _cut(self, views: Views) -> np.ndarray:
+    def _cut(self, views: Crops) -> np.ndarray:
         """The views, (n, 3, crop, crop), of the images that are held."""
         along = np.arange(self._run.data.crop)
         images, tops, lefts, mirrored = (
-            numbers.reshape(-1, 1, 1) for numbers in (views.images, views.tops, views.lefts, views.mirrored)
+            numbers.reshape(-1, 1, 1) for numbers in (views.images, views.tops, views.lefts, views.flipped)
         )
         columns = lefts + np.where(mirrored, along[::-1], along)
         return self._images[images, tops + along.reshape(-1, 1), columns].transpose(0, 3, 1, 2)
