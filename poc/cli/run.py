@@ -80,8 +80,7 @@ def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequen
     from poc.cluster import connect
 
     machine_prices, paths, fields = prices.load({}), chosen.recipe_paths(options), literals.fields(options.set)
-    for path in paths:
-        config.load(path, frameworks.FRAMEWORKS, fields)  # a mistake is found before any node is asked
+    recipes = [(path.stem, config.load(path, frameworks.FRAMEWORKS, fields)) for path in paths]
     # Each node has its own POC_DATA.
     context = _place(options, hardware.detect(), "", options.data)
     started = last_run.now()
@@ -90,11 +89,10 @@ def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequen
     from poc.cluster.scheduler import Cluster
 
     cluster = Cluster(
-        recipes=paths,
+        recipes=recipes,
         results=chosen.results(options),
         context=dataclasses.replace(context, until=schedule.bound(began, options.hours, None, None)),
         only=options.only,
-        fields=fields,
         plan_options={"quick": options.quick, "cpu": options.cpu, "named": bool(options.recipes or options.only)},
         sweep_options=_sweep_options(options),
         price=functools.partial(_price, machine_prices),

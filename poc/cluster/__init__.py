@@ -10,8 +10,7 @@ import secrets
 
 from poc.values import UserError
 
-LOCAL = "local"
-"""Address that stands for a cluster of this machine alone, which ends with the command."""
+LOCAL = "local"  # the address of a cluster of this machine alone, which ends with the command
 
 
 def connect(address: str, *, verbose: bool) -> None:

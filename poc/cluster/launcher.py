@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from poc.cluster.node import STOPPED, Supervisor
 from poc.config.run import Run
-from poc.host.hardware import Hardware
 from poc.run.launcher import HostResult, RunContext, WorkerGroup, failure_reason
 from poc.values import UserError
 
@@ -29,10 +28,6 @@ class NodeLostError(UserError):
 
 class Node:
     """A node, reserved as a whole for its `actor`, a `Supervisor`."""
-
-    machine: Hardware
-    software: dict[str, Any]
-    versions: dict[str, str]
 
     def __init__(self, entry: Mapping[str, Any]) -> None:
         """Create the actor for an entry of `ray.nodes()`; Ray starts it once no other command has reserved the node."""
@@ -49,19 +44,17 @@ class Node:
             scheduling_strategy=NodeAffinitySchedulingStrategy(self.id, soft=False),
             max_concurrency=2,
         )(Supervisor).remote()
-        self.description = self.actor.describe.remote()
+        self.description = self.actor.describe.remote()  # replaced by the result once the node has joined
 
     def get(self, reference: Any) -> Any:
         """Wait for a result of the actor; raises UserError if the actor did, and NodeLostError if it is dead."""
         try:
             return ray.get(reference)
-        except RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise UserError(f"{self.name}: {error.cause}") from None
-            self.give_up(f"{type(error.cause).__name__}: {error.cause}")
+        except UserError as error:  # Ray gives it another text
+            raise UserError(f"{self.name}: {error.cause}") from None  # type: ignore[attr-defined]
         except RayError as error:
-            self.give_up(f"lost ({' '.join(str(error).split())[:200]})")
-        raise NodeLostError(f"{self.name}: {self.lost}")
+            self.give_up(f"lost ({' '.join(str(error).split())[-200:]})")
+            raise NodeLostError(f"{self.name}: {self.lost}") from None
 
     def give_up(self, reason: str) -> None:
         """End the actor and all that it started: other commands may use the node, and it may come back."""
@@ -90,13 +83,13 @@ class RayLauncher:
             yield node, range(host * per_host, (host + 1) * per_host)
 
     def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
-        steps = []
-        for node, workers in self._workers(run):
-            try:
-                steps.append(node.get(node.actor.begin.remote(run, conditions, workers, self.context)))
-            except NodeLostError:  # the attempt reports it
-                return set()
-        return set.intersection(*steps)
+        with contextlib.suppress(NodeLostError):  # the attempt reports it
+            steps = [
+                node.get(node.actor.begin.remote(run, conditions, workers, self.context))
+                for node, workers in self._workers(run)
+            ]
+            return set.intersection(*steps)
+        return set()
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
         first = self.nodes[0]
@@ -125,7 +118,6 @@ class RayLauncher:
     def _wait(self, trainings: dict[Any, Node]) -> dict[Node, HostResult]:
         """Return the results in the order in which they came; a failure or the end of the time stops all trainings."""
         results: dict[Node, HostResult] = {}
-        stopped = interrupted = False
         while trainings:
             for reference in ray.wait([*trainings], timeout=_LOOK_SECONDS)[0]:
                 node = trainings.pop(reference)
@@ -133,8 +125,7 @@ class RayLauncher:
                     results[node] = node.get(reference)
             over = self.over.is_set() or time.monotonic() >= self.context.until
             failed = any(node.lost for node in self.nodes) or any(result.failure for result in results.values())
-            if (failed and not stopped) or (over and not interrupted):
-                stopped, interrupted = failed, True
+            if failed or over:
                 for node in trainings.values():
                     node.actor.stop.remote(interrupt=not failed)
         return results

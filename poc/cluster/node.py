@@ -1,19 +1,20 @@
-"""What Ray runs on each node, from the node's own checkout and environment. Nothing here imports Ray."""
+"""The actor that Ray starts on each node, from the node's own checkout. Nothing here imports Ray."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from poc import config, data, frameworks
+from poc import data, frameworks
 from poc.config.datasets import DataId
+from poc.config.recipe import Recipe
 from poc.config.run import Run
 from poc.host import hardware
-from poc.host.processes import Lost, scratch
+from poc.host.processes import Lost
 from poc.plan import Planned, plan
 from poc.run import launcher
 from poc.run.launcher import LocalLauncher, RunContext
@@ -42,21 +43,15 @@ class Supervisor(LocalLauncher):
         del versions["system"]  # kernels may differ
         return {"machine": to_plain(machine), "software": software, "versions": versions}
 
-    def plan(
-        self, recipes: Mapping[str, str], fields: dict[str, Any], hosts: int, only: tuple[str, ...], **options: bool
-    ) -> Plans:
-        """Plan recipes, source texts by name, with these fields set, for `hosts` machines like this one.
+    def plan(self, recipes: Iterable[tuple[str, Recipe]], hosts: int, only: tuple[str, ...], **options: bool) -> Plans:
+        """Plan recipes for `hosts` machines like this one; return the runs whose ids start with one of `only`.
 
-        Return the runs whose ids start with one of `only`. What several hosts cannot do is left out, not skipped.
+        What several hosts cannot do is left out, and not skipped.
         """
         machine, plans = dataclasses.replace(self._context.machine, hosts=hosts), []
-        with scratch() as folder:
-            for name, text in recipes.items():
-                file = folder / f"{name}.py"
-                file.write_text(text)
-                planned = plan(name, config.load(file, fields=fields), machine, **options)
-                planned = [item for item in planned if item.run.id.startswith(only) and not (item.skip and hosts > 1)]
-                plans.append((name, planned))
+        for name, recipe in recipes:
+            planned = [item for item in plan(name, recipe, machine, **options) if item.run.id.startswith(only)]
+            plans.append((name, [item for item in planned if hosts == 1 or not item.skip]))
         return plans
 
     def identify(self, plans: Plans, context: RunContext) -> dict[str, DataId]:

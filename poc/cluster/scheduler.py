@@ -19,8 +19,9 @@ import ray
 from poc.cluster.launcher import Node, NodeLostError, RayLauncher
 from poc.cluster.node import Plans, Supervisor
 from poc.config.datasets import DataId
+from poc.config.recipe import Recipe
 from poc.host.hardware import Hardware
-from poc.plan import Planned, select
+from poc.plan import select
 from poc.records import journal
 from poc.run.launcher import RunContext
 from poc.run.schedule import Item
@@ -48,11 +49,10 @@ class HostSweep:
 class Cluster:
     """The nodes, and what is to be done on them."""
 
-    recipes: Sequence[Path]
+    recipes: Sequence[tuple[str, Recipe]]  # with their names
     results: Path
     context: RunContext  # common to all nodes, without a machine
     only: Sequence[str] | None
-    fields: dict[str, Any]  # set in place of the recipes' own
     plan_options: Mapping[str, bool]
     sweep_options: Mapping[str, Any]
     price: Callable[[str, Hardware], float | None]  # dollars per hour of a node, by its type and hardware
@@ -118,19 +118,14 @@ class Cluster:
 
     def _admit(self, node: Node) -> tuple[Node, int, Plans]:
         """Compare a node with the driver and other nodes; return the plans for all nodes of its type together."""
-        description = node.get(node.description)
-        node.software, node.versions = description["software"], description["versions"]
-        driver_versions = Supervisor().describe()["versions"]
-        node.require_same(node.versions, "the driver", {name: driver_versions[name] for name in _SAME_EVERYWHERE})
-        node.machine = Hardware.from_json(description["machine"])
-        node_type = node.label or node.machine.describe()
-        same_type = [other for other in self._nodes if other.type == node_type]
-        for other in same_type[:1]:
-            node.require_same(node.versions, f"{other.name} of the same type", other.versions)
-        hosts = 1 + sum(not other.lost for other in same_type)
-        recipes = {path.stem: path.read_text() for path in self.recipes}
-        only = tuple(self.only or [""])
-        plans: Plans = node.get(node.actor.plan.remote(recipes, self.fields, hosts, only, **self.plan_options))
+        node.description = node.get(node.description)
+        versions, driver_versions = node.description["versions"], Supervisor().describe()["versions"]
+        node.require_same(versions, "the driver", {name: driver_versions[name] for name in _SAME_EVERYWHERE})
+        node_type = node.label or versions["hardware"]
+        if earlier := next((earlier for earlier in self._nodes if earlier.type == node_type), None):
+            node.require_same(versions, f"{earlier.name} of the same type", earlier.description["versions"])
+        hosts, only = 1 + len(self._alive(node_type)), tuple(self.only or [""])
+        plans: Plans = node.get(node.actor.plan.remote(self.recipes, hosts, only, **self.plan_options))
         images = node.get(node.actor.identify.remote(plans, self.context))
         node.require_same({**self._images, **images}, "the other nodes", self._images)
         self._images.update(images)
@@ -142,23 +137,24 @@ class Cluster:
     def _add_sweep(self, node: Node, hosts: int, plans: Plans) -> None:
         """Add what so many nodes of a type can do, and fewer cannot."""
         smaller = [queue for queue in self._sweeps if queue.node_type == node.type]
-        items = [item for queue in smaller for item in queue.sweep.items]
-        done = {_key(item.planned) for item in items if not item.planned.skip}
-        plans = [(name, [item for item in planned if _key(item) not in done]) for name, planned in plans]
+        done = [item.planned for queue in smaller for item in queue.sweep.items if not item.planned.skip]
+        keys = {item.run.key("cores_per_worker") for item in done}
+        plans = [(name, [i for i in planned if i.run.key("cores_per_worker") not in keys]) for name, planned in plans]
         if any(queue.hosts == hosts for queue in smaller) or not any(planned for _, planned in plans):
             return
         name = node.type if hosts == 1 else f"{hosts} hosts, each {node.type}"
+        machine = Hardware.from_json(node.description["machine"])
         context = dataclasses.replace(
             self.context,
-            machine=dataclasses.replace(node.machine, hosts=hosts),
+            machine=dataclasses.replace(machine, hosts=hosts),
             infrastructure=name,
-            software=node.software,
+            software=node.description["software"],
             subfolder=journal.folder(self.results, name).name,
             images=dict(self._images),
         )
         sweep = Sweep(plans, self.results, context, prefix=f"{name}: ", **self.sweep_options)
         self._claims.enter_context(journal.claimed(sweep.path))
-        price = self.price(node.type, node.machine)
+        price = self.price(node.type, machine)
         sweep.say(f"\n{sweep.workload(price and hosts * price)}\n")
         for item in sweep.items:
             if item.planned.skip:
@@ -175,7 +171,9 @@ class Cluster:
         active = time.monotonic()
         while not self._over.is_set():
             with self._change:
-                self._start_runs(pool)
+                if startable := self._next():
+                    self._runs.append(pool.submit(self._run, *startable))
+                    continue
                 if any(queue.running for queue in self._sweeps):
                     active = time.monotonic()
                 # A lost node may come back, or another one join.
@@ -183,26 +181,28 @@ class Cluster:
                     return
                 self._change.wait(_LOOK_SECONDS)
 
-    def _start_runs(self, pool: ThreadPoolExecutor) -> None:
-        """Start runs on free nodes; those that need several nodes first, which would never be free at the same time."""
+    def _next(self) -> tuple[HostSweep, Item, list[Node]] | None:
+        """Return the next item that can start, with its nodes; items for several nodes first, or they would starve."""
         waiting = +self._replacing
         for queue in sorted(self._sweeps, key=lambda queue: -queue.hosts):
-            for item in list(queue.todo):
-                if waiting[queue.node_type] or item.planned.run.id in queue.running:
-                    continue
-                nodes = self._reserve(queue.node_type, queue.hosts)
-                if not nodes:
-                    alive = [node for node in self._nodes if node.type == queue.node_type and not node.lost]
-                    waiting[queue.node_type] += queue.hosts <= len(alive)
-                    break
-                queue.todo.remove(item)
-                queue.running.add(item.planned.run.id)
-                self._runs.append(pool.submit(self._run, queue, item, nodes))
+            items = [item for item in queue.todo if item.planned.run.id not in queue.running]
+            if items and not waiting[queue.node_type] and queue.hosts <= len(self._alive(queue.node_type)):
+                if nodes := self._reserve(queue.node_type, queue.hosts):
+                    queue.todo.remove(items[0])
+                    queue.running.add(items[0].planned.run.id)
+                    return queue, items[0], nodes
+                waiting[queue.node_type] += 1
+        return None
+
+    def _alive(self, node_type: str) -> list[Node]:
+        nodes = [node for node in self._nodes if node.type == node_type and not node.lost]
+        return sorted(nodes, key=lambda node: node.name)
 
     def _reserve(self, node_type: str, count: int) -> list[Node]:
         """Reserve free nodes of a type; none if there are fewer than `count`."""
-        free = [node for node in self._nodes if node.type == node_type and node.is_free and not node.lost]
-        nodes = sorted(free, key=lambda node: node.name)[:count] if len(free) >= count else []
+        nodes = [node for node in self._alive(node_type) if node.is_free][:count]
+        if len(nodes) < count:
+            return []
         for node in nodes:
             node.is_free = False
         return nodes
@@ -224,19 +224,14 @@ class Cluster:
                 queue.postponed.append(item)
         except NodeLostError:
             queue.todo.append(item)
-        except (TimeIsUpError, KeyboardInterrupt):
+        except BaseException as error:
             queue.todo.append(item)
             self._over.set()
-        except BaseException:
-            self._over.set()
-            raise
+            if not isinstance(error, (TimeIsUpError, KeyboardInterrupt)):
+                raise
         finally:
             with self._change:
                 queue.running.remove(item.planned.run.id)
                 for node in launcher.nodes:
                     node.is_free = True
                 self._change.notify_all()
-
-
-def _key(item: Planned) -> str:
-    return item.run.key("cores_per_worker")
