@@ -98,8 +98,8 @@ class RayLauncher:
         with contextlib.suppress(NodeLostError):
             environments = first.get(first.actor.open.remote(run, addresses))
             for node, workers in self._workers(run):
-                own = environments[workers.start : workers.stop]
-                group = WorkerGroup(request=request, first=workers.start, environments=own)
+                variables = environments[workers.start : workers.stop]
+                group = WorkerGroup(request=request, first=workers.start, environments=variables)
                 trainings[node.actor.train.remote(group)] = node
         results = self._wait(trainings)
         for node in self.nodes:

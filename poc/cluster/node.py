@@ -73,8 +73,8 @@ class Supervisor(LocalLauncher):
 
     def _use(self, context: RunContext) -> None:
         source = context.source or os.environ.get("POC_DATA")
-        own: dict[str, Any] = {"machine": self._context.machine, "cache": self._context.cache}
-        self._context = dataclasses.replace(context, source=Path(source) if source else None, **own)
+        local: dict[str, Any] = {"machine": self._context.machine, "cache": self._context.cache}
+        self._context = dataclasses.replace(context, source=Path(source) if source else None, **local)
 
     def stop(self, interrupt: bool) -> None:
         """Make `train` return soon: its workers report their results first if they are interrupted, else are killed."""

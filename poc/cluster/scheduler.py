@@ -104,8 +104,8 @@ class Cluster:
             if entries[id]["Resources"].get("CPU"):  # else it only drives
                 self._nodes.append(Node(entries[id]))
         joining = {node.description: node for node in self._nodes if not (node.type or node.lost)}
-        ready = ray.wait([*joining], num_returns=len(joining), timeout=seconds)[0] if joining else []
-        return sorted((joining[reference] for reference in ready), key=lambda node: node.name)
+        described = ray.wait([*joining], num_returns=len(joining), timeout=seconds)[0] if joining else []
+        return sorted((joining[reference] for reference in described), key=lambda node: node.name)
 
     def _look_for_nodes(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
@@ -137,8 +137,8 @@ class Cluster:
     def _add_sweep(self, node: Node, hosts: int, plans: Plans) -> None:
         """Add what so many nodes of a type can do, and fewer cannot."""
         smaller = [queue for queue in self._sweeps if queue.node_type == node.type]
-        done = [item.planned for queue in smaller for item in queue.sweep.items if not item.planned.skip]
-        keys = {item.run.key("cores_per_worker") for item in done}
+        planned_before = [item.planned for queue in smaller for item in queue.sweep.items if not item.planned.skip]
+        keys = {item.run.key("cores_per_worker") for item in planned_before}
         plans = [(name, [i for i in planned if i.run.key("cores_per_worker") not in keys]) for name, planned in plans]
         if any(queue.hosts == hosts for queue in smaller) or not any(planned for _, planned in plans):
             return
