@@ -74,8 +74,10 @@ class Host:
 
     def processes(self, module: str = "") -> list[psutil.Process]:
         """Return the processes on it whose command contains `module`."""
+        processes: list[psutil.Process] = []
+        if self.gone:
+            return processes
         namespace = os.readlink(f"/proc/{self.init.pid}/ns/pid_for_children")
-        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
                 inside = os.readlink(f"/proc/{process.pid}/ns/pid") == namespace

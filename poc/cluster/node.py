@@ -31,7 +31,7 @@ class Supervisor(LocalLauncher):
     def __init__(self) -> None:
         machine, folder = hardware.detect(), launcher.cache()
         super().__init__(RunContext(machine=machine, infrastructure="", source=None, cache=folder))
-        self._stop: Lost | type[KeyboardInterrupt] | None = None
+        self._stop: Lost | KeyboardInterrupt | None = None
 
     def describe(self) -> dict[str, Any]:
         """Return plain values, because this node's version of the project may differ from the driver's."""
@@ -78,9 +78,9 @@ class Supervisor(LocalLauncher):
 
     def stop(self, interrupt: bool) -> None:
         """Make `train` return soon: its workers report their results first if they are interrupted, else are killed."""
-        self._stop = KeyboardInterrupt if interrupt else STOPPED
+        self._stop = KeyboardInterrupt() if interrupt else STOPPED
 
     def _failure_elsewhere(self, _: Path) -> Lost | None:
-        if self._stop is KeyboardInterrupt:
-            raise KeyboardInterrupt
+        if isinstance(self._stop, KeyboardInterrupt):
+            raise self._stop
         return self._stop

@@ -52,7 +52,7 @@ class Cluster:
     recipes: Sequence[tuple[str, Recipe]]  # with their names
     results: Path
     context: RunContext  # common to all nodes, without a machine
-    only: Sequence[str] | None
+    only: list[str] | None
     plan_options: Mapping[str, bool]
     sweep_options: Mapping[str, Any]
     price: Callable[[str, Hardware], float | None]  # dollars per hour of a node, by its type and hardware
