@@ -25,37 +25,6 @@ Script = Callable[[int], float]
 """A value by the number of a step."""
 
 
-class FakeSession:
-    """A session without a network on a scripted clock: `step` returns at once, `drain` waits for the work."""
-
-    def __init__(self, driven: Driven, seconds: Script, loss: Script, evaluation_loss: float, parameter: float) -> None:
-        self._driven, self._seconds, self._loss = driven, seconds, loss
-        self._evaluation_loss, self._parameter = evaluation_loss, parameter
-        self.rates: list[float] = []
-        self.waits: list[int] = []  # after how many steps
-        self._enqueued = 0.0
-
-    def step(self, batch: Batch, learning_rate: float, **options: bool) -> None:
-        self._enqueued += self._seconds(len(self.rates))
-        self.rates.append(learning_rate)
-
-    def wait(self) -> None:
-        self.waits.append(len(self.rates))
-        self.drain()
-
-    def drain(self) -> float:
-        self._driven.now += self._enqueued
-        self._enqueued = 0.0
-        return float(self._loss(len(self.rates)))
-
-    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        self._driven.now += 7.0
-        return Evaluation(correct=30, samples=40, loss=self._evaluation_loss)
-
-    def largest_parameter(self) -> float:
-        return self._parameter
-
-
 def short(**fields: Any) -> Run:
     """Two epochs of ten steps, by default, in windows of four."""
     base = {"data": Synthetic(train=100, validation=40), "batch_per_device": 10, "epochs": 2, "window": 4, "lr": 0.5}
@@ -63,9 +32,10 @@ def short(**fields: Any) -> Run:
 
 
 class Driven:
-    """A run on a scripted clock: 11 s at the start, `wait` per batch, 7 s per evaluation, 3 s per checkpoint."""
+    """A run on a scripted clock: 11 s at the start, `wait` per batch, 7 s per evaluation, 3 s per checkpoint.
 
-    now = 100.0
+    It is the session, too, without a network: `step` returns at once, `drain` waits for the work.
+    """
 
     def __init__(
         self,
@@ -78,18 +48,41 @@ class Driven:
         parameter: float = 1.0,
         **options: Any,
     ) -> None:
-        self._wait = wait
-        self.clock = timing.Clock(now=lambda: self.now)
-        self.session: Any = FakeSession(self, seconds, loss, evaluation_loss, parameter)
+        self.now, self._enqueued = 100.0, 0.0
+        self._seconds, self._wait, self._loss = seconds, wait, loss
+        self._evaluation_loss, self._parameter = evaluation_loss, parameter
+        self.rates: list[float] = []
+        self.waits: list[int] = []  # after how many steps
         self.windows: list[Window] = []
         self.epochs_evaluated: list[int] = []
         self.saved: list[int] = []
-        with self.clock.part("initialise"):
+        clock = timing.Clock(now=lambda: self.now)
+        with clock.part("initialise"):
             self.now += 11.0
-        loop = Loop(run, self.session, list, self.clock, self._emit, self._save, **options)
+        session: Any = self
+        loop = Loop(run, session, list, clock, self._emit, self._save, **options)
         self.outcome, self.reason = loop.train(self._batches(run))
-        self.wall = self.clock.elapsed()
-        self.split = timing.split(self.wall, self.clock.parts, self.windows)
+        self.wall = clock.elapsed()
+        self.split = timing.split(self.wall, clock.parts, self.windows)
+
+    def step(self, batch: Batch, learning_rate: float, **options: bool) -> None:
+        self._enqueued += self._seconds(len(self.rates))
+        self.rates.append(learning_rate)
+
+    def wait(self) -> None:
+        self.waits.append(len(self.rates))
+        self.drain()
+
+    def drain(self) -> float:
+        self.now, self._enqueued = self.now + self._enqueued, 0.0
+        return float(self._loss(len(self.rates)))
+
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        self.now += 7.0
+        return Evaluation(correct=30, samples=40, loss=self._evaluation_loss)
+
+    def largest_parameter(self) -> float:
+        return self._parameter
 
     def _emit(self, name: str, value: Any) -> None:
         if name == "window":
@@ -114,7 +107,7 @@ def test_an_asynchronous_framework_does_not_fool_the_clock() -> None:
     done = Driven(run, lambda step: 2.0 if step < 4 else 0.5, wait=0.25)
     epoch = [(4, 40, 3.0), (4, 40, 3.0), (2, 20, 1.5)]
     assert [(w.steps, w.samples, w.seconds) for w in done.windows] == [(4, 40, 9.0), *epoch[1:], *epoch]
-    assert done.session.rates == pytest.approx([0.05 * step for step in range(10)] + [0.5] * 10)
+    assert done.rates == pytest.approx([0.05 * step for step in range(10)] + [0.5] * 10)
     # The window of 2 s per step is warm-up, and the next one, too: five steps have to be over. In the others there are
     # 10 samples in 0.5 s of work and 0.25 s of waiting.
     assert timing.throughput(done.windows) == timing.Throughput(median=10 / 0.75, spread=0.0, windows=4, dropped=2)
@@ -130,7 +123,7 @@ def test_only_slow_steps_are_waited_for_within_a_window() -> None:
         return 60.0 if step == 0 else 12.0 if step < 10 else 0.5
 
     done = Driven(short(window=10), seconds, silence=30.0)
-    assert done.session.waits == [1, 2, 5, 8, 12]
+    assert done.waits == [1, 2, 5, 8, 12]
     assert [(w.steps, w.seconds) for w in done.windows] == [(10, 168.0), (10, 5.0)]
 
 
@@ -165,7 +158,7 @@ def test_a_run_ends_with_the_evaluation_that_reaches_its_target(target: float, e
 def test_a_resumed_run_does_the_steps_that_are_left(first_step: int) -> None:
     run = short(lr=Fixed(base=0.5, warmup_epochs=1.5))
     complete, resumed = (Driven(run, save_every=3, first_step=step) for step in (0, first_step))
-    assert resumed.session.rates == complete.session.rates[first_step:]
+    assert resumed.rates == complete.rates[first_step:]
     assert resumed.saved == [step for step in complete.saved if step > first_step]
     assert resumed.epochs_evaluated == ([1, 2] if first_step < 10 else [2])
 

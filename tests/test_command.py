@@ -71,7 +71,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
     monkeypatch.setenv("POC_FAULT", limit)
     recipe_file(folder / "mine.py", batch_per_device="largest", lr=[0.01, 0.02], epochs=1, repeats=2)
     assert main(["plan", "mine.py", "--verbose"]) == 0
-    assert capfd.readouterr().out.count("uses_validation_split for the largest batch that fits") == 4
+    assert capfd.readouterr().out.count("searches for the largest batch that fits") == 4
     arguments = ["run", "mine.py", "--results", "out", "--machine", "here"]
     assert main(arguments) == 0
     records = journal.read(journal.paths(folder / "out"))

@@ -170,12 +170,23 @@ def test_a_disk_without_room_for_the_record(room: bool, tmp_path: Path) -> None:
 
 
 @survives("out of memory")
-def test_a_run_out_of_memory_does_not_end_the_sweep_and_is_not_repeated(tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", cases=[{**GREEDY, "repeats": 2}, {}], epochs=1)
-    limited = {"prefix": ["prlimit", f"--as={3 * 2**29}"]}
-    assert "Traceback" not in finish(recipe, tmp_path, **limited)
-    assert [record.outcome for record in records(tmp_path)] == [OUT_OF_MEMORY, COMPLETED]
-    assert finish(recipe, tmp_path, **limited).count("in the journal already") == 3
+@survives("a loss that explodes")
+@pytest.mark.parametrize(
+    ("fields", "outcome", "prefix"),
+    [(GREEDY, OUT_OF_MEMORY, ["prlimit", f"--as={3 * 2**29}"]), ({"lr": 1e6}, DIVERGED, [])],
+    ids=[OUT_OF_MEMORY, DIVERGED],
+)
+def test_such_an_outcome_does_not_end_the_sweep_and_is_not_repeated(
+    fields: dict[str, Any], outcome: str, prefix: list[str], tmp_path: Path
+) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", cases=[{**fields, "repeats": 2}, {}], epochs=1)
+    assert "Traceback" not in finish(recipe, tmp_path, prefix=prefix)
+    first, second = records(tmp_path)
+    assert (first.outcome, second.outcome) == (outcome, COMPLETED)
+    if outcome == DIVERGED:
+        assert first.windows[-1].loss is None
+        assert len(first.windows) < len(second.windows)
+    assert finish(recipe, tmp_path, prefix=prefix).count("in the journal already") == 3
 
 
 @survives("a kill for memory")
@@ -188,15 +199,6 @@ def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory(tmp_path: Path)
         assert (first.outcome, second.outcome) == (OUT_OF_MEMORY, COMPLETED)
         assert "memory ran out" in first.reason
         assert finish(recipe, tmp_path, prefix=inside).count("in the journal already") == 2
-
-
-@survives("a loss that explodes")
-def test_a_loss_that_explodes_ends_only_its_run(tmp_path: Path) -> None:
-    finish(recipe_file(tmp_path / "mine.py", cases=[{"lr": 1e6, "repeats": 2}, {"lr": 0.01}]), tmp_path)
-    first, second = records(tmp_path)
-    assert (first.outcome, second.outcome) == (DIVERGED, COMPLETED)
-    assert first.windows[-1].loss is None
-    assert len(first.windows) < len(second.windows)
 
 
 @survives("a loss that explodes")

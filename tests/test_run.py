@@ -278,7 +278,7 @@ def test_a_display_card_is_not_used_and_the_others_are_monitored(tmp_path: Path)
     fields = {**GLUON, "kind": "gpu", "devices": [1, 2], "steps": 12, "window": 4, "epochs": None, "evaluate": False}
     recipe = recipe_file(tmp_path / "mine.py", **fields, batch_per_device=16)
     finish(recipe, tmp_path, environment=fake_gpus.environment("2 V100 and a display card"))
-    for record, names in zip(records(tmp_path), (["gpu 1"], ["gpu 1", "gpu 2"])):
+    for record, names in zip(records(tmp_path), (["gpu 1"], ["gpu 1", "gpu 2"]), strict=True):
         assert record.outcome == COMPLETED
         assert [device.device for device in record.monitor.devices] == names
         timed = record.windows[timing.warmup(record.windows) :]
@@ -289,10 +289,10 @@ def test_a_display_card_is_not_used_and_the_others_are_monitored(tmp_path: Path)
             assert device.throttled == {"power cap": 1.0}
         joules = 210 * len(names) * seconds / sum(window.samples for window in timed)
         assert record.joules_per_sample == pytest.approx(joules, rel=0.01)
-        assert "power cap for 100%" in record.notes[0]
+        assert "power cap for 100%" in " ".join(record.notes)
 
 
-CODE = "poc/host/hardware.py"
+CODE, RESULTS = "poc/host/hardware.py", ("results/journal.jsonl", "results.md", "reference/here/journal.jsonl")
 
 
 def git(folder: Path, *words: str) -> str:
@@ -319,8 +319,7 @@ def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed(
         return hardware.commit()
 
     own, other = tmp_path / "own", tmp_path / "other"
-    results = ("results/journal.jsonl", "results.md", "reference/here/journal.jsonl")
-    commit = committed(own, CODE, *results)
+    commit = committed(own, CODE, *RESULTS)
     committed(other, "README")
     shutil.copytree(own, other / "copy", ignore=shutil.ignore_patterns(".git"))
     assert commit_in(other / "copy") == ""  # in a repository without the code
@@ -329,16 +328,10 @@ def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed(
     for variable in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.setenv(variable, str(other / ".git"))
     assert [commit_in(folder) for folder in (own, tmp_path / "tree", other / "part")] == [commit] * 3
-    for name, expected in {**dict.fromkeys(results, commit), CODE: f"{commit}-dirty"}.items():
+    if os.getuid() == 0:  # only root can give files to another user
+        for path in (own, *own.rglob("*")):
+            os.chown(path, 12345, 12345)
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)  # or it may call every folder safe
+    for name, expected in {**dict.fromkeys(RESULTS, commit), CODE: f"{commit}-dirty"}.items():
         (own / name).write_text("after\n")
         assert commit_in(own) == expected
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
-def test_a_checkout_of_another_user_has_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = committed(tmp_path, CODE)
-    for path in (tmp_path, *tmp_path.rglob("*")):
-        os.chown(path, 12345, 12345)
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)  # or it may call every folder safe
-    monkeypatch.setattr(hardware, "__file__", str(tmp_path / CODE))
-    assert hardware.commit() == commit

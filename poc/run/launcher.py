@@ -134,11 +134,11 @@ def core_seconds() -> tuple[float, float, float, float]:
 
 def core_use(before: tuple[float, float, float, float]) -> CoreUse:
     """Return the use of cores since `core_seconds` returned `before`."""
-    seconds, own, busy, stolen = (now - then for now, then in zip(core_seconds(), before))
+    seconds, children, busy, stolen = (now - then for now, then in zip(core_seconds(), before))
     return CoreUse(
         usable_cores=hardware.core_times()[0],
-        cpu_seconds=own,
-        others_busy_cores=round(max(0.0, busy - own) / seconds, 3),
+        cpu_seconds=children,
+        others_busy_cores=round(max(0.0, busy - children) / seconds, 3),
         stolen_cores=round(stolen / seconds, 3),
     )
 
@@ -235,7 +235,7 @@ def train_here(
     `elsewhere` gets the first worker's file of events, and returns what failed on another host, or raises
     KeyboardInterrupt, after which each worker reports what it has measured.
     """
-    before, began, run = core_seconds(), time.monotonic(), group.run
+    before, run = core_seconds(), group.run
     cards = own_gpus(run, context.machine, len(group.environments))
     cores = _cores(run, cards)
     # A compiler gives no sign of life.
@@ -244,6 +244,7 @@ def train_here(
     watcher: Monitor | None = None
     failure: processes.Lost | None = None
     interrupted = False
+    began = time.monotonic()
     with processes.scratch() as folder:
         events = [folder / f"worker{group.first + index}.jsonl" for index in range(len(cards))]
 

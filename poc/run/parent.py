@@ -49,9 +49,11 @@ def execute(
     such runs, and `title` is for its progress line. The default launcher is this host.
     """
     launcher = launcher or LocalLauncher(context)
-    fields = {**_identity(run, context), "price_per_hour": context.price_per_hour, **fields}
+    record = new_record(run, context, price_per_hour=context.price_per_hour, **fields)
     conditions = {
-        **{name: fields[name] for name in ("versions", "commit", "environment")},
+        "versions": record.versions,
+        "commit": record.commit,
+        "environment": record.environment,
         "machine": context.machine.describe(),
         "images": list(context.images_of(run)),
         "workers_here": run.workers // (context.machine.hosts if run.workers > 1 else 1),
@@ -65,7 +67,6 @@ def execute(
             "conditions": conditions,
             "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / (pace * estimate(run, context.machine))),
             "detail": detail,
-            "images": conditions["images"],
             "title": title or label(run),
         }
         hosts, reason = launcher.attempt(run, request)
@@ -78,32 +79,27 @@ def execute(
             break
         why = reason
         print(f"  {why}; restarting ({restarts_left - 1} of {run.restarts} restarts left)", file=sys.stderr)
-    if workers:
-        fields.update(merge_workers(workers), **_merge_hosts(hosts))
+    measured = {**merge_workers(workers), **_merge_hosts(hosts)} if workers else {}
     if interrupted:
-        fields.update(outcome=FAILED, reason="interrupted")
+        measured.update(outcome=FAILED, reason="interrupted")
     elif reason:
-        fields.update(outcome=OUT_OF_MEMORY if killed_for_memory else FAILED, reason=reason)
-    return Record(**fields), interrupted
+        measured.update(outcome=OUT_OF_MEMORY if killed_for_memory else FAILED, reason=reason)
+    return dataclasses.replace(record, **measured), interrupted
 
 
 def new_record(run: Run, context: RunContext, **fields: Any) -> Record:
-    """Return the record of a run that was not trained."""
-    return Record(**_identity(run, context), **fields)
-
-
-def _identity(run: Run, context: RunContext) -> dict[str, Any]:
-    """Return the fields of a record that are known before the run."""
-    return {
-        "run_id": run.id,
-        "run": run,
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "infrastructure": context.infrastructure,
-        "hardware": context.machine,
+    """Return the record of a run of which only `fields` are known, and what is known before a run."""
+    return Record(
+        run_id=run.id,
+        run=run,
+        started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        infrastructure=context.infrastructure,
+        hardware=context.machine,
         **(context.software[run.framework] if context.software else software(run.framework)),
-        "dataset": context.images_of(run).name,
-        "data_checksum": context.images_of(run).checksum,
-    }
+        dataset=context.images_of(run).name,
+        data_checksum=context.images_of(run).checksum,
+        **fields,
+    )
 
 
 def _merge_hosts(hosts: Sequence[HostResult]) -> dict[str, Any]:

@@ -126,14 +126,13 @@ class Sweep:
             return True
         if not self._done.over(planned) and not self.pace.fits(planned):
             return False
-        launcher = launcher or LocalLauncher(self.context)
         if planned.search:
             self._search(item, launcher)
         else:
             self._repeat(item, planned.run, launcher)
         return True
 
-    def _search(self, item: Item, launcher: Launcher) -> None:
+    def _search(self, item: Item, launcher: Launcher | None) -> None:
         """Train with the largest batch whose short run fits in the memory, or with the next smaller one that fits."""
         planned = item.planned
         self.say_more(f"{item.title} {planned}")
@@ -148,7 +147,7 @@ class Sweep:
             if self._repeat(item, run, launcher) != OUT_OF_MEMORY:
                 break
 
-    def _repeat(self, item: Item, run: Run, launcher: Launcher, *, probe: bool = False) -> str:
+    def _repeat(self, item: Item, run: Run, launcher: Launcher | None, *, probe: bool = False) -> str:
         """Do a repeat of `run` unless it is done, and return its outcome; a `probe` prints a line only if it fails."""
         number = 1 if probe else item.planned.repeat
         suffix = f", repeat {number}" if number > 1 else ""
@@ -159,6 +158,7 @@ class Sweep:
         if run.id in self.failed:  # it may have hung, and would again
             self.say_more(f"{title}: not tried again, it has failed")
             return FAILED
+        launcher = launcher or LocalLauncher(self.context)
         pace, name = self.pace.factor(run), label(run, self._details) + suffix
         self.say_more(f"{title}: about {duration(pace * estimate(run, self.context.machine))}")
         record, interrupted = execute(
@@ -241,5 +241,6 @@ def _images(sweep: Sweep) -> dict[str, DataId]:
     context = sweep.context
     pending = {planned.run.data for planned in sweep.pending(sweep.items)}
     specs = dict.fromkeys(item.planned.run.data for item in sweep.items if not item.planned.skip)
-    places = {"source": context.source, "cache": context.cache}
-    return data.identify([spec for spec in specs if spec in pending or data.is_local(spec, **places)], **places)
+    source, cache = context.source, context.cache
+    opened = [spec for spec in specs if spec in pending or data.is_local(spec, source=source, cache=cache)]
+    return data.identify(opened, source=source, cache=cache)

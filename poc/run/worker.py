@@ -88,7 +88,7 @@ class Worker:
         self._emit("ready", {**images, "parameters": session.parameters, "threads": threads})
         share = {"worker": self._number, "workers": run.workers}
         # A CPU's cores belong to the training, which one thread can feed.
-        options = {"global_batch": run.global_batch, "seed": run.seed, "alone": run.kind == "cpu", **share}
+        options = {"global_batch": run.global_batch, "seed": run.seed, "threaded": run.kind != "cpu", **share}
         make_batches = functools.partial(data.training_batches, dataset, run.data, **options)
         accuracies = [event["accuracy"] for event in self._events if event["event"] == "evaluation"]
         loop = Loop(
@@ -104,11 +104,11 @@ class Worker:
             silence=self._silence,
         )
         steps = run.steps - self._first_step + step_profile.steps_of(rounds)
-        made = make_batches(first_step=self._first_step, steps=steps)
+        host_batches = make_batches(first_step=self._first_step, steps=steps)
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they need.
         with (
-            data.prefetch(made, depth=run.window) as ahead,
+            data.prefetch(host_batches, depth=run.window) as ahead,
             data.prefetch(ahead if run.emulated else map(session.placed, ahead), depth=2) as placed,
         ):
             batches = self._with_heartbeat(placed)
@@ -136,10 +136,10 @@ class Worker:
 
     def _load(self) -> data.Dataset:
         """Return the images, which must be those of the plan."""
-        request, planned = self._request, DataId(*self._request["images"])
+        request, planned = self._request, DataId(*self._request["conditions"]["images"])
         source = Path(request["source"]) if request["source"] else None
-        synthetic = planned.name == Synthetic.name
-        dataset = data.load(self.run.data, source=source, cache=Path(request["cache"]), synthetic_fallback=synthetic)
+        fallback = planned.name == Synthetic.name
+        dataset = data.load(self.run.data, source=source, cache=Path(request["cache"]), fallback=fallback)
         if dataset.data_id != planned:
             raise UserError(
                 f"data: this worker has {dataset.data_id}, the plan has {planned}; all workers need the same "

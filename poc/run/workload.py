@@ -79,7 +79,7 @@ class Workload:
         return [title, *(f"  {count:>{width},}  {reason}" for reason, count in rows)]
 
 
-def lines(items: Iterable[Item], done: DoneRepeats, estimator: RuntimeEstimator) -> list[Line]:
+def lines(items: Iterable[Item], repeats: DoneRepeats, estimator: RuntimeEstimator) -> list[Line]:
     """Return a line for each run, in the order of `items`."""
     return [
         Line(
@@ -88,7 +88,7 @@ def lines(items: Iterable[Item], done: DoneRepeats, estimator: RuntimeEstimator)
             run=str(planned),
             global_batch=planned.run.global_batch,
             seconds=estimator.seconds(planned),
-            done=not planned.skip and done.over(planned),
+            done=not planned.skip and repeats.over(planned),
             skipped=planned.skip,
             framework=f"{planned.run.framework}: {planned.engine_choice}" if planned.engine_choice else "",
         )
