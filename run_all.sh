@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the environment where it is missing, then runs the core recipes, or those that are named, and writes results.md.
+# Make the environment if it is missing, then run the core recipes, or the named ones, and write results.md.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -42,7 +42,7 @@ Results
   --verbose         say each run's id, settings, expected time and windows, too
 
 `.venv/bin/poc --help`, or `.venv/bin/python -m poc --help`, lists the other commands: doctor, plan, report, publish, ...
-The first start makes .venv, with Python 3.9 to 3.12 (PYTHON=/path/to/python chooses one).
+The first start makes .venv, with Python 3.10 to 3.12 (PYTHON=/path/to/python chooses one).
 USAGE
 }
 
@@ -57,8 +57,8 @@ for argument in "$@"; do
     esac
 done
 
-"$here/make_environment.sh" ${extras[@]+"${extras[@]}"} # bash before 4.4 takes an empty list for an unset one
-# No change of folder: the paths that the user gives are relative to where the user is. But nothing is imported from
-# there, or from where the user's variables say, neither here nor by the processes that this one starts.
+"$here/make_environment.sh" "${extras[@]}"
+# The user's paths are relative to the user's folder, so stay there. But import nothing from there, or from where the
+# user's variables point, neither here nor in the processes started from here.
 unset "${!PYTHON@}"
 exec "$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc run "$@"

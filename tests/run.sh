@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Linter, formatter, type checker, the contract of the layers, and tests, in an environment that it makes where it is missing.
-# With --quick only the tests that need no training and no processes of their own: about two minutes on two cores.
-# Other arguments go to pytest: tests/run.sh -k schedule
+# Run linter, formatter, type checker, import rules and tests, in .venv, which is made if it is missing.
+# --quick leaves out the tests that train or start processes: about two minutes on two cores.
+# Other arguments are pytest's: tests/run.sh -k schedule
 set -euo pipefail
 
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
@@ -13,14 +13,13 @@ if [ "${1:-}" = --quick ]; then
 fi
 ./make_environment.sh --dev
 missing=()
-for extra in ${extras[@]+"${extras[@]}"}; do # bash before 4.4 takes an empty list for an unset one
+for extra in "${extras[@]}"; do
     ./make_environment.sh "--$extra" || missing+=("$extra")
 done
-[ ${#missing[@]} = 0 ] || echo "Cannot be had here (see above), so their tests are skipped: ${missing[*]}" >&2
+[ ${#missing[@]} = 0 ] || echo "Not installed (see above), so their tests are skipped: ${missing[*]}" >&2
 unset "${!PYTHON@}"
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .
 .venv/bin/python -m mypy poc tools tests/frameworks/seam.py
 .venv/bin/lint-imports
-# Two tests at a time; whoever has none left takes some of the other's.
 exec .venv/bin/python -m pytest -q -n 2 --dist worksteal "$@"

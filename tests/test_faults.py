@@ -24,7 +24,7 @@ from poc.run.parent import execute
 from tests.builders import GLUON, course, end_of, executed, place_in, recipe_file, record_of, run_of
 from tests.conftest import survives
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, family, finish, held, records, start, struck
-from tests.test_machine import nested_groups
+from tests.test_host import memory_group
 
 pytestmark = pytest.mark.faults
 KILLS = 20
@@ -192,8 +192,9 @@ def test_such_an_outcome_does_not_end_the_sweep_and_is_not_repeated(
 @survives("a kill for memory")
 def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", cases=[GREEDY, {}], epochs=1)
-    settings = {"memory.limit_in_bytes": 2**30, "memory.max": 2**30, "memory.swap.max": 0}
-    with nested_groups({"memory": settings}) as inside:
+    limit = 2**30
+    settings = {"memory.limit_in_bytes": limit, "memory.max": limit, "memory.swap.max": 0}
+    with memory_group(settings) as inside:
         finish(recipe, tmp_path, prefix=inside)
         first, second = records(tmp_path)
         assert (first.outcome, second.outcome) == (OUT_OF_MEMORY, COMPLETED)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,21 +20,21 @@ from tests.launch import DEADLINE_SECONDS, HOME, records, supported
 STANDARD = ("csv", "random", "json", "typing", "dataclasses", "subprocess", "runpy", "types", "enum", "contextlib")
 STANDARD += ("ctypes", "sysconfig", "venv", "ensurepip", "encodings", "site")
 INSTALLED = ("numpy", "psutil", "tabulate", "torch", "mxnet")
-PACKAGES = ("numpy", "mxnet", "ensurepip", "encodings")
 SETTINGS = {
     "pyvenv.cfg": "home = /nowhere\ninclude-system-site-packages = true\n",
     "setup.cfg": "[install]\nprefix = /nowhere\n",
+    "uv.toml": "no-index = 7\n",
     ".python-version": "2.7.18\n",
 }
-WAYS: tuple[dict[str, str], ...] = (
+NAMES = (*STANDARD, *INSTALLED, *SETTINGS, "sitecustomize")
+VARIABLES = (
     {},
-    {"PYTHONPATH": "{folder}"},
     {"PYTHONPATH": ".", "PYTHONSTARTUP": "{folder}/csv.py", "PYTHONUSERBASE": "{folder}", "PYTHONINSPECT": "1"},
     {"PYTHONHOME": "{folder}", "PIP_TARGET": "{folder}", "PIP_USER": "1"},
     {"PYTHONHOME": "/nowhere", "PYTHONPATH": "{folder}", "PYTHONOPTIMIZE": "2", "PYTHONSAFEPATH": "1"},
 )
-ANYTHING = {"PIP_TARGET": "{folder}", "PIP_PREFIX": "{folder}", "PIP_ROOT": "{folder}", "PIP_REQUIREMENT": "none.txt"}
-ANYTHING |= {"PIP_CONSTRAINT": "none.txt", "PIP_USER": "1", "PIP_DRY_RUN": "1", "PIP_PYTHON": "/nowhere", **WAYS[-1]}
+HARMFUL = {"PIP_TARGET": "{folder}", "PIP_PREFIX": "{folder}", "PIP_ROOT": "{folder}", "PIP_REQUIREMENT": "none.txt"}
+HARMFUL |= {"PIP_CONSTRAINT": "none.txt", "PIP_USER": "1", "PIP_DRY_RUN": "1", "PIP_PYTHON": "/", **VARIABLES[-1]}
 LIGHT = """import importlib, sys
 
 for name in {names}:
@@ -45,165 +43,112 @@ print(".venv requirements/mxnet.txt" if sys.argv[1] == "environment" else f"does
 """
 
 
-class Checkout:
-    """A copy of a checkout, committed, beside a note of what was imported of the folders that it is started from."""
+def start(script: Path, *arguments: object, folder: Path, **variables: str) -> tuple[int, str, str]:
+    """Start a script in `folder`; return its exit code and output."""
+    inherited = {key: text for key, text in os.environ.items() if not key.startswith(("PYTHON", "PIP_", "HOME"))}
+    environment = {key: text.format(folder=folder) for key, text in variables.items()}
+    command, env = [script, *map(str, arguments)], {**inherited, **environment}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    return done.returncode, done.stdout, done.stderr
 
-    def __init__(self, folder: Path) -> None:
-        self.root = folder / "check out"
-        self.noted = folder / "imported"
-        self.python = Path(sys.executable)
 
-    def commit(self) -> Checkout:
-        git = ["git", "-C", self.root, "-c", "user.name=x", "-c", "user.email=x"]
-        for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
-            subprocess.run([*git, *words], check=True)
-        return self
+def hostile(folder: Path, imported: Path, *names: str) -> Path:
+    """Write files and packages that record in the file `imported` that they were imported."""
+    text = f"open({str(imported)!r}, 'a').write(__file__ + '\\n')\nprint('results of my runs loaded')\n"
+    for name in names:
+        package = name in ("numpy", "mxnet", "ensurepip", "encodings", "poc")
+        modules = [f"{name}/__init__.py", f"{name}/__main__.py"] if package else [f"{name}.py"]
+        for file in [name] if name in SETTINGS else modules:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(SETTINGS.get(file, text))
+    return folder
 
-    def state(self) -> tuple[str, dict[str, bytes]]:
-        """What git says of it, and every byte of its results."""
-        status = subprocess.check_output(["git", "-C", self.root, "status", "--porcelain"], text=True)
-        results = [path for path in (self.root / "results").rglob("*") if path.is_file()]
-        return status, {str(path): path.read_bytes() for path in results}
 
-    def start(
-        self, name: str, *arguments: object, folder: Path, variables: Mapping[str, str]
-    ) -> subprocess.CompletedProcess[str]:
-        inherited = {name: held for name, held in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
-        inherited.pop("HOME", None)
-        given = {name: text.format(folder=folder) for name, text in variables.items()}
-        return subprocess.run(
-            [self.root / name, *map(str, arguments)],
-            cwd=folder,
-            env={**inherited, "PYTHON": str(self.python), **given},
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_SECONDS,
-        )
-
-    def hostile(self, folder: Path, *names: str, raises: bool) -> Path:
-        """The folder, with those of files and packages in it that note, when they are imported, that they were."""
-        text = f"open({str(self.noted)!r}, 'a').write(__file__ + '\\n')\nprint('results of my runs loaded')\n"
-        text += "raise ValueError('of the user')\n" * raises
-        for name in names:
-            package = name in (*PACKAGES, "poc")
-            files = (
-                [f"{name}/__init__.py", f"{name}/__main__.py"] if package else [name if "." in name else f"{name}.py"]
-            )
-            for file in files:
-                (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                (folder / file).write_text(SETTINGS.get(file, text))
-        return folder
+def state(root: Path) -> dict[str, bytes]:
+    """Return every file of a checkout outside its environment."""
+    paths = [path for path in root.rglob("*") if path.is_file() and not {".venv", "__pycache__"} & set(path.parts)]
+    return {str(path): path.read_bytes() for path in paths}
 
 
 def wheel(folder: Path, name: str, *modules: str) -> str:
-    """Makes a wheel of empty modules; the line of requirements that installs it."""
+    """Make a wheel of empty modules; return the line of a list that installs it."""
     path, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
-    with zipfile.ZipFile(path, "w") as file:
-        for module in modules:
-            file.writestr(f"{module}.py", "")
-        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        file.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        file.writestr(f"{info}/RECORD", "")
+    files = dict.fromkeys((f"{module}.py" for module in modules), "")
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    files[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
     return f"{name}==1.0 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
 @pytest.fixture
-def light(tmp_path: Path) -> Checkout:
-    """The real scripts, with a light package `poc` and light requirements, which a real pip installs in a second."""
-    made, wheels = Checkout(tmp_path), tmp_path / "wheels"
-    for name in ("run_all.sh", "make_environment.sh", "poc/host/isolated.py", ".gitignore"):
-        (made.root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(HOME / name, made.root / name)
-    (made.root / "poc" / "__init__.py").touch()
-    (made.root / "poc" / "__main__.py").write_text(LIGHT.format(names=(*STANDARD, *INSTALLED, "pip")))
-    (made.root / "requirements").mkdir()
-    wheels.mkdir()
+def light(tmp_path: Path) -> Path:
+    """Return a checkout of the real scripts with a light package `poc`, and light packages in the folder wheels."""
+    root, wheels = tmp_path / "check out", tmp_path / "wheels"
+    for folder in (wheels, root / "poc/host", root / "requirements", root / "results"):
+        folder.mkdir(parents=True)
+    for name in ("run_all.sh", "make_environment.sh", "poc/host/isolated.py"):
+        shutil.copy(HOME / name, root / name)
+    (root / "poc/__init__.py").touch()
+    (root / "poc/__main__.py").write_text(LIGHT.format(names=(*STANDARD, *INSTALLED, "pip")))
     for name, modules in (("common", INSTALLED), ("mxnet", ("build",))):
-        (made.root / "requirements" / f"{name}.txt").write_text(wheel(wheels, name, *modules))
-    (made.root / "results" / "here").mkdir(parents=True)
-    (made.root / "results" / "here" / "journal.jsonl").write_text('{"run_id": "1"}\n')
-    return made.commit()
+        (root / f"requirements/{name}.txt").write_text(wheel(wheels, name, *modules))
+    (root / "results/journal.jsonl").write_text('{"run_id": "1"}\n')
+    return root
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["3.9", "3.12"])
+@pytest.mark.parametrize(("version", "tools"), [("3.10", ""), ("3.12", f":{sys.prefix}/bin")], ids=["pip", "uv"])
 def test_nothing_is_imported_from_the_folder_of_the_user_or_obeyed(
-    light: Checkout, version: str, tmp_path: Path
+    light: Path, version: str, tools: str, tmp_path: Path
 ) -> None:
-    light.python = supported(version)
-    before = light.state()
-    index = {"PIP_FIND_LINKS": str(tmp_path / "wheels"), "PIP_NO_INDEX": "1"}
-    single = [*STANDARD, *INSTALLED, *SETTINGS, "pip", "poc", "sitecustomize", "usercustomize"]
-    assert len(single) > 20
-    everything = light.hostile(tmp_path / "everything", *single, raises=False)
-    done = light.start("make_environment.sh", folder=everything, variables={**index, **ANYTHING})
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout, light.noted.exists(), light.state()) == ("", False, before)
-    (tmp_path / "clean").mkdir()
-    clean = light.start("run_all.sh", "quick", folder=tmp_path / "clean", variables={})
-    assert (clean.returncode, clean.stdout, clean.stderr) == (0, "does ['run', 'quick']\n", "")
-    for number, (name, way) in enumerate(zip(single, itertools.cycle(WAYS))):
-        folder = light.hostile(tmp_path / str(number), name, raises=number % 2 == 0)
-        done = light.start("run_all.sh", "quick", folder=folder, variables=way)
-        assert (done.returncode, done.stdout, done.stderr) == (0, clean.stdout, ""), (name, way)
-        assert not light.noted.exists(), (name, way)
-    assert light.state() == before
-
-
-@pytest.fixture
-def whole(tmp_path: Path) -> Checkout:
-    """This checkout, as it is in its folder."""
-    made = Checkout(tmp_path)
-    ignored = (".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis")
-    shutil.copytree(HOME, made.root, ignore=shutil.ignore_patterns(*ignored))
-    return made.commit()
+    before, imported = state(light), tmp_path / "imported"
+    folder = hostile(tmp_path / "everything", imported, *NAMES, "pip", "poc", "usercustomize")
+    index = {"PIP_FIND_LINKS": str(tmp_path / "wheels"), "PIP_NO_INDEX": "1", "PYTHON": str(supported(version))}
+    path = os.environ["PATH"] + tools
+    code, output, errors = start(light / "make_environment.sh", folder=folder, PATH=path, **HARMFUL, **index)
+    assert (code, output, imported.exists(), state(light)) == (0, "", False, before), errors
+    for variables in VARIABLES:
+        done = start(light / "run_all.sh", "quick", folder=folder, **variables)
+        assert (*done, imported.exists()) == (0, "does ['run', 'quick']\n", "", False), variables
+    assert state(light) == before
 
 
 @pytest.mark.slow
-def test_a_run_and_its_workers_import_nothing_from_there(whole: Checkout, tmp_path: Path) -> None:
-    if not (stamps := list(Path(sys.prefix).glob("installed*"))) or detect().gpus:
-        pytest.skip(
-            "what make_environment.sh has made for a CPU is borrowed: start tests/run.sh on a machine without GPUs"
-        )
-    # Of its own it has only the interpreter.
-    base, venv = Path(sys.base_prefix) / "bin" / Path(sys.executable).name, whole.root / ".venv"
+def test_a_run_and_its_workers_import_nothing_from_there(tmp_path: Path) -> None:
+    lists = Path(sys.prefix) / "made-by-make_environment.sh"
+    if not lists.is_dir() or detect().gpus:
+        pytest.skip("borrows what make_environment.sh has installed for CPUs")
+    root, imported = tmp_path / "check out", tmp_path / "imported"
+    shutil.copytree(
+        HOME, root, ignore=shutil.ignore_patterns(".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis")
+    )
+    # Only the interpreter is the environment's own.
+    base, venv = Path(sys.base_prefix) / "bin" / Path(sys.executable).name, root / ".venv"
     subprocess.run([base, "-m", "venv", "--without-pip", venv], check=True)
     (packages,) = venv.glob("lib/python*/site-packages")
     (packages / "borrowed.pth").write_text(str(Path(sys.prefix) / packages.relative_to(venv)))
-    for stamp in stamps:
-        shutil.copy(stamp, venv)
-    whole.python, before = base, whole.state()
-    names = (*STANDARD, *INSTALLED, *SETTINGS, "poc", "sitecustomize")
-    # The checkout itself, too, may be where a user keeps such files; there is a package poc in it already.
-    folders = [whole.hostile(tmp_path / "everything", *names, raises=True)]
-    folders += [whole.hostile(whole.root, *(name for name in names if name != "poc"), raises=True)]
-    ignored = "\n".join(f"/{path.name}" for path in whole.root.iterdir() if {path.stem, path.name} & {*names})
-    (whole.root / ".git" / "info" / "exclude").write_text(ignored)
+    shutil.copytree(lists, venv / lists.name)
+    # The checkout itself may be the folder where a user keeps such files.
+    folders = [hostile(root, imported, *NAMES), hostile(tmp_path / "everything", imported, *NAMES, "poc")]
+    before = state(root)
     recipe = recipe_file(tmp_path / "mine.py", epochs=1)
+    variables = {"POC_FRAMEWORKS": str(HOME / "tests/frameworks"), "POC_CACHE": str(tmp_path / "cache"), **HARMFUL}
     for number, folder in enumerate(folders):
-        variables = {
-            **ANYTHING,
-            "POC_FRAMEWORKS": str(HOME / "tests" / "frameworks"),
-            "POC_CACHE": str(tmp_path / "cache"),
-        }
-        results = tmp_path / str(number) / "results"
-        done = whole.start("run_all.sh", recipe, "--results", results, folder=folder, variables=variables)
-        assert done.returncode == 0, done.stderr
-        assert not whole.noted.exists(), whole.noted.read_text()
+        arguments = (root / "run_all.sh", recipe, "--results", tmp_path / str(number) / "results")
+        code, _, errors = start(*arguments, folder=folder, PYTHON=str(base), **variables)
+        assert (code, imported.exists()) == (0, False), errors
         assert [record.outcome for record in records(tmp_path / str(number))] == [COMPLETED]
-    assert whole.state() == before
+    assert state(root) == before
 
 
-def test_a_clone_that_is_to_have_windows_line_ends_starts(whole: Checkout, tmp_path: Path) -> None:
-    clone = tmp_path / "clone"
-    subprocess.run(["git", "-c", "core.autocrlf=true", "clone", "-q", whole.root, clone], check=True)
-    scripts = [path.relative_to(clone) for path in (*clone.rglob("*.sh"), clone / ".ci" / "run")]
-    assert len(scripts) >= 5
-    for script in scripts:
-        subprocess.run(["bash", "-n", clone / script], check=True)
-    subprocess.run([clone / "run_all.sh", "--help"], stdout=subprocess.DEVNULL, check=True)
-    for path in clone.rglob("*"):
-        if path.suffix in (".sh", ".py", ".csv", ".jsonl", ".md", ".txt"):
-            assert path.read_bytes() == (whole.root / path.relative_to(clone)).read_bytes(), path
+def test_a_clone_with_windows_line_ends_configured_is_the_same(tmp_path: Path) -> None:
+    for folder, setting in (("windows", "true"), ("linux", "false")):
+        command = ["git", "-c", f"core.autocrlf={setting}", "clone", "-q", HOME, tmp_path / folder]
+        subprocess.run(command, check=True)
+        shutil.rmtree(tmp_path / folder / ".git")
+    files = {path.relative_to(tmp_path / "linux"): path for path in (tmp_path / "linux").rglob("*") if path.is_file()}
+    for name, path in files.items():
+        assert (tmp_path / "windows" / name).read_bytes() == path.read_bytes(), name

@@ -1,9 +1,15 @@
-"""What becomes of a run whose processes are killed or stopped: real ones, over real sockets."""
+"""Processes of runs: scratch folders, blame for the first that fails, and real runs whose processes are killed."""
 
 from __future__ import annotations
 
+import os
+import re
+import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,13 +17,14 @@ import psutil
 import pytest
 
 from poc import Synthetic
+from poc.host import isolated, processes
 from poc.records.record import COMPLETED, FAILED, Record
 from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, end_of, executed, recipe_file
 from tests.extras import needs_horovod
-from tests.launch import DEADLINE_SECONDS, family, records, start, struck
+from tests.launch import DEADLINE_SECONDS, HOME, family, records, start, struck
 
-pytestmark = pytest.mark.slow
-
+NEVER = 300.0
+"""Seconds: what has not happened by then never will."""
 MXNET = {**GLUON, "batch_per_device": 8, "cores_per_worker": 1 if MACHINE.cores > 1 else None}
 FRAMEWORKS: dict[str, dict[str, Any]] = {
     "reference": {"data": Synthetic(train=320, validation=70)},
@@ -27,10 +34,115 @@ FRAMEWORKS: dict[str, dict[str, Any]] = {
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
 
 
+def test_a_process_whose_parent_died_before_its_start_does_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, isolated.__file__, "--parent", "0", "compileall", "-d", "x", str(tmp_path)]
+    (tmp_path / "module.py").touch()
+    assert subprocess.run(command, capture_output=True).returncode == 1
+    assert not (tmp_path / "__pycache__").exists()
+
+
+def test_a_scratch_folder_is_removed_by_its_process_or_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = "from poc.host import processes\nwith processes.scratch() as folder: print(folder, flush=True), input()"
+    environment, pipes = {**os.environ, "TMPDIR": str(tmp_path)}, {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=HOME, env=environment, text=True, **pipes) as process:
+        assert process.stdout is not None
+        stale = Path(process.stdout.readline().strip())
+        with processes.scratch() as folder:
+            assert set(tmp_path.iterdir()) == {folder, stale}
+        process.kill()
+    assert list(tmp_path.iterdir()) == [stale]
+    with processes.scratch() as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+    assert list(tmp_path.iterdir()) == []
+
+
+def shells(**commands: str) -> dict[str, subprocess.Popen[str]]:
+    return {name: subprocess.Popen(["sh", "-c", command], text=True) for name, command in commands.items()}
+
+
+@pytest.mark.parametrize("seen_later", [False, True])
+@pytest.mark.parametrize("victim", ["worker 1", "hub"])
+def test_a_killed_process_is_blamed_before_a_worker_that_failed_without_it(
+    victim: str, seen_later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_GRACE_SECONDS", NEVER)
+    started = shells(**{"worker 0": "exit 1"})
+    # A process that has ended can be sent signals until its exit status is read.
+    until = f"while kill -0 {started['worker 0'].pid} 2>/dev/null; do sleep 0.01; done; " if seen_later else ""
+    started |= shells(**{victim: f"{until}kill -KILL $$"})
+    for process in [*started.values()][: 1 if seen_later else 2]:  # wait without reading the exit status
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    helpers = {"hub": started.pop("hub")} if victim == "hub" else {}
+    blamed, reason = processes.watch(started, helpers, [], patience=NEVER) or ("", "")
+    assert (blamed, "signal 9" in reason) == (victim, True)
+
+
+def test_a_worker_that_crashes_after_its_work_does_not_end_the_others(tmp_path: Path) -> None:
+    started = shells(**{"worker 0": "kill -SEGV $$", "worker 1": f"sleep 0.5; touch {tmp_path / 'ended'}"})
+    lost = processes.watch(started, {}, [], patience=NEVER, has_completed=lambda name: name == "worker 0")
+    assert lost is None
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_worker_with_heartbeats_is_not_stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, heartbeat = tmp_path / "count", tmp_path / "heartbeat"
+    step = f"open({str(count)!r}, 'a').write('.'); time.sleep(0.1); os.utime({str(heartbeat)!r})"
+    code = f"import os, time\nfor _ in range(9): {step}"
+    for file in (count, heartbeat):
+        file.touch()
+    # A second passes with each step, however long the worker waits for a core.
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: float(count.stat().st_size)))
+    monkeypatch.setattr(processes, "_CHECK_SECONDS", 0.02)
+    with subprocess.Popen([sys.executable, "-c", code], text=True) as busy:
+        assert processes.watch({"worker 0": busy}, {}, [heartbeat], patience=2.5) is None
+    assert count.stat().st_size == 9
+
+
+@pytest.mark.parametrize("command", ["sleep 9999", "while true; do :; done"])
+def test_workers_that_wait_or_only_spin_are_stalled(command: str) -> None:
+    with subprocess.Popen(["sh", "-c", command], text=True) as idle:
+        blamed, reason = processes.watch({"worker 0": idle}, {}, [], patience=1.5) or ("", "")
+        # A worker that has done its work and hangs at its exit is no failure.
+        completed = processes.watch({"worker 0": idle}, {}, [], 0.5, has_completed=lambda name: True)
+        processes.stop([idle])
+    assert completed is None
+    assert (blamed, "--patience" in reason) == ("worker 0", True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "command", "hint"),
+    [
+        # The kernel kills at the hard limit, and sends SIGXCPU at the soft one.
+        ((1, 1), "while true; do :; done", "signal 9; .*ulimit -t: 1 s"),
+        ((1, 60), "while true; do :; done", f"signal {signal.SIGXCPU:d}; .*ulimit -t"),
+        (None, "kill -TERM $$", "signal 15; .*another process"),
+        (None, "kill -BUS $$", f"signal {signal.SIGBUS:d}; .*/dev/shm"),
+        (None, "kill -SEGV $$", "signal 11$"),
+        (None, "exit 3", "exit code 3$"),
+    ],
+)
+def test_the_reason_for_which_a_process_ended_early(
+    limits: tuple[int, int] | None, command: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if limits and resource.getrlimit(resource.RLIMIT_CPU)[1] != resource.RLIM_INFINITY:
+        pytest.skip("CPU time is limited here already")
+    if limits:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+        command = f"ulimit -S -t {limits[0]}; ulimit -H -t {limits[1]}; {command}"
+    lost = processes.watch(shells(**{"worker 0": command}), {}, [], patience=NEVER)
+    assert lost is not None
+    assert re.search(hint, lost[1])
+    assert "memory" not in lost[1]
+
+
 def two_workers(folder: Path, framework: str, **fields: Any) -> Record:
     return executed(folder, **{**TWO_WORKERS, **FRAMEWORKS[framework], **fields})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "victim", "number"),
     [
@@ -57,6 +169,7 @@ def test_a_lost_process_ends_the_run_and_is_named(
     assert psutil.Process().children(recursive=True) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "victim", "epochs"), [("reference", "worker 1", 6), ("reference", "hub", 6), ("mxnet", "server 0", 8)]
 )
@@ -80,6 +193,7 @@ def test_a_restart_reaches_what_an_undisturbed_run_does(
         assert reached == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=str)
 def test_nothing_is_left_running_whatever_ends_the_launcher(number: signal.Signals, tmp_path: Path) -> None:
     with start(recipe_file(tmp_path / "mine.py", **TWO_WORKERS, epochs=100_000), tmp_path) as launcher:

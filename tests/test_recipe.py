@@ -41,7 +41,7 @@ from poc.plan import Planned, plan, select
 from poc.values import UserError
 from tests import fake_gpus, simulated
 from tests.launch import HOME, supported
-from tests.test_machine import use
+from tests.test_host import use
 
 RECIPES = sorted((HOME / "recipes").rglob("*.py"))
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)

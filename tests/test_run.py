@@ -16,7 +16,7 @@ import pytest
 
 from poc import ImageNet, Synthetic, data, synthetic
 from poc.host import hardware
-from poc.records import timing
+from poc.records import provenance, timing
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, WorkerResult
 from poc.run import checkpoint
 from poc.run.launcher import own_gpus
@@ -35,7 +35,7 @@ from tests.builders import (
     run_of,
 )
 from tests.launch import eventually, family, finish, held, records, start, struck
-from tests.test_machine import use
+from tests.test_host import use
 
 slow = pytest.mark.slow
 
@@ -262,13 +262,9 @@ def test_the_reason_is_the_worker_that_failed_first_or_ran_out_of_memory() -> No
 def test_each_worker_of_a_host_gets_its_own_cards(
     machine: str, visible: str | None, own: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = use(fake_gpus.library(machine), monkeypatch)
+    use(fake_gpus.library(machine), monkeypatch)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        library.links[3, 7] = (10, True, True)
-        library.links.update(dict.fromkeys([(0, 1), (0, 3), (0, 5), (0, 7)], (50, False, False)))
-        for card in (0, 1, 3, 5, 7):
-            library.cards[card]["nvlinks"] = []
     run = dataclasses.replace(run_of(**{**TWO_WORKERS, **GLUON, "devices": sum(map(len, own))}), kind="gpu")
     assert [[card.index for card in cards] for cards in own_gpus(run, hardware.detect(), 2)] == own
 
@@ -292,7 +288,7 @@ def test_a_display_card_is_not_used_and_the_others_are_monitored(tmp_path: Path)
         assert "power cap for 100%" in " ".join(record.notes)
 
 
-CODE, RESULTS = "poc/host/hardware.py", ("results/journal.jsonl", "results.md", "reference/here/journal.jsonl")
+CODE, RESULTS = "poc/records/provenance.py", ("results/journal.jsonl", "results.md", "reference/here/journal.jsonl")
 
 
 def git(folder: Path, *words: str) -> str:
@@ -315,8 +311,8 @@ def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def commit_in(folder: Path) -> str:
-        monkeypatch.setattr(hardware, "__file__", str(folder / CODE))
-        return hardware.commit()
+        monkeypatch.setattr(provenance, "__file__", str(folder / CODE))
+        return provenance.commit()
 
     own, other = tmp_path / "own", tmp_path / "other"
     commit = committed(own, CODE, *RESULTS)

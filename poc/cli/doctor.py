@@ -1,4 +1,4 @@
-"""Say what this machine has, what it can run, and what is missing; say what is to be installed on it."""
+"""Say what this machine has, what it can run, and what is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import importlib.metadata
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,15 @@ from poc import data, frameworks
 from poc.cli import chosen
 from poc.config import CIFAR10
 from poc.frameworks import Build
-from poc.host import hardware, topology
+from poc.host import hardware
 from poc.host.hardware import Hardware
+from poc.records import provenance
 from poc.run.launcher import cache
 from poc.studies import prices
-from poc.values import UserError, to_plain
+from poc.values import to_plain
 
-_FREE_GIGABYTES = 2.0
-"""What data and results may take beside the packages."""
+FREE_GIGABYTES = 2.0
+"""Disk space for data and results."""
 
 
 def doctor(options: argparse.Namespace) -> None:
@@ -32,9 +32,8 @@ def doctor(options: argparse.Namespace) -> None:
         "machine": chosen.instance_type() or machine.describe(),
         "hardware": to_plain(machine),
         "frameworks": {name: frameworks.versions(name) for name in frameworks.FRAMEWORKS},
-        "libraries": hardware.versions(),
-        "builds": _builds(machine, frameworks.wanted(machine)),
-        "warnings": topology.warnings(topology.detect(machine.gpus)) if len(machine.gpus) > 1 else [],
+        "libraries": provenance.versions(),
+        "builds": describe_builds(machine, frameworks.wanted(machine)),
         "data": _data(chosen.source(options)),
         "price": _price(machine),
         "missing": [{"what": name, "command": command} for name, command in _missing(machine, options)],
@@ -56,7 +55,6 @@ def _lines(facts: Mapping[str, Any], machine: Hardware) -> Iterator[str]:
         yield f"GPU {gpu.index}      {gpu.name}, compute capability {major}.{minor}, {memory}"
         for name in frameworks.FRAMEWORKS:
             yield f"           {name}: {frameworks.unsupported(name, gpu, machine) or 'can train on it'}"
-    yield from (f"warning    {warning}" for warning in facts["warnings"])
     for name, versions in facts["frameworks"].items():
         yield f"framework  {name}: {_listed(versions) or 'not installed'}"
     yield from (f"build      {line}" for line in facts["builds"])
@@ -89,12 +87,12 @@ def _missing(machine: Hardware, options: argparse.Namespace) -> Iterator[tuple[s
     wanted = frameworks.wanted(machine)
     for name in frameworks.FRAMEWORKS:
         build = wanted.get(name)
-        if build and frameworks.versions(name).get(build.package) != build.version:
-            yield f"{build}", "./make_environment.sh" + " --torch" * build.apart
+        if build and not build.is_installed(frameworks.versions(name)):
+            yield f"{build}", "./make_environment.sh" + " --torch" * build.separate
         elif build is None and not frameworks.versions(name):
             yield f"{frameworks.load(name).LABEL} (optional)", "./make_environment.sh --torch"
     for package, purpose in (("ray", "Ray (optional, for clusters)"), ("horovod", "Horovod (optional, on CPUs)")):
-        if not _is_installed(package):
+        if not is_installed(package):
             yield purpose, f"./make_environment.sh --{package}"
     source = chosen.source(options)
     if data.find(CIFAR10(), source=source, cache=cache()) is None:
@@ -102,22 +100,22 @@ def _missing(machine: Hardware, options: argparse.Namespace) -> Iterator[tuple[s
         yield where, "export POC_DATA=FOLDER, one that holds CIFAR-10 in any usual form"
     for folder in dict.fromkeys((chosen.HOME, _existing(cache()))):
         free = shutil.disk_usage(folder).free / 1e9
-        if free < _FREE_GIGABYTES:
-            yield f"room in {folder}, where {free:.1f} GB are free", f"free {_FREE_GIGABYTES:g} GB, or set POC_CACHE"
+        if free < FREE_GIGABYTES:
+            yield f"room in {folder}, where {free:.1f} GB are free", f"free {FREE_GIGABYTES:g} GB, or set POC_CACHE"
 
 
 def _existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.parents) if place.exists())
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     try:
         return bool(importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
         return False
 
 
-def _builds(machine: Hardware, wanted: Mapping[str, Build]) -> list[str]:
+def describe_builds(machine: Hardware, wanted: Mapping[str, Build]) -> list[str]:
     """Say which build of each of the `wanted` frameworks this machine takes and why, and why others do not run."""
     lines = []
     for name in frameworks.FRAMEWORKS:
@@ -129,38 +127,6 @@ def _builds(machine: Hardware, wanted: Mapping[str, Build]) -> list[str]:
             reason = f"it runs on {', '.join(cards)} with driver {machine.driver}" if build.code else "for the CPU"
             lines.append(f"{name}: {build}, {build.gigabytes:g} GB: {reason}")
     return lines
-
-
-def environment(options: argparse.Namespace) -> None:
-    """Print a line for each list of packages to install: its environment's folder, and its path.
-
-    Raises UserError if this Python is too old for one of them, or the disk too full.
-    """
-    machine = hardware.detect()
-    wanted = frameworks.wanted(machine, options.frameworks)
-    for build in wanted.values():
-        if sys.version_info < build.python:
-            needed, version = (".".join(map(str, numbers[:2])) for numbers in (build.python, sys.version_info))
-            raise UserError(
-                f"Python: {build} needs {needed} or later, .venv has {version}: rm -r .venv, then PYTHON=python3.11 "
-                "./make_environment.sh"
-            )
-    new = {
-        name: build for name, build in wanted.items() if frameworks.versions(name).get(build.package) != build.version
-    }
-    if new:
-        print("\n".join(_builds(machine, wanted)), file=sys.stderr)
-    gigabytes, free = sum(build.gigabytes for build in new.values()), shutil.disk_usage(chosen.HOME).free / 1e9
-    if new and free < gigabytes + _FREE_GIGABYTES:
-        raise UserError(
-            f"disk: {chosen.HOME} has {free:.1f} GB free, and {gigabytes + _FREE_GIGABYTES:.1f} are needed: "
-            f"{gigabytes:.1f} for {', '.join(map(str, new.values()))}, the rest for data and results; make room, or "
-            "take a larger disk"
-        )
-    for name, build in wanted.items():
-        folder = frameworks.environment(name) if build.apart else chosen.HOME / ".venv"
-        for file in build.requirements:
-            print(folder.name, file)
 
 
 def _listed(versions: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from typing import Callable
 
 from poc import advice
 from poc.cli import advise, doctor, look, run
+from poc.cli.environment import EXTRAS, environment
 from poc.run import step_profile
 from poc.studies import prices
 
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     _add_advise(command("advise", advise.advise, "short runs, and from them which devices, batch and learning rate"))
     _add_predict(command("predict", advise.predict_scaling, "how well throughput on more devices is predicted"))
     _add_networks(command("networks", advise.list_networks, "the models that a recipe may name, with what they cost"))
-    _add_environment(command("environment", doctor.environment, "what make_environment.sh is to install here"))
+    _add_environment(command("environment", environment, "the packages that make_environment.sh installs here"))
     return top
 
 
@@ -133,12 +134,8 @@ def _add_networks(add: _Add) -> None:
 
 
 def _add_environment(add: _Add) -> None:
-    add(
-        "frameworks",
-        nargs="*",
-        metavar="FRAMEWORK",
-        help="frameworks to install in addition to those for this machine's cards",
-    )
+    for extra in ("torch", *EXTRAS):
+        add(f"--{extra}", action="store_true", help=f"the packages of {extra}, too")
 
 
 def _add_recipes(add: _Add) -> None:

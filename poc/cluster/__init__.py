@@ -22,7 +22,7 @@ def connect(address: str, *, verbose: bool) -> None:
     try:
         import ray
     except ImportError:
-        raise UserError("Ray is not installed: ./make_environment.sh --ray (with Python 3.10 or later)") from None
+        raise UserError("Ray is not installed: ./make_environment.sh --ray") from None
     options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if address == LOCAL else {}
     folder = os.getcwd()
     try:

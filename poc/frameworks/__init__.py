@@ -215,9 +215,9 @@ def unsupported(name: str, gpu: GPU, machine: Hardware) -> str | None:
     build = builds.choose(known, machine)
     if reason := builds.unsupported(known, gpu, machine.driver) or (build and build.refuses(gpu, machine.driver)):
         return reason
-    if build is None or versions(name).get(build.package) == build.version:
+    if build is None or build.is_installed(versions(name)):
         return None
-    option = " --torch" if build.apart else ""
+    option = " --torch" if build.separate else ""
     return f"{build} is not installed: ./make_environment.sh{option}"
 
 

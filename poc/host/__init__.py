@@ -1,1 +1,1 @@
-"""What this machine has, what it does during a run, and the processes on it."""
+"""The host of a run: its hardware, its use during the run, and the processes on it."""

@@ -1,11 +1,10 @@
-"""What this machine has: cores, memory, GPUs, which are near which, and the name under which results are published."""
+"""Detect this machine's hardware: cores, memory, NUMA nodes and GPUs."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-import subprocess
 import timeit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
 
 @value
 class GPU:
-    """One graphics card as its driver describes it."""
+    """A GPU as its driver describes it."""
 
     index: int
     name: str
@@ -31,194 +30,155 @@ class GPU:
     """CUDA compute capability, major and minor."""
     memory_bytes: int
     flops: float = 0.0
-    """Float32 operations a second at most: two for each core and tick of its highest clock; 0 where the driver does not
-    tell. For estimates of time."""
+    """Peak float32 operations per second (2 per core and cycle), for estimates of time; 0 if unknown."""
     numa_node: int | None = None
-    """The NUMA node that it is attached to; None where the system does not tell."""
+    """The NUMA node that it is attached to; None if unknown."""
 
 
 @value
 class Hardware:
-    """One machine."""
+    """The hardware of one machine, as far as this process may use it."""
 
     cpu: str
     cores: int
-    """Cores this process may use: logical ones, less what affinity and the control groups' quota take away."""
+    """Logical cores, less those excluded by CPU affinity and the control groups' quota."""
     memory_bytes: int
-    """What this process may use: all, or what the control groups' limit leaves."""
+    """All memory, or the limit of the control groups."""
     cpu_flops: float
-    """Floating-point operations a second in a float32 matrix product on all cores: for estimates of time."""
+    """Operations per second of a float32 matrix product on all cores, for estimates of time."""
     bfloat16: bool = False
     """Whether the CPU has instructions for bfloat16 products (AVX-512 bf16)."""
     gpus: tuple[GPU, ...] = ()
     driver: str = ""
     numa_nodes: tuple[int, ...] = ()
-    """Cores this process may use of each NUMA node that has any; empty where unknown."""
+    """Usable cores of each NUMA node that has any; empty if unknown."""
     hosts: int = 1
-    """Machines like this one that run together."""
+    """Number of machines like this one that run together."""
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Hardware:
-        """The machine that a record of this version or an earlier one holds as plain values."""
-        return from_plain(Hardware, {name: held for name, held in fields.items() if name != "description"})
+        """Return the machine of a record; earlier versions also recorded its description."""
+        return from_plain(Hardware, {name: field for name, field in fields.items() if name != "description"})
 
     def describe(self) -> str:
-        """One line for tables: "8x Tesla P100-SXM2-16GB" or "CPU: AMD EPYC, 2 cores"."""
-        words = f"CPU: {self.cpu}, {self.cores} core" + ("s" if self.cores != 1 else "")
+        """Return a line for tables: "8x Tesla P100-SXM2-16GB" or "CPU: AMD EPYC, 2 cores"."""
+        description = f"CPU: {self.cpu}, {self.cores} core" + ("s" if self.cores != 1 else "")
         if self.gpus:
             names = sorted({gpu.name for gpu in self.gpus})
-            words = " + ".join(f"{sum(gpu.name == name for gpu in self.gpus)}x {name}" for name in names)
-        return words if self.hosts == 1 else f"{self.hosts} hosts, each {words}"
+            description = " + ".join(f"{sum(gpu.name == name for gpu in self.gpus)}x {name}" for name in names)
+        return description if self.hosts == 1 else f"{self.hosts} hosts, each {description}"
 
 
 def detect() -> Hardware:
-    """Reads what this machine has from the operating system and the NVIDIA driver, if there is one.
-
-    Raises UserError where one of the GPUs does not answer.
-    """
+    """Detect this machine's hardware; raises UserError if a GPU does not answer its driver."""
     try:
-        with nvml.session():
-            gpus = tuple(map(_gpu, nvml.visible()))
-            driver = str(nvml.ask("nvmlSystemGetDriverVersion", ()) or "")
-    except nvml.NoAnswer:
+        gpus = tuple(map(_gpu, nvml.visible_gpus()))
+        driver = str(nvml.query("nvmlSystemGetDriverVersion") or "")
+    except nvml.NoAnswerError:
         gpus, driver = (), ""
+    matrix = np.ones((1024, 1024), dtype=np.float32)
+    # The first product also starts the library's threads.
+    product_seconds = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=3))
     return Hardware(
         cpu=_cpuinfo("model name") or platform.processor() or platform.machine(),
         cores=usable_cores(),
         memory_bytes=usable_memory(),
-        cpu_flops=_cpu_flops(),
+        cpu_flops=2 * 1024**3 / product_seconds,
         bfloat16="avx512_bf16" in _cpuinfo("flags").split(),
         gpus=gpus,
         driver=driver,
-        numa_nodes=tuple(map(len, nodes().values())),
+        numa_nodes=tuple(map(len, numa_nodes().values())),
     )
 
 
 def usable_cores(system: Path = Path("/")) -> int:
-    """Cores this process may use: its affinity, or the quota of its control groups where that is lower."""
+    """Return the number of cores in this process's affinity, or the quota of its control groups if lower."""
     cores, quota = len(os.sched_getaffinity(0)), control_groups.core_quota(system)
     return cores if quota is None else min(cores, max(1, int(quota)))
 
 
 def usable_memory(system: Path = Path("/")) -> int:
-    """Bytes this process may use: the machine's, or the limit of its control groups where that is lower."""
+    """Return the machine's memory in bytes, or the limit of this process's control groups if lower."""
     memory, limit = int(psutil.virtual_memory().total), control_groups.memory_limit(system)
     return memory if limit is None else min(memory, limit)
 
 
-def versions() -> dict[str, str]:
-    """Versions of the interpreter, the system and the libraries that results depend on."""
-    return {"python": platform.python_version(), "numpy": np.__version__, "system": platform.platform()}
-
-
 def product_name() -> str:
-    """Return what the firmware calls this machine: on AWS its instance type, "p4d.24xlarge"; empty if unknown."""
+    """Return the firmware's name of this machine, on AWS its instance type ("p4d.24xlarge"); empty if unknown."""
     return text(PRODUCT_NAME)
 
 
-def commit() -> str:
-    """The git commit of this checkout, with "-dirty" where its code differs from that; empty where there is none."""
-    own = Path(__file__).resolve()
-    home = own.parents[2]
-    # Its repository is named, not looked for: not one around this folder, nor the environment's; whoever owns it.
-    git = ["git", "-C", str(home), f"--git-dir={home / '.git'}", f"--work-tree={home}"]
-    environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
-    # Results change with every run, and say nothing of the code that made them.
-    code = [":/", *(f":(exclude,top){name}" for name in ("results", "results.md", "reference"))]
-    how: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
-    try:
-        tracked = ["HEAD", f"HEAD:{own.relative_to(home)}"]
-        head = subprocess.run([*git, "rev-parse", *tracked], check=True, **how)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], **how).returncode
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return head.stdout[:12] + ("-dirty" if changed else "")
-
-
-def _cpu_flops() -> float:
-    size = 1024
-    matrix = np.ones((size, size), dtype=np.float32)
-    # The first product also starts the library's threads.
-    return 2 * size**3 / min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=3))
-
-
 def core_times(stat: Path = Path("/proc/stat")) -> tuple[int, float, float]:
-    """How many cores this process may use, for how many core-seconds since the machine started these were busy with any
-    process, and for how many the hypervisor had them at work for other machines."""
+    """Return the number of usable cores, and their busy and stolen core-seconds since the machine started.
+
+    Busy counts all processes; stolen is the time in which the hypervisor ran other machines on these cores.
+    """
     lines = [line.split() for line in text(stat).splitlines() if re.match(r"cpu\d", line)]
     usable = os.sched_getaffinity(0)
     cores = [ticks for name, *ticks in lines if int(name[3:]) in usable]
-    if len(cores) < len(usable):  # a container may number its cores anew
+    if len(cores) < len(usable):  # a container may renumber its cores
         cores = [ticks for _, *ticks in lines]
     seconds = [sum(map(int, column)) / os.sysconf("SC_CLK_TCK") for column in zip(*cores)]
     user, nice, system, _, _, irq, softirq, stolen = (*seconds, *[0.0] * 8)[:8]
     return len(cores), user + nice + system + irq + softirq, stolen
 
 
+def numa_nodes(system: Path = Path("/sys")) -> dict[int, list[int]]:
+    """Return the usable logical cores of each NUMA node that has any; a single node 0 if unknown."""
+    usable = os.sched_getaffinity(0)
+    nodes = {}
+    for folder in (system / "devices/system/node").glob("node[0-9]*"):
+        ranges = [part.split("-") for part in text(folder / "cpulist").split(",") if part]  # such as "0-3,8"
+        cores = {core for ends in ranges for core in range(int(ends[0]), int(ends[-1]) + 1)}
+        if cores & usable:
+            nodes[int(folder.name[4:])] = sorted(cores & usable)
+    return dict(sorted(nodes.items())) or {0: sorted(usable)}
+
+
+def core_groups(
+    nodes: Mapping[int, Sequence[int]], workers: int, cores_per_worker: int, near: Sequence[int | None] | None = None
+) -> list[list[int]]:
+    """Assign disjoint cores to each worker, all on one NUMA node while a node has enough free cores.
+
+    A worker gets cores of the node in `near`, else of the node with most free cores: two workers on two nodes use the
+    memory of both. The Theano-MPI study binds its processes to sockets in the same way.
+    """
+    free = {node: list(cores) for node, cores in nodes.items()}
+    groups = []
+    for worker in range(workers):
+        preferred = near[worker] if near else None
+        order = sorted(free, key=lambda node: (node != preferred, -len(free[node])))
+        group = [core for node in order for core in free[node]][:cores_per_worker]
+        free = {node: [core for core in cores if core not in group] for node, cores in free.items()}
+        groups.append(group)
+    return groups
+
+
 def _cpuinfo(field: str) -> str:
-    """What the kernel says of the first core; empty where it does not say."""
     line = re.search(rf"^{field}\s*:(.*)$", text(Path("/proc/cpuinfo")), re.MULTILINE)
     return line[1].strip() if line else ""
 
 
 def _gpu(index: int) -> GPU:
     try:
-        memory = nvml.ask("nvmlDeviceGetMemoryInfo", index)
-        cores = nvml.ask("nvmlDeviceGetNumGpuCores", index) or 0
+        memory = nvml.query("nvmlDeviceGetMemoryInfo", index)
+        cores = nvml.query("nvmlDeviceGetNumGpuCores", index) or 0
         return GPU(
             index=index,
-            name=nvml.ask("nvmlDeviceGetName", index) or "unknown GPU",
-            capability=tuple(nvml.ask("nvmlDeviceGetCudaComputeCapability", index) or (0, 0)),
+            name=nvml.query("nvmlDeviceGetName", index) or "unknown GPU",
+            capability=tuple(nvml.query("nvmlDeviceGetCudaComputeCapability", index) or (0, 0)),
             memory_bytes=int(memory.total) if memory else 0,
-            flops=2e6 * cores * (nvml.ask("nvmlDeviceGetMaxClockInfo", index, nvml.SM_CLOCK) or 0),
-            numa_node=node_of(index),
+            flops=2e6 * cores * (nvml.query("nvmlDeviceGetMaxClockInfo", index, nvml.SM_CLOCK) or 0),
+            numa_node=gpu_numa_node(index),
         )
-    except nvml.NoAnswer as error:
-        others = "restart the machine, or list only the other GPUs in CUDA_VISIBLE_DEVICES"
-        raise UserError(f"GPU {index} does not answer ({error}); {others}") from None
+    except nvml.NoAnswerError as error:
+        remedy = "restart the machine, or list only the other GPUs in CUDA_VISIBLE_DEVICES"
+        raise UserError(f"GPU {index} does not answer ({error}); {remedy}") from None
 
 
-def nodes(system: Path = Path("/sys")) -> dict[int, list[int]]:
-    """The logical cores of each NUMA node that this process may use, for the nodes that have any of them.
-
-    Where the system does not tell, all are of one node.
-    """
-    usable = os.sched_getaffinity(0)
-    cores = {
-        int(folder.name[4:]): sorted(usable & _cores_in(text(folder / "cpulist")))
-        for folder in (system / "devices/system/node").glob("node[0-9]*")
-    }
-    return {node: cores[node] for node in sorted(cores) if cores[node]} or {0: sorted(usable)}
-
-
-def node_of(card: int, system: Path = Path("/sys")) -> int | None:
-    """The NUMA node that a GPU is attached to; None where the system does not tell."""
-    address = nvml.address("nvmlDeviceGetPciInfo", card)
-    return None if address is None else number(system / f"bus/pci/devices/{address}/numa_node")
-
-
-def core_groups(
-    nodes: Mapping[int, Sequence[int]], workers: int, cores_per_worker: int, near: Sequence[int | None] | None = None
-) -> list[list[int]]:
-    """The cores of each worker: no core twice, all of one NUMA node as long as one has so many left.
-
-    A worker gets those of the node that it is to be `near`, else of the one that has most left: two workers on two
-    nodes have the memory of both. The Theano-MPI study binds its processes to sockets so.
-    """
-    left = {node: list(cores) for node, cores in nodes.items()}
-    groups = []
-    for worker in range(workers):
-        wanted = near[worker] if near else None
-        group: list[int] = []
-        for node in sorted(left, key=lambda node: (node != wanted, -len(left[node]))):
-            missing = cores_per_worker - len(group)
-            group += left[node][:missing]
-            left[node] = left[node][missing:]
-        groups.append(group)
-    return groups
-
-
-def _cores_in(ranges: str) -> set[int]:
-    """The cores that the kernel's list names: "0-3,8"."""
-    parts = [part.split("-") for part in ranges.split(",") if part]
-    return {core for ends in parts for core in range(int(ends[0]), int(ends[-1]) + 1)}
+def gpu_numa_node(index: int, system: Path = Path("/sys")) -> int | None:
+    """Return the NUMA node that a GPU is attached to; None if unknown."""
+    pci = nvml.query("nvmlDeviceGetPciInfo", index)
+    if pci is None:
+        return None
+    return number(system / f"bus/pci/devices/{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0/numa_node")

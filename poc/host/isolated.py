@@ -1,20 +1,33 @@
-"""Run a module of this checkout as `python -m` does, but import nothing else from its folder, the current one included:
-python isolated.py MODULE ARGUMENT...
+"""Run a module as `python -m` does, but import nothing else from its folder or the current one, where a csv.py would
+replace Python's own: python isolated.py [--parent PID] MODULE ARGUMENT...
 
-A csv.py that lies there would take the place of Python's own. `python -I -m` has no way to this package, and Python 3.9
-and 3.10 no other way to leave the current folder out.
+With --parent, the kernel kills the process when its parent dies. (A preexec_fn for that may hang if the parent has
+threads. `python -I -m` does not find this package, and Python 3.10 has no -P.)
 """
 
 import os
 import sys
 
+_SET_PARENT_DEATH_SIGNAL = 1
+
 if __name__ == "__main__":
-    own = os.path.dirname(os.path.abspath(__file__))  # comes first, but with -I
-    home = os.path.dirname(os.path.dirname(own))
-    # Nor from another checkout, which the environment may have been made for.
-    others = [folder for folder in sys.path if os.path.exists(os.path.join(folder, "poc", "__init__.py"))]
-    # Last, behind Python's own modules and what is installed.
-    sys.path[:] = [folder for folder in sys.path if folder not in (own, *others)] + [home]
+    package = os.path.dirname(os.path.abspath(__file__))  # comes first in sys.path, except with -I
+    home = os.path.dirname(os.path.dirname(package))
+    # The environment may have been made for another checkout.
+    checkouts = [folder for folder in sys.path if os.path.exists(os.path.join(folder, "poc", "__init__.py"))]
+    # Python's own modules and installed packages come before the checkout.
+    sys.path[:] = [folder for folder in sys.path if folder not in (package, *checkouts)] + [home]
+    if sys.argv[1] == "--parent":
+        import ctypes
+        import signal
+
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != int(sys.argv[2]):
+            sys.exit("the parent has died already")
+        # Ray blocks SIGINT in its processes, and a shell makes its background processes ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        del sys.argv[1:3]
     del sys.argv[0]
 
     import runpy

@@ -1,13 +1,13 @@
-"""The NVIDIA driver's answers about its cards: what a card does not have is None, what is gone raises.
+"""Queries to the NVIDIA driver: None for what a GPU does not support, an exception for a GPU that is gone.
 
-Cards are numbered by PCI bus, as in nvidia-smi; CUDA does so under CUDA_DEVICE_ORDER=PCI_BUS_ID.
+GPUs are numbered by PCI bus, as in nvidia-smi; CUDA does so with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pynvml
@@ -15,19 +15,17 @@ import pynvml
 from poc.values import UserError
 
 SM_CLOCK = pynvml.NVML_CLOCK_SM
-MEMORY_CLOCK = pynvml.NVML_CLOCK_MEM
 CORE_TEMPERATURE = pynvml.NVML_TEMPERATURE_GPU
-# Of these an idle card, or one whose owner set its clocks, has none.
 THROTTLE_REASONS = {
     "power cap": pynvml.nvmlClocksThrottleReasonSwPowerCap,
     "power brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
     "heat": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
     "hardware slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,
 }
-"""What may hold a card's clocks back, and its bits in what the driver says of that."""
+"""Bits of the driver's throttle reasons that slow down a busy GPU; idling and clocks set by the owner do not count."""
 
-# After these no further question to the card can be answered; any other error concerns the one question.
-_GONE = {
+# After these errors no further query is answered; any other error concerns a single query.
+_FATAL = {
     pynvml.NVML_ERROR_UNINITIALIZED,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
     pynvml.NVML_ERROR_GPU_IS_LOST,
@@ -36,65 +34,54 @@ _GONE = {
 }
 
 
-class NoAnswer(Exception):  # noqa: N818
-    """The driver, or one of its cards, does not answer: there is none, or it is gone."""
+class NoAnswerError(Exception):
+    """There is no NVIDIA driver, or a GPU no longer answers it."""
 
 
-@contextlib.contextmanager
-def session() -> Iterator[None]:
-    """All else here is asked within; raises NoAnswer where there is no driver."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise NoAnswer(f"the NVIDIA driver does not answer: {error}") from None
-    try:
-        yield
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):  # the driver may have gone first
-            pynvml.nvmlShutdown()
+def query(function: str, gpu: int | None = None, *arguments: int) -> Any:
+    """Call a function of pynvml for a GPU, or for the driver; None if it is not supported.
 
-
-def ask(question: str, cards: int | tuple[int, ...], *details: int) -> Any:
-    """What pynvml's function `question` says of a card, or of several together; None where it has no answer.
-
-    Raises NoAnswer where a card is gone.
+    Raises NoAnswerError if the driver or the GPU is gone.
     """
+    _initialise(pynvml)
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(card) for card in ([cards] if isinstance(cards, int) else cards)]
-        answer = getattr(pynvml, question)(*handles, *details)
+        handle = [] if gpu is None else [pynvml.nvmlDeviceGetHandleByIndex(gpu)]
+        answer = getattr(pynvml, function)(*handle, *arguments)
     except pynvml.NVMLError as error:
-        if error.value in _GONE:
-            raise NoAnswer(str(error)) from None
+        if error.value in _FATAL:
+            raise NoAnswerError(str(error)) from None
         return None
     return answer.decode() if isinstance(answer, bytes) else answer
 
 
-def address(question: str, card: int, *details: int) -> str | None:
-    """The PCI address ("0000:05:00.0") that pynvml's function `question` names; None and NoAnswer as in `ask`."""
-    pci = ask(question, card, *details)
-    return None if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+@functools.cache
+def _initialise(library: Any) -> None:
+    try:
+        library.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoAnswerError(f"the NVIDIA driver does not answer: {error}") from None
 
 
-def visible() -> list[int]:
-    """The cards that CUDA uses, in its order: all, or those that CUDA_VISIBLE_DEVICES names.
+def visible_gpus() -> list[int]:
+    """Return the GPUs that CUDA uses, in its order: all, or those in CUDA_VISIBLE_DEVICES.
 
-    As in CUDA, an entry is a number or the beginning of one card's UUID; the first that is neither ends the list.
-    Raises UserError for an instance of a card (MIG).
+    As in CUDA, an entry is an index or the start of one GPU's UUID, and the first that is neither ends the list.
+    Raises UserError for a MIG instance.
     """
-    cards = range(ask("nvmlDeviceGetCount", ()) or 0)
+    gpus = range(query("nvmlDeviceGetCount") or 0)
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
-        return list(cards)
+        return list(gpus)
     uuids = {}
-    for card in cards:
-        with contextlib.suppress(NoAnswer):
-            uuids[card] = str(ask("nvmlDeviceGetUUID", card))
-    chosen: list[int] = []
+    for gpu in gpus:
+        with contextlib.suppress(NoAnswerError):
+            uuids[gpu] = str(query("nvmlDeviceGetUUID", gpu))
+    visible: list[int] = []
     for entry in map(str.strip, setting.split(",")):
         if entry.startswith("MIG-"):
             raise UserError(f"CUDA_VISIBLE_DEVICES: {entry} is a MIG instance; use whole GPUs")
-        meant = [card for card, uuid in uuids.items() if entry == str(card) or (entry and uuid.startswith(entry))]
-        if len(meant) != 1:
+        matches = [gpu for gpu, uuid in uuids.items() if entry == str(gpu) or (entry and uuid.startswith(entry))]
+        if len(matches) != 1:
             break
-        chosen += meant
-    return chosen
+        visible += matches
+    return visible

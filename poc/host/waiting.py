@@ -1,7 +1,7 @@
-"""What a run on the CPU leaves to other processes: threads at its start, and spinning while it goes on.
+"""Avoid slowdowns by other processes: fewer threads at the start of a CPU run, and shorter spinning while it runs.
 
-Threads of OpenMP wait for each other after every operator, by spinning. Where another process has the core of one of
-them, the others hold theirs for nothing, and training is ten times slower than on the free cores alone.
+OpenMP threads wait for each other after every operator by spinning. If another process uses the core of one thread, the
+others spin meanwhile, and training is ten times slower than on the free cores alone.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from poc.host import hardware
 from poc.values import UserError
 
 _BUSY_CORES = 0.25
-"""So many more cores kept busy by other processes than there are to spare count."""
-_FIRST_LOOK_SECONDS, _LONG_LOOK_SECONDS = 0.25, 2.0
-_LOOK_SECONDS = 0.5
-_CALM_LOOKS = 4
+"""Cores that other processes may use beyond the spare ones before it counts."""
+_SHORT_CHECK_SECONDS, _LONG_CHECK_SECONDS = 0.25, 2.0
+_CHECK_SECONDS = 0.5
+_CHECKS_UNTIL_CALM = 4
 
 
 def chosen_threads() -> int | None:
-    """The OpenMP threads that the user wants for a training on the whole CPU (POC_THREADS); None to have them chosen.
+    """Return the user's number of OpenMP threads for a run on the whole CPU (POC_THREADS); None if unset.
 
-    Raises UserError where it is no whole number above zero.
+    Raises UserError if it is not a positive integer.
     """
-    given = os.environ.get("POC_THREADS", "")
-    if given and not (given.isdecimal() and int(given)):
-        raise UserError(f"POC_THREADS: {given!r} is not allowed; use a whole number above zero, or unset it")
-    return int(given) if given else None
+    setting = os.environ.get("POC_THREADS", "")
+    if setting and not (setting.isdecimal() and int(setting)):
+        raise UserError(f"POC_THREADS: {setting!r} is not allowed; use a whole number above zero, or unset it")
+    return int(setting) if setting else None
 
 
 def free_cores(cores: int) -> int:
-    """How many cores a run of at most `cores` threads has to itself now, at least 1.
+    """Return how many of `cores` other processes leave free now, at least 1.
 
-    Looks again, for longer, where others seem to need some of them: a moment's work must not cost a run its threads.
+    A second, longer check follows if they seem busy: a moment's work must not cost a run its threads.
     """
-    for seconds in (_FIRST_LOOK_SECONDS, _LONG_LOOK_SECONDS):
-        began, (count, before, _) = time.monotonic(), hardware.core_times()
+    for seconds in (_SHORT_CHECK_SECONDS, _LONG_CHECK_SECONDS):
+        start, (usable, busy_before, _) = time.monotonic(), hardware.core_times()
         time.sleep(seconds)
-        busy = (hardware.core_times()[1] - before) / (time.monotonic() - began)
-        if busy < count - cores + _BUSY_CORES:
+        busy = (hardware.core_times()[1] - busy_before) / (time.monotonic() - start)
+        if busy < usable - cores + _BUSY_CORES:
             return cores
-    free = max(1, min(cores, count - round(busy)))
+    free = max(1, min(cores, usable - round(busy)))
     if free < cores:
         print(f"  other processes keep {busy:.1f} cores busy: training on {free} of {cores} cores", file=sys.stderr)
     return free
 
 
 class SpinGuard:
-    """Shortens the spinning of this process's OpenMP threads while other processes need the core of one of them.
+    """Shorten the spinning of this process's OpenMP threads while other processes need one of their cores.
 
-    GCC's library (libgomp, which MXNet and PyTorch use) spins 300,000 times, about 3 ms, before a thread sleeps, and
-    100 times where it has more threads than the process has cores (`do_spin` in config/linux/wait.h). It reads its
-    settings once, when it is loaded; one more pool of idle threads shortens the spinning for as long as it lasts.
+    GCC's library (libgomp, used by MXNet and PyTorch) spins 300,000 times, about 3 ms, before a thread sleeps, but only
+    100 times if it has more threads than the process has cores (`do_spin` in config/linux/wait.h). It reads its
+    settings once, when it is loaded; an additional pool of idle threads shortens the spinning while the pool exists.
     """
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self.seconds = 0.0
-        """Seconds in which spinning was short."""
+        """Seconds with short spinning."""
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="spin guard", daemon=True)
 
@@ -78,46 +78,44 @@ class SpinGuard:
         self._thread.join()
 
     def _watch(self) -> None:
-        before, calm = _seconds(), _CALM_LOOKS
-        to_spare = hardware.core_times()[0] - self._threads
-        with contextlib.ExitStack() as short:
-            while not self._leaving.wait(_LOOK_SECONDS):
+        allowed = hardware.core_times()[0] - self._threads + _BUSY_CORES
+        calm_checks = _CHECKS_UNTIL_CALM
+        before = _seconds()
+        with contextlib.ExitStack() as short_spins:
+            while not self._leaving.wait(_CHECK_SECONDS):
                 now = _seconds()
-                seconds, own, busy = (later - earlier for earlier, later in zip(before, now))
-                before = now
-                was_calm = calm >= _CALM_LOOKS
-                calm = 0 if busy - own > (to_spare + _BUSY_CORES) * seconds else calm + 1
-                if calm == 0 and was_calm:
-                    short.enter_context(_short_spins())
-                elif calm == _CALM_LOOKS:
-                    short.close()
-                self.seconds += seconds * (calm < _CALM_LOOKS)
+                seconds, used, busy = (later - earlier for earlier, later in zip(before, now))
+                before, was_calm = now, calm_checks >= _CHECKS_UNTIL_CALM
+                calm_checks = 0 if busy - used > allowed * seconds else calm_checks + 1
+                if calm_checks == 0 and was_calm:
+                    short_spins.enter_context(_idle_pools())
+                elif calm_checks == _CHECKS_UNTIL_CALM:
+                    short_spins.close()
+                if calm_checks < _CHECKS_UNTIL_CALM:
+                    self.seconds += seconds
 
 
 def _seconds() -> tuple[float, float, float]:
-    """Seconds of a clock, of CPU time of this process, and in which its cores were busy with any process."""
+    """Return the time, this process's CPU seconds, and the busy core-seconds of all processes."""
     return time.monotonic(), time.process_time(), hardware.core_times()[1]
 
 
 @contextlib.contextmanager
-def _short_spins() -> Iterator[None]:
+def _idle_pools() -> Iterator[None]:
+    """Keep more idle threads than there are cores in each copy of libgomp; PyTorch has a copy of its own."""
     leaving = threading.Event()
-    # PyTorch brings a copy of the library.
+    no_work = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # free(NULL) does nothing
+
+    def keep_pool(library: str) -> None:  # the pool ends with the thread that runs this
+        with contextlib.suppress(OSError, AttributeError):  # another library with that name
+            ctypes.CDLL(library).GOMP_parallel(no_work, None, len(os.sched_getaffinity(0)) + 1, 0)
+        leaving.wait()
+
     loaded = set(re.findall(r"\S*/libgomp\S*\.so\S*", Path("/proc/self/maps").read_text()))
-    pools = [threading.Thread(target=_keep_pool, args=(path, leaving), daemon=True) for path in loaded]
+    pools = [threading.Thread(target=keep_pool, args=(path,), daemon=True) for path in loaded]
     for pool in pools:
         pool.start()
-    try:
-        yield
-    finally:
-        leaving.set()
-        for pool in pools:
-            pool.join()
-
-
-def _keep_pool(library: str, leaving: threading.Event) -> None:
-    """Have idle threads, more than there are cores: they belong to the thread that runs this, and end with it."""
-    idle = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # of a null pointer: it does nothing
-    with contextlib.suppress(OSError, AttributeError):  # another library of that name
-        ctypes.CDLL(library).GOMP_parallel(idle, None, len(os.sched_getaffinity(0)) + 1, 0)
-    leaving.wait()
+    yield
+    leaving.set()
+    for pool in pools:
+        pool.join()

@@ -195,6 +195,10 @@ class Advice:
     options: tuple[Option, ...]
 
 
+# Earlier versions recorded these for each device.
+_DROPPED = ("core_clock_mhz", "memory_clock_mhz", "power_peak_watts", "temperature_peak_celsius")
+
+
 @value
 class Record(WorkerResult):
     """What came out of one run."""
@@ -432,5 +436,10 @@ class Record(WorkerResult):
         anything else.
         """
         held = {name: given for name, given in fields.items() if name != "schema" and given is not None}
+        if "monitor" in held:
+            monitor = {name: entry for name, entry in dict(held["monitor"]).items() if name != "lost"}
+            devices = [dict(device).items() for device in monitor["devices"]]
+            monitor["devices"] = [{name: use for name, use in items if name not in _DROPPED} for items in devices]
+            held["monitor"] = monitor
         held.update(run=Run.from_json(held["run"]), hardware=Hardware.from_json(held["hardware"]))
         return from_plain(Record, held)

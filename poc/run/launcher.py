@@ -18,11 +18,12 @@ from typing import Any, Callable, Protocol
 from poc import frameworks
 from poc.config.datasets import DataId
 from poc.config.run import Run
-from poc.host import hardware, monitor, nvml, processes, topology
+from poc.host import hardware, monitor, processes
 from poc.host.environment import speed_variables
 from poc.host.hardware import GPU, Hardware
-from poc.host.monitor import Monitor, Monitored, Source
+from poc.host.monitor import Device, Monitor, Monitored
 from poc.host.waiting import chosen_threads, free_cores
+from poc.records import provenance
 from poc.records.record import COMPLETED, FAILED, WorkerResult
 from poc.records.timing import warmup
 from poc.run import checkpoint
@@ -58,7 +59,7 @@ class RunContext:
     def environment(self) -> dict[str, str]:
         """The environment variables on the machine that change speed."""
         remote = next(iter((self.software or {}).values()), None)
-        return remote["environment"] if remote else speed_variables()
+        return remote.get("environment", {}) if remote else speed_variables()
 
     def images_of(self, run: Run) -> DataId:
         """Return the identity of the images that `run` trains on; without a checksum if they were not opened."""
@@ -145,8 +146,8 @@ def core_use(before: tuple[float, float, float, float]) -> CoreUse:
 
 def software(framework: str) -> dict[str, Any]:
     """Return the fields of a record that describe code and environment."""
-    versions = {**hardware.versions(), **frameworks.versions(framework)}
-    return {"versions": versions, "commit": hardware.commit(), "environment": speed_variables()}
+    versions = {**provenance.versions(), **frameworks.versions(framework)}
+    return {"versions": versions, "commit": provenance.commit(), "environment": speed_variables()}
 
 
 def cache() -> Path:
@@ -332,7 +333,7 @@ def _timed_spans(result: WorkerResult, began: float) -> list[tuple[float, float]
 
 def _sensors(
     run: Run, machine: Hardware, workers: Mapping[str, subprocess.Popen[str]], cards: Sequence[Sequence[GPU]]
-) -> Source:
+) -> list[Device]:
     if run.kind == "gpu":
         return monitor.gpus([card.index for worker_cards in cards for card in worker_cards])
     cores = (run.cores_per_worker or machine.cores) * len(workers)
@@ -344,16 +345,13 @@ def _cores(run: Run, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
     if not run.cores_per_worker:
         return [sorted(os.sched_getaffinity(0))] * len(cards)
     near = [worker_cards[0].numa_node for worker_cards in cards] if run.kind == "gpu" else None
-    return hardware.core_groups(hardware.nodes(), len(cards), run.cores_per_worker, near)
+    return hardware.core_groups(hardware.numa_nodes(), len(cards), run.cores_per_worker, near)
 
 
 def own_gpus(run: Run, machine: Hardware, workers: int) -> list[list[GPU]]:
-    """Return the GPUs of each of this host's workers: the best connected ones that its framework can use."""
+    """Return the GPUs of each of this host's workers: the first ones that its framework can use."""
     if run.kind == "cpu":
         return [[]] * workers
     count = 1 if run.emulated else run.devices // run.workers
     usable = frameworks.usable(run.framework, machine)
-    with contextlib.suppress(nvml.NoAnswer):  # a lost card fails in the run, which reports it
-        best = topology.best_group(topology.detect(usable), count * workers)
-        usable = [card for card in usable if card.index in best]
     return [usable[index * count : (index + 1) * count] for index in range(workers)]

@@ -52,9 +52,8 @@ def _can_fuse() -> bool:
     CUDA 11.8's NVRTC writes PTX 7.8, for which it takes one of release 520 (PTX ISA, "Release Notes").
     """
     try:
-        with nvml.session():
-            driver = str(nvml.ask("nvmlSystemGetDriverVersion", ()) or "")
-    except nvml.NoAnswer:
+        driver = str(nvml.query("nvmlSystemGetDriverVersion") or "")
+    except nvml.NoAnswerError:
         return True
     return as_new(driver, _FUSING_DRIVER)
 

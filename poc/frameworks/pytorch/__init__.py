@@ -31,8 +31,7 @@ _CUDA_13 = Build(
     version="2.13.0",
     requirements=("requirements/torch.txt", "requirements/torch-cu13.txt"),
     gigabytes=5.0,
-    apart=True,
-    python=(3, 10),
+    separate=True,
     code=((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
     driver="580.65.06",
 )
@@ -44,8 +43,13 @@ _CUDA_12 = dataclasses.replace(
     code=((7, 0), *_CUDA_13.code),
     driver="525.60.13",
 )
-# It does not start without CUDA's libraries, not even on a CPU.
-BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, dataclasses.replace(_CUDA_13, apart=False, code=(), driver=""))
+_CPU = Build(
+    package="torch",
+    version="2.13.0",
+    requirements=("requirements/torch.txt", "requirements/torch-cpu.txt"),
+    gigabytes=0.9,
+)
+BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, _CPU)
 """Their machine code is what `torch.cuda.get_arch_list()` says."""
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")

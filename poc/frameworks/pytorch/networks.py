@@ -3,7 +3,8 @@ for ImageNet."""
 
 from __future__ import annotations
 
-import importlib
+import functools
+import importlib.metadata
 import math
 from typing import Any
 
@@ -156,8 +157,20 @@ def _built(network: Network, classes: int) -> Any:
     return globals()[builder](classes, *arguments)
 
 
+@functools.cache
+def _declare_operators() -> None:
+    """Declare operators that `import torchvision` needs if its compiled ones cannot be loaded.
+
+    The package index has torchvision for CUDA only. Its models use none of these operators.
+    """
+    if torch.version.cuda is None and "+cpu" not in importlib.metadata.version("torchvision"):
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
 def torchvision(classes: int, name: str, **options: Any) -> nn.Module:
     """A network of torchvision, whose import takes seconds."""
+    _declare_operators()
     models = importlib.import_module("torchvision.models")
     net: nn.Module = getattr(models, name)(num_classes=classes, weights=None, **options)
     return net

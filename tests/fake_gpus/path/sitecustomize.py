@@ -19,8 +19,8 @@ def _mxnet(mx: Any) -> None:
     oldest = (3, 7) if "mxnet-cu102" in _INSTALLED else (5, 0)
 
     def gpu(number: int = 0) -> Any:
-        card = nvml.visible()[number]
-        if nvml.ask("nvmlDeviceGetCudaComputeCapability", card) < oldest:
+        card = nvml.visible_gpus()[number]
+        if nvml.query("nvmlDeviceGetCudaComputeCapability", card) < oldest:
             raise mx.MXNetError(f"no kernel image is available for card {card}")
         return mx.cpu(number)
 

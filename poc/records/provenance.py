@@ -1,0 +1,36 @@
+"""The code and library versions that made a record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_RESULTS = ("results", "results.md", "reference")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, NumPy and the operating system."""
+    return {"python": platform.python_version(), "numpy": np.__version__, "system": platform.platform()}
+
+
+def commit() -> str:
+    """Return the git commit of this checkout, with "-dirty" if its code has changed since; empty without a commit."""
+    file = Path(__file__).resolve()
+    home = file.parents[2]
+    # Name the repository, so that git does not find one around this folder or in the environment.
+    git = ["git", "-C", str(home), f"--git-dir={home / '.git'}", f"--work-tree={home}"]
+    environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
+    code = [":/", *(f":(exclude,top){name}" for name in _RESULTS)]  # results change with every run
+    try:
+        tracked = ["HEAD", f"HEAD:{file.relative_to(home)}"]
+        head = subprocess.run([*git, "rev-parse", *tracked], check=True, **options)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], **options).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout[:12] + ("-dirty" if changed else "")

@@ -1,0 +1,240 @@
+"""What a host has: GPUs by a recorded NVIDIA driver, limits of control groups, cores of NUMA nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from poc.host import control_groups, hardware, nvml
+from poc.values import UserError
+from tests.launch import HOME, eventually
+from tests.recorded_nvml import GIB, RecordedNVML, eight_cards, kernel_tree
+
+
+def use(library: RecordedNVML, monkeypatch: pytest.MonkeyPatch) -> RecordedNVML:
+    """Replace the driver of this process, with all its cards visible to CUDA."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvml, "pynvml", library)
+    return library
+
+
+# GPUs
+
+
+@pytest.mark.parametrize(
+    ("setting", "cards"),
+    [
+        ("4,5", [4, 5]),
+        ("6, 1", [6, 1]),
+        ("", []),
+        ("-1", []),
+        ("5,99,1", [5]),
+        ("GPU-3f00,GPU-7", [3, 7]),
+        ("GPU-", []),  # begins every card's
+    ],
+)
+def test_the_cards_that_cuda_uses(setting: str, cards: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    use(eight_cards(), monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    assert nvml.visible_gpus() == cards
+
+
+def test_lost_cards_and_parts_of_cards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(eight_cards(), monkeypatch).cards[2].update(lost=0)
+    with pytest.raises(UserError, match=r"^GPU 2 .*CUDA_VISIBLE_DEVICES"):
+        hardware.detect()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,GPU-3f00")
+    assert [gpu.index for gpu in hardware.detect().gpus] == [0, 1, 3]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77")
+    with pytest.raises(UserError, match="MIG"):
+        hardware.detect()
+
+
+# Control groups
+
+UNLIMITED = 0x7FFFFFFFFFFFF000  # in version 1
+V2 = "29 23 0:26 {root} /sys/fs/cgroup ro,nosuid,nodev,noexec,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate"
+V1 = """\
+30 25 0:26 / /sys/fs/cgroup ro,nosuid,nodev,noexec shared:9 - tmpfs tmpfs ro,mode=755
+34 30 0:30 {root} /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:15 - cgroup cgroup rw,cpu,cpuacct
+35 30 0:31 {root} /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory"""
+# Usable cores and memory; /proc/self/cgroup, /proc/self/mountinfo, and the files below /sys/fs/cgroup.
+TREES: dict[str, tuple[tuple[int, int], str, str, dict[str, object]]] = {
+    "no groups": ((4, 16 * GIB), "", "", {}),
+    "Slurm, version 1": (
+        (2, 5 * GIB),
+        "8:memory:/slurm/uid_1000/job_42/step_batch/task_0\n4:cpu,cpuacct:/slurm/uid_1000/job_42/step_batch\n1:name=systemd:/",
+        V1.format(root="/"),
+        {
+            "memory/memory.limit_in_bytes": UNLIMITED,
+            "memory/slurm/uid_1000/job_42/memory.limit_in_bytes": 5 * GIB,
+            "memory/slurm/uid_1000/job_42/step_batch/memory.limit_in_bytes": 6 * GIB,
+            "memory/slurm/uid_1000/job_42/step_batch/task_0/memory.limit_in_bytes": UNLIMITED,
+            "memory/slurm/uid_1000/job_43/memory.limit_in_bytes": GIB,
+            "cpu,cpuacct/slurm/uid_1000/job_42/cpu.cfs_quota_us": 250_000,
+            "cpu,cpuacct/slurm/uid_1000/job_42/cpu.cfs_period_us": 100_000,
+            "cpu,cpuacct/slurm/uid_1000/job_42/step_batch/cpu.cfs_quota_us": -1,
+            "cpu,cpuacct/slurm/uid_1000/job_42/step_batch/cpu.cfs_period_us": 100_000,
+        },
+    ),
+    "a slice of systemd, version 2": (
+        (1, 4 * GIB),
+        "0::/user.slice/user-1000.slice/run-r1.scope",
+        V2.format(root="/"),
+        {
+            "user.slice/cpu.max": "50000 100000",
+            "user.slice/memory.max": "max",
+            "user.slice/user-1000.slice/cpu.max": "max 100000",
+            "user.slice/user-1000.slice/memory.max": 5 * GIB,
+            "user.slice/user-1000.slice/memory.high": 4 * GIB,
+            "user.slice/user-1000.slice/run-r1.scope/memory.max": 6 * GIB,
+            "system.slice/memory.max": GIB,
+        },
+    ),
+    "a pod, mounted by the node": (
+        (3, 3 * GIB),
+        "0::/",
+        V2.format(root="/../../.."),
+        {"cpu.max": "300000 100000", "memory.max": 3 * GIB},
+    ),
+    "Docker, version 1, in a limited group that it does not show": (
+        (2, 2 * GIB),
+        "3:memory:/docker/0a1b\n2:cpu,cpuacct:/docker/0a1b",
+        V1.format(root="/docker/0a1b"),
+        {
+            "memory/memory.limit_in_bytes": 8 * GIB,
+            "memory/memory.stat": f"cache 0\nhierarchical_memory_limit {2 * GIB}\ntotal_cache 0",
+            "cpu,cpuacct/cpu.cfs_quota_us": 100_000,
+            "cpu,cpuacct/cpu.cfs_period_us": 50_000,
+        },
+    ),
+    "both versions at once": (
+        (1, 7 * GIB),
+        "3:memory:/job/task\n0::/job/task",
+        V1.format(root="/") + "\n" + V2.format(root="/").replace(" /sys/fs/cgroup ", " /sys/fs/cgroup/uni\\040fied "),
+        {"memory/job/memory.limit_in_bytes": 7 * GIB, "uni fied/job/cpu.max": "100000 100000"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_lowest_limit_of_all_groups_up_to_the_root_counts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB))
+    limits, groups, mounts, files = TREES[name]
+    kernel_tree(tmp_path, {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts})
+    kernel_tree(tmp_path / "sys/fs/cgroup", files)
+    assert (hardware.usable_cores(tmp_path), hardware.usable_memory(tmp_path)) == limits
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "kills"),
+    [
+        ("0::/pod/ctr", {"pod/memory.events": "oom 9\noom_kill 9", "pod/ctr/memory.events": "oom 3\noom_kill 2"}, 2),
+        ("5:memory:/job", {"memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4"}, 4),
+        ("0::/", {"../../../proc/vmstat": "pgfault 70\noom_kill 6\nnuma_hit 1"}, 6),
+        ("0::/", {}, None),
+    ],
+)
+def test_kills_for_memory_are_those_of_the_own_group_or_else_of_the_machine(
+    groups: str, files: dict[str, object], kills: int | None, tmp_path: Path
+) -> None:
+    mounts = V1.format(root="/") if "memory" in groups else V2.format(root="/")
+    kernel_tree(tmp_path, {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts})
+    kernel_tree(tmp_path / "sys/fs/cgroup", files)
+    assert control_groups.memory_kills(tmp_path) == kills
+
+
+@contextlib.contextmanager
+def memory_group(settings: Mapping[str, object]) -> Iterator[list[str]]:
+    """Make a real control group with these settings and another inside it; yield the start of a command to run there.
+
+    Skip the test if that is not possible.
+    """
+    version_1 = Path("/sys/fs/cgroup/memory")
+    root = version_1 if version_1.is_dir() else version_1.parent
+    outer = root / f"poc-test-{os.getpid()}"
+    inner = outer / "inner"
+    try:
+        if root != version_1:
+            (root / "cgroup.subtree_control").write_text("+memory")
+        inner.mkdir(parents=True)
+        for name, content in settings.items():
+            if (outer / name).exists():
+                (outer / name).write_text(str(content))
+        yield ["sh", "-e", "-c", f'echo $$ > {inner}/cgroup.procs; exec "$@"', "sh"]
+    except OSError as error:
+        pytest.skip(f"no control groups can be made here: {error}")
+    finally:
+        for folder in (inner, outer):
+            # The kernel takes a moment to see that a group is empty.
+            eventually(lambda folder=folder: not folder.exists() or removed(folder))
+
+
+def removed(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
+
+
+def test_doctor_sees_the_limit_of_a_real_group_above_its_own() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "poc", "doctor", "--json"]
+    with memory_group({"memory.limit_in_bytes": GIB, "memory.max": GIB}) as inside:
+        shown = subprocess.run([*inside, *command], cwd=HOME, capture_output=True, check=True)
+    assert json.loads(shown.stdout)["hardware"]["memory_bytes"] == GIB
+
+
+# NUMA nodes
+
+TWO_NODES = {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
+
+
+def test_the_cores_of_each_node_and_the_node_of_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: dict[str, object] = {
+        "devices/system/node/node0/cpulist": "0-3,8-9",
+        "devices/system/node/node2/cpulist": "4-7",
+        "devices/system/node/node10/cpulist": "10",
+        "devices/system/node/node11/cpulist": "",  # memory alone
+        "bus/pci/devices/0000:05:00.0/numa_node": 2,
+        "bus/pci/devices/0000:06:00.0/numa_node": -1,
+    }
+    system = kernel_tree(tmp_path, files)
+    for folder, allowed, nodes in [
+        (system, range(16), {0: [0, 1, 2, 3, 8, 9], 2: [4, 5, 6, 7], 10: [10]}),
+        (system, [9, 4], {0: [9], 2: [4]}),
+        (tmp_path / "nowhere", [3, 1], {0: [1, 3]}),
+    ]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=allowed: set(cores))
+        assert hardware.numa_nodes(folder) == nodes
+    use(eight_cards(), monkeypatch)
+    assert [hardware.gpu_numa_node(card, system) for card in (5, 6, 7)] == [2, None, None]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "cores", "near", "groups"),
+    [
+        ({0: [0, 1]}, 2, 1, None, [[0], [1]]),
+        (TWO_NODES, 2, 4, None, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (TWO_NODES, 4, 2, None, [[0, 1], [4, 5], [2, 3], [6, 7]]),
+        (TWO_NODES, 2, 2, None, [[0, 1], [4, 5]]),
+        (TWO_NODES, 3, 2, [1, 1, 0], [[4, 5], [6, 7], [0, 1]]),
+        (TWO_NODES, 2, 2, [None, 7], [[0, 1], [4, 5]]),
+        ({0: [0, 1, 2], 1: [3, 4, 5]}, 3, 2, None, [[0, 1], [3, 4], [2, 5]]),  # the last has to have of both
+    ],
+)
+def test_cores_of_a_worker_are_of_one_node(
+    nodes: dict[int, list[int]], workers: int, cores: int, near: Any, groups: list[list[int]]
+) -> None:
+    assert hardware.core_groups(nodes, workers, cores, near) == groups

@@ -1,0 +1,170 @@
+"""The monitor: on a recorded NVIDIA driver, on devices that fail or hang, and on real processes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import psutil
+import pynvml
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from poc.host import monitor
+from poc.host.monitor import Counters, Device, DeviceUse, Monitor
+from tests.recorded_nvml import GIB, RecordedNVML, eight_cards, p100
+from tests.test_host import use
+
+NEVER = 300.0
+"""Seconds: what has not happened by then never will."""
+
+
+def test_means_peaks_and_joules_of_recorded_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, devices = use(eight_cards(), monkeypatch), monitor.gpus(range(8))
+    for library.now in range(11):
+        for device in devices:
+            device.sample(library.now)
+    uses = [device.summary([(0.0, 10.0)]) for device in devices]
+    joules = [pytest.approx(4 * (100 + number) + 6 * 200) for number in range(8)]
+    assert uses[1] == DeviceUse(
+        device="gpu 1",
+        seconds=10.0,
+        utilisation=pytest.approx(0.9),
+        sm_clock_mhz=1328,
+        power_watts=pytest.approx((4 * 101 + 6 * 200) / 10),
+        temperature_celsius=pytest.approx(40 + 5.5),
+        memory_peak_bytes=3 * GIB,
+        joules=joules[1],
+    )
+    # What a card does not have, or no longer answers, is missing for that card only.
+    assert [card.joules for card in uses] == [*joules[:3], None, None, pytest.approx(4 * 105 + 200), *joules[6:]]
+    assert [card.sm_clock_mhz for card in uses[1:3]] == [1328, 1189]
+    assert (uses[3].power_watts, uses[4].power_watts) == (None, None)
+    assert uses[4].utilisation == 0.0  # idle, which is not the same as unknown
+    assert [card.seconds for card in uses] == [10.0] * 5 + [5.0] + [10.0] * 2
+    assert [number for number, card in enumerate(uses) if card.lost] == [5]
+    assert uses[5].lost.endswith("GPU is lost, after 6 s")
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("nvmlInit", pynvml.NVMLError_LibraryNotFound()),
+        ("nvmlDeviceGetHandleByIndex", pynvml.NVMLError_GpuIsLost()),
+        ("nvmlDeviceGetPowerUsage", pynvml.NVMLError_ResetRequired()),
+        ("nvmlDeviceGetPowerUsage", OSError("the library broke")),
+        ("_answer", pynvml.NVMLError_Unknown()),
+    ],
+)
+def test_a_driver_that_fails_is_recorded_and_never_reaches_the_run(
+    function: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(use(RecordedNVML([p100(0)]), monkeypatch), function, fail, raising=False)
+    with Monitor(monitor.gpus([0]), interval=0) as sampling:
+        sampling._thread.join(NEVER)
+    (device,) = sampling.summary([(0.0, 1e9)]).devices
+    assert device == DeviceUse(device="gpu 0", lost=device.lost)
+    assert device.lost
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_monitor_never_delays_the_end_of_a_run(hangs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "_LAST_SAMPLE_SECONDS", 0.01 if hangs else NEVER)
+    reading, released = threading.Event(), threading.Event()
+
+    def read() -> Counters:
+        reading.set()
+        assert not hangs or released.wait(NEVER)
+        return {}
+
+    with Monitor([Device("gpu 0", read)], interval=3600) as sampling:
+        assert reading.wait(NEVER)
+    assert sampling.summary([]).samples == (0 if hangs else 2)  # on entering and on leaving
+    released.set()
+    sampling._thread.join(NEVER)
+
+
+def sampled(times: Any, readings: list[Counters]) -> Device:
+    upcoming = iter(readings)
+    device = Device("gpu 0", lambda: next(upcoming))
+    assert all([device.sample(at) for at in times])
+    return device
+
+
+counters = st.none() | st.floats(1, 500)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.floats(0.01, 100), counters, counters), min_size=1, max_size=20), st.floats(0, 1e6))
+def test_statistics_hold_for_any_sampling(samples: list[tuple[float, Any, Any]], start: float) -> None:
+    times = list(itertools.accumulate((step for step, _, _ in samples), initial=start))
+    # The first sample lasts no time and must not count.
+    readings = [{"power_watts": 700.0}, *({"power_watts": watts, "memory_bytes": m} for _, watts, m in samples)]
+    use = sampled(times, readings).summary([(start - 1.0, times[-1] + 1.0)])
+    watts = [watts for _, watts, _ in samples if watts is not None]
+    assert use.seconds == pytest.approx(times[-1] - start)
+    assert use.memory_peak_bytes == max((m for _, _, m in samples if m is not None), default=None)
+    if watts:
+        assert min(watts) * (1 - 1e-6) <= use.power_watts <= max(watts) * (1 + 1e-6)
+        assert use.joules == pytest.approx(use.power_watts * use.seconds)
+    else:
+        assert (use.power_watts, use.joules) == (None, None)
+
+
+@pytest.mark.parametrize("counter", [False, True])
+def test_only_samples_within_the_windows_count(counter: bool) -> None:
+    # A card that computes from 2.5 s to 6 s, at 250 W and 90%, and idles at 50 W before and after.
+    energy = [0.0, 50.0, 100.0, 250.0, 500.0, 750.0, 1000.0, 1050.0, 1100.0] if counter else [None] * 9
+    readings: list[Counters] = [
+        {"utilisation": 0.9 * busy, "power_watts": 50.0 + 200 * busy, "memory_bytes": 9 * busy, "heat": busy}
+        for busy in (0, 0, 0, 1, 1, 1, 1, 0, 0)
+    ]
+    for reading, joules in zip(readings, energy):
+        reading["joules"] = joules
+    device = sampled(range(100, 109), readings)
+    use = device.summary([(103.0, 104.5), (104.5, 105.0), (105.5, 106.0)])
+    assert (use.seconds, use.utilisation, use.power_watts, use.joules) == pytest.approx((2.5, 0.9, 250.0, 625.0))
+    assert (use.memory_peak_bytes, use.throttled) == (9, {"heat": 1.0})
+    # The energy counter includes what happened between two readings of power.
+    assert device.summary([(102.0, 103.0)]).joules == pytest.approx(150.0 if counter else 250.0)
+    for spans in ([], [(90.0, 95.0)], [(109.0, 120.0)]):
+        use = device.summary(spans)
+        assert (use.seconds, use.utilisation, use.joules, use.throttled) == (0.0, None, None, {})
+
+
+def test_cpu_seconds_and_memory_of_processes_and_their_children() -> None:
+    # The kernel rounds each of four times (user, system, also of children) down to ticks, at both readings.
+    rounding = 8 / os.sysconf("SC_CLK_TCK")
+    (device,) = monitor.processes([os.getpid()], cores=2)
+
+    def used() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + children.ru_utime + children.ru_stime
+
+    first, start = device.read(), used()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    while used() - start < 0.6:
+        pass
+    # Read right before: a system that reclaims idle memory takes some of it meanwhile.
+    resident, buffer = psutil.Process().memory_info().rss, b"x" * (64 << 20)
+    second, seconds = device.read(), used() - start
+    assert 2 * (second["busy_seconds"] - first["busy_seconds"]) == pytest.approx(seconds, abs=rounding + 0.05)
+    assert second["memory_bytes"] - resident > len(buffer) - (4 << 20)
+    assert device.sample(1.0)
+    assert device.sample(2.0)
+    assert 0 <= device.summary([(1.0, 2.0)]).utilisation < 1
+    with subprocess.Popen(["sleep", "9999"]) as ended:
+        (device,) = monitor.processes([ended.pid], cores=2)
+        ended.kill()
+        ended.wait()
+        assert device.read() == {}
