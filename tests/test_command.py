@@ -112,7 +112,6 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("show 0 --results nowhere", "nowhere is no folder"),
         ("show 0@EPIC-2 --results there", "did you mean 'EPYC-2'?"),
         ("compare 0 1 --results empty", "empty holds no journal"),
-        ("status --results nowhere", "nowhere is no folder"),
         ("report --results there --with nowhere", "--with: "),
         ("run quick --with empty", "--with: "),
         ("run imagenet.py --data empty", "imagenet_train.rec is missing"),

@@ -92,13 +92,3 @@ def _table(records: Sequence[Record]) -> pd.DataFrame:
     from poc.report import table
 
     return table.build(records, published.load([]), prices.load({}))
-
-
-def status(options: argparse.Namespace) -> None:
-    """Print what the machines of a cluster do; raises UserError if there is no folder of results."""
-    from poc.cluster import scheduler
-
-    folder = chosen.results(options)
-    if not folder.is_dir():
-        raise UserError(f"--results: {folder} is no folder")
-    print(scheduler.status(folder))

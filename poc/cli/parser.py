@@ -36,7 +36,6 @@ def parser() -> argparse.ArgumentParser:
     _add_publish(command("publish", look.publish, "make a folder of this machine's results, ready to commit or send"))
     _add_show(command("show", look.show, "one run of the journals: its repeats, curve and step-time breakdown"))
     _add_compare(command("compare", look.compare, "two runs of the journals: how they differ, and whether in speed"))
-    _add_results(command("status", look.status, "what each machine of a cluster that is at work does"))
     _add_advise(command("advise", advise.advise, "short runs, and from them which devices, batch and learning rate"))
     _add_predict(command("predict", advise.predict_scaling, "how well throughput on more devices is predicted"))
     _add_networks(command("networks", advise.list_networks, "the models that a recipe may name, with what they cost"))

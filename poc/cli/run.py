@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge
 
@@ -67,17 +68,9 @@ def run(options: argparse.Namespace) -> int:
         )
     place = _place(options, machine, name, chosen.source(options))
     place = dataclasses.replace(place, until=schedule.bound(began, options.hours, options.dollars, price))
-    how = {"detail": _rounds(options), "again": options.again, "verbose": options.verbose}
-    sweep = Sweep(chosen.plans(options, machine), chosen.results(options), place, **how)
-    request = LastRun(
-        recipes=chosen.recipe_names(options),
-        runs=sweep.ids(),
-        skipped=workload.skipped(sweep.items),
-        quick=options.quick,
-        machine=name,
-        started=last_run.now(),
-    )
-    return _conclude(options, run_sweep(sweep, request, price), studies, machine_prices)
+    sweep = Sweep(chosen.plans(options, machine), chosen.results(options), place, **_sweep_options(options))
+    failed = run_sweep(sweep, _request(options, [sweep], last_run.now()), price)
+    return _conclude(options, failed, studies, machine_prices)
 
 
 def _run_on_cluster(options: argparse.Namespace, began: float, studies: Sequence[Study]) -> int:
@@ -85,33 +78,44 @@ def _run_on_cluster(options: argparse.Namespace, began: float, studies: Sequence
     for name in ("machine", "price", "dollars"):
         if getattr(options, name) is not None:
             raise UserError(f"--{name}: it is of one machine; on a cluster each node's label says what it is called")
-    # Ray, which it imports, is an extra.
-    from poc.cluster import nodes, scheduler
+    # Ray is an extra.
+    from poc.cluster import connect
 
-    machine_prices, paths = prices.load({}), chosen.recipe_paths(options)
-    for path in paths:
-        config.load(
-            path, frameworks.FRAMEWORKS, literals.fields(options.set)
-        )  # a mistake is found before any node is asked
+    machine_prices, paths, fields = prices.load({}), chosen.recipe_paths(options), literals.fields(options.set)
+    recipes = [(path.stem, config.load(path, frameworks.FRAMEWORKS, fields)) for path in paths]
     # Each node has its own POC_DATA.
-    place = _place(options, hardware.detect(), "", options.data)
-    wish = scheduler.Wish(
-        recipes=tuple(paths),
-        names=chosen.recipe_names(options),
-        settings=tuple(options.set),
-        quick=options.quick,
-        cpu=options.cpu,
-        named=bool(options.recipes or options.only),
-        only=options.only,
+    context = _place(options, hardware.detect(), "", options.data)
+    started = last_run.now()
+    connect(options.cluster, verbose=options.verbose)
+
+    from poc.cluster.scheduler import Cluster
+
+    cluster = Cluster(
+        recipes=recipes,
         results=chosen.results(options),
-        place=dataclasses.replace(place, until=schedule.bound(began, options.hours, None, None)),
-        detail=_rounds(options),
-        again=options.again,
-        verbose=options.verbose,
-        prices=machine_prices,
+        context=dataclasses.replace(context, until=schedule.bound(began, options.hours, None, None)),
+        only=options.only,
+        plan_options={"quick": options.quick, "cpu": options.cpu, "named": bool(options.recipes or options.only)},
+        sweep_options=_sweep_options(options),
+        price=functools.partial(_price, machine_prices),
+        note=lambda sweeps: last_run.write(chosen.results(options), _request(options, sweeps, started)),
     )
-    nodes.connect(options.cluster)
-    return _conclude(options, scheduler.Cluster(wish).run(), studies, machine_prices)
+    return _conclude(options, cluster.run(), studies, machine_prices)
+
+
+def _request(options: argparse.Namespace, sweeps: Sequence[Sweep], started: str) -> LastRun:
+    return LastRun(
+        recipes=chosen.recipe_names(options),
+        runs=tuple(dict.fromkeys(run for sweep in sweeps for run in sweep.ids())),
+        skipped=workload.skipped([item for sweep in sweeps for item in sweep.items]),
+        quick=options.quick,
+        machine=next((sweep.context.infrastructure for sweep in sweeps), ""),
+        started=started,
+    )
+
+
+def _sweep_options(options: argparse.Namespace) -> dict[str, Any]:
+    return {"detail": options.rounds if options.detail else 0, "again": options.again, "verbose": options.verbose}
 
 
 def _conclude(
@@ -155,7 +159,3 @@ def _price(machine_prices: Prices, name: str, machine: Hardware) -> float | None
     """Return the dollars per hour of this machine; None where they are not known."""
     price = machine_prices.of(name, machine.describe())
     return price.dollars_per_hour if price else None
-
-
-def _rounds(options: argparse.Namespace) -> int:
-    return options.rounds if options.detail else 0

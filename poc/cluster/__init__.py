@@ -1,5 +1,35 @@
-"""Several machines as one, on Ray: the recipes on each kind of them side by side, and single runs over several.
+"""Sweeps on all node types of a Ray cluster at once, and runs over several hosts. Nothing else imports Ray.
 
-Ray says which nodes there are, starts a supervisor on each (`node`), and carries messages to it, strings of JSON; it
-carries no gradients. The room is imported only where a cluster is asked for, and nothing else imports Ray.
+Ray reserves nodes, starts an actor on each and reports its death. Gradients travel between the workers, not by Ray.
 """
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from poc.values import UserError
+
+LOCAL = "local"  # the address of a cluster of this machine alone, which ends with the command
+
+
+def connect(address: str, *, verbose: bool) -> None:
+    """Join the cluster at `address` as its driver; raises UserError if that is not possible."""
+    os.environ["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE") or "token"
+    if address == LOCAL:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UserError("Ray is not installed: ./make_environment.sh --ray") from None
+    options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if address == LOCAL else {}
+    folder = os.getcwd()
+    try:
+        os.chdir("/")  # Ray adds the driver's current folder to the import path of every node
+        ray.init(address=address, log_to_driver=verbose, logging_level="ERROR", **options)
+    except Exception as error:  # Ray has many
+        reason = " ".join(str(error).split())[:500]
+        raise UserError(f"--cluster: cannot connect to {address}: {type(error).__name__}: {reason}") from None
+    finally:
+        os.chdir(folder)

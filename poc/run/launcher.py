@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
@@ -107,7 +107,7 @@ class HostResult:
 
 
 class Launcher(Protocol):
-    """Do runs on this host (`LocalLauncher`), or on others of one node type (`poc.cluster.team.RayLauncher`)."""
+    """Do runs on this host (`LocalLauncher`), or on others of one node type (`poc.cluster.launcher.RayLauncher`)."""
 
     def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
         """Return the steps after which every worker has a complete checkpoint, made under these conditions."""
@@ -165,26 +165,49 @@ def cache() -> Path:
 
 
 class LocalLauncher:
-    """Do runs on this host alone. A run that reaches the bound of time raises KeyboardInterrupt."""
+    """Do runs on this host alone, or its part of runs on several hosts: `open` on the first one, `train`, `close`.
+
+    A run that reaches the bound of time raises KeyboardInterrupt.
+    """
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._before = core_seconds()
+        self._services = contextlib.ExitStack()
+        self._helpers: Mapping[str, subprocess.Popen[str]] = {}
 
-    def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
-        return set(checkpoint.steps(self._context.checkpoints_of(run), range(run.workers), conditions))
+    def steps(self, run: Run, conditions: dict[str, Any], workers: Iterable[int] | None = None) -> set[int]:
+        folder = self._context.checkpoints_of(run)
+        return set(checkpoint.steps(folder, workers or range(run.workers), conditions))
+
+    def open(self, run: Run, addresses: Sequence[str] = ("127.0.0.1",)) -> tuple[dict[str, str], ...]:
+        """Start the processes that serve the workers of all hosts; return the environment of each worker."""
+        worker_threads = threads(run, self._context.machine.cores, len(addresses))
+        cluster = frameworks.load(run.framework).cluster(run, worker_threads, addresses)
+        opened = self._services.enter_context(cluster)
+        self._helpers = opened.helpers
+        return tuple(opened.environments)
+
+    def train(self, group: WorkerGroup) -> HostResult:
+        """Train a group of workers to their end, or until `_failure_elsewhere`."""
+        return train_here(group, self._context, self._helpers, self._failure_elsewhere)
+
+    def _failure_elsewhere(self, _: Path) -> processes.Lost | None:
+        if time.monotonic() >= self._context.until:
+            raise KeyboardInterrupt  # as if its user had stopped it
+        return None
+
+    def close(self) -> CoreUse:
+        """End what `open` started; return the use of cores since the launcher was made."""
+        self._services.close()
+        self._helpers = {}
+        return core_use(self._before)
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
-        def stop_at_bound(_: Path) -> None:
-            if time.monotonic() >= self._context.until:
-                raise KeyboardInterrupt  # as if its user had stopped it
-
-        worker_threads = threads(run, self._context.machine.cores)
-        with frameworks.load(run.framework).cluster(run, worker_threads) as cluster:
-            group = WorkerGroup(request=request, first=0, environments=tuple(cluster.environments))
-            result = train_here(group, self._context, cluster.helpers, stop_at_bound)
+        with self._services:
+            result = self.train(WorkerGroup(request=request, first=0, environments=self.open(run)))
         # All attempts and the helpers count.
-        result = dataclasses.replace(result, core_use=core_use(self._before))
+        result = dataclasses.replace(result, core_use=self.close())
         return [result], failure_reason(result.failure, single=run.workers == 1) if result.failure else ""
 
     def renewed(self) -> bool:
