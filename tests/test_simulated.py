@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from poc import predict, report, studies
+from poc import report, studies
 from poc.records import journal
 from poc.report import chart, explorer
 from poc.studies import prices
@@ -72,8 +72,7 @@ class Made:
 
     def __init__(self, folder: Path, machine: str, content: str) -> None:
         self.folder, self.machine, self.content = folder, f"simulated {machine}", content
-        with contextlib.redirect_stderr(io.StringIO()), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(predict, "forecast", lambda run, known: None)  # slow, and on no page
+        with contextlib.redirect_stderr(io.StringIO()):
             self.journal = simulated.write_journal(machine, content, folder)
         self.written = write(folder, self.journal, whole=(machine, content) == QUICK[0])
         self.pages = {path.name: path.read_text() for path in sorted(folder.glob("*.md"))}

@@ -1,9 +1,8 @@
-"""Say what this machine has, what it can run, and what is missing; say what is to be installed on it."""
+"""Describe this machine: what it has, what it can run, what is missing, and what is to be installed on it."""
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
+import importlib.util
 import json
 import shutil
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from poc import data, frameworks
-from poc.cli import chosen
+from poc.cli.options import HOME, DoctorOptions, EnvironmentOptions, instance_type
 from poc.frameworks import Build
 from poc.host import hardware, topology
 from poc.host.hardware import Hardware
@@ -21,28 +20,28 @@ from poc.studies import prices
 from poc.values import UserError, to_plain
 
 _FREE_GIGABYTES = 2.0
-"""What data and results may take beside the packages."""
+"""Free space that data and results need."""
 
 
-def doctor(options: argparse.Namespace) -> None:
-    """Print what was found, or the same as JSON."""
+def doctor(options: DoctorOptions) -> None:
+    """Print the machine, its frameworks, data and price, and what is missing."""
     machine = hardware.detect()
     facts = {
-        "machine": chosen.instance_type() or machine.describe(),
+        "machine": instance_type() or machine.describe(),
         "hardware": to_plain(machine),
         "frameworks": {name: frameworks.versions(name) for name in frameworks.FRAMEWORKS},
         "libraries": hardware.versions(),
         "builds": _builds(machine, frameworks.wanted(machine)),
         "warnings": topology.warnings(topology.detect(machine.gpus)) if len(machine.gpus) > 1 else [],
-        "data": _data(chosen.source(options)),
+        "data": _data(options.source()),
         "price": _price(machine),
-        "missing": [{"what": name, "command": command} for name, command in _missing(machine, options)],
+        "missing": [{"what": name, "command": command} for name, command in _missing(machine, options.source())],
     }
     print(json.dumps(facts, indent=1) if options.json else "\n".join(_lines(facts, machine)))
 
 
 def _lines(facts: Mapping[str, Any], machine: Hardware) -> Iterator[str]:
-    """Say the facts, a topic each line."""
+    """Return the facts as lines."""
     cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
     yield f"machine    {facts['machine']}"
     yield f"CPU        {machine.cpu}, {cores}, {machine.memory_bytes / 2**30:.0f} GiB of memory"
@@ -67,7 +66,7 @@ def _lines(facts: Mapping[str, Any], machine: Hardware) -> Iterator[str]:
 
 
 def _data(source: Path | None) -> str:
-    """Say where CIFAR-10 comes from on this machine."""
+    """Describe where CIFAR-10 comes from on this machine."""
     folder = data.find_cifar10(source=source, cache=cache())
     if folder is None:
         return "CIFAR-10 is not here: the first run downloads it, or takes synthetic images where that fails"
@@ -77,29 +76,28 @@ def _data(source: Path | None) -> str:
 
 
 def _price(machine: Hardware) -> str:
-    price = prices.load({}).of(chosen.instance_type(), machine.describe())
+    price = prices.load({}).of(instance_type(), machine.describe())
     if price is None:
         return "not known: pages show no cost unless run gets --price DOLLARS or --machine NAME"
     return f"{price.dollars_per_hour:.2f} dollars/h for {price.machine} ({price.region}, {price.date})"
 
 
-def _missing(machine: Hardware, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Name what is missing, each with the command that mends it."""
+def _missing(machine: Hardware, source: Path | None) -> Iterator[tuple[str, str]]:
+    """Return each missing part with the command that adds it."""
     wanted = frameworks.wanted(machine)
     for name in frameworks.FRAMEWORKS:
         build = wanted.get(name)
         if build and frameworks.versions(name).get(build.package) != build.version:
-            yield f"{build}", "./make_environment.sh" + " --torch" * build.apart
+            yield f"{build}", "./make_environment.sh --torch" if build.apart else "./make_environment.sh"
         elif build is None and not frameworks.versions(name):
             yield f"{frameworks.load(name).LABEL} (optional)", "./make_environment.sh --torch"
     for package, purpose in (("ray", "Ray (optional, for clusters)"), ("horovod", "Horovod (optional, on CPUs)")):
-        if not _is_installed(package):
+        if importlib.util.find_spec(package) is None:
             yield purpose, f"./make_environment.sh --{package}"
-    source = chosen.source(options)
     if data.find_cifar10(source=source, cache=cache()) is None:
         where = f"CIFAR-10 in {source}" if source else "CIFAR-10 (optional: the first run downloads it)"
         yield where, "export POC_DATA=FOLDER, one that holds CIFAR-10 in any usual form"
-    for folder in dict.fromkeys((chosen.HOME, _existing(cache()))):
+    for folder in dict.fromkeys((HOME, _existing(cache()))):
         free = shutil.disk_usage(folder).free / 1e9
         if free < _FREE_GIGABYTES:
             yield f"room in {folder}, where {free:.1f} GB are free", f"free {_FREE_GIGABYTES:g} GB, or set POC_CACHE"
@@ -109,15 +107,8 @@ def _existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.parents) if place.exists())
 
 
-def _is_installed(package: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(package))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
 def _builds(machine: Hardware, wanted: Mapping[str, Build]) -> list[str]:
-    """Say which build of each of the `wanted` frameworks this machine takes and why, and why others do not run."""
+    """Return a line for the build of each wanted framework, and one for each GPU model that a framework cannot use."""
     lines = []
     for name in frameworks.FRAMEWORKS:
         able = frameworks.usable(name, machine)
@@ -130,7 +121,7 @@ def _builds(machine: Hardware, wanted: Mapping[str, Build]) -> list[str]:
     return lines
 
 
-def environment(options: argparse.Namespace) -> None:
+def environment(options: EnvironmentOptions) -> None:
     """Print a line for each list of packages to install: its environment's folder, and its path.
 
     Raises UserError if this Python is too old for one of them, or the disk too full.
@@ -149,15 +140,15 @@ def environment(options: argparse.Namespace) -> None:
     }
     if new:
         print("\n".join(_builds(machine, wanted)), file=sys.stderr)
-    gigabytes, free = sum(build.gigabytes for build in new.values()), shutil.disk_usage(chosen.HOME).free / 1e9
+    gigabytes, free = sum(build.gigabytes for build in new.values()), shutil.disk_usage(HOME).free / 1e9
     if new and free < gigabytes + _FREE_GIGABYTES:
         raise UserError(
-            f"disk: {chosen.HOME} has {free:.1f} GB free, and {gigabytes + _FREE_GIGABYTES:.1f} are needed: "
+            f"disk: {HOME} has {free:.1f} GB free, and {gigabytes + _FREE_GIGABYTES:.1f} are needed: "
             f"{gigabytes:.1f} for {', '.join(map(str, new.values()))}, the rest for data and results; make room, or "
             "take a larger disk"
         )
     for name, build in wanted.items():
-        folder = frameworks.environment(name) if build.apart else chosen.HOME / ".venv"
+        folder = frameworks.environment(name) if build.apart else HOME / ".venv"
         for file in build.requirements:
             print(folder.name, file)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -11,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poc import config, frameworks, studies
-from poc.cli import chosen
-from poc.cli.look import check_target, write_report
+from poc.cli.look import write_report
+from poc.cli.options import MachineOptions, PlanOptions, RunOptions
 from poc.config import literals
 from poc.host import hardware
 from poc.host.hardware import Hardware
@@ -22,18 +21,17 @@ from poc.records.last_run import LastRun
 from poc.run import schedule, workload
 from poc.run.launcher import RunContext, cache
 from poc.run.sweep import Sweep, run_sweep
-from poc.studies import Study, prices
-from poc.studies.prices import Prices
-from poc.values import UserError, positive, to_plain, whole
+from poc.studies import prices
+from poc.values import UserError, to_plain
 
 
-def plan(options: argparse.Namespace) -> None:
+def plan(options: PlanOptions) -> None:
     """Print what a run of the same recipes would do."""
     machine = hardware.detect()
-    name = chosen.machine_name(options, machine)
-    place = RunContext(machine=machine, infrastructure=name, source=None, cache=cache())
-    sweep = Sweep(chosen.plans(options, machine), chosen.results(options), place)
-    summary = sweep.workload(_price(_prices(options, name), name, machine))
+    name = options.machine_name(machine)
+    context = RunContext(machine=machine, infrastructure=name, source=None, cache=cache())
+    sweep = Sweep(options.plans(machine), options.folder, context)
+    summary = sweep.workload(_dollars_per_hour(options, name, machine))
     if options.json:
         runs = [to_plain(line) for line in sweep.lines()]
         print(json.dumps({"machine": name, **to_plain(summary), "planned": runs}, indent=1))
@@ -43,94 +41,93 @@ def plan(options: argparse.Namespace) -> None:
     print(summary)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Do the runs, and write the pages; raises UserError for a mistake, before anything is spent."""
+def run(options: RunOptions) -> int:
+    """Do the runs and write the pages; raises UserError for a mistake, before any run starts."""
     began = time.monotonic()
-    published = studies.load(options.study)
-    _check_numbers(options)
-    # Mistakes are found before anything is spent.
+    studies.load(options.study)
     chosen_threads()
     journal.read_with([], options.others)
     if options.cluster:
-        return _run_on_cluster(options, began, published)
-    machine = hardware.detect()
-    name = chosen.machine_name(options, machine)
-    machine_prices = _prices(options, name)
-    price = _price(machine_prices, name, machine)
+        failed = _run_on_cluster(options, options.cluster, began)
+        known_prices = prices.load({})
+    else:
+        machine = hardware.detect()
+        failed = _run_here(options, machine, began)
+        known_prices = options.prices(options.machine_name(machine))
+    _conclude(options, failed, known_prices)
+    return 1 if failed else 0
+
+
+def _run_here(options: RunOptions, machine: Hardware, began: float) -> Sequence[str]:
+    """Do the runs on this machine; return those that failed."""
+    name = options.machine_name(machine)
+    price = _dollars_per_hour(options, name, machine)
     if price is None and options.dollars is not None:
         raise UserError(
             f"--dollars: the price of {name!r} is not known; give --price DOLLARS (per hour), or --machine with the "
             "name of a machine in poc/studies/prices.csv"
         )
-    place = _place(options, machine, name, chosen.source(options))
-    place = dataclasses.replace(place, until=schedule.bound(began, options.hours, options.dollars, price))
-    how = {"detail": _rounds(options), "again": options.again, "verbose": options.verbose}
-    sweep = Sweep(chosen.plans(options, machine), chosen.results(options), place, **how)
+    context = _context(options, machine, name, options.source())
+    context = dataclasses.replace(context, until=schedule.bound(began, options.hours, options.dollars, price))
+    sweep = Sweep(
+        options.plans(machine),
+        options.folder,
+        context,
+        detail=_rounds(options),
+        again=options.again,
+        verbose=options.verbose,
+    )
     request = LastRun(
-        recipes=chosen.recipe_names(options),
+        recipes=options.names(),
         runs=sweep.ids(),
         skipped=workload.skipped(sweep.items),
         quick=options.quick,
         machine=name,
         started=last_run.now(),
     )
-    return _conclude(options, run_sweep(sweep, request, price), published, machine_prices)
+    return run_sweep(sweep, request, price)
 
 
-def _run_on_cluster(options: argparse.Namespace, began: float, published: Sequence[Study]) -> int:
-    """Do the same on all machines of a cluster."""
+def _run_on_cluster(options: RunOptions, address: str, began: float) -> Sequence[str]:
+    """Do the runs on all machines of a cluster; return those that failed."""
     for name in ("machine", "price", "dollars"):
         if getattr(options, name) is not None:
             raise UserError(f"--{name}: it is of one machine; on a cluster each node's label says what it is called")
-    # Ray, which it imports, is an extra.
-    from poc.cluster import nodes, scheduler
+    from poc.cluster import nodes, scheduler  # Ray is an extra
 
-    machine_prices, paths = prices.load({}), chosen.recipe_paths(options)
-    for path in paths:
-        config.load(
-            path, frameworks.FRAMEWORKS, literals.fields(options.set)
-        )  # a mistake is found before any node is asked
+    paths = options.paths()
+    for path in paths:  # find mistakes before a node is connected
+        config.load(path, frameworks.FRAMEWORKS, literals.fields(options.settings))
     # Each node has its own POC_DATA.
-    place = _place(options, hardware.detect(), "", options.data)
+    context = _context(options, hardware.detect(), "", options.data)
     wish = scheduler.Wish(
         recipes=tuple(paths),
-        names=chosen.recipe_names(options),
-        settings=tuple(options.set),
+        names=options.names(),
+        settings=tuple(options.settings),
         quick=options.quick,
         cpu=options.cpu,
-        named=bool(options.recipes or options.only),
+        named=options.named,
         only=options.only,
-        results=chosen.results(options),
-        place=dataclasses.replace(place, until=schedule.bound(began, options.hours, None, None)),
+        results=options.folder,
+        place=dataclasses.replace(context, until=schedule.bound(began, options.hours, None, None)),
         detail=_rounds(options),
         again=options.again,
         verbose=options.verbose,
-        prices=machine_prices,
+        prices=prices.load({}),
     )
-    nodes.connect(options.cluster)
-    return _conclude(options, scheduler.Cluster(wish).run(), published, machine_prices)
+    nodes.connect(address)
+    return scheduler.Cluster(wish).run()
 
 
-def _conclude(
-    options: argparse.Namespace, failed: Sequence[str], published: Sequence[Study], machine_prices: Prices
-) -> int:
-    """Write the results, and say which runs `failed`; return the exit code."""
-    write_report(options, published, machine_prices)
+def _conclude(options: RunOptions, failed: Sequence[str], known_prices: prices.Prices) -> None:
+    """Write the pages, and say which runs `failed`."""
+    write_report(options, known_prices, study=options.study, target=options.target, folders=options.others)
     if failed:
         how = "start again without --again" if options.again else "start again"
         print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)
-    return 1 if failed else 0
 
 
-def _check_numbers(options: argparse.Namespace) -> None:
-    for name in ("price", "hours", "dollars", "patience"):
-        if getattr(options, name) is not None:
-            positive(f"--{name}", getattr(options, name))
-    whole("--rounds", options.rounds, least=3)
-    check_target(options)
-
-
-def _place(options: argparse.Namespace, machine: Hardware, name: str, source: Path | None) -> RunContext:
+def _context(options: RunOptions, machine: Hardware, name: str, source: Path | None) -> RunContext:
     return RunContext(
         machine=machine,
         infrastructure=name,
@@ -143,16 +140,11 @@ def _place(options: argparse.Namespace, machine: Hardware, name: str, source: Pa
     )
 
 
-def _prices(options: argparse.Namespace, name: str) -> Prices:
-    """Return the known prices, with the one that the user gave for this machine."""
-    return prices.load({} if options.price is None else {name: options.price})
-
-
-def _price(machine_prices: Prices, name: str, machine: Hardware) -> float | None:
-    """Return the dollars per hour of this machine; None where they are not known."""
-    price = machine_prices.of(name, machine.describe())
+def _dollars_per_hour(options: MachineOptions, name: str, machine: Hardware) -> float | None:
+    """Return the price of this machine; None if it is not known."""
+    price = options.prices(name).of(name, machine.describe())
     return price.dollars_per_hour if price else None
 
 
-def _rounds(options: argparse.Namespace) -> int:
+def _rounds(options: RunOptions) -> int:
     return options.rounds if options.detail else 0

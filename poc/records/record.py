@@ -152,51 +152,6 @@ class WorkerResult:
 
 
 @value
-class Forecast:
-    """A run's throughput as it was predicted before the run began, in samples/s, with 90% of what it might be."""
-
-    rate: float
-    low: float
-    high: float
-    devices: int
-    """The most devices that it was made from."""
-    limit: str = ""
-    """The part of a step that allows least (`poc.predict.limits`); empty where none was taken apart."""
-
-    def __str__(self) -> str:
-        limited = f", limited by the {self.limit}" if self.limit else ""
-        interval = f"(90% interval {self.low:.0f} to {self.high:.0f})"
-        devices = "1 device" if self.devices == 1 else f"up to {self.devices} devices"
-        return f"{self.rate:.0f} samples/s {interval}, from runs on {devices}{limited}"
-
-
-@value
-class Option:
-    """So many devices of a machine, and what they would take: the middle, the least and the most of each."""
-
-    devices: int
-    batch: int
-    learning_rate: float
-    rate: tuple[float, float, float]
-    """Samples/s."""
-    limit: str
-    """As in `Forecast`."""
-    epochs: tuple[float, float, float]
-    """To the accuracy of the recipe's first setting."""
-    hours: tuple[float, float, float]
-    dollars: tuple[float, float, float] | None
-    """None where no price is known."""
-
-
-@value
-class Advice:
-    """What `poc advise` said of a recipe on a machine, which need not be the one that it was asked on."""
-
-    machine: str
-    options: tuple[Option, ...]
-
-
-@value
 class Record(WorkerResult):
     """What came out of one run."""
 
@@ -222,10 +177,6 @@ class Record(WorkerResult):
     monitor: Monitored | None = None
     engine_choice: str = ""
     """Why its framework, where the plan chose it."""
-    predicted: Forecast | None = None
-    """What was expected of it, from runs on fewer devices before it."""
-    advice: Advice | None = None
-    """Of a run that looked at the gradient's noise for it."""
     price_per_hour: float | None = None
     """Dollars, as its user gave it; known prices are looked up when pages are made."""
     workers: tuple[Worker, ...] = ()
@@ -403,8 +354,6 @@ class Record(WorkerResult):
             exchanged=None,
             monitor=None,
             peak_flops=None,
-            predicted=None,
-            advice=None,
             cpu_seconds=None,
             short_spin_seconds=0.0,
         )
@@ -432,7 +381,8 @@ class Record(WorkerResult):
         What an earlier version did not know has its default. Raises UserError, KeyError, TypeError or ValueError for
         anything else.
         """
-        held = {name: given for name, given in fields.items() if name != "schema" and given is not None}
+        dropped = ("schema", "predicted", "advice")  # the last two are of earlier versions
+        held = {name: given for name, given in fields.items() if name not in dropped and given is not None}
         held.update(run=Run.from_json(held["run"]), hardware=Hardware.from_json(held["hardware"]))
         return from_plain(Record, held)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from poc import data, predict
+from poc import data
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.plan import Planned, estimate
@@ -165,9 +165,9 @@ class Sweep:
         pace, hosts = self.pace.factor(run), hosts or LocalLauncher(self.place)
         self.say_more(f"{title}: about {duration(pace * estimate(run, self.place.machine))}")
         self._say_other_checkpoints(run)
-        expected, name = predict.forecast(run, self._known), self._label(run, number)
+        name = self._label(run, number)
         record, interrupted = execute(run, self.place, hosts, detail=detail, pace=pace, title=name)
-        record = dataclasses.replace(record, engine_choice=self._choices[run.id], predicted=expected)
+        record = dataclasses.replace(record, engine_choice=self._choices[run.id])
         self._append(record)
         self.say_more(f"  {record.in_words()}")
         if not probe or record.outcome == FAILED:
@@ -177,7 +177,6 @@ class Sweep:
         if interrupted:
             raise TimeIsUpError if time.monotonic() >= self.place.until else KeyboardInterrupt
         self.pace.learn(record)
-        self._known.append(record)
         self._done.add(record)
         if record.outcome == FAILED:
             self.failed.append(run.id)
