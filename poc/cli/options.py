@@ -41,6 +41,15 @@ def _absolute(path: str) -> Path:
     return Path(path).absolute()
 
 
+def _at_least(least: int) -> Callable[[str, Any], object]:
+    return functools.partial(whole, least=least)
+
+
+def _accuracy(flag: str, number: float) -> None:
+    positive(flag, number)
+    share(flag, number)
+
+
 _TYPES: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float, "Path": _absolute}
 
 
@@ -91,6 +100,8 @@ class Options:
                 argument.update(action="append", default=[])
             else:
                 argument["default"] = field.default
+            if kind in ("int", "float") and field.default is not None:
+                argument["help"] += f" (default: {field.default:g})"
             parser.add_argument(field.metadata["flag"] or f"--{field.name}", dest=field.name, **argument)
 
 
@@ -98,9 +109,7 @@ class Options:
 class MachineOptions(Options):
     """This machine's name and price."""
 
-    machine: str | None = _option(
-        "what results call this machine (default: cloud instance type, else hardware)", "NAME"
-    )
+    machine: str | None = _option("its name in results (default: cloud instance type, else hardware)", "NAME")
     price: float | None = _option("price per hour (default: that in poc/studies/prices.csv)", "DOLLARS", check=positive)
 
     def machine_name(self, machine: Hardware) -> str:
@@ -164,7 +173,7 @@ class ResultsOptions(Options):
 class OthersOptions(ResultsOptions):
     """The folder of results, and the folders of others."""
 
-    others: list[Path] = _option("show its measurements, too; may be repeated", "FOLDER", flag="--with", default=[])
+    others: list[Path] = _option("show these results, too; may be repeated", "FOLDER", flag="--with", default=[])
 
     def all_records(self) -> list[Record]:
         """Read the records in all folders; raises UserError if there are no journals."""
@@ -172,17 +181,12 @@ class OthersOptions(ResultsOptions):
         return [*records, *journal.read_with(records, self.others)]
 
 
-def _accuracy(flag: str, number: float) -> None:
-    positive(flag, number)
-    share(flag, number)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions(Options):
     """Published studies, and the accuracy that a training is to reach."""
 
     study: list[Path] = _option("a published study, a CSV like those in poc/studies/", "FILE", default=[])
-    target: float = _option("accuracy of time and cost (default: 0.75)", "ACCURACY", default=TARGET, check=_accuracy)
+    target: float = _option("accuracy of time and cost", "ACCURACY", default=TARGET, check=_accuracy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,9 +195,7 @@ class RecipeOptions(Options):
 
     recipes: list[str] = _positional("a recipe's name, or a Python file (default: recipes/)", "RECIPE", nargs="*")
     all: bool = _option("those in recipes/studies/ and recipes/research/, too", default=False)
-    settings: list[str] = _option(
-        "set a field of the recipes; may be repeated", "FIELD=VALUE[,VALUE]", flag="--set", default=[]
-    )
+    settings: list[str] = _option("set a field of the recipes", "FIELD=VALUE[,VALUE]", flag="--set", default=[])
     quick: bool = _option("a first look: each run cut short, and marked as quick", default=False)
     cpu: bool = _option("CPU runs, too, on a machine with GPUs", default=False)
     only: list[str] = _option("only runs whose id starts so (see plan --verbose)", "ID", default=[])
@@ -254,16 +256,9 @@ class RunOptions(StudyOptions, OthersOptions, DataOptions, MachineOptions, Recip
     dollars: float | None = _option("the same, when so much is spent at the machine's price", "D", check=positive)
     again: bool = _option("repeat runs that the journal holds already", default=False)
     detail: bool = _option("afterwards, measure what of a step is computation and communication", default=False)
-    rounds: int = _option(
-        "pairs of windows of --detail (default: %(default)s)",
-        "N",
-        default=step_profile.ROUNDS,
-        check=functools.partial(whole, least=3),
-    )
+    rounds: int = _option("pairs of windows of --detail", "N", default=step_profile.ROUNDS, check=_at_least(3))
     checkpoints: Path | None = _option("keep checkpoints (default: in the cache until the run completes)", "DIR")
-    patience: float = _option(
-        "end a run that makes no step for so long (default: %(default)g)", "SECONDS", default=300.0, check=positive
-    )
+    patience: float = _option("end a run that makes no step for so long", "SECONDS", default=300.0, check=positive)
     cluster: str | None = _option("run on all machines of a Ray cluster: address, auto or local", "ADDRESS")
     verbose: bool = _option("say each run's id, settings, expected time and windows, too", default=False)
 
@@ -306,9 +301,7 @@ class AdviseOptions(ResultsOptions, MachineOptions, DataOptions):
     """Options of `poc advise`."""
 
     recipe: str = _positional("a name in recipes/, or a Python file; its first setting that can run here", "RECIPE")
-    steps: int = _option(
-        "of each short run (default: %(default)s)", "N", default=STEPS, check=functools.partial(whole, least=20)
-    )
+    steps: int = _option("length of each short run", "N", default=STEPS, check=_at_least(20))
     on: str | None = _option("another machine, as poc/studies/prices.csv or a study calls it; nothing is run", "NAME")
 
 

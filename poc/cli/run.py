@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
@@ -67,8 +66,8 @@ def _run_here(options: RunOptions, machine: Hardware, began: float) -> Sequence[
             f"--dollars: the price of {name!r} is not known; give --price DOLLARS (per hour), or --machine with the "
             "name of a machine in poc/studies/prices.csv"
         )
-    context = _context(options, machine, name, options.source())
-    context = dataclasses.replace(context, until=schedule.bound(began, options.hours, options.dollars, price))
+    until = schedule.bound(began, options.hours, options.dollars, price)
+    context = _context(options, machine, name, options.source(), until)
     sweep = Sweep(
         options.plans(machine),
         options.folder,
@@ -98,8 +97,7 @@ def _run_on_cluster(options: RunOptions, address: str, began: float) -> Sequence
     paths = options.paths()
     for path in paths:  # find mistakes before a node is connected
         config.load(path, frameworks.FRAMEWORKS, literals.fields(options.settings))
-    # Each node has its own POC_DATA.
-    context = _context(options, hardware.detect(), "", options.data)
+    until = schedule.bound(began, options.hours, None, None)
     wish = scheduler.Wish(
         recipes=tuple(paths),
         names=options.names(),
@@ -109,7 +107,7 @@ def _run_on_cluster(options: RunOptions, address: str, began: float) -> Sequence
         named=options.named,
         only=options.only,
         results=options.folder,
-        place=dataclasses.replace(context, until=schedule.bound(began, options.hours, None, None)),
+        place=_context(options, hardware.detect(), "", options.data, until),  # each node has its own POC_DATA
         detail=_rounds(options),
         again=options.again,
         verbose=options.verbose,
@@ -127,7 +125,7 @@ def _conclude(options: RunOptions, failed: Sequence[str], known_prices: prices.P
         print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)
 
 
-def _context(options: RunOptions, machine: Hardware, name: str, source: Path | None) -> RunContext:
+def _context(options: RunOptions, machine: Hardware, name: str, source: Path | None, until: float) -> RunContext:
     return RunContext(
         machine=machine,
         infrastructure=name,
@@ -137,6 +135,7 @@ def _context(options: RunOptions, machine: Hardware, name: str, source: Path | N
         price_per_hour=options.price,
         patience=options.patience,
         verbose=options.verbose,
+        until=until,
     )
 
 
