@@ -161,9 +161,9 @@ def published_speed(setting: Setting, machine: str, prices: Prices) -> tuple[Est
         if machine in (row.machine, row.hardware) or (price and price == prices.of(row.machine, row.hardware))
     ]
     if not same:
-        known = "; ".join(sorted({row.hardware for row in rows})) or "none"
+        machines = "; ".join(sorted({row.hardware for row in rows})) or "none"
         raise UserError(
-            f"--on: no study has {setting.model} on one device of {machine!r}, only on: {known}. Without --on the "
+            f"--on: no study has {setting.model} on one device of {machine!r}, only on: {machines}. Without --on the "
             "speed of this machine is measured"
         )
     batch = setting.batches[-1]
@@ -228,8 +228,8 @@ def _speed_on(devices: int, speeds: Mapping[int, Estimate], record: Record | Non
     limit = scaling.lowest(by_part)
     if devices in speeds:
         return speeds[devices], limit
-    most = max(speeds)
-    predicted = scaling.predict(speeds[most], most, devices, hosts_added=hosts > 1)
+    measured = max(speeds)
+    predicted = scaling.predict(speeds[measured], measured, devices, hosts_added=hosts > 1)
     return scaling.limited(predicted, by_part), limit
 
 

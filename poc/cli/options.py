@@ -41,8 +41,8 @@ def _absolute(path: str) -> Path:
     return Path(path).absolute()
 
 
-def _at_least(least: int) -> Callable[[str, Any], object]:
-    return functools.partial(whole, least=least)
+def _at_least(minimum: int) -> Callable[[str, Any], object]:
+    return functools.partial(whole, least=minimum)
 
 
 def _accuracy(flag: str, number: float) -> None:
