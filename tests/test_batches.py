@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from poc import data
 from poc.config import CIFAR10, Synthetic, synthetic
 from poc.data.batches import order
-from poc.data.images import _COLOUR, _hls_offsets, _shift_hls, without_test_set
-from poc.data.randomness import uniform
+from poc.data.images import hls_offsets, shift_hls, split_off_validation
+from poc.data.randomness import HUE, LIGHTNESS, SATURATION, uniform
 from poc.values import UserError
 from tests.launch import python
 
@@ -65,13 +65,6 @@ def test_synthetic_can_be_learned_by_shift_invariant_features_only() -> None:
     assert accuracy(spectrum) > 0.95
 
 
-def test_synthetic_shapes() -> None:
-    assert [synthetic(like).input_shape for like in ("cifar", "imagenet")] == [(3, 32, 32), (3, 224, 224)]
-    assert synthetic("imagenet", size=64, fixed=False).input_shape == (3, 64, 64)
-    with pytest.raises(UserError, match="did you mean 'imagenet'"):
-        synthetic("imagnet")
-
-
 def test_a_fixed_batch_is_the_same_object_every_time() -> None:
     spec = synthetic("cifar")
     first, *others = data.training_batches(load(spec), spec, global_batch=200, seed=0, steps=3, worker=1, workers=2)
@@ -99,7 +92,7 @@ def test_held_out_images_are_never_trained_on_nor_the_test_set_read(workers: int
     # Each image is of one colour, its number.
     colours = np.stack([numbers // 256, numbers % 256, numbers * 0], axis=1).astype(np.uint8)
     everything = data.Images(np.tile(colours[:, None, None], (1, 8, 8, 1)), labels)
-    dataset = without_test_set(data.Dataset("numbered", everything, Untouchable()))  # type: ignore[arg-type]
+    dataset = split_off_validation(data.Dataset("numbered", everything, Untouchable()))  # type: ignore[arg-type]
     spec = CIFAR10(crop=6, pad=0, jitter=False, validate_on="held-out")
 
     def shown(batches: Iterator[data.Batch]) -> list[int]:
@@ -211,14 +204,14 @@ def test_views_on_the_device_are_what_the_host_shows_in_a_border_of_127() -> Non
 
 def test_jitter_equals_a_slow_reference() -> None:
     offsets = np.array([[36, 50, 50], [-36, -50, -50], [0, 0, 0], [17, -3, 44], [-8, 31, -29], [36, -50, 50]])
-    for image, offset, shifted in zip(NOISE, offsets, _shift_hls(NOISE[:6], offsets)):
+    for image, offset, shifted in zip(NOISE, offsets, shift_hls(NOISE[:6], offsets)):
         hls = cv2.cvtColor(image, cv2.COLOR_RGB2HLS)
         expected = np.clip(hls.astype(int) + offset, 0, (180, 255, 255)).astype(np.uint8)
         np.testing.assert_array_equal(shifted, cv2.cvtColor(expected, cv2.COLOR_HLS2RGB))
 
 
 def test_offsets_are_uniform_independent_and_truncated_towards_zero() -> None:
-    offsets = _hls_offsets(uniform(0, 0, np.arange(40_000), _COLOUR))
+    offsets = hls_offsets(uniform(0, 0, np.arange(40_000), [[HUE], [LIGHTNESS], [SATURATION]]))
     for values, reach in zip(offsets.T, (36, 50, 50)):
         counts = np.bincount(values + reach - 1)
         assert len(counts) == 2 * reach - 1
@@ -302,7 +295,7 @@ def test_as_many_batches_are_made_at_once_as_there_are_cores(cores: int, monkeyp
             return super().augment(indices, *args, **kwargs)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
-    monkeypatch.setattr("poc.data.batches._BYTES_AT_ONCE", 0)  # else small batches are made together
+    monkeypatch.setattr("poc.data.batches._BYTES_PER_JOB", 0)  # else small batches are made together
     before = threading.active_count()
     shown: list[Any] = []
     slow = data.Dataset("slow", Slow(DATASET.train.images, DATASET.train.labels), DATASET.validation)

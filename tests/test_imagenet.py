@@ -31,8 +31,8 @@ def write(folder: Path, images: ImageNet, shift: int = 0) -> Path:
     """Writes the two files, with as many pictures as `images` says, labels moved by `shift`, and returns the folder."""
     for name, count in (("train", images.train), ("val", images.validation)):
         labels = [float((100 * i + shift) % 1000) for i in range(count)]
-        whole = [part(0, record(picture(i % 10, *SIZES[i % 5]), labels[i], ".jpg")) for i in range(count)]
-        (folder / f"imagenet_{name}.rec").write_bytes(b"".join(whole))
+        records = [part(0, record(picture(i % 10, *SIZES[i % 5]), labels[i], ".jpg")) for i in range(count)]
+        (folder / f"imagenet_{name}.rec").write_bytes(b"".join(records))
     return folder
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from poc import data, frameworks
 from poc.cli.options import HOME, DoctorOptions, EnvironmentOptions, instance_type
+from poc.config import CIFAR10
 from poc.frameworks import Build
 from poc.host import hardware, topology
 from poc.host.hardware import Hardware
@@ -67,7 +68,7 @@ def _lines(facts: Mapping[str, Any], machine: Hardware) -> Iterator[str]:
 
 def _data(source: Path | None) -> str:
     """Describe where CIFAR-10 comes from on this machine."""
-    folder = data.find_cifar10(source=source, cache=cache())
+    folder = data.find(CIFAR10(), source=source, cache=cache())
     if folder is None:
         return "CIFAR-10 is not here: the first run downloads it, or takes synthetic images where that fails"
     if source is not None:
@@ -94,7 +95,7 @@ def _missing(machine: Hardware, source: Path | None) -> Iterator[tuple[str, str]
     for package, purpose in (("ray", "Ray (optional, for clusters)"), ("horovod", "Horovod (optional, on CPUs)")):
         if importlib.util.find_spec(package) is None:
             yield purpose, f"./make_environment.sh --{package}"
-    if data.find_cifar10(source=source, cache=cache()) is None:
+    if data.find(CIFAR10(), source=source, cache=cache()) is None:
         where = f"CIFAR-10 in {source}" if source else "CIFAR-10 (optional: the first run downloads it)"
         yield where, "export POC_DATA=FOLDER, one that holds CIFAR-10 in any usual form"
     for folder in dict.fromkeys((HOME, _existing(cache()))):

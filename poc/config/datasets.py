@@ -32,6 +32,7 @@ class _Images:
     train: int
     """Images in the training set."""
     fixed = False
+    alternate = False
     on_device = False
     cutout = 0
 

@@ -1,15 +1,15 @@
-"""ImageNet from RecordIO files, whose images are decoded in threads as training and validation ask for them."""
+"""ImageNet in RecordIO files, whose images are decoded by threads when a batch needs them."""
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 
 from poc.config import ImageNet
 from poc.data import recordio
@@ -19,14 +19,14 @@ from poc.values import UserError
 
 FILES = ("imagenet_train.rec", "imagenet_val.rec")
 SAMPLED_RECORDS = 64
-"""Records of each file whose bytes the checksum of the data is of, evenly spread from the first to the last."""
+"""Records of each file that its checksum covers, evenly spaced from the first to the last."""
 
 
 class Records(Split):
-    """The images of one RecordIO file, each decoded when it is asked for, by several threads at once.
+    """Images of a RecordIO file.
 
-    Raises UserError where the file is missing, damaged, or holds another number of images than `expected`; an image
-    that is damaged is found, and raises it, when it is asked for.
+    Raises UserError if the file is missing, damaged, or has another number of images than `expected`, and when a
+    damaged image is read.
     """
 
     def __init__(self, path: Path, expected: int) -> None:
@@ -36,7 +36,7 @@ class Records(Split):
                 self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise UserError(f"data: {path} is missing; use a folder with {FILES[0]} and {FILES[1]}") from None
-        except (OSError, ValueError) as error:  # mmap calls an empty file a ValueError
+        except (OSError, ValueError) as error:  # an empty file is a ValueError
             raise UserError(f"data: {path} cannot be read ({error}); download it again") from None
         self._records = list(recordio.records(self._content, path))
         if len(self) != expected:
@@ -50,36 +50,45 @@ class Records(Split):
         return len(self._records)
 
     def summary(self) -> bytes:
-        """What the checksum of the data is of: the size of the file, where its records are, and a sample of these.
-
-        The whole file would take minutes to read.
-        """
+        """Return the size of the file, where its records start, and some of them; all would take minutes to read."""
         starts = np.array([record.start for record in self._records], "<i8")
         sampled = np.linspace(0, len(self) - 1, min(SAMPLED_RECORDS, len(self))).astype(int)
         size = len(self._content).to_bytes(8, "little")
         return b"".join([size, starts.tobytes(), *(self._content[self._records[index]] for index in sampled)])
 
     def augment(self, indices: Indices, spec: ImageNet, *, seed: int, epoch: int) -> tuple[Pixels, Labels]:
-        def show(index: int, top: float, left: float, mirror: float) -> tuple[Pixels, float]:
-            image, label = self._resized(index, spec)
-            height, width = image.shape[:2]
-            y, x = int(top * (height - spec.crop + 1)), int(left * (width - spec.crop + 1))
-            view = image[y : y + spec.crop, x : x + spec.crop]
-            return _planes(view[:, ::-1] if spec.mirror and mirror < 0.5 else view), label
-
-        draws = (uniform(seed, epoch, indices, purpose) for purpose in (CROP_Y, CROP_X, MIRROR))
-        return _stacked(self._pool.map(show, indices.tolist(), *draws))
+        y, x, flip = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
+        return self._crops(indices, spec, y, x, (flip < 0.5) & spec.mirror)
 
     def center_crop(self, indices: Indices, spec: ImageNet) -> tuple[Pixels, Labels]:
-        def show(index: int) -> tuple[Pixels, float]:
-            image, label = self._resized(index, spec)
-            y, x = ((side - spec.crop) // 2 for side in image.shape[:2])
-            return _planes(image[y : y + spec.crop, x : x + spec.crop]), label
+        return self._crops(indices, spec, None, None, np.zeros(len(indices), bool))
 
-        return _stacked(self._pool.map(show, indices.tolist()))
+    def _crops(
+        self,
+        indices: Indices,
+        spec: ImageNet,
+        y_shares: npt.NDArray[np.float64] | None,
+        x_shares: npt.NDArray[np.float64] | None,
+        flipped: npt.NDArray[np.bool_],
+    ) -> tuple[Pixels, Labels]:
+        """Decode, resize and crop: at these shares of the room around the crop, or in the centre."""
+
+        def place(room: int, shares: npt.NDArray[np.float64] | None, number: int) -> int:
+            return room // 2 if shares is None else int(shares[number] * (room + 1))
+
+        def show(number: int) -> tuple[Pixels, float]:
+            image, label = self._resized(int(indices[number]), spec)
+            y = place(image.shape[0] - spec.crop, y_shares, number)
+            x = place(image.shape[1] - spec.crop, x_shares, number)
+            view = image[y : y + spec.crop, x : x + spec.crop, ::-1]  # red first
+            view = view[:, ::-1] if flipped[number] else view
+            return np.ascontiguousarray(view.transpose(2, 0, 1)), label
+
+        images, labels = zip(*self._pool.map(show, range(len(indices))))
+        return np.stack(images), np.array(labels, np.float32)
 
     def _resized(self, index: int, spec: ImageNet) -> tuple[Pixels, float]:
-        """Image number `index`, (height, width, 3), blue first, its shorter side `spec.resize` pixels; its label."""
+        """Return image number `index`, (height, width, 3), blue first, shorter side `spec.resize`, and its label."""
         where = f"{self._path}, record {index}"
         label, pixels, _ = recordio.image(self._content[self._records[index]], where)
         if not 0 <= label < spec.classes:
@@ -88,26 +97,16 @@ class Records(Split):
         factor = spec.resize / min(height, width)
         if factor == 1:
             return pixels, label
-        # Rounding must not leave a side shorter than asked for.
+        # Rounding must not make a side shorter than `resize`.
         size = max(spec.resize, round(width * factor)), max(spec.resize, round(height * factor))
         resized = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
         return np.asarray(resized, np.uint8), label
 
 
 def open_files(spec: ImageNet, source: Path | None) -> Dataset:
-    """The training and validation images in folder `source`; raises UserError where they are missing or damaged."""
+    """Return the images in folder `source`; raises UserError if files are missing or damaged."""
     if source is None:
         raise UserError(f"data: ImageNet cannot be downloaded; set --data to a folder with {FILES[0]} and {FILES[1]}")
     train, validation = map(Records, (source / name for name in FILES), (spec.train, spec.validation))
     digest = hashlib.sha256(train.summary() + validation.summary()).hexdigest()
     return Dataset(spec.name, train, validation, checksum=digest[:CHECKSUM_DIGITS], source=source)
-
-
-def _stacked(shown: Iterable[tuple[Pixels, float]]) -> tuple[Pixels, Labels]:
-    images, labels = zip(*shown)
-    return np.stack(images), np.array(labels, np.float32)
-
-
-def _planes(image: Pixels) -> Pixels:
-    """(3, height, width), red first: copied in the thread that decoded it, of which there are several."""
-    return np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1))

@@ -1,5 +1,4 @@
-"""What a data set is, and images in memory: training shows a random crop, mirrored, in moved colours; validation the
-centre."""
+"""Data sets, images in memory, and their augmentation: random crop, horizontal flip, colour jitter, cutout."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import os
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Union
+from typing import Any, NamedTuple, Protocol
 
 import cv2
 import numpy as np
@@ -19,80 +18,80 @@ from poc.config import CIFAR10, Synthetic
 from poc.config.datasets import HELD_OUT_IMAGES, DataId
 from poc.data.randomness import CROP_X, CROP_Y, CUT_X, CUT_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
 
-# Whole batches are made in threads, as many as are worth it.
-cv2.setNumThreads(1)
+cv2.setNumThreads(1)  # batches are made in threads of our own
 
-InMemory = Union[CIFAR10, Synthetic]
+InMemory = CIFAR10 | Synthetic
 Pixels = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]
-Drawn = npt.NDArray[np.float64]
 
-_one_at_a_time = threading.Lock()
-_VIEW = [[CROP_Y], [CROP_X], [MIRROR]]
-_COLOUR = [[HUE], [LIGHTNESS], [SATURATION]]
+CHECKSUM_DIGITS = 16
+MOST_THREADS = 16
+"""Upper limit of data-loading threads; more gave no speed-up."""
+
 _PAD_VALUE = 127
 # OpenCV's 8-bit HLS: hue in steps of two degrees, lightness and saturation, each with its limit.
 _HLS_REACH = (36, 50, 50)
 _HLS_LIMIT = (180, 255, 255)
+_pad_lock = threading.Lock()
 
 
 class Crops(NamedTuple):
-    """Which parts of which training images a batch shows; each (samples,), int32."""
+    """Crops of training images, each field (samples,), int32."""
 
     images: npt.NDArray[np.int32]
+    """Indices of the images."""
     tops: npt.NDArray[np.int32]
-    """Of the crop, in pixels from the upper edge of the image with what was put around it."""
+    """Pixels from the upper edge of the padded image."""
     lefts: npt.NDArray[np.int32]
     flipped: npt.NDArray[np.int32]
-    """0 or 1."""
+    """1 if the crop is flipped horizontally, else 0."""
 
 
 class Split(Protocol):
-    """Training or validation images, wherever they are."""
+    """Training or validation images, in memory or in files."""
 
     def __len__(self) -> int: ...
 
     def augment(self, indices: Indices, spec: Any, *, seed: int, epoch: int) -> tuple[Pixels | Crops, Labels]:
-        """The samples as an epoch shows them, (samples, 3, size, size), and their labels, (samples,).
+        """Return the samples as an epoch shows them, (samples, 3, crop, crop), and their labels, (samples,).
 
-        Where the devices hold the images: which views of them.
+        If the devices hold the images, only the crops that they have to make.
         """
 
     def center_crop(self, indices: Indices, spec: Any) -> tuple[Pixels, Labels]:
-        """The samples as validation shows them, (samples, 3, crop, crop), and their labels, (samples,)."""
+        """Return the samples as validation shows them, (samples, 3, crop, crop), and their labels, (samples,)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """What is trained on and what is validated on."""
+    """Training and validation images."""
 
     name: str
-    """As in `DataId`."""
+    """Name of the images (`DataId.name`)."""
     train: Split
     validation: Split
     checksum: str = ""
-    """As in `DataId`: of both splits as they were read, before any of their images are held out."""
+    """Checksum of both splits as they were read, before a validation split is taken from the training images."""
     source: Path | None = None
-    """The folder or archive with its files; None where it was made here, or downloaded."""
+    """Folder or archive with its files; None if it was made here or downloaded."""
 
     @property
     def data_id(self) -> DataId:
-        """Its identity: the same for the same pixels and labels, in whatever form they were read."""
+        """Identity of the images: the same for the same pixels and labels, in whatever form they were read."""
         return DataId(self.name, self.checksum)
 
 
 @dataclass(frozen=True, eq=False)
 class Images(Split):
-    """A split that is in memory, or mapped into it.
+    """Images in memory, or mapped into it.
 
-    It is augmented as MXNet's `image_aug_default.cc` does where its CIFAR-10 example sets it: pad with grey, crop at
-    random, mirror, then one random offset for each of hue, lightness and saturation, clipped at its limit (so the hue
-    does not go round).
+    The augmentation is that of MXNet's `image_aug_default.cc` as its CIFAR-10 example sets it: pad with grey, random
+    crop, horizontal flip, then one random offset each of hue, lightness and saturation, clipped at its limit.
     """
 
     images: Pixels
-    """(samples, height, width, 3), RGB; memory-mapped where it comes from the cache."""
+    """(samples, height, width, 3), RGB."""
     labels: npt.NDArray[np.int32]
     """(samples,), class numbers from 0."""
 
@@ -100,116 +99,110 @@ class Images(Split):
         return len(self.images)
 
     def augment(self, indices: Indices, spec: InMemory, *, seed: int, epoch: int) -> tuple[Pixels | Crops, Labels]:
-        drawn = uniform(seed, epoch, indices, _VIEW + _COLOUR if spec.jitter else _VIEW)
-        if isinstance(spec, CIFAR10) and spec.alternate:
-            first = uniform(seed, 0, indices, [[MIRROR]])[0]
-            drawn[2] = first if epoch % 2 == 0 else 1 - first
-        views = self._views(indices, spec, drawn)
-        labels = self.labels[indices].astype(np.float32)
+        crops, labels = self._crops(indices, spec, seed, epoch), self.labels[indices].astype(np.float32)
         if spec.on_device:
-            return views, labels
-        with _one_at_a_time:
-            images = _kept(self, spec.pad)
-        pixels = _cut(images, views, spec.crop)
+            return crops, labels
+        with _pad_lock:
+            padded = _padded(self, spec.pad)
+        pixels = crop_and_flip(padded, crops, spec.crop)
         if spec.jitter:
-            pixels = _shift_hls(pixels, _hls_offsets(drawn[3:]))
+            pixels = shift_hls(pixels, hls_offsets(uniform(seed, epoch, indices, [[HUE], [LIGHTNESS], [SATURATION]])))
         if spec.cutout:
-            places = uniform(seed, epoch, indices, [[CUT_Y], [CUT_X]]) * (spec.crop - spec.cutout + 1)
-            _blank(pixels, places.astype(np.int64), spec.cutout)
+            corners = uniform(seed, epoch, indices, [[CUT_Y], [CUT_X]]) * (spec.crop - spec.cutout + 1)
+            _cut_out(pixels, corners.astype(np.int64), spec.cutout)
         return _planar(pixels), labels
 
     def center_crop(self, indices: Indices, spec: InMemory) -> tuple[Pixels, Labels]:
-        top, left = ((side - spec.crop) // 2 for side in self.images.shape[1:3])
-        pixels = self.images[indices, top : top + spec.crop, left : left + spec.crop]
+        y, x = ((side - spec.crop) // 2 for side in self.images.shape[1:3])
+        pixels = self.images[indices, y : y + spec.crop, x : x + spec.crop]
         return _planar(pixels), self.labels[indices].astype(np.float32)
 
-    def _views(self, indices: Indices, spec: InMemory, drawn: Drawn) -> Crops:
+    def _crops(self, indices: Indices, spec: InMemory, seed: int, epoch: int) -> Crops:
+        y, x, flip = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
+        if spec.alternate:
+            first = uniform(seed, 0, indices, MIRROR)
+            flip = first if epoch % 2 == 0 else 1 - first
         height, width = (side + 2 * spec.pad - spec.crop + 1 for side in self.images.shape[1:3])
-        tops, lefts, mirrored = drawn[0] * height, drawn[1] * width, (drawn[2] < 0.5) & spec.mirror
-        return Crops(*(values.astype(np.int32) for values in (indices, tops, lefts, mirrored)))
-
-
-CHECKSUM_DIGITS = 16
-MOST_THREADS = 16
-"""That make images: beyond it one more is not worth it."""
+        fields = (indices, y * height, x * width, (flip < 0.5) & spec.mirror)
+        return Crops(*(values.astype(np.int32) for values in fields))
 
 
 def usable_threads() -> int:
-    """How many threads make images: one a core."""
+    """Return the number of data-loading threads: one per core, up to `MOST_THREADS`."""
     return min(MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def checksum(dataset: Dataset) -> str:
-    """Compute the checksum of the decoded pixels and labels of both splits, and of the name."""
+    """Compute the checksum of the name, and of the decoded pixels and labels of both splits."""
     digest = hashlib.sha256(dataset.name.encode())
     for split in (dataset.train, dataset.validation):
         assert isinstance(split, Images)
         digest.update(f" {split.images.shape} ".encode())
-        digest.update(split.images)  # type: ignore[arg-type]
+        digest.update(np.ascontiguousarray(split.images).data)
         digest.update(split.labels.astype("<i4").tobytes())
     return digest.hexdigest()[:CHECKSUM_DIGITS]
 
 
-def without_test_set(dataset: Dataset) -> Dataset:
-    """The training images of `dataset` alone: the last 500 of each of ten classes validate, the others train.
+def split_off_validation(dataset: Dataset) -> Dataset:
+    """Validate on the last 500 training images of each of ten classes, and train on the others.
 
-    The test set is not looked at.
+    The test set is not read.
     """
     train = dataset.train
     assert isinstance(train, Images)
-    trained_on = np.ones(len(train), bool)
+    is_training = np.ones(len(train), bool)
     classes = np.unique(train.labels)
     for number in classes:
-        trained_on[np.flatnonzero(train.labels == number)[-HELD_OUT_IMAGES // len(classes) :]] = False
-    kept, held_out = (Images(train.images[those], train.labels[those]) for those in (trained_on, ~trained_on))
-    return replace(dataset, train=kept, validation=held_out)
+        is_training[np.flatnonzero(train.labels == number)[-HELD_OUT_IMAGES // len(classes) :]] = False
+    training, validation = (Images(train.images[mask], train.labels[mask]) for mask in (is_training, ~is_training))
+    return replace(dataset, train=training, validation=validation)
 
 
 def device_images(dataset: Dataset, spec: Any) -> Pixels | None:
-    """What the devices keep of `dataset`: all training images as `surrounded` gives them; None where they keep none."""
+    """Return the padded training images that devices hold; None if batches come from the host."""
     if not spec.on_device:
         return None
     assert isinstance(dataset.train, Images)
-    return surrounded(dataset.train.images, spec.pad)
+    return pad(dataset.train.images, spec.pad)
 
 
-def surrounded(images: Pixels, pad: int) -> Pixels:
-    """The images (n, height, width, 3) with `pad` pixels of grey on each side."""
-    around = (pad, pad)
-    return np.pad(images, ((0, 0), around, around, (0, 0)), constant_values=_PAD_VALUE) if pad else images
+def pad(images: Pixels, border: int) -> Pixels:
+    """Pad images, (n, height, width, 3), with `border` pixels of grey on each side."""
+    sides = (border, border)
+    return np.pad(images, ((0, 0), sides, sides, (0, 0)), constant_values=_PAD_VALUE) if border else images
 
 
 @functools.lru_cache(maxsize=1)
-def _kept(split: Images, pad: int) -> Pixels:
-    """All images of a split as `surrounded` gives them, so that a batch need not do it."""
-    return surrounded(split.images, pad)
+def _padded(split: Images, border: int) -> Pixels:
+    """Pad all images of a split once, so that no batch has to."""
+    return pad(split.images, border)
 
 
-def _cut(images: Pixels, views: Crops, crop: int) -> Pixels:
-    """Returns the crops (samples, crop, crop, 3) of some of the images (n, height, width, 3), some of them mirrored."""
+def crop_and_flip(images: Pixels, crops: Crops, size: int) -> Pixels:
+    """Cut crops, (samples, size, size, 3), out of images, (n, height, width, 3), and flip some horizontally."""
     count, height, width, _ = images.shape
-    # Every crop that there is, each row of it as one stretch of memory.
-    shape = (count, height - crop + 1, width - crop + 1, crop, crop * 3)
-    crops: Pixels = np.ndarray(shape, np.uint8, images, strides=(*images.strides[:3], images.strides[1], 1))
-    pixels = crops[views.images, views.tops, views.lefts].reshape(-1, crop, crop, 3)
-    mirrored = np.flatnonzero(views.flipped)
-    if len(mirrored):
-        pixels[mirrored] = cv2.flip(_tall(pixels[mirrored]), 1).reshape(-1, crop, crop, 3)
+    # A view of every possible crop, each row of which is one stretch of memory.
+    shape = (count, height - size + 1, width - size + 1, size, size * 3)
+    windows: Pixels = np.ndarray(shape, np.uint8, images, strides=(*images.strides[:3], images.strides[1], 1))
+    pixels = windows[crops.images, crops.tops, crops.lefts].reshape(-1, size, size, 3)
+    flipped = np.flatnonzero(crops.flipped)
+    if len(flipped):
+        pixels[flipped] = cv2.flip(_tall(pixels[flipped]), 1).reshape(-1, size, size, 3)
     return pixels
 
 
-def _hls_offsets(drawn: Drawn) -> Indices:
-    """The offsets of hue, lightness and saturation (samples, 3), from numbers between 0 and 1 (3, samples)."""
-    # Truncated towards zero, as the C++ original does.
-    return (drawn.T * 2 * _HLS_REACH - _HLS_REACH).astype(np.int64)
+def hls_offsets(random: npt.NDArray[np.float64]) -> Indices:
+    """Scale numbers from 0 to 1, (3, samples), to offsets of hue, lightness and saturation, (samples, 3)."""
+    # Truncated towards zero, like the C++ original.
+    return (random.T * 2 * _HLS_REACH - _HLS_REACH).astype(np.int64)
 
 
-def _shift_hls(pixels: Pixels, offsets: Indices) -> Pixels:
-    """Adds offsets (samples, 3) of hue, lightness, saturation to RGB pixels (samples, height, width, 3)."""
+def shift_hls(pixels: Pixels, offsets: Indices) -> Pixels:
+    """Add offsets, (samples, 3), of hue, lightness, saturation to RGB pixels, (samples, height, width, 3)."""
     count, height, width, _ = pixels.shape
-    # In rows as long as the images': how OpenCV rounds depends on a pixel's place in its row.
+    # In rows as long as the images': OpenCV's rounding depends on a pixel's place in its row.
     hls = cv2.cvtColor(_tall(pixels), cv2.COLOR_RGB2HLS).reshape(count, -1)
-    # OpenCV's sums stop at 0 and 255. So that hue's do at its limit, what lies between is added and taken away again.
+    # OpenCV's sums saturate at 0 and 255. Adding and subtracting the rest makes hue saturate at its own limit.
     moves = (np.maximum([offsets, -offsets], 0) + 255 - _HLS_LIMIT).astype(np.uint8)
     rows = moves.take(np.arange(width * 3) % 3, axis=2)
     up, down = rows.repeat(height, axis=1).reshape(2, count, -1)
@@ -217,19 +210,19 @@ def _shift_hls(pixels: Pixels, offsets: Indices) -> Pixels:
     return np.asarray(cv2.cvtColor(hls.reshape(1, -1, 3), cv2.COLOR_HLS2RGB), np.uint8).reshape(pixels.shape)
 
 
-def _blank(pixels: Pixels, corners: Indices, side: int) -> None:
-    """Makes of each image (samples, height, width, 3) a square grey, whose upper left corner is one of (2, samples)."""
+def _cut_out(pixels: Pixels, corners: Indices, side: int) -> None:
+    """Make a square of each image, (samples, height, width, 3), grey; its upper left corners are (2, samples)."""
     tops, lefts = corners[:, :, None] + np.arange(side)
     pixels[np.arange(len(pixels))[:, None, None], tops[:, :, None], lefts[:, None, :]] = _PAD_VALUE
 
 
 def _tall(pixels: Pixels) -> Pixels:
-    """Returns (samples, height, width, 3) as one tall image: one call of OpenCV does a whole batch."""
+    """Return (samples, height, width, 3) as one tall image, so that one call of OpenCV does a whole batch."""
     return np.ascontiguousarray(pixels).reshape(-1, pixels.shape[2], 3)
 
 
 def _planar(pixels: Pixels) -> Pixels:
-    """Returns (samples, height, width, 3) as (samples, 3, height, width), contiguous."""
+    """Return (samples, height, width, 3) as (samples, 3, height, width), contiguous."""
     count, height, width, _ = pixels.shape
     planes = np.empty((count, 3, height, width), np.uint8)
     cv2.split(pixels.reshape(count, -1, 3), list(planes.reshape(count, 3, -1).swapaxes(0, 1)))

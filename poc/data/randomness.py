@@ -1,4 +1,4 @@
-"""Random numbers that are hashes: the same on every machine, whatever the order in which they are asked for."""
+"""Random numbers that are hashes: the same on every machine, in any order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# What a random number is for, so that no two purposes share one.
+# Purposes of random numbers, so that no two share one.
 ORDER, CROP_Y, CROP_X, MIRROR, HUE, LIGHTNESS, SATURATION = range(7)
 PATTERN, SHIFT_Y, SHIFT_X, CONTRAST, NOISE = range(7, 12)
 CUT_Y, CUT_X = range(12, 14)
@@ -16,7 +16,7 @@ _STEP, _A, _B = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049
 
 
 def bits(*words: Any) -> npt.NDArray[np.uint64]:
-    """Hashes integers, or arrays that broadcast, into 64 random bits: SplitMix64 (Steele et al. 2014)."""
+    """Hash integers, or arrays that broadcast, into 64 random bits: SplitMix64 (Steele et al. 2014)."""
     state = np.zeros(1, np.uint64)
     for word in words:
         state = (state ^ np.asarray(word).astype(np.uint64)) + _STEP
@@ -27,5 +27,5 @@ def bits(*words: Any) -> npt.NDArray[np.uint64]:
 
 
 def uniform(*words: Any) -> npt.NDArray[np.float64]:
-    """Like `bits`, as numbers from 0 up to but not 1."""
+    """Return numbers from 0 (included) to 1 (excluded), made from `bits`."""
     return (bits(*words) >> np.uint64(11)) * 2.0**-53

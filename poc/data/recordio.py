@@ -20,7 +20,7 @@ _JPEG_START = b"\xff\xd8"
 
 
 class Image(NamedTuple):
-    """One record of an image."""
+    """A labelled image of a RecordIO file."""
 
     label: float
     pixels: npt.NDArray[np.uint8]
@@ -30,19 +30,19 @@ class Image(NamedTuple):
 
 
 def records(content: bytes | mmap.mmap, where: object) -> Iterator[slice]:
-    """Yields which bytes of `content` hold each record; raises UserError, naming `where`, at the first damaged byte."""
-    start, whole = 0, True
+    """Yield the bytes of each record as a slice; raises UserError, naming `where`, at the first damaged byte."""
+    start, complete = 0, True
     for kind, _, end in _parts(content, where):
-        whole = kind in (0, 3)
-        if whole:
+        complete = kind in (0, 3)
+        if complete:
             yield slice(start, end)
             start = end + -end % 4
-    if not whole:
+    if not complete:
         raise UserError(f"data: {where} is truncated in its last record; download it again")
 
 
 def image(record: bytes, where: object) -> Image:
-    """The image in the bytes of a record; raises UserError, naming `where`, if it is none, or larger than any photo."""
+    """Decode the image in a record; raises UserError, naming `where`, if it is none, or larger than any photo."""
     content = _MAGIC.join(record[start:end] for _, start, end in _parts(record, where))
     # IRHeader: how many more labels follow, the label, two identifiers.
     if len(content) < _IMAGE_HEADER:
@@ -51,7 +51,7 @@ def image(record: bytes, where: object) -> Image:
     encoded = content[_IMAGE_HEADER + 4 * more :]
     try:
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
-    except cv2.error:  # of its limits (see poc/__init__.py)
+    except cv2.error:  # larger than the limit in poc/__init__.py
         pixels = None
     if pixels is None:
         raise UserError(f"data: {where} is not an image that can be decoded; download it again")
@@ -61,10 +61,10 @@ def image(record: bytes, where: object) -> Image:
 
 
 def _parts(content: bytes | mmap.mmap, where: object) -> Iterator[tuple[int, int, int]]:
-    """Yields the parts of records: their kind, and where their bytes start and end.
+    """Yield the parts of records: kind, start and end of their bytes.
 
     Each part is the magic number, a word with its kind (upper 3 bits) and length, and the bytes, padded to a multiple
-    of 4. A payload that holds the magic number itself is cut there into parts of kind 1, 2, ..., 3; else the kind is 0.
+    of 4. A payload that contains the magic number is cut there into parts of kind 1, 2, ..., 3; else the kind is 0.
     """
     position = 0
     while position < len(content):

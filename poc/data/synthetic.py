@@ -1,4 +1,4 @@
-"""Made-up images that a network can learn: the smooth pattern of their class, shifted at random, under noise."""
+"""Synthetic images that a model can learn: the smooth pattern of their class, shifted at random, under noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIXED = 64
 
 
 def make(spec: Synthetic) -> Dataset:
-    """Returns the images of `spec`: of a fixed batch a few, which come more than once where it is larger."""
+    """Return the images of `spec`; for a fixed batch only a few, which are repeated if it is larger."""
     counts = [min(_FIXED, count) if spec.fixed else count for count in (spec.train, spec.validation)]
     patterns = _patterns(spec.size, min(spec.classes, max(counts)))
     train, validation = (_split(patterns, count, number) for number, count in enumerate(counts))
@@ -23,7 +23,7 @@ def make(spec: Synthetic) -> Dataset:
 
 
 def _patterns(size: int, classes: int) -> npt.NDArray[np.int16]:
-    """A periodic pattern, values -96 to 96, for each of the first `classes` classes: (classes, size, size, 3)."""
+    """Return a periodic pattern, values -96 to 96, for each class: (classes, size, size, 3)."""
     values = _CELLS * _CELLS * 3
     # Bilinear, between cells; no transcendental function, whose last bit would differ between machines.
     position = np.arange(size) * (_CELLS / size)
@@ -33,7 +33,7 @@ def _patterns(size: int, classes: int) -> npt.NDArray[np.int16]:
     for number in range(classes):
         drawn = bits(_SEED, PATTERN, number * values + np.arange(values)) % np.uint64(97)
         grid = drawn.astype(np.int64).reshape(_CELLS, _CELLS, 3)
-        # Without a colour of its own: a class is known by its shapes, not by its mean.
+        # Without a mean colour: a class differs by its shapes alone.
         pattern = (grid - grid.sum(axis=(0, 1)) // _CELLS**2).astype(np.float64)
         for axis, weight in enumerate((fraction[:, None], fraction)):
             before, after = (np.take(pattern, (lower + step) % _CELLS, axis=axis) for step in (0, 1))
@@ -43,7 +43,7 @@ def _patterns(size: int, classes: int) -> npt.NDArray[np.int16]:
 
 
 def _split(patterns: npt.NDArray[np.int16], count: int, number: int) -> Images:
-    """`count` images of classes 0, 1, 2, ...: split `number` of the set."""
+    """Return `count` images of classes 0, 1, 2, ... for split number `number`."""
     classes, size = patterns.shape[:2]
     labels = (np.arange(count) % classes).astype(np.int32)
     images = np.empty((count, size, size, 3), np.uint8)

@@ -83,10 +83,8 @@ class Worker:
         with self._clock.part("initialise"):
             source = Path(request["source"]) if request["source"] else None
             planned = DataId(*request["images"])
-            synthetic_fallback = planned.name == Synthetic.name
-            dataset = data.load(
-                run.data, source=source, cache=Path(request["cache"]), synthetic_fallback=synthetic_fallback
-            )
+            fallback = planned.name == Synthetic.name
+            dataset = data.load(run.data, source=source, cache=Path(request["cache"]), fallback=fallback)
             if dataset.data_id != planned:
                 raise UserError(
                     f"data: this worker has {dataset.data_id}, the plan has {planned}; all workers need the same "
@@ -106,7 +104,7 @@ class Worker:
             seed=run.seed,
             **share,
             # A CPU's cores belong to the training, which one thread can feed.
-            alone=run.kind == "cpu",
+            threaded=run.kind != "cpu",
         )
         steps = run.steps - self._first_step + step_profile.steps_of(request["detail"])
         wanted = stream(first_step=self._first_step, steps=steps)
