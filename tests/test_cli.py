@@ -134,7 +134,7 @@ def test_cpu_runs_on_a_machine_with_gpus_are_skipped_unless_they_are_named(
 def test_doctor_names_the_data_and_the_command_that_adds_what_is_missing(
     home: Path, printed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sources.cifar10, "usual_folders", lambda: [])
+    monkeypatch.setattr(sources, "usual_folders", lambda release: [])
     facts = printed("doctor", "--json")
     assert any("POC_DATA" in missing["command"] for missing in facts["missing"])
     assert {"cores", "gpus"} < facts["hardware"].keys()
