@@ -15,24 +15,27 @@ from typing import Any
 
 from poc.records import journal, last_run
 from poc.records.record import SKIPPED, Record
-from poc.values import UserError, suggest, value
+from poc.values import UserError, suggest
 
 MARK = "published.json"
-"""The file by which a folder is known to be made here, so that it may be replaced."""
-# Fields of a record whose texts are the project's own words or the hardware's, and the machine's name, which its user
-# chose to be shown.
-_OWN_WORDS = ("run", "hardware", "infrastructure", "advice", "outcome", "started", "commit", "run_id", "versions")
+"""A file in every folder that was made here, which may therefore be replaced."""
+# Fields of a record whose texts are not the user's, and the machine's name, which the user chose to show.
+_PUBLIC = ("run", "hardware", "infrastructure", "outcome", "started", "commit", "run_id", "versions")
 _BELOW = r"(?:/[\w.+@~-]+)*"
 _OTHER_HOME = rf"(?:/(?:home|Users)/[\w.+@~-]+|/root(?!\w)){_BELOW}"
-# Folders that every machine has tell nothing.
+# Paths in folders that every machine has are not private.
 _OTHER_PATH = rf"(?<![\w./:~\]-])/(?!(?:dev|proc|sys|usr|lib|lib64|opt|etc|bin)(?!\w))[\w.+@~-]+{_BELOW}"
 
 
 class Scrubber:
-    """Replace what tells whose machine it was by placeholders: folders, the user's name and the host's."""
+    """Replace what identifies the machine's owner by placeholders: paths, addresses, the names of user and host."""
 
     def __init__(self, checkout: Path) -> None:
-        users = [_user(), *(os.environ.get(name, "") for name in ("USER", "LOGNAME"))]
+        try:
+            users = [getpass.getuser()]
+        except (KeyError, OSError):  # a user without a name
+            users = []
+        users += [os.environ.get(name, "") for name in ("USER", "LOGNAME")]
         homes = [home for home in (str(Path.home()), os.environ.get("HOME", "")) if home != "/"]
         host = socket.gethostname()
         self._patterns = [
@@ -46,10 +49,10 @@ class Scrubber:
             (_any_of(users, before=r"(?<!\w)"), "[user]"),
         ]
         self.changed = 0
-        """How many texts were changed so far."""
+        """Number of texts that were changed."""
 
     def text(self, text: str) -> str:
-        """Return the text with placeholders in place of what is private."""
+        """Return the text with placeholders."""
         clean = text
         for pattern, placeholder in self._patterns:
             clean = pattern.sub(placeholder, clean)
@@ -57,9 +60,9 @@ class Scrubber:
         return clean
 
     def record(self, record: Record) -> Record:
-        """Return the record with every free text scrubbed."""
+        """Return the record with placeholders in every free text."""
         plain = record.to_json()
-        clean = {name: entry if name in _OWN_WORDS else self._scrubbed(entry) for name, entry in plain.items()}
+        clean = {name: entry if name in _PUBLIC else self._scrubbed(entry) for name, entry in plain.items()}
         clean["run"] = {**plain["run"], "recipe": self.text(plain["run"]["recipe"])}
         return Record.from_json(clean)
 
@@ -73,18 +76,10 @@ class Scrubber:
         return entry
 
 
-@value
-class Published:
-    """What was made, and what is not in it."""
-
-    folder: Path
-    files: int
-    left_out: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """Return a line for the folder, and one for each thing that is left out."""
-        lines = [f"Written: {self.folder} ({self.files} files)"]
-        return "\n".join(lines + [f"Left out: {description}" for description in self.left_out])
+def _any_of(names: Sequence[str], before: str = "", after: str = r"(?!\w)") -> re.Pattern[str]:
+    """Return a pattern of these names, the longest first; without any it matches nothing."""
+    longest_first = sorted(filter(None, names), key=len, reverse=True)
+    return re.compile(f"{before}(?:{'|'.join(map(re.escape, longest_first))}){after}" if longest_first else "(?!)")
 
 
 def publish(
@@ -93,25 +88,27 @@ def publish(
     checkout: Path,
     write_report: Callable[[Sequence[Record], Path], object],
     machine: str = "",
-) -> Published:
+) -> tuple[Path, list[str]]:
     """Make the folder MACHINE_DATE/ in `output` from the journal of the machine that ran last, or of the named one.
 
-    `write_report` writes the pages of some records into a folder. Raises UserError where there is nothing to publish,
-    and where a folder of that name is there which was not made here.
+    Return the folder, and lines about what is in it and what is not. `write_report` writes the pages of some records
+    into a folder. Raises UserError if there is nothing to publish, or if a folder of that name exists that was not
+    made here.
     """
-    records = journal.read(journal.paths(results))
-    withdrawn = [record for record in records if record.speed_withdrawn]  # read without their times
-    records = [record for record in records if not record.speed_withdrawn]
+    every_record = journal.read(journal.paths(results))
+    records = [record for record in every_record if not record.speed_withdrawn]  # those are read without their times
     started = [record for record in records if record.outcome != SKIPPED]
     if not started:
         raise UserError(f"publish: {results} holds no run; ./run_all.sh --quick makes the first ones")
     name = machine or max(started, key=lambda record: record.started).infrastructure
+    names = {record.infrastructure for record in records}
+    if name not in names:
+        raise UserError(f"--machine: no run is of {name!r}; {suggest(name, names)}")
     chosen = [record for record in records if record.infrastructure == name]
-    if not chosen:
-        raise UserError(f"--machine: no run is of {name!r}; {suggest(name, {each.infrastructure for each in started})}")
     date = max(record.started for record in chosen)[:10]
-    target = output / f"{_safe(name)}_{date}"
-    _check_is_ours(target)
+    target = output / f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-.')[:60] or 'machine'}_{date}"
+    if target.exists() and not (target / MARK).is_file():
+        raise UserError(f"publish: {target} is there and was not made by publish; move it, or give another --output")
     scrubber = Scrubber(checkout)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=f".{target.name}.") as scratch:
@@ -126,44 +123,22 @@ def publish(
         if target.exists():
             target.rename(Path(scratch) / "before")
         unfinished.rename(target)
-    left_out = [
-        f"host name, user name and paths (placeholders in {scrubber.changed} texts)",
-        "data sets, checkpoints, and the recipes' files",
+    lines = [
+        f"Written: {target} ({sum(path.is_file() for path in target.rglob('*'))} files)",
+        f"Left out: host name, user name and paths (placeholders in {scrubber.changed} texts)",
+        "Left out: data sets, checkpoints, and the recipes' files",
     ]
-    if others := sorted({record.infrastructure for record in records} - {name}):
-        left_out.append(f"other machines in {results}: {', '.join(others)} (--machine NAME publishes one)")
-    if withdrawn:
-        left_out.append(f"{len(withdrawn)} runs whose speed was withdrawn")
-    files = sum(path.is_file() for path in target.rglob("*"))
-    return Published(folder=target, files=files, left_out=tuple(left_out))
-
-
-def _check_is_ours(target: Path) -> None:
-    if target.exists() and not (target / MARK).is_file():
-        raise UserError(f"publish: {target} is there and was not made by publish; move it, or give another --output")
+    if remaining := sorted(names - {name}):
+        lines.append(f"Left out: other machines in {results}: {', '.join(remaining)} (--machine NAME publishes one)")
+    if withdrawn := len(every_record) - len(records):
+        lines.append(f"Left out: {withdrawn} runs whose speed was withdrawn")
+    return target, lines
 
 
 def _copy_last_run(results: Path, folder: Path, machine: str, scrubber: Scrubber) -> None:
-    """The page has a section about it. A recipe is named by its file alone: where it lies is private."""
+    """Copy what a section of the page is about; a recipe is named by its file alone, because its path is private."""
     last = last_run.read(results)
     if last and last.machine == machine:
         recipes = tuple(scrubber.text(Path(recipe).name) for recipe in last.recipes)
         skipped = {scrubber.text(reason): count for reason, count in last.skipped.items()}
         last_run.write(folder, dataclasses.replace(last, recipes=recipes, skipped=skipped))
-
-
-def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:60] or "machine"
-
-
-def _any_of(names: Sequence[str], before: str = "", after: str = r"(?!\w)") -> re.Pattern[str]:
-    """Return a pattern of these names, the longest first; without any it matches nothing."""
-    longest_first = sorted(filter(None, names), key=len, reverse=True)
-    return re.compile(f"{before}(?:{'|'.join(map(re.escape, longest_first))}){after}" if longest_first else "(?!)")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
-        return ""

@@ -13,8 +13,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from poc import CIFAR10, SSP, DistSync, Recipe, advice, frameworks
+from poc import CIFAR10, SSP, DistSync, Recipe, frameworks
 from poc.__main__ import main
+from poc.advice import advise as advice
 from poc.frameworks import builds
 from poc.host import hardware, nvml
 from poc.host.hardware import Hardware

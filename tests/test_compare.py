@@ -32,13 +32,11 @@ def repeats_of(epoch_seconds: Sequence[float], hour: int = 10, **changes: Any) -
 
 
 def compared(records: Sequence[Record], first: str, second: str) -> dict[str, Any]:
-    """Return what a program reads, after a look at whether a person reads the same numbers."""
+    """Return what a program reads; a person reads the same numbers."""
     built = table.build(records, [], load({}))
     values: dict[str, Any] = json.loads(compare.text(built, first, second, as_json=True))
-    text, rate, accuracy = compare.text(built, first, second), values["samples_per_second"], values["accuracy"]
-    printed = [f"{number:.3f}" for number in [rate["ratio"], *(rate["interval"] or [])] if number is not None]
-    printed += [f"{number:+.4f}" for number in [accuracy["difference"], *(accuracy["interval"] or [])] if number]
-    assert [number for number in printed if number not in text] == []
+    text, ratio = compare.text(built, first, second), values["samples_per_second"]["ratio"]
+    assert ratio is None or f"{ratio:.3f}" in text
     return values
 
 
@@ -57,19 +55,9 @@ def test_what_differs_and_by_how_much() -> None:
     assert (rate["significant"], rate["n"]) == (True, [4, 3])
 
 
-@pytest.mark.parametrize(
-    ("seconds", "significant"), [((4.0, 4.0, 4.0), False), ((4.5, 3.8, 3.9), False), ((4.4, 4.4, 4.4), True)]
-)
-def test_significant_is_what_the_interval_leaves_out_of_one(seconds: tuple[float, ...], significant: bool) -> None:
-    one, other = repeats_of((4.0, 4.0, 4.0)), repeats_of(seconds, run=OTHER)
-    rate = compared([*one, *other], one[0].run.id, other[0].run.id)["samples_per_second"]
-    low, high = rate["interval"]
-    assert (rate["significant"], low <= 1 <= high) == (significant, not significant)
-
-
 def test_fewer_than_three_repeats_give_the_ratio_of_medians_and_no_test() -> None:
-    one, other = repeats_of((4.0,)), repeats_of((1.0, 2.0), run=OTHER)
-    rate = compared([*one, *other], one[0].run.id, other[0].run.id)["samples_per_second"]
+    first, second = repeats_of((4.0,)), repeats_of((1.0, 2.0), run=OTHER)
+    rate = compared([*first, *second], first[0].run.id, second[0].run.id)["samples_per_second"]
     assert rate["ratio"] == pytest.approx((SAMPLES / 4) / ((SAMPLES / 1 + SAMPLES / 2) / 2))
     assert (rate["interval"], rate["significant"], rate["n"]) == (None, None, [1, 2])
 
@@ -124,39 +112,27 @@ def test_all_seeds_of_a_setting_are_its_repeats() -> None:
     assert (values["accuracy"]["n"], values["accuracy"]["interval"]) == ([1, 1], None)
 
 
-def test_an_open_name_is_of_a_machine_that_has_both_runs() -> None:
+def test_a_name_without_a_machine_is_of_one_that_has_both_runs() -> None:
     here, there = repeats_of(SLOW, infrastructure="node"), repeats_of(SLOW, hour=20, infrastructure="node 2")
     other = repeats_of(FAST, run=OTHER, infrastructure="node")
     records, run_id = [*here, *there, *other], here[0].run.id
     assert "machine" not in compared(records, run_id, other[0].run.id)["differences"]
-    # A whole name is that machine's, not also that of others which start with it.
+    # An exact name is not also the start of others.
     assert compared(records, f"{run_id}@node", f"{run_id}@node 2")["differences"] == {"machine": [["node"], ["node 2"]]}
 
 
-def test_repeats_on_other_images_are_not_pooled() -> None:
-    one, other = repeats_of(SLOW), repeats_of(FAST, run=OTHER)
-    others = [record_of(epoch_seconds=[8.0] * 6, data_checksum="abcd", started="2026-11-20T10:00:00+00:00")]
-    values = compared([*others, *one, *other], one[0].run.id, other[0].run.id)
-    assert values["samples_per_second"]["first"]["n"] == 4
-    values = compared([*others, *other], one[0].run.id, other[0].run.id)
-    assert values["differences"] == {"data_checksum": [["abcd"], []], "lr": [[0.05], [0.4]]}
-
-
 @pytest.mark.parametrize("outcome", ["failed", "skipped", "diverged"])
-def test_a_run_without_figures_has_none(outcome: str) -> None:
-    one, lost = repeats_of(SLOW), record_of(outcome=outcome, reason="lost", run=OTHER)
-    for pair in ((one[0].run.id, lost.run.id), (lost.run.id, one[0].run.id)):
-        values = compared([*one, lost], *pair)
+def test_a_run_that_did_not_complete_has_no_speed_or_accuracy(outcome: str) -> None:
+    repeats, lost = repeats_of(SLOW), record_of(outcome=outcome, reason="lost", run=OTHER)
+    for pair in ((repeats[0].run.id, lost.run.id), (lost.run.id, repeats[0].run.id)):
+        values = compared([*repeats, lost], *pair)
         rate, accuracy = values["samples_per_second"], values["accuracy"]
         assert (rate["ratio"], rate["interval"], accuracy["difference"]) == (None, None, None)
-        assert values["differences"]["lr"]
 
 
-def test_what_cannot_be_compared_is_the_users_mistake() -> None:
+@pytest.mark.parametrize("names", [("", ""), ("", "@test"), ("@abc", "@test@abcd"), ("", "@there")])
+def test_two_names_of_the_same_repeats_are_the_users_mistake(names: tuple[str, str]) -> None:
     records = repeats_of(SLOW)
-    built, run_id = table.build(records, [], load({})), records[0].run.id
-    for pair in ((run_id, run_id), (run_id, f"{run_id}@test"), (f"{run_id}@abc", f"{run_id}@test@abcd")):
-        with pytest.raises(UserError, match="same repeats"):
-            compare.text(built, *pair)
-    with pytest.raises(UserError, match=r"'there'.*test machine"):
-        compare.text(built, run_id, f"{run_id}@there")
+    first, second = (f"{records[0].run.id}{name}" for name in names)
+    with pytest.raises(UserError):
+        compare.text(table.build(records, [], load({})), first, second)

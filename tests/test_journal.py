@@ -129,7 +129,7 @@ def test_journals_of_earlier_versions_can_be_migrated(tmp_path: Path) -> None:
     now = record_of().to_json()
     run = {name: value for name, value in now["run"].items() if name not in ("framework", "kvstore", "straggler")}
     for name, changes in (("several", {}), ("one", {"devices": 1, "workers": 1}), ("removed", {"averaged_views": 6})):
-        earlier = {**now, "schema": 2, "checksum": "0", "run_id": name, "engine_choice": "", "advice": None}
+        earlier = {**now, "schema": 2, "checksum": "0", "run_id": name, "framework_choice": "", "advice": None}
         earlier.update(run={**run, **EARLIER_RUN, **changes}, predicted={"rate": 1.0})
         path = tmp_path / "here" / journal.FILE
         path.parent.mkdir(exist_ok=True)

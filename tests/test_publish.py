@@ -58,49 +58,45 @@ def test_what_tells_whose_it_was_is_replaced(owner: Path) -> None:
         assert scrub(text) == text
 
 
+def save(folder: Path, *records: Record) -> None:
+    for record in records:
+        journal.append(journal.folder(folder, record.infrastructure) / journal.FILE, record)
+
+
 def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -> None:
     private = f"MXNetError: {owner}/data/cifar10_train.rec of {USER} on {HOST}: /mnt/data is full"
     notes = [{"step": 3, "why": private}]
-    run = {"recipe": USER}
-    for record in (
-        record_of(outcome="failed", reason=private, unsaved=notes, resumed=notes, run=run),
+    save(
+        tmp_path / "results",
+        record_of(outcome="failed", reason=private, unsaved=notes, resumed=notes, run={"recipe": USER}),
         record_of(environment={"LD_PRELOAD": f"{owner}/lib/libtcmalloc.so"}, framework_choice=private),
         record_of(infrastructure="B", started="2026-11-20T10:00:00+00:00"),
-    ):
-        journal.append(journal.folder(tmp_path / "results", record.infrastructure) / journal.FILE, record)
-    asked = LastRun(
-        recipes=(f"{owner}/mine.py", "quick"),
-        runs=("0123456789",),
-        skipped={private: 2},
-        quick=False,
-        machine="test machine",
-        started="2026-11-21T10:00:00+00:00",
     )
-    last_run.write(tmp_path / "results", asked)
-    made = publish(tmp_path / "results", tmp_path / "out", HOME, write_pages)
-    assert made.folder == tmp_path / "out" / "test-machine_2026-11-21"
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [made.folder.name]
-    texts = [path.read_text() for path in made.folder.rglob("*") if path.is_file()]
-    assert len(texts) == made.files == 4
+    fields = {"recipes": (f"{owner}/mine.py", "quick"), "runs": ("0123456789",), "skipped": {private: 2}}
+    last = LastRun(**fields, machine="test machine", started="2026-11-21T10:00:00+00:00")
+    last_run.write(tmp_path / "results", last)
+    folder, lines = publish(tmp_path / "results", tmp_path / "out", HOME, write_pages)
+    assert list((tmp_path / "out").iterdir()) == [folder]
+    assert folder.name == "test-machine_2026-11-21"
+    texts = [path.read_text() for path in folder.rglob("*") if path.is_file()]
+    assert len(texts) == 4
     for secret in (str(owner), USER, HOST, "/mnt"):
         assert not any(secret in text for text in texts)
-    assert str(made).count("B (--machine NAME") == 1
-    records = journal.read(journal.paths(made.folder))
-    assert [record.outcome for record in records] == ["failed", "completed"]
-    assert records[0].reason == "MXNetError: [home] of [user] on [host]: [path] is full"
-    assert records[1].run == record_of().run
-    published = last_run.read(made.folder)
+    assert sum("B (--machine NAME" in line for line in lines) == 1
+    failed, completed = journal.read(journal.paths(folder))
+    assert failed.reason == "MXNetError: [home] of [user] on [host]: [path] is full"
+    assert completed.run == record_of().run
+    published = last_run.read(folder)
     assert published is not None
     assert published.recipes == ("mine.py", "quick")
-    # Again, of another machine.
-    other = publish(tmp_path / "results", tmp_path / "out", HOME, write_pages, "B")
-    assert other.folder.name == "B_2026-11-20"
-    assert last_run.read(other.folder) is None
+    other, _ = publish(tmp_path / "results", tmp_path / "out", HOME, write_pages, "B")
+    assert other.name == "B_2026-11-20"
+    assert last_run.read(other) is None
 
 
-def test_a_folder_of_somebody_else_s_is_not_touched_and_one_s_own_is_replaced(tmp_path: Path) -> None:
+def test_only_a_folder_that_publish_made_is_replaced(tmp_path: Path) -> None:
     record = record_of()
-    journal.append(journal.folder(tmp_path / "results", record.infrastructure) / journal.FILE, record)
+    save(tmp_path / "results", record)
     target = tmp_path / f"test-machine_{record.started[:10]}"
     target.mkdir()
     (target / "mine").write_text("precious")
@@ -111,48 +107,44 @@ def test_a_folder_of_somebody_else_s_is_not_touched_and_one_s_own_is_replaced(tm
     publish(tmp_path / "results", tmp_path, HOME, write_pages)
     assert not (target / "mine").exists()
     assert len(journal.read(journal.paths(target))) == 1
-    with pytest.raises(UserError, match="holds no run"):
-        publish(tmp_path / "nowhere", tmp_path, HOME, write_pages)
+    for folder, machine in (("nowhere", ""), ("results", "no such machine")):
+        with pytest.raises(UserError):
+            publish(tmp_path / folder, tmp_path, HOME, write_pages, machine)
 
 
-def test_the_last_run_is_read_as_it_was_written_and_a_damaged_file_is_none(tmp_path: Path) -> None:
+def test_a_damaged_last_run_is_none(tmp_path: Path) -> None:
     fields = {"recipes": ("a",), "runs": ("1", "2"), "skipped": {"why": 3}, "quick": True}
-    asked = LastRun(**fields, machine="m", started=last_run.now())
-    last_run.write(tmp_path / "results", asked)
-    assert last_run.read(tmp_path / "results") == asked
-    assert [path.name for path in (tmp_path / "results").iterdir()] == [last_run.FILE]
+    last = LastRun(**fields, machine="m", started=last_run.now())
+    last_run.write(tmp_path, last)
+    assert last_run.read(tmp_path) == last
     for damaged in ("", "{}", "[1]", '{"recipes": 3}'):
-        (tmp_path / "results" / last_run.FILE).write_text(damaged)
-        assert last_run.read(tmp_path / "results") is None
+        (tmp_path / last_run.FILE).write_text(damaged)
+        assert last_run.read(tmp_path) is None
 
 
-def test_the_command_makes_a_folder_whose_links_lead_to_what_is_in_it(
+def test_the_command_makes_a_folder_whose_links_stay_inside(
     owner: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results, output = tmp_path / "results", tmp_path / "sent"
+    results, output = tmp_path / "results", tmp_path / "output"
     failed = record_of(outcome="failed", reason=f"OSError: {owner}/x is gone", run={"learning_rate": 0.2})
-    for record in (record_of(), failed):
-        journal.append(journal.folder(results, record.infrastructure) / journal.FILE, record)
+    save(results, record_of(), failed)
     arguments = ["publish", "--results", str(results), "--output", str(output)]
     assert main(arguments) == 0
     (folder,) = output.iterdir()
     assert str(folder) in capsys.readouterr().out
-    pages = list(folder.glob("*.md"))
     targets = {
         (page.parent / address).resolve()
-        for page in pages
-        for address in re.findall(r"\]\(([^)#]+)[^)]*\)|^\[[^]]+\]: (\S+)", page.read_text(), re.MULTILINE)
-        for address in address
+        for page in folder.glob("*.md")
+        for addresses in re.findall(r"\]\(([^)#]+)[^)]*\)|^\[[^]]+\]: (\S+)", page.read_text(), re.MULTILINE)
+        for address in addresses
         if address and "://" not in address
     }
     assert len(targets) > 3
     assert all(target.exists() and folder in target.parents for target in targets)
     assert {"rows.csv", "explorer.html", "results.md", MARK} <= {path.name for path in folder.iterdir()}
-    texts = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
-    assert USER not in texts
-    # A published folder is a folder of results itself.
+    assert not any(USER in path.read_text() for path in folder.rglob("*") if path.is_file())
+    # A published folder is a folder of results itself, and is replaced.
     assert main(["show", record_of().run.id, "--results", str(folder)]) == 0
     assert main(arguments) == 0
     (folder / MARK).unlink()
     assert main(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1

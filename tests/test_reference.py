@@ -34,7 +34,6 @@ def trained(pace: float, **changes: Any) -> Record:
     used = [{"device": "GPU 0", "seconds": 30.0 * pace, "joules": 900.0}]
     timed = dict(detail=detail, peak_flops=4e11 / pace, cpu_seconds=50.0 * pace, short_spin_seconds=pace)
     timed.update(monitor={"samples": 9, "of_windows": True, "devices": used})
-    timed.update(predicted={"rate": 300.0 / pace, "low": 200.0 / pace, "high": 400.0 / pace, "devices": 1})
     timed.update(sync_stats={"staleness": {}, "stale_wait_seconds": pace})
     timed.update(workers=[{"worker": 0, "windows": [], "wall": pace}], parts={"evaluate": pace})
     seconds = [4.0 * pace] * 12

@@ -1,4 +1,4 @@
-"""One run in words and for programs: all its repeats, its curve, and where its time went."""
+"""`poc show`, for people and for programs: all repeats of a run, its curve, and the parts of its time."""
 
 from __future__ import annotations
 
@@ -34,36 +34,28 @@ def test_a_run_is_shown_with_all_its_repeats() -> None:
     elsewhere = record_of(epoch_seconds=[8.0] * 6, infrastructure="elsewhere", data_checksum="abcd")
     run_id = slow[0].run.id
     text, values = shown([*fast, *slow, elsewhere], run_id[:6])
-    rates = {"320.0", "256.0", "160.0"}
-    assert {rate for rate in (*rates, "640.0") if rate in text} == rates
-    assert all(name in text for name in ("elsewhere", "test machine", "abcd"))
+    assert [rate in text for rate in ("320.0", "256.0", "160.0", "640.0")] == [True, True, True, False]
     assert [repeat["samples_per_second"] for repeat in values["repeats"]] == [160.0, 320.0, 256.0]
     assert values["run_id"] == run_id
-    # The curve and the parts of the time are the last one's.
+    # The curve and the parts of the time are of the last repeat.
     assert [epoch["accuracy"] for epoch in values["epochs"]] == [0.5, 0.55, 0.6, 0.65, 0.7, 0.75]
-    assert values["epochs"][0] == {
-        "epoch": 1,
-        "loss": 1.0,
-        "accuracy": 0.5,
-        "samples_per_second": 256.0,
-        "seconds": 5.0,
-    }
+    first = {"epoch": 1, "loss": 1.0, "accuracy": 0.5, "samples_per_second": 256.0, "seconds": 5.0}
+    assert values["epochs"][0] == first
     assert set(values["seconds_by_part"]) == set(PARTS)
     assert sum(values["seconds_by_part"].values()) == pytest.approx(values["repeats"][-1]["wall_seconds"])
-    text, values = shown([*fast, *slow, elsewhere], f"{run_id}@else")
-    assert ("160.0" in text, "320.0" in text, len(values["repeats"])) == (True, False, 1)
+    _, values = shown([*fast, *slow, elsewhere], f"{run_id}@else")
+    assert [repeat["samples_per_second"] for repeat in values["repeats"]] == [160.0]
 
 
 @pytest.mark.parametrize("outcome", ["failed", "skipped", "out of memory"])
-def test_a_run_that_never_completed_says_why(outcome: str) -> None:
+def test_a_run_that_never_completed_has_its_reason(outcome: str) -> None:
     lost = record_of(outcome=outcome, reason="no room left", windows=[], evaluations=[], wall=None)
     text, values = shown([lost], lost.run.id)
-    assert "no room left" in text
-    assert outcome in text
+    assert f"{outcome}: no room left" in text
     assert (values["repeats"][0]["reason"], values["epochs"], values["seconds_by_part"]) == ("no room left", [], {})
 
 
-def test_a_later_failure_does_not_hide_the_curve_and_a_framework_has_its_reason() -> None:
+def test_a_later_failure_does_not_hide_the_curve() -> None:
     done = record_of(framework_choice="not PyTorch: no such model")
     lost = record_of(outcome="failed", reason="killed", started="2026-11-22T10:00:00+00:00", windows=[], evaluations=[])
     text, values = shown([lost, done], done.run.id)
@@ -73,33 +65,17 @@ def test_a_later_failure_does_not_hide_the_curve_and_a_framework_has_its_reason(
 
 def test_a_withdrawn_speed_is_not_shown() -> None:
     record = record_of(speed_withdrawn="a defect").without_speed()
-    text, values = shown([record], record.run.id)
-    assert "a defect" in text
+    _, values = shown([record], record.run.id)
     assert values["epochs"][-1] == {"epoch": 6, "loss": 1.0, "accuracy": 0.75}
     assert (values["repeats"][0]["samples_per_second"], values["seconds_by_part"]) == (None, {})
 
 
-@pytest.mark.parametrize(
-    ("start", "says"),
-    [
-        ("zz", "'zz'"),
-        ("", "''"),
-        ("@test machine", "''.*"),
-        ("0@tset machine", "did you mean 'test machine'"),
-    ],
-)
-def test_an_id_that_no_run_has_is_the_users_mistake(start: str, says: str) -> None:
+@pytest.mark.parametrize("start", ["zz", "", "@test machine", "0@tset machine", "several"])
+def test_a_name_of_no_run_or_of_several_is_the_users_mistake(start: str) -> None:
     records = [record for rate in range(1, 20) for record in repeats_of(4.0, learning_rate=rate / 100)]
-    with pytest.raises(UserError, match=says) as caught:
+    if start == "several":
+        ids = [record.run.id for record in records]
+        start = max("0123456789abcdef", key=lambda digit: sum(run_id.startswith(digit) for run_id in ids))
+    with pytest.raises(UserError) as caught:
         shown(records, start)
     assert "\n" not in str(caught.value)
-
-
-def test_an_id_that_several_runs_have_is_the_users_mistake() -> None:
-    records = [record for rate in range(1, 20) for record in repeats_of(4.0, learning_rate=rate / 100)]
-    ids = [record.run.id for record in records]
-    first = max("0123456789abcdef", key=lambda digit: sum(run_id.startswith(digit) for run_id in ids))
-    with pytest.raises(UserError, match=min(run_id for run_id in ids if run_id.startswith(first))):
-        shown(records, first)
-    with pytest.raises(UserError):
-        shown([], "ab")

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from poc import predict, report
+from poc import report
 from poc.published import load, prices
 from poc.records import journal
 from poc.report import chart, explorer
@@ -59,7 +59,6 @@ class Simulated:
         self.folder, self.machine = folder, f"simulated {machine}"
         is_complete = (machine, content) == QUICK[0]
         with contextlib.redirect_stderr(io.StringIO()), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(predict, "forecast", lambda run, known: None)  # slow, and on no page
             patch.setattr(explorer, "page", lambda table, cache: "")
             if not is_complete:
                 patch.setattr(chart, "svg", lambda figure: "<svg/>")

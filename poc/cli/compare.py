@@ -33,28 +33,30 @@ def text(table: pd.DataFrame, first: str, second: str, as_json: bool = False) ->
     All seeds of a setting are its repeats. Raises UserError if a name fits no run or several, or both name the same.
     """
     runs, sides = _sides(table, [first, second])
-    conditions = {name: [_known(side[name]) for side in sides] for name in _CONDITIONS}
+    conditions = {name: [_distinct(side[name]) for side in sides] for name in _CONDITIONS}
     differences = {name: values for name, values in conditions.items() if values[0] != values[1]}
-    apart = "machine" in differences or "hardware" in differences
-    done = [side[side.outcome == COMPLETED] for side in sides]
-    rate, accuracy = _rate(done, apart), _accuracy(done)
+    same_machine = not {"machine", "hardware"} & differences.keys()
+    completed = [side[side.outcome == COMPLETED] for side in sides]
+    rate, accuracy = _rate(completed, same_machine), _accuracy(completed)
     if as_json:
-        values = {"run_ids": runs, "differences": differences, "interleaving_required": not apart}
+        values = {"run_ids": runs, "differences": differences, "interleaving_required": same_machine}
         return json.dumps({**values, "samples_per_second": rate, "accuracy": accuracy}, indent=2)
     rows = [[show.title(name), *(_words(name, values) for values in both)] for name, both in differences.items()]
-    rows.append(["samples/s", _spread(rate["first"], ",.1f"), _spread(rate["second"], ",.1f")])
-    rows.append(["accuracy", _spread(accuracy["first"], ".4f"), _spread(accuracy["second"], ".4f")])
+    rows.append(["samples/s", *(_range(rate[side], ",.1f") for side in ("first", "second"))])
+    rows.append(["accuracy", *(_range(accuracy[side], ".4f") for side in ("first", "second"))])
     heads = ["@".join([run, *name.split("@")[1:]]) for run, name in zip(runs, (first, second))]
     lines = [tabulate(rows, headers=["", *heads], disable_numparse=True), ""]
-    lines += [] if differences else ["No column of rows.csv that says what ran differs."]
-    lines += [_verdict("Accuracy, first - second", "difference", "+.4f", accuracy)]
-    lines += [_verdict("Samples/s, first / second", "ratio", ".3f", rate)]
-    lines += [_RULE] if rate["ratio"] and rate["interval"] is None and not apart else []
+    if not differences:
+        lines.append("No column of rows.csv that says what ran differs.")
+    lines.append(_verdict("Accuracy, first - second", "difference", "+.4f", accuracy))
+    lines.append(_verdict("Samples/s, first / second", "ratio", ".3f", rate))
+    if rate["ratio"] and rate["interval"] is None and same_machine:
+        lines.append(_RULE)
     return "\n".join(lines)
 
 
 def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[pd.DataFrame]]:
-    """Return the id and the repeats that each name stands for, on a machine that has both runs if that is open."""
+    """Return the id and the repeats that each name stands for; if no machine is named, on one that has both runs."""
     named = [show.select(table, name) for name in names]
     runs = [str(rows.run_id.iloc[0]) for rows in named]
     common = named[0].machine[named[0].machine.isin(named[1].machine)]
@@ -62,7 +64,7 @@ def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[p
         named = [rows[rows.machine == common.iloc[-1]] for rows in named]
     sides = []
     for name, rows in zip(names, named):
-        # A skipped run read no images, so that its setting is another than that of its repeats.
+        # A skipped run read no images, so its setting is not that of its repeats.
         setting = rows.sort_values("outcome", key=lambda outcome: outcome == COMPLETED, kind="stable").setting.iloc[-1]
         sides.append(show.only(table[table.setting == setting], name.split("@")[1:]))
     if sides[0].index.isin(sides[1].index).any():  # one setting: the names differ in the seed, or not at all
@@ -72,7 +74,7 @@ def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[p
     return runs, sides
 
 
-def _known(column: pd.Series[Any]) -> list[Any]:
+def _distinct(column: pd.Series[Any]) -> list[Any]:
     return sorted({value for value in column if value != "" and pd.notna(value)})
 
 
@@ -81,22 +83,18 @@ def _words(name: str, values: Sequence[Any]) -> str:
     return ", ".join(map(str, cells)) or "-"
 
 
-def _summary(values: pd.Series[float]) -> dict[str, float] | None:
-    """Return median, extremes and number of the known values; None if there are none."""
-    known = values.dropna()
-    if known.empty:
-        return None
-    return {"median": known.median(), "low": known.min(), "high": known.max(), "n": len(known)}
-
-
 def _summaries(sides: Sequence[pd.Series[float]]) -> dict[str, Any]:
-    both = {name: _summary(values) for name, values in zip(("first", "second"), sides)}
-    return {**both, "n": [len(values) for values in sides], "interval": None, "significant": None}
+    """Return median, extremes and number of both sides' values, as far as they are known; no test yet."""
+    result: dict[str, Any] = {"n": [len(values) for values in sides], "interval": None, "significant": None}
+    for name, values in zip(("first", "second"), (side.dropna() for side in sides)):
+        summary = {"median": values.median(), "low": values.min(), "high": values.max(), "n": len(values)}
+        result[name] = summary if len(values) else None
+    return result
 
 
-def _rate(sides: Sequence[pd.DataFrame], apart: bool) -> dict[str, Any]:
+def _rate(sides: Sequence[pd.DataFrame], same_machine: bool) -> dict[str, Any]:
     """Return the samples/s of both sides, their ratio, and its interval if there are enough interleaved repeats."""
-    if apart:  # Different machines have no slower hours in common: as if all repeats had started at once.
+    if not same_machine:  # They have no slower hours in common: as if all repeats had started at once.
         sides = [side.assign(started="2000-01-01T00:00:00") for side in sides]
     result = _summaries([repeats.clean(side[side.samples_per_second.notna()]).samples_per_second for side in sides])
     result["n"] = [len(side) for side in repeats.pair(*sides)]
@@ -104,14 +102,14 @@ def _rate(sides: Sequence[pd.DataFrame], apart: bool) -> dict[str, Any]:
     if ratio and ratio.is_tested:
         interval = [ratio.low, ratio.high]
         return {**result, "ratio": ratio.ratio, "interval": interval, "significant": ratio.is_significant}
-    known = result["first"] and result["second"]
-    return {**result, "ratio": result["first"]["median"] / result["second"]["median"] if known else None}
+    both = result["first"] and result["second"]
+    return {**result, "ratio": result["first"]["median"] / result["second"]["median"] if both else None}
 
 
 def _accuracy(sides: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """Return the accuracies of both sides, one per seed, their difference, and its interval with enough seeds."""
-    known = [side[side.accuracy.notna()].sort_values("started", kind="stable") for side in sides]
-    accuracies = [side.drop_duplicates("seed", keep="last").accuracy for side in known]
+    evaluated = [side[side.accuracy.notna()].sort_values("started", kind="stable") for side in sides]
+    accuracies = [side.drop_duplicates("seed", keep="last").accuracy for side in evaluated]
     result = _summaries(accuracies)
     if min(result["n"]) < repeats.MIN_REPEATS:
         medians = [values.median() for values in accuracies]
@@ -121,7 +119,7 @@ def _accuracy(sides: Sequence[pd.DataFrame]) -> dict[str, Any]:
     return {**result, "difference": difference, "interval": [low, high], "significant": not low <= 0 <= high}
 
 
-def _spread(summary: dict[str, float] | None, digits: str) -> str:
+def _range(summary: dict[str, float] | None, digits: str) -> str:
     if summary is None:
         return "none"
     low, median, high = (f"{summary[name]:{digits}}" for name in ("low", "median", "high"))

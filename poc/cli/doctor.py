@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from poc import data, frameworks
-from poc.cli import chosen
+from poc.cli.options import HOME, DoctorOptions, instance_type
 from poc.config import CIFAR10
 from poc.frameworks import Build
 from poc.host import hardware
@@ -25,24 +24,24 @@ FREE_GIGABYTES = 2.0
 """Disk space for data and results."""
 
 
-def doctor(options: argparse.Namespace) -> None:
-    """Print what was found, or the same as JSON."""
+def doctor(options: DoctorOptions) -> None:
+    """Print the machine, its frameworks, data and price, and what is missing."""
     machine = hardware.detect()
     facts = {
-        "machine": chosen.instance_type() or machine.describe(),
+        "machine": instance_type() or machine.describe(),
         "hardware": to_plain(machine),
         "frameworks": {name: frameworks.versions(name) for name in frameworks.FRAMEWORKS},
         "libraries": provenance.versions(),
         "builds": describe_builds(machine, frameworks.wanted(machine)),
-        "data": _data(chosen.source(options)),
+        "data": _data(options.source()),
         "price": _price(machine),
-        "missing": [{"what": name, "command": command} for name, command in _missing(machine, options)],
+        "missing": [{"what": name, "command": command} for name, command in _missing(machine, options.source())],
     }
     print(json.dumps(facts, indent=1) if options.json else "\n".join(_lines(facts, machine)))
 
 
 def _lines(facts: Mapping[str, Any], machine: Hardware) -> Iterator[str]:
-    """Say the facts, a topic each line."""
+    """Return the facts as lines."""
     cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
     yield f"machine    {facts['machine']}"
     yield f"CPU        {machine.cpu}, {cores}, {machine.memory_bytes / 2**30:.0f} GiB of memory"
@@ -66,7 +65,7 @@ def _lines(facts: Mapping[str, Any], machine: Hardware) -> Iterator[str]:
 
 
 def _data(source: Path | None) -> str:
-    """Say where CIFAR-10 comes from on this machine."""
+    """Describe where CIFAR-10 comes from on this machine."""
     folder = data.find(CIFAR10(), source=source, cache=cache())
     if folder is None:
         return "CIFAR-10 is not here: the first run downloads it, or takes synthetic images where that fails"
@@ -76,14 +75,14 @@ def _data(source: Path | None) -> str:
 
 
 def _price(machine: Hardware) -> str:
-    price = prices.load({}).of(chosen.instance_type(), machine.describe())
+    price = prices.load({}).of(instance_type(), machine.describe())
     if price is None:
         return "not known: pages show no cost unless run gets --price DOLLARS or --machine NAME"
     return f"{price.dollars_per_hour:.2f} dollars/h for {price.machine} ({price.region}, {price.date})"
 
 
-def _missing(machine: Hardware, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Name what is missing, each with the command that mends it."""
+def _missing(machine: Hardware, source: Path | None) -> Iterator[tuple[str, str]]:
+    """Return each missing part with the command that adds it."""
     wanted = frameworks.wanted(machine)
     for name in frameworks.FRAMEWORKS:
         build = wanted.get(name)
@@ -94,11 +93,10 @@ def _missing(machine: Hardware, options: argparse.Namespace) -> Iterator[tuple[s
     for package, purpose in (("ray", "Ray (optional, for clusters)"), ("horovod", "Horovod (optional, on CPUs)")):
         if not is_installed(package):
             yield purpose, f"./make_environment.sh --{package}"
-    source = chosen.source(options)
     if data.find(CIFAR10(), source=source, cache=cache()) is None:
         where = f"CIFAR-10 in {source}" if source else "CIFAR-10 (optional: the first run downloads it)"
         yield where, "export POC_DATA=FOLDER, one that holds CIFAR-10 in any usual form"
-    for folder in dict.fromkeys((chosen.HOME, _existing(cache()))):
+    for folder in dict.fromkeys((HOME, _existing(cache()))):
         free = shutil.disk_usage(folder).free / 1e9
         if free < FREE_GIGABYTES:
             yield f"room in {folder}, where {free:.1f} GB are free", f"free {FREE_GIGABYTES:g} GB, or set POC_CACHE"

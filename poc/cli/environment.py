@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import shutil
 import sys
 from collections.abc import Iterator
 
 from poc import frameworks
-from poc.cli import chosen
 from poc.cli.doctor import FREE_GIGABYTES, describe_builds, is_installed
+from poc.cli.options import HOME, EnvironmentOptions
 from poc.frameworks import Build
 from poc.host import hardware
 from poc.values import UserError
@@ -19,7 +18,7 @@ EXTRAS = ("dev", "ray", "horovod")
 _MXNET_LIBRARIES = {"libquadmath.so.0": "libquadmath0", "libgomp.so.1": "libgomp1"}
 
 
-def environment(options: argparse.Namespace) -> None:
+def environment(options: EnvironmentOptions) -> None:
     """Print a line for each list of packages: the folder of its environment, and its path.
 
     Raise UserError if the machine lacks something for them, or room on the disk.
@@ -34,7 +33,7 @@ def environment(options: argparse.Namespace) -> None:
         print("\n".join(describe_builds(machine, wanted)), file=sys.stderr)
         _check_disk(new)
     for name, build in wanted.items():
-        folder = frameworks.environment(name) if build.separate else chosen.HOME / ".venv"
+        folder = frameworks.environment(name) if build.separate else HOME / ".venv"
         for file in build.requirements:
             print(folder.name, file)
     for name in extras:
@@ -58,10 +57,10 @@ def _is_loadable(library: str) -> bool:
 
 
 def _check_disk(new: list[Build]) -> None:
-    gigabytes, free = sum(build.gigabytes for build in new), shutil.disk_usage(chosen.HOME).free / 1e9
+    gigabytes, free = sum(build.gigabytes for build in new), shutil.disk_usage(HOME).free / 1e9
     if free < gigabytes + FREE_GIGABYTES:
         raise UserError(
-            f"disk: {chosen.HOME} has {free:.1f} GB free, and {gigabytes + FREE_GIGABYTES:.1f} are needed: "
+            f"disk: {HOME} has {free:.1f} GB free, and {gigabytes + FREE_GIGABYTES:.1f} are needed: "
             f"{gigabytes:.1f} for {', '.join(map(str, new))}, the rest for data and results; make room, or take a "
             "larger disk"
         )

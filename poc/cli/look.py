@@ -2,90 +2,91 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-from annotated_types import Lt
-
+import poc.cli.options as cli
 from poc import published
-from poc.cli import chosen
-from poc.published import Study, prices
+from poc.published import prices
 from poc.published.prices import Prices
 from poc.records import journal
 from poc.records.record import Record
 from poc.run.launcher import cache
-from poc.values import Positive, UserError, checked, suggest
+from poc.values import UserError, suggest
 
 if TYPE_CHECKING:
     import pandas as pd
+# Functions import what needs scipy and matplotlib, which take a second: plan and doctor need not wait for them.
 
 
-def report(options: argparse.Namespace) -> None:
+def report(options: cli.ReportOptions) -> None:
     """Write the pages again; raises UserError for a mistake in the options."""
-    check_target(options)
-    studies, machine_prices = published.load(options.study), prices.load(dict(options.price))
+    studies, known_prices = published.load(options.study), prices.load(dict(options.price))
     names = {name for study in studies for row in study.rows for name in (row.machine, row.hardware)}
-    for record in _all_records(options):
+    for record in options.all_records():
         names |= {record.infrastructure, record.hardware.describe()}
     for name, _ in options.price:
         if name not in names:
             raise UserError(f"--price: no row is of a machine {name!r}; {suggest(name, filter(None, names))}")
-    write_report(options, studies, machine_prices)
+    write_report(options, known_prices, study=options.study, target=options.target, folders=options.others)
 
 
-def check_target(options: argparse.Namespace) -> None:
-    """Raise UserError unless --target is an accuracy that a training can reach."""
-    checked("--target", options.target, Annotated[Positive, Lt(1)])
-
-
-def write_report(options: argparse.Namespace, studies: Sequence[Study], machine_prices: Prices) -> None:
-    """Write the pages of all journals in the folder of results; print the scorecard and where the page is."""
-    # scipy and matplotlib take a second to import, which plan and doctor need not wait for.
+def write_report(
+    options: cli.ResultsOptions,
+    known_prices: Prices,
+    *,
+    study: Sequence[Path] = (),
+    target: float = cli.TARGET,
+    folders: Sequence[Path] = (),
+) -> None:
+    """Write the pages of all journals in the folder of results; print the scorecard and the path of the page."""
     from poc import report
 
-    records = chosen.records(options)
-    how: dict[str, Any] = {name: vars(options)[name] for name in ("target",) if name in options}
-    how.update(prices=machine_prices, others=journal.read_with(records, vars(options).get("others", [])))
-    folder, page = chosen.results(options), chosen.page(options)
-    print(report.write(records, studies, page=page, folder=folder, cache=cache(), **how))
+    records = options.records()
+    written = report.write(
+        records,
+        published.load(study),
+        page=options.page,
+        folder=options.folder,
+        cache=cache(),
+        target=target,
+        prices=known_prices,
+        others=journal.read_with(records, folders),
+    )
+    print(written)
 
 
-def publish(options: argparse.Namespace) -> None:
+def publish(options: cli.PublishOptions) -> None:
     """Make a folder of one machine's results that can be sent."""
-    check_target(options)
     from poc import report
     from poc.publish import publish
 
-    studies, how = published.load(options.study), {"prices": prices.load({}), "target": options.target}
+    studies, known_prices = published.load(options.study), prices.load({})
 
     def write_pages(records: Sequence[Record], folder: Path) -> None:
-        report.write(records, studies, page=folder / "results.md", folder=folder, cache=cache(), **how)
+        page, target = folder / "results.md", options.target
+        report.write(records, studies, page=page, folder=folder, cache=cache(), target=target, prices=known_prices)
 
-    chosen.own_records(options)  # a mistake is named
-    print(publish(chosen.results(options), options.output, chosen.HOME, write_pages, options.machine))
+    options.existing_records()  # raises UserError if there are none
+    _, lines = publish(options.folder, options.output.absolute(), cli.HOME, write_pages, options.machine)
+    print("\n".join(lines))
 
 
-def show(options: argparse.Namespace) -> None:
+def show(options: cli.ShowOptions) -> None:
     """Print one run of the journals."""
     from poc.cli import show
 
-    records = _all_records(options)
+    records = options.all_records()
     print(show.text(_table(records), records, options.run, options.json))
 
 
-def compare(options: argparse.Namespace) -> None:
+def compare(options: cli.CompareOptions) -> None:
     """Print how two runs of the journals differ."""
     from poc.cli import compare
 
     first, second = options.runs
-    print(compare.text(_table(_all_records(options)), first, second, options.json))
-
-
-def _all_records(options: argparse.Namespace) -> list[Record]:
-    own = chosen.records(options) if options.others else chosen.own_records(options)
-    return [*own, *journal.read_with(own, options.others)]
+    print(compare.text(_table(options.all_records()), first, second, options.json))
 
 
 def _table(records: Sequence[Record]) -> pd.DataFrame:

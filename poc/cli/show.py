@@ -41,9 +41,9 @@ def text(table: pd.DataFrame, records: Sequence[Record], start: str, as_json: bo
     if epochs:
         blocks.append(f"Epochs of the repeat of {last.started[:16]}:\n{_grid(epochs)}")
     if seconds:
-        whole = last.wall_seconds
-        shares = [{"part": part, "s": value, "share": f"{value / whole:.0%}"} for part, value in seconds.items()]
-        blocks.append(f"Where its {markdown.duration(whole)} went:\n{_grid(shares)}")
+        wall = last.wall_seconds
+        shares = [{"part": part, "s": value, "share": f"{value / wall:.0%}"} for part, value in seconds.items()]
+        blocks.append(f"Where its {markdown.duration(wall)} went:\n{_grid(shares)}")
     return "\n\n".join(blocks)
 
 
@@ -54,16 +54,17 @@ def select(table: pd.DataFrame, text: str) -> pd.DataFrame:
     """
     start, *parts = text.split("@")
     rows = only(table[table.origin == MEASURED].sort_values("started", kind="stable"), parts)
-    found = rows[rows.run_id.str.startswith(start) & (start != "")]
-    ids = sorted(set(found.run_id))
+    matching = rows[rows.run_id.str.startswith(start) & (start != "")]
+    ids = sorted(set(matching.run_id))
     if len(ids) > 1:
         raise UserError(f"run: {len(ids)} ids start with {start!r}; give more of one: {', '.join(ids[:8])}")
     if not ids:
         hint = suggest(start, set(rows.run_id)) if len(rows) else "they hold none"
-        hint = hint if len(hint) < 60 else "rows.csv has all ids"
+        if len(hint) >= 60:
+            hint = "rows.csv has all ids"
         where = "".join(f" of {part!r}" for part in parts)
         raise UserError(f"run: no id{where} in the journals starts with {start!r}; {hint}")
-    return found
+    return matching
 
 
 def only(rows: pd.DataFrame, parts: Sequence[str]) -> pd.DataFrame:

@@ -151,51 +151,6 @@ class WorkerResult:
 
 
 @value
-class Forecast:
-    """A run's throughput as it was predicted before the run began, in samples/s, with 90% of what it might be."""
-
-    rate: float
-    low: float
-    high: float
-    devices: int
-    """The most devices that it was made from."""
-    limit: str = ""
-    """The part of a step that allows least (`poc.predict.limits`); empty where none was taken apart."""
-
-    def __str__(self) -> str:
-        limited = f", limited by the {self.limit}" if self.limit else ""
-        interval = f"(90% interval {self.low:.0f} to {self.high:.0f})"
-        devices = "1 device" if self.devices == 1 else f"up to {self.devices} devices"
-        return f"{self.rate:.0f} samples/s {interval}, from runs on {devices}{limited}"
-
-
-@value
-class Option:
-    """So many devices of a machine, and what they would take: the middle, the least and the most of each."""
-
-    devices: int
-    batch: int
-    learning_rate: float
-    rate: tuple[float, float, float]
-    """Samples/s."""
-    limit: str
-    """As in `Forecast`."""
-    epochs: tuple[float, float, float]
-    """To the accuracy of the recipe's first setting."""
-    hours: tuple[float, float, float]
-    dollars: tuple[float, float, float] | None
-    """None where no price is known."""
-
-
-@value
-class Advice:
-    """What `poc advise` said of a recipe on a machine, which need not be the one that it was asked on."""
-
-    machine: str
-    options: tuple[Option, ...]
-
-
-@value
 class Record(WorkerResult):
     """Configuration, machine and results of one run."""
 
@@ -221,10 +176,6 @@ class Record(WorkerResult):
     monitor: Monitored | None = None
     framework_choice: str = ""
     """Reason for its framework, if the plan chose it."""
-    predicted: Forecast | None = None
-    """What was expected of it, from runs on fewer devices before it."""
-    advice: Advice | None = None
-    """Of a run that looked at the gradient's noise for it."""
     price_per_hour: float | None = None
     """Dollars, set by the user; published prices are looked up when pages are made."""
     workers: tuple[Worker, ...] = ()
@@ -405,8 +356,6 @@ class Record(WorkerResult):
             sync_stats=None,
             monitor=None,
             peak_flops=None,
-            predicted=None,
-            advice=None,
             cpu_seconds=None,
             short_spin_seconds=0.0,
         )

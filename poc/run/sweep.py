@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from poc import data, predict
+from poc import data
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.plan import Planned, estimate
@@ -169,7 +169,6 @@ class Sweep:
             pace=pace,
             title=name,
             framework_choice=item.planned.framework_choice,
-            predicted=predict.forecast(run, self._records),
         )
         try:
             journal.append(self.path, record)
@@ -186,7 +185,6 @@ class Sweep:
         if interrupted:
             raise TimeIsUpError if time.monotonic() >= self.context.until else KeyboardInterrupt
         self.pace.learn(record)
-        self._records.append(record)
         self._done.add(record)
         if record.outcome == FAILED:
             self.failed.append(run.id)

@@ -1,7 +1,6 @@
 """Accuracy against the global batch: LeNet (MXNet) and ResNet-8 (PyTorch), 12 epochs of CIFAR-10.
 
-The learning rate grows linearly with the batch. `python -m poc advise batch_accuracy` predicts from a short run up to
-which batch the accuracy is kept. ResNet-8 needs PyTorch: ./make_environment.sh --torch
+The learning rate grows linearly with the batch. ResNet-8 needs PyTorch: ./make_environment.sh --torch
 Cost: on two CPU cores about 3 min per run of LeNet, 10 to 13 min per run of ResNet-8; not measured on GPUs yet.
     ./run_all.sh batch_accuracy
 """

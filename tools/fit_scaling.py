@@ -1,0 +1,156 @@
+"""Fit poc/advice/scaling.csv: how far published throughput deviates from the efficiency measured on fewer devices.
+
+    .venv/bin/python -m tools.fit_scaling
+
+It also prints how well the intervals hold for each study when they are fitted without that study. Sources:
+poc/published/ and tools/series/, which has studies of nothing but scaling. Only weak scaling counts, with the same batch
+per device.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from poc import published
+from poc.advice import scaling
+from poc.records.row import WEAK, Row, rate
+from poc.values import value
+
+SERIES = Path(__file__).parent / "series"
+MOST_DOUBLINGS = 3
+MIN_STUDIES = 3
+"""Intervals between hosts from fewer studies are at least as wide as those inside a host."""
+_SAME = ("study", "machine", "hardware", "framework", "model", "dataset", "input_shape", "dtype", "layout")
+Cell = tuple[int, bool]
+"""Doublings of devices, and whether hosts are added."""
+Intervals = dict[Cell, tuple[float, float]]
+
+
+@value
+class Pair:
+    """Throughput on some devices of a series, and on 2, 4 or 8 times as many."""
+
+    study: str
+    cell: Cell
+    ratio: float
+    """Actual throughput / that at the efficiency of the fewer devices."""
+
+    @property
+    def error(self) -> float:
+        """Return the error of the prediction, as a share of the actual throughput."""
+        return abs(1 / self.ratio - 1)
+
+
+def series(rows: Iterable[Row]) -> list[list[Row]]:
+    """Group rows that differ only in the number of devices, fewest devices first.
+
+    Rows whose figures contradict each other are left out; of several with the same number of devices the first counts.
+    One device synchronises nothing, so its row belongs to the series of every kvstore.
+    """
+    groups: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = defaultdict(dict)
+    for row in rows:
+        if row.scaling == WEAK and row.model and row.devices and rate(row) and not _is_doubtful(row):
+            key = (*(getattr(row, name) for name in _SAME), row.batch_per_device)
+            kvstore = "" if row.devices == 1 else row.kvstore
+            groups[key].setdefault(kvstore, {}).setdefault(row.devices, row)
+    found = []
+    for by_kvstore in groups.values():
+        single = {count: row for count, row in by_kvstore.get("", {}).items() if count == 1}
+        for by_devices in by_kvstore.values():
+            found.append([row for _, row in sorted({**by_devices, **single}.items())])
+    return found
+
+
+def _is_doubtful(row: Row) -> bool:
+    return row.doubtful("samples_per_second", "devices")
+
+
+def pairs(rows: Iterable[Row]) -> list[Pair]:
+    """Return every pair of rows of a series whose numbers of devices differ by a factor of 2, 4 or 8."""
+    found = []
+    for points in series(rows):
+        for fewer, more in itertools.combinations(points, 2):
+            doublings = math.log2(more.devices / fewer.devices)
+            if doublings in range(1, MOST_DOUBLINGS + 1):
+                cell = (int(doublings), (more.hosts or 1) > (fewer.hosts or 1))
+                ratio = (rate(more) or 0.0) / more.devices / ((rate(fewer) or 1.0) / fewer.devices)
+                found.append(Pair(study=more.study, cell=cell, ratio=ratio))
+    return found
+
+
+def fit(known: Sequence[Pair]) -> Intervals:
+    """Return the 90% interval of the ratio in each cell, from the order statistics whose ranks are 5% and 95% of n + 1.
+
+    (With n + 1, a new pair is inside with a probability of at least 90%: Vovk, Gammerman and Shafer 2005.) It includes
+    1, the prediction. Between hosts, with fewer than `MIN_STUDIES` studies, it includes the interval inside a host.
+    """
+    intervals: Intervals = {}
+    for cell in itertools.product(range(1, MOST_DOUBLINGS + 1), (False, True)):
+        ratios = sorted(pair.ratio for pair in known if pair.cell == cell)
+        ends = [1.0]
+        if ratios:
+            rank = max((len(ratios) + 1) // 20, 1)
+            ends += [ratios[rank - 1], ratios[-rank]]
+        doublings, hosts_added = cell
+        if hosts_added and len({pair.study for pair in known if pair.cell == cell}) < MIN_STUDIES:
+            ends += intervals[doublings, False]
+        intervals[cell] = (min(ends), max(ends))
+    return intervals
+
+
+def left_out(known: Sequence[Pair]) -> dict[str, Intervals]:
+    """Return, for each study, the intervals that are fitted to all others."""
+    names = sorted({pair.study for pair in known})
+    return {name: fit([pair for pair in known if pair.study != name]) for name in names}
+
+
+def _summary(name: str, chosen: Sequence[Pair], by_study: Mapping[str, Intervals]) -> list[str]:
+    inside = [low <= pair.ratio <= high for pair in chosen for low, high in [by_study[pair.study][pair.cell]]]
+    errors = [pair.error for pair in chosen]
+    return [name, f"{len(chosen)}", f"{statistics.fmean(inside):.1%}", f"{statistics.median(errors):.1%}"]
+
+
+def report(known: Sequence[Pair]) -> str:
+    """Return a table of how well predictions and intervals hold for studies that they were not fitted to."""
+    by_study = left_out(known)
+    rows = [_summary("all", known, by_study)]
+    for doublings, hosts_added in sorted({pair.cell for pair in known}):
+        name = f"{2**doublings} times the devices, {'between hosts' if hosts_added else 'inside a host'}"
+        rows.append(_summary(name, [pair for pair in known if pair.cell == (doublings, hosts_added)], by_study))
+    for study in by_study:
+        rows.append(_summary(study, [pair for pair in known if pair.study == study], by_study))
+    headers = ["each study left out in turn", "pairs", "inside the 90% interval", "median error"]
+    return tabulate(rows, headers=headers, disable_numparse=True)
+
+
+def load() -> list[Pair]:
+    """Return the pairs of all published series."""
+    known = [*published.load(), *published.load(folder=SERIES)]
+    return pairs(row for study in known for row in study.rows)
+
+
+def save(known: Sequence[Pair]) -> None:
+    """Write the file of the package."""
+    with scaling.FILE.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["doublings", "hosts_added", "low", "median", "high", "pairs", "studies"])
+        for cell, (low, high) in fit(known).items():
+            chosen = [pair for pair in known if pair.cell == cell]
+            median = statistics.median(pair.ratio for pair in chosen)
+            numbers = [f"{number:.3f}" for number in (low, median, high)]
+            studied = len({pair.study for pair in chosen})
+            writer.writerow([cell[0], "yes" if cell[1] else "no", *numbers, len(chosen), studied])
+
+
+if __name__ == "__main__":
+    print(report(load()))
+    save(load())
