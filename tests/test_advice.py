@@ -182,7 +182,7 @@ def test_repeats_on_the_machine_widen_the_interval_of_a_measurement() -> None:
     # Repeats of two runs, each a tenth above and below their mean in logarithms: a variance of 0.02.
     repeats = [
         measured(speed * math.exp(sign * 0.1), **run)
-        for speed, run in ((50, {"zero_init_gamma": True}), (5, {"momentum": 0.8}))
+        for speed, run in ((50, {"zero_init_gamma": True}), (5, {"optimizer": {"name": "sgd", "momentum": 0.8}}))
         for sign in (-1, 1)
     ]
     assert advise.deviation_of_repeats(repeats) == pytest.approx(math.sqrt(0.02))

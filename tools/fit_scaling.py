@@ -3,8 +3,8 @@
     .venv/bin/python -m tools.fit_scaling
 
 It also prints how well the intervals hold for each study when they are fitted without that study. Sources:
-poc/published/ and tools/series/, which has studies of nothing but scaling. Only weak scaling counts, with the same batch
-per device.
+poc/published/ and tools/series/, which has studies of nothing but scaling. Only weak scaling counts, with the
+same batch per device.
 """
 
 from __future__ import annotations

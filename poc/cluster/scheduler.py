@@ -69,7 +69,10 @@ class Cluster:
         self._claims = contextlib.ExitStack()
 
     def run(self) -> list[str]:
-        """Do all runs; return the ids of those that failed. Raises as `poc.run.sweep.run_sweep`."""
+        """Do all runs; return the ids of those that failed.
+
+        Raises UserError if no node can be used, else as `poc.run.sweep.run_sweep`.
+        """
         with self._claims, ThreadPoolExecutor(_MAX_THREADS) as pool:
             try:
                 admitted = [self._admit(node) for node in self._new_nodes(_JOIN_SECONDS)]
