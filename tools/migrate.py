@@ -2,8 +2,8 @@
 
     .venv/bin/python -m tools.migrate reference
 
-Each journal.jsonl in the folder and below it is replaced, and the ids in last_run.json. A line that is no record, and a
-record of an option that was removed, is dropped. To run it again changes nothing.
+Each journal.jsonl in the folder and below it is replaced, and the ids in last_run.json. A line that cannot be converted,
+such as a record of an option that was removed, goes to journal.dropped next to it. To run it again changes nothing.
 """
 
 from __future__ import annotations
@@ -41,16 +41,20 @@ def migrate(folder: Path) -> dict[str, str]:
     """Convert all journals in `folder`; return the new ids by old ones."""
     ids: dict[str, str] = {}
     for path in sorted(folder.rglob(journal.FILE)):
-        lines = []
+        lines, dropped = [], []
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
                 fields = json.loads(line)
                 converted = Record.from_json(fields).to_json() if fields["schema"] == SCHEMA else record(fields)
             except (ValueError, LookupError, TypeError, UserError) as error:
                 print(f"{path}: dropped {line[:60]}...: {error}")
+                dropped.append(f"{line}\n")
                 continue
             ids[fields["run_id"]] = converted["run_id"]
             lines.append(json.dumps(converted, sort_keys=True, allow_nan=False) + "\n")
+        if dropped:
+            with path.with_suffix(".dropped").open("a", encoding="utf-8") as file:
+                file.writelines(dropped)
         write_atomically(path, "".join(lines))
     for path in sorted(folder.rglob(last_run.FILE)):
         past = last_run.read(path.parent)
