@@ -2,7 +2,7 @@
 
     .venv/bin/python -m tools.migrate reference
 
-Each journal.jsonl in the folder and below it is replaced, and the ids in last_run.json. A line that cannot be converted,
+Each journal.jsonl in the folder and below it is replaced, and the ids in last_run.json. A line that is not convertible,
 such as a record of an option that was removed, goes to journal.dropped next to it. To run it again changes nothing.
 """
 
