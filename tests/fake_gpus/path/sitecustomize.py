@@ -1,4 +1,4 @@
-"""Run first by every Python process of a stand-in machine: NVML says what was recorded, devices are the CPU's."""
+"""Run first by every Python process of a simulated machine: NVML is recorded, devices are the CPU's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib.metadata
 import itertools
 import os
 import sys
+import types
 from typing import Any, Callable
 
 _INSTALLED: dict[str, str] = {}
@@ -42,7 +43,16 @@ def _torch(torch: Any) -> None:
 
         return card.take_place()
     device = torch.device
-    torch.device = lambda kind, *number: device("cpu")
+
+    class Kind(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, device)
+
+    class Device(metaclass=Kind):  # a class, since torch evaluates annotations such as `torch.device | None`
+        def __new__(cls, *_: Any) -> Any:
+            return device("cpu")
+
+    torch.device = Device
 
 
 def _session(session: Any) -> None:
@@ -95,8 +105,16 @@ def _stand(name: str) -> None:
     _INSTALLED["mxnet-cu102" if name.endswith("CUDA 10.2") else "mxnet-cu112"] = "1.9.1"
     _INSTALLED["torch"] = "2.13.0" if fake_gpus.MACHINES[name][1] >= "580" else "2.10.0"
     sys.meta_path.insert(0, _Finder())
-    version = importlib.metadata.version
+    version, distributions = importlib.metadata.version, importlib.metadata.distributions
     importlib.metadata.version = lambda package: _INSTALLED.get(package) or version(package)
+
+    def fake_distributions(**options: Any) -> Any:
+        package = options.get("name")
+        if package in _INSTALLED:
+            return [types.SimpleNamespace(version=_INSTALLED[package])]
+        return distributions(**options)
+
+    importlib.metadata.distributions = fake_distributions
 
 
 if "POC_STAND_IN" in os.environ:
