@@ -2,7 +2,6 @@
 # Make .venv with the pinned packages of requirements/ and the framework for this machine's GPUs and driver. Options add
 # packages: --torch, --horovod, --ray, and --dev for the tests. Does nothing if all of that is installed.
 set -euo pipefail
-
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 mark=made-by-make_environment.sh # a folder in each environment, with copies of the lists that are installed
 stop() { printf '%s\n' "$1" >&2 && exit 2; }
