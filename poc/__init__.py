@@ -1,4 +1,4 @@
-"""How fast data-parallel training goes on this machine, how it scales, how that compares with what was published."""
+"""Throughput and scaling of data-parallel training on this machine, compared with published results."""
 
 import os
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 from poc import config, frameworks, published
 from poc.cli.look import write_report
-from poc.cli.options import MachineOptions, PlanOptions, RunOptions
+from poc.cli.options import PlanOptions, RunOptions
 from poc.config import literals
 from poc.host import hardware
 from poc.host.hardware import Hardware
@@ -31,7 +32,7 @@ def plan(options: PlanOptions) -> None:
     name = options.machine_name(machine)
     context = RunContext(machine=machine, infrastructure=name, source=None, cache=cache())
     sweep = Sweep(options.plans(machine), options.folder, context)
-    summary = sweep.workload(_dollars_per_hour(options, name, machine))
+    summary = sweep.workload(_dollars_per_hour(options.prices(name), name, machine))
     if options.json:
         runs = [to_plain(line) for line in sweep.lines()]
         print(json.dumps({"machine": name, **to_plain(summary), "planned": runs}, indent=1))
@@ -61,7 +62,7 @@ def run(options: RunOptions) -> int:
 def _run_here(options: RunOptions, machine: Hardware, began: float) -> Sequence[str]:
     """Do the runs on this machine; return those that failed."""
     name = options.machine_name(machine)
-    price = _dollars_per_hour(options, name, machine)
+    price = _dollars_per_hour(options.prices(name), name, machine)
     if price is None and options.dollars is not None:
         raise UserError(
             f"--dollars: the price of {name!r} is not known; give --price DOLLARS (per hour), or --machine with the "
@@ -77,7 +78,7 @@ def _run_on_cluster(options: RunOptions, address: str, began: float) -> Sequence
     """Do the runs on all machines of a cluster; return those that failed."""
     for name in ("machine", "price", "dollars"):
         if getattr(options, name) is not None:
-            raise UserError(f"--{name}: it is of one machine; on a cluster each node's label says what it is called")
+            raise UserError(f"--{name} is for a single machine; remove it. A node has the name of its label")
     paths, fields = options.paths(), literals.fields(options.settings)
     # Mistakes are found before a node is connected.
     recipes = [(path.stem, config.load(path, frameworks.FRAMEWORKS, fields)) for path in paths]
@@ -87,10 +88,6 @@ def _run_on_cluster(options: RunOptions, address: str, began: float) -> Sequence
     connect(address, verbose=options.verbose)
     from poc.cluster.scheduler import Cluster
 
-    def price_of(name: str, machine: Hardware) -> float | None:
-        price = known_prices.of(name, machine.describe())
-        return price.dollars_per_hour if price else None
-
     until = schedule.bound(began, options.hours, None, None)
     cluster = Cluster(
         recipes=recipes,
@@ -99,7 +96,7 @@ def _run_on_cluster(options: RunOptions, address: str, began: float) -> Sequence
         only=options.only,
         plan_options={"quick": options.quick, "cpu": options.cpu, "named": options.named},
         sweep_options=_sweep_options(options),
-        price=price_of,
+        price=functools.partial(_dollars_per_hour, known_prices),
         note=lambda sweeps: last_run.write(options.folder, _request(options, sweeps, started)),
     )
     return cluster.run()
@@ -142,7 +139,7 @@ def _context(options: RunOptions, machine: Hardware, name: str, source: Path | N
     )
 
 
-def _dollars_per_hour(options: MachineOptions, name: str, machine: Hardware) -> float | None:
-    """Return the price of this machine; None if it is not known."""
-    price = options.prices(name).of(name, machine.describe())
+def _dollars_per_hour(known_prices: prices.Prices, name: str, machine: Hardware) -> float | None:
+    """Return the price of a machine; None if it is not known."""
+    price = known_prices.of(name, machine.describe())
     return price.dollars_per_hour if price else None

@@ -13,12 +13,6 @@ from poc.config.fields import changed, configuration, field, labels
 from poc.config.rates import Schedule
 from poc.values import Count, CountOrZero, Flag, from_plain, to_plain
 
-NO_MATTER_FOR_SPEED = (
-    *("seed", "learning_rate", "lr_rule", "warmup_from", "warmup_steps", "decay", "decay_at", "decay_factor"),
-    *("epochs", "steps", "steps_per_epoch", "seconds", "window", "evaluate", "quick"),
-    "target_accuracy",
-)
-"""Fields that do not affect throughput. Runs that differ only in these are repeats of one setting."""
 # Fields that do not change what a run computes. A learning rate counts as a number, whatever rule it was computed by.
 _NOT_COMPUTED = ("recipe", "restarts", "lr_rule")
 
@@ -34,11 +28,6 @@ class Run(Schedule, Training):
     steps_per_epoch: Count
     seed: CountOrZero = field(label=lambda seed: f"seed {seed}" if seed else "")
     quick: Flag = field(label=lambda quick: "quick" if quick else "")
-
-    @property
-    def shares_threads(self) -> bool:
-        """True if its devices are CPU contexts of one process and share its threads: no published series has that."""
-        return self.kind == "cpu" and self.workers < self.devices
 
     @property
     def synchronises(self) -> bool:

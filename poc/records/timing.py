@@ -35,7 +35,7 @@ class Window:
     waited: float
     """Seconds of these in which the loop waited for data."""
     loss: float | None = None
-    """Mean training loss, in nats; None where it was not finite."""
+    """Mean training loss, in nats; None if it was not finite."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or self.samples <= 0 or self.steps <= 0:
