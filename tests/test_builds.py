@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -42,7 +41,6 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Simulate:
         wanted = frameworks.wanted(machine) if installed else {}
         packages = {framework: {build.package: build.version} for framework, build in wanted.items()}
         monkeypatch.setattr(frameworks, "versions", lambda framework: packages.get(framework, {}))
-        monkeypatch.setattr("poc.cli.environment.is_installed", lambda package: installed)
         return dataclasses.replace(machine, memory_bytes=2**40)
 
     return simulated
@@ -187,7 +185,7 @@ def test_the_lists_to_install(name: str, options: list[str], lines: list[str], s
         ("4 V100", "--dev", ("shutil.disk_usage", lambda path: SimpleNamespace(free=3e9)), "5.9 are needed"),
         ("4 V100", "--horovod", ("shutil.which", lambda tool: tool), "CPUs only"),
         ("no driver", "--horovod", ("shutil.which", lambda tool: None), "g++"),
-        ("no driver", "--ray", ("ctypes.CDLL", Mock(side_effect=OSError)), "install libquadmath0 libgomp1"),
+        ("no driver", "--ray", ("poc.cli.doctor.shared_library", lambda name: None), "install libquadmath0 libgomp1"),
     ],
 )
 def test_what_prevents_an_installation_is_one_line(

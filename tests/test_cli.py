@@ -58,6 +58,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Any:
         ("theirs.py core", ["core", "theirs"]),
         ("recipes/research/search.py", ["search"]),
         ("./mine.py mine.py", ["mine"]),
+        ("mine.py --all", ["core", "mine", "search", "theirs"]),
     ],
 )
 def test_core_recipes_are_the_default_and_others_are_named(
@@ -105,11 +106,12 @@ def test_a_plan_sums_up_what_is_done_what_is_left_and_why_the_rest_is_skipped(ho
 def test_an_instance_type_with_a_price_is_the_name_of_the_machine(home: Path, printed: Any, product: str) -> None:
     if product:
         (home.parent / "product_name").write_text(f"{product}\n")
-    plan, doctor = printed("plan", "--json"), printed("doctor", "--json")
+    plan, doctor = printed("plan", "--json"), printed("doctor")
     price = prices.load({}).of(product)
-    assert plan["machine"] == (product if price else hardware.detect().describe()) == doctor["machine"]
+    assert plan["machine"] == (product if price else hardware.detect().describe())
+    assert plan["machine"] in doctor.splitlines()[0]
     assert plan["price_per_hour"] == (price and price.dollars_per_hour)
-    assert (f"{price.dollars_per_hour:.2f}" if price else "--price") in doctor["price"]
+    assert (f"{price.dollars_per_hour:.2f}" if price else "--price") in doctor
 
 
 def test_cpu_runs_on_a_machine_with_gpus_are_skipped_unless_they_are_named(
@@ -133,15 +135,11 @@ def test_cpu_runs_on_a_machine_with_gpus_are_skipped_unless_they_are_named(
         assert sum(printed("plan", "--json", *arguments.split())["skipped"].values()) == skipped
 
 
-def test_doctor_names_the_data_and_the_command_that_adds_what_is_missing(
+def test_doctor_names_the_data_and_the_command_that_adds_it(
     home: Path, printed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sources, "usual_folders", lambda release: [])
-    facts = printed("doctor", "--json")
-    assert any("POC_DATA" in missing["command"] for missing in facts["missing"])
-    assert {"cores", "gpus"} < facts["hardware"].keys()
-    text = printed("doctor")
-    assert all(missing["command"] in text for missing in facts["missing"])
+    assert "POC_DATA" in printed("doctor")
     folder = tmp_path / "cifar"
     folder.mkdir()
     for number in range(1, 6):
@@ -151,10 +149,9 @@ def test_doctor_names_the_data_and_the_command_that_adds_what_is_missing(
             (folder / "test_batch.bin").touch()
         for arguments, variable in ((["--data", str(folder)], ""), ([], str(folder))):
             monkeypatch.setenv("POC_DATA", variable)
-            facts = printed("doctor", "--json", *arguments)
-            assert (f"CIFAR-10 in {folder}" in facts["data"]) == complete
-            missing = [missing for missing in facts["missing"] if str(folder) in missing["what"]]
-            assert len(missing) == (not complete)
+            lines = [line.split(maxsplit=1) for line in printed("doctor", *arguments).splitlines()]
+            (kind,) = (kind for kind, text in lines if f"CIFAR-10 in {folder}" in text)
+            assert kind == ("data" if complete else "missing")
 
 
 def test_run_all_and_poc_run_have_the_same_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,20 +161,18 @@ def test_run_all_and_poc_run_have_the_same_options(capsys: pytest.CaptureFixture
     command = capsys.readouterr().out
     options = [set(re.findall(r"^ +(--[a-z]+)", text, re.MULTILINE)) for text in (script, command)]
     assert options[0] == options[1] - {"--help"}
-    assert len(options[0]) > 20
+    assert len(options[0]) > 15
 
 
-def test_programs_read_the_output_of_show_and_compare(home: Path, printed: Any) -> None:
+def test_show_and_compare_find_runs_in_all_folders(home: Path, printed: Any) -> None:
     runs = [record_of(), record_of(run={"learning_rate": 0.1}, run_id="other")]
     for record in runs:
         journal.append(home / "results" / "mine" / journal.FILE, record)
     first, second = (record.run.id for record in runs)
-    assert printed("show", first, "--json")["run_id"] == first
-    compared = printed("compare", first, f"{second}@test", "--json")
-    assert compared["run_ids"] == [first, second]
-    assert "lr" in compared["differences"]
+    assert first in printed("show", first)
+    assert "lr " in printed("compare", first, f"{second}@test")
     # A record that somebody sent is compared with what was measured here.
     received = record_of(infrastructure="theirs", started="2026-12-01T10:00:00+00:00")
     journal.append(home.parent / "received" / "theirs" / journal.FILE, received)
     names = (f"{first}@test", f"{first}@theirs")
-    assert "machine" in printed("compare", *names, "--with", str(home.parent / "received"), "--json")["differences"]
+    assert "machine " in printed("compare", *names, "--with", str(home.parent / "received"))

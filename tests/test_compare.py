@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +10,9 @@ import pytest
 from scipy.stats import ttest_ind
 
 from poc.cli import compare
-from poc.published.prices import load
 from poc.records.record import Record
-from poc.report import table
 from poc.values import UserError
-from tests.builders import TEST_CPU, record_of
+from tests.builders import TEST_CPU, build, record_of
 
 SLOW, FAST = (4.0, 4.1, 3.9, 4.2), (2.0, 2.1, 1.9)
 SAMPLES = 1280
@@ -32,33 +29,33 @@ def repeats_of(epoch_seconds: Sequence[float], hour: int = 10, **changes: Any) -
 
 
 def compared(records: Sequence[Record], first: str, second: str) -> dict[str, Any]:
-    """Return what a program reads; a person reads the same numbers."""
-    built = table.build(records, [], load({}))
-    values: dict[str, Any] = json.loads(compare.text(built, first, second, as_json=True))
-    text, ratio = compare.text(built, first, second), values["samples_per_second"]["ratio"]
-    assert ratio is None or f"{ratio:.3f}" in text
+    """Return the comparison of two runs; its text has the same numbers."""
+    values = compare.compare(build(*records), first, second)
+    ratio = values["samples/s"]["estimate"]
+    assert math.isnan(ratio) or f"{ratio:.3f}" in compare.text(values)
     return values
 
 
 def test_what_differs_and_by_how_much() -> None:
     slow, fast = repeats_of(SLOW), repeats_of(FAST, run=OTHER)
     values = compared([*slow, *fast], slow[0].run.id[:6], fast[0].run.id)
-    assert values["run_ids"] == [slow[0].run.id, fast[0].run.id]
+    assert values["runs"] == [slow[0].run.id, fast[0].run.id]
     assert values["differences"] == {"lr": [[0.05], [0.4]]}
-    rate = values["samples_per_second"]
-    assert (rate["first"]["low"], rate["first"]["high"], rate["first"]["n"]) == (SAMPLES / 4.2, SAMPLES / 3.9, 4)
-    assert (rate["second"]["median"], rate["second"]["n"]) == (SAMPLES / 2.0, 3)
+    rate = values["samples/s"]
+    assert [sorted(side) for side in rate["sides"]] == [
+        [SAMPLES / seconds for seconds in sorted(side, reverse=True)] for side in (SLOW, FAST)
+    ]
     logarithms = [[math.log(SAMPLES / seconds) for seconds in side] for side in (SLOW, FAST)]
     interval = ttest_ind(*logarithms, equal_var=False).confidence_interval(0.95)
-    assert rate["ratio"] == pytest.approx(math.exp(sum(logarithms[0]) / 4 - sum(logarithms[1]) / 3))
+    assert rate["estimate"] == pytest.approx(math.exp(sum(logarithms[0]) / 4 - sum(logarithms[1]) / 3))
     assert rate["interval"] == pytest.approx([math.exp(interval.low), math.exp(interval.high)])
     assert (rate["significant"], rate["n"]) == (True, [4, 3])
 
 
 def test_fewer_than_three_repeats_give_the_ratio_of_medians_and_no_test() -> None:
     first, second = repeats_of((4.0,)), repeats_of((1.0, 2.0), run=OTHER)
-    rate = compared([*first, *second], first[0].run.id, second[0].run.id)["samples_per_second"]
-    assert rate["ratio"] == pytest.approx((SAMPLES / 4) / ((SAMPLES / 1 + SAMPLES / 2) / 2))
+    rate = compared([*first, *second], first[0].run.id, second[0].run.id)["samples/s"]
+    assert rate["estimate"] == pytest.approx(math.sqrt(1.0 * 2.0) / 4.0)  # medians of logarithms
     assert (rate["interval"], rate["significant"], rate["n"]) == (None, None, [1, 2])
 
 
@@ -67,13 +64,14 @@ def test_on_one_machine_only_repeats_of_the_same_hour_count() -> None:
     later, beside = repeats_of(FAST, hour=20, commit="bbbbbbb"), repeats_of(FAST, commit="ccccccc")
     run_id = one[0].run.id
     values = compared([*one, *later], f"{run_id}@aaa", f"{run_id}@bbb")
-    assert (values["interleaving_required"], values["samples_per_second"]["n"]) == (True, [0, 0])
-    assert (values["samples_per_second"]["interval"], values["differences"].keys()) == (None, {"commit"})
-    rate = compared([*one, *later, *beside], f"{run_id}@aaa", f"{run_id}@ccc")["samples_per_second"]
+    assert (values["same_machine"], values["samples/s"]["n"]) == (True, [0, 0])
+    assert (values["samples/s"]["interval"], values["differences"].keys()) == (None, {"commit"})
+    rate = compared([*one, *later, *beside], f"{run_id}@aaa", f"{run_id}@ccc")["samples/s"]
     assert (rate["n"], rate["significant"]) == ([4, 3], True)
     # A noisy repeat does not count, and is in no median.
     busy = record_of(epoch_seconds=[9.0] * 6, others_busy_cores=1.5, commit="aaaaaaa")
-    assert compared([*one, busy, *beside], f"{run_id}@aaa", f"{run_id}@ccc")["samples_per_second"] == rate
+    noisy = compared([*one, busy, *beside], f"{run_id}@aaa", f"{run_id}@ccc")["samples/s"]
+    assert (noisy["n"], noisy["interval"]) == (rate["n"], rate["interval"])
 
 
 def test_other_machines_and_other_hardware_need_no_common_hour() -> None:
@@ -82,8 +80,8 @@ def test_other_machines_and_other_hardware_need_no_common_hour() -> None:
     run_id = here[0].run.id
     for other, name in ((there, f"{run_id}@there"), (upgraded, f"{run_id}@test@bbb")):
         values = compared([*here, *other], f"{run_id}@test machine@abcdef", name)
-        assert (values["interleaving_required"], values["samples_per_second"]["n"]) == (False, [4, 3])
-        assert values["samples_per_second"]["significant"] is True
+        assert (values["same_machine"], values["samples/s"]["n"]) == (False, [4, 3])
+        assert values["samples/s"]["significant"]
         assert values["differences"].keys() & {"machine", "hardware"}
 
 
@@ -97,18 +95,18 @@ def test_all_seeds_of_a_setting_are_its_repeats() -> None:
         for name, changes in (("slow", {}), ("fast", OTHER))
     )
     values = compared([*slow, *fast], slow[1].run.id, fast[0].run.id)
-    assert values["run_ids"] == [slow[1].run.id, fast[0].run.id]
+    assert values["runs"] == [slow[1].run.id, fast[0].run.id]
     assert values["differences"] == {"lr": [[0.05], [0.4]]}
     accuracy = values["accuracy"]
-    assert (accuracy["first"]["median"], accuracy["second"]["median"], accuracy["n"]) == (0.72, 0.75, [3, 3])
+    assert [sorted(side) for side in accuracy["sides"]] == [[0.71, 0.72, 0.74], [0.73, 0.75, 0.76]]
     interval = ttest_ind(*accuracies.values(), equal_var=False).confidence_interval(0.95)
-    assert accuracy["difference"] == pytest.approx((0.71 + 0.72 + 0.74 - 0.73 - 0.76 - 0.75) / 3)
+    assert accuracy["estimate"] == pytest.approx((0.71 + 0.72 + 0.74 - 0.73 - 0.76 - 0.75) / 3)
     assert accuracy["interval"] == pytest.approx([interval.low, interval.high])
-    assert accuracy["significant"] is False
+    assert not accuracy["significant"]
     # Two seeds of one setting: each on its own. A seed that was repeated counts once for the accuracy.
     again = record_of(accuracies=[0.1, 0.71], epoch_seconds=[4.0, 4.0], started="2026-11-21T10:30:00+00:00")
     values = compared([*slow, again], slow[0].run.id, slow[1].run.id)
-    assert (values["differences"], values["samples_per_second"]["n"]) == ({"seed": [[0.0], [1.0]]}, [2, 1])
+    assert (values["differences"], values["samples/s"]["n"]) == ({"seed": [[0.0], [1.0]]}, [2, 1])
     assert (values["accuracy"]["n"], values["accuracy"]["interval"]) == ([1, 1], None)
 
 
@@ -126,8 +124,8 @@ def test_a_run_that_did_not_complete_has_no_speed_or_accuracy(outcome: str) -> N
     repeats, lost = repeats_of(SLOW), record_of(outcome=outcome, reason="lost", run=OTHER)
     for pair in ((repeats[0].run.id, lost.run.id), (lost.run.id, repeats[0].run.id)):
         values = compared([*repeats, lost], *pair)
-        rate, accuracy = values["samples_per_second"], values["accuracy"]
-        assert (rate["ratio"], rate["interval"], accuracy["difference"]) == (None, None, None)
+        for name in ("samples/s", "accuracy"):
+            assert (math.isnan(values[name]["estimate"]), values[name]["interval"]) == (True, None)
 
 
 @pytest.mark.parametrize("names", [("", ""), ("", "@test"), ("@abc", "@test@abcd"), ("", "@there")])
@@ -135,4 +133,4 @@ def test_two_names_of_the_same_repeats_are_the_users_mistake(names: tuple[str, s
     records = repeats_of(SLOW)
     first, second = (f"{records[0].run.id}{name}" for name in names)
     with pytest.raises(UserError):
-        compare.text(table.build(records, [], load({})), first, second)
+        compare.compare(build(*records), first, second)

@@ -172,7 +172,7 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
         pytest.MonkeyPatch.context() as patched,
         contextlib.chdir(tmp_path_factory.getbasetemp()) if sys.version_info >= (3, 11) else contextlib.nullcontext(),
     ):
-        for name in ("run.run_sweep", "run._conclude", "doctor.doctor", "look.write_report", "advise.write_report"):
+        for name in ("run.run_sweep", "run.write_report", "doctor.doctor", "look.write_report", "advise.write_report"):
             patched.setattr(f"poc.cli.{name}", lambda *_, **__: 0)
         patched.setattr("poc.advice.advise.execute", stopped)
         try:

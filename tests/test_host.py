@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -190,10 +189,10 @@ def removed(folder: Path) -> bool:
 
 
 def test_doctor_sees_the_limit_of_a_real_group_above_its_own() -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "poc", "doctor", "--json"]
+    command = [sys.executable, "-W", "ignore", "-m", "poc", "doctor"]
     with memory_group({"memory.limit_in_bytes": GIB, "memory.max": GIB}) as inside:
         shown = subprocess.run([*inside, *command], cwd=HOME, capture_output=True, check=True)
-    assert json.loads(shown.stdout)["hardware"]["memory_bytes"] == GIB
+    assert b", 1 GiB of memory" in shown.stdout
 
 
 # NUMA nodes

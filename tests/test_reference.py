@@ -80,7 +80,7 @@ def test_what_a_training_reached_stays_without_its_speed(tmp_path: Path) -> None
 
 def test_journals_of_withdrawn_speeds_are_read_by_nothing(tmp_path: Path) -> None:
     journal.append(tmp_path / journal.WITHDRAWN / "here" / journal.FILE, record_of())
-    assert journal.paths(tmp_path) == journal.misplaced(tmp_path) == []
+    assert journal.paths(tmp_path) == []
 
 
 def test_the_reference_is_whole_and_has_no_speed_of_the_defect(capsys: pytest.CaptureFixture[str]) -> None:

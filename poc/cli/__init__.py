@@ -5,60 +5,34 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Callable
+from pathlib import Path
+from typing import Annotated, Any, Callable, NoReturn
 
-from poc.cli import advise, doctor, environment, look, options, run
-from poc.cli.options import ResultsOptions
-from poc.records import journal
+import pydantic
+from annotated_types import Ge, Lt
+
+from poc.advice.advise import STEPS
+from poc.cli import advise, doctor, look, options, run
+from poc.cli.options import Options
+from poc.published import prices
 from poc.run.launcher import cache
-from poc.values import UserError
+from poc.values import Count, Positive, UserError
 
 _QUESTION = "How fast does data-parallel training go on this machine, how does it scale, and how does that compare?"
-_COMMANDS: Sequence[tuple[str, type[options.Options], Callable[[Any], int | None], str]] = (
-    ("doctor", options.DoctorOptions, doctor.doctor, "what this machine has, what it can run, and what is missing"),
-    ("plan", options.PlanOptions, run.plan, "what the recipes run here: how many runs, how long, at what cost"),
-    ("run", options.RunOptions, run.run, "run the recipes, add the results to the journal, write results.md"),
-    ("report", options.ReportOptions, look.report, "write results.md again from the journals"),
-    ("publish", options.PublishOptions, look.publish, "make a folder of this machine's results, to commit or send"),
-    ("show", options.ShowOptions, look.show, "one run of the journals: its repeats, curve and step-time breakdown"),
-    (
-        "compare",
-        options.CompareOptions,
-        look.compare,
-        "two runs of the journals: how they differ, and whether in speed",
-    ),
-    ("advise", options.AdviseOptions, advise.advise, "throughput, time and cost on more devices, from short runs"),
-    ("networks", options.NetworksOptions, advise.networks, "the models that a recipe may name, with what they cost"),
-    ("environment", options.EnvironmentOptions, environment.environment, "what make_environment.sh is to install here"),
-)
-_TRAINING_COMMANDS = ("run", "advise")
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line; it gives `name`, `options_type`, `function`, and the options."""
-    top = argparse.ArgumentParser(prog="poc", description=_QUESTION)
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for name, options_type, function, about in _COMMANDS:
-        command = commands.add_parser(name, help=about, description=about)
-        command.set_defaults(name=name, options_type=options_type, function=function)
-        options_type.add_to(command)
-    return top
+_FLAG: Any = {"action": "store_true"}
+_LIST: Any = {"action": "append", "default": []}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code: 0 done, 1 a run failed, 2 a mistake of the user, 130 interrupted."""
     # Without this variable matplotlib needs a home folder that it can write to.
     os.environ.setdefault("MPLCONFIGDIR", str(cache() / "matplotlib"))
-    name = ""
+    chosen = Options(function=None)
     try:
-        parsed = vars(parser().parse_args(arguments))
-        name, options_type, function = (parsed.pop(field) for field in ("name", "options_type", "function"))
-        values = options_type(**parsed)
-        if isinstance(values, ResultsOptions):
-            for line in journal.misplaced(values.folder):
-                print(line, file=sys.stderr)
-        status = int(function(values) or 0)
+        parser().parse_args(arguments, chosen)
+        status = int(chosen.function(chosen) or 0)
         sys.stdout.flush()
         return status
     except UserError as error:
@@ -66,10 +40,130 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # e.g. plan | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it when it exits
-        return int(name in _TRAINING_COMMANDS)  # a training did not do all of its runs
+        return int(chosen.function in (run.run, advise.advise))  # a training did not do all of its runs
     except OSError as error:
         print(f"poc: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("poc: interrupted", file=sys.stderr)
         return 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def _path(text: str) -> Path:
+    return Path(text).absolute()
+
+
+def _number(kind: Any) -> Callable[[str], Any]:
+    """Return a function that reads a number as an annotated type."""
+
+    def read(text: str) -> Any:
+        try:
+            return pydantic.TypeAdapter(kind).validate_strings(text)
+        except pydantic.ValidationError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not allowed; {error.errors()[0]['msg']}") from None
+
+    return read
+
+
+def _groups() -> dict[str, _Parser]:
+    """Return the options that several commands share."""
+    groups: dict[str, _Parser] = defaultdict(lambda: _Parser(add_help=False))
+    add = groups["machine"].add_argument
+    add("--machine", metavar="NAME", help="its name in results (default: cloud instance type, else hardware)")
+    price = "its price per hour (default: that in poc/published/prices.csv)"
+    add("--price", type=_number(Positive), metavar="DOLLARS", help=price)
+
+    images = "CIFAR-10, or ImageNet records (default: $POC_DATA, the cache, or a download)"
+    groups["data"].add_argument("--data", type=_path, metavar="DIR", help=images)
+
+    folder = "folder of journals and pages (default: results/, with results.md above)"
+    default = options.HOME / "results"
+    groups["results"].add_argument("--results", type=_path, default=default, metavar="DIR", help=folder)
+    other = "show these results, too; may be repeated"
+    groups["others"].add_argument("--with", dest="others", type=_path, metavar="FOLDER", help=other, **_LIST)
+
+    add = groups["studies"].add_argument
+    add("--study", type=_path, metavar="FILE", help="a published study, a CSV like those in poc/published/", **_LIST)
+    accuracy = _number(Annotated[Positive, Lt(1)])
+    add("--target", type=accuracy, default=0.75, metavar="ACCURACY", help="accuracy of time and cost (0.75)")
+
+    add = groups["recipes"].add_argument
+    add("recipes", nargs="*", metavar="RECIPE", help="a recipe's name, or a Python file (default: recipes/)")
+    add("--all", help="those in recipes/studies/ and recipes/research/, too", **_FLAG)
+    add("--set", dest="settings", metavar="FIELD=VALUE[,VALUE]", help="set a field of the recipes", **_LIST)
+    add("--quick", help="a first look: each run cut short, and marked as quick", **_FLAG)
+    add("--cpu", help="CPU runs, too, on a machine with GPUs", **_FLAG)
+    add("--only", metavar="ID", help="only runs whose id starts so (see plan --verbose)", **_LIST)
+    return groups
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; its option `function` does the command."""
+    top, groups = _Parser(prog="poc", description=_QUESTION), _groups()
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(function: Callable[[Any], int | None], about: str, *names: str) -> Callable[..., Any]:
+        """Add a command with the name of its function; return the method that adds an option of its own."""
+        parents = [groups[name] for name in names]
+        added = commands.add_parser(function.__name__, help=about, description=about, parents=parents)
+        added.set_defaults(function=function)
+        return added.add_argument
+
+    command(doctor.doctor, "what this machine has, what it can run, and what is missing", "data")
+
+    about = "what the recipes run here: how many runs, how long, at what cost"
+    add = command(run.plan, about, "recipes", "machine", "results")
+    add("--verbose", help="list each run with its id, global batch and time, or why it is skipped", **_FLAG)
+    add("--json", help="print JSON, for a program", **_FLAG)
+
+    about = "run the recipes, add the results to the journal, write results.md"
+    add = command(run.run, about, "recipes", "machine", "data", "results", "others", "studies")
+    add("--hours", type=_number(Positive), metavar="H", help="end by then; the same command goes on with what is left")
+    add("--dollars", type=_number(Positive), metavar="D", help="the same, when so much is spent at the machine's price")
+    add("--again", help="repeat runs that the journal holds already", **_FLAG)
+    add("--detail", help="afterwards, measure what of a step is computation and communication", **_FLAG)
+    add("--checkpoints", type=_path, metavar="DIR", help="keep checkpoints here (default: in the cache, until the end)")
+    patience = "end a run that makes no step for so long (300)"
+    add("--patience", type=_number(Positive), default=300.0, metavar="SECONDS", help=patience)
+    add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")
+    add("--verbose", help="say each run's id, settings, expected time and windows, too", **_FLAG)
+
+    add = command(look.report, "write results.md again from the journals", "results", "others", "studies")
+    price = "price per hour of a machine; may be repeated"
+    add("--price", type=prices.named, metavar="NAME=DOLLARS", help=price, **_LIST)
+
+    about = "make a folder of this machine's results, to commit or send"
+    add = command(look.publish, about, "results", "studies")
+    add("--machine", default="", metavar="NAME", help="the machine to publish (default: the one that ran last)")
+    folder = "put the folder NAME_DATE here (default: the current folder)"
+    add("--output", type=_path, default=Path(), metavar="DIR", help=folder)
+
+    about = "one run of the journals: its repeats, curve and step-time breakdown"
+    add = command(look.show, about, "results", "others")
+    add("run", metavar="ID", help="how its id starts (see plan --verbose), with @MACHINE or @COMMIT to choose repeats")
+
+    about = "two runs of the journals: how they differ, and whether in speed"
+    add = command(look.compare, about, "results", "others")
+    add("runs", nargs=2, metavar="ID", help="as for show: ID, ID@MACHINE, ID@COMMIT or ID@MACHINE@COMMIT")
+
+    about = "throughput, time and cost on more devices, from short runs"
+    add = command(advise.advise, about, "machine", "data", "results", "others", "studies")
+    add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting that can run here")
+    steps = _number(Annotated[Count, Ge(20)])
+    add("--steps", type=steps, default=STEPS, metavar="N", help=f"length of each short run ({STEPS})")
+    add("--on", metavar="NAME", help="another machine, as poc/published/prices.csv or a study calls it; nothing is run")
+
+    add = command(advise.networks, "the models that a recipe may name, with what they cost")
+    add("--count", help="first count what they cost anew, as the frameworks build them", **_FLAG)
+
+    add = command(doctor.environment, "what make_environment.sh is to install here")
+    add("--torch", help="PyTorch, too, on a machine whose framework is MXNet", **_FLAG)
+    add("--dev", help="what the tests need", **_FLAG)
+    add("--ray", help="Ray, for clusters", **_FLAG)
+    add("--horovod", help="Horovod, compiled for CPUs", **_FLAG)
+    return top

@@ -9,7 +9,7 @@ from tabulate import tabulate
 from poc import config, frameworks
 from poc.advice import advise as advice
 from poc.cli.look import write_report
-from poc.cli.options import AdviseOptions, NetworksOptions, recipe_path
+from poc.cli.options import Options, recipe_path
 from poc.config.networks import NETWORKS, write_costs
 from poc.host import hardware
 from poc.records import journal
@@ -17,7 +17,7 @@ from poc.records.record import COMPLETED
 from poc.run.launcher import RunContext, cache
 
 
-def advise(options: AdviseOptions) -> int:
+def advise(options: Options) -> int:
     """Print throughput, time and cost of a recipe on more devices, from short runs or a published speed."""
     path, machine = recipe_path(options.recipe), hardware.detect()
     setting = advice.first_setting(config.load(path, frameworks.FRAMEWORKS), machine)
@@ -31,7 +31,7 @@ def advise(options: AdviseOptions) -> int:
     planned = advice.plan_probes(path.stem, advice.speed_probes(setting, options.steps), machine)
     context = RunContext(machine=machine, infrastructure=name, source=options.source(), cache=cache())
     earlier = options.records()
-    records = advice.measure(planned, context, journal.folder(options.folder, name) / journal.FILE)
+    records = advice.measure(planned, context, journal.folder(options.results, name) / journal.FILE)
     if records[-1].outcome != COMPLETED:
         print(f"poc: {records[-1].in_words()}", file=sys.stderr)
         return 1
@@ -47,19 +47,14 @@ def advise(options: AdviseOptions) -> int:
     return 0
 
 
-def networks(options: NetworksOptions) -> None:
+def networks(options: Options) -> None:
     """Print the models that a recipe may name."""
     if options.count:
         write_costs({name: frameworks.count(network) for name, network in NETWORKS.items()})
-    rows = [
-        [
-            network.name,
-            f"3x{network.input_size}x{network.input_size}",
-            f"{network.cost.parameters:,}",
-            f"{network.cost.forward_multiply_adds / 1e6:,.1f}",
-            network.source + (f" ({network.note})" if network.note else ""),
-        ]
-        for network in NETWORKS.values()
-    ]
     headers = ["model", "input", "parameters", "multiply-adds of a forward pass (M)", "source"]
-    print(tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", "right", "right", "left")))
+    rows = []
+    for network in NETWORKS.values():
+        size, cost = f"3x{network.input_size}x{network.input_size}", network.cost
+        source = network.source + (f" ({network.note})" if network.note else "")
+        rows.append([network.name, size, cost.parameters, cost.forward_multiply_adds / 1e6, source])
+    print(tabulate(rows, headers, intfmt=",", floatfmt=",.1f"))

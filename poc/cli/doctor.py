@@ -1,130 +1,112 @@
-"""Say what this machine has, what it can run, and what is missing."""
+"""Say what this machine has, what it can run, what is missing, and what make_environment.sh is to install."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+
+from tabulate import tabulate
 
 from poc import data, frameworks
-from poc.cli.options import HOME, DoctorOptions, instance_type
+from poc.cli.options import HOME, Options, machine_name
 from poc.config import CIFAR10
 from poc.frameworks import Build
+from poc.frameworks.builds import shared_library
 from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.published import prices
 from poc.records import provenance
 from poc.run.launcher import cache
-from poc.values import to_plain
+from poc.run.progress import counted
+from poc.values import UserError
 
-FREE_GIGABYTES = 2.0
+_FREE_GIGABYTES = 2.0
 """Disk space for data and results."""
+_EXTRAS = ("dev", "ray", "horovod")
+_MXNET_LIBRARIES = {"libquadmath.so.0": "libquadmath0", "libgomp.so.1": "libgomp1"}
 
 
-def doctor(options: DoctorOptions) -> None:
+def doctor(options: Options) -> None:
     """Print the machine, its frameworks, data and price, and what is missing."""
-    machine = hardware.detect()
-    facts = {
-        "machine": instance_type() or machine.describe(),
-        "hardware": to_plain(machine),
-        "frameworks": {name: frameworks.versions(name) for name in frameworks.FRAMEWORKS},
-        "libraries": provenance.versions(),
-        "builds": describe_builds(machine, frameworks.wanted(machine)),
-        "data": _data(options.source()),
-        "price": _price(machine),
-        "missing": [{"what": name, "command": command} for name, command in _missing(machine, options.source())],
-    }
-    print(json.dumps(facts, indent=1) if options.json else "\n".join(_lines(facts, machine)))
+    print(tabulate(_facts(hardware.detect(), options.source()), tablefmt="plain", disable_numparse=True))
 
 
-def _lines(facts: Mapping[str, Any], machine: Hardware) -> Iterator[str]:
-    """Return the facts as lines."""
-    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
-    yield f"machine    {facts['machine']}"
-    yield f"CPU        {machine.cpu}, {cores}, {machine.memory_bytes / 2**30:.0f} GiB of memory"
-    yield f"           {machine.cpu_flops / 1e9:.0f} GFLOP/s in a float32 matrix product"
-    if not machine.gpus:
-        yield "GPU        none found (no NVIDIA driver). GPU runs are skipped."
+def _facts(machine: Hardware, source: Path | None) -> Iterator[tuple[str, str]]:
+    cores, gib = counted(machine.cores, "core"), machine.memory_bytes / 2**30
+    yield "machine", machine_name(machine)
+    yield "CPU", f"{machine.cpu}, {cores}, {gib:.0f} GiB of memory"
     for gpu in machine.gpus:
         major, minor = gpu.capability
-        memory = f"{gpu.memory_bytes / 2**30:.0f} GiB"
-        yield f"GPU {gpu.index}      {gpu.name}, compute capability {major}.{minor}, {memory}"
-        for name in frameworks.FRAMEWORKS:
-            yield f"           {name}: {frameworks.unsupported(name, gpu, machine) or 'can train on it'}"
-    for name, versions in facts["frameworks"].items():
-        yield f"framework  {name}: {_listed(versions) or 'not installed'}"
-    yield from (f"build      {line}" for line in facts["builds"])
-    yield f"python     {_listed(facts['libraries'])}"
-    yield f"data       {facts['data']}"
-    yield f"price      {facts['price']}"
-    for missing in facts["missing"]:
-        yield f"missing    {missing['what']}: {missing['command']}"
-
-
-def _data(source: Path | None) -> str:
-    """Describe where CIFAR-10 comes from on this machine."""
-    folder = data.find(CIFAR10(), source=source, cache=cache())
-    if folder is None:
-        return "CIFAR-10 is not here: the first run downloads it, or takes synthetic images where that fails"
-    if source is not None:
-        return f"CIFAR-10 in {folder} (--data or POC_DATA)"
-    return f"CIFAR-10 in {folder}" + (" (the cache)" if cache() in folder.parents else "")
-
-
-def _price(machine: Hardware) -> str:
-    price = prices.load({}).of(instance_type(), machine.describe())
-    if price is None:
-        return "not known: pages show no cost unless run gets --price DOLLARS or --machine NAME"
-    return f"{price.dollars_per_hour:.2f} dollars/h for {price.machine} ({price.region}, {price.date})"
-
-
-def _missing(machine: Hardware, source: Path | None) -> Iterator[tuple[str, str]]:
-    """Return each missing part with the command that adds it."""
+        gib = gpu.memory_bytes / 2**30
+        yield f"GPU {gpu.index}", f"{gpu.name}, compute capability {major}.{minor}, {gib:.0f} GiB"
+    if not machine.gpus:
+        yield "GPU", "none found (no NVIDIA driver). GPU runs are skipped."
     wanted = frameworks.wanted(machine)
+    for name in frameworks.FRAMEWORKS:
+        yield "framework", f"{name}: {_listed(frameworks.versions(name)) or 'not installed'}"
+    for line in _builds(machine, wanted):
+        yield "build", line
+    yield "python", _listed(provenance.versions())
+    if folder := data.find(CIFAR10(), source=source, cache=cache()):
+        yield "data", f"CIFAR-10 in {folder}"
+    if price := prices.load({}).of(machine_name(machine), machine.describe()):
+        yield "price", f"{price.dollars_per_hour:.2f} dollars/h for {price.machine} ({price.region}, {price.date})"
+    else:
+        yield "price", "not known: pages show no cost unless run gets --price DOLLARS or --machine NAME"
     for name in frameworks.FRAMEWORKS:
         build = wanted.get(name)
         if build and not build.is_installed(frameworks.versions(name)):
-            yield f"{build}", "./make_environment.sh" + " --torch" * build.separate
+            yield "missing", f"{build}: ./make_environment.sh" + (" --torch" if build.separate else "")
         elif build is None and not frameworks.versions(name):
-            yield f"{frameworks.load(name).LABEL} (optional)", "./make_environment.sh --torch"
-    for package, purpose in (("ray", "Ray (optional, for clusters)"), ("horovod", "Horovod (optional, on CPUs)")):
-        if not is_installed(package):
-            yield purpose, f"./make_environment.sh --{package}"
-    if data.find(CIFAR10(), source=source, cache=cache()) is None:
+            yield "missing", f"{frameworks.load(name).LABEL} (optional): ./make_environment.sh --torch"
+    if folder is None:
         where = f"CIFAR-10 in {source}" if source else "CIFAR-10 (optional: the first run downloads it)"
-        yield where, "export POC_DATA=FOLDER, one that holds CIFAR-10 in any usual form"
-    for folder in dict.fromkeys((HOME, _existing(cache()))):
-        free = shutil.disk_usage(folder).free / 1e9
-        if free < FREE_GIGABYTES:
-            yield f"room in {folder}, where {free:.1f} GB are free", f"free {FREE_GIGABYTES:g} GB, or set POC_CACHE"
+        yield "missing", f"{where}: export POC_DATA=FOLDER, one that holds CIFAR-10 in any usual form"
+    free = shutil.disk_usage(HOME).free / 1e9
+    if free < _FREE_GIGABYTES:
+        yield "missing", f"room in {HOME}, where {free:.1f} GB are free: free {_FREE_GIGABYTES:g} GB"
 
 
-def _existing(folder: Path) -> Path:
-    return next(place for place in (folder, *folder.parents) if place.exists())
+def environment(options: Options) -> None:
+    """Print a line for each list of packages: the folder of its environment, and its path.
+
+    Raise UserError if the machine lacks something for them, or room on the disk.
+    """
+    machine = hardware.detect()
+    wanted = frameworks.wanted(machine, ["pytorch"] if options.torch else [])
+    if packages := [package for library, package in _MXNET_LIBRARIES.items() if not shared_library(library)]:
+        raise UserError(f"MXNet needs system libraries that are missing: sudo apt-get install {' '.join(packages)}")
+    if options.horovod and wanted["mxnet"].code:
+        raise UserError("--horovod builds Horovod without NCCL, for CPUs only: leave it out on a machine with GPUs")
+    if options.horovod and not all(map(shutil.which, ("g++", "cmake", "make"))):
+        raise UserError("compiling Horovod needs a compiler: sudo apt-get install g++ cmake make")
+    if new := [build for name, build in wanted.items() if not build.is_installed(frameworks.versions(name))]:
+        print("\n".join(_builds(machine, wanted)), file=sys.stderr)
+        gigabytes = sum(build.gigabytes for build in new) + _FREE_GIGABYTES
+        free = shutil.disk_usage(HOME).free / 1e9
+        if free < gigabytes:
+            raise UserError(f"disk: {HOME} has {free:.1f} GB free, and {gigabytes:.1f} are needed; make room")
+    for name, build in wanted.items():
+        folder = frameworks.environment(name) if build.separate else HOME / ".venv"
+        for file in build.requirements:
+            print(folder.name, file)
+    for name in _EXTRAS:
+        if getattr(options, name):
+            print(".venv", f"requirements/{name}.txt")
 
 
-def is_installed(package: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(package))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-def describe_builds(machine: Hardware, wanted: Mapping[str, Build]) -> list[str]:
-    """Say which build of each of the `wanted` frameworks this machine takes and why, and why others do not run."""
-    lines = []
+def _builds(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[str]:
+    """Say which build of each of the `wanted` frameworks this machine gets and why, and why others do not run."""
     for name in frameworks.FRAMEWORKS:
         able = frameworks.usable(name, machine)
-        lacking = {gpu.name: frameworks.unsupported(name, gpu, machine) for gpu in machine.gpus if gpu not in able}
-        lines += [f"{name}: not on GPUs: {reason}" for reason in lacking.values()]
+        refused = {gpu.name: frameworks.unsupported(name, gpu, machine) for gpu in machine.gpus if gpu not in able}
+        yield from (f"{name}: not on GPUs: {reason}" for reason in refused.values())
         if build := wanted.get(name):
             cards = dict.fromkeys(gpu.name for gpu in able)
             reason = f"it runs on {', '.join(cards)} with driver {machine.driver}" if build.code else "for the CPU"
-            lines.append(f"{name}: {build}, {build.gigabytes:g} GB: {reason}")
-    return lines
+            yield f"{name}: {build}, {build.gigabytes:g} GB: {reason}"
 
 
 def _listed(versions: Mapping[str, str]) -> str:

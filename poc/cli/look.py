@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import poc.cli.options as cli
 from poc import published
+from poc.cli.options import HOME, Options
 from poc.published import prices
 from poc.published.prices import Prices
 from poc.records import journal
@@ -20,73 +20,62 @@ if TYPE_CHECKING:
 # Functions import what needs scipy and matplotlib, which take a second: plan and doctor need not wait for them.
 
 
-def report(options: cli.ReportOptions) -> None:
+def report(options: Options) -> None:
     """Write the pages again; raises UserError for a mistake in the options."""
-    studies, known_prices = published.load(options.study), prices.load(dict(options.price))
-    names = {name for study in studies for row in study.rows for name in (row.machine, row.hardware)}
-    for record in options.all_records():
-        names |= {record.infrastructure, record.hardware.describe()}
+    rows = [row for study in published.load(options.study) for row in study.rows]
+    names = {name for row in rows for name in (row.machine, row.hardware)}
+    names |= {name for record in options.all_records() for name in (record.infrastructure, record.hardware.describe())}
     for name, _ in options.price:
         if name not in names:
             raise UserError(f"--price: no row is of a machine {name!r}; {suggest(name, filter(None, names))}")
-    write_report(options, known_prices, study=options.study, target=options.target, folders=options.others)
+    write_report(options, prices.load(dict(options.price)))
 
 
-def write_report(
-    options: cli.ResultsOptions,
-    known_prices: Prices,
-    *,
-    study: Sequence[Path] = (),
-    target: float = cli.TARGET,
-    folders: Sequence[Path] = (),
-) -> None:
+def write_report(options: Options, known_prices: Prices) -> None:
     """Write the pages of all journals in the folder of results; print the scorecard and the path of the page."""
     from poc import report
 
     records = options.records()
     written = report.write(
         records,
-        published.load(study),
+        published.load(options.study),
         page=options.page,
-        folder=options.folder,
+        folder=options.results,
         cache=cache(),
-        target=target,
+        target=options.target,
         prices=known_prices,
-        others=journal.read_with(records, folders),
+        others=journal.read_with(records, options.others),
     )
     print(written)
 
 
-def publish(options: cli.PublishOptions) -> None:
+def publish(options: Options) -> None:
     """Make a folder of one machine's results that can be sent."""
     from poc import report
     from poc.publish import publish
 
-    studies, known_prices = published.load(options.study), prices.load({})
+    studies = published.load(options.study)
 
     def write_pages(records: Sequence[Record], folder: Path) -> None:
-        page, target = folder / "results.md", options.target
-        report.write(records, studies, page=page, folder=folder, cache=cache(), target=target, prices=known_prices)
+        report.write(records, studies, page=folder / "results.md", folder=folder, cache=cache(), target=options.target)
 
-    options.existing_records()  # raises UserError if there are none
-    _, lines = publish(options.folder, options.output.absolute(), cli.HOME, write_pages, options.machine)
+    _, lines = publish(options.results, options.output.absolute(), HOME, write_pages, options.machine)
     print("\n".join(lines))
 
 
-def show(options: cli.ShowOptions) -> None:
+def show(options: Options) -> None:
     """Print one run of the journals."""
     from poc.cli import show
 
     records = options.all_records()
-    print(show.text(_table(records), records, options.run, options.json))
+    print(show.text(_table(records), records, options.run))
 
 
-def compare(options: cli.CompareOptions) -> None:
+def compare(options: Options) -> None:
     """Print how two runs of the journals differ."""
     from poc.cli import compare
 
-    first, second = options.runs
-    print(compare.text(_table(options.all_records()), first, second, options.json))
+    print(compare.text(compare.compare(_table(options.all_records()), *options.runs)))
 
 
 def _table(records: Sequence[Record]) -> pd.DataFrame:

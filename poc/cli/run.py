@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 import time
@@ -10,29 +9,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from poc import config, frameworks, published
+from poc import published
 from poc.cli.look import write_report
-from poc.cli.options import PlanOptions, RunOptions
-from poc.config import literals
+from poc.cli.options import Options
 from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.host.waiting import chosen_threads
 from poc.published import prices
+from poc.published.prices import Prices
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
-from poc.run import schedule, workload
+from poc.run import schedule, step_profile, workload
 from poc.run.launcher import RunContext, cache
 from poc.run.sweep import Sweep, run_sweep
 from poc.values import UserError, to_plain
 
 
-def plan(options: PlanOptions) -> None:
+def plan(options: Options) -> None:
     """Print what a run of the same recipes would do."""
     machine = hardware.detect()
     name = options.machine_name(machine)
     context = RunContext(machine=machine, infrastructure=name, source=None, cache=cache())
-    sweep = Sweep(options.plans(machine), options.folder, context)
-    summary = sweep.workload(_dollars_per_hour(options.prices(name), name, machine))
+    sweep = Sweep(options.plans(machine), options.results, context)
+    price = options.prices(name).of(name, machine.describe())
+    summary = sweep.workload(price.dollars_per_hour if price else None)
     if options.json:
         runs = [to_plain(line) for line in sweep.lines()]
         print(json.dumps({"machine": name, **to_plain(summary), "planned": runs}, indent=1))
@@ -42,90 +42,80 @@ def plan(options: PlanOptions) -> None:
     print(summary)
 
 
-def run(options: RunOptions) -> int:
+def run(options: Options) -> int:
     """Do the runs and write the pages; raises UserError for a mistake, before any run starts."""
     began = time.monotonic()
+    # What is used only at the end is read now, too: it may have mistakes.
     published.load(options.study)
-    chosen_threads()
     journal.read_with([], options.others)
-    if options.cluster:
-        failed = _run_on_cluster(options, options.cluster, began)
-        known_prices = prices.load({})
-    else:
-        machine = hardware.detect()
-        failed = _run_here(options, machine, began)
-        known_prices = options.prices(options.machine_name(machine))
-    _conclude(options, failed, known_prices)
+    chosen_threads()
+    failed, known_prices = (_run_on_cluster if options.cluster else _run_here)(options, began)
+    write_report(options, known_prices)
+    if failed:
+        how = "start again without --again" if options.again else "start again"
+        print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _run_here(options: RunOptions, machine: Hardware, began: float) -> Sequence[str]:
-    """Do the runs on this machine; return those that failed."""
+def _run_here(options: Options, began: float) -> tuple[Sequence[str], Prices]:
+    """Do the runs on this machine; return those that failed, and the prices."""
+    machine = hardware.detect()
     name = options.machine_name(machine)
-    price = _dollars_per_hour(options.prices(name), name, machine)
+    known_prices = options.prices(name)
+    price = known_prices.of(name, machine.describe())
     if price is None and options.dollars is not None:
-        raise UserError(
-            f"--dollars: the price of {name!r} is not known; give --price DOLLARS (per hour), or --machine with the "
-            "name of a machine in poc/published/prices.csv"
-        )
-    until = schedule.bound(began, options.hours, options.dollars, price)
+        raise UserError(f"--dollars: the price of {name!r} is not known; give --price DOLLARS (per hour)")
+    dollars_per_hour = price.dollars_per_hour if price else None
+    until = schedule.bound(began, options.hours, options.dollars, dollars_per_hour)
     context = _context(options, machine, name, options.source(), until)
-    sweep = Sweep(options.plans(machine), options.folder, context, **_sweep_options(options))
-    return run_sweep(sweep, _request(options, [sweep], last_run.now()), price)
+    sweep = Sweep(options.plans(machine), options.results, context, **_sweep_options(options))
+    return run_sweep(sweep, _request(options, [sweep], last_run.now()), dollars_per_hour), known_prices
 
 
-def _run_on_cluster(options: RunOptions, address: str, began: float) -> Sequence[str]:
-    """Do the runs on all machines of a cluster; return those that failed."""
+def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Prices]:
+    """Do the runs on all machines of a cluster; return those that failed, and the prices."""
     for name in ("machine", "price", "dollars"):
         if getattr(options, name) is not None:
             raise UserError(f"--{name} is for a single machine; remove it. A node has the name of its label")
-    paths, fields = options.paths(), literals.fields(options.settings)
-    # Mistakes are found before a node is connected.
-    recipes = [(path.stem, config.load(path, frameworks.FRAMEWORKS, fields)) for path in paths]
+    recipes = options.load_recipes()  # mistakes are found before a node is connected
     from poc.cluster import connect  # Ray is an extra
 
     known_prices, started = prices.load({}), last_run.now()
-    connect(address, verbose=options.verbose)
+    connect(options.cluster, verbose=options.verbose)
     from poc.cluster.scheduler import Cluster
 
     until = schedule.bound(began, options.hours, None, None)
     cluster = Cluster(
         recipes=recipes,
-        results=options.folder,
+        results=options.results,
         context=_context(options, hardware.detect(), "", options.data, until),  # each node has its own POC_DATA
         only=options.only,
         plan_options={"quick": options.quick, "cpu": options.cpu, "named": options.named},
         sweep_options=_sweep_options(options),
-        price=functools.partial(_dollars_per_hour, known_prices),
-        note=lambda sweeps: last_run.write(options.folder, _request(options, sweeps, started)),
+        prices=known_prices,
+        note=lambda sweeps: last_run.write(options.results, _request(options, sweeps, started)),
     )
-    return cluster.run()
+    return cluster.run(), known_prices
 
 
-def _request(options: RunOptions, sweeps: Sequence[Sweep], started: str) -> LastRun:
+def _request(options: Options, sweeps: Sequence[Sweep], started: str) -> LastRun:
+    items = [item for sweep in sweeps for item in sweep.items]
     return LastRun(
-        recipes=options.names(),
+        recipes=tuple(options.recipes or dict.fromkeys(item.recipe for item in items)),
         runs=tuple(dict.fromkeys(run for sweep in sweeps for run in sweep.ids())),
-        skipped=workload.skipped([item for sweep in sweeps for item in sweep.items]),
+        skipped=workload.skipped(items),
         quick=options.quick,
         machine=next((sweep.context.infrastructure for sweep in sweeps), ""),
         started=started,
     )
 
 
-def _sweep_options(options: RunOptions) -> dict[str, Any]:
-    return {"detail": options.rounds if options.detail else 0, "again": options.again, "verbose": options.verbose}
+def _sweep_options(options: Options) -> dict[str, Any]:
+    detail = step_profile.ROUNDS if options.detail else 0
+    return {"detail": detail, "again": options.again, "verbose": options.verbose}
 
 
-def _conclude(options: RunOptions, failed: Sequence[str], known_prices: prices.Prices) -> None:
-    """Write the pages, and say which runs `failed`."""
-    write_report(options, known_prices, study=options.study, target=options.target, folders=options.others)
-    if failed:
-        how = "start again without --again" if options.again else "start again"
-        print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)
-
-
-def _context(options: RunOptions, machine: Hardware, name: str, source: Path | None, until: float) -> RunContext:
+def _context(options: Options, machine: Hardware, name: str, source: Path | None, until: float) -> RunContext:
     return RunContext(
         machine=machine,
         infrastructure=name,
@@ -137,9 +127,3 @@ def _context(options: RunOptions, machine: Hardware, name: str, source: Path | N
         verbose=options.verbose,
         until=until,
     )
-
-
-def _dollars_per_hour(known_prices: prices.Prices, name: str, machine: Hardware) -> float | None:
-    """Return the price of a machine; None if it is not known."""
-    price = known_prices.of(name, machine.describe())
-    return price.dollars_per_hour if price else None

@@ -2,130 +2,91 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 from tabulate import tabulate
 
-from poc.records.record import COMPLETED, DONE, Record
-from poc.records.row import COLUMNS, MEASURED
+from poc.records.record import DONE, Record
+from poc.records.row import MEASURED
 from poc.records.timing import PARTS
-from poc.report import markdown
-from poc.values import UserError, suggest
+from poc.values import UserError
 
 
-def text(table: pd.DataFrame, records: Sequence[Record], start: str, as_json: bool = False) -> str:
-    """Describe the run whose id starts with `start`.
-
-    With @MACHINE or @COMMIT after the id only these repeats count. `records` are those that `table` was made from.
-    Raises UserError if no run or several have such an id.
-    """
-    rows = select(table, start)
+def text(table: pd.DataFrame, records: Sequence[Record], name: str) -> str:
+    """Describe the run that `name` names, as `select`; `records` are those that `table` was made from."""
+    rows = select(table, name)
     last = rows.sort_values("outcome", key=lambda outcome: outcome.isin(DONE), kind="stable").iloc[-1]
     key = (last.machine, last.run_id, last.started)
-    shown = next(record for record in records if (record.infrastructure, record.run.id, record.started) == key)
-    seconds = {part: last[f"{part}_seconds"] for part in PARTS if pd.notna(last[f"{part}_seconds"])}
-    epochs = _epochs(shown)
-    if as_json:
-        values = {"run_id": last.run_id, "description": str(shown.run), "framework_choice": shown.framework_choice}
-        repeats = json.loads(rows.to_json(orient="records", double_precision=15))
-        return json.dumps({**values, "repeats": repeats, "epochs": epochs, "seconds_by_part": seconds}, indent=2)
-    head = {"run": f"{last.run_id}  {shown.run}", "recipe": ", ".join(dict.fromkeys(rows.recipe))}
-    head["machine"] = "; ".join(dict.fromkeys(rows.machine + ", " + rows.hardware))
-    head["framework"] = last.framework + (f" ({shown.framework_choice})" if shown.framework_choice else "")
-    blocks = [tabulate(head.items(), tablefmt="plain"), _grid(_repeat(row) for row in rows.itertuples())]
-    if epochs:
-        blocks.append(f"Epochs of the repeat of {last.started[:16]}:\n{_grid(epochs)}")
-    if seconds:
-        wall = last.wall_seconds
-        shares = [{"part": part, "s": value, "share": f"{value / wall:.0%}"} for part, value in seconds.items()]
-        blocks.append(f"Where its {markdown.duration(wall)} went:\n{_grid(shares)}")
+    record = next(record for record in records if (record.infrastructure, record.run.id, record.started) == key)
+    framework = last.framework + (f" ({record.framework_choice})" if record.framework_choice else "")
+    machines = (rows.machine + ", " + rows.hardware).unique()
+    head = [("run", f"{last.run_id}  {record.run}"), ("recipe", ", ".join(rows.recipe.unique()))]
+    head += [("machine", "; ".join(machines)), ("framework", framework)]
+    blocks = [tabulate(head, tablefmt="plain", disable_numparse=True), _grid(_repeats(rows))]
+    if record.windows:
+        blocks.append(f"Epochs of the repeat of {last.started[:16]}:\n{_grid(_epochs(record))}")
+    if pd.notna(last.train_seconds):
+        seconds = pd.Series({part: last[f"{part}_seconds"] for part in PARTS})
+        shares = pd.DataFrame({"part": PARTS, "s": seconds, "%": 100 * seconds / last.wall_seconds})
+        blocks.append(f"Where its {last.wall_seconds:,.1f} s went:\n{_grid(shares)}")
     return "\n\n".join(blocks)
 
 
-def select(table: pd.DataFrame, text: str) -> pd.DataFrame:
+def select(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return the rows of the run that ID, ID@MACHINE, ID@COMMIT or ID@MACHINE@COMMIT names, by when they started.
 
-    Each part is the start of a name. Raises UserError if no run or several have such an id.
+    Each part is the start of a name. Raises UserError if it names no run or several.
     """
-    start, *parts = text.split("@")
+    start, *parts = name.split("@")
     rows = only(table[table.origin == MEASURED].sort_values("started", kind="stable"), parts)
-    matching = rows[rows.run_id.str.startswith(start) & (start != "")]
-    ids = sorted(set(matching.run_id))
-    if len(ids) > 1:
-        raise UserError(f"run: {len(ids)} ids start with {start!r}; give more of one: {', '.join(ids[:8])}")
-    if not ids:
-        hint = suggest(start, set(rows.run_id)) if len(rows) else "they hold none"
-        if len(hint) >= 60:
-            hint = "rows.csv has all ids"
-        where = "".join(f" of {part!r}" for part in parts)
-        raise UserError(f"run: no id{where} in the journals starts with {start!r}; {hint}")
+    matching = rows[rows.run_id.str.startswith(start)]
+    ids = matching.run_id.unique()
+    if len(ids) != 1:
+        fitting = ", ".join(ids[:8]) or "rows.csv has all"
+        raise UserError(f"run: {name!r} fits {len(ids)} ids in the journals, not one: {fitting}")
     return matching
 
 
 def only(rows: pd.DataFrame, parts: Sequence[str]) -> pd.DataFrame:
-    """Return the rows on a machine or of a commit whose name starts with each of `parts`; an exact name goes first.
-
-    Raises UserError for a part that neither has.
-    """
+    """Return the rows on a machine or of a commit whose name starts with each of `parts`; an exact name goes first."""
     for part in parts:
         exact = rows.machine == part
-        matching = exact if exact.any() else rows.machine.str.startswith(part) | rows.commit.str.startswith(part)
-        if not matching.any():
-            machines = suggest(part, set(rows.machine))
-            raise UserError(f"run: no machine or commit in the journals starts with {part!r}; {machines}")
-        rows = rows[matching]
+        rows = rows[exact if exact.any() else rows.machine.str.startswith(part) | rows.commit.str.startswith(part)]
     return rows
 
 
-def _grid(lines: Iterable[Mapping[str, Any]]) -> str:
-    """Return lines of a table for the terminal, without the columns that no line fills."""
-    cells = [{name: _cell(name, value) for name, value in line.items()} for line in lines]
-    names = [name for name in cells[0] if any(line[name] for line in cells)]
-    return tabulate([[line[name] for name in names] for line in cells], list(map(title, names)), disable_numparse=True)
-
-
-def title(name: str) -> str:
-    """Return the words for a column of the table."""
-    return str(COLUMNS[name].metadata.get("title") or name.replace("_", " ")) if name in COLUMNS else name
-
-
-def _cell(name: str, value: Any) -> str:
-    if pd.isna(value):
-        return ""
-    digits = {"accuracy": ".4f", "loss": ".4f", "windows": ".0f"}.get(name, ",.1f")
-    return f"{value:{digits}}" if isinstance(value, float) else str(value)
-
-
-def _repeat(row: Any) -> dict[str, Any]:
-    too_short = row.outcome == COMPLETED and pd.isna(row.samples_per_second) and not row.speed_withdrawn
-    return {
-        "started (UTC)": row.started[:16],
-        "machine": row.machine,
-        "images": f"{row.dataset} {row.data_checksum}".strip(),
-        "framework": row.framework,
-        "commit": row.commit[:7],
-        "samples_per_second": "too short to time" if too_short else row.samples_per_second,
-        **{name: getattr(row, name) for name in ("spread", "windows", "accuracy")},
-        "wall (s)": row.wall_seconds,
-        "outcome": row.outcome + (f": {row.reason}" if row.reason else ""),
-        "note": "; ".join(filter(None, ["noisy" if row.noisy else "", row.note])),
+def _repeats(rows: pd.DataFrame) -> pd.DataFrame:
+    columns = {
+        "started (UTC)": rows.started.str[:16],
+        "machine": rows.machine,
+        "images": rows.dataset + " " + rows.data_checksum,
+        "framework": rows.framework,
+        "commit": rows.commit.str[:7],
+        "samples/s": rows.samples_per_second,
+        "spread": rows.spread,
+        "accuracy": rows.accuracy,
+        "wall (s)": rows.wall_seconds,
+        "outcome": rows.outcome.where(rows.reason == "", rows.outcome + ": " + rows.reason),
+        "noisy": rows.noisy.map({True: "noisy", False: ""}),
+        "note": rows.note,
     }
+    return pd.DataFrame(columns)
 
 
-def _epochs(record: Record) -> list[dict[str, Any]]:
-    """Return loss, accuracy and speed after each epoch; no speed if it is withdrawn."""
+def _epochs(record: Record) -> pd.DataFrame:
+    """Return loss, speed, time and accuracy by epoch."""
+    windows = pd.DataFrame([{**vars(window), "samples/s": window.rate} for window in record.windows])
+    aggregates = {"loss": "last", "samples/s": "median", "seconds": lambda seconds: seconds.sum(skipna=False)}
+    epochs = windows.groupby("epoch").agg(aggregates).reset_index()
     accuracies = {evaluation.epoch: evaluation.accuracy for evaluation in record.evaluations}
-    epochs = []
-    for epoch, group in itertools.groupby(record.windows, key=lambda window: window.epoch):
-        windows = list(group)
-        line = {"epoch": epoch, "loss": windows[-1].loss, "accuracy": accuracies.get(epoch)}
-        if not record.speed_withdrawn:
-            line["samples_per_second"] = statistics.median(window.rate for window in windows)
-            line["seconds"] = sum(window.seconds for window in windows)
-        epochs.append(line)
-    return epochs
+    return epochs.assign(accuracy=epochs.epoch.map(accuracies))
+
+
+def _grid(frame: pd.DataFrame) -> str:
+    """Return a table for the terminal, without columns that are empty."""
+    frame = frame.loc[:, ~(frame.isna() | (frame == "")).all()]
+    for name in frame.select_dtypes("float"):
+        digits = "{:.4f}" if name in ("accuracy", "loss") else "{:,.1f}"
+        frame = frame.assign(**{name: frame[name].map(digits.format, na_action="ignore")})
+    return tabulate(frame.fillna(""), headers="keys", showindex=False, disable_numparse=True)

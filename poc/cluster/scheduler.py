@@ -22,6 +22,7 @@ from poc.config.datasets import DataId
 from poc.config.recipe import Recipe
 from poc.host.hardware import Hardware
 from poc.plan import select
+from poc.published.prices import Prices
 from poc.records import journal
 from poc.run.launcher import RunContext
 from poc.run.schedule import Item
@@ -55,7 +56,7 @@ class Cluster:
     only: list[str] | None
     plan_options: Mapping[str, bool]
     sweep_options: Mapping[str, Any]
-    price: Callable[[str, Hardware], float | None]  # dollars per hour of a node, by its type and hardware
+    prices: Prices
     note: Callable[[list[Sweep]], object]  # is called with all sweeps whenever there is a new one
 
     def __post_init__(self) -> None:
@@ -159,8 +160,8 @@ class Cluster:
         )
         sweep = Sweep(plans, self.results, context, prefix=f"{name}: ", **self.sweep_options)
         self._claims.enter_context(journal.claimed(sweep.path))
-        price = self.price(node.type, machine)
-        sweep.say(f"\n{sweep.workload(price and hosts * price)}\n")
+        price = self.prices.of(node.type, machine.describe())
+        sweep.say(f"\n{sweep.workload(hosts * price.dollars_per_hour if price else None)}\n")
         for item in sweep.items:
             if item.planned.skip:
                 sweep.do(item)

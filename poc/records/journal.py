@@ -41,16 +41,6 @@ def paths(results: Path) -> list[Path]:
     return sorted(results.glob(f"*/{FILE}"))
 
 
-def misplaced(results: Path) -> list[str]:
-    """Return a warning for each journal one folder too high or too deep in `results`, where it is not read."""
-    warnings = []
-    for stray in sorted([*results.glob(FILE), *results.glob(f"*/*/{FILE}")]):
-        if stray.parent.parent != results / WITHDRAWN:
-            up = f", or use --results {results.parent}" if stray.parent == results else ""
-            warnings.append(f"journal: {stray} is not read; move it to {results / 'MACHINE' / FILE}{up}")
-    return warnings
-
-
 def _lock(file: IO[Any], *, wait: bool) -> None:
     """Lock a file until it is closed; BlockingIOError if another process has it. Some file systems have no locks."""
     try:
