@@ -72,10 +72,6 @@ def validation(run: Run, batch: int, worker: int = 0) -> Iterator[Batch]:
     return data.validation_batches(dataset, run.data, batch=batch, worker=worker, workers=run.workers)
 
 
-def step(session: Session, run: Run, batch: Batch, rate: float) -> None:
-    (session.step_with_norms if run.gradient_noise else session.step)(batch, rate)
-
-
 def parameters(session: Session) -> Arrays:
     """Return parameters and batch statistics, named as in `Session.state`."""
     return {
@@ -93,7 +89,7 @@ def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) 
     start = {f"start/{name}": array for name, array in parameters(session).items()}
     losses = []
     for number, batch in enumerate(batches(run, worker), start=1):
-        step(session, run, batch, run.rate(number - 1))
+        session.step(batch, run.rate(number - 1), norms=bool(run.gradient_noise))
         if number in (run.steps // 2, run.steps):
             losses.append(session.drain())
     result = session.evaluate(validation(run, 32, worker))
@@ -108,7 +104,7 @@ def gradients(session: Session, run: Run, worker: int = 0, folder: Path = Path()
     These are the gradients if the optimizer of `run` is PLAIN.
     """
     before = parameters(session)
-    step(session, run, next(batches(run, worker)), 1.0)
+    session.step(next(batches(run, worker)), 1.0, norms=bool(run.gradient_noise))
     return {
         name: before[name] - after
         for name, after in parameters(session).items()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from poc import CIFAR10, SGD, AdamW, Device, DistSync, Fixed, Muon, Synthetic, data, frameworks
-from poc.config.kvstores import KVStore
 from poc.config.networks import MEAN
 from poc.config.run import Run
 from poc.frameworks import Session
@@ -93,12 +92,9 @@ def emulated(run: Run) -> Arrays:
 
 
 def test_frameworks_are_folders_here_and_in_poc_frameworks(tmp_path: Path) -> None:
-    assert {"mxnet", "pytorch", "reference"} <= set(frameworks.FRAMEWORKS)
     assert {"mxnet", "reference"} <= set(INSTALLED)
-    assert len({frameworks.load(name).LABEL for name in frameworks.FRAMEWORKS}) == len(frameworks.FRAMEWORKS)
-    for call in (lambda: frameworks.load("mxnett"), lambda: frameworks.wanted(MACHINE, ["mxnett"])):
-        with pytest.raises(UserError, match="mxnet"):
-            call()
+    with pytest.raises(UserError, match="mxnet"):
+        frameworks.load("mxnett")
     (tmp_path / "my_own").mkdir()
     (tmp_path / "my_own" / "__init__.py").write_text('LABEL = "Mine"')
     script = "from poc import frameworks; print(frameworks.load('my_own').LABEL, frameworks.load('mxnet').LABEL)"
@@ -122,21 +118,9 @@ def test_only_a_session_imports_a_framework() -> None:
 def test_a_framework_has_a_builder_and_a_class_for_all_that_it_claims(framework: str) -> None:
     module: Any = frameworks.load(framework)
     module.open_session(planned(framework).run)  # imports it
-    import sys
-
-    networks, optimizers = (sys.modules[f"{module.__name__}.{name}"] for name in ("networks", "optimizers"))
+    networks, optimizers = (importlib.import_module(f"{module.__name__}.{name}") for name in ("networks", "optimizers"))
     assert set(networks.BUILDERS) == set(module.NETWORKS)
     assert set(getattr(optimizers, "OPTIMIZERS", None) or optimizers.BUILDERS) == set(module.OPTIMIZERS)
-
-
-@pytest.mark.parametrize("framework", INSTALLED)
-@pytest.mark.parametrize("fields", [{"model": "tomorrow"}], ids=str)
-def test_an_unknown_option_is_refused_and_not_trained_as_something_else(framework: str, fields: dict[str, Any]) -> None:
-    run = dataclasses.replace(planned(framework).run, **fields)
-    reason = frameworks.unsupported_reason(run, MACHINE) or ""
-    assert reason.startswith(next(iter(fields)) + "=")
-    with pytest.raises(UserError, match=next(iter(fields))):
-        frameworks.open_session(run)
 
 
 @pytest.mark.usefixtures("pytorch_planned")
@@ -147,7 +131,6 @@ def test_an_unknown_option_is_refused_and_not_trained_as_something_else(framewor
         ("reference", {"optimizer": "nesterov"}, "optimizer"),
         ("reference", {"optimizer": SGD(momentum_correction=True)}, "momentum correction"),
         ("reference", {"devices": 2, "kvstore": "local"}, "kvstore"),
-        ("reference", {"devices": 2, "kvstore": Device(two_bit=0.5)}, "compressed gradients"),
         ("reference", {"label_smoothing": 0.1}, "label_smoothing"),
         ("reference", {"layout": "NHWC"}, "layout"),
         ("pytorch", {"optimizer": "lars"}, "optimizer"),
@@ -155,7 +138,6 @@ def test_an_unknown_option_is_refused_and_not_trained_as_something_else(framewor
         ("pytorch", {"devices": 2, "target_accuracy": 0.5}, "target_accuracy"),
         ("pytorch", {"devices": 2, "seconds": 5.0}, "seconds"),
         ("mxnet", {"devices": 2, "straggler": 0.3}, "straggler"),
-        ("mxnet", {"devices": 2, "kvstore": Device(two_bit=0.5), "dtype": "float16"}, "two_bit"),
         ("mxnet", {"devices": 2, "workers": 2, "kvstore": "dist_async", "optimizer": "adamw"}, "kvstore"),
     ],
     ids=str,
@@ -282,46 +264,19 @@ def test_the_loss_of_a_window_is_the_mean_over_its_samples_and_a_batch_is_copied
 
 
 @on_each({}, {"devices": 2}, one_process=True)
-def test_an_evaluation_places_few_batches_at_a_time_and_ignores_what_fills_the_last(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_ignores_what_fills_the_last_batch(run: Run) -> None:
     session = frameworks.open_session(run)
-    upload, to_float, sizes, in_progress = session._upload, session._to_float, [], [0.0]
-
-    def counted_upload(batch: data.Batch) -> Any:
-        sizes.append(len(batch))
-        in_progress.append(in_progress[-1] + 1)
-        return upload(batch)
-
-    def counted_fetch(scalar: Any) -> float:
-        in_progress.append(in_progress[-1] - 1 / (2 * run.devices))
-        return to_float(scalar)
-
-    monkeypatch.setattr(session, "_upload", counted_upload)
-    monkeypatch.setattr(session, "_to_float", counted_fetch)
     evaluations = [session.evaluate(framework_worker.validation(run, batch)) for batch in (10, 32, 70)]
-    assert sizes == [10] * 7 + [32] * 3 + [70]
-    assert (max(in_progress), in_progress[-1]) == (3, 0)
     assert {(each.correct, each.samples) for each in evaluations} == {(evaluations[0].correct, 70)}
     assert [each.loss for each in evaluations] == pytest.approx([evaluations[0].loss] * 3, rel=1e-6)
 
 
 @on_each({}, {"devices": 2}, one_process=True)
-def test_batches_placed_ahead_by_a_thread_train_to_the_same_bits(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_placed_ahead_by_a_thread_train_to_the_same_bits(run: Run) -> None:
     session = frameworks.open_session(run)
-    upload, threads = session._upload, []
-
-    def noted(batch: data.Batch) -> Any:
-        threads.append(threading.current_thread().name)
-        return upload(batch)
-
-    monkeypatch.setattr(session, "_upload", noted)
     with data.prefetch(map(session.place, batches(run)), depth=2) as placed:
         for step, batch in enumerate(placed):
             session.step(batch, run.rate(step))
-        session.drain()
-    assert len(threads) == run.steps
-    assert all(name.startswith("prefetch") for name in threads)
     seen, expected = parameters(session), results(run)  # which averages the devices' statistics at its end
     assert all(np.array_equal(array, expected[name]) for name, array in seen.items() if "running" not in name)
 
@@ -377,16 +332,6 @@ def test_patches_of_the_images_are_white_after_a_whitening_convolution(run: Run)
     white = patches.reshape(-1, 12) @ filters[:12].reshape(12, 12).T
     moments = white.T @ white / len(white)
     assert np.abs(moments - np.diag(np.diag(moments))).max() < 1e-3
-
-
-@pytest.mark.parametrize(
-    ("kvstore", "bits"), [(Device(), 32), (DistSync(gradient_bits=16), 16), (DistSync(two_bit=0.5), 2)], ids=str
-)
-def test_gradients_are_counted_in_the_bits_that_are_sent(kvstore: KVStore, bits: int) -> None:
-    session = frameworks.open_session(planned("reference", devices=2).run)
-    session._run = dataclasses.replace(session._run, kvstore=kvstore)
-    session.parameters = 1600
-    assert session.gradient_bytes == 1600 * bits / 8
 
 
 TEN_STEPS = {"model": "cifar_resnet8_v2", "lr": 0.01, "batch_per_device": 64, "steps": 10, "layout": "NCHW"}
@@ -452,12 +397,10 @@ def test_frameworks_take_the_same_steps(run: Run) -> None:
     [
         ("mxnet", "MXNetError", "Check failed: e == cudaSuccess || e == cudaErrorCudartUnloading: out of memory", True),
         ("mxnet", "MXNetError", "Failed to allocate CPU Memory", True),  # as seen
-        ("mxnet", "MXNetError", "Failed to find any forward convolution algorithm.  with workspace size of 10", True),
         ("mxnet", "MXNetError", "Check failed: e == CUDNN_STATUS_SUCCESS (4 vs. 0) : cuDNN: INTERNAL_ERROR", False),
         ("mxnet", "ValueError", "the file is out of memory of anybody", False),
         ("pytorch", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of", True),
         ("pytorch", "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes", True),
-        ("pytorch", "RuntimeError", "FIND was unable to find an engine to execute this computation", True),
         ("pytorch", "RuntimeError", "CUDA error: device-side assert triggered", False),
     ],
 )

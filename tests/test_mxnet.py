@@ -4,7 +4,6 @@ something else than sums."""
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import LARS, SSP, DistAsync, DistSync, Horovod, Muon, Synthetic, frameworks
+from poc import LARS, SSP, DistAsync, DistSync, Horovod, Synthetic, frameworks
 from poc.config.kvstores import KVStore
 from poc.config.run import Run
 from poc.frameworks import loss_scale
@@ -53,27 +52,6 @@ def test_four_devices_differ_from_one_by_batch_norm_alone(model: str) -> None:
     assert (distance(one, four) < 1e-5) == model.endswith("no_norm")
 
 
-def issue_milliseconds(optimizer: object, devices: int) -> float:
-    """Return the median CPU time that a step of ResNet-50 at batch 1 costs the main thread."""
-    run = run_of(model="cifar_resnet50_v2", batch_per_device=1, optimizer=optimizer, devices=devices)
-    times = []
-    opened, (batch,) = frameworks.open_session(run), batches(run, steps=1)
-    for _ in range(8):
-        start = time.thread_time()
-        opened.step(batch, run.learning_rate)
-        times.append(1e3 * (time.thread_time() - start))
-        opened.drain()
-    return statistics.median(times[3:])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", Muon(lr=0.02)], ids=str)
-def test_a_step_on_eight_devices_costs_the_main_thread_at_most_twice_that_on_one(optimizer: object) -> None:
-    # 9 times as long if it issued all devices' work itself.
-    one, eight = (issue_milliseconds(optimizer, devices) for devices in (1, 8))
-    assert eight < min(2 * one, 16)
-
-
 def test_batches_are_placed_on_a_cpu_while_it_computes() -> None:
     run = run_of()
     opened, batch, matrix = frameworks.open_session(run), next(batches(run)), mx.nd.ones((128, 1 << 16))
@@ -111,14 +89,6 @@ def test_peak_memory_of_a_card_is_read_at_the_edges_of_windows(monkeypatch: pyte
         monkeypatch.setattr("mxnet.context.gpu_memory_info", lambda device, free=free: (free[device], 10))
         session.drain()
     assert session.peak_device_bytes() == 6
-
-
-def test_a_checkpoint_has_one_copy_of_what_all_devices_share() -> None:
-    shared, separate = (
-        frameworks.open_session(run_of(devices=2, kvstore=kvstore)).state() for kvstore in ("device", "none")
-    )
-    assert all(name.endswith(("running_mean/1", "running_var/1")) for name in shared if name.endswith("/1"))
-    assert {name[:-1] for name in separate if name.endswith("/1")} == {name[:-1] for name in shared}
 
 
 @pytest.mark.slow
@@ -342,12 +312,6 @@ def test_no_worker_is_further_ahead_than_the_staleness_bound(bound: int | None, 
     # The slow one is never ahead by more than the step that it has just done; the other goes as far as it may.
     assert ahead[1] <= 1
     assert ahead[0] == (run.steps if bound is None else bound)
-
-
-@between_workers
-def test_with_two_bits_each_worker_sends_the_sum_of_its_devices(tmp_path: Path) -> None:
-    run = dataclasses.replace(run_of_two(DistSync(two_bit=0.5), steps=1), devices=4)
-    assert {str(seen["sums right"]) for seen in workers(run, tmp_path)} == {"True"}
 
 
 @between_workers

@@ -5,10 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +18,9 @@ from poc.host.hardware import detect
 from poc.run.launcher import RunContext
 from poc.run.parent import execute
 from tests import fake_gpus
-from tests.builders import MACHINE, recipe_file
+from tests.builders import MACHINE
 from tests.extras import needs_compiler, needs_torch
 from tests.framework_worker import Arrays, batches, distance, interleaved, parameters, planned, trained
-from tests.launch import HOME
 
 
 def of_torch(test: Any) -> Any:
@@ -66,25 +61,6 @@ def test_a_run_of_two_processes_completes(tmp_path: Path) -> None:
 
 
 @of_torch
-def test_on_a_cpu_the_memory_of_a_step_is_kept_for_the_next_one() -> None:
-    with frameworks.load("pytorch").cluster(planned("pytorch").run, cores=1) as cluster:
-        environment = {**os.environ, **cluster.environments[0]}
-    # Page faults while blocks of 64 MiB are allocated and freed, once there have been as many.
-    script = """
-import resource, torch
-def faults(steps):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for step in range(steps):
-        torch.zeros(2, 8, 1024, 1024).add(1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults(20)
-print(faults(20))
-"""
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 100_000  # of 4 KiB each; 655,360 if they are returned to the system every time
-
-
-@of_torch
 def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> None:
     if not detect().bfloat16:
         pytest.skip("this CPU has no bfloat16")
@@ -96,23 +72,6 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
     assert convolutions
     for name in convolutions:
         assert 0 < np.linalg.norm(wide[name] - narrow[name]) < 0.05 * np.linalg.norm(wide[name]), name
-
-
-@of_torch
-def test_muon_orthogonalises_nearly_as_well_in_bfloat16() -> None:
-    import torch
-
-    from poc.frameworks.pytorch.optimizers import orthogonalised
-
-    generator = torch.Generator().manual_seed(0)
-    directions = [torch.randn(*shape, 3, 3, generator=generator) for shape in ((64, 24), (256, 64), (64, 2), (16, 64))]
-    for wide, narrow in zip(orthogonalised(directions), orthogonalised(directions, torch.bfloat16)):
-        assert (narrow.dtype, narrow.shape) == (torch.float32, wide.shape)
-        rows, columns = len(wide), wide[0].numel()
-        values = torch.linalg.svdvals(narrow.reshape(rows, columns)) / max(1, rows / columns) ** 0.5
-        assert values.min() > 0.6
-        assert values.max() < 1.3
-        assert (narrow - wide).norm() < 0.05 * wide.norm()
 
 
 @of_torch
@@ -204,18 +163,3 @@ def test_without_all_of_pytorch_its_runs_are_skipped_with_a_command_that_install
 ) -> None:
     monkeypatch.setattr("poc.frameworks.pytorch.versions", lambda name: installed)
     assert planned("pytorch", model="cifar_resnet8_v2").skip.endswith("./make_environment.sh --torch")
-
-
-@pytest.mark.slow
-def test_everything_else_works_without_its_folder(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    shutil.copytree(HOME / "poc", home / "poc", ignore=shutil.ignore_patterns("__pycache__", "pytorch"))
-    shutil.copytree(HOME / "recipes", home / "recipes")
-    recipe_file(home / "mine.py", epochs=1)
-    recipe_file(home / "other.py", framework="pytorch", model="cifar_resnet8_v2")
-    environment = {**os.environ, "PYTHONPATH": str(home), "POC_CACHE": str(tmp_path / "cache")}
-    for arguments, status in (("doctor", 0), ("run mine.py --results ../results", 0), ("plan other.py", 2)):
-        command = [sys.executable, "-W", "ignore", "-m", "poc", *arguments.split()]
-        done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
-        assert done.returncode == status, done.stderr
-    assert "pytorch" in done.stderr.splitlines()[-1]

@@ -158,8 +158,7 @@ def parser() -> argparse.ArgumentParser:
     add("--steps", type=steps, default=STEPS, metavar="N", help=f"length of each short run ({STEPS})")
     add("--on", metavar="NAME", help="another machine, as poc/published/prices.csv or a study calls it; nothing is run")
 
-    add = command(advise.networks, "the models that a recipe may name, with what they cost")
-    add("--count", help="first count what they cost anew, as the frameworks build them", **_FLAG)
+    command(advise.networks, "the models that a recipe may name, with what they cost")
 
     add = command(doctor.environment, "what make_environment.sh is to install here")
     add("--torch", help="PyTorch, too, on a machine whose framework is MXNet", **_FLAG)

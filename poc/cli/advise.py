@@ -10,7 +10,7 @@ from poc import config, frameworks
 from poc.advice import advise as advice
 from poc.cli.look import write_report
 from poc.cli.options import Options, recipe_path
-from poc.config.networks import NETWORKS, write_costs
+from poc.config.networks import NETWORKS
 from poc.host import hardware
 from poc.records import journal
 from poc.records.record import COMPLETED
@@ -49,8 +49,6 @@ def advise(options: Options) -> int:
 
 def networks(options: Options) -> None:
     """Print the models that a recipe may name."""
-    if options.count:
-        write_costs({name: frameworks.count(network) for name, network in NETWORKS.items()})
     headers = ["model", "input", "parameters", "multiply-adds of a forward pass (M)", "source"]
     rows = []
     for network in NETWORKS.values():

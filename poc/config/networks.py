@@ -1,13 +1,12 @@
 """Models by name, and the cost of a training step of each.
 
-A model is a line of networks.csv and a builder in a framework. `python -m poc networks --count` builds it, counts its
-costs and writes them to network_costs.csv.
+A model is a line of networks.csv and a builder in a framework. `python -m tools.count_networks` builds it, counts
+its costs and writes them to network_costs.csv.
 """
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import functools
 from pathlib import Path
 
@@ -18,7 +17,7 @@ MEAN = (123.68, 116.779, 103.939)
 CIFAR_RESNET_V1 = (20, 32, 44, 50, 56, 110, 164)
 CIFAR_RESNET_V2 = (8, 20, 32, 44, 50, 56, 110, 164)
 """Layers of the ResNets for CIFAR; those with 164 have bottlenecks."""
-_COSTS = Path(__file__).with_name("network_costs.csv")
+COSTS = Path(__file__).with_name("network_costs.csv")
 
 
 @value
@@ -66,7 +65,7 @@ class Network:
     def cost(self) -> Cost:
         """Counted cost; raises UserError if it has not been counted yet."""
         if self.name not in _costs():
-            raise UserError(f"model: {self.name} is not in {_COSTS.name}; run `python -m poc networks --count`")
+            raise UserError(f"model: {self.name} is not in {COSTS.name}; run `python -m tools.count_networks`")
         return _costs()[self.name]
 
     def multiply_adds(self, size: int) -> float:
@@ -90,17 +89,8 @@ class Network:
 
 @functools.cache
 def _costs() -> dict[str, Cost]:
-    with _COSTS.open(newline="") as file:
+    with COSTS.open(newline="") as file:
         return {row.pop("network"): Cost(**{name: int(row[name]) for name in row}) for row in csv.DictReader(file)}
-
-
-def write_costs(costs: dict[str, Cost]) -> None:
-    """Replace the file of costs, by name of model."""
-    with _COSTS.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["network", *(field.name for field in dataclasses.fields(Cost))])
-        writer.writerows([name, *dataclasses.astuple(cost)] for name, cost in costs.items())
-    _costs.cache_clear()
 
 
 def _read() -> dict[str, Network]:

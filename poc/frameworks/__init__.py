@@ -23,7 +23,6 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from poc.config import NCCL, Training
-from poc.config.networks import Cost, Network
 from poc.config.run import Run
 from poc.frameworks import builds
 from poc.frameworks.builds import Build as Build
@@ -110,9 +109,6 @@ class Framework(Protocol):
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """Tell whether a run ended with `error` because a device or the host had too little memory for it."""
-
-    def count(self, network: Network) -> Cost | None:
-        """Count the cost of one of its networks as it builds it; None if the framework is not installed."""
 
     def open_session(self, run: Run, *, first_step: int = ..., state: Mapping[str, np.ndarray] | None = ...) -> Session:
         """Import the framework and build the network of `run`, initialised from its seed, in one of its workers.
@@ -247,11 +243,3 @@ def load(name: str) -> Framework:
     if name not in FRAMEWORKS:
         raise UserError(f"framework: {name!r} is not allowed; {suggest(name, FRAMEWORKS)}")
     return cast(Framework, importlib.import_module(f"{__name__}.{name}"))
-
-
-def count(network: Network) -> Cost:
-    """Count the cost of `network` with a framework that builds it; raise UserError if none does."""
-    for framework in map(load, FRAMEWORKS):
-        if network.name in framework.NETWORKS and (cost := framework.count(network)):
-            return cost
-    raise UserError(f"model: no installed framework builds {network.name}; add a builder in poc/frameworks/")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
 import statistics
 import time
 import timeit
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,74 +70,63 @@ class Session(abc.ABC):
         self._step = first_step
         self._input_scale = networks.network(run.model).input_scale
         """Multiplied with the pixels less their mean; 1 if a batch norm on the input scales them."""
+        self._batch_stats: list[Any] = []
+        """Arrays of batch statistics on the first device of this process."""
         self._losses: dict[int, Scalar] = {}
         """Summed loss of each device's samples since the last `drain`."""
         self._samples = 0
         self._norms: list[tuple[Sequence[Scalar], Scalar]] = []
         self._placed: PlacedBatch | None = None
 
-    def step(self, batch: Batch, learning_rate: float) -> None:
-        """Enqueue one optimizer step over this process's batch and return at once."""
-        with self._training_pass(batch):
-            self.forward_backward(batch)
-        self.sync_gradients()
-        self.apply_update(learning_rate)
+    def step(self, batch: Batch, learning_rate: float, *, sync: bool = True, norms: bool = False) -> None:
+        """Enqueue one optimizer step over this process's batch and return at once.
 
-    def forward_backward(self, batch: Batch) -> None:
-        """Compute every device's gradients.
-
-        A framework whose all-reduce overlaps the backward pass sums them here, and in `sync_gradients` does nothing.
+        Without `sync` each replica is updated by its own gradients: the upper bound of the speed. With `norms` the
+        gradients' norms are recorded for `gradient_norms`.
         """
-        self.local_backward(batch)
+        began = time.monotonic()
+        if self._has_dropout:
+            # Each step has masks of its own, so that a resumed run draws the same ones.
+            (seed,) = np.random.SeedSequence([self._run.seed, self._worker, self._step]).generate_state(1)
+            self._seed_dropout(int(seed))
+        local_squares: list[Scalar] = []
+        if self._run.emulated:
+            local_squares = self._emulate(batch, norms=norms)
+        else:
+            parts = self.place(batch).parts
+            self.forward_backward(parts, sync=sync and not norms)
+            if norms:
+                local_squares = [self._squared_norm(device) for device in range(len(parts))]
+        self._step += 1
+        self._samples += len(batch)
+        if self._run.straggler and self._worker == self._run.workers - 1:
+            self.wait()
+            time.sleep(self._run.straggler * (time.monotonic() - began))
+        if norms:
+            self.all_reduce_gradients()
+            self._norms.append((local_squares, self._squared_norm(0)))
+        elif sync:
+            self.sync_gradients()
+        self.apply_update(learning_rate, local=not sync)
+
+    @abc.abstractmethod
+    def forward_backward(self, parts: list[Part], *, sync: bool) -> None:
+        """Replace every device's gradients by those of its part of a batch, and add its loss.
+
+        A framework whose all-reduce overlaps the backward pass sums them here if `sync`; its `sync_gradients` is empty.
+        """
 
     def sync_gradients(self) -> None:
         """Sum the gradients of all devices of all workers where `apply_update` reads them."""
         self.all_reduce_gradients()
 
     @abc.abstractmethod
-    def apply_update(self, learning_rate: float) -> None:
-        """Apply the optimizer by the summed gradients, to all replicas."""
-
-    def step_with_norms(self, batch: Batch, learning_rate: float) -> None:
-        """Enqueue a step as `step` does, and record the gradients' norms for `gradient_norms`."""
-        with self._training_pass(batch):
-            local_squares = self.local_backward(batch, self._squared_norm)
-        self.all_reduce_gradients()
-        self._norms.append((local_squares, self._squared_norm(0)))
-        self.apply_update(learning_rate)
-
-    def step_without_sync(self, batch: Batch, learning_rate: float) -> None:
-        """Enqueue a step in which each replica is updated by its own gradients: the upper bound of the speed."""
-        with self._training_pass(batch):
-            self.local_backward(batch)
-        self.apply_local_update(learning_rate)
-
-    @abc.abstractmethod
-    def local_backward(self, batch: Batch, observe: Callable[[int], Scalar] | None = None) -> list[Scalar]:
-        """Compute every device's gradients without summing them; return `observe(device)` of each device."""
-
-    @abc.abstractmethod
     def all_reduce_gradients(self) -> None:
         """Give every device the sum of the gradients of all devices of all workers."""
 
-    def apply_local_update(self, learning_rate: float) -> None:
-        """Apply the optimizer to each replica by its own gradients."""
-        self.apply_update(learning_rate)
-
-    @contextlib.contextmanager
-    def _training_pass(self, batch: Batch) -> Iterator[None]:
-        """Seed the dropout of a step before its forward pass, and delay a straggler after its backward pass."""
-        began = time.monotonic()
-        if self._has_dropout:
-            # Each step has masks of its own, so that a resumed run draws the same ones.
-            (seed,) = np.random.SeedSequence([self._run.seed, self._worker, self._step]).generate_state(1)
-            self._seed_dropout(int(seed))
-        yield
-        self._step += 1
-        self._samples += len(batch)
-        if self._run.straggler and self._worker == self._run.workers - 1:
-            self.wait()
-            time.sleep(self._run.straggler * (time.monotonic() - began))
+    @abc.abstractmethod
+    def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
+        """Apply the optimizer to all replicas by the summed gradients, or to each by its own if `local`."""
 
     def place(self, batch: Batch) -> PlacedBatch:
         """Copy a batch to the devices; a batch that comes again is there already.
@@ -152,39 +140,36 @@ class Session(abc.ABC):
             self._placed = PlacedBatch(batch.images, batch.labels, batch, self._upload(batch), self._prepare)
         return self._placed
 
-    def _emulate(
-        self,
-        batch: Batch,
-        backward: Callable[[list[Part]], None],
-        gradients: list[Any],
-        statistics: list[Any],
-        observe: Callable[[int], Scalar] | None,
-    ) -> list[Scalar]:
+    def _emulate(self, batch: Batch, *, norms: bool) -> list[Scalar]:
         """Emulate the run's devices on one: micro-batches one after another; sum gradients, average batch statistics.
 
-        `backward` overwrites the `gradients`. Real devices have running statistics of their own, which are averaged
-        when they are read. Their update is linear, so each emulated device may start from the same average.
+        Return the squared norm of each device's gradients if `norms`. Real devices have running statistics of their
+        own, which are averaged when they are read. Their update is linear, so each emulated device may start from the
+        same average.
         """
-        observed: list[Scalar] = []
+        squares: list[Scalar] = []
         sums: list[Any] = []
-        start = [values + 0 for values in statistics]  # copies, in any framework
+        start = [values + 0 for values in self._batch_stats]  # copies, in any framework
         samples = self._run.batch_per_device
         for device in range(self._run.devices):
-            for values, old in zip(statistics, start):
+            for values, old in zip(self._batch_stats, start):
                 values[:] = old
-            backward(self._prepare(self._upload(batch.part(device * samples, (device + 1) * samples))))
-            if observe:
-                observed.append(observe(0))
-            if device == 0:
-                sums = [values + 0 for values in gradients + statistics]
+            part = batch.part(device * samples, (device + 1) * samples)
+            self.forward_backward(self._prepare(self._upload(part)), sync=False)
+            if norms:
+                squares.append(self._squared_norm(0))
+            arrays = self._gradients() + self._batch_stats
+            if not sums:
+                sums = [values + 0 for values in arrays]
                 continue
-            for total, values in zip(sums, gradients + statistics):
+            for total, values in zip(sums, arrays):
                 total += values
+        gradients = self._gradients()
         for values, total in zip(gradients, sums):
             values[:] = total
-        for values, total in zip(statistics, sums[len(gradients) :]):
+        for values, total in zip(self._batch_stats, sums[len(gradients) :]):
             values[:] = total / self._run.devices
-        return observed
+        return squares
 
     def _add_loss(self, device: int, loss: Scalar) -> None:
         """Add the loss of a device's samples to the mean that `drain` returns."""
@@ -245,6 +230,26 @@ class Session(abc.ABC):
         centred = images.astype(np.float32) - np.array(networks.MEAN, np.float32).reshape(1, 3, 1, 1)
         self._set_whitening(whitening.filters(centred * self._input_scale))
 
+    def sync_is_correct(self) -> bool | None:
+        """Check that `all_reduce_gradients` sums over all devices; overwrites the gradients. None if it need not."""
+        run = self._run
+        if not (run.synchronises and run.kvstore.sums) or getattr(run.kvstore, "two_bit", None) is not None:
+            return None
+        local_devices = range(run.devices // run.workers)
+        for device in local_devices:
+            for gradient in self._gradients(device):
+                gradient[:] = self._worker * len(local_devices) + device + 1
+        self.all_reduce_gradients()
+        expected = run.devices * (run.devices + 1) / 2
+        gradients = [gradient for device in local_devices for gradient in self._gradients(device)]
+        is_correct = all(self._to_float(abs(gradient - expected).max()) == 0 for gradient in gradients)
+        for gradient in gradients:
+            gradient[:] = 0  # in padding, too, which no backward pass overwrites
+        return is_correct
+
+    def barrier(self) -> None:  # noqa: B027
+        """Block until every worker of the run is here."""
+
     def largest_parameter(self) -> float:
         """Return the largest absolute value of any trained parameter; not finite if one of them is not."""
         maxima = [
@@ -268,14 +273,6 @@ class Session(abc.ABC):
     @abc.abstractmethod
     def upload_images(self, images: np.ndarray) -> None:
         """Copy all training images, (n, height, width, 3), padded, to the devices, which cut `Crops` out of them."""
-
-    @abc.abstractmethod
-    def sync_is_correct(self) -> bool | None:
-        """Check that `all_reduce_gradients` sums over all devices; overwrites the gradients. None if it need not."""
-
-    @abc.abstractmethod
-    def barrier(self) -> None:
-        """Block until every worker of the run is here."""
 
     @abc.abstractmethod
     def state(self) -> dict[str, np.ndarray]:
@@ -304,6 +301,10 @@ class Session(abc.ABC):
     @abc.abstractmethod
     def _correct_and_loss(self, scores: Any, labels: Any) -> tuple[Scalar, Scalar]:
         """Return the number of correctly classified images and the sum of their losses, ignoring those labelled -1."""
+
+    @abc.abstractmethod
+    def _gradients(self, device: int = 0) -> list[Any]:
+        """Return the arrays of gradients on a device of this process."""
 
     @abc.abstractmethod
     def _squared_norm(self, device: int) -> Scalar:

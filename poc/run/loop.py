@@ -96,8 +96,7 @@ class Loop:
             request = clock.elapsed()
             batch = next(batches)
             waited += clock.elapsed() - request
-            train = self.session.step_with_norms if step in norm_steps else self.session.step
-            train(batch, run.rate(step))
+            self.session.step(batch, run.rate(step), norms=step in norm_steps)
             samples += len(batch)
             enqueued += 1
             if enqueued * self._step_seconds > self.silence:

@@ -43,7 +43,7 @@ def measure(
     bandwidth is n bytes x 2 (devices - 1) / devices / t, as NCCL's tests define it.
     """
     synchronises = run.synchronises and not isinstance(run.kvstore, NoSync)
-    sums_right = session.sync_is_correct() if synchronises else None
+    sums_right = session.sync_is_correct()
     if sums_right is False:
         raise WrongSumError("the gradient synchronisation does not give the sum of all devices' gradients")
     _, *measured = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
@@ -88,8 +88,8 @@ def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> 
     The parts are the wait for other workers after independent steps, the synchronisation alone, the wait for data, and
     the CPU time in which the main thread issues a step.
     """
-    step, waited, issuing = _steps(session, batches, learning_rate, session.step)
-    independent, *_ = _steps(session, batches, learning_rate, session.step_without_sync)
+    step, waited, issuing = _steps(session, batches, learning_rate, sync=True)
+    independent, *_ = _steps(session, batches, learning_rate, sync=False)
     start = time.monotonic()
     session.barrier()
     arrived = time.monotonic()
@@ -101,7 +101,7 @@ def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> 
 
 
 def _steps(
-    session: Session, batches: Iterator[Batch], learning_rate: float, step: Callable[[Batch, float], None]
+    session: Session, batches: Iterator[Batch], learning_rate: float, *, sync: bool
 ) -> tuple[float, float, float]:
     """Return the seconds of a window of steps, of waiting for data, and of this thread's CPU time until it drains."""
     session.barrier()
@@ -110,7 +110,7 @@ def _steps(
         request = time.monotonic()
         batch = next(batches)
         waited += time.monotonic() - request
-        step(batch, learning_rate)
+        session.step(batch, learning_rate, sync=sync)
     issuing = time.thread_time() - issuing
     session.drain()
     return time.monotonic() - start, waited, issuing

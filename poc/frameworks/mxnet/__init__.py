@@ -20,7 +20,6 @@ import numpy as np
 from poc import config
 from poc.config import kvstores
 from poc.config.networks import NETWORKS as ALL_NETWORKS
-from poc.config.networks import Cost, Network
 from poc.config.run import Run
 from poc.frameworks import Cluster, Session, worker_environments
 from poc.frameworks.builds import Build
@@ -114,15 +113,6 @@ def is_out_of_memory(error: Exception) -> bool:
     words = r"out of memory|cudaMalloc|Failed to allocate|Failed to find any .* convolution|bad_alloc|ALLOC_FAILED"
     from_mxnet = type(error).__name__ == "MXNetError"
     return isinstance(error, MemoryError) or (from_mxnet and re.search(words, str(error)) is not None)
-
-
-def count(network: Network) -> Cost:
-    from poc.frameworks.mxnet import compatibility
-
-    compatibility.prepare()
-    from poc.frameworks.mxnet import networks
-
-    return networks.count(network)
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -29,7 +30,6 @@ _CUDA_LIBRARIES = {
     "cudnn": ["libcudnn.so.8", *(f"libcudnn_{ops}_{use}.so.8" for use in ("infer", "train") for ops in ("ops", "cnn"))],
     "nccl": ["libnccl.so.2"],
 }
-_FUSING_DRIVER = "520.61"
 
 
 def prepare() -> None:
@@ -41,21 +41,11 @@ def prepare() -> None:
     if sys.version_info >= (3, 12):
         # distutils left the standard library; importing setuptools puts its own copy in place.
         import setuptools  # noqa: F401
-    if not _can_fuse():
-        os.environ["MXNET_USE_FUSION"] = "0"
+    with contextlib.suppress(nvml.NoAnswerError):
+        # For fused operators CUDA 11.8's NVRTC writes PTX 7.8, which an older driver cannot read.
+        if not as_new(str(nvml.query("nvmlSystemGetDriverVersion") or ""), "520.61"):
+            os.environ["MXNET_USE_FUSION"] = "0"
     _load_cuda_libraries()
-
-
-def _can_fuse() -> bool:
-    """Tell whether the NVIDIA driver, if any, can read the code that MXNet compiles for fused operators.
-
-    CUDA 11.8's NVRTC writes PTX 7.8, which needs a driver of release 520 (PTX ISA, "Release Notes").
-    """
-    try:
-        driver = str(nvml.query("nvmlSystemGetDriverVersion") or "")
-    except nvml.NoAnswerError:
-        return True
-    return as_new(driver, _FUSING_DRIVER)
 
 
 def _load_cuda_libraries() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -13,7 +13,7 @@ import numpy as np
 
 from poc import config
 from poc.config.run import Run
-from poc.frameworks.mxnet import launch
+from poc.frameworks.mxnet import ON_SERVERS, launch
 from poc.frameworks.mxnet.flat_buffers import FlatBuffer
 from poc.frameworks.mxnet.session import MXNetSession
 from poc.host import processes
@@ -26,6 +26,8 @@ class DistributedSession(MXNetSession):
 
     Without synchronisation they start from the same state and send nothing after that.
     """
+
+    _statistics_keys: Sequence[int] = ()
 
     def _connect(self) -> None:
         self._open_store()
@@ -44,9 +46,16 @@ class DistributedSession(MXNetSession):
 
     def _make_keys(self) -> None:
         super()._make_keys()
-        # Compression would mistake the batch statistics for gradients.
+        # Compression would mistake the batch statistics for gradients: then each worker has its own.
         if self._two_bit is None:
             self._statistics_keys = [self._new_key(buffer.values[0]) for buffer in self._statistics_buffers]
+
+    def _average_statistics(self) -> None:
+        super()._average_statistics()
+        for key, buffer in zip(self._statistics_keys, self._statistics_buffers):
+            self._sum(key, buffer.values[:1], buffer.values[:1])
+            buffer.values[0] /= self._run.workers
+            buffer.broadcast()
 
     def barrier(self) -> None:
         mx.nd.waitall()
@@ -102,26 +111,23 @@ class AsyncSession(DistributedSession):
     def _make_keys(self) -> None:
         self._keys = [self._new_key(buffer.values[0]) for buffer in self._buffers]
         undecayed = [key for key, buffer in zip(self._keys, self._buffers) if not buffer.decays]
-        workers = range(self._run.workers)
-        self._keys_by_worker = [
-            [self._new_key(buffer.values[0]) for _ in workers] for buffer in self._statistics_buffers
-        ]
-        """Keys of each buffer's statistics, one per worker."""
+        # The store receives into the array that was pushed last, so that cannot be one of the statistics' own.
+        self._mean_keys = [self._new_key(buffer.values[0].copy()) for buffer in self._statistics_buffers]
+        """Keys of the batch statistics, averaged over the workers."""
         self._clocks = mx.nd.zeros(self._run.workers)
         self._clock_key = self._new_key(self._clocks)
         if self._worker == 0:
-            stored = [key for keys in self._keys_by_worker for key in keys]
-            self._store.set_optimizer(ServerSGD(self._run, self._step, undecayed, stored, self._clock_key))
+            self._store.set_optimizer(ServerSGD(self._run, self._step, undecayed, [*self._mean_keys, self._clock_key]))
 
-    def sync_gradients(self) -> None:
+    def sync_gradients(self, receivers: Sequence[Sequence[int]] = ()) -> None:
         """Enqueue the push of the gradients to the servers, which update, and the pull of the parameters."""
         self._push()
         self._pull()
 
-    all_reduce_gradients = sync_gradients  # sends as much, but sums nothing over the workers
-
-    def apply_update(self, learning_rate: float) -> None:
-        """Do nothing: the servers have updated the parameters."""
+    def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
+        """Update replicas by their own gradients only; else the servers have updated the parameters."""
+        if local:
+            super().apply_update(learning_rate, local=True)
 
     def _push(self) -> None:
         for number, (key, buffer) in enumerate(zip(self._keys, self._buffers)):
@@ -135,15 +141,16 @@ class AsyncSession(DistributedSession):
         self.barrier()
         self._pull()
         super()._average_statistics()
-        for keys, buffer in zip(self._keys_by_worker, self._statistics_buffers):
-            self._store.push(keys[self._worker], buffer.values[0].copy())
-            self.barrier()
-            # The store keeps what was pushed as its buffer for what comes, so that cannot be one of these.
-            pulled = [mx.nd.zeros_like(buffer.values[0]) for _ in keys]
-            for key, statistics in zip(keys, pulled):
-                self._store.pull(key, out=statistics)
-            buffer.values[0][:] = mx.nd.add_n(*pulled) / len(pulled)
-            buffer.broadcast()
+        means = [mx.nd.zeros_like(buffer.values[0]) for buffer in self._statistics_buffers]
+        for key, mean in zip(self._mean_keys, means):
+            self._store.pull(key, out=mean)
+        self.barrier()
+        # The servers add what they receive: each worker's part of the change of the mean.
+        for key, buffer, mean in zip(self._mean_keys, self._statistics_buffers, means):
+            self._store.push(key, (buffer.values[0] - mean) / self._run.workers)
+        self.barrier()
+        for key, buffer in zip(self._mean_keys, self._statistics_buffers):
+            self._store.pull(key, out=buffer.values)
         self.barrier()
 
 
@@ -162,7 +169,7 @@ class SSPSession(AsyncSession):
         """All workers' clocks after each step, when this worker was allowed to continue."""
         self._wait_seconds = 0.0
 
-    def sync_gradients(self) -> None:
+    def sync_gradients(self, receivers: Sequence[Sequence[int]] = ()) -> None:
         """Push the gradients and tick; block until the slowest worker is within the bound; pull the parameters.
 
         The worker waits for its own messages, since what was sent before the tick must have arrived before it.
@@ -191,13 +198,13 @@ class SSPSession(AsyncSession):
 
 
 class ServerSGD(mx.optimizer.SGD):
-    """The server's handling of what it receives: SGD with momentum for parameters; it stores or adds everything else.
+    """The servers' optimizer: SGD with momentum for parameters; to everything else they add what they receive.
 
     Each of n workers pushes the mean gradient of its own batch, and the rate is divided by n, so n pushes change the
     parameters about as far as one synchronous step, weight decay included.
     """
 
-    def __init__(self, run: Run, first_step: int, undecayed: list[int], stored: list[int], added: int) -> None:
+    def __init__(self, run: Run, first_step: int, undecayed: list[int], added: list[int]) -> None:
         super().__init__(
             momentum=run.optimizer.momentum,
             wd=run.optimizer.weight_decay,
@@ -205,16 +212,13 @@ class ServerSGD(mx.optimizer.SGD):
             rescale_grad=run.workers / run.global_batch,
         )
         self.wd_mult = dict.fromkeys(undecayed, 0.0)
-        self._run, self._first_step = run, first_step
-        self._stored, self._added = stored, added
+        self._run, self._first_step, self._added = run, first_step, added
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Apply what one worker pushed for one key (in lists of one, as MXNet's updater has them)."""
         (key,), (stored,), (received,) = index, weight, grad
-        if key == self._added:
+        if key in self._added:
             stored += received
-        elif key in self._stored:
-            stored[:] = received
         else:
             step = self._first_step + self._index_update_count.get(key, 0) // self._run.workers
             self.lr = self._run.rate(step) / self._run.workers
@@ -222,19 +226,15 @@ class ServerSGD(mx.optimizer.SGD):
 
 
 SESSIONS: dict[type[Any], type[MXNetSession]] = {
-    config.Device: MXNetSession,
-    config.Local: MXNetSession,
-    config.NCCL: MXNetSession,
-    config.DistSync: DistributedSession,
-    config.DistDeviceSync: DistributedSession,
     config.DistAsync: AsyncSession,
     config.SSP: SSPSession,
     config.Horovod: HorovodSession,
-    config.NoSync: DistributedSession,
 }
+"""Sessions of the kvstores that do not sum on servers."""
 
 
 def session_type(run: Run) -> type[MXNetSession]:
     """Return the session for the kvstore of `run`."""
-    kind = SESSIONS[type(run.kvstore)]
-    return MXNetSession if run.workers == 1 and not issubclass(kind, AsyncSession) else kind
+    if run.workers == 1 and not isinstance(run.kvstore, ON_SERVERS):
+        return MXNetSession
+    return SESSIONS.get(type(run.kvstore), DistributedSession)

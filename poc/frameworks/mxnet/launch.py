@@ -74,9 +74,6 @@ def check_name_resolves(address: str) -> None:
     Horovod 0.28.1 forgets its interface when it connects a process set, and listens where the host's name resolves.
     """
     name = socket.gethostname()
-    try:
-        resolved = socket.gethostbyname(name)
-    except OSError as error:
-        raise OSError(f"host name {name} has no address ({error}); Horovod needs {address} (/etc/hosts)") from None
+    resolved = socket.gethostbyname(name)
     if resolved.startswith("127.") and not address.startswith("127."):
         raise OSError(f"host name {name} resolves to {resolved}; Horovod needs it to resolve to {address} (/etc/hosts)")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import metadata
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
@@ -17,7 +16,7 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
-from poc.config.networks import CIFAR_RESNET_V1, CIFAR_RESNET_V2, Cost, Network
+from poc.config.networks import CIFAR_RESNET_V1, CIFAR_RESNET_V2, Network
 
 # As in MXNet 0.11's resnet symbol; Gluon's own default epsilon is 1e-5.
 _NORM = {"epsilon": 2e-5, "momentum": 0.9}
@@ -75,18 +74,20 @@ class _PreactivationUnit(nn.HybridBlock):
     raw input, and learns more slowly.
     """
 
-    def __init__(self, convolutions: Sequence[Any], projection: Any, *, norm: bool) -> None:
+    def __init__(self, layers: int, width: int, stride: int, norm: bool, *, projects: bool) -> None:
         super().__init__(prefix="")
-
-        def activation() -> list[Any]:
-            return [nn.BatchNorm(**_NORM), nn.Activation("relu")] if norm else [nn.Activation("relu")]
-
-        first, *later = convolutions
-        self.preactivation = _sequence(*activation())
-        self.branch = _sequence(first)
-        for convolution in later:
-            self.branch.add(*activation(), convolution)
-        self.projection = projection
+        # Channels, kernel, stride, and the input's channels or 0. Weights of convolutions whose input is declared are
+        # drawn before those that a first pass infers: the declarations decide what a seed draws.
+        shapes = [(width, 3, stride, 0 if projects else width), (width, 3, 1, width)]
+        if layers >= 164:
+            shapes = [(width // 4, 1, 1, 0), (width // 4, 3, stride, 0), (width, 1, 1, 0)]
+        parts = []
+        for channels, kernel, step, inputs in shapes:
+            parts += [nn.BatchNorm(**_NORM), nn.Activation("relu")] if norm else [nn.Activation("relu")]
+            parts.append(nn.Conv2D(channels, kernel, step, kernel // 2, use_bias=False, in_channels=inputs))
+        first = len(parts) // len(shapes) - 1
+        self.preactivation, self.branch = _sequence(*parts[:first]), _sequence(*parts[first:])
+        self.projection = nn.Conv2D(width, 1, stride, use_bias=False) if projects else None
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         y = self.preactivation(x)
@@ -118,24 +119,10 @@ class PreactivationResNet(nn.HybridBlock):
         for stage, width in enumerate(widths):
             for number in range(units):
                 stride = 2 if stage and number == 0 else 1
-                self.features.add(self._unit(layers, width, stride, norm, projects=number == 0))
+                self.features.add(_PreactivationUnit(layers, width, stride, norm, projects=number == 0))
         if norm:
             self.features.add(nn.BatchNorm(**_NORM))
         self.output = nn.Dense(classes, in_units=widths[-1])
-
-    @staticmethod
-    def _unit(layers: int, width: int, stride: int, norm: bool, *, projects: bool) -> Any:
-        # Channels, kernel, stride, and the input's channels or 0. Weights of convolutions whose input is declared are
-        # drawn before those that a first pass infers: the declarations decide what a seed draws.
-        shapes = [(width, 3, stride, 0 if projects else width), (width, 3, 1, width)]
-        if layers >= 164:
-            shapes = [(width // 4, 1, 1, 0), (width // 4, 3, stride, 0), (width, 1, 1, 0)]
-        convolutions = [
-            nn.Conv2D(channels, kernel, step, kernel // 2, use_bias=False, in_channels=inputs)
-            for channels, kernel, step, inputs in shapes
-        ]
-        projection = nn.Conv2D(width, 1, stride, use_bias=False) if projects else None
-        return _PreactivationUnit(convolutions, projection, norm=norm)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         return self.output(F.mean(F.Activation(self.features(x), act_type="relu"), axis=(2, 3)))
@@ -420,29 +407,6 @@ def branch_ends(net: Any) -> list[Any]:
 
     net.apply(collect)
     return ends
-
-
-def count(network: Network) -> Cost:
-    """Count the cost of `network` from its graph, without computing anything."""
-    net = build(network, network.classes, fused=False)
-    graph = net(mx.sym.var("data"))
-    internals = graph.get_internals()
-    argument_shapes, output_shapes, _ = internals.infer_shape(data=(1, 3, network.input_size, network.input_size))
-    arguments = dict(zip(internals.list_arguments(), argument_shapes))
-    outputs = dict(zip(internals.list_outputs(), output_shapes))
-    nodes = json.loads(graph.tojson())["nodes"]
-    multiply_adds = activations = 0
-    for node in nodes:
-        if node["op"] in ("null", "expand_dims", "squeeze", "Flatten"):  # nothing is computed or copied
-            continue
-        output = outputs[f"{node['name']}_output"]
-        activations += math.prod(output)
-        if node["op"] in ("Convolution", "FullyConnected"):
-            _, (weight, *_), *_ = node["inputs"]
-            multiply_adds += math.prod(output[2:]) * math.prod(arguments[nodes[weight]["name"]])
-    trained = [name for name, parameter in net.collect_params().items() if parameter.grad_req != "null"]
-    parameters = sum(math.prod(arguments[name]) for name in trained)
-    return Cost(parameters=parameters, forward_multiply_adds=multiply_adds, activations=activations)
 
 
 def can_fuse() -> bool:

@@ -140,7 +140,7 @@ class Muon(SGD):
         super().__init__(run, buffer, device)
         self._rate_factor = self._options.lr / run.learning_rate
         shares_cpu = run.kind == "cpu" and len(buffer.values) > 1
-        self._orthogonalised = _orthogonalised_exclusively if shares_cpu else orthogonalised
+        self._orthogonalised = functools.partial(orthogonalised, exclusively=shares_cpu)
 
     def update(self, rate: float) -> None:
         decay, values, momentum = self._decay, self._values, self._options.momentum
@@ -228,29 +228,23 @@ class _NewtonSchulz(mx.gluon.HybridBlock):
         return F.reshape_like(x, stack)
 
 
-@functools.cache
-def _newton_schulz(shape: tuple[int, ...], context: Any) -> _NewtonSchulz:
-    """Return the operator of one device: the first call compiles it, which two devices' threads cannot do at once."""
-    return _NewtonSchulz(shape)
+# One operator per device: the first call compiles it, which two devices' threads cannot do at once.
+_newton_schulz = functools.cache(lambda shape, context: _NewtonSchulz(shape))
 
 
-def orthogonalised(stack: Any) -> Any:
+def orthogonalised(stack: Any, *, exclusively: bool = False) -> Any:
     """Bring the singular values of convolutions of one shape, seen as matrices (out, the rest), near to one.
 
     A matrix with more rows than columns is scaled by the root of rows / columns, so that the step of an output does not
-    depend on their number.
+    depend on their number. `exclusively`: while no other device of this process multiplies matrices. MXNet's OpenBLAS
+    hangs for ever if a second thread enters a product that is shared out to threads: its wait for the first one
+    (blas_server_omp.c, without C11's atomics) was compiled to a loop without end.
     """
-    return _newton_schulz(stack.shape, stack.context)(stack)
-
-
-def _orthogonalised_exclusively(stack: Any) -> Any:
-    """Return `orthogonalised(stack)`, while no other device of this process multiplies matrices.
-
-    MXNet's OpenBLAS hangs for ever if a second thread enters a product that is shared out to threads: its wait for the
-    first one (blas_server_omp.c, without C11's atomics) was compiled to a loop without end.
-    """
+    operator = _newton_schulz(stack.shape, stack.context)
+    if not exclusively:
+        return operator(stack)
     stack.wait_to_read()
     with _PRODUCTS:
-        result = orthogonalised(stack)
+        result = operator(stack)
         result.wait_to_read()
     return result

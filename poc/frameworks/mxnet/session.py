@@ -26,26 +26,19 @@ _threads = functools.cache(ThreadPoolExecutor)
 """A pool per number of devices, shared by all sessions of a process: what MXNet keeps for a thread outlives it."""
 
 
-class _SmoothedLoss(gluon.loss.Loss):
-    """Cross-entropy with label smoothing over all classes (Szegedy et al. 2016, section 7)."""
-
-    def __init__(self, smoothing: float) -> None:
-        super().__init__(weight=None, batch_axis=0)
-        self._smoothing = smoothing
-
-    def hybrid_forward(self, F: Any, scores: Any, labels: Any) -> Any:  # noqa: N803
-        logs = F.log_softmax(scores, axis=-1)
-        true_class = F.pick(logs, labels, axis=-1)
-        return -(1 - self._smoothing) * true_class - self._smoothing * F.mean(logs, axis=-1)
-
-
 class _NetworkWithLoss(gluon.HybridBlock):
-    def __init__(self, net: Any, loss: Any) -> None:
+    """A network and its cross-entropy, with label smoothing over all classes (Szegedy et al. 2016, section 7)."""
+
+    def __init__(self, net: Any, smoothing: float) -> None:
         super().__init__()
-        self._net, self._loss = net, loss
+        self._net, self._smoothing = net, smoothing
 
     def hybrid_forward(self, F: Any, images: Any, labels: Any) -> Any:  # noqa: N803
-        return self._loss(self._net(images), labels)
+        logs = F.log_softmax(self._net(images), axis=-1)
+        true_class = F.pick(logs, labels, axis=-1)
+        if not self._smoothing:
+            return -true_class
+        return -(1 - self._smoothing) * true_class - self._smoothing * F.mean(logs, axis=-1)
 
 
 class MXNetSession(Session):
@@ -77,7 +70,6 @@ class MXNetSession(Session):
         self._net.apply(layers.append)
         self._has_dropout = any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
-        self._training_loss = _SmoothedLoss(run.label_smoothing) if run.label_smoothing else self._loss
         self._loss.hybridize(static_alloc=True, static_shape=True)
         parameters = self._net.collect_params()
         for name, parameter in parameters.items():
@@ -98,6 +90,7 @@ class MXNetSession(Session):
         """Flatten the parameters into buffers, and join the devices by a kvstore."""
         run = self._run
         self._buffers, self._statistics_buffers = flatten(self._trained), flatten(self._statistics)
+        self._batch_stats = [buffer.values[0] for buffer in self._statistics_buffers]
         self._loss_scale: LossScale | None = None
         if run.dtype == "float16":
             self._loss_scale = LossScale(mx.nd.full(1, START, ctx=self._contexts[0]))
@@ -114,7 +107,6 @@ class MXNetSession(Session):
         """The devices that update each buffer."""
         self._keys: list[int] = []
         """The kvstore's key of each buffer that is trained; none without synchronisation."""
-        self._statistics_keys: list[int] = []
         self._key_count = 0
         self._connect()
 
@@ -167,17 +159,14 @@ class MXNetSession(Session):
         """A second network for evaluation: there oneDNN changes weights to a layout that views cannot have."""
         return self._build(evaluates=True)
 
-    def local_backward(self, batch: Batch, observe: Callable[[int], Any] | None = None) -> list[Any]:
-        if self._run.emulated:
-            # Not MXNet's own grad_req "add", for which the casts of lower precisions give zeros.
-            gradients = [buffer.gradients[0] for buffer in self._buffers]
-            statistics = [buffer.values[0] for buffer in self._statistics_buffers]
-            return self._emulate(batch, self._emulated_backward, gradients, statistics, observe)
-        parts = self.place(batch).parts
+    def forward_backward(self, parts: list[Part], *, sync: bool) -> None:
         # A CPU's contexts share one source of random masks, so they have to draw in order.
         map_devices = map if self._has_dropout and self._run.kind == "cpu" else self._map_devices
         list(map_devices(self._backward, self._compiled, range(len(parts)), parts))
-        return [observe(device) for device in self._devices] if observe else []
+        if self._run.emulated:
+            # The backward pass updates the statistics without telling MXNet's engine, which does not order it before
+            # those who read them.
+            mx.nd.waitall()
 
     def _backward(self, compiled: tuple[Any, list[Any]], device: int, part: Part) -> None:
         """Compute a device's gradients of its part of a batch."""
@@ -190,19 +179,13 @@ class MXNetSession(Session):
         autograd.backward([losses], scales)
         self._add_loss(device, losses.sum())
 
-    def _emulated_backward(self, parts: list[Part]) -> None:
-        self._backward(self._compiled[0], 0, *parts)
-        # The backward pass updates the statistics without telling MXNet's engine, which does not order it before those
-        # who read them.
-        mx.nd.waitall()
-
     @functools.cached_property
     def _compiled(self) -> list[tuple[Any, list[Any]]]:
         """Network and loss as one operator for each device, and its arguments: arrays, or the index into a `Part`.
 
         A hybridized block collects all parameters anew at every call, which takes longer than the call.
         """
-        block = _NetworkWithLoss(self._net, self._training_loss)
+        block = _NetworkWithLoss(self._net, self._run.label_smoothing)
         block.hybridize(static_alloc=True, static_shape=True)
         block._build_cache(mx.nd.zeros(1), mx.nd.zeros(1))
         return [
@@ -213,20 +196,18 @@ class MXNetSession(Session):
             for context in self._contexts
         ]
 
-    def sync_gradients(self) -> None:
-        self._reduce(self._owners)
-
-    def all_reduce_gradients(self) -> None:
-        self._reduce([self._devices] * len(self._buffers))
-
-    def _reduce(self, receivers: list[Sequence[int]]) -> None:
-        """Enqueue the sum of each buffer's gradients, in place of those on its receiving devices."""
+    def sync_gradients(self, receivers: Sequence[Sequence[int]] = ()) -> None:
+        """Enqueue the sum of each buffer's gradients, in place of those on its owners, or on its `receivers`."""
         for number, (key, buffer) in enumerate(zip(self._keys, self._buffers)):
+            devices = (receivers or self._owners)[number]
             sent = [gradients.astype(self._sent_dtype, copy=False) for gradients in buffer.gradients]
-            self._sum(key, sent, [sent[device] for device in receivers[number]], priority=-number)
-            for device in receivers[number]:
+            self._sum(key, sent, [sent[device] for device in devices], priority=-number)
+            for device in devices:
                 if sent[device] is not buffer.gradients[device]:
                     sent[device].astype(np.float32).copyto(buffer.gradients[device])
+
+    def all_reduce_gradients(self) -> None:
+        self.sync_gradients([self._devices for _ in self._buffers])
 
     def _sum(self, key: int, arrays: list[Any], out: list[Any], priority: int = 0) -> None:
         """Enqueue the sum of `arrays`, one per device, of all workers, in place of those of them that are `out`."""
@@ -236,20 +217,18 @@ class MXNetSession(Session):
             self._store.push(key, arrays, priority=priority)
             self._store.pull(key, out=out, priority=priority)
 
-    def apply_update(self, learning_rate: float) -> None:
-        self._update(learning_rate, self._owners)
-
-    def apply_local_update(self, learning_rate: float) -> None:
-        self._update(learning_rate, [self._devices] * len(self._buffers))
-
-    def _update(self, rate: float, updating: list[Sequence[int]]) -> None:
-        """Update each buffer on its `updating` devices, and broadcast it if that is one; skip a step that overflows."""
+    def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
+        """Update each buffer on its owner and broadcast it, or `local` on every device; skip a step that overflows."""
+        updating: list[Sequence[int]] = [self._devices for _ in self._buffers] if local else self._owners
         finite = self._unscale(self._loss_scale, updating) if self._loss_scale else None
 
         def update_on(device: int) -> None:
             for number, devices in enumerate(updating):
+                key = number, device
                 if device in devices:
-                    self._optimizer(number, device).step(rate, finite)
+                    if key not in self._optimizers:
+                        self._optimizers[key] = optimizers.build(self._run, self._buffers[number], device)
+                    self._optimizers[key].step(learning_rate, finite)
 
         list(self._map_devices(update_on, self._devices))
         for buffer, devices in zip(self._buffers, updating):
@@ -266,32 +245,11 @@ class MXNetSession(Session):
         loss_scale.update(finite)
         return finite
 
-    def _optimizer(self, number: int, device: int) -> optimizers.Optimizer:
-        if (number, device) not in self._optimizers:
-            self._optimizers[number, device] = optimizers.build(self._run, self._buffers[number], device)
-        return self._optimizers[number, device]
+    def _gradients(self, device: int = 0) -> list[Any]:
+        return [buffer.gradients[device] for buffer in self._buffers]
 
     def _squared_norm(self, device: int) -> Any:
         return mx.nd.add_n(*(buffer.gradients[device].square().sum() for buffer in self._buffers))
-
-    def sync_is_correct(self) -> bool | None:
-        if not self._run.kvstore.sums:
-            return None
-        # Two bits transmit zero or the threshold, and keep the rest for the next time: the check is of their sum for
-        # values far beyond the threshold, whatever was kept. Each of several workers sends its devices' sum.
-        threshold = getattr(self._run.kvstore, "two_bit", None)
-        first, devices = self._worker * len(self._contexts), self._run.devices
-        senders = self._run.workers if self._run.workers > 1 else devices
-        for parameter in self._trained:
-            for number, gradient in enumerate(parameter.list_grad(), start=first + 1):
-                gradient[:] = number if threshold is None else 1e6 * threshold
-        self.all_reduce_gradients()
-        expected = devices * (devices + 1) / 2 if threshold is None else senders * threshold
-        gradients = [gradient for parameter in self._trained for gradient in parameter.list_grad()]
-        return all(bool((gradient.asnumpy() == expected).all()) for gradient in gradients)
-
-    def barrier(self) -> None:
-        """Do nothing: one process has no other workers."""
 
     def _to_float(self, scalar: Any) -> float:
         return float(scalar.asscalar())
@@ -352,16 +310,9 @@ class MXNetSession(Session):
                 array.copyto(copy)
 
     def _average_statistics(self) -> None:
-        """Give every device of all workers the same parameters and the mean of all devices' batch statistics.
-
-        With compression, and without synchronisation, only the devices of each worker average their statistics.
-        """
+        """Give every device of all workers the same parameters and the mean of all devices' batch statistics."""
         for buffer in self._statistics_buffers:
             buffer.average()
-        for key, buffer in zip(self._statistics_keys, self._statistics_buffers):
-            self._sum(key, buffer.values[:1], buffer.values[:1])
-            buffer.values[0] /= self._run.workers
-            buffer.broadcast()
 
     def _scores(self, images: Any) -> Any:
         return self._evaluating_net(images)
@@ -399,7 +350,9 @@ class MXNetSession(Session):
         for prefix, key in self._optimizer_prefixes():
             arrays = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
             if arrays:
-                self._optimizer(*key).load_state(arrays)
+                number, device = key
+                self._optimizers[key] = optimizers.build(self._run, self._buffers[number], device)
+                self._optimizers[key].load_state(arrays)
         if self._loss_scale:
             numbers = [mx.nd.array([number], ctx=self._contexts[0]) for number in state["loss_scale"]]
             self._loss_scale.scale, self._loss_scale.finite_steps = numbers

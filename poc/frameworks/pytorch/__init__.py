@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from poc import config
-from poc.config.networks import CIFAR_RESNET_V2, Network
+from poc.config.networks import CIFAR_RESNET_V2
 from poc.config.run import Run
 from poc.frameworks import Cluster, Session, versions, worker_environments
 from poc.frameworks.builds import Build
@@ -91,10 +91,6 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     if getattr(run.kvstore, "two_bit", None) is not None:
         return "two_bit is not supported by PyTorch"
     return None
-
-
-def count(network: Network) -> None:
-    """Count nothing: MXNet builds every network of these."""
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class TorchSession(Session):
         self._net = net.to(device=self._device, memory_format=self._layout).train()
         self._mean = torch.tensor(networks.MEAN, device=self._device).reshape(1, 3, 1, 1)
         self._trained = [parameter for parameter in self._net.parameters() if parameter.requires_grad]
-        self._statistics = [
+        self._batch_stats = [
             buffer for name, buffer in self._net.named_buffers() if name.endswith(("running_mean", "running_var"))
         ]
         self._has_dropout = any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
@@ -99,41 +99,20 @@ class TorchSession(Session):
             for parameter in self._trained
         ]
 
-    def forward_backward(self, batch: Batch) -> None:
-        """Compute the gradients; DistributedDataParallel averages them over the workers during the backward pass."""
-        if self._ddp is None or not self._run.kvstore.sums:
-            self.local_backward(batch)
-            return
+    def forward_backward(self, parts: list[Part], *, sync: bool) -> None:
+        """Compute the gradients; with `sync` DistributedDataParallel averages them during the backward pass."""
+        averages = sync and self._ddp is not None and self._run.kvstore.sums
+        share = (self._run.workers if averages else 1) / self._run.global_batch
         self._optimizer.zero_grad()
-        self._backward(self.place(batch).parts, self._run.workers / self._run.global_batch)
-
-    def local_backward(self, batch: Batch, observe: Callable[[int], Any] | None = None) -> list[Any]:
-        share = 1 / self._run.global_batch
-        if self._run.emulated:
-            for parameter in self._trained:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients = self._gradients()
-
-            def emulated_backward(parts: list[Part]) -> None:
-                torch._foreach_zero_(gradients)
-                self._backward(parts, share)
-
-            return self._emulate(batch, emulated_backward, gradients, self._statistics, observe)
-        self._optimizer.zero_grad()
-        with self._ddp.no_sync() if self._ddp else contextlib.nullcontext():
-            self._backward(self.place(batch).parts, share)
-        return [observe(0)] if observe else []
-
-    def _backward(self, parts: list[Part], share: float) -> None:
-        """Add to the gradients `share` times those of the sum of the samples' losses."""
-        for images, labels in parts:
-            with self._autocast():
-                scores = self._forward(images)
-            loss = functional.cross_entropy(
-                scores.float(), labels, reduction="sum", label_smoothing=self._run.label_smoothing
-            )
-            (loss * (share * self._loss_scale.scale if self._loss_scale else share)).backward()
-            self._add_loss(0, loss.detach())
+        with contextlib.nullcontext() if averages or self._ddp is None else self._ddp.no_sync():
+            for images, labels in parts:
+                with self._autocast():
+                    scores = self._forward(images)
+                loss = functional.cross_entropy(
+                    scores.float(), labels, reduction="sum", label_smoothing=self._run.label_smoothing
+                )
+                (loss * (share * self._loss_scale.scale if self._loss_scale else share)).backward()
+                self._add_loss(0, loss.detach())
 
     def sync_gradients(self) -> None:
         """Do nothing: `forward_backward` has summed the gradients."""
@@ -142,7 +121,7 @@ class TorchSession(Session):
         if self._ddp is not None and self._run.kvstore.sums:
             _all_reduce(self._gradients())
 
-    def apply_update(self, learning_rate: float) -> None:
+    def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
         optimizers.set_learning_rate(self._optimizer, learning_rate)
         if self._loss_scale:
             self._scaled_update(self._loss_scale)
@@ -200,20 +179,11 @@ class TorchSession(Session):
     def upload_images(self, images: np.ndarray) -> None:
         self._images = torch.from_numpy(np.ascontiguousarray(images)).to(self._device)
 
-    def _gradients(self) -> list[torch.Tensor]:
+    def _gradients(self, device: int = 0) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self._trained if parameter.grad is not None]
 
     def _squared_norm(self, device: int) -> torch.Tensor:
         return torch.stack(torch._foreach_norm(self._gradients())).square().sum()
-
-    def sync_is_correct(self) -> bool | None:
-        if not self._run.kvstore.sums:
-            return None
-        for parameter in self._trained:
-            parameter.grad = torch.full_like(parameter, self._worker + 1.0)
-        self.all_reduce_gradients()
-        expected = self._run.workers * (self._run.workers + 1) / 2
-        return all(bool((gradient == expected).all()) for gradient in self._gradients())
 
     def barrier(self) -> None:
         self.wait()
@@ -233,9 +203,9 @@ class TorchSession(Session):
         torch.manual_seed(seed)
 
     def _sync_batch_stats(self) -> None:
-        if self._run.workers > 1 and self._run.kvstore.sums and self._statistics:
-            _all_reduce(self._statistics)
-            torch._foreach_div_(self._statistics, self._run.workers)
+        if self._run.workers > 1 and self._run.kvstore.sums and self._batch_stats:
+            _all_reduce(self._batch_stats)
+            torch._foreach_div_(self._batch_stats, self._run.workers)
 
     @torch.no_grad()
     def _scores(self, images: torch.Tensor) -> torch.Tensor:

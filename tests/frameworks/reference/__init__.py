@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from poc.config import SGD, Device, DistSync, NoSync
-from poc.config.networks import Cost, Network
 from poc.config.run import Run
 from poc.frameworks import Cluster, Session
 from poc.frameworks.builds import Build
@@ -64,10 +63,6 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
 
 def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError)
-
-
-def count(network: Network) -> Cost | None:
-    return None
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:

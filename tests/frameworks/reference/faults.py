@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ class FaultySession(NumpySession):
             return self._step >= int(Path(os.environ.get("POC_HOLD", "")).read_text())
         return False
 
-    def local_backward(self, batch: Batch, observe: Callable[[int], float] | None = None) -> list[float]:
+    def step(self, batch: Batch, learning_rate: float, *, sync: bool = True, norms: bool = False) -> None:
         while self._is_held():
             time.sleep(0.02)
         until = time.process_time() + (_SPIN_SECONDS if self._fault == "spin" and self._step == 10 else 0.0)
@@ -50,12 +49,9 @@ class FaultySession(NumpySession):
             pass
         if self._fault.isdigit() and self._run.batch_per_device > int(self._fault):
             raise MemoryError(f"no room for {self._run.batch_per_device} samples")
-        return super().local_backward(batch, observe)
-
-    def step_without_sync(self, batch: Batch, learning_rate: float) -> None:
-        if self._fault == "apart":
+        if self._fault == "apart" and not sync:
             raise MemoryError("no room for a step without synchronisation")
-        super().step_without_sync(batch, learning_rate)
+        super().step(batch, learning_rate, sync=sync, norms=norms)
 
     def drain(self) -> float:
         loss = super().drain()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class NumpySession(Session):
 
     Parameters, gradients and momentum are one long row for each device, of which the layers' are views. Each device
     computes its part of the gradient of the mean loss over the global batch, and an all-reduce sums the parts. One CPU
-    computes for one device after another, emulated or not.
+    computes for one device after another.
     """
 
     def __init__(self, run: Run, first_step: int, state: Mapping[str, np.ndarray] | None) -> None:
@@ -32,8 +32,8 @@ class NumpySession(Session):
         self._worker = self._hub.worker
         self._sizes = (int(np.prod(run.data.input_shape)), 128, 64, run.data.classes)
         self.parameters = sum((inputs + 1) * outputs for inputs, outputs in zip(self._sizes, self._sizes[1:]))
-        shape = (3, run.devices // run.workers, self.parameters)
-        self._parameters, self._momentum, self._gradients = np.zeros(shape, np.float32)
+        shape = (3, 1 if run.emulated else run.devices // run.workers, self.parameters)
+        self._parameters, self._momentum, self._rows = np.zeros(shape, np.float32)
         self._decay = np.zeros(self.parameters, np.float32)
         generator = np.random.default_rng(run.seed)
         for (weights, _), (decay, _) in zip(self._layers(self._parameters[0]), self._layers(self._decay)):
@@ -66,35 +66,34 @@ class NumpySession(Session):
         return {name: view.copy() for name, view in self._named().items()}
 
     @_quiet
-    def local_backward(self, batch: Batch, observe: Callable[[int], float] | None = None) -> list[float]:
-        for part, parameters, gradients in zip(self.place(batch).parts, self._parameters, self._gradients):
-            self._backward(part, self._layers(parameters), self._layers(gradients))
-        return [observe(device) for device in range(len(self._gradients))] if observe else []
+    def forward_backward(self, parts: list[Part], *, sync: bool) -> None:
+        for (images, labels), parameters, gradients in zip(parts, self._parameters, self._rows):
+            layers = self._layers(parameters)
+            *activations, scores = self._forward(layers, images)
+            losses, gradient = _cross_entropy(scores, labels)
+            self._add_loss(0, float(losses.sum()))
+            gradient /= self._run.global_batch
+            below = reversed([*zip(activations, layers, self._layers(gradients))])
+            for values, (weights, _), (of_weights, of_biases) in below:
+                of_weights[:], of_biases[:] = gradient.T @ values, gradient.sum(axis=0)
+                gradient = (gradient @ weights) * (values > 0)
 
-    def _backward(self, part: Part, layers: Layers, gradients: Layers) -> None:
-        """Compute one device's part of the gradient, and add to the loss."""
-        images, labels = part
-        *activations, scores = self._forward(layers, images)
-        losses, gradient = _cross_entropy(scores, labels)
-        self._add_loss(0, float(losses.sum()))
-        gradient /= self._run.global_batch
-        for values, (weights, _), (of_weights, of_biases) in reversed([*zip(activations, layers, gradients)]):
-            of_weights[:], of_biases[:] = gradient.T @ values, gradient.sum(axis=0)
-            gradient = (gradient @ weights) * (values > 0)
+    def _gradients(self, device: int = 0) -> list[np.ndarray]:
+        return [self._rows[device]]
 
     @_quiet
     def _squared_norm(self, device: int) -> float:
-        return float(np.square(self._gradients[device]).sum())
+        return float(np.square(self._rows[device]).sum())
 
     def all_reduce_gradients(self) -> None:
         if self._run.kvstore.sums:
-            self._gradients[:] = self._hub.sum(self._gradients.sum(axis=0))
+            self._rows[:] = self._hub.sum(self._rows.sum(axis=0))
 
     @_quiet
-    def apply_update(self, learning_rate: float) -> None:
+    def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
         # As in MXNet, with the learning rate in the momentum.
         self._momentum *= self._run.optimizer.momentum
-        self._momentum -= learning_rate * (self._gradients + self._decay * self._parameters)
+        self._momentum -= learning_rate * (self._rows + self._decay * self._parameters)
         self._parameters += self._momentum
 
     def upload_images(self, images: np.ndarray) -> None:
@@ -116,13 +115,6 @@ class NumpySession(Session):
             sums = values[-1] @ weights.T + biases
             values.append(np.maximum(sums, 0) if number < len(layers) else sums)
         return values
-
-    def sync_is_correct(self) -> bool | None:
-        rows = len(self._gradients)
-        devices = np.arange(1, 1 + rows * self._run.workers)
-        self._gradients[:] = devices[self._hub.worker * rows :][:rows, np.newaxis]
-        self.all_reduce_gradients()
-        return bool((self._gradients == devices.sum()).all()) if self._run.kvstore.sums else None
 
     def barrier(self) -> None:
         self._hub.sum(np.zeros(1, np.float32))
