@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 from poc import frameworks
-from poc.config import AUTO, NODE, Device, Fixed, Recipe, Setting, Training, networks
+from poc.config import AUTO, NODE, Device, Recipe, Setting, Training, networks
 from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
 from poc.host.hardware import Hardware
@@ -20,8 +20,6 @@ _GPU_EFFICIENCY = 0.13
 # A K80's, for a card whose driver reports no clock.
 _GPU_FLOPS = 4.4e12
 _START_SECONDS = 6.0
-# Steps of a short run: the momentum is allocated at the second, and several are queued.
-_PROBE_STEPS = 4
 # A batch is not tried on a GPU if it is estimated to need so many times its memory.
 _HOPELESS = 4
 # Memory of a process with a framework before it trains, and the share of a machine's memory that a run may use.
@@ -37,21 +35,19 @@ class Planned:
     skip: str = ""
     """Reason why it does not run on this machine; empty if it does."""
     seconds: float = 0.0
-    """Estimated wall time; an upper limit where the largest batch is searched for."""
+    """Estimated wall time."""
     framework_choice: str = ""
     """Reason for its framework."""
     priority: int = 5
     """Runs of lower numbers are done first (`poc.config.recipe.Setting`)."""
-    search: tuple[tuple[Run, Run], ...] = ()
-    """Candidates for the largest batch, ascending: the short run that shows whether a batch fits, and the run with it;
-    `run` is that with the last."""
+    smaller: tuple[Run, ...] = ()
+    """The same with smaller batches, descending: the first that fits in memory is done if `run` does not."""
     repeat: int = 1
     """Number of this repeat, counted from 1."""
 
     def __str__(self) -> str:
         repeat = f", repeat {self.repeat}" if self.repeat > 1 else ""
-        search = "; searches for the largest batch that fits, up to this one" if self.search else ""
-        return f"{self.run}{repeat}{search}"
+        return f"{self.run}{repeat}" + ("; or the largest batch that fits" if self.smaller else "")
 
 
 def plan(
@@ -77,10 +73,9 @@ def plan(
             item = _planned(setting, hardware, names)
             if setting.kind == "cpu" and not cpu and not item.skip:
                 item = dataclasses.replace(item, skip="CPU run on a machine with GPUs (--cpu runs it)")
-            if repeat and not item.skip:  # the first round has found the largest batch
-                item = dataclasses.replace(item, repeat=repeat + 1, seconds=estimate(item.run, hardware))
-            item = dataclasses.replace(item, priority=setting.priority)
-            planned.setdefault((item.run.id, bool(item.search), item.repeat), item)
+            number_of_repeat = 1 if item.skip else repeat + 1
+            item = dataclasses.replace(item, repeat=number_of_repeat, priority=setting.priority)
+            planned.setdefault((item.run.id, bool(item.smaller), item.repeat), item)
     return list(planned.values())
 
 
@@ -91,36 +86,20 @@ def _has_usable_gpus(hardware: Hardware) -> bool:
 
 
 def _planned(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> Planned:
-    """Return the run of one setting, with the candidates for the largest batch if it asks for that."""
-    if setting.batches == [setting.batch_per_device]:
-        run, skip, choice = _resolve(setting, hardware, names)
-        return Planned(run=run, skip=skip, seconds=estimate(run, hardware), framework_choice=choice)
+    """Return the run of one setting; of the candidates for the largest batch those that may fit, by an estimate."""
     memory = max((gpu.memory_bytes for gpu in hardware.gpus), default=0)  # 0: the driver does not report it
-    search: list[tuple[Run, Run]] = []
+    smaller: list[Run] = []
     for batch in setting.batches:
-        candidate = dataclasses.replace(setting, batch_per_device=batch)
-        run, skip, choice = _resolve(candidate, hardware, names)
-        if skip and not search:
-            return Planned(run=run, skip=skip, seconds=estimate(run, hardware), framework_choice=choice)
+        run, skip, choice = _resolve(dataclasses.replace(setting, batch_per_device=batch), hardware, names)
         needed = networks.network(run.model).memory_bytes(run.data.crop, batch)
-        if skip or (run.kind == "gpu" and memory and needed > _HOPELESS * memory):
+        hopeless = run.kind == "gpu" and memory and needed > _HOPELESS * memory
+        if smaller and (skip or hopeless):
             break
-        # Fields that need no memory have one value, so that runs which differ only in them share the short run.
-        short = dataclasses.replace(
-            candidate,
-            lr=Fixed(base=0.001),
-            epochs=None,
-            steps=_PROBE_STEPS,
-            seconds=None,
-            target_accuracy=None,
-            evaluate=False,
-            window=min(candidate.window, _PROBE_STEPS),
-        )
-        probe = _resolve(short, hardware, {**names, "seed": 0, "quick": True})[0]
-        search.append((probe, run))
-    probe, run = search[-1]
-    seconds = estimate(run, hardware) + len(search).bit_length() * estimate(probe, hardware)
-    return Planned(run=run, seconds=seconds, framework_choice=choice, search=tuple(search))
+        planned = Planned(run=run, skip=skip, seconds=estimate(run, hardware), framework_choice=choice)
+        if skip:
+            return planned
+        smaller.append(run)
+    return dataclasses.replace(planned, smaller=tuple(reversed(smaller[:-1])))
 
 
 def _resolve(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> tuple[Run, str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from poc import CIFAR10, ImageNet
+from poc import CIFAR10, ImageNet, Synthetic
 from poc.__main__ import main
 from poc.records import journal, last_run
 from tests import test_imagenet
@@ -61,26 +61,21 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "largest"), [("48", 48), ("0", None)])
+@pytest.mark.parametrize("limit", [320, 0])
 def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limit: str, largest: int | None
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setenv("POC_FAULT", limit)
-    recipe_file(folder / "mine.py", batch_per_device="largest", lr=[0.01, 0.02], epochs=1, repeats=2)
+    monkeypatch.setenv("POC_FAULT", str(limit))
+    data = Synthetic(train=640 if limit else 4, validation=160)
+    recipe_file(folder / "mine.py", data=data, batch_per_device="largest", epochs=1, repeats=2)
     assert main(["plan", "mine.py", "--verbose"]) == 0
-    assert capfd.readouterr().out.count("searches for the largest batch that fits") == 4
+    assert capfd.readouterr().out.count("or the largest batch that fits") == 2
     arguments = ["run", "mine.py", "--results", "out", "--machine", "here"]
     assert main(arguments) == 0
     records = journal.read(journal.paths(folder / "out"))
-    probes = [record.run_id for record in records if record.run.quick]
-    assert len(set(probes)) == len(probes) <= 5  # of 18 batches, for both rates
-    for record in records:
-        assert record.outcome == ("completed" if record.run.batch_per_device <= int(limit) else "out of memory")
-    runs = [(record.run.batch_per_device, record.run.learning_rate) for record in records if not record.run.quick]
-    assert runs == ([(largest, 0.01), (largest, 0.02), (largest, 0.02), (largest, 0.01)] if largest else [])
-    # A probe has no line of its own.
-    lines = [line for line in capfd.readouterr().err.splitlines() if "mlp batch" in line]
-    assert len(lines) == (4 if largest else 2)
+    tried = [(record.run.batch_per_device, record.outcome) for record in records]
+    too_large = [(batch, "out of memory") for batch in ((512, 384) if limit else (4, 3, 2, 1))]
+    assert tried == [*too_large, *[(256, "completed")] * (2 if limit else 0)]
     assert main(arguments) == 0
     assert journal.read(journal.paths(folder / "out")) == records
 

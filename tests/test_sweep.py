@@ -98,29 +98,26 @@ def test_reasons_that_differ_only_in_numbers_are_counted_as_one() -> None:
     }
 
 
-BATCHES = (8, 16, 32)
-SEARCH = tuple((run_of(batch_per_device=size, epochs=1), run_of(batch_per_device=size, epochs=2)) for size in BATCHES)
-LARGEST = Planned(run=SEARCH[-1][1], search=SEARCH)
+LARGEST = [run_of(batch_per_device=size, epochs=2) for size in (32, 16, 8)]
 
 
 @pytest.mark.parametrize(
     ("outcomes", "is_over"),
     [
-        # The number of the batch, whether it is the whole run or the short one, and its outcome.
-        ([(0, 1, COMPLETED)], False),  # by another recipe
-        ([(0, 1, COMPLETED), (1, 0, OUT_OF_MEMORY), (0, 1, FAILED), (1, 1, COMPLETED)], False),
-        ([(0, 1, COMPLETED), (1, 0, OUT_OF_MEMORY)], True),
-        ([(0, 0, COMPLETED), (1, 0, OUT_OF_MEMORY)], False),
-        ([(0, 1, COMPLETED), (1, 0, COMPLETED), (1, 1, OUT_OF_MEMORY)], True),
-        ([(2, 1, COMPLETED)], True),
-        ([(0, 0, OUT_OF_MEMORY)], True),
+        ([], False),
+        ([(1, COMPLETED)], False),  # by another recipe
+        ([(0, COMPLETED)], True),
+        ([(0, OUT_OF_MEMORY)], False),
+        ([(0, OUT_OF_MEMORY), (1, FAILED), (2, COMPLETED)], False),
+        ([(0, OUT_OF_MEMORY), (1, COMPLETED)], True),
+        ([(0, OUT_OF_MEMORY), (1, OUT_OF_MEMORY), (2, OUT_OF_MEMORY)], True),
     ],
 )
-def test_a_search_is_over_if_the_largest_batch_is_trained_and_the_next_does_not_fit(
-    outcomes: list[tuple[int, int, str]], is_over: bool
+def test_the_largest_batch_is_done_if_the_next_larger_one_does_not_fit(
+    outcomes: list[tuple[int, str]], is_over: bool
 ) -> None:
-    records = [dataclasses.replace(record_of(), run=SEARCH[a][b], outcome=outcome) for a, b, outcome in outcomes]
-    assert DoneRepeats(records, {}).over(LARGEST) == is_over
+    records = [dataclasses.replace(record_of(), run=LARGEST[number], outcome=outcome) for number, outcome in outcomes]
+    assert DoneRepeats(records, {}).over(Planned(run=LARGEST[0], smaller=tuple(LARGEST[1:]))) == is_over
 
 
 REAL = {"dataset": "cifar10 (jpeg)", "data_checksum": "0123456789abcdef"}

@@ -53,7 +53,7 @@ class Training:
     is valid, the speed is not."""
     batch_per_device: Annotated[Count, Or(LARGEST)] = 128
     """Samples per device and step; the global batch is that times the devices. "largest": as many as fit into its
-    memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536; short runs find out how many."""
+    memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536, tried from above."""
     evaluate: Flag = field(default=True, label="without evaluation")
     """Measure the accuracy over the whole validation set after every epoch."""
     optimizer: AnyOptimizer = field(default=SGD(), label="{}")

@@ -13,7 +13,7 @@ from poc.config import Synthetic, networks
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.plan import Planned, estimate
-from poc.records.record import COMPLETED, DONE, SETTLED, Record
+from poc.records.record import COMPLETED, OUT_OF_MEMORY, SETTLED, Record
 from poc.run import checkpoint
 from poc.run.launcher import RunContext
 
@@ -69,16 +69,10 @@ class DoneRepeats:
         return self._count[self._key(run)] >= number or (self.outcome(run) or COMPLETED) != COMPLETED
 
     def over(self, planned: Planned) -> bool:
-        """Return whether a planned repeat is done.
-
-        A search for the largest batch is done if that batch was trained, and the next larger one does not fit.
-        """
-        if not planned.search:
-            return self.enough(planned.run, planned.repeat)
-        outcomes = [self.outcome(run) or self.outcome(probe) for probe, run in planned.search]
-        largest = max((number for number, outcome in enumerate(outcomes) if outcome in DONE), default=-1)
-        trained = largest < 0 or self.enough(planned.search[largest][1], planned.repeat)
-        return trained and (largest + 1 == len(outcomes) or outcomes[largest + 1] is not None)
+        """Return whether a planned repeat is done, with the largest batch that fits."""
+        fitting = (run for run in (planned.run, *planned.smaller) if self.outcome(run) != OUT_OF_MEMORY)
+        run = next(fitting, None)
+        return run is None or self.enough(run, planned.repeat)
 
     def waiting(self, items: Iterable[Item]) -> list[Planned]:
         """Return the planned repeats that are not done yet, each once."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import sys
 import time
@@ -15,7 +14,7 @@ from poc.config.run import Run
 from poc.plan import Planned, estimate
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
-from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
+from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
 from poc.run import schedule, workload
 from poc.run.launcher import Launcher, LocalLauncher, RunContext
 from poc.run.parent import execute, new_record
@@ -101,7 +100,7 @@ class Sweep:
     def ids(self) -> tuple[str, ...]:
         """Return the ids of the runs that are not skipped, including all candidates for a largest batch."""
         planned = [item.planned for item in self.items if not item.planned.skip]
-        runs = (run for item in planned for run in (item.run, *(candidate for _, candidate in item.search)))
+        runs = (run for item in planned for run in (item.run, *item.smaller))
         return tuple(dict.fromkeys(run.id for run in runs))
 
     def is_over(self, item: Item) -> bool:
@@ -126,30 +125,14 @@ class Sweep:
             return True
         if not self._done.over(planned) and not self.pace.fits(planned):
             return False
-        if planned.search:
-            self._search(item, launcher)
-        else:
-            self._repeat(item, planned.run, launcher)
-        return True
-
-    def _search(self, item: Item, launcher: Launcher | None) -> None:
-        """Train with the largest batch whose short run fits in the memory, or with the next smaller one that fits."""
-        planned = item.planned
-        self.say_more(f"{item.title} {planned}")
-
-        def exceeds_memory(candidate: tuple[Run, Run]) -> bool:
-            return self._repeat(item, candidate[0], launcher, probe=True) not in DONE
-
-        count = bisect.bisect_left(planned.search, True, key=exceeds_memory)
-        if not count and planned.repeat == 1:
-            self.say(f"{label(planned.search[0][1], self._details)}: failed: not even this batch fits into the memory")
-        for _, run in reversed(planned.search[:count]):
+        for run in (planned.run, *planned.smaller):
             if self._repeat(item, run, launcher) != OUT_OF_MEMORY:
                 break
+        return True
 
-    def _repeat(self, item: Item, run: Run, launcher: Launcher | None, *, probe: bool = False) -> str:
-        """Do a repeat of `run` unless it is done, and return its outcome; a `probe` prints a line only if it fails."""
-        number = 1 if probe else item.planned.repeat
+    def _repeat(self, item: Item, run: Run, launcher: Launcher | None) -> str:
+        """Do a repeat of `run` unless it is done, and return its outcome."""
+        number = item.planned.repeat
         suffix = f", repeat {number}" if number > 1 else ""
         title = f"{item.title} [{run.id}] {run}{suffix}"
         if self._done.enough(run, number):
@@ -165,7 +148,7 @@ class Sweep:
             run,
             self.context,
             launcher,
-            detail=0 if probe else self._detail,
+            detail=self._detail,
             pace=pace,
             title=name,
             framework_choice=item.planned.framework_choice,
@@ -178,8 +161,7 @@ class Sweep:
                 "start again: the run goes on from its last checkpoint"
             ) from error
         self.say_more(f"  {record.in_words()}")
-        if not probe or record.outcome == FAILED:
-            self.say(result(record, name))
+        self.say(result(record, name))
         if record.outcome in SETTLED:
             launcher.forget(run)
         if interrupted:

@@ -1,7 +1,7 @@
 """Throughput against batch size, doubled until it no longer fits in memory: ResNet-20 on one device.
 
-On a CPU, batches that do not fit in memory by an estimate are skipped. On a GPU every batch is tried, and the largest
-that fits is searched for between two powers of two. Synthetic images in CIFAR-10's shape pass through the whole input
+On a CPU, batches that do not fit in memory by an estimate are skipped. On a GPU every batch is tried, and those between
+two powers of two down to the largest that fits. Synthetic images in CIFAR-10's shape pass through the whole input
 pipeline.
 Cost: three repeats, about 15 min on two CPU cores.
     ./run_all.sh batch_size
