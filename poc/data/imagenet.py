@@ -20,6 +20,8 @@ from poc.values import UserError
 FILES = ("imagenet_train.rec", "imagenet_val.rec")
 SAMPLED_RECORDS = 64
 """Records of each file that its checksum covers, evenly spaced from the first to the last."""
+_CENTRE = np.nextafter(0.5, 0)  # of an odd number of pixels, the smaller half is above and to the left
+Shares = npt.NDArray[np.float64]
 
 
 class Records(Split):
@@ -61,26 +63,19 @@ class Records(Split):
         return self._crops(indices, spec, y, x, (flip < 0.5) & spec.mirror)
 
     def center_crop(self, indices: Indices, spec: ImageNet) -> tuple[Pixels, Labels]:
-        return self._crops(indices, spec, None, None, np.zeros(len(indices), bool))
+        centre = np.full(len(indices), _CENTRE)
+        return self._crops(indices, spec, centre, centre, np.zeros(len(indices), bool))
 
     def _crops(
-        self,
-        indices: Indices,
-        spec: ImageNet,
-        y_shares: npt.NDArray[np.float64] | None,
-        x_shares: npt.NDArray[np.float64] | None,
-        flipped: npt.NDArray[np.bool_],
+        self, indices: Indices, spec: ImageNet, y: Shares, x: Shares, flipped: npt.NDArray[np.bool_]
     ) -> tuple[Pixels, Labels]:
-        """Decode, resize and crop: at these shares of the room around the crop, or in the centre."""
-
-        def place(room: int, shares: npt.NDArray[np.float64] | None, number: int) -> int:
-            return room // 2 if shares is None else int(shares[number] * (room + 1))
+        """Decode, resize and crop at the shares `y` and `x` of the room around the crop."""
 
         def show(number: int) -> tuple[Pixels, float]:
             image, label = self._resized(int(indices[number]), spec)
-            y = place(image.shape[0] - spec.crop, y_shares, number)
-            x = place(image.shape[1] - spec.crop, x_shares, number)
-            view = image[y : y + spec.crop, x : x + spec.crop, ::-1]  # red first
+            top = int(y[number] * (image.shape[0] - spec.crop + 1))
+            left = int(x[number] * (image.shape[1] - spec.crop + 1))
+            view = image[top : top + spec.crop, left : left + spec.crop, ::-1]  # red first
             view = view[:, ::-1] if flipped[number] else view
             return np.ascontiguousarray(view.transpose(2, 0, 1)), label
 

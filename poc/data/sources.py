@@ -1,4 +1,4 @@
-"""Load the images of a recipe from files, the cache of decoded images or a download."""
+"""Load the images of a recipe from files or a download. Decoded images are kept in a cache."""
 
 from __future__ import annotations
 
@@ -6,31 +6,46 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from poc.config import Data, ImageNet, Synthetic
+from poc.config import CIFAR10, Data, ImageNet, Synthetic
 from poc.config.datasets import DataId
-from poc.data import imagenet, synthetic
-from poc.data.cifar import RELEASES, Release, usual_folders
+from poc.data import cifar, imagenet, synthetic
 from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, checksum, split_off_validation
 from poc.values import UserError
 
 
+@dataclass(frozen=True)
+class Release:
+    """The published data set: where it is downloaded from, and how many images it has."""
+
+    url: str
+    sha256: str
+    train: int
+    validation: int
+
+
+CIFAR10_RELEASE = Release(
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    train=CIFAR10().train,
+    validation=10_000,
+)
+
+
 def load(
-    spec: Data, *, source: Path | None, cache: Path, release: Release | None = None, fallback: bool = False
+    spec: Data, *, source: Path | None, cache: Path, release: Release = CIFAR10_RELEASE, fallback: bool = False
 ) -> Dataset:
     """Return the images of `spec`.
 
-    CIFAR-10 comes from `source`, a folder or file in one of the forms of `Release.find`. Without it, from the folder
+    CIFAR-10 comes from `source`, a folder or file in one of the forms of `cifar.find`. Without it, from the folder
     `cache`, then from where MXNet or Keras store it, then from a download. If that fails, or with `fallback`, synthetic
-    images of the same shape are used, with a warning. Decoded images are kept in `cache` under the hash of their files.
-    ImageNet is decoded as it is read.
+    images of the same shape are used, with a warning. ImageNet is decoded as it is read.
 
     Raises UserError if `source` is missing, damaged or something else, or if `cache` cannot be written.
     """
@@ -38,7 +53,9 @@ def load(
         return synthetic.make(spec)
     if isinstance(spec, ImageNet):
         return imagenet.open_files(spec, source)
-    dataset = synthetic.make(Synthetic()) if fallback else _load_cifar(source, cache, release or RELEASES[spec.name])
+    dataset = None if fallback else _load_cifar(source, cache, release)
+    if dataset is None:
+        dataset = synthetic.make(Synthetic(train=release.train, validation=release.validation))
     return dataset if spec.validate_on == "test" else split_off_validation(dataset)
 
 
@@ -52,8 +69,8 @@ def identify(specs: Iterable[Data], *, source: Path | None, cache: Path) -> dict
         if not isinstance(spec, Synthetic) and spec.name not in identities:
             dataset = load(spec, source=source, cache=cache)
             identities[spec.name] = dataset.data_id
-            if dataset.checksum:
-                print(f"data: {dataset.data_id}, from {dataset.source or cache}", file=sys.stderr)
+            if dataset.source:
+                print(f"data: {dataset.data_id}, from {dataset.source}", file=sys.stderr)
     return identities
 
 
@@ -61,112 +78,100 @@ def is_local(spec: Data, *, source: Path | None, cache: Path) -> bool:
     """Return True if the files of `spec` are on this machine, so that nothing has to be downloaded."""
     if isinstance(spec, ImageNet):
         return source is not None and all((source / name).is_file() for name in imagenet.FILES)
-    return isinstance(spec, Synthetic) or find(spec, source=source, cache=cache) is not None
+    return isinstance(spec, Synthetic) or find(source=source, cache=cache) is not None
 
 
-def find(spec: Data, *, source: Path | None, cache: Path) -> Path | None:
+def find(*, source: Path | None, cache: Path) -> Path | None:
     """Return the folder or archive from which CIFAR-10 would be read; None if it would be downloaded."""
-    release = RELEASES[spec.name]
-    entry = _entry(cache, release, release.sha256)
-    if source is None and entry.is_dir():
-        return entry
-    for folder in usual_folders(release) if source is None else [source]:
+    for folder in [source] if source else usual_folders(cache):
         with contextlib.suppress(UserError):
-            return _location(release.find(folder)[0])
+            return _location(cifar.find(folder))
     return None
 
 
-def _load_cifar(source: Path | None, cache: Path, release: Release) -> Dataset:
-    if source is not None:
-        return _from_files(source, cache, release)
-    if (dataset := _open(_entry(cache, release, release.sha256))) is not None:
+def usual_folders(cache: Path) -> list[Path]:
+    """Return the folders in which this project, MXNet and GluonCV, and Keras store CIFAR-10."""
+    places = (("MXNET_HOME", "~/.mxnet", "datasets/cifar10"), ("KERAS_HOME", "~/.keras", "datasets"))
+    return [cache, *(Path(os.environ.get(name) or os.path.expanduser(usual), path) for name, usual, path in places)]
+
+
+def _load_cifar(source: Path | None, cache: Path, release: Release) -> Dataset | None:
+    """Return CIFAR-10; None, after a warning, if it is not on this machine and cannot be downloaded."""
+
+    def decode(files: Mapping[Path, bytes]) -> Dataset:
+        dataset = cifar.decode(files)
+        counts, expected = (len(dataset.train), len(dataset.validation)), (release.train, release.validation)
+        if counts != expected:
+            raise UserError(
+                f"data: {_location([*files])} has {counts[0]} training and {counts[1]} validation images, CIFAR-10 has "
+                f"{expected[0]} and {expected[1]}: it is truncated or another data set; download it again"
+            )
         return dataset
-    for folder in filter(Path.is_dir, usual_folders(release)):
-        with contextlib.suppress(UserError):  # damaged or another data set: the user did not name it
-            return _from_files(folder, cache, release)
-    try:
-        return _cached(cache, release, release.sha256, lambda folder: _download(release, folder))
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
-        warning = (
-            f"WARNING: training on SYNTHETIC images instead of {release.title}; every row is marked. --data and "
-            "POC_DATA are not set, the cache is empty, and the download failed: "
-            f"{release.url} ({type(error).__name__}: {reason}). Set --data or POC_DATA to the real images."
-        )
-        print(warning, file=sys.stderr)
-        return synthetic.make(Synthetic(train=release.train, validation=release.validation))
 
-
-def _from_files(source: Path, cache: Path, release: Release) -> Dataset:
-    paths, read = release.find(source)
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.read_bytes())
-    where = _location(paths)
-    dataset = _cached(cache, release, digest.hexdigest(), lambda _: _check_counts(read(paths), where, release))
-    return replace(dataset, source=where)
+    if source is not None:
+        return _decoded(cifar.find(source), cache, decode)
+    for folder in usual_folders(cache):
+        with contextlib.suppress(UserError):  # none, damaged or another data set: the user did not name it
+            return _decoded(cifar.find(folder), cache, decode)
+    archive = _download(release, cache)
+    return _decoded([archive], cache, decode) if archive else None
 
 
 def _location(paths: list[Path]) -> Path:
     return paths[0] if len(paths) == 1 else paths[0].parent
 
 
-def _check_counts(dataset: Dataset, where: Path, release: Release) -> Dataset:
-    counts, expected = (len(dataset.train), len(dataset.validation)), (release.train, release.validation)
-    if counts != expected:
-        raise UserError(
-            f"data: {where} has {counts[0]} training and {counts[1]} validation images, {release.title} has "
-            f"{expected[0]} and {expected[1]}: it is truncated or another data set; download it again"
-        )
-    return dataset
-
-
-def _download(release: Release, folder: Path) -> Dataset:
+def _download(release: Release, cache: Path) -> Path | None:
+    """Download the archive into the cache; return None, after a warning, if that fails."""
     import pooch  # only a download needs it
 
-    print(f"Downloading {release.title} from {release.url} (only once).", file=sys.stderr)
     pooch.get_logger().setLevel("WARNING")
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 16, timeout=20)
-    archive = Path(pooch.retrieve(release.url, f"sha256:{release.sha256}", path=folder, downloader=downloader))
-    return _check_counts(release.read_archive([archive]), archive, release)
+    with _locked(cache):
+        try:
+            if not (cache / cifar.ARCHIVES[0]).exists():  # another process may have downloaded it in the meantime
+                print(f"Downloading CIFAR-10 from {release.url} (only once).", file=sys.stderr)
+            archive = pooch.retrieve(
+                release.url, f"sha256:{release.sha256}", cifar.ARCHIVES[0], cache, downloader=downloader
+            )
+            return Path(archive)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:300]
+            print(
+                "WARNING: training on SYNTHETIC images instead of CIFAR-10; every row is marked. --data and POC_DATA "
+                f"are not set, the cache is empty, and the download failed: {release.url} ({type(error).__name__}: "
+                f"{reason}). Set --data or POC_DATA to the real images.",
+                file=sys.stderr,
+            )
+            return None
 
 
-def _entry(cache: Path, release: Release, sha256: str) -> Path:
-    """Return the folder of the cache for images decoded from files with that hash."""
-    return cache / f"{release.name}-{sha256[:16]}"
-
-
-def _cached(cache: Path, release: Release, sha256: str, decode: Callable[[Path], Dataset]) -> Dataset:
-    """Return the entry of the cache for that hash; make it by `decode(empty folder)` if there is none."""
-    entry, folder = _entry(cache, release, sha256), cache / "incomplete"
-    if (dataset := _open(entry)) is not None:
-        return dataset
-    with contextlib.ExitStack() as stack:
-        with _cache_errors(cache):
-            cache.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context(open(cache / "lock", "a")), fcntl.LOCK_EX)
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            shutil.rmtree(folder, ignore_errors=True)  # from a process that was killed
-            folder.mkdir()
-        if _open(entry) is None:  # another process may have made it in the meantime
-            decoded = decode(folder)
-            with _cache_errors(cache):
-                _save(decoded, folder / "entry")
-                shutil.rmtree(entry, ignore_errors=True)
-                os.replace(folder / "entry", entry)
-    dataset = _open(entry)
+def _decoded(paths: list[Path], cache: Path, decode: Callable[[Mapping[Path, bytes]], Dataset]) -> Dataset:
+    """Return the images in these files, which `decode` decodes only if the cache does not have them."""
+    files = {path: path.read_bytes() for path in paths}
+    digest = hashlib.sha256()
+    for content in files.values():
+        digest.update(content)
+    entry = cache / f"{CIFAR10.name}-{digest.hexdigest()[:16]}"
+    if (dataset := _open(entry)) is None:
+        decoded = decode(files)
+        with _locked(cache):
+            if _open(entry) is None:  # another process may have made it in the meantime
+                _save(decoded, entry)
+        dataset = _open(entry)
     assert dataset is not None
-    return dataset
+    return replace(dataset, source=_location(paths))
 
 
 def _save(dataset: Dataset, entry: Path) -> None:
-    entry.mkdir()
-    (entry / "name").write_text(dataset.name)
-    (entry / "checksum").write_text(checksum(dataset))
+    """Write an entry of the cache; the checksum comes last, which makes it complete."""
+    entry.mkdir(exist_ok=True)
     for split, images in (("train", dataset.train), ("validation", dataset.validation)):
         assert isinstance(images, Images)
         np.save(entry / f"{split}_images.npy", images.images)
         np.save(entry / f"{split}_labels.npy", images.labels)
+    (entry / "name").write_text(dataset.name)
+    (entry / "checksum").write_text(checksum(dataset))
 
 
 def _open(entry: Path) -> Dataset | None:
@@ -187,9 +192,13 @@ def _open(entry: Path) -> Dataset | None:
 
 
 @contextlib.contextmanager
-def _cache_errors(cache: Path) -> Iterator[None]:
+def _locked(cache: Path) -> Iterator[None]:
+    """Let one process at a time write to the cache; raises UserError if that fails."""
     try:
-        yield
+        cache.mkdir(parents=True, exist_ok=True)
+        with open(cache / "lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
     except OSError as error:
         raise UserError(
             f"cache: cannot write to {cache} ({error}); set POC_CACHE to a writable folder with free space"
