@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from poc import Fixed, Synthetic
@@ -226,8 +227,8 @@ def test_spread_is_the_scaled_median_deviation() -> None:
 
 def test_time_is_stolen_from_the_cores_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A virtual machine with two cores, in ticks of 10 ms.
-    stat = tmp_path / "stat"
-    stat.write_text(
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    (tmp_path / "stat").write_text(
         "cpu  2111632 1358614 493373 1554983 15128 0 9737 26142 0 0\n"
         "cpu0 974469 666088 243738 878932 4496 0 3451 13093 0 0\n"
         "cpu1 1137163 692525 249634 676050 10632 0 6286 13048 0 0\n"
@@ -238,4 +239,4 @@ def test_time_is_stolen_from_the_cores_that_may_be_used(tmp_path: Path, monkeypa
     # A container can number its cores anew.
     for usable, expected in (({0, 1}, both), ({1}, second), ({4, 5}, both)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, usable=usable: usable)
-        assert hardware.core_times(stat) == expected
+        assert hardware.core_times() == expected

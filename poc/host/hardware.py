@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import platform
 import re
@@ -62,10 +63,10 @@ class Hardware:
 
     def describe(self) -> str:
         """Return a line for tables: "8x Tesla P100-SXM2-16GB" or "CPU: AMD EPYC, 2 cores"."""
-        description = f"CPU: {self.cpu}, {self.cores} core" + ("s" if self.cores != 1 else "")
-        if self.gpus:
-            names = sorted({gpu.name for gpu in self.gpus})
-            description = " + ".join(f"{sum(gpu.name == name for gpu in self.gpus)}x {name}" for name in names)
+        names = collections.Counter(gpu.name for gpu in self.gpus)
+        description = " + ".join(f"{count}x {name}" for name, count in sorted(names.items()))
+        if not names:
+            description = f"CPU: {self.cpu}, {self.cores} core" + ("s" if self.cores != 1 else "")
         return description if self.hosts == 1 else f"{self.hosts} hosts, each {description}"
 
 
@@ -108,19 +109,16 @@ def product_name() -> str:
     return text(PRODUCT_NAME)
 
 
-def core_times(stat: Path = Path("/proc/stat")) -> tuple[int, float, float]:
+def core_times() -> tuple[int, float, float]:
     """Return the number of usable cores, and their busy and stolen core-seconds since the machine started.
 
     Busy counts all processes; stolen is the time in which the hypervisor ran other machines on these cores.
     """
-    lines = [line.split() for line in text(stat).splitlines() if re.match(r"cpu\d", line)]
-    usable = os.sched_getaffinity(0)
-    cores = [ticks for name, *ticks in lines if int(name[3:]) in usable]
-    if len(cores) < len(usable):  # a container may renumber its cores
-        cores = [ticks for _, *ticks in lines]
-    seconds = [sum(map(int, column)) / os.sysconf("SC_CLK_TCK") for column in zip(*cores)]
-    user, nice, system, _, _, irq, softirq, stolen = (*seconds, *[0.0] * 8)[:8]
-    return len(cores), user + nice + system + irq + softirq, stolen
+    cores, usable = psutil.cpu_times(percpu=True), os.sched_getaffinity(0)
+    if max(usable) < len(cores):  # a container may renumber its cores
+        cores = [cores[core] for core in usable]
+    busy = sum(core.user + core.nice + core.system + core.irq + core.softirq for core in cores)
+    return len(cores), busy, sum(core.steal for core in cores)
 
 
 def numa_nodes(system: Path = Path("/sys")) -> dict[int, list[int]]:

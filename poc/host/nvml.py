@@ -65,23 +65,22 @@ def _initialise(library: Any) -> None:
 def visible_gpus() -> list[int]:
     """Return the GPUs that CUDA uses, in its order: all, or those in CUDA_VISIBLE_DEVICES.
 
-    As in CUDA, an entry is an index or the start of one GPU's UUID, and the first that is neither ends the list.
-    Raises UserError for a MIG instance.
+    As in CUDA, an entry is an index or a UUID, and the first that is neither ends the list. Raises UserError for a MIG
+    instance.
     """
     gpus = range(query("nvmlDeviceGetCount") or 0)
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
         return list(gpus)
-    uuids = {}
+    names = {str(gpu): gpu for gpu in gpus}
     for gpu in gpus:
         with contextlib.suppress(NoAnswerError):
-            uuids[gpu] = str(query("nvmlDeviceGetUUID", gpu))
+            names[str(query("nvmlDeviceGetUUID", gpu))] = gpu
     visible: list[int] = []
     for entry in map(str.strip, setting.split(",")):
         if entry.startswith("MIG-"):
             raise UserError(f"CUDA_VISIBLE_DEVICES: {entry} is a MIG instance; use whole GPUs")
-        matches = [gpu for gpu, uuid in uuids.items() if entry == str(gpu) or (entry and uuid.startswith(entry))]
-        if len(matches) != 1:
+        if entry not in names:
             break
-        visible += matches
+        visible.append(names[entry])
     return visible

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import resource
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -26,36 +21,15 @@ Lost = tuple[str, str]
 """The name of the process to blame for a failure, and the reason."""
 
 _HOME = Path(__file__).resolve().parents[2]
-_SCRATCH_PREFIX = "poc-"
-_LOCK = "in-use"
 _CHECK_SECONDS = 1.0
 _GRACE_SECONDS = 2.0
 _FIRST_END_SECONDS = 0.1
 KILLED_FOR_MEMORY = "its process ended early with signal 9: the kernel killed it because memory ran out"
 _HINTS: dict[int, str] = {
-    signal.SIGXCPU: "it reached its limit of CPU time (ulimit -t)",
-    signal.SIGXFSZ: "a file reached the size limit (ulimit -f)",
     signal.SIGBUS: "a page of a shared file was missing: is /dev/shm or the disk full?",
     signal.SIGILL: "this CPU does not have an instruction that the framework needs",
-    **dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), "sent by another process"),
+    **dict.fromkeys((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP), "sent by another process"),
 }
-
-
-@contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    """Make a temporary folder for the block, and remove those of processes that were killed.
-
-    A folder in use has a locked file, whose lock ends with its process.
-    """
-    for stale in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError), open(stale) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(stale.parent, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX) as folder, open(Path(folder) / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        # Renamed once locked, so that no process sees it unlocked.
-        os.rename(lock.name, Path(folder) / _LOCK)
-        yield Path(folder)
 
 
 def start(
@@ -118,7 +92,9 @@ def watch(
             killed = [name for name, process in processes.items() if process.poll() == -signal.SIGKILL]
             failed += [name for name in killed if not has_completed(name)]
             blamed = min(failed, key=lambda name: processes[name].returncode > 0)
-            return blamed, ended_early(processes[blamed].returncode, kills_before)
+            status = processes[blamed].returncode
+            is_killed_for_memory = status == -signal.SIGKILL and control_groups.memory_kills() != kills_before
+            return blamed, KILLED_FOR_MEMORY if is_killed_for_memory else ended_early(status)
         if (failure := elsewhere()) is not None:
             return failure
         now, heartbeat = time.monotonic(), _last_change(heartbeats)
@@ -133,21 +109,11 @@ def watch(
             return ", ".join(stopped or workers), f"no step for {now - progress_at:.0f} s; {hint}"
 
 
-def ended_early(status: int, memory_kills_before: int | None = None) -> str:
-    """Say how a process failed from its exit `status`, and why if known.
-
-    `memory_kills_before` is `control_groups.memory_kills()` from before its start; None if unknown.
-    """
+def ended_early(status: int) -> str:
+    """Say how a process failed from its exit `status`, and why if known."""
     if status >= 0:
         return f"its process ended early with exit code {status}"
-    hint = _HINTS.get(-status, "")
-    if status == -signal.SIGKILL:
-        if memory_kills_before is not None and memory_kills_before != control_groups.memory_kills():
-            return KILLED_FOR_MEMORY
-        _, limit = resource.getrlimit(resource.RLIMIT_CPU)
-        causes = ["memory ran out"] if memory_kills_before is None else []
-        causes += [f"it reached its limit of CPU time (ulimit -t: {limit} s)"] if limit >= 0 else []
-        hint = ", or ".join([*causes, "another process killed it"])
+    hint = _HINTS.get(-status)
     return f"its process ended early with signal {-status}" + (f"; {hint}" if hint else "")
 
 

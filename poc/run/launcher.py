@@ -249,8 +249,8 @@ def train_here(
     failure: processes.Lost | None = None
     interrupted = False
     began = time.monotonic()
-    with processes.scratch() as folder:
-        events = [folder / f"worker{group.first + index}.jsonl" for index in range(len(cards))]
+    with tempfile.TemporaryDirectory(prefix="poc-") as folder:
+        events = [Path(folder) / f"worker{group.first + index}.jsonl" for index in range(len(cards))]
 
         def has_completed(name: str) -> bool:
             return name in workers and _result(events[[*workers].index(name)]).outcome == COMPLETED
