@@ -1,4 +1,4 @@
-"""Throughput on more devices and its interval, ceilings of a step, hours and dollars, and `poc advise`."""
+"""Throughput on more devices and its interval, hours and dollars, and `poc advise`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from poc.advice.scaling import Estimate
 from poc.cli import main
 from poc.config import Setting, load
 from poc.plan import plan
-from poc.published import prices
 from poc.published.prices import Price
 from poc.records import journal
-from poc.records.record import Record
 from poc.records.row import Row
 from poc.values import UserError
-from tests.builders import MACHINE, TEST_CPU, recipe_file, record_of
+from tests.builders import MACHINE, recipe_file, record_of
 from tests.launch import HOME
 from tools import fit_scaling
 from tools.fit_scaling import Pair
@@ -89,56 +87,6 @@ def test_the_interval_is_of_order_statistics_and_includes_the_prediction() -> No
     assert fit_scaling.left_out(known)["study 0"] == fit_scaling.left_out(changed)["study 0"]
 
 
-STEP: dict[str, Any] = dict(
-    steps=24, whole_step_seconds=0.12, independent_step_seconds=0.11, data_seconds=0.01, exchange_seconds=0.02,
-    exchange_bytes=4, bus_bytes_per_second=None, sums_right=True, synchronisation_seconds=None,
-)  # fmt: skip
-ONE_GPU = {"kind": "gpu", "devices": 1, "batch_per_device": 100, "global_batch": 100, "workers": 1}
-TWO_GPUS = {**ONE_GPU, "devices": 2, "global_batch": 200}
-CPU = {**ONE_GPU, "kind": "cpu"}
-
-
-@pytest.mark.parametrize(
-    ("run", "step", "two", "four", "limit"),
-    [
-        # Each GPU has a thread that issues to it; a process that had one GPU makes the batches of both.
-        (ONE_GPU, {"issue_seconds": 0.2}, 1000, 2000, "host"),
-        (ONE_GPU, {"issue_seconds": 0.09}, 2000, 4000, "devices"),
-        (ONE_GPU, {"pipeline_seconds": 0.08}, 1250, 1250, "input pipeline"),
-        # A tenth of a second for 100 samples, whatever the number of devices.
-        (TWO_GPUS, {}, 2000, 4000, "devices"),
-        # All-reduce: 2 (n - 1) / n of the gradients; on four devices 1.5 times as long as on two.
-        (TWO_GPUS, {"exchange_seconds": 0.2}, 1000, 400 / 0.3, "link"),
-        # 32 cores make batches with 16 threads per worker.
-        ({**TWO_GPUS, "workers": 2}, {"pipeline_seconds": 0.16}, 1250, 1250, "input pipeline"),
-        (TWO_GPUS, {"issue_seconds": 0.2}, 1000, 2000, "host"),
-        # More CPUs are more machines, each with its own cores. On a CPU the issuing thread may compute, too.
-        (CPU, {"issue_seconds": 0.2}, 2000, 4000, "devices"),
-        (CPU, {"pipeline_seconds": 0.2}, 1000, 2000, "input pipeline"),
-    ],
-)
-def test_the_slowest_part_of_a_step_limits_more_devices(
-    run: dict[str, Any], step: dict[str, Any], two: float, four: float, limit: str
-) -> None:
-    record = record_of(run=run, detail={**STEP, **step}, hardware={**TEST_CPU, "cores": 32})
-    for devices, expected in ((2, two), (4, four)):
-        workers = devices if run.get("workers") == 2 else 1
-        hosts = devices if run["kind"] == "cpu" else 1
-        by_part = scaling.ceilings(record, devices, workers=workers, hosts=hosts)
-        assert min(by_part.values()) == pytest.approx(expected)
-    assert scaling.lowest(by_part) == limit
-    predicted = scaling.limited(Estimate(median=5000.0, low=4000.0, high=6000.0), by_part)
-    median = 5000.0 if limit == "devices" else four
-    assert predicted.numbers == pytest.approx((median, 0.8 * median, 1.2 * median))
-
-
-def test_few_cores_issue_to_many_gpus_by_turns() -> None:
-    record = record_of(run=ONE_GPU, detail={**STEP, "issue_seconds": 0.2}, hardware=TEST_CPU)
-    # Two cores: as long for two GPUs as for one, four times as long for eight.
-    by_devices = [scaling.ceilings(record, devices, workers=1)["host"] for devices in (1, 2, 8)]
-    assert by_devices == pytest.approx([500, 1000, 800 / 0.8])
-
-
 SETTING = Setting(model="cifar_resnet50_v2", batch_per_device=128, epochs=12)
 
 
@@ -158,60 +106,36 @@ def test_hours_and_dollars_follow_from_the_throughput() -> None:
 
 def test_more_cpus_are_more_machines() -> None:
     price = Price(machine="x", dollars_per_hour=8.0, devices=1)
-    chosen = advise.options(SETTING, {1: SPEED}, price, record_of(run={**CPU, "framework": "reference"}, detail=STEP))
+    chosen = advise.options(dataclasses.replace(SETTING, kind="cpu"), {1: SPEED}, price)
     assert [option.machines for option in chosen] == [1, 2, 4, 8]
     between_hosts = scaling.predict(SPEED, 1, 8, hosts_added=True)
     assert chosen[-1].samples_per_second.numbers == pytest.approx(between_hosts.numbers)
 
 
-def test_published_speeds_are_found_by_the_name_of_a_machine() -> None:
-    known = prices.load({})
-    speed, _ = advise.published_speed(SETTING, "p2.8xlarge", known)
-    assert speed.numbers == (1100, 1100, 1100)
-    speed, _ = advise.published_speed(dataclasses.replace(SETTING, batch_per_device=100), "p2.8xlarge", known)
-    assert speed.numbers == (1100, 880, 1375)
-    with pytest.raises(UserError, match="no study has"):
-        advise.published_speed(SETTING, "p5.48xlarge", known)
-
-
-def measured(speed: float, **run: Any) -> Record:
-    return record_of(run=run, epoch_seconds=[1280 / speed] * 6)
-
-
-def test_repeats_on_the_machine_widen_the_interval_of_a_measurement() -> None:
-    # Repeats of two runs, each a tenth above and below their mean in logarithms: a variance of 0.02.
-    repeats = [
-        measured(speed * math.exp(sign * 0.1), **run)
-        for speed, run in ((50, {"zero_init_gamma": True}), (5, {"optimizer": {"name": "sgd", "momentum": 0.8}}))
-        for sign in (-1, 1)
-    ]
-    assert advise.deviation_of_repeats(repeats) == pytest.approx(math.sqrt(0.02))
-    assert advise.measured_speed(measured(100.0), repeats).high == pytest.approx(100 * math.exp(1.645 * 0.02**0.5))
-    elsewhere = [dataclasses.replace(repeat, infrastructure="elsewhere") for repeat in repeats]
-    assert advise.measured_speed(measured(100.0), elsewhere).high == pytest.approx(100)
+def test_the_interval_of_a_measurement_is_that_of_its_windows() -> None:
+    # 1.4826 x the median deviation of five windows after the first.
+    record = record_of(epoch_seconds=[1280 / rate for rate in (100, 98, 99, 100, 101, 104)])
+    factor = math.exp(1.645 * 1.4826 / 100)
+    assert advise.measured_speed(record).numbers == pytest.approx((100, 100 / factor, 100 * factor))
 
 
 @pytest.mark.usefixtures("pytorch_planned")
 @pytest.mark.parametrize("path", sorted((HOME / "recipes").rglob("*.py")), ids=lambda path: path.stem)
 def test_every_recipe_can_be_advised_on(path: Path) -> None:
     recipe = load(path)
-    for_gpus_only = all(planned.skip for planned in plan("", recipe, MACHINE))
-    probes = advise.speed_probes(advise.first_setting(recipe, MACHINE))
-    assert [bool(plan("", probe, MACHINE)[0].skip) for probe in probes] == [for_gpus_only] * len(probes)
+    setting = advise.first_setting(recipe, MACHINE)
+    if all(planned.skip for planned in plan("", recipe, MACHINE)):  # it is for GPUs
+        with pytest.raises(UserError, match=r"^x\.py"):
+            advise.plan_probes("x", setting, MACHINE)
+    else:
+        (planned,) = advise.plan_probes("x", setting, MACHINE)
+        assert planned.run.steps == advise.STEPS
 
 
 def test_a_batch_that_is_to_be_searched_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = recipe_file(tmp_path / "mine.py", kind="gpu", batch_per_device="largest", epochs=6)
     assert main(["advise", str(recipe), "--results", str(tmp_path / "results")]) == 2
     assert "batch_per_device='largest'" in capsys.readouterr().err
-    assert not (tmp_path / "results").exists()
-
-
-def test_a_published_speed_needs_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", model="cifar_resnet50_v2", framework="mxnet", kind="gpu")
-    assert main(["advise", str(recipe), "--on", "p2.8xlarge", "--results", str(tmp_path / "results")]) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"published by beeva_poc_mxnet.*^ *8 +256 ", printed, re.DOTALL | re.MULTILINE)
     assert not (tmp_path / "results").exists()
 
 
@@ -225,7 +149,7 @@ def test_the_command_measures_predicts_and_names_its_runs(
     assert main(["advise", str(recipe), "--results", str(results), "--price", "0.5", "--steps", "40"]) == 0
     printed = capsys.readouterr().out
     (record,) = journal.read(journal.paths(results))
-    assert (record.run.steps, record.run.devices, record.detail is None) == (40, 1, False)
+    assert (record.run.steps, record.run.devices) == (40, 1)
     assert record.run.id in printed
     assert re.findall(r"^ *(\d+) +(\d+) +\d.* to ", printed, re.MULTILINE) == [
         (f"{count}", f"{16 * count}") for count in (1, 2, 4, 8)

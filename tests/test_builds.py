@@ -125,9 +125,10 @@ def test_advice_is_on_the_first_setting_for_gpus_if_there_are_any(
 ) -> None:
     cases = [{"kind": "cpu"}, {"kind": "gpu", "devices": 8}, {"kind": "gpu", "devices": 2, "kvstore": "nccl"}]
     recipe = Recipe(model=MODEL, batch_per_device=[128, 64], lr=0.1, cases=cases)
-    setting = advice.first_setting(recipe, simulate(name))
+    machine = simulate(name)
+    setting = advice.first_setting(recipe, machine)
     assert (setting.kind, setting.devices, setting.batches) == (kind, count, [128])
-    assert len(advice.speed_probes(setting)) == count
+    assert len(advice.plan_probes("x", setting, machine)) == count
 
 
 @pytest.mark.parametrize("kvstore", ["dist_async", SSP(1), "none", DistSync(two_bit=0.5)], ids=str)

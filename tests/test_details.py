@@ -142,7 +142,7 @@ def test_every_value_that_a_study_printed_is_shown_with_its_row(name: str) -> No
         (number, column, cell)
         for number, (row, text) in enumerate(zip(cells, texts), start=1)
         for column, cell in row.items()
-        if cell and not is_shown(column, " ".join(cell.split()), text)
+        if cell and column != "contradicts" and not is_shown(column, " ".join(cell.split()), text)
     ]
     assert not missing
     page = "\n".join(map(str, blocks))

@@ -19,7 +19,6 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from poc import published
 from poc.published.prices import load
-from poc.records.row import COLUMNS
 from poc.report import explorer, table
 from tests.builders import record_of
 from tests.launch import DEADLINE_SECONDS
@@ -121,8 +120,6 @@ def test_all_rows_are_there_and_completed_ones_are_drawn(browser: Any) -> None:
     assert 0 < len(known) < len(DRAWN) < len(TABLE)
     titles = browser.find_elements(By.CSS_SELECTOR, "#rows thead th .dt-column-title")
     assert [title.text for title in titles] == list(explorer.FIRST)
-    legend = browser.find_element(By.ID, "columns").get_attribute("textContent")
-    assert [name for name, column in COLUMNS.items() if name + column.metadata.get("unit", "") not in legend] == []
 
 
 def test_filters_and_the_search_narrow_the_table_and_the_charts_and_numbers_are_sorted(browser: Any) -> None:

@@ -9,18 +9,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from poc import SSP, Device, Muon
 from poc.records import journal
 from poc.records.record import SCHEMA, Record
 from poc.values import UserError
 from tests.builders import record_of
 from tests.conftest import no_file_beyond
 from tests.launch import HOME
-from tools import migrate
 
 
 def appended(path: Path, *names: str, **fields: str) -> list[Record]:
@@ -93,8 +90,8 @@ def test_records_of_others_join_once_and_another_machine_of_a_name_gets_a_number
 @pytest.mark.parametrize(
     "line",
     [
-        *(b'{"schema": 3, "run_id": "to', b"null", b"[1]", b"{}", b'{"schema": "3"}', b"\xff\xfe", b"[" * 100_000),
-        *(b"NaN", b'{"schema": NaN}', b'{"schema": 3, "wall": 1e999}'),
+        *(b'{"schema": 3, "run_id": "to', b"null", b"[1]", b"{}", b'{"schema": 3}', b"\xff\xfe", b"[" * 100_000),
+        *(b"NaN", b'{"schema": 3, "wall": 1e999}'),
     ],
     ids=lambda line: repr(line[:24]),
 )
@@ -111,41 +108,12 @@ def test_a_damaged_line_is_left_out_with_a_warning(
     assert names_in(path) == ["first", "second"]
 
 
-@pytest.mark.parametrize("schema", [1, SCHEMA - 1, SCHEMA + 1])
+@pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1])
 def test_a_record_of_another_schema_is_refused(schema: int, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_text(json.dumps({**record_of().to_json(), "schema": schema}) + "\n")
     with pytest.raises(UserError, match=f"line 1 has schema {schema}"):
         journal.read([path])
-
-
-EARLIER_RUN: dict[str, Any] = dict(engine="gluon", virtual=False, total_batch=512, slowed=0.25, zero_gamma=True)
-EARLIER_RUN.update(exchange="stale", staleness=2, servers=1, two_bit=None, gradient_bits=32, decay="one-cycle")
-EARLIER_RUN.update(optimizer="muon", muon_rate=0.02, unit_weights=True, momentum=0.6, momentum_correction=False)
-EARLIER_RUN.update(averaged_views=1, devices=4, workers=4, batch_per_device=128, data={"name": "cifar10", "shrink": 0})
-
-
-def test_journals_of_earlier_versions_can_be_migrated(tmp_path: Path) -> None:
-    now = record_of().to_json()
-    run = {name: value for name, value in now["run"].items() if name not in ("framework", "kvstore", "straggler")}
-    for name, changes in (("several", {}), ("one", {"devices": 1, "workers": 1}), ("removed", {"averaged_views": 6})):
-        earlier = {**now, "schema": 2, "checksum": "0", "run_id": name, "framework_choice": "", "advice": None}
-        earlier.update(run={**run, **EARLIER_RUN, **changes}, predicted={"rate": 1.0})
-        path = tmp_path / "here" / journal.FILE
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a") as file:
-            file.write(json.dumps(earlier) + "\n")
-    ids = migrate.migrate(tmp_path)
-    several, one = journal.read([path])  # the third had an option that was removed
-    assert {several.run_id, one.run_id} == set(ids.values()) == {several.run.id, one.run.id}
-    assert (several.run.framework, several.run.global_batch, several.run.straggler) == ("mxnet", 512, 0.25)
-    assert (several.run.zero_init_gamma, several.run.decay) == (True, "linear")
-    assert several.run.kvstore == SSP(2)
-    assert one.run.kvstore == Device()
-    assert several.run.optimizer == Muon(0.02, unit_weights=True, momentum=0.6)
-    before = path.read_bytes()
-    migrate.migrate(tmp_path)
-    assert path.read_bytes() == before
 
 
 def test_nan_is_never_written(tmp_path: Path) -> None:
@@ -182,7 +150,7 @@ def test_a_claim_on_a_journal_ends_with_its_process(tmp_path: Path) -> None:
     with process("with journal.claimed(path): print('claimed', flush=True); time.sleep(3600)", path) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "claimed\n"
-        with pytest.raises(UserError, match=f"process {holder.pid} "), journal.claimed(path):
+        with pytest.raises(UserError, match="another process"), journal.claimed(path):
             pass
         holder.kill()
         holder.wait()

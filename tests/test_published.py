@@ -1,9 +1,8 @@
-"""The published figures against the sources' own tables, injected contradictions, and the reading of users' studies."""
+"""The published figures against the sources' own tables, and the reading of users' studies."""
 
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -17,8 +16,6 @@ from poc.__main__ import main
 from poc.published import Study
 from poc.records.row import Row
 from poc.values import UserError
-
-FOLDER = Path(published.__file__).parent
 
 # machine | model | batch size | gpus | accuracy | epochs | s/epoch | samples/s, as the study has them.
 BEEVA = """
@@ -71,13 +68,6 @@ STUDIES = published.load()
 ROWS = [row for study in STUDIES for row in study.rows]
 
 
-def as_text(study: str) -> tuple[str, list[dict[str, str]]]:
-    """Return the head of a study's file, and its cells."""
-    lines = (FOLDER / f"{study}.csv").read_text().splitlines(keepends=True)
-    head = [line for line in lines if line.startswith("#")]
-    return "".join(head), list(csv.DictReader(lines[len(head) :]))
-
-
 def find(rows: Iterable[Row], printed: str) -> Row:
     (row,) = (row for row in rows if row.printed == printed)
     return row
@@ -101,7 +91,8 @@ def test_each_study_is_named_and_complete() -> None:
 
 
 def test_beeva_gives_the_source_table_back() -> None:
-    _, rows = as_text("beeva_poc_mxnet")
+    text = (Path(published.__file__).parent / "beeva_poc_mxnet.csv").read_text()
+    rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
     lines = BEEVA.strip().splitlines()
     assert len(rows) == len(lines)
     for line, row in zip(lines, rows):
@@ -171,34 +162,6 @@ def test_only_rows_that_contradict_themselves_are_flagged() -> None:
         assert ("contradicts itself" in row.note) == bool(row.flag)
 
 
-@pytest.mark.parametrize(
-    ("printed", "fault", "flag"),
-    [
-        ("64x2", "samples_per_second=8100", "27.1 s per epoch is 1,845 samples/s"),
-        ("64x2", "global_batch=64", "64 per device x 2 is a global batch of 128"),
-        ("128x4=512 (lr=0.2) | 12000 (4-80%)", "devices=8 global_batch=1024", "8 devices, but the utilisation is of 4"),
-        ("InceptionV3: 7gforce, 4, CPU; avolkov1", "samples_per_second=46", "46 / 41 samples/s is a speed-up of 1.12"),
-        (
-            "InceptionV3: az-2x-m60, 2, GPU; tf_cnn_benchmarks",
-            "efficiency_throughput=0.9793",
-            "speed-up 1.99 / 2 devices is an efficiency of 0.995, printed 0.9793",
-        ),
-        ("7gforce, GPU", "efficiency_wall=0.65", "speed-up 0.65 / 2 devices is an efficiency of 0.325, printed 0.65"),
-    ],
-)
-def test_an_injected_contradiction_is_flagged(printed: str, fault: str, flag: str, tmp_path: Path) -> None:
-    row = find(ROWS, printed)
-    head, cells = as_text(row.study)
-    changes = dict(change.split("=") for change in fault.split())
-    text = io.StringIO()
-    writer = csv.DictWriter(text, {**cells[0], **changes})
-    writer.writeheader()
-    writer.writerows({**line, **(changes if line["printed"] == printed else {})} for line in cells)
-    study = study_of(tmp_path, head + text.getvalue())
-    assert row.flag == ""
-    assert find(study.rows, printed).flag.startswith(flag)
-
-
 MINE = """\
 # title: My own cluster
 # year: 2026
@@ -208,9 +171,9 @@ resnet50_v1,2,780,64,weak,"a, two"
 """
 
 
-def study_of(folder: Path, text: str | bytes) -> Study:
+def study_of(folder: Path, text: str) -> Study:
     """Return the study that a file with this text is read as."""
-    (folder / "mine.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    (folder / "mine.csv").write_bytes(text.encode("latin-1"))
     (study,) = published.load(folder=folder)
     return study
 
@@ -227,113 +190,36 @@ def test_a_users_own_study_is_on_the_pages(tmp_path: Path) -> None:
     assert rows.efficiency_throughput.iloc[1] == pytest.approx(780 / 400 / 2)
 
 
-HEAD = ["# title: My own cluster", "# authors: A. Tester, B. Müller", "# year: 2026"]
-PLAIN = [
-    [
-        *("machine", "model", "dataset", "devices", "batch_per_device"),
-        *("samples_per_second", "accuracy", "scaling", "note"),
-    ],
-    ["Zürich", "resnet50_v1", "cifar10", "1", "128", "3000", "0.81", "weak", "first, of two"],
-    ["Zürich", "resnet50_v1", "cifar10", "2", "128", "5800", "", "weak", "second"],
-]
-
-
-def csv_text(rows: Iterable[Iterable[str]], head: Iterable[str] = HEAD, separator: str = ",") -> str:
-    text = io.StringIO()
-    csv.writer(text, delimiter=separator, lineterminator="\n").writerows(rows)
-    return "".join(f"{line}\n" for line in head) + text.getvalue()
-
-
-def spelled(**cells: str) -> str:
-    """Return the plain study with other texts for these cells or names of columns."""
-    return csv_text([[cells.get(cell, cell) for cell in row] for row in PLAIN])
-
-
-def from_pandas(index: bool) -> str:
-    frame = pd.DataFrame(PLAIN[1:], columns=PLAIN[0])
-    for name in ("devices", "batch_per_device", "samples_per_second", "accuracy"):
-        frame[name] = pd.to_numeric(frame[name])
-    frame.loc[len(frame)] = None  # makes all numbers floats
-    text = frame.to_csv(index=index)
-    return "".join(f"{line}\n" for line in HEAD) + "".join(text.splitlines(keepends=True)[:-1])
-
-
-EXCEL_HEAD = [f'"{line}"' if "," in line else line for line in HEAD]  # csv.writer quotes the other cells as Excel does
-DECIMAL_COMMA = [[cell.replace("0.81", "0,81") for cell in row] for row in PLAIN]
-FORMS: dict[str, str | bytes] = {
-    "byte-order mark": csv_text(PLAIN).encode("utf-8-sig"),
-    "Excel's Unicode text": csv_text(PLAIN, EXCEL_HEAD, "\t").replace("\n", "\r\n").encode("utf-16"),
-    "before UTF-8": csv_text(PLAIN).encode("latin-1"),
-    "semicolons": csv_text(PLAIN, separator=";"),
-    "semicolons and decimal commas": csv_text(DECIMAL_COMMA, ["sep=;", *HEAD], ";").replace("3000", "3.000"),
-    "blank lines": "\n" + csv_text(PLAIN).replace("\n", "\n\n"),
-    "blank rows": csv_text([line for row in PLAIN for line in (row, [""] * 9)], [*HEAD, ",,,,"]),
-    "padded": csv_text([[*row, "", ""] for row in PLAIN], [f"{line},,,,,,,,,," for line in HEAD]),
-    "a quoted head": csv_text(PLAIN, EXCEL_HEAD),
-    "pandas": from_pandas(index=False),
-    "pandas with its index": from_pandas(index=True),
-    "exponents": spelled(**{"3000": "3.0e3", "5800": "5.8E+03", "0.81": "8.1e-1"}),
-    "thousands": spelled(**{"3000": "3,000", "5800": "5 800"}),
-    "thousands and decimals": spelled(**{"3000": "3,000.0", "5800": "5,800.0"}),
-    "spaces": csv_text([[f"  {cell} " for cell in row] for row in PLAIN], [f"  {line}  " for line in HEAD]),
-    "percent": spelled(**{"0.81": "81%"}),
-    "titles of tables": spelled(samples_per_second="samples/s", dataset="Data", batch_per_device="Batch per device"),
-    "earlier names": spelled(machine="infrastructure", model="network"),
-    "names in capitals": spelled(cifar10="CIFAR-10", weak="Weak"),
-    **{f"{word} for unknown": spelled(**{"": word}) for word in ("NaN", "NA", "N/A", "-", "?", "None")},
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_study_is_read_as_spreadsheets_pandas_and_people_write_it(form: str, tmp_path: Path) -> None:
-    studies = [study_of(tmp_path, text) for text in (csv_text(PLAIN), FORMS[form])]
-    plain, other = [(study.authors, study.year, [asdict(row) for row in study.rows]) for study in studies]
-    assert other == plain
-    first, second = plain[2]
-    assert (first["samples_per_second"], first["accuracy"], second["accuracy"]) == (3000.0, 0.81, None)
-
-
-@pytest.mark.parametrize(("decimals", "flagged"), [("", False), (".0", False), (".1", True)])
-def test_digits_that_pandas_adds_are_not_the_sources(decimals: str, flagged: bool, tmp_path: Path) -> None:
-    # 5,800 / 3,000 is 1.93; of figures that are rounded to hundreds it may be 1.99.
-    rows = [[*PLAIN[0], "speedup_throughput"], [*PLAIN[1], ""], [*PLAIN[2], "1.99"]]
-    text = csv_text(rows).replace("3000", f"3000{decimals}").replace("5800", f"5800{decimals}")
-    assert bool(study_of(tmp_path, text).rows[1].flag) == flagged
-
-
 IMPOSSIBLE = {
-    **{"accuracy": ("81.0", "101%", "-0.81", "0"), "utilisation": ("80",), "efficiency_wall": ("93.2",)},
-    "samples_per_second": ("0.0", "-3000", "inf", "1e999", "12%", "3000 img/s", "3,00,0"),
-    **{"seconds_per_epoch": ("0",), "lr": ("0",), "batch_per_device": ("128.5", "0"), "devices": ("-1", "two")},
+    "accuracy": ("81.0", "-0.81", "0", "81%"),
+    "samples_per_second": ("0", "inf", "1e999", "nan", "3,000"),
+    "batch_per_device": ("128.5", "0"),
+    "devices": ("-1", "two"),
     "scaling": ("weakly",),
 }
 
 
 @pytest.mark.parametrize(("column", "cell"), [(column, cell) for column in IMPOSSIBLE for cell in IMPOSSIBLE[column]])
 def test_a_figure_that_cannot_be_is_refused_with_row_column_and_value(column: str, cell: str, tmp_path: Path) -> None:
-    text = csv_text([["model", column], ["resnet50_v1", ""], ["resnet50_v1", cell]], [HEAD[0], ""])
-    with pytest.raises(UserError, match=re.escape(f"mine.csv, row 5: {column} is {cell!r}; ")) as caught:
+    text = f'# title: My own cluster\nmodel,{column}\nresnet50_v1,\nresnet50_v1,"{cell}"\n'
+    with pytest.raises(UserError, match=re.escape(f"mine.csv, row 4: {column} is {cell!r}; ")):
         study_of(tmp_path, text)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("samples_per_second", "samples_per_secnd", r"samples_per_secnd.*samples_per_second"),
-        (",devices,", ",run_id,", r"'run_id'"),
-        (",scaling,", ",model,", r"column model "),
-        ("# year", "# yaer", r"row 2: .*'# yaer: 2026' "),
-        ("# year: 2026", "# order: first", r"row 2: .*'first'"),
-        ("780,", "", r"row 5 has 5 cells"),
-        ("780,", "780,64,", r"row 5 has 7 cells"),
-        (",scaling,", ",,", r"column ''"),
-        *((old, new, "cannot be read") for old, new in (('two"', "two"), ("model", "PK\x00"))),
-        *((MINE, new, "no rows") for new in ("", "\n,,\n", MINE[: MINE.index("resnet")])),
+        ("samples_per_second", "samples_per_secnd", "samples_per_secnd.*samples_per_second"),
+        (",devices,", ",run_id,", "'run_id'"),
+        ("# year", "# yaer", "'# yaer: 2026'.*'year'"),
+        ("780,", "780,64,", "row 5: .*more cells"),
+        ('two"', "two", "end of data"),
+        (MINE[MINE.index("resnet") :], "", "no rows"),
+        ("model", "\xff", "utf-8"),
     ],
 )
 def test_a_mistake_in_a_study_is_refused_in_one_line(old: str, new: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"mine.csv.*{message}") as caught:
+    with pytest.raises(UserError, match=f"mine.csv, .*{message}") as caught:
         study_of(tmp_path, MINE.replace(old, new, 1))
     assert "\n" not in str(caught.value)
 
@@ -342,12 +228,6 @@ def test_two_studies_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "theano_mpi.csv").write_text(MINE)
     with pytest.raises(UserError, match="theano_mpi"):
         published.load([tmp_path / "theano_mpi.csv"])
-
-
-def test_a_number_that_may_be_two_is_refused(tmp_path: Path) -> None:
-    text = csv_text(PLAIN, separator=";").replace("3000", "3,000").replace("0.81", "")
-    with pytest.raises(UserError, match=r"row 5: samples_per_second is '3,000'"):
-        study_of(tmp_path, text)
 
 
 @pytest.mark.parametrize("command", ["run", "report"])

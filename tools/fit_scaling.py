@@ -58,7 +58,7 @@ def series(rows: Iterable[Row]) -> list[list[Row]]:
     """
     groups: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = defaultdict(dict)
     for row in rows:
-        if row.scaling == WEAK and row.model and row.devices and rate(row) and not _is_doubtful(row):
+        if row.scaling == WEAK and row.model and row.devices and rate(row) and not row.is_doubtful:
             key = (*(getattr(row, name) for name in _SAME), row.batch_per_device)
             kvstore = "" if row.devices == 1 else row.kvstore
             groups[key].setdefault(kvstore, {}).setdefault(row.devices, row)
@@ -68,10 +68,6 @@ def series(rows: Iterable[Row]) -> list[list[Row]]:
         for by_devices in by_kvstore.values():
             found.append([row for _, row in sorted({**by_devices, **single}.items())])
     return found
-
-
-def _is_doubtful(row: Row) -> bool:
-    return row.doubtful("samples_per_second", "devices")
 
 
 def pairs(rows: Iterable[Row]) -> list[Pair]:

@@ -1,20 +1,15 @@
-"""Throughput on more devices: the efficiency last measured, an interval from published series, and what limits it."""
+"""Throughput on more devices: the efficiency last measured, and an interval from published series."""
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import functools
 import math
 from pathlib import Path
 
-from poc.data.images import MOST_THREADS
-from poc.records.record import Record
 from poc.values import value
 
 FILE = Path(__file__).with_name("scaling.csv")
-COMPUTATION = "devices"
-"""The limit of a throughput that grows with the number of devices."""
 
 
 @value
@@ -63,49 +58,5 @@ def predict(measured: Estimate, measured_devices: int, devices: int, *, hosts_ad
     """
     factor = devices / measured_devices
     low, high = deviations()[math.ceil(math.log2(factor)), hosts_added]
-    same_efficiency = measured.times(factor)
-    return dataclasses.replace(same_efficiency, low=low * same_efficiency.low, high=high * same_efficiency.high)
-
-
-def ceilings(record: Record, devices: int, *, workers: int, hosts: int = 1) -> dict[str, float]:
-    """Return the samples/s that each part of a step allows on so many devices, given the step-time breakdown of a run.
-
-    The run was on one host; `workers` are those on each host. Parts overlap at best, so the smallest value bounds the
-    throughput (the roofline of Williams, Waterman and Patterson 2009):
-
-    - devices: computation takes as long as it did.
-    - link: an all-reduce sends 2 (n - 1) / n times the gradients (Patarasuk and Yuan 2009) over an equally fast link.
-    - host: one thread per GPU issues its operations, as far as there are cores. Unknown on CPUs.
-    - input pipeline: the threads of all workers prepare batches, as far as there are cores.
-    """
-    run, step, cores = record.run, record.detail, record.hardware.cores
-    if step is None:
-        return {}
-    devices_per_host = devices / hosts
-    seconds = {COMPUTATION: step.independent_step_seconds - step.data_seconds}
-    if run.devices > 1:
-        seconds["link"] = step.exchange_seconds * (1 - 1 / devices) / (1 - 1 / run.devices)
-    if run.kind == "gpu" and step.issue_seconds:
-        seconds["host"] = step.issue_seconds * max(devices_per_host, cores) / max(run.devices, cores)
-    if step.pipeline_seconds:
-        threads = 1 if run.kind == "cpu" else MOST_THREADS
-        before, after = (min(cores, threads * count) for count in (run.workers, workers))
-        seconds["input pipeline"] = step.pipeline_seconds * devices_per_host / run.devices * before / after
-    batch = run.batch_per_device * devices
-    return {part: batch / duration for part, duration in seconds.items() if duration > 0}
-
-
-def lowest(by_part: dict[str, float]) -> str:
-    """Return the part with the lowest ceiling, which limits the throughput; empty without ceilings."""
-    return min(by_part, key=lambda part: by_part[part], default="")
-
-
-def limited(predicted: Estimate, by_part: dict[str, float]) -> Estimate:
-    """Return the prediction, lowered to the lowest of the ceilings `by_part`.
-
-    That of computation does not lower it: devices may be faster than they were in the step-time breakdown.
-    """
-    limit = lowest(by_part)
-    if limit in ("", COMPUTATION):
-        return predicted
-    return predicted.times(min(1.0, by_part[limit] / predicted.median))
+    expected = measured.times(factor)
+    return Estimate(median=expected.median, low=low * expected.low, high=high * expected.high)

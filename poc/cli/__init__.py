@@ -156,7 +156,6 @@ def parser() -> argparse.ArgumentParser:
     add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting that can run here")
     steps = _number(Annotated[Count, Ge(20)])
     add("--steps", type=steps, default=STEPS, metavar="N", help=f"length of each short run ({STEPS})")
-    add("--on", metavar="NAME", help="another machine, as poc/published/prices.csv or a study calls it; nothing is run")
 
     command(advise.networks, "the models that a recipe may name, with what they cost")
 

@@ -18,31 +18,22 @@ from poc.run.launcher import RunContext, cache
 
 
 def advise(options: Options) -> int:
-    """Print throughput, time and cost of a recipe on more devices, from short runs or a published speed."""
+    """Print throughput, time and cost of a recipe on more devices, from short runs."""
     path, machine = recipe_path(options.recipe), hardware.detect()
     setting = advice.first_setting(config.load(path, frameworks.FRAMEWORKS), machine)
     name = options.machine_name(machine)
-    known_prices = options.prices(options.on or name)
-    if options.on:
-        speed, source = advice.published_speed(setting, options.on, known_prices)
-        choices = advice.options(setting, {1: speed}, known_prices.of(options.on))
-        print(advice.text(setting, [f"1 device: {speed} samples/s, {source}"], choices))
-        return 0
-    planned = advice.plan_probes(path.stem, advice.speed_probes(setting, options.steps), machine)
+    known_prices = options.prices(name)
+    planned = advice.plan_probes(path.stem, setting, machine, options.steps)
     context = RunContext(machine=machine, infrastructure=name, source=options.source(), cache=cache())
-    earlier = options.records()
     records = advice.measure(planned, context, journal.folder(options.results, name) / journal.FILE)
     if records[-1].outcome != COMPLETED:
         print(f"poc: {records[-1].in_words()}", file=sys.stderr)
         return 1
-    speeds = {record.run.devices: advice.measured_speed(record, earlier) for record in records}
-    sources = [
-        f"{record.run.devices} x {record.run.kind.upper()}: {speeds[record.run.devices]} samples/s, measured here in "
-        f"run {record.run.id} on {record.dataset} images"
-        for record in records
-    ]
-    choices = advice.options(setting, speeds, known_prices.of(name, machine.describe()), records[-1])
-    print(advice.text(setting, sources, choices))
+    speeds = {record.run.devices: advice.measured_speed(record) for record in records}
+    for record in records:
+        print(f"Measured on {record.dataset} images: run {record.run.id}, {record.run}")
+    choices = advice.options(setting, speeds, known_prices.of(name, machine.describe()))
+    print(advice.text(setting, choices))
     write_report(options, known_prices)
     return 0
 

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -19,13 +20,9 @@ from poc.records.record import SCHEMA, Record
 from poc.values import UserError
 
 FILE = "journal.jsonl"
-WITHDRAWN = "withdrawn"
-"""Folder of journals that no page reads, next to those of machines."""
 
 # Names of machines that are folder names, too; not those of files in the folder of results.
 _PLAIN = re.compile(r"(?!.*\.(csv|html|jsonl|lock|md)$)[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")
-# Larger numbers would overflow in pages.
-_LARGEST = 1e100
 
 
 def folder(results: Path, infrastructure: str) -> Path:
@@ -60,21 +57,14 @@ def claimed(path: Path) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.with_suffix(".lock").open("a+")
+        file = path.with_suffix(".lock").open("a")
     except OSError as error:
         raise UserError(f"results: cannot write to {path.parent} ({error.strerror}); use another folder") from error
     with file:
         try:
             _lock(file, wait=False)
         except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip()
-            raise UserError(
-                f"results: process {holder or 'of another user'} is writing to {path}; wait, or use another --results"
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+            raise UserError(f"results: another process is writing to {path}; wait, or use another --results") from None
         yield
 
 
@@ -116,37 +106,25 @@ def read(paths: Iterable[Path]) -> list[Record]:
         for number, line in enumerate(lines, start=1):
             if not line.strip() or line in records:
                 continue
-            place = f"{path}: line {number}"
             try:
-                fields = json.loads(line, parse_float=_finite, parse_int=_finite, parse_constant=_finite)
+                fields = json.loads(line, parse_float=_finite, parse_constant=_finite)
                 schema = fields["schema"]
-                if not isinstance(schema, int):
-                    raise UserError("it is not a record")
                 record = Record.from_json(fields) if schema == SCHEMA else None
-            except UserError as error:
-                print(f"{place} is left out: {error}", file=sys.stderr)
-                continue
-            except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-                print(f"{place} is left out: it cannot be read ({error!r})", file=sys.stderr)
+            except (LookupError, RecursionError, TypeError, ValueError, UserError) as error:
+                print(f"{path}: line {number} is left out: {error}", file=sys.stderr)
                 continue
             if record is None:
-                raise UserError(f"{place} has schema {schema}, this version reads {SCHEMA}; {_other_schema(schema)}")
+                raise UserError(f"{path}: line {number} has schema {schema}, not {SCHEMA}: see reference/README.md")
             records[line] = record.without_speed() if record.speed_withdrawn else record
     return list(records.values())
 
 
-def _other_schema(schema: object) -> str:
-    if isinstance(schema, int) and schema < SCHEMA:
-        return "run `python -m tools.migrate RESULTS` once"
-    return "use the version that wrote it"
-
-
-def _finite(text: str) -> int | float:
-    """Parse a JSON number; ValueError for NaN, infinity and numbers that would overflow in pages."""
+def _finite(text: str) -> float:
+    """Parse a JSON number; ValueError for NaN and infinity."""
     number = float(text)
-    if not abs(number) < _LARGEST:
+    if not math.isfinite(number):
         raise ValueError(f"{text} is too large, or no number")
-    return int(text) if re.fullmatch(r"-?\d+", text) else number
+    return number
 
 
 def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record]:
@@ -160,8 +138,7 @@ def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record
     for folder in folders:
         files = paths(folder) or list(filter(Path.exists, [folder / FILE]))
         if not files:
-            problem = "contains no journal" if folder.is_dir() else "is not a folder"
-            raise UserError(f"--with: {folder} {problem}; use one with {FILE} or MACHINE/{FILE}")
+            raise UserError(f"--with: {folder} contains no journal; use a folder with {FILE} or MACHINE/{FILE}")
         identities = {_identity(record) for record in (*records, *joined)}
         names = {record.infrastructure for record in (*records, *joined)}
         received = read(files)

@@ -14,12 +14,13 @@ from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.host.hardware import Hardware
 from poc.host.monitor import Monitored
-from poc.records.noise import Noise, Norms, estimate, interval
+from poc.records import noise
+from poc.records.noise import Norms
 from poc.records.timing import WARMUP_STEPS, Window, split, throughput, warmup
 from poc.values import from_plain, to_plain, value
 
 SCHEMA = 3
-"""Version of the records in journals; `python -m tools.migrate` converts earlier ones."""
+"""Version of the records in journals."""
 COMPLETED, DIVERGED, FAILED, SKIPPED = "completed", "diverged", "failed", "skipped"
 OUT_OF_MEMORY = "out of memory"
 DONE = (COMPLETED, DIVERGED)
@@ -262,7 +263,6 @@ class Record(WorkerResult):
             "samples_per_second": speed.median,
             "spread": speed.spread,
             "windows": speed.windows,
-            "dropped_windows": speed.dropped,
             "data_wait": sum(window.waited for window in timed) / sum(window.seconds for window in timed),
             "multiply_adds": multiply_adds,
             "flops": 6 * multiply_adds * speed.median if multiply_adds else None,
@@ -285,7 +285,6 @@ class Record(WorkerResult):
             "compute_seconds": compute,
             "sync_seconds": detail.exchange_seconds,
             "bus_bytes_per_second": detail.bus_bytes_per_second,
-            "data_seconds_per_5120": detail.data_seconds * per_5120,
             "train_seconds_per_5120": whole * per_5120,
         }
         if self.run.devices == 1:
@@ -360,18 +359,13 @@ class Record(WorkerResult):
             short_spin_seconds=0.0,
         )
 
-    def noise(self, first: float = 0.0, last: float = 1.0) -> Noise | None:
-        """The gradient's noise in the part of the training from share `first` to share `last` of its steps."""
-        run = self.run
-        chosen = self._norms(first, last)
-        return estimate(chosen, small_batch=run.batch_per_device, large_batch=run.global_batch)
-
-    def noise_interval(self, first: float = 0.0, last: float = 1.0) -> tuple[float, float | None] | None:
-        """90% of what the noise scale may be there (`poc.records.noise.interval`)."""
-        run = self.run
-        chosen = self._norms(first, last)
-        return interval(chosen, small_batch=run.batch_per_device, large_batch=run.global_batch)
-
-    def _norms(self, first: float, last: float) -> list[Norms]:
-        steps = self.run.steps
-        return [norms for norms in self.norms if first * steps <= norms.step <= last * steps]
+    @property
+    def noise(self) -> dict[str, float | None]:
+        """Columns of rows.csv: the gradient noise scale in the second half of the training, with its interval."""
+        norms = [each for each in self.norms if 2 * each.step >= self.run.steps]
+        small, large = self.run.batch_per_device, self.run.global_batch
+        scale = noise.scale(norms, small_batch=small, large_batch=large)
+        if scale is None:
+            return {}
+        low, high = noise.interval(norms, small_batch=small, large_batch=large)
+        return {"noise_scale": scale, "noise_low": low, "noise_high": high if math.isfinite(high) else None}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import html
 import json
 from importlib import metadata
 from pathlib import Path
@@ -49,12 +48,10 @@ def page(table: pd.DataFrame, cache: Path | None) -> str:
 
     The script of Vega-Lite, which takes seconds to assemble, is kept in the folder `cache`.
     """
-    digits = {name: table[name].map("{:.6g}".format).astype(float) for name in table if COLUMNS[name].type == "Measure"}
+    digits = {name: table[name].map("{:.6g}".format).astype(float) for name in table if COLUMNS[name] == "Measure"}
     machines = [markdown.machine(row) for row in markdown.records(table)]
     table = table.assign(machine=machines, **digits).reset_index(drop=True)
-    lines = [(name, column.metadata.get("unit", ""), column.metadata["about"]) for name, column in COLUMNS.items()]
-    columns = "\n".join("<tr><td>" + "<td>".join(map(html.escape, line)) for line in lines)
-    parts = {"columns": columns, "vega": _vega(cache), "table": _rows(table), "data": _data(table)}
+    parts = {"vega": _vega(cache), "table": _rows(table), "data": _data(table)}
     return _PAGE.substitute(parts, all=len(table), measured=(table.origin == MEASURED).sum())
 
 

@@ -28,18 +28,16 @@ TRAINING, BURST = "training", "burst"
 """Length classes: whole epochs, or a run cut by steps or seconds to measure throughput. They are never pooled."""
 FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward and twice backward"
 
-_FLAGS = [name for name, column in COLUMNS.items() if column.type == "bool"]
-_TEXTS = [name for name, column in COLUMNS.items() if column.type == "str"]
-_TIMES = [name for name, column in COLUMNS.items() if column.metadata.get("time")]
-"""Columns that are empty in a record whose speed was withdrawn."""
+_FLAGS = [name for name, kind in COLUMNS.items() if kind == "bool"]
+_TEXTS = [name for name, kind in COLUMNS.items() if kind == "str"]
 
 _OF_RUN = (
     *("model", "global_batch", "batch_per_device", "lr_rule", "devices", "emulated", "workers", "dtype", "layout"),
     *("seed", "kind", "cores_per_worker", "recipe", "quick", "target_accuracy", "training_recipe", "straggler"),
 )
 _OF_RECORD = (
-    *("parameters", "dataset", "outcome", "reason", "started", "others_busy_cores", "stolen_cores", "usable_cores"),
-    *("data_checksum", "threads", "fewer_threads", "commit", "speed_withdrawn", "at_chance", "joules_per_sample"),
+    *("parameters", "dataset", "outcome", "reason", "started", "data_checksum", "threads", "fewer_threads"),
+    *("commit", "speed_withdrawn", "at_chance", "joules_per_sample"),
 )
 _OF_HARDWARE = ("cpu", "cores", "driver")
 # Fields of a run that differ within a scaling series, or that only set its length.
@@ -57,7 +55,6 @@ def build(records: Sequence[Record], studies: Iterable[Study], prices: Prices) -
     rows += [_published(row) for study in studies for row in study.rows]
     table = _without_superseded(_typed(pd.DataFrame(rows, columns=list(COLUMNS)))).copy()
     _add_peaks(table)
-    table.loc[table.speed_withdrawn != "", _TIMES] = math.nan
     order = ["model", "global_batch", "batch_per_device", "lr", "devices", "emulated", "quick", "seed", "started"]
     measured = table[table.origin == MEASURED].sort_values(["machine", *order, "run_id"], kind="stable")
     table = pd.concat([measured, table[table.origin != MEASURED]], ignore_index=True)
@@ -87,7 +84,7 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _published(row: Row) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in COLUMNS}
+    values = vars(row)
     key = (row.model, row.dataset.startswith("cifar"))
     registered = [each.name for each in networks.NETWORKS.values() if (each.study_name, each.classes == 10) == key]
     return {
@@ -96,6 +93,7 @@ def _published(row: Row) -> dict[str, Any]:
         "setting": _hash(*values.values()),
         "length": TRAINING if row.epochs or row.seconds_per_epoch else "",
         "baseline": True,
+        "straggler": 0.0,
         "samples_per_second": rate(row),
     }
 
@@ -132,8 +130,6 @@ def _measured(record: Record) -> dict[str, Any]:
     environment = " ".join(f"{name}={value}" for name, value in (record.environment or {}).items())
     # An unknown environment differs from an empty one.
     conditions = (record.infrastructure, hardware, record.data_id, environment, record.environment is None)
-    noise = record.noise(first=0.5)
-    interval = record.noise_interval(first=0.5) if noise and noise.scale else None
     return {
         **{name: getattr(run, name) for name in _OF_RUN},
         **{name: getattr(record, name) for name in _OF_RECORD},
@@ -162,9 +158,7 @@ def _measured(record: Record) -> dict[str, Any]:
         **{f"{part}_seconds": seconds for part, seconds in (record.split() or {}).items()},
         **record.speeds,
         **record.breakdown,
-        "noise_scale": noise.scale if noise else None,
-        "noise_low": interval[0] if interval else None,
-        "noise_high": interval[1] if interval else None,
+        **record.noise,
         "staleness_mean": statistics.fmean(record.steps_ahead) if record.steps_ahead else None,
         "staleness_max": max(record.steps_ahead, default=None),
         "noisy": record.is_noisy,
