@@ -11,6 +11,7 @@ from tabulate import tabulate
 
 from poc import data, frameworks
 from poc.cli.options import HOME, Options, machine_name
+from poc.config import CIFAR10
 from poc.frameworks import Build
 from poc.frameworks.builds import shared_library
 from poc.host import hardware
@@ -48,7 +49,7 @@ def _facts(machine: Hardware, source: Path | None) -> Iterator[tuple[str, str]]:
     for line in _builds(machine, wanted):
         yield "build", line
     yield "python", _listed(provenance.versions())
-    if folder := data.find(source=source, cache=cache()):
+    if folder := data.find(CIFAR10(), source=source, cache=cache()):
         yield "data", f"CIFAR-10 in {folder}"
     if price := prices.load({}).of(machine_name(machine), machine.describe()):
         yield "price", f"{price.dollars_per_hour:.2f} dollars/h for {price.machine} ({price.region}, {price.date})"

@@ -2,4 +2,4 @@
 
 from poc.data.batches import Batch, prefetch, training_batches, validation_batches
 from poc.data.images import Crops, Dataset, Images, Pixels, device_images
-from poc.data.sources import find, identify, is_local, load
+from poc.data.sources import find, identify, load

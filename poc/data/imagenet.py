@@ -90,8 +90,6 @@ class Records(Split):
             raise UserError(f"data: {where} has the label {label:g}, ImageNet has 0 to {spec.classes - 1}")
         height, width = pixels.shape[:2]
         factor = spec.resize / min(height, width)
-        if factor == 1:
-            return pixels, label
         # Rounding must not make a side shorter than `resize`.
         size = max(spec.resize, round(width * factor)), max(spec.resize, round(height * factor))
         resized = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)

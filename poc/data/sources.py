@@ -74,15 +74,10 @@ def identify(specs: Iterable[Data], *, source: Path | None, cache: Path) -> dict
     return identities
 
 
-def is_local(spec: Data, *, source: Path | None, cache: Path) -> bool:
-    """Return True if the files of `spec` are on this machine, so that nothing has to be downloaded."""
+def find(spec: Data, *, source: Path | None, cache: Path) -> Path | None:
+    """Return the folder or archive from which `spec` would be read; None if it is not on this machine."""
     if isinstance(spec, ImageNet):
-        return source is not None and all((source / name).is_file() for name in imagenet.FILES)
-    return isinstance(spec, Synthetic) or find(source=source, cache=cache) is not None
-
-
-def find(*, source: Path | None, cache: Path) -> Path | None:
-    """Return the folder or archive from which CIFAR-10 would be read; None if it would be downloaded."""
+        return source if source and all((source / name).is_file() for name in imagenet.FILES) else None
     for folder in [source] if source else usual_folders(cache):
         with contextlib.suppress(UserError):
             return _location(cifar.find(folder))

@@ -108,17 +108,16 @@ class Device:
 
         memory_bytes = counters["memory_bytes"][weights > 0]
         watts = mean(per_second("joules", fallback="power_watts"))
+        means = {name: mean(counters[name]) for name in ("sm_clock_mhz", "power_watts", "temperature_celsius")}
         return DeviceUse(
             device=self.name,
             seconds=float(weights.sum()) if len(times) else None,
             utilisation=mean(per_second("busy_seconds", fallback="utilisation")),
-            sm_clock_mhz=mean(counters["sm_clock_mhz"]),
-            power_watts=mean(counters["power_watts"]),
-            temperature_celsius=mean(counters["temperature_celsius"]),
             memory_peak_bytes=max(memory_bytes[~np.isnan(memory_bytes)].tolist(), default=None),
             joules=None if watts is None else watts * float(weights.sum()),
             throttled={reason: share for reason in nvml.THROTTLE_REASONS if (share := mean(counters[reason]))},
             lost=self._lost,
+            **means,
         )
 
 

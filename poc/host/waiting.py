@@ -23,7 +23,6 @@ _BUSY_CORES = 0.25
 """Cores that other processes may use beyond the spare ones before it counts."""
 _SHORT_CHECK_SECONDS, _LONG_CHECK_SECONDS = 0.25, 2.0
 _CHECK_SECONDS = 0.5
-_CHECKS_UNTIL_CALM = 4
 
 
 def chosen_threads() -> int | None:
@@ -54,45 +53,35 @@ def free_cores(cores: int) -> int:
     return free
 
 
-class SpinGuard:
-    """Shorten the spinning of this process's OpenMP threads while other processes need one of their cores.
+@contextlib.contextmanager
+def spin_guard(threads: int) -> Iterator[None]:
+    """Shorten the spinning of this process's OpenMP `threads` while other processes need one of their cores.
 
     GCC's library (libgomp, used by MXNet and PyTorch) spins 300,000 times, about 3 ms, before a thread sleeps, but only
     100 times if it has more threads than the process has cores (`do_spin` in config/linux/wait.h). It reads its
     settings once, when it is loaded; an additional pool of idle threads shortens the spinning while the pool exists.
     """
+    leaving = threading.Event()
+    allowed = hardware.core_times()[0] - threads + _BUSY_CORES
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self.seconds = 0.0
-        """Seconds with short spinning."""
-        self._leaving = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="spin guard", daemon=True)
-
-    def __enter__(self) -> SpinGuard:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._leaving.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        allowed = hardware.core_times()[0] - self._threads + _BUSY_CORES
-        calm_checks = _CHECKS_UNTIL_CALM
+    def watch() -> None:
         before = _seconds()
-        with contextlib.ExitStack() as short_spins:
-            while not self._leaving.wait(_CHECK_SECONDS):
+        with contextlib.ExitStack() as pools:
+            while not leaving.wait(_CHECK_SECONDS):
                 now = _seconds()
                 seconds, used, busy = (later - earlier for earlier, later in zip(before, now))
-                before, was_calm = now, calm_checks >= _CHECKS_UNTIL_CALM
-                calm_checks = 0 if busy - used > allowed * seconds else calm_checks + 1
-                if calm_checks == 0 and was_calm:
-                    short_spins.enter_context(_idle_pools())
-                elif calm_checks == _CHECKS_UNTIL_CALM:
-                    short_spins.close()
-                if calm_checks < _CHECKS_UNTIL_CALM:
-                    self.seconds += seconds
+                before = now
+                pools.close()
+                if busy - used > allowed * seconds:
+                    pools.enter_context(_idle_pools())
+
+    thread = threading.Thread(target=watch, name="spin guard", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        leaving.set()
+        thread.join()
 
 
 def _seconds() -> tuple[float, float, float]:

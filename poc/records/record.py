@@ -139,7 +139,7 @@ class WorkerResult:
     """Operations per second of a large matrix product on the same devices, right after the training."""
     sync_stats: SyncStats | None = None
     short_spin_seconds: float = 0.0
-    """Part of the training in which other processes kept cores busy, so that waiting threads hardly spun."""
+    """In earlier versions: seconds in which other processes kept cores busy, so that waiting threads hardly spun."""
     detail: Breakdown | None = None
     norms: tuple[Norms, ...] = ()
     resumed: tuple[CheckpointNote, ...] = ()

@@ -222,5 +222,5 @@ def _images(sweep: Sweep) -> dict[str, DataId]:
     pending = {planned.run.data for planned in sweep.pending(sweep.items)}
     specs = dict.fromkeys(item.planned.run.data for item in sweep.items if not item.planned.skip)
     source, cache = context.source, context.cache
-    opened = [spec for spec in specs if spec in pending or data.is_local(spec, source=source, cache=cache)]
+    opened = [spec for spec in specs if spec in pending or data.find(spec, source=source, cache=cache)]
     return data.identify(opened, source=source, cache=cache)

@@ -24,7 +24,7 @@ from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.frameworks import Session
 from poc.frameworks.whitening import IMAGES as WHITENING_IMAGES
-from poc.host.waiting import SpinGuard
+from poc.host.waiting import spin_guard
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY
 from poc.records.timing import Clock
 from poc.run import checkpoint, step_profile
@@ -112,9 +112,8 @@ class Worker:
             data.prefetch(ahead if run.emulated else map(session.place, ahead), depth=2) as placed,
         ):
             batches = self._with_heartbeat(placed)
-            with SpinGuard(threads) as guard:
+            with spin_guard(threads):
                 end = self._end(*loop.train(batches))
-            end["short_spin_seconds"] = round(guard.seconds, 1)
             end["sync_stats"] = session.sync_stats() or None
             end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below
             if end["outcome"] == COMPLETED:
