@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from poc import data
 from poc.config import CIFAR10, Synthetic, synthetic
 from poc.data.batches import order
-from poc.data.images import hls_offsets, shift_hls, split_off_validation
-from poc.data.randomness import HUE, LIGHTNESS, SATURATION, uniform
+from poc.data.images import shift_hls, split_off_validation
 from poc.values import UserError
 from tests.launch import python
 
@@ -45,24 +44,6 @@ def test_synthetic_is_the_same_everywhere() -> None:
     assert np.bincount(dataset.train.labels).tolist() == [30] * 10
     few, many = (load(Synthetic(train=count, validation=1, size=20, crop=20)) for count in (7, 900))
     np.testing.assert_array_equal(few.train.images, many.train.images[:7])
-
-
-def test_synthetic_can_be_learned_by_shift_invariant_features_only() -> None:
-    dataset = load(Synthetic(train=3000, validation=500))
-
-    def accuracy(features: Any) -> float:
-        train, validation = (features(split.images / 255.0) for split in (dataset.train, dataset.validation))
-        means = np.stack([train[dataset.train.labels == label].mean(axis=0) for label in range(10)])
-        distances = ((validation[:, None] - means[None]) ** 2).sum(axis=2)
-        return float((distances.argmin(axis=1) == dataset.validation.labels).mean())
-
-    def spectrum(images: Any) -> Any:
-        low = np.abs(np.fft.fft2(images, axes=(1, 2)))[:, [-2, -1, 0, 1, 2], :3]
-        shapes = low.reshape(len(images), -1, 3)[:, np.arange(15) != 6].reshape(len(images), -1)
-        return shapes / np.linalg.norm(shapes, axis=1, keepdims=True)
-
-    assert accuracy(lambda images: images.reshape(len(images), -1)) < 0.5
-    assert accuracy(spectrum) > 0.95
 
 
 def test_a_fixed_batch_is_the_same_object_every_time() -> None:
@@ -96,9 +77,8 @@ def test_held_out_images_are_never_trained_on_nor_the_test_set_read(workers: int
     spec = CIFAR10(crop=6, pad=0, jitter=False, validate_on="held-out")
 
     def shown(batches: Iterator[data.Batch]) -> list[int]:
-        return [
-            int(image[0, 0, 0]) * 256 + int(image[1, 0, 0]) for batch in batches for image in np.asarray(batch.images)
-        ]
+        images = np.concatenate([np.asarray(batch.images) for batch in batches])[:, :, 0, 0].astype(int)
+        return list(images[:, 0] * 256 + images[:, 1])
 
     share = [{"worker": worker, "workers": workers} for worker in range(workers)]
     options: Any = {"global_batch": 100, "seed": 3, "steps": 35}
@@ -118,12 +98,8 @@ def test_held_out_images_are_never_trained_on_nor_the_test_set_read(workers: int
     ("spec", "digest"),
     [
         (CIFAR10(), "7b14589923f398dc"),
-        (CIFAR10(mirror=False), "0edfd1e136af4cc4"),
         (CIFAR10(jitter=False), "935717641ab73559"),
-        (CIFAR10(mirror=False, jitter=False), "c3e94f21d419fe1b"),
-        (CIFAR10(pad=0), "aa0dc578d98fd07d"),
         (CIFAR10(pad=0, jitter=False), "51c67c56d02f8317"),
-        (CIFAR10(crop=32, pad=4), "be22f09f828e4712"),
         (CIFAR10(crop=5, pad=1), "e73eb7b3359f4250"),
         (CIFAR10(crop=32, pad=0, mirror=False, jitter=False), "d0981e48d8c404ee"),
     ],
@@ -208,17 +184,6 @@ def test_jitter_equals_a_slow_reference() -> None:
         hls = cv2.cvtColor(image, cv2.COLOR_RGB2HLS)
         expected = np.clip(hls.astype(int) + offset, 0, (180, 255, 255)).astype(np.uint8)
         np.testing.assert_array_equal(shifted, cv2.cvtColor(expected, cv2.COLOR_HLS2RGB))
-
-
-def test_offsets_are_uniform_independent_and_truncated_towards_zero() -> None:
-    offsets = hls_offsets(uniform(0, 0, np.arange(40_000), [[HUE], [LIGHTNESS], [SATURATION]]))
-    for values, reach in zip(offsets.T, (36, 50, 50)):
-        counts = np.bincount(values + reach - 1)
-        assert len(counts) == 2 * reach - 1
-        expected = np.full(2 * reach - 1, 40_000 / (2 * reach))
-        expected[reach - 1] *= 2  # everything between -1 and 1 becomes 0
-        assert abs((counts - expected) / np.sqrt(expected)).max() < 5
-    assert abs(np.corrcoef(offsets.T) - np.eye(3)).max() < 0.025
 
 
 # Batches
