@@ -64,12 +64,12 @@ def plan(
     named_for_cpu = named and all(setting.kind == "cpu" for setting in recipe.settings())
     cpu = cpu or named_for_cpu or not _has_usable_gpus(hardware)
     repeats = range(max(setting.repeats for setting in settings))
-    places = range(max(len(setting.each_seed) for setting in settings))
+    places = range(max(len(setting.seeds) for setting in settings))
     for number, (repeat, place) in enumerate(itertools.product(repeats, places)):
         for setting in settings[:: -1 if number % 2 else 1]:
-            if place >= len(setting.each_seed) or repeat >= setting.repeats:
+            if place >= len(setting.seeds) or repeat >= setting.repeats:
                 continue
-            names = {"recipe": name, "seed": setting.each_seed[place], "quick": quick}
+            names = {"recipe": name, "seed": setting.seeds[place], "quick": quick}
             item = _planned(setting, hardware, names)
             if setting.kind == "cpu" and not cpu and not item.skip:
                 item = dataclasses.replace(item, skip="CPU run on a machine with GPUs (--cpu runs it)")

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import pydantic
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic_core import to_jsonable_python
 from typing_extensions import dataclass_transform
 
 T = TypeVar("T")
@@ -32,20 +33,6 @@ PositiveOrZero = Annotated[float, pydantic.Strict(), Ge(0), Le(LARGEST_NUMBER)]
 Share = Annotated[float, pydantic.Strict(), Ge(0), Lt(1)]
 Flag = Annotated[bool, pydantic.Strict()]
 
-# pydantic's types of error, in the words of a recipe's user.
-_ALLOWED = {
-    "greater_than": "a number above {gt:g}",
-    "greater_than_equal": "a number of at least {ge:g}",
-    "less_than": "a number below {lt:g}",
-    "less_than_equal": "a number of at most {le:g}",
-    "too_short": "at least one value",
-    "tuple_type": "a list",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "True or False",
-    "literal_error": "{expected}",
-    "dataclass_type": "{class_name}(...)",
-}
 _UNEXPECTED = "unexpected_keyword_argument"
 # An iterator may have no end: more values than this fit nowhere.
 _MOST_VALUES = 100_000
@@ -91,11 +78,8 @@ def _allowed(details: list[Any]) -> str:
     raw = details[0]["input"]
     if words and (len(details) == 1 or difflib.get_close_matches(str(raw), words, n=1, cutoff=0.5)):
         return suggest(raw, words)
-    phrases = []
-    for detail in details:
-        phrase = _ALLOWED.get(detail["type"])
-        phrases.append(phrase.format(**detail.get("ctx", {})) if phrase else detail["msg"])
-    return f"use {', or '.join(dict.fromkeys(phrases))}"
+    text = ", or ".join(dict.fromkeys(detail["msg"] for detail in details))
+    return text.replace(", or Input should be", " or").replace("Input should be", "it should be")
 
 
 def checked(name: str, raw: Any, kind: Any) -> Any:
@@ -134,13 +118,7 @@ def value(cls: type[T]) -> type[T]:
 
 def to_plain(raw: Any) -> Any:
     """Return dataclasses as nested dicts and lists for JSON, from which `from_plain` makes them again."""
-    if dataclasses.is_dataclass(raw) and not isinstance(raw, type):
-        return {declared.name: to_plain(getattr(raw, declared.name)) for declared in dataclasses.fields(raw)}
-    if isinstance(raw, (tuple, list)):
-        return [to_plain(item) for item in raw]
-    if isinstance(raw, dict):
-        return {key: to_plain(item) for key, item in raw.items()}
-    return plain(raw)
+    return to_jsonable_python(raw, fallback=plain)
 
 
 def from_plain(cls: type[T], fields: Mapping[str, Any]) -> T:

@@ -28,7 +28,7 @@ from typing import Any, Callable
 from unittest import mock
 
 from poc import CIFAR10, Fixed, Linear, Muon, Recipe, config, frameworks, published, report
-from poc.config import SSP, Horovod, Local, NoSync, networks
+from poc.config import networks
 from poc.config.run import Run
 from poc.frameworks import builds, pytorch
 from poc.host.hardware import GPU, Hardware
@@ -107,15 +107,15 @@ def installed(machine: Hardware) -> Iterator[dict[str, dict[str, str]]]:
 
 
 # Outcome of a run, the reason, and the fraction of its steps that it does.
-Fate = Callable[[Run, int], tuple[str, str, float]]
+Fate = Callable[[Run], tuple[str, str, float]]
 
 
-def completes(run: Run, take: int) -> tuple[str, str, float]:
+def completes(run: Run) -> tuple[str, str, float]:
     """Let every run complete."""
     return COMPLETED, "", 1.0
 
 
-def goes_wrong(run: Run, take: int) -> tuple[str, str, float]:
+def goes_wrong(run: Run) -> tuple[str, str, float]:
     """Let some runs diverge, fail, or run out of memory."""
     if run.global_batch >= 2048:
         return DIVERGED, "the training loss was nan after step 40", 0.3
@@ -132,7 +132,7 @@ def goes_wrong(run: Run, take: int) -> tuple[str, str, float]:
     return COMPLETED, "", 1.0
 
 
-def never_works(run: Run, take: int) -> tuple[str, str, float]:
+def never_works(run: Run) -> tuple[str, str, float]:
     """Let every run end before its first window."""
     return FAILED, "ImportError: libquadmath.so.0: cannot open shared object file: No such file or directory", 0.0
 
@@ -168,8 +168,9 @@ class Trainer:
         """Return the results of the workers, and why the run failed."""
         take = self._takes[run.id] = self._takes.get(run.id, 0) + 1
         self._random.seed(f"{run.id} {take} {self._link}")
-        outcome, reason, share = self._fate(run, take)
-        if self._memory(run) > self._room(run):
+        outcome, reason, share = self._fate(run)
+        memory = self.machine.gpus[0].memory_bytes if run.kind == "gpu" else self.machine.memory_bytes
+        if self._memory(run) > memory:
             outcome, reason, share = OUT_OF_MEMORY, "MXNetError: cudaMalloc retry failed: out of memory", 0.0
         told = self._told(run, outcome, reason, share, request["detail"])
         self.now += datetime.timedelta(seconds=round(max(worker.wall or 0.0 for worker in told) + 2))
@@ -181,9 +182,6 @@ class Trainer:
 
     def _memory(self, run: Run) -> float:
         return networks.network(run.model).memory_bytes(run.data.crop, run.batch_per_device)
-
-    def _room(self, run: Run) -> float:
-        return self.machine.gpus[0].memory_bytes if run.kind == "gpu" else self.machine.memory_bytes
 
     def _peak(self, run: Run) -> float:
         """Return the FLOP/s of one device in the precision of the run."""
@@ -201,9 +199,9 @@ class Trainer:
         played = run.devices if run.emulated else 1
         flops = 6 * network.multiply_adds(run.data.crop) * run.batch_per_device * played
         compute = _STEP_SECONDS + flops / self._peak(run) / reached
-        if not run.synchronises or isinstance(run.kvstore, NoSync):
+        if not run.synchronises or run.kvstore.name == "none":
             return compute, 0.0
-        slower = 3.0 if isinstance(run.kvstore, Local) else 1.5 if isinstance(run.kvstore, Horovod) else 1.0
+        slower = {"local": 3.0, "horovod": 1.5}.get(run.kvstore.name, 1.0)
         moved = 4 * network.cost.parameters * 2 * (run.devices - 1) / run.devices
         return compute * (1 + run.straggler), 0.0005 * math.log2(run.devices) + slower * moved / self._link
 
@@ -240,6 +238,7 @@ class Trainer:
                 at += seconds
                 if run.target_accuracy and accuracy >= run.target_accuracy:
                     break
+        stats = SyncStats(staleness={"1": done}, stale_wait_seconds=1) if run.kvstore.name == "ssp" else None
         ended = outcome in (COMPLETED, DIVERGED) or (outcome == FAILED and windows)
         used = int(self._memory(run))
         peak = 0.8 * self._peak(run) * (1 if run.emulated else run.devices // run.workers)
@@ -255,7 +254,7 @@ class Trainer:
                 wall=at + 1.5 if ended else None,
                 memory=Memory(host_peak_bytes=2 * GIB, device_peak_bytes=used if run.kind == "gpu" else None),
                 peak_flops=peak if outcome == COMPLETED else None,
-                sync_stats=self._exchanged(run, done),
+                sync_stats=stats,
                 detail=self._breakdown(run, compute, synchronise) if detail and outcome == COMPLETED else None,
                 norms=self._norms(run, done),
             )
@@ -289,16 +288,8 @@ class Trainer:
             for step in range(0, done, run.gradient_noise)
         )
 
-    def _exchanged(self, run: Run, done: int) -> SyncStats | None:
-        if not isinstance(run.kvstore, SSP):
-            return None
-        ahead = 3 if run.kvstore.staleness is None else run.kvstore.staleness
-        return SyncStats(
-            staleness={str(steps): done // (ahead + 1) for steps in range(ahead + 1)}, stale_wait_seconds=1
-        )
-
     def _breakdown(self, run: Run, compute: float, synchronise: float) -> Breakdown:
-        several = run.synchronises and not isinstance(run.kvstore, NoSync)
+        several = run.synchronises and run.kvstore.name != "none"
         moved = 4 * networks.network(run.model).cost.parameters
         waiting = 0.01 * compute if run.workers > 1 else None
         whole = compute + synchronise + (waiting or 0.0)
@@ -369,14 +360,6 @@ def _core() -> dict[str, Recipe]:
     return {path.stem: config.load(path) for path in sorted((HOME / "recipes").glob("*.py"))}
 
 
-def _everything() -> dict[str, Recipe]:
-    return {path.stem: config.load(path) for path in sorted((HOME / "recipes").rglob("*.py"))}
-
-
-def _kvstores() -> dict[str, Recipe]:
-    return {"kvstores": config.load(HOME / "recipes" / "research" / "kvstores.py")}
-
-
 @dataclasses.dataclass(frozen=True)
 class Content:
     """Content of a journal: recipes, and the fate of their runs."""
@@ -393,12 +376,11 @@ CONTENTS: dict[str, Content] = {
     "quick": Content(_core, quick=True, named=False),
     "readme": Content(lambda: {"mine": readme_example()}),
     "other": Content(lambda: {"other": Recipe(**OTHER)}),
-    "detail": Content(_kvstores, detail=7),
+    "detail": Content(lambda: {"kvstores": config.load(HOME / "recipes/research/kvstores.py")}, detail=7),
     "failures": Content(_core, fate=goes_wrong, named=False),
     "nothing": Content(_core, fate=never_works, named=False),
-    "everything": Content(_everything, named=False),
 }
-"""The first is the default; "everything" is that of ./run_all.sh --all, and takes minutes."""
+"""The first is the default."""
 
 
 def write_journal(name: str, content: str, results: Path) -> Path:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import operator
-import re
 import subprocess
 import sys
 from decimal import Decimal
@@ -23,17 +23,14 @@ from poc import (
     SSP,
     DistSync,
     Fixed,
-    Horovod,
     Linear,
     Muon,
-    Nesterov,
     Recipe,
     Steps,
     Synthetic,
     config,
     frameworks,
 )
-from poc.__main__ import main
 from poc.config.run import Run
 from poc.host import hardware
 from poc.host.hardware import GPU, Hardware
@@ -74,55 +71,36 @@ def planned(machine: Hardware = CPU, *, quick: bool = False, **fields: Any) -> l
 TWO = {"devices": 2, "workers": 2, "kvstore": "dist_sync"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model": "cifar_resnet51_v2"}, r"model: 'cifar_resnet51_v2' .*did you mean 'cifar_resnet5"),
+    ({"model": None}, "model: None"),
+    ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; .* 224 pixels"),
     ({"epoch": 3}, r"Recipe: no field 'epoch'; did you mean 'epochs'\?"),
-    ({"warmup_epochs": 1}, r"Recipe: no field 'warmup_epochs'"),
-    *(({"batch_per_device": size}, f"batch_per_device: {size}") for size in (0, True)),
-    ({"batch_per_device": [64, 12.5]}, r"batch_per_device: 12.5"),
-    ({"batch_per_device": np.float64(12.5)}, r"batch_per_device: 12.5"),
+    ({"batch_per_device": True}, "batch_per_device: True"),
+    ({"batch_per_device": [64, np.float64(12.5)]}, r"batch_per_device: 12.5"),
     ({"batch_per_device": "Largest"}, r"did you mean 'largest'"),
     ({"batch_per_device": 50_001}, r"larger than the 50000 training images"),
     ({"batch_per_device": itertools.count()}, r" 10,000"),
-    *(({"lr": lr}, f"lr: {lr!r}") for lr in (-0.1, float("nan"), float("inf"), "0.1")),
+    *(({"lr": lr}, f"lr: {lr!r}") for lr in (-0.1, float("nan"), "0.1")),
     ({"lr": np.array([[0.1, 0.2]] * 99)}, r"lr: array\(\[0.1, 0.2\]\)"),
-    ({"devices": 0}, r"devices: 0 is not allowed; .*kind=\"cpu\""),
-    ({"devices": []}, r"devices: \[\] is not allowed"),
-    ({"epochs": 0}, r"epochs: 0"),
-    ({"steps": 0}, r"steps: 0"),
-    ({"epochs": 3, "steps": 10}, r"epochs=3 and steps=10"),
+    *(({"devices": devices}, "devices: ") for devices in (0, [], np.zeros((2, 2)))),
     ({"kvstore": "devise"}, r"kvstore: 'devise' is not allowed; did you mean 'device'\?"),
-    ({**TWO, "kvstore": "ssp"}, r"kvstore: 'ssp' is not allowed; .*SSP\("),
-    ({"optimizer": "nestorov"}, r"optimizer: 'nestorov' is not allowed; did you mean 'nesterov'"),
+    ({**TWO, "kvstore": "ssp"}, r"SSP: field 'staleness' is missing"),
     ({"optimizer": {"name": "sdg"}}, r"optimizer: "),
-    *(({"data": data}, r"data: .* CIFAR10") for data in ("cifar10", [CIFAR10(), 3], [np.zeros((9, 9))])),
-    ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; .* 224 pixels"),
-    ({"emulated": 1}, r"emulated: 1 is not allowed; .* True or False"),
-    ({"kind": "tpu"}, r"kind: 'tpu' is not allowed"),
-    ({"dtype": "bfloat"}, r"dtype: 'bfloat' is not allowed; did you mean 'bfloat16'"),
-    ({"layout": "NWHC"}, r"layout: 'NWHC' is not allowed; did you mean 'N"),
-    ({"workers": "per_device"}, r"workers: 'per_device' is not allowed"),
-    *(({"cores_per_worker": cores}, r"cores_per_worker: ") for cores in (0, "socket")),
-    ({"restarts": -1}, r"restarts: -1"),
-    ({"repeats": 0}, r"repeats: 0"),
-    ({"label_smoothing": 1.0}, r"label_smoothing: 1.0 is not allowed"),
-    ({"seconds": 0}, r"seconds: 0 is not allowed"),
-    ({"target_accuracy": 1.0}, r"target_accuracy: 1.0"),
+    ({"data": [CIFAR10(), 3]}, r"data: 3 .* cifar10"),
+    ({"emulated": 1}, r"emulated: 1 is not allowed; it should be a valid boolean"),
+    ({"workers": "per_device"}, r"workers: 'per_device' is not allowed; did you mean 'per-device'"),
     ({"target_accuracy": 0.9, "evaluate": False}, r"target_accuracy=0.9 .*evaluate"),
-    *(({"seeds": seeds}, r"seeds: ") for seeds in (0, True, "3", 1.5, [], [1, 1], [0, -1], [0.5], [[1, 2]])),
-    *(({name: np.zeros((2, 2))}, rf"{name}: array") for name in ("devices", "epochs", "kvstore", "kind", "priority")),
+    *(({"seeds": seeds}, r"seeds: ") for seeds in (0, True, "3", 1.5, [], [0, -1], [[1, 2]])),
+    ({"seeds": 10**30}, " 10,000"),
     ({"cases": [{"device": 3}]}, r"cases: no field 'device'; did you mean 'devices'"),
-    ({"cases": [3]}, r"cases: 3 is not allowed; .* dict"),
+    ({"cases": 3}, r"cases: 3 is not allowed; .* dict"),
     ({"cases": [{"lr": []}, {"lr": 0.1}]}, r"lr: \[\] is not allowed"),
     ({"cases": [{"epochs": 3}], "steps": 10}, r"epochs=3 and steps=10"),
     ({"quick": {"cases": [{"device": 3}]}}, r"quick: cases: no field 'device'; did you mean 'devices'"),
-    ({"quick": {"quick": {}}}, r"quick: no field 'quick'"),
     ({"devices": 3, "workers": 2, "kvstore": "dist_sync"}, r"workers=2 .*devices=3"),
     ({"devices": 2, "workers": 2}, r"kvstore='device' .*workers=2"),
     ({"devices": 2, "kvstore": "dist_sync"}, r"kvstore='dist_sync' .*workers"),
     ({"straggler": 0.3}, r"straggler=0.3 .*workers"),
-    *(
-        ({**TWO, **fields}, next(iter(fields)))
-        for fields in ({"target_accuracy": 0.9}, {"seconds": 5}, {"straggler": -1})
-    ),
+    *(({**TWO, **fields}, next(iter(fields))) for fields in ({"target_accuracy": 0.9}, {"seconds": 5})),
 ]
 
 
@@ -136,29 +114,17 @@ def test_a_mistake_is_one_line_with_field_and_value(fields: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SSP(-1), r"kvstore: SSP.staleness: -1"),
-        (lambda: SSP(2, servers=0), r"kvstore: SSP.servers: 0"),
+        (lambda: SSP(2, servers=0), r"SSP.servers: 0"),
         (lambda: SSP(2, staleness=3), "SSP: .* got 2"),  # type: ignore[misc]
-        (lambda: DistSync(two_bit=0), r"kvstore: DistSync.two_bit: 0 "),
-        (lambda: DistSync(gradient_bits=8), r"kvstore: DistSync.gradient_bits: 8 is not allowed; .*16, 32"),  # type: ignore[arg-type]
-        (lambda: DistSync(two_bit=0.5, gradient_bits=16), r"gradient_bits: 16 is not allowed; .*two_bit"),
-        (lambda: Horovod(servers=2), r"Horovod: no field 'servers'"),
-        (lambda: SGD(momentum=1.0), r"optimizer: SGD.momentum: 1.0 is not allowed"),
-        (lambda: Nesterov(momentum_correction=True), r"Nesterov: no field 'momentum_correction'"),
+        (lambda: SGD(momentum=1.0), r"SGD.momentum: 1.0 is not allowed; it should be less than 1"),
         (lambda: Muon(), r"Muon: field 'lr' is missing"),
-        (lambda: Recipe(), "'model' is missing"),
         (lambda: Synthetic(fixed=True, mirror=True), r"Synthetic.fixed=True .*mirror"),
         (lambda: CIFAR10(crop=33), "crop: 33 is larger than the images"),
-        (lambda: CIFAR10(cutout=29), "cutout: 29 is larger than the crop; .* 28"),
         (lambda: CIFAR10(on_device=True, jitter=False, cutout=4), "on_device=True .*cutout"),
         (lambda: Linear(0.1, 128), "Linear: .* got 0.1"),  # type: ignore[misc]
-        (lambda: Linear(base=0, per=128), "lr: Linear.base: 0"),
-        (lambda: Linear(base=0.1, per=0), "lr: Linear.per: 0"),
         (lambda: Linear(base=0.1, per=128, warmup_from=0.1), r"warmup_from: 0.1 is not allowed; .*warmup_epochs"),
         (lambda: Fixed(base=0.1, decay="cosin"), "did you mean 'cosine'"),  # type: ignore[arg-type]
-        (lambda: Fixed(base=0.1, warmup_epochs=-1), "warmup_epochs: -1"),
-        (lambda: Fixed(base=0.1, warmup_from="bases"), "warmup_from: 'bases'"),  # type: ignore[arg-type]
-        *((lambda at=at: Steps(at=at), r"Steps\.at") for at in ([], [1.5], [0], "0.5")),
+        *((lambda at=at: Steps(at=at), r"Steps\.at") for at in ([], [1.5], "0.5")),
     ],
 )
 def test_a_mistake_in_an_option_is_refused_where_it_is_made(make: Callable[[], Any], message: str) -> None:
@@ -218,10 +184,7 @@ WARM = Linear(base=0.05, per=128, warmup_epochs=5)
         ),
         *(
             (with_nodes(nodes), {**SHARED, "devices": workers}, "cores_per_worker", [cores])
-            for nodes, workers, cores in (
-                *(((8, 8), 2, 8), ((8, 8), 4, 4), ((8, 6), 2, 6), ((8, 8), 3, 4)),
-                *(((16,), 2, 8), ((8, 8), 1, 8), ((), 2, 8)),
-            )
+            for nodes, workers, cores in (*(((8, 8), 2, 8), ((8, 6), 2, 6), ((8, 8), 3, 4), ((16,), 2, 8), ((), 2, 8)),)
         ),
     ],
 )
@@ -234,19 +197,12 @@ def test_a_recipe_gives_runs(machine: Hardware, fields: dict[str, Any], names: s
 @pytest.mark.parametrize(
     ("given", "plain"),
     [
-        *(
-            ({"batch_per_device": batches}, {"batch_per_device": [32, 64, 128]})
-            for batches in (list(2 ** np.arange(5, 8)), 2 ** np.arange(5, 8), (2**power for power in range(5, 8)))
-        ),
+        ({"batch_per_device": 2 ** np.arange(5, 8)}, {"batch_per_device": [32, 64, 128]}),
+        ({"batch_per_device": (2**power for power in range(5, 8))}, {"batch_per_device": [32, 64, 128]}),
         ({"epochs": np.int64(3), "evaluate": np.bool_(False)}, {"epochs": 3, "evaluate": False}),
         ({"lr": np.array([0.1, 0.2], dtype=np.float32)}, {"lr": [0.1, 0.2]}),
         ({"lr": [Fraction(1, 20), Decimal("0.1")]}, {"lr": [0.05, 0.1]}),
         ({"cases": ({"lr": np.float32(lr)} for lr in (0.1, 0.3))}, {"cases": [{"lr": 0.1}, {"lr": 0.3}]}),
-        ({"model": np.str_("cifar_resnet20_v2")}, {"model": "cifar_resnet20_v2"}),
-        (
-            {"lr": Linear(base=np.float32(0.1), per=np.int32(128), decay=Steps(at=np.array([0.5, 0.75])))},
-            {"lr": Linear(base=0.1, per=128, decay=Steps(at=[0.5, 0.75]))},
-        ),
         (
             {"optimizer": SGD(momentum=np.float16(0.8)), "data": CIFAR10(crop=np.int8(24))},
             {"optimizer": SGD(momentum=0.8), "data": CIFAR10(crop=24)},
@@ -262,14 +218,6 @@ def test_numbers_and_lists_of_numpy_and_of_the_library_are_those_of_python(
         first, second = ([item.run for item in plan("", recipe, CPU, quick=quick)] for recipe in both)
         assert first == second
         json.dumps([run.to_json() for run in first])
-
-
-def test_runs_that_differ_in_one_field_share_the_fingerprint_without_it() -> None:
-    sgd, muon = (item.run for item in planned(optimizer=[SGD(), Muon(lr=0.1, momentum=0.5)]))
-    assert sgd.fingerprint() != muon.fingerprint()
-    assert sgd.fingerprint("optimizer") == muon.fingerprint("optimizer")
-    slow, fast = (item.run for item in planned(lr=[0.1, 0.2], optimizer=SGD()))
-    assert slow.fingerprint("learning_rate") == fast.fingerprint("learning_rate") != slow.fingerprint("optimizer")
 
 
 def test_an_id_names_what_is_computed_and_nothing_else() -> None:
@@ -333,15 +281,10 @@ def test_repeats_are_rounds_over_the_grid_every_other_one_backwards() -> None:
     [
         (CPU, {"kind": "cpu"}, ""),
         (CPU, {"devices": 1}, "needs 1 GPU, this machine has none"),
-        (CPU, {"devices": 4, "emulated": True}, "needs 4 GPUs, this machine has none"),
         (gpus(2), {"devices": 4}, "needs 4 GPUs, this machine has 2"),
-        (gpus(2), {"devices": 2}, ""),
         (gpus(1, "Tesla K80", (3, 7)), {}, "mxnet-cu102 1.9.1 needs libcudart.so.10.2"),
         (gpus(1, "H100", (9, 0)), {}, "H100 has compute capability 9.0"),
-        (gpus(1, "RTX 4090", (8, 9)), {}, ""),
-        (CPU, {"devices": 4, "kind": "cpu"}, ""),
         (CPU, {"devices": 4, "kind": "cpu", "kvstore": "nccl"}, "kvstore=nccl "),
-        (gpus(4), {"devices": 4, "kvstore": "nccl"}, ""),
         (
             CPU,
             {"devices": 4, "kind": "cpu", "workers": 4, "cores_per_worker": 1, "kvstore": "dist_sync"},
@@ -365,16 +308,9 @@ def test_a_run_that_this_machine_cannot_do_is_skipped_with_the_reason(
     assert bool(skip) == bool(item.skip)
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_horovod_is_an_extra(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if installed else None)
-    (item,) = planned(devices=2, workers=2, kind="cpu", kvstore="horovod")
-    assert item.skip == ("" if installed else "Horovod is not installed: ./make_environment.sh --horovod")
-
-
 @pytest.mark.parametrize(
     ("machine", "rate"),
-    [("8 K80", 1100), ("8 P100", 2900), ("2 V100 and a display card", 4300), ("1 H100", 18_000), ("no clock", 1100)],
+    [("8 K80", 1100), ("8 P100", 2900), ("2 V100 and a display card", 4300), ("no clock", 1100)],
 )
 def test_the_time_is_estimated_by_the_card(machine: str, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples/s of ResNet-50 on one card: as published for K80 and P100, and in proportion to cores and clock."""
@@ -411,63 +347,53 @@ def test_runs_are_selected_by_the_start_of_their_id() -> None:
 
 def recipe_in(folder: Path, text: str, **files: str) -> Path:
     """Write a recipe file with these lines, and `files` in its folder by the names of their modules."""
+    folder.mkdir(exist_ok=True)
     for name, lines in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.py").write_text(lines)
     path = folder / "mine.py"
     path.write_text(f"from poc import *\n{text}\n")
     return path
 
 
-RULE = "Linear(base=0.05, per=128, warmup_epochs={}{})"
-SCHEDULES = [
-    # With a batch of 128 an epoch has 390 steps.
-    ("epochs=2", RULE.format(2, ""), "warmup_epochs: 2"),
-    ("epochs=2", RULE.format(1.99, ""), ""),
-    ("steps=391", RULE.format(1, ""), ""),
-    ("cases=[dict(epochs=2), dict(steps=12)]", RULE.format(1, ""), "warmup_epochs: 1"),
-    ("epochs=2", RULE.format(1, ", warmup_from=5.0"), "warmup_from: 5.0"),
-    ("epochs=2", RULE.format(1, ", warmup_from=0.05"), ""),
-    ("epochs=2, batch_per_device=[128, 64]", RULE.format(1, ", warmup_from='base'"), "warmup_from: 'base'"),
-    ("epochs=2", RULE.format(1, ", decay=Steps(at=[0.5])"), "Steps.at: 0.5"),
-    ("epochs=2", RULE.format(1, ", decay=Steps(at=[0.9, 0.4])"), "Steps.at: 0.4"),
-    ("epochs=2", RULE.format(1, ", decay=Steps(at=[0.51, 0.75])"), ""),
-    ("steps=10", "Fixed(base=0.1, decay=Steps(at=[0.95]))", "Steps.at: 0.95"),
-    ("steps=10", "Fixed(base=0.1, decay=Steps(at=[0.51, 0.52]))", "Steps.at: 0.52"),
-]
-
-
-@pytest.mark.parametrize(("length", "lr", "names"), SCHEDULES)
-def test_a_schedule_with_a_rate_that_no_step_has_is_refused(length: str, lr: str, names: str, tmp_path: Path) -> None:
-    path = recipe_in(tmp_path, f"recipe = Recipe(model='cifar_resnet8_v2', kind='cpu', {length}, lr={lr})")
-    if names:
-        with pytest.raises(UserError, match=f"^mine.py: lr: .*{re.escape(names)}"):
-            config.load(path)
-    else:
-        config.load(path)
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        # With a batch of 128 an epoch has 390 steps.
+        ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=2)}, "warmup_epochs"),
+        ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=1.99)}, ""),
+        ({"steps": 391, "lr": Fixed(base=0.1, warmup_epochs=1)}, ""),
+        ({"cases": [{"epochs": 2}, {"steps": 12}], "lr": Fixed(base=0.1, warmup_epochs=1)}, "warmup_epochs"),
+        ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=1, decay=Steps(at=[0.9, 0.4]))}, "Steps.at"),
+        ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=1, decay=Steps(at=[0.75, 0.51]))}, ""),
+        ({"steps": 10, "lr": Fixed(base=0.1, decay=Steps(at=[0.95]))}, "Steps.at"),
+        ({"steps": 10, "lr": Fixed(base=0.1, decay=Steps(at=[0.51, 0.52]))}, "Steps.at"),
+    ],
+)
+def test_a_schedule_with_a_rate_that_no_step_has_is_refused(fields: dict[str, Any], name: str) -> None:
+    recipe = Recipe(model="cifar_resnet8_v2", **fields)
+    with pytest.raises(UserError, match=f"^lr: {name}") if name else contextlib.nullcontext():
+        recipe.check_effects()
     (item,) = planned(lr=WARM, quick=True)  # a first look may end in the warm-up
     assert item.run.steps < item.run.warmup_steps
 
 
 def test_recipes_import_files_in_their_folder_and_each_its_own(tmp_path: Path) -> None:
-    text = "from helper import LR\nfrom helpers.deep import STEPS\nimport random\nfrom csv import reader\n"
+    text = "from helper import LR, STEPS\nimport random\nfrom csv import reader\n"
     text += "recipe = Recipe(model='cifar_resnet8_v2', kind='cpu', lr=LR, steps=STEPS)"
     path, modules = list(sys.path), set(sys.modules)
     for lr in (0.1, 0.2):
-        files = {"helper": f"LR = {lr}", "helpers/__init__": "", "helpers/deep": "STEPS = 7", "csv": "1 / 0"}
+        files = {"helper": f"LR, STEPS = {lr}, 7", "csv": "1 / 0"}
         recipe = config.load(recipe_in(tmp_path / str(lr), text, random="1 / 0", **files))
         assert plan("", recipe, CPU)[0].run.learning_rate == lr
         assert sys.path == path
         assert set(sys.modules) - modules == set()
 
 
-@pytest.mark.parametrize(
-    "before", ["", "import pathlib, sys; sys.path.insert(0, str(pathlib.Path(__file__).parent))\n"]
-)
-def test_no_file_next_to_a_recipe_replaces_a_later_import_of_poc(before: str, tmp_path: Path) -> None:
+def test_no_file_next_to_a_recipe_replaces_a_later_import_of_poc(tmp_path: Path) -> None:
     """Even if the recipe itself puts its folder first."""
-    late = ["csv", "matplotlib", "pandas", "random", "scipy", "six", "tabulate", "tqdm"]
-    text = f"{before}import helper, six, tqdm\nrecipe = Recipe(model='cifar_resnet8_v2')"
+    late = ["csv", "pandas", "random", "scipy", "six", "tabulate", "tqdm"]
+    text = "import pathlib, sys; sys.path.insert(0, str(pathlib.Path(__file__).parent))\nimport helper, six, tqdm\n"
+    text += "recipe = Recipe(model='cifar_resnet8_v2')"
     path = recipe_in(tmp_path, text, helper="", **dict.fromkeys(late, ""))
     script = f"from poc import config; from pathlib import Path; config.load(Path({str(path)!r}))\n"
     script += f"import {', '.join(late)}\nprint(*(module.__file__ for module in ({', '.join(late)})), sep='\\n')"
@@ -486,14 +412,10 @@ IMPORT = "from helper import LR"
         (IMPORT, "\n\nLR = 1 / 0", r"ZeroDivisionError: division by zero \(helper.py, line 3\)"),
         (IMPORT, "def f(:", r"SyntaxError: .*\(helper.py, line 1\)"),
         (IMPORT, "from poc import *\nLR = Linear(base=-1, per=128)", r"Linear.base: -1 .*\(helper.py, line 2\)"),
-        (IMPORT, "raise ValueError('two\\nlines')", r"ValueError: two lines \(helper.py, line 1\)"),
-        (IMPORT, "import json\njson.loads('x')", r"JSONDecodeError: .*\(helper.py, line 2\)"),
         (IMPORT, "", r"ImportError: cannot import name 'LR' from 'helper' .*\(mine.py, line 2\)"),
-        ("x = 1", "", r"`recipe = Recipe\(\.\.\.\)` is missing"),
         ("recipe = {'model': 'cifar_resnet20_v2'}", "", r"`recipe = Recipe"),
         ("raise SystemExit(0)", "", r"SystemExit"),
         ("def f(): f()\nf()", "", r"RecursionError"),
-        ("recipe = Recipe('cifar_lenet', data=[CIFAR10(crop=32)] * 200, lr=[0.1] * 200)", "", r"10,000"),
         ("\x00", "", r"Error"),
     ],
 )
@@ -506,13 +428,10 @@ def test_an_error_in_a_recipe_file_is_one_line_with_its_place(
     assert "helper" not in sys.modules
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "advise"])
-def test_a_wrong_framework_is_refused_with_the_name_of_the_recipe(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = recipe_in(tmp_path, "recipe = Recipe(model='cifar_resnet8_v2', framework='mxnett', kind='cpu', steps=4)")
-    assert main([command, str(path)]) == 2
-    assert re.search(r"mine\.py: framework: 'mxnett' .*'mxnet'", capsys.readouterr().err)
+def test_a_wrong_framework_is_refused_with_the_name_of_the_recipe(tmp_path: Path) -> None:
+    path = recipe_in(tmp_path, "recipe = Recipe(model='cifar_resnet8_v2', framework='mxnett')")
+    with pytest.raises(UserError, match=r"mine\.py: framework: 'mxnett' .*'mxnet'"):
+        config.load(path, frameworks.FRAMEWORKS)
 
 
 @pytest.mark.usefixtures("pytorch_planned")
@@ -536,14 +455,11 @@ def test_the_core_recipes_take_less_time_than_promised(machine: str, quick: bool
     assert minutes[0] < sum(seconds.values()) / 60 < minutes[1]
 
 
-@pytest.mark.parametrize("machine", [CPU, gpus(8)], ids=["cpu", "8 gpus"])
-def test_no_two_runs_of_all_recipes_have_the_same_line(machine: Hardware) -> None:
-    planned = [
-        one for path in RECIPES for quick in (False, True) for one in plan("", config.load(path), machine, quick=quick)
-    ]
+def test_no_two_runs_of_all_recipes_have_the_same_line() -> None:
     lines: dict[str, set[str]] = {}
-    for one in planned:
-        lines.setdefault(str(one), set()).add(one.run.id)
+    for path, quick in itertools.product(RECIPES, (False, True)):
+        for item in plan("", config.load(path), gpus(8), quick=quick, cpu=True):
+            lines.setdefault(str(item), set()).add(item.run.id)
     assert {line: ids for line, ids in lines.items() if len(ids) > 1} == {}
 
 

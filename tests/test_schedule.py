@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poc import Fixed, Linear, SquareRoot
-from poc.config.rates import Rate, Schedule
+from poc.config.rates import Schedule
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from poc.config.rates import Rate, Schedule
         (Fixed(base=0.4), {1: 0.4, 2048: 0.4}),
     ],
 )
-def test_a_rule_gives_the_rate_of_a_global_batch(rule: Rate, rates: dict[int, float]) -> None:
+def test_a_rule_gives_the_rate_of_a_global_batch(rule: Fixed, rates: dict[int, float]) -> None:
     assert {batch: rule.at(batch) for batch in rates} == rates
 
 

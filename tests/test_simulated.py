@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import html
 import io
 import json
 import math
@@ -13,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -24,9 +22,8 @@ from poc.records import journal
 from poc.report import chart, explorer
 from poc.report.markdown import RATE
 from tests import simulated
-from tests.pages import WIDTH, check, font, number, tables
+from tests.pages import check, number, tables
 from tests.simulated import MACHINES
-from tests.test_explorer import chromium  # noqa: F401  # a fixture
 
 # One of each kind in the quick suite.
 QUICK = (("8 A100", "core"), ("4 A10G", "readme"), ("2 CPU cores", "quick"), ("8 V100", "other"), ("8 K80", "nothing"))
@@ -321,27 +318,6 @@ def test_every_number_of_the_scorecard_is_in_rows_csv(machine: str, content: str
 
 
 @pytest.mark.parametrize(("machine", "content"), TRACED)
-def test_every_number_of_accuracy_and_throughput_is_in_rows_csv(machine: str, content: str, simulate: Any) -> None:
-    made = simulate(machine, content)
-    rows = made.rows[made.rows.model == MODEL]
-    for line in made.tables["Accuracy and throughput"]:
-        count = 0 if line["devices"] == "CPU" else int(line["devices"].split()[0])
-        is_own = line["machine"] == made.machine
-        published = (rows.origin == "published") & rows.hardware.str.startswith(line["machine"])
-        place = rows.machine == line["machine"] if is_own else published
-        chosen = rows[place & (rows.devices == count) & (rows.global_batch == number(line["global batch"]))]
-        chosen = chosen[(chosen.kind != "cpu") | (line["devices"].startswith("CPU"))]
-        chosen = chosen[(chosen.length != "burst") & ~chosen.emulated & (chosen.lr == float(line["lr"].split(",")[0]))]
-        (row,) = chosen.itertuples()
-        assert line[RATE] == printed(row.samples_per_second)
-        assert line["accuracy"] == ("" if math.isnan(row.accuracy) else f"{row.accuracy:.3f}")
-        assert line["s/epoch"] == ("" if math.isnan(row.seconds_per_epoch) else printed(row.seconds_per_epoch))
-        seconds = row.wall_seconds if is_own else row.epochs * row.seconds_per_epoch
-        dollars = seconds / 3600 * row.dollars_per_hour
-        assert line["$ per run"] == ("" if math.isnan(dollars) else f"${dollars:.2f}")
-
-
-@pytest.mark.parametrize(("machine", "content"), TRACED)
 def test_every_number_of_scaling_is_in_rows_csv(machine: str, content: str, simulate: Any) -> None:
     made = simulate(machine, content)
     seen = set()
@@ -363,49 +339,18 @@ def test_every_number_of_scaling_is_in_rows_csv(machine: str, content: str, simu
         assert batches == {batch for machine_name, batch in seen if machine_name == name}
 
 
-def test_figures_have_the_lines_that_they_should_have_and_can_be_read_on_a_telephone(simulate: Any) -> None:
+def test_figures_have_the_lines_that_they_should_have_in_letters_that_can_be_read(simulate: Any) -> None:
     made = simulate(*QUICK[0])
     figures = {path.stem: path.read_text() for path in (made.folder / "figures").glob("*.svg")}
-    named = {name for page in made.pages.values() for name in re.findall(r"\(figures/(\w+)\.svg\)", page)}
-    assert set(figures) == named
-    assert {f"scaling_{MODEL}", f"learning_rate_{MODEL}"} <= named
+    assert set(figures) == set(re.findall(r"\(figures/(\w+)\.svg\)", "\n".join(made.pages.values())))
     for name, text in figures.items():
-        root = ElementTree.fromstring(text)  # noqa: S314  # our own
-        _, _, figure_width, _ = map(float, root.attrib["viewBox"].split())
-        texts = [element for element in root.iter() if element.tag.endswith("text")]
-        assert texts
-        for element in texts:
-            sizes = [
-                float(size) for size in re.findall(r"font[^;]*?([\d.]+)px", ElementTree.tostring(element).decode())
-            ]
-            assert min(sizes) * 390 / figure_width >= 6, (name, element.text)
-            if "text-anchor: start" in element.attrib.get("style", "") and element.text:
-                end = float(element.attrib["x"]) + font("normal").getlength(element.text) / 16 * sizes[0]
-                assert end <= figure_width * 1.02, (name, element.text)
+        width = float(re.search(r'viewBox="\S+ \S+ (\S+) ', text)[1])  # type: ignore[index]
+        sizes = re.findall(r"font[^;]*?([\d.]+)px", text)
+        assert min(map(float, sizes)) * 390 / width >= 6, name  # on a telephone
+    assert f"learning_rate_{MODEL}" in figures
     labels = figures[f"scaling_{MODEL}"]
     assert all(f">{made.machine}, {batch} per device<" in labels for batch in (64, 128, 256, 512))
     assert all(f">{name}" in labels for name in ("8x Tesla K80, 128", "DGX-1, 8x P100, 128"))
-
-
-@pytest.mark.slow
-def test_tables_are_as_wide_as_a_page_in_a_browser(simulate: Any, chromium: Any, tmp_path: Path) -> None:  # noqa: F811
-    pairs = (QUICK[0], ("1 H100", "quick"), ("8 K80", "nothing"), ("8 K80", "detail"))
-    sections = [tables(page).values() for pair in pairs for page in simulate(*pair).pages.values()]
-    every_table = [lines for page in sections for section in page for lines in section]
-    body = ""
-    for lines in every_table:
-        cells = [list(lines[0]), *(list(line.values()) for line in lines)]
-        body += "<table>" + "".join("<tr><td>" + "<td>".join(map(html.escape, line)) for line in cells) + "</table>"
-    style = "body {width: 880px; font: 16px/1.5 Helvetica, Arial, sans-serif} td {padding: 6px 13px; border: 1px solid}"
-    style += "table {border-collapse: collapse; display: block; width: max-content; max-width: 100%; overflow: auto}"
-    path = tmp_path / "tables.html"
-    path.write_text(
-        f"<!doctype html><meta charset=utf-8><style>{style} tr:first-child {{font-weight: 600}}</style>{body}"
-    )
-    chromium.get(path.as_uri())
-    widths = chromium.execute_script("return [...document.querySelectorAll('table')].map(table => table.scrollWidth)")
-    assert len(widths) == len(every_table)
-    assert [(list(lines[0]), each) for lines, each in zip(every_table, widths) if each > WIDTH] == []
 
 
 def test_simulated_journals_never_go_to_the_results(capsys: pytest.CaptureFixture[str]) -> None:

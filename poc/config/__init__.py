@@ -3,7 +3,7 @@
 from poc.config.datasets import CIFAR10, DATA, Data, ImageNet, Synthetic, synthetic
 from poc.config.kvstores import NCCL, SSP, Device, DistAsync, DistDeviceSync, DistSync, Horovod, Local, NoSync
 from poc.config.optimizers import LARS, OPTIMIZERS, SGD, AdamW, Muon, Nesterov, Optimizer
-from poc.config.rates import Fixed, Linear, Rate, SquareRoot, Steps
+from poc.config.rates import Fixed, Linear, SquareRoot, Steps
 from poc.config.recipe import AUTO, EPOCHS, LARGEST, NODE, Recipe, Setting, Training
 from poc.config.recipe_file import load
 

@@ -30,7 +30,6 @@ class DataId(NamedTuple):
 class _Images:
     """Properties that all sets of colour images have."""
 
-    option_of = "data"
     name: str
     crop: int
     classes: int
@@ -92,9 +91,8 @@ class CIFAR10(_Images):
             raise UserError("data: alternate=True needs mirror=True")
         if self.cutout > self.crop:
             raise UserError(f"data: cutout: {self.cutout} is larger than the crop; use at most {self.crop}")
-        for name in ("jitter", "cutout"):
-            if self.on_device and getattr(self, name):
-                raise UserError(f"data: on_device=True works without {name}; remove one of them")
+        if self.on_device and (self.jitter or self.cutout):
+            raise UserError("data: on_device=True works without jitter and cutout; set jitter=False, or remove it")
 
 
 @configuration
@@ -173,8 +171,4 @@ class ImageNet(_Images):
 
 _DataSets = Union[CIFAR10, ImageNet, Synthetic]
 DATA: dict[str, type[_DataSets]] = {kind.name: kind for kind in get_args(_DataSets)}
-Data = Annotated[
-    _DataSets,
-    pydantic.Field(discriminator="name"),
-    by_name("data", DATA, {kind: f"{DATA[kind].__name__}()" for kind in DATA}),
-]
+Data = Annotated[_DataSets, pydantic.Field(discriminator="name"), by_name("data", DATA)]

@@ -29,24 +29,22 @@ def field(*, default: Any = dataclasses.MISSING, label: str | Callable[[Any], st
 def configuration(cls: type[T]) -> type[T]:
     """Make a frozen dataclass of validated keyword arguments; a mistake in them is a UserError.
 
-    The only field without a default may be passed by position. The class attribute `option_of` names the field of a
-    recipe that holds such values, for messages.
+    The only field without a default may be passed by position.
     """
     config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
     validated: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
     validate = validated.__init__
-    declared = {field.name: field for field in dataclasses.fields(validated)}
-    required = [name for name, field in declared.items() if field.default is dataclasses.MISSING]
-    option_of = getattr(cls, "option_of", "")
-    prefix = f"{option_of}: {cls.__name__}." if option_of else ""
+    declared = dataclasses.fields(validated)
+    required = [field.name for field in declared if field.default is dataclasses.MISSING]
+    # A recipe's own fields are named without a class.
+    prefix = "" if "model" in required else f"{cls.__name__}."
 
     @functools.wraps(validate)
     def construct(self: Any, *positional: Any, **fields: Any) -> None:
-        if len(positional) == len(required) == 1 and required[0] not in fields:
+        if positional:
+            if len(positional) > 1 or len(required) != 1 or required[0] in fields:
+                raise UserError(f"{cls.__name__}: pass fields by name; got {positional[0]!r}")
             fields[required[0]] = positional[0]
-        elif positional:
-            example = (required or sorted(declared))[0]
-            raise UserError(f"{cls.__name__}: pass fields by name, e.g. {example}=...; got {positional[0]!r}")
         try:
             validate(self, **{name: plain(value) for name, value in fields.items()})
         except pydantic.ValidationError as error:
@@ -66,18 +64,15 @@ class Or:
         return core_schema.union_schema([handler(source), core_schema.literal_schema(list(self.words))])
 
 
-def by_name(option: str, kinds: Mapping[str, type[Any]], examples: Mapping[str, str]) -> pydantic.BeforeValidator:
-    """Return a validator that turns the name of one of `kinds` into that kind with its defaults.
-
-    `examples` shows how to write kinds that have no name alone, e.g. because a field is required.
-    """
+def by_name(option: str, kinds: Mapping[str, type[Any]]) -> pydantic.BeforeValidator:
+    """Return a validator that turns the name of one of `kinds` into that kind with its defaults."""
 
     def convert(value: Any) -> Any:
-        if isinstance(value, str) and value in kinds and value not in examples:
+        if isinstance(value, str) and value in kinds:
             return kinds[value]()
         if isinstance(value, (dict, *kinds.values())):
             return value
-        raise invalid(option, value, suggest(value, [examples.get(kind, kind) for kind in kinds]))
+        raise invalid(option, value, suggest(value, kinds))
 
     return pydantic.BeforeValidator(convert)
 

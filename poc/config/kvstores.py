@@ -19,7 +19,6 @@ class KVStore:
 
     name: str
 
-    option_of: ClassVar[str] = "kvstore"
     inside: ClassVar[bool] = False
     """Whether it works between the devices of one process."""
     between: ClassVar[bool] = True
@@ -138,6 +137,4 @@ class NoSync(KVStore):
 
 _KVStores = Union[Device, Local, NCCL, DistSync, DistDeviceSync, DistAsync, SSP, Horovod, NoSync]
 KVSTORES: dict[str, type[KVStore]] = {kind.name: kind for kind in get_args(_KVStores)}
-AnyKVStore = Annotated[
-    _KVStores, pydantic.Field(discriminator="name"), by_name("kvstore", KVSTORES, {"ssp": "SSP(staleness=2)"})
-]
+AnyKVStore = Annotated[_KVStores, pydantic.Field(discriminator="name"), by_name("kvstore", KVSTORES)]

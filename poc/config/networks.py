@@ -83,8 +83,7 @@ class Network:
         """Raise UserError unless it accepts images of `size` x `size` pixels."""
         if not self.smallest <= size <= self.largest:
             limits = f"{self.smallest} to {self.largest}"
-            allowed = str(self.smallest) if self.smallest == self.largest else limits
-            raise UserError(f"data: crop: {size} is not allowed with {self.name}; use images of {allowed} pixels")
+            raise UserError(f"data: crop: {size} is not allowed with {self.name}; use images of {limits} pixels")
 
 
 @functools.cache

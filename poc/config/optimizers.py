@@ -16,7 +16,6 @@ class Optimizer:
 
     name: str
 
-    option_of: ClassVar[str] = "optimizer"
     label: ClassVar[str]
     momentum = 0.0
     sized_by_gradient: ClassVar[bool] = True
@@ -107,6 +106,4 @@ class AdamW(Optimizer):
 
 _Optimizers = Union[SGD, Nesterov, LARS, Muon, AdamW]
 OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in get_args(_Optimizers)}
-AnyOptimizer = Annotated[
-    _Optimizers, pydantic.Field(discriminator="name"), by_name("optimizer", OPTIMIZERS, {"muon": "Muon(lr=0.02)"})
-]
+AnyOptimizer = Annotated[_Optimizers, pydantic.Field(discriminator="name"), by_name("optimizer", OPTIMIZERS)]

@@ -31,12 +31,10 @@ class Steps:
     """Fractions of the training, warm-up included: 0.5 is half of it."""
     factor: Positive = 0.1
 
-    option_of: ClassVar[str] = "lr"
-
 
 @configuration
-class Rate:
-    """Learning rate by global batch, with its warm-up and decay."""
+class Fixed:
+    """A rate that does not depend on the batch, with its warm-up and decay; a plain number is one without them."""
 
     base: Positive
     warmup_epochs: PositiveOrZero = 0
@@ -47,22 +45,12 @@ class Rate:
     """After the warm-up: "constant", "cosine" (Loshchilov and Hutter 2017) or "linear" down to zero, or `Steps(...)`. A
     long warm-up and a linear decay are a one-cycle (Smith 2018)."""
 
-    option_of: ClassVar[str] = "lr"
-
     def __post_init__(self) -> None:
         if self.warmup_from != 0.0 and not self.warmup_epochs:
-            raise invalid(f"lr: {type(self).__name__}.warmup_from", self.warmup_from, "it needs warmup_epochs")
+            raise invalid(f"{type(self).__name__}.warmup_from", self.warmup_from, "it needs warmup_epochs")
 
     def at(self, global_batch: float) -> float:
         """Return the full learning rate for a global batch."""
-        raise NotImplementedError
-
-
-@configuration
-class Fixed(Rate):
-    """A rate that does not depend on the batch; a plain number is the same, without warm-up and decay."""
-
-    def at(self, global_batch: float) -> float:
         return self.base
 
     def __str__(self) -> str:
@@ -70,7 +58,7 @@ class Fixed(Rate):
 
 
 @configuration
-class Linear(Rate):
+class Linear(Fixed):
     """The linear scaling rule (Goyal et al. 2017): `base` for every `per` samples of global batch."""
 
     per: Positive
@@ -94,12 +82,12 @@ class SquareRoot(Linear):
     power = 0.5
 
 
-def rate(value: Any) -> Rate:
+def rate(value: Any) -> Fixed:
     """Return a learning rate as it is, and the fixed one for a plain number; raises UserError."""
-    return value if isinstance(value, Rate) else Fixed(base=checked("lr", value, Positive))
+    return value if isinstance(value, Fixed) else Fixed(base=checked("lr", value, Positive))
 
 
-AnyRate = Annotated[Rate, pydantic.BeforeValidator(rate)]
+AnyRate = Annotated[Fixed, pydantic.BeforeValidator(rate)]
 
 
 @configuration

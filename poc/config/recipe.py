@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import pydantic
+from annotated_types import Len
 
 from poc.config import networks
 from poc.config.datasets import CIFAR10, Data
@@ -43,9 +44,9 @@ class Training:
     model: str
     """Name of a model (`poc/config/networks.py`)."""
     data: Data = field(default=CIFAR10(), label="{}")
-    """Images: `CIFAR10()`, `Synthetic()`, `synthetic("imagenet")` or `ImageNet()`."""
+    """Images (`poc/config/datasets.py`)."""
     kind: Literal["gpu", "cpu"] = "gpu"
-    """Kind of the `devices`: "gpu", or "cpu": sets of this machine's cores."""
+    """Kind of the `devices`; "cpu": sets of this machine's cores."""
     devices: Count = 1
     """Number of devices that train together. A single CPU device has all cores."""
     emulated: Flag = field(default=False, label="emulated")
@@ -57,8 +58,7 @@ class Training:
     evaluate: Flag = field(default=True, label="without evaluation")
     """Measure the accuracy over the whole validation set after every epoch."""
     optimizer: AnyOptimizer = field(default=SGD(), label="{}")
-    """How parameters follow gradients: `SGD()`, `Nesterov()`, `LARS()` or `Muon(lr=0.02)`, each with its momentum
-    and weight decay; "sgd", "nesterov" and "lars" are these with their defaults."""
+    """An optimizer (`poc/config/optimizers.py`), or its name: that with its defaults."""
     label_smoothing: Share = field(default=0.0, by_framework=True, label="label smoothing {:g}")
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
     gradient_noise: Count | None = field(default=None, label="gradient noise scale every {} steps")
@@ -75,10 +75,7 @@ class Training:
     compile: Flag = field(default=False, by_framework=True, label="compiled")
     """Let the framework compile the model, where it does not do so anyway."""
     kvstore: AnyKVStore = field(default=Device(), label="{}")
-    """How gradients are synchronised (`poc/config/kvstores.py`). Inside one process "device" (sum on the devices),
-    "local" (on the CPU) or "nccl"; between workers "dist_sync", "dist_device_sync", "dist_async" (servers update with
-    each worker's gradients as they arrive), `SSP(2)` (the same, but no worker more than 2 steps ahead) or "horovod" (a
-    ring, without servers); "none" not at all. Names are the classes with their defaults: `DistSync(servers=2)`."""
+    """How gradients are synchronised (`poc/config/kvstores.py`); a name is the class with its defaults."""
     workers: Annotated[Count, Or(PER_DEVICE)] = field(default=1, label="{} workers")
     """Processes that the devices are divided over, equally; "per-device": as many as devices."""
     cores_per_worker: Annotated[Count, Or(NODE)] | None = field(default=None, label="cores per worker: {}")
@@ -91,25 +88,16 @@ class Training:
     window: Count = field(default=20, label="windows of {} steps")
     """Steps between two readings of the clock; nothing waits for the device in between."""
     seconds: Positive | None = field(default=None, label="at most {:g} s")
-    """Stop at the end of the first window after so many seconds of training; with one worker. The epochs or steps are
-    the upper limit."""
+    """Stop at the end of the first window after so many seconds of training, or after the epochs or steps."""
     target_accuracy: Share | None = field(default=None, label="until accuracy {:g}")
-    """Stop at the first evaluation that reaches it; with one worker. The epochs are the upper limit."""
+    """Stop at the first evaluation that reaches it, or after the epochs."""
     framework: str = field(default=AUTO, label="{}")
     """A folder of `poc/frameworks/`; "auto": the first of them that supports the run."""
 
-    @pydantic.field_validator("devices", mode="before")
-    @classmethod
-    def _check_devices(cls, devices: Any) -> Any:
-        if isinstance(devices, int) and devices == 0:
-            raise invalid("devices", devices, 'use kind="cpu" to train on the CPU')
-        return devices
 
-
-def _different(seeds: Any) -> Any:
-    if isinstance(seeds, tuple) and (not seeds or len(set(seeds)) < len(seeds)):
-        raise invalid("seeds", list(seeds), "use a number of seeds, or a list of different seeds, e.g. [42, 1337]")
-    return seeds
+def _seeds(value: Any) -> Any:
+    """Return 0 and upwards for a number of seeds, no more than makes the recipe too large."""
+    return tuple(range(min(value, _MOST_RUNS + 1))) if type(value) is int else value
 
 
 @configuration
@@ -119,17 +107,15 @@ class Setting(Training):
     layout: Literal["NCHW", "NHWC", "auto"] = AUTO
     """Order of the axes of images in memory: "NHWC" is channels-last; "auto" the framework's fastest."""
     lr: AnyRate = Linear(base=0.05, per=128)
-    """Learning rate: a number is used as it is; `Linear(base=0.05, per=128)` and `SquareRoot(...)` are scaled with the
-    global batch, `Fixed(base=0.1)` is not; all may have a warm-up and a decay: `warmup_epochs=2, decay="cosine"`."""
+    """Learning rate (`poc/config/rates.py`); a number is used as it is."""
     epochs: Count | None = None
     """Passes over the training set; 12 where neither they nor steps are set."""
     steps: Count | None = None
     """Optimizer steps, in place of epochs: for runs that only measure throughput."""
-    seeds: Annotated[Count | tuple[CountOrZero, ...], pydantic.AfterValidator(_different)] = 1
+    seeds: Annotated[tuple[CountOrZero, ...], Len(1), pydantic.BeforeValidator(_seeds)] = (0,)
     """Repeat every run with so many seeds, 0 upwards; a list is no dimension of the grid, but just these seeds."""
     repeats: Count = 1
-    """Measure every run so many times, each in new processes: the windows of one run do not show by how much runs
-    differ. `--quick` has one."""
+    """Measure every run so many times, each in new processes. `--quick` has one."""
     priority: Count = 5
     """Of the runs of all recipes those of the lowest number are done first: 1 answers a reader's first question."""
 
@@ -137,46 +123,25 @@ class Setting(Training):
         if self.workers == PER_DEVICE:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "workers", self.devices)
         networks.network(self.model).check_input(self.data.crop)
-        devices, workers, kvstore = self.devices, self.workers, self.kvstore.name
-        distributed = workers > 1
-        conflicts = (
-            (
-                self.epochs is not None and self.steps is not None,
-                f"epochs={self.epochs} and steps={self.steps} both set the length; remove one",
-            ),
-            (
-                self.target_accuracy is not None and not self.evaluate,
-                f"target_accuracy={self.target_accuracy} needs evaluations; remove evaluate=False",
-            ),
-            (
-                devices % workers,
-                f"workers={workers} cannot share devices={devices} equally; use a divisor of {devices}",
-            ),
-            (
-                distributed and not self.kvstore.between,
-                f"kvstore={kvstore!r} works within one process; remove workers={workers}, or use kvstore='dist_sync'",
-            ),
-            (
-                devices > 1 and not distributed and not self.kvstore.inside,
-                f"kvstore={kvstore!r} needs at least 2 workers; set workers= or another kvstore",
-            ),
-            (distributed and self.emulated, f"emulated=True works within one process; remove workers={workers}"),
-            (distributed and self.seconds, f"seconds={self.seconds} works with one worker only; use steps="),
-            (
-                distributed and self.target_accuracy is not None,
-                f"target_accuracy={self.target_accuracy} works with one worker only",
-            ),
-            (devices == 1 and self.straggler, f"straggler={self.straggler} needs at least 2 workers"),
-        )
-        for is_conflict, message in conflicts:
+        steps_per_epoch(self.data.train, self.global_batch)
+        devices, workers, target, kvstore = self.devices, self.workers, self.target_accuracy, self.kvstore
+        several = workers > 1
+        conflicts = {
+            f"epochs={self.epochs} and steps={self.steps} both set the length; remove one": self.epochs and self.steps,
+            f"target_accuracy={target} needs evaluations; remove evaluate=False": target and not self.evaluate,
+            f"workers={workers} cannot share devices={devices} equally": devices % workers,
+            f"kvstore={kvstore.name!r} works within one process; remove workers={workers}, or use "
+            "kvstore='dist_sync'": several and not kvstore.between,
+            f"kvstore={kvstore.name!r} needs at least 2 workers; set workers=": devices > 1
+            and not (several or kvstore.inside),
+            f"emulated=True works within one process; remove workers={workers}": several and self.emulated,
+            f"seconds={self.seconds} works with one worker only; use steps=": several and self.seconds,
+            f"target_accuracy={target} works with one worker only": several and target,
+            f"straggler={self.straggler} needs at least 2 workers": devices == 1 and self.straggler,
+        }
+        for message, is_conflict in conflicts.items():
             if is_conflict:
                 raise UserError(message)
-        steps_per_epoch(self.data.train, self.global_batch)
-
-    @property
-    def each_seed(self) -> Sequence[int]:
-        """Seeds that every run is repeated with."""
-        return range(self.seeds) if isinstance(self.seeds, int) else self.seeds
 
     @property
     def schedule(self) -> Schedule:
@@ -195,20 +160,13 @@ class Setting(Training):
 
     def check_schedule(self) -> None:
         """Raise UserError if no step has one of the learning rates of the schedule."""
-        schedule, rate = self.schedule, f"lr: {type(self.lr).__name__}"
-        steps, last = schedule.steps, schedule.warmup_steps
-        if last >= steps:
-            lengths = f"the warm-up takes {last:,} steps, the whole training {steps:,}"
-            raise invalid(f"{rate}.warmup_epochs", self.lr.warmup_epochs, f"{lengths}; shorten it, or train longer")
-        if last and schedule.warmup_from > schedule.learning_rate:
-            full = f"{schedule.learning_rate:g}, the learning rate at a global batch of {self.global_batch}"
-            raise invalid(f"{rate}.warmup_from", self.lr.warmup_from, f"use at most {full}, or remove it")
-        for point in sorted(schedule.decay_at):
-            drop = math.ceil(point * steps)
-            if not last < drop < steps:
-                between = f"after step {last:,} (warm-up or previous drop) and before step {steps:,} (the end)"
-                raise invalid("lr: Steps.at", point, f"the drop is at step {drop:,}; use a fraction {between}")
-            last = drop
+        schedule = self.schedule
+        drops = sorted(math.ceil(point * schedule.steps) for point in schedule.decay_at)
+        steps = [schedule.warmup_steps, *drops, schedule.steps]
+        if any(step >= following for step, following in itertools.pairwise(steps)):
+            field_name = "Steps.at" if drops else "warmup_epochs"
+            ends = f"warm-up, drops and training end at steps {steps}, which must ascend"
+            raise UserError(f"lr: {field_name}: {ends}; change it, or train longer")
 
     @property
     def batches(self) -> list[int]:
@@ -216,8 +174,8 @@ class Setting(Training):
         if self.batch_per_device != LARGEST:  # type: ignore[comparison-overlap]
             return [self.batch_per_device]
         limit = min(self.data.train // self.devices, _LARGEST_BATCH)
-        sizes = sorted(size for power in range(17) for size in (2**power, 3 * 2**power))
-        return [1, *(size for size in sizes[1:] if size <= limit)]
+        sizes = {size for power in range(17) for size in (2**power, 3 * 2**power // 2)}
+        return sorted(size for size in sizes if size <= limit) or [1]
 
     @property
     def global_batch(self) -> int:
@@ -240,21 +198,14 @@ class Recipe:
     """
 
     def __init__(
-        self,
-        model: Any = None,
-        *,
-        cases: Sequence[dict[str, Any]] = (),
-        quick: dict[str, Any] | None = None,
-        **fields: Any,
+        self, model: Any = None, *, cases: Any = (), quick: Mapping[str, Any] | None = None, **fields: Any
     ) -> None:
-        if model is None:
-            raise UserError("Recipe: field 'model' is missing")
         self.fields = _known_fields("Recipe", {"model": model, **fields}, _SETTING)
         self.cases = _known_cases("cases", cases)
-        self.quick = None if quick is None else _known_fields("quick", quick, (*_SETTING, "cases"))
-        if self.quick and "cases" in self.quick:
+        self.quick = _known_fields("quick", _QUICK if quick is None else quick, (*_SETTING, "cases"))
+        if "cases" in self.quick:
             self.quick["cases"] = _known_cases("quick: cases", self.quick["cases"])
-        runs = sum(len(setting.each_seed) * setting.repeats for setting in self.settings())
+        runs = sum(len(setting.seeds) * setting.repeats for setting in self.settings())
         if runs > _MOST_RUNS:
             raise UserError(f"seeds and repeats: this recipe has {runs:,} runs; the maximum is {_MOST_RUNS:,}")
 
@@ -263,12 +214,12 @@ class Recipe:
         grid = []
         for case in self.cases or [{}]:
             fields = {**self.fields, **case}
-            if isinstance(fields.get("seeds"), list):
-                fields["seeds"] = [tuple(fields["seeds"])]
-            choices = [value if isinstance(value, list) else [value] for value in fields.values()]
-            for name, value in zip(fields, choices):
-                if not value:
-                    raise invalid(name, value, "use at least one value, or remove the field")
+            choices = [
+                value if isinstance(value, list) and name != "seeds" else [value] for name, value in fields.items()
+            ]
+            for name, values in zip(fields, choices):
+                if not values:
+                    raise invalid(name, values, "use at least one value, or remove the field")
             runs = math.prod(map(len, choices))
             if runs > _MOST_RUNS:
                 raise UserError(f"the grid of this recipe has {runs:,} runs; the maximum is {_MOST_RUNS:,}")
@@ -283,56 +234,47 @@ class Recipe:
         settings = self.settings()
         for setting in settings:
             setting.check_schedule()
-        if all(setting.devices == 1 for setting in settings):
-            for name in ("kvstore", "emulated", "gradient_noise"):
-                for setting in settings:
-                    value = getattr(setting, name)
-                    if value != getattr(Setting, name):
-                        raise UserError(f"{name}={value} needs at least 2 devices; set devices=, or remove it")
+        several = any(setting.devices > 1 for setting in settings)
+        for name, setting in itertools.product(("kvstore", "emulated", "gradient_noise"), settings):
+            value = getattr(setting, name)
+            if not several and value != getattr(Setting, name):
+                raise UserError(f"{name}={value} needs at least 2 devices; set devices=, or remove it")
 
     def with_fields(self, fields: Mapping[str, Any]) -> Recipe:
         """Return this recipe with other values of some fields, in its cases and its quick version, too.
 
-        Cases that differ in nothing else become one. Epochs replace steps, and steps replace epochs. Raises UserError
-        for a field or a value that is not allowed.
+        Epochs replace steps, and steps replace epochs. Raises UserError for a field or a value that is not allowed.
         """
-        fields = _known_fields("--set", fields, _SETTING)
-        if "epochs" in fields or "steps" in fields:
-            fields = {"epochs": None, "steps": None, **fields}
-        quick = {**(_QUICK if self.quick is None else self.quick), **fields}
+        fields = _one_length(_known_fields("--set", fields, _SETTING))
+        quick = {**self.quick, **fields}
         if "cases" in quick:
             quick["cases"] = _without(quick["cases"], fields)
         return Recipe(**{**self.fields, **fields}, cases=_without(self.cases, fields), quick=quick)
 
     def quick_version(self) -> Recipe:
         """Return the same experiment cut down to a first look (`--quick`)."""
-        change = {"repeats": 1, **(_QUICK if self.quick is None else self.quick)}
-        if "steps" in change or "epochs" in change:
-            change = {"steps": None, "epochs": None, **change}
+        change = _one_length({"repeats": 1, **self.quick})
         # A case must not set again what the quick version sets.
-        cases = [{name: value for name, value in case.items() if name not in change} for case in self.cases]
-        return Recipe(**{**self.fields, "cases": cases, **change})
+        return Recipe(**{**self.fields, "cases": _without(self.cases, change), **change})
 
 
-def _without(cases: Sequence[dict[str, Any]], fields: Collection[str]) -> list[dict[str, Any]]:
-    """Return the cases without some fields, each that is left once."""
-    unique: list[dict[str, Any]] = []
-    for case in cases:
-        rest = {name: value for name, value in case.items() if name not in fields}
-        if rest not in unique:
-            unique.append(rest)
-    return unique
+def _one_length(fields: dict[str, Any]) -> dict[str, Any]:
+    """Let epochs replace steps, and steps replace epochs."""
+    return {"epochs": None, "steps": None, **fields} if fields.keys() & {"epochs", "steps"} else fields
 
 
-def _known_cases(name: str, value: object) -> list[dict[str, Any]]:
+def _without(cases: list[dict[str, Any]], fields: Collection[str]) -> list[dict[str, Any]]:
+    """Return the cases without some fields."""
+    return [{name: value for name, value in case.items() if name not in fields} for case in cases]
+
+
+def _known_cases(name: str, cases: object) -> list[dict[str, Any]]:
     """Return the cases with every iterable as a list; raises UserError for anything but dicts of fields."""
-    cases = as_list(value)
-    if not isinstance(cases, list):
-        raise invalid(name, value, "use a list of dicts of fields")
-    return [_known_fields(name, case, _SETTING) for case in cases]
+    cases = as_list(cases)
+    return [_known_fields(name, case, _SETTING) for case in (cases if isinstance(cases, list) else [cases])]
 
 
-def _known_fields(name: str, fields: object, names: Sequence[str]) -> dict[str, Any]:
+def _known_fields(name: str, fields: object, names: Collection[str]) -> dict[str, Any]:
     """Return the fields with every iterable as a list; raises UserError for one that is not among `names`."""
     if not isinstance(fields, Mapping):
         raise invalid(name, fields, "use a dict of fields, e.g. dict(devices=8, lr=0.4)")

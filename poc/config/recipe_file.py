@@ -54,18 +54,9 @@ def _importable(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = path
-        places = {Path(entry).resolve() for entry in path} - {folder}
-        new = {name: module for name, module in sys.modules.items() if name not in before}
-        foreign = {name for name, module in new.items() if "." not in name and not _is_in(module, places)}
-        for name in new:
-            if name.partition(".")[0] in foreign:
+        for name in sys.modules.keys() - before:
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").resolve().parent == folder:
                 del sys.modules[name]
-
-
-def _is_in(module: object, places: Collection[Path]) -> bool:
-    """Return whether `module` is built in, or from one of the `places`."""
-    files = [*getattr(module, "__path__", [getattr(module, "__file__", None)])]
-    return all(file is None or Path(file).resolve().parent in places for file in files)
 
 
 def _last_line(error: BaseException, folder: Path) -> str:
