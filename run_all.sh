@@ -38,7 +38,7 @@ Results
   --with FOLDER     show the measurements in this folder, too, e.g. reference/
   --study FILE      a published study of your own, a CSV like those in poc/published/
   --detail          measure what of a step is computation and communication, too
-  --verbose         say each run's id, settings, expected time and windows, too
+  --verbose         say each run's id, settings and expected time, too
 
 `.venv/bin/poc --help`, or `.venv/bin/python -m poc --help`, lists the other commands: doctor, plan, report, publish, ...
 The first start makes .venv, with Python 3.10 to 3.12 (PYTHON=/path/to/python chooses one).

@@ -49,7 +49,7 @@ from poc.records.record import (
 )
 from poc.records.timing import Window
 from poc.run import parent
-from poc.run.launcher import CoreUse, HostResult, RunContext
+from poc.run.launcher import HostResult, RunContext
 from poc.run.sweep import Sweep
 from tests.fake_gpus import CARDS
 
@@ -174,7 +174,7 @@ class Trainer:
             outcome, reason, share = OUT_OF_MEMORY, "MXNetError: cudaMalloc retry failed: out of memory", 0.0
         told = self._told(run, outcome, reason, share, request["detail"])
         self.now += datetime.timedelta(seconds=round(max(worker.wall or 0.0 for worker in told) + 2))
-        use = CoreUse(usable_cores=self.machine.cores, cpu_seconds=10.0, others_busy_cores=0.01, stolen_cores=0.0)
+        use = dict(usable_cores=self.machine.cores, cpu_seconds=10.0, others_busy_cores=0.01, stolen_cores=0.0)
         monitored = self._monitored(run, told[0]) if told[0].windows else None
         return [HostResult(workers=tuple(told), failure=None, interrupted=False, monitor=monitored, core_use=use)], (
             reason if outcome == FAILED else ""

@@ -15,7 +15,7 @@ from poc.config.datasets import DataId
 from poc.plan import Planned, estimate, plan
 from poc.published import prices
 from poc.records import journal
-from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY
+from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY, Record
 from poc.run import checkpoint, schedule, workload
 from poc.run.schedule import DoneRepeats, Item, RuntimeEstimator
 from poc.run.sweep import Sweep, run_sweep
@@ -65,32 +65,38 @@ def test_a_bound_is_the_first_of_hours_and_dollars() -> None:
     assert schedule.bound(10.0, 2.0, 1.5, 3.0) == 1810.0
 
 
+def sweep_of(folder: Path, *plans: tuple[str, list[Planned]], **fields: Any) -> Sweep:
+    return Sweep(plans, folder, place_in(folder, **fields))
+
+
+def recorded(folder: Path, record: Record) -> None:
+    journal.append(journal.folder(folder, record.infrastructure) / journal.FILE, record)
+
+
 def test_a_plan_is_summed_up_by_recipe_and_a_run_of_two_counts_once(tmp_path: Path) -> None:
     one, two = planned(1800.0), planned(3600.0, lr=0.02)
     skipped = dataclasses.replace(planned(9.0, lr=0.03), skip="why")
-    items = [Item("a", "", one), Item("a", "", two), Item("b", "", two), Item("b", "", skipped)]
-    estimator = RuntimeEstimator(place_in(tmp_path), [])
-    lines = workload.lines(items, DoneRepeats([dataclasses.replace(record_of(), run=one.run)], {}), estimator)
+    recorded(tmp_path, dataclasses.replace(record_of(outcome=DIVERGED, infrastructure="here"), run=one.run))
     # What another recipe runs is not skipped.
-    reasons = workload.skipped([*items, Item("c", "", dataclasses.replace(two, skip="why not"))])
-    assert reasons == {"why": 1}
-    summary = workload.summed_up(lines, reasons, 7.2)
-    assert summary.recipes == (workload.Totals(recipe="a", runs=2, done=1, seconds=3600.0),)
-    assert (summary.runs, summary.done, summary.seconds, summary.dollars) == (2, 1, 3600.0, 7.2)
-    assert [line.split() for line in str(summary).splitlines()[2:3]] == [["a", "2", "1", "60", "min"]]
-    assert "$7.20" in str(summary)
-    assert "$" not in str(workload.summed_up(lines, reasons, None))
+    plans = [("a", [one, two]), ("b", [two, skipped]), ("c", [dataclasses.replace(two, skip="why not")])]
+    lines = sweep_of(tmp_path, *plans).lines()
+    assert workload.skipped(lines) == {"why": 1}
+    assert workload.totals(lines) == {"runs": 2, "done": 1, "seconds": 3600.0}
+    text = workload.summary(lines, 7.2)
+    assert [line.split() for line in text.splitlines()[2:3]] == [["a", "2", "1", "60", "min"]]
+    assert "$7.20" in text
+    assert "$" not in workload.summary(lines, None)
 
 
-def test_reasons_that_differ_only_in_numbers_are_counted_as_one() -> None:
+def test_reasons_that_differ_only_in_numbers_are_counted_as_one(tmp_path: Path) -> None:
     reasons = [
         *(f"needs {count} GPUs, this machine has none" for count in (4, 2, 8, 2)),
         *(f"needs about {size} GiB of memory, this machine has 24: take less" for size in ("30.5", "9")),
         *(f"model resnet{size}_v2 is not MXNet 1.9.1's" for size in (20, 56)),
     ]
     runs = [planned(1.0, lr=0.01 * number) for number in range(1, 9)]
-    items = [Item("r", "", dataclasses.replace(item, skip=reason)) for item, reason in zip(runs, reasons)]
-    assert workload.skipped(items) == {
+    items = [dataclasses.replace(item, skip=reason) for item, reason in zip(runs, reasons)]
+    assert workload.skipped(sweep_of(tmp_path, ("r", items)).lines()) == {
         "needs 2 to 8 GPUs, this machine has none": 4,
         "needs about 9 to 30.5 GiB of memory, this machine has 24: take less": 2,
         "model resnet20_v2 is not MXNet 1.9.1's": 1,
@@ -126,7 +132,7 @@ SYNTHETIC = {"cifar10": DataId("synthetic")}
 
 
 @pytest.mark.parametrize(
-    ("recorded", "images", "counts"),
+    ("fields", "images", "counts"),
     [
         (REAL, SAME, True),
         (REAL, {"cifar10": DataId("cifar10 (jpeg)", "another")}, False),
@@ -140,12 +146,11 @@ SYNTHETIC = {"cifar10": DataId("synthetic")}
     ],
 )
 def test_a_record_counts_on_its_own_images(
-    recorded: dict[str, str], images: dict[str, DataId], counts: bool, tmp_path: Path
+    fields: dict[str, str], images: dict[str, DataId], counts: bool, tmp_path: Path
 ) -> None:
-    record = record_of(**recorded)
-    journal.append(journal.folder(tmp_path, record.infrastructure) / journal.FILE, record)
-    context = dataclasses.replace(place_in(tmp_path), infrastructure=record.infrastructure, images=images)
-    sweep = Sweep([("r", [Planned(run=record.run)])], tmp_path, context)
+    record = record_of(**fields, infrastructure="here")
+    recorded(tmp_path, record)
+    sweep = sweep_of(tmp_path, ("r", [Planned(run=record.run)]), images=images)
     assert bool(sweep.pending(sweep.items)) != counts
     sweep.use({})
     sweep.use(images)

@@ -131,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     patience = "end a run that makes no step for so long (300)"
     add("--patience", type=_number(Positive), default=300.0, metavar="SECONDS", help=patience)
     add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")
-    add("--verbose", help="say each run's id, settings, expected time and windows, too", **_FLAG)
+    add("--verbose", help="say each run's id, settings and expected time, too", **_FLAG)
 
     add = command(look.report, "write results.md again from the journals", "results", "others", "studies")
     price = "price per hour of a machine; may be repeated"

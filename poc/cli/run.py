@@ -31,15 +31,15 @@ def plan(options: Options) -> None:
     name = options.machine_name(machine)
     context = RunContext(machine=machine, infrastructure=name, source=None, cache=cache())
     sweep = Sweep(options.plans(machine), options.results, context)
-    price = options.prices(name).of(name, machine.describe())
-    summary = sweep.workload(price.dollars_per_hour if price else None)
+    known_price = options.prices(name).of(name, machine.describe())
+    lines, price = sweep.lines(), known_price.dollars_per_hour if known_price else None
     if options.json:
-        runs = [to_plain(line) for line in sweep.lines()]
-        print(json.dumps({"machine": name, **to_plain(summary), "planned": runs}, indent=1))
+        facts = {"machine": name, **workload.totals(lines), "price_per_hour": price, "skipped": workload.skipped(lines)}
+        print(json.dumps({**facts, "planned": to_plain(lines)}, indent=1))
         return
     if options.verbose:
-        print(workload.listed(sweep.lines()), end="\n\n")
-    print(summary)
+        print(workload.listed(lines), end="\n\n")
+    print(workload.summary(lines, price))
 
 
 def run(options: Options) -> int:
@@ -103,7 +103,7 @@ def _request(options: Options, sweeps: Sequence[Sweep], started: str) -> LastRun
     return LastRun(
         recipes=tuple(options.recipes or dict.fromkeys(item.recipe for item in items)),
         runs=tuple(dict.fromkeys(run for sweep in sweeps for run in sweep.ids())),
-        skipped=workload.skipped(items),
+        skipped=workload.skipped([line for sweep in sweeps for line in sweep.lines()]),
         quick=options.quick,
         machine=next((sweep.context.infrastructure for sweep in sweeps), ""),
         started=started,
@@ -124,6 +124,5 @@ def _context(options: Options, machine: Hardware, name: str, source: Path | None
         checkpoints=options.checkpoints,
         price_per_hour=options.price,
         patience=options.patience,
-        verbose=options.verbose,
         until=until,
     )

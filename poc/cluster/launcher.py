@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from poc.cluster.node import STOPPED, Supervisor
 from poc.config.run import Run
-from poc.run.launcher import HostResult, RunContext, WorkerGroup, failure_reason
+from poc.run.launcher import HostResult, RunContext, failure_reason
 from poc.values import UserError
 
 _LABEL = "infrastructure"
@@ -99,8 +99,7 @@ class RayLauncher:
             environments = first.get(first.actor.open.remote(run, addresses))
             for node, workers in self._workers(run):
                 variables = environments[workers.start : workers.stop]
-                group = WorkerGroup(request=request, first=workers.start, environments=variables)
-                trainings[node.actor.train.remote(group)] = node
+                trainings[node.actor.train.remote(request, workers.start, variables)] = node
         results = self._wait(trainings)
         for node in self.nodes:
             with contextlib.suppress(NodeLostError):

@@ -80,7 +80,7 @@ class Supervisor(LocalLauncher):
         """Make `train` return soon: its workers report their results first if they are interrupted, else are killed."""
         self._stop = KeyboardInterrupt() if interrupt else STOPPED
 
-    def _failure_elsewhere(self, _: Path) -> Lost | None:
+    def _failure_elsewhere(self) -> Lost | None:
         if isinstance(self._stop, KeyboardInterrupt):
             raise self._stop
         return self._stop

@@ -26,7 +26,8 @@ from poc.published.prices import Prices
 from poc.records import journal
 from poc.run.launcher import RunContext
 from poc.run.schedule import Item
-from poc.run.sweep import Sweep, TimeIsUpError, say_left
+from poc.run.sweep import Sweep
+from poc.run.workload import summary
 from poc.values import UserError
 
 _SAME_EVERYWHERE = ("RAY_AUTH_MODE", "commit", "python", "numpy")
@@ -94,7 +95,7 @@ class Cluster:
                 queue.sweep.say(f"{len(queue.todo)} runs are left, but too few nodes for them")
                 failed += [item.planned.run.id for item in queue.todo]
             else:
-                say_left(queue.sweep, queue.postponed + queue.todo)
+                queue.sweep.say_left(queue.postponed + queue.todo)
             failed += queue.sweep.failed
         return failed
 
@@ -161,12 +162,12 @@ class Cluster:
         sweep = Sweep(plans, self.results, context, prefix=f"{name}: ", **self.sweep_options)
         self._claims.enter_context(journal.claimed(sweep.path))
         price = self.prices.of(node.type, machine.describe())
-        sweep.say(f"\n{sweep.workload(hosts * price.dollars_per_hour if price else None)}\n")
+        sweep.say(f"\n{summary(sweep.lines(), hosts * price.dollars_per_hour if price else None)}\n")
         for item in sweep.items:
             if item.planned.skip:
                 sweep.do(item)
         # Rounds of repeats, so that those of different runs are close in time; the longest run of a round first.
-        todo = [item for item in sweep.items if not sweep.is_over(item)]
+        todo = sweep.pending(sweep.items)
         todo.sort(key=lambda item: (item.planned.repeat, -sweep.pace.seconds(item.planned)))
         with self._change:
             self._sweeps.append(HostSweep(node.type, hosts, sweep, todo))
@@ -233,7 +234,7 @@ class Cluster:
         except BaseException as error:
             queue.todo.append(item)
             self._over.set()
-            if not isinstance(error, (TimeIsUpError, KeyboardInterrupt)):
+            if not isinstance(error, KeyboardInterrupt):
                 raise
         finally:
             with self._change:

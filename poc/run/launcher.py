@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Protocol
+from typing import Any, Protocol
 
 from poc import frameworks
 from poc.config.datasets import DataId
@@ -50,7 +50,6 @@ class RunContext:
     images: Mapping[str, DataId] = dataclasses.field(default_factory=dict)
     """Identity of each data set that was opened, by its name in a recipe; synthetic images may replace CIFAR-10."""
     patience: float = 300.0  # seconds without a step after which a run is ended
-    verbose: bool = False  # print a line per epoch if standard error is no terminal
     until: float = math.inf  # when a run is interrupted, on the monotonic clock
     software: dict[str, Any] | None = None
     """What `software` returns for each framework on a remote machine; None on this one."""
@@ -58,8 +57,9 @@ class RunContext:
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables on the machine that change speed."""
-        remote = next(iter((self.software or {}).values()), None)
-        return remote.get("environment", {}) if remote else speed_variables()
+        if self.software:
+            return next(iter(self.software.values())).get("environment", {})
+        return speed_variables()
 
     def images_of(self, run: Run) -> DataId:
         """Return the identity of the images that `run` trains on; without a checksum if they were not opened."""
@@ -72,30 +72,6 @@ class RunContext:
 
 
 @value
-class WorkerGroup:
-    """The workers of a run on one host."""
-
-    request: dict[str, Any]  # the part that is the same for every worker of the run
-    first: int  # number of the first worker on this host
-    environments: tuple[dict[str, str], ...]  # of each worker
-
-    @property
-    def run(self) -> Run:
-        """The run as the workers read it."""
-        return Run.from_json(self.request["run"])
-
-
-@value
-class CoreUse:
-    """Use of the cores that the run's processes on one host can use; named as in a record."""
-
-    usable_cores: int
-    cpu_seconds: float
-    others_busy_cores: float
-    stolen_cores: float
-
-
-@value
 class HostResult:
     """The results of one host's workers."""
 
@@ -103,7 +79,7 @@ class HostResult:
     failure: tuple[str, str] | None  # the process to blame, and the reason
     interrupted: bool
     monitor: Monitored | None
-    core_use: CoreUse
+    core_use: dict[str, float]  # fields of a record (`core_use`)
 
 
 class Launcher(Protocol):
@@ -133,15 +109,15 @@ def core_seconds() -> tuple[float, float, float, float]:
     return time.monotonic(), times.children_user + times.children_system, busy, stolen
 
 
-def core_use(before: tuple[float, float, float, float]) -> CoreUse:
-    """Return the use of cores since `core_seconds` returned `before`."""
+def core_use(before: tuple[float, float, float, float]) -> dict[str, float]:
+    """Return fields of a record: the use of this host's cores since `core_seconds` returned `before`."""
     seconds, children, busy, stolen = (now - then for now, then in zip(core_seconds(), before))
-    return CoreUse(
-        usable_cores=hardware.core_times()[0],
-        cpu_seconds=children,
-        others_busy_cores=round(max(0.0, busy - children) / seconds, 3),
-        stolen_cores=round(stolen / seconds, 3),
-    )
+    return {
+        "usable_cores": hardware.core_times()[0],
+        "cpu_seconds": children,
+        "others_busy_cores": round(max(0.0, busy - children) / seconds, 3),
+        "stolen_cores": round(stolen / seconds, 3),
+    }
 
 
 def software(framework: str) -> dict[str, Any]:
@@ -151,23 +127,16 @@ def software(framework: str) -> dict[str, Any]:
 
 
 def cache() -> Path:
-    """Return the folder for data sets and checkpoints: POC_CACHE, the user's cache, or a temporary folder.
-
-    The temporary one is for users who cannot write to their cache.
-    """
-    if folder := os.environ.get("POC_CACHE"):
-        return Path(folder).absolute()
-    usual = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "poc-mxnet")
-    existing = next(folder for folder in (usual, *usual.parents) if os.path.exists(folder))
-    if usual.is_absolute() and (existing == usual or os.access(existing, os.W_OK)):
-        return usual
-    return Path(tempfile.gettempdir(), f"poc-mxnet-{os.getuid()}")
+    """Return the folder for data sets and checkpoints: POC_CACHE, or one in the user's cache."""
+    home = os.environ.get("HOME") or tempfile.gettempdir()
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path(home, ".cache"), "poc-mxnet")
+    return Path(os.environ.get("POC_CACHE") or usual).absolute()
 
 
 class LocalLauncher:
     """Do runs on this host alone, or its part of runs on several hosts: `open` on the first one, `train`, `close`.
 
-    A run that reaches the bound of time raises KeyboardInterrupt.
+    A run that reaches the bound of time is interrupted.
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -182,22 +151,89 @@ class LocalLauncher:
 
     def open(self, run: Run, addresses: Sequence[str] = ("127.0.0.1",)) -> tuple[dict[str, str], ...]:
         """Start the processes that serve the workers of all hosts; return the environment of each worker."""
-        worker_threads = threads(run, self._context.machine.cores, len(addresses))
-        cluster = frameworks.load(run.framework).cluster(run, worker_threads, addresses)
+        threads = _threads(run, self._context.machine.cores * len(addresses))
+        cluster = frameworks.load(run.framework).cluster(run, threads, addresses)
         opened = self._services.enter_context(cluster)
         self._helpers = opened.helpers
         return tuple(opened.environments)
 
-    def train(self, group: WorkerGroup) -> HostResult:
-        """Train a group of workers to their end, or until `_failure_elsewhere`."""
-        return train_here(group, self._context, self._helpers, self._failure_elsewhere)
+    def train(self, request: dict[str, Any], first: int, environments: Sequence[dict[str, str]]) -> HostResult:
+        """Train this host's workers by `request` to their end, or until `_failure_elsewhere`; gather their results.
 
-    def _failure_elsewhere(self, _: Path) -> processes.Lost | None:
+        `first` is the number of the first one. Workers that are interrupted report what they have measured.
+        """
+        run, machine = Run.from_json(request["run"]), self._context.machine
+        cards = own_gpus(run, machine, len(environments))
+        cores = _cores(run, cards)
+        # A compiler gives no sign of life.
+        patience = self._context.patience * (_COMPILER_PATIENCE if run.compile else 1)
+        workers: dict[str, subprocess.Popen[str]] = {}
+        watcher: Monitor | None = None
+        failure: processes.Lost | None = None
+        interrupted = False
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="poc-") as folder:
+            numbers = range(first, first + len(cards))
+            events = {f"worker {number}": Path(folder, f"worker{number}.jsonl") for number in numbers}
+
+            def has_completed(name: str) -> bool:
+                return name in events and _result(events[name]).outcome == COMPLETED
+
+            try:
+                for index, (name, path) in enumerate(events.items()):
+                    variables = dict(environments[index])
+                    if run.kind == "gpu":
+                        variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[index])
+                    own = {"worker": first + index, "cores": cores[index], "events": str(path), "began": began}
+                    workers[name] = self._start(run, {**request, **own}, variables)
+                with Monitor(_sensors(run, machine, workers, cards)) as watcher:
+                    failure = processes.watch(
+                        workers, self._helpers, [*events.values()], patience, self._failure_elsewhere, has_completed
+                    )
+            except KeyboardInterrupt:
+                # Each has time to finish its window and to report what it has measured.
+                for process in workers.values():
+                    process.send_signal(signal.SIGINT)
+                with contextlib.suppress(KeyboardInterrupt):
+                    processes.settle(workers.values(), _INTERRUPTED_SECONDS)
+                interrupted = True
+            finally:
+                processes.stop(workers.values())
+            results = {name: _result(events[name], process.returncode) for name, process in workers.items()}
+        if failure and failure[0] in results and results[failure[0]].wall is not None:
+            failure = failure[0], results[failure[0]].reason  # in its own words
+        return HostResult(
+            workers=tuple(results.values()),
+            failure=failure,
+            interrupted=interrupted,
+            monitor=watcher.summary(_timed_spans(next(iter(results.values())), began)) if watcher else None,
+            core_use=core_use(self._before),
+        )
+
+    def _start(self, run: Run, request: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
+        """Start a worker, which reads its request from a file next to that of its events."""
+        context = self._context
+        request = {
+            **request,
+            "source": context.source and str(context.source),
+            "cache": str(context.cache),
+            "checkpoints": str(context.checkpoints_of(run)),
+            "keep": context.checkpoints is not None,
+            "patience": context.patience,
+        }
+        path = Path(request["events"]).with_suffix(".json")
+        path.write_text(json.dumps(request))
+        with path.open() as stdin:
+            python = frameworks.interpreter(run.framework)
+            return processes.start("poc.run.worker", environment, python=python, stdin=stdin)
+
+    def _failure_elsewhere(self) -> processes.Lost | None:
+        """Return what failed on another host, if anything; raises KeyboardInterrupt to interrupt the run."""
         if time.monotonic() >= self._context.until:
             raise KeyboardInterrupt  # as if its user had stopped it
         return None
 
-    def close(self) -> CoreUse:
+    def close(self) -> dict[str, float]:
         """End what `open` started; return the use of cores since the launcher was made."""
         self._services.close()
         self._helpers = {}
@@ -205,7 +241,7 @@ class LocalLauncher:
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
         with self._services:
-            result = self.train(WorkerGroup(request=request, first=0, environments=self.open(run)))
+            result = self.train(request, 0, self.open(run))
         # All attempts and the helpers count.
         result = dataclasses.replace(result, core_use=self.close())
         return [result], failure_reason(result.failure, single=run.workers == 1) if result.failure else ""
@@ -218,95 +254,14 @@ class LocalLauncher:
         checkpoint.remove(self._context.checkpoints_of(run), but=run.steps if self._context.checkpoints else None)
 
 
-def threads(run: Run, cores: int, hosts: int = 1) -> int:
-    """Return the OpenMP threads of each worker, on hosts with so many `cores` each.
+def _threads(run: Run, cores: int) -> int:
+    """Return the OpenMP threads of each worker, on hosts with so many `cores` together.
 
     The only worker on a CPU leaves the cores that other processes keep busy, unless POC_THREADS is set.
     """
     if run.kind == "gpu" or run.cores_per_worker or run.workers > 1:
-        return run.cores_per_worker or max(1, cores * hosts // run.workers)
+        return run.cores_per_worker or max(1, cores // run.workers)
     return chosen_threads() or free_cores(cores)
-
-
-def train_here(
-    group: WorkerGroup,
-    context: RunContext,
-    helpers: Mapping[str, subprocess.Popen[str]],
-    elsewhere: Callable[[Path], processes.Lost | None],
-) -> HostResult:
-    """Start this host's workers of a run, wait for their end, and gather their results.
-
-    `elsewhere` gets the first worker's file of events, and returns what failed on another host, or raises
-    KeyboardInterrupt, after which each worker reports what it has measured.
-    """
-    before, run = core_seconds(), group.run
-    cards = own_gpus(run, context.machine, len(group.environments))
-    cores = _cores(run, cards)
-    # A compiler gives no sign of life.
-    patience = context.patience * (_COMPILER_PATIENCE if run.compile else 1)
-    workers: dict[str, subprocess.Popen[str]] = {}
-    watcher: Monitor | None = None
-    failure: processes.Lost | None = None
-    interrupted = False
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="poc-") as folder:
-        events = [Path(folder) / f"worker{group.first + index}.jsonl" for index in range(len(cards))]
-
-        def has_completed(name: str) -> bool:
-            return name in workers and _result(events[[*workers].index(name)]).outcome == COMPLETED
-
-        try:
-            for index, environment in enumerate(group.environments):
-                number = group.first + index
-                if run.kind == "gpu":
-                    environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[index])
-                fields = {"worker": number, "cores": cores[index], "events": str(events[index]), "began": began}
-                workers[f"worker {number}"] = _start(group, context, environment, fields)
-            with Monitor(_sensors(run, context.machine, workers, cards)) as watcher:
-                failure = processes.watch(
-                    workers, helpers, events, patience, lambda: elsewhere(events[0]), has_completed
-                )
-        except KeyboardInterrupt:
-            # Each has time to finish its window and to report what it has measured.
-            for process in workers.values():
-                process.send_signal(signal.SIGINT)
-            with contextlib.suppress(KeyboardInterrupt):
-                processes.settle(workers.values(), _INTERRUPTED_SECONDS)
-            interrupted = True
-        finally:
-            processes.stop(workers.values())
-        results = [_result(path, process.returncode) for path, process in zip(events, workers.values())]
-    for name, result in zip(workers, results):
-        if failure and failure[0] == name and result.wall is not None:
-            failure = name, result.reason  # in its own words
-    return HostResult(
-        workers=tuple(results),
-        failure=failure,
-        interrupted=interrupted,
-        monitor=watcher.summary(_timed_spans(results[0], began)) if watcher else None,
-        core_use=core_use(before),
-    )
-
-
-def _start(
-    group: WorkerGroup, context: RunContext, environment: Mapping[str, str], fields: Mapping[str, Any]
-) -> subprocess.Popen[str]:
-    """Start a worker, which reads its request from a file next to that of its events."""
-    request = {
-        **group.request,
-        **fields,
-        "source": context.source and str(context.source),
-        "cache": str(context.cache),
-        "checkpoints": str(context.checkpoints_of(group.run)),
-        "keep": context.checkpoints is not None,
-        "patience": context.patience,
-        "verbose": context.verbose,
-    }
-    path = Path(request["events"]).with_suffix(".json")
-    path.write_text(json.dumps(request))
-    with path.open() as stdin:
-        python = frameworks.interpreter(group.run.framework)
-        return processes.start("poc.run.worker", environment, python=python, stdin=stdin)
 
 
 def _result(events: Path, status: int = 0) -> WorkerResult:

@@ -105,7 +105,7 @@ def new_record(run: Run, context: RunContext, **fields: Any) -> Record:
 def _merge_hosts(hosts: Sequence[HostResult]) -> dict[str, Any]:
     """Return fields of a record: CPU seconds of all hosts, cores of the noisiest one, and devices of all."""
     uses = [host.core_use for host in hosts]
-    noisiest = max(uses, key=lambda use: (use.others_busy_cores + use.stolen_cores) / max(1, use.usable_cores))
+    noisiest = max(uses, key=lambda use: (use["others_busy_cores"] + use["stolen_cores"]) / max(1, use["usable_cores"]))
     monitored: Monitored | None = hosts[0].monitor
     if monitored:
         # Devices of the first host keep their names.
@@ -115,7 +115,7 @@ def _merge_hosts(hosts: Sequence[HostResult]) -> dict[str, Any]:
             for device in (host.monitor.devices if host.monitor else ())
         ]
         monitored = dataclasses.replace(monitored, devices=tuple(devices))
-    return {**vars(noisiest), "cpu_seconds": sum(use.cpu_seconds for use in uses), "monitor": monitored}
+    return {**noisiest, "cpu_seconds": sum(use["cpu_seconds"] for use in uses), "monitor": monitored}
 
 
 def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:

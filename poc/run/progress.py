@@ -1,10 +1,7 @@
-"""Text for the person who watches runs: the progress line on a terminal, and a line for each result."""
+"""Text for the person who watches runs: the progress bar on a terminal, and a line for each result."""
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -15,7 +12,7 @@ from poc.config.run import Run
 from poc.records.record import COMPLETED, Record
 from poc.records.timing import throughput
 
-_FORMAT = "{desc} {percentage:3.0f}%|{bar}|"
+_FORMAT = "{desc}, {remaining} left {percentage:3.0f}%|{bar}|"
 # Not of interest in a line, or part of each label.
 _OMITTED = ("learning_rate", "lr_rule", "emulated", "window", "evaluate", "seconds", "target_accuracy")
 
@@ -25,8 +22,7 @@ def label(run: Run, details: Collection[str] = ()) -> str:
 
     `details` are further fields to name if they are not at their default.
     """
-    kind = "emulated device" if run.emulated else run.kind.upper()
-    devices = counted(run.devices, kind)
+    devices = counted(run.devices, "emulated device" if run.emulated else run.kind.upper())
     model = run.model.removeprefix("cifar_").removesuffix("_v2") if run.model.startswith("cifar_") else run.model
     parts = [f"{model} batch {run.batch_per_device} x {devices} lr {run.learning_rate:g}"]
     return ", ".join([*parts, *(word for name, word in labels(run).items() if name in details)])
@@ -44,7 +40,7 @@ def result(record: Record, title: str) -> str:
     if record.outcome != COMPLETED:
         return f"{title}: {record.outcome}" + (f": {record.reason}" if record.reason else "")
     speed = throughput(record.timed)
-    figures = ["too short to time" if speed is None else f"{rounded(speed.median)} samples/s"]
+    figures = ["too short to time" if speed is None else f"{_rounded(speed.median)} samples/s"]
     if record.evaluations:
         chance = " (no better than chance)" if record.at_chance else ""
         figures.append(f"accuracy {record.evaluations[-1].accuracy:.3f}{chance}")
@@ -61,11 +57,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def rounded(rate: float) -> str:
-    """Return samples/s with as many digits as a reader compares."""
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
-
-
 def duration(seconds: float) -> str:
     """Return so many seconds for a person to read: "45 s", "12 min", "3.5 h"."""
     if seconds < 90:
@@ -73,75 +64,34 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def clock(seconds: float) -> str:
-    """Return the time of day in so many seconds, with the day if it is another one."""
-    then, now = time.localtime(time.time() + seconds), time.localtime()
-    return time.strftime("%H:%M" if then[:3] == now[:3] else "%a %d %b %H:%M", then)
-
-
-def in_words(run: Run, event: str) -> str:
-    """Describe the progress that a worker's event, a line of JSON, reports; empty for other events."""
-    fields = json.loads(event)
-    if fields["event"] == "evaluation":
-        return f"epoch {fields['epoch']}/{run.epochs}, accuracy {fields['accuracy']:.4f}"
-    if fields["event"] == "window":
-        return f"epoch {fields['epoch']}/{run.epochs}, {_speed(run, fields)}"
-    return ""
-
-
-def _speed(run: Run, window: dict[str, Any]) -> str:
-    """Describe the speed of a window; every worker has as many samples."""
-    return f"{rounded(window['samples'] * run.workers / window['seconds'])} samples/s"
+def _rounded(rate: float) -> str:
+    """Return samples/s with as many digits as a reader compares."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
 class Progress:
-    """Show the progress of one run: a bar on a terminal; elsewhere, if `verbose`, a line per epoch."""
+    """Show the progress of one run as a bar; tqdm hides it if there is no terminal."""
 
-    def __init__(self, run: Run, title: str = "", *, shown: bool = True, verbose: bool = False) -> None:
+    def __init__(self, run: Run, title: str, *, first_step: int = 0, shown: bool = True) -> None:
         self._run = run
-        self._verbose = shown and verbose
         self._title = title
-        self._steps = 0
-        self._training_seconds = self._evaluation_seconds = 0.0
-        self._figures = ""
-        # None: tqdm hides the bar if there is no terminal.
-        hidden = None if shown else True
         self._bar = tqdm(
-            total=run.steps, desc=title, bar_format=_FORMAT, leave=False, dynamic_ncols=True, disable=hidden
+            total=run.steps,
+            initial=first_step,
+            desc=title,
+            bar_format=_FORMAT,
+            leave=False,
+            dynamic_ncols=True,
+            disable=None if shown else True,
         )
 
-    def show(self, event: dict[str, Any]) -> None:
-        """Show what one event of the run changes."""
-        run = self._run
-        if event["event"] == "window":
-            self._steps += event["steps"]
-            self._training_seconds += event["seconds"]
-            self._figures = _speed(run, event)
-            position = f"step {self._steps:,}/{run.steps:,}"
-            if run.whole_epochs:
-                position = f"epoch {event['epoch']}/{run.epochs}"
-            line = f"{self._title}: {position}, {self._figures}, {duration(self._seconds_left(event))} left"
-            self._bar.set_description_str(line, refresh=False)
-            self._bar.update(event["steps"])
-        elif event["event"] == "evaluation":
-            self._evaluation_seconds = event["seconds"]
-            self._print(f"epoch {event['epoch']}/{run.epochs}: {self._figures}, accuracy {event['accuracy']:.4f}")
-        elif event["event"] == "end" and not run.evaluate:
-            self._print(f"{counted(self._steps, 'step')}: {self._figures}")
+    def show(self, window: dict[str, Any]) -> None:
+        """Show the position after a worker's window, and its speed: every worker has as many samples."""
+        position = f"epoch {window['epoch']}/{self._run.epochs}"
+        speed = _rounded(window["samples"] * self._run.workers / window["seconds"])
+        self._bar.set_description_str(f"{self._title}: {position}, {speed} samples/s", refresh=False)
+        self._bar.update(window["steps"])
 
     def close(self) -> None:
         """Remove the bar."""
         self._bar.close()
-
-    def _seconds_left(self, window: dict[str, Any]) -> float:
-        """Return the seconds of the remaining steps and evaluations, at the pace of the last ones."""
-        run = self._run
-        training = (run.steps - self._steps) * window["seconds"] / window["steps"]
-        if run.seconds is not None:
-            training = min(training, max(0.0, run.seconds - self._training_seconds))
-        evaluations = run.epochs - window["epoch"] + 1 if run.evaluate else 0
-        return float(training + evaluations * self._evaluation_seconds)
-
-    def _print(self, line: str) -> None:
-        if self._verbose and self._bar.disable:
-            print(f"  {line}", file=sys.stderr, flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -36,13 +36,12 @@ def in_order(items: Iterable[Item]) -> list[Item]:
 
 
 class DoneRepeats:
-    """Count the repeats of runs that are done on the planned images, in any recipe of the sweep or before it."""
+    """The repeats of runs that are done on the planned images, in any recipe of the sweep or before it."""
 
     def __init__(self, records: Iterable[Record], images: Mapping[str, DataId]) -> None:
         """Count the repeats in `records`; `images` as in `RunContext.images`."""
         self._images = images
-        self._last_outcome: dict[tuple[str, DataId | None], str] = {}
-        self._count: Counter[tuple[str, DataId | None]] = Counter()
+        self._outcomes: dict[tuple[str, DataId | None], list[str]] = defaultdict(list)
         for record in records:
             self.add(record)
 
@@ -50,13 +49,7 @@ class DoneRepeats:
         """Count a repeat; one that failed or was skipped does not count."""
         unplanned_synthetic = record.synthetic_fallback and record.run.data.name not in self._images
         if record.outcome in SETTLED and not unplanned_synthetic:
-            key = self._key(record.run, record.data_id)
-            self._last_outcome[key] = record.outcome
-            self._count[key] += 1
-
-    def outcome(self, run: Run) -> str | None:
-        """Return the outcome of the last repeat of a run; None if there is none."""
-        return self._last_outcome.get(self._key(run))
+            self._outcomes[self._key(record.run, record.data_id)].append(record.outcome)
 
     def _key(self, run: Run, images: DataId | None = None) -> tuple[str, DataId | None]:
         """Identify a run on its images; on any images if the planned ones are synthetic or were not opened yet."""
@@ -64,20 +57,21 @@ class DoneRepeats:
         any_images = planned is None or planned.name == Synthetic.name
         return run.id, None if any_images else images or planned
 
+    def outcome(self, run: Run) -> str | None:
+        """Return the outcome of the last repeat of a run; None if there is none."""
+        outcomes = self._outcomes.get(self._key(run))
+        return outcomes[-1] if outcomes else None
+
     def enough(self, run: Run, number: int) -> bool:
         """Return whether a run has that many repeats, or an outcome that no repeat would change."""
-        return self._count[self._key(run)] >= number or (self.outcome(run) or COMPLETED) != COMPLETED
+        outcomes = self._outcomes.get(self._key(run), [])
+        return len(outcomes) >= number or (bool(outcomes) and outcomes[-1] != COMPLETED)
 
     def over(self, planned: Planned) -> bool:
         """Return whether a planned repeat is done, with the largest batch that fits."""
         fitting = (run for run in (planned.run, *planned.smaller) if self.outcome(run) != OUT_OF_MEMORY)
         run = next(fitting, None)
         return run is None or self.enough(run, planned.repeat)
-
-    def waiting(self, items: Iterable[Item]) -> list[Planned]:
-        """Return the planned repeats that are not done yet, each once."""
-        to_do = {(item.run.id, item.repeat): item for *_, item in items if not item.skip and not self.over(item)}
-        return list(to_do.values())
 
 
 class RuntimeEstimator:
@@ -108,17 +102,13 @@ class RuntimeEstimator:
 
     def fits(self, planned: Planned) -> bool:
         """Return whether a run can be started: it ends before the bound, or continues from a checkpoint."""
-        time_left = self.time_left()
+        time_left = self._context.until - time.monotonic()
         return self.seconds(planned) <= time_left or (self._begun(planned.run) > 0 and time_left >= _WORTH_SECONDS)
 
     def _begun(self, run: Run) -> float:
         """Return the share of a run's steps that its checkpoint has; one of the last step is of an earlier repeat."""
         step = checkpoint.furthest(self._context.checkpoints_of(run))
         return step / run.steps if step < run.steps else 0.0
-
-    def time_left(self) -> float:
-        """Return the seconds until the bound."""
-        return self._context.until - time.monotonic()
 
 
 def _groups(run: Run) -> tuple[tuple[str, ...], ...]:

@@ -15,17 +15,13 @@ from poc.plan import Planned, estimate
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
-from poc.run import schedule, workload
+from poc.run import schedule
 from poc.run.launcher import Launcher, LocalLauncher, RunContext
 from poc.run.parent import execute, new_record
-from poc.run.progress import clock, duration, label, result, varied
+from poc.run.progress import duration, label, result, varied
 from poc.run.schedule import Item
-from poc.run.workload import Line, Workload
+from poc.run.workload import Line, summary
 from poc.values import UserError
-
-
-class TimeIsUpError(Exception):
-    """A run was interrupted at the bound."""
 
 
 class Sweep:
@@ -78,24 +74,28 @@ class Sweep:
         same = [record for record in self._records if record.environment in environments and not self._again]
         self._done = schedule.DoneRepeats(same, images)
 
-    def say(self, line: str) -> None:
-        """Print a line on standard error."""
-        # Remove the progress line that a killed worker may have left. One write, as other threads may print, too.
-        start = "\r\x1b[K" if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{start}{self._prefix}{line}\n")
-
-    def say_more(self, line: str) -> None:
-        """Print a line if the sweep is verbose."""
-        if self._verbose:
-            self.say(line)
-
-    def workload(self, price: float | None) -> Workload:
-        """Sum up the plan; `price` is in dollars per hour."""
-        return workload.summed_up(self.lines(), workload.skipped(self.items), price)
+    def say(self, line: str, *, detail: bool = False) -> None:
+        """Print a line on standard error; a `detail` only if the sweep is verbose."""
+        if self._verbose or not detail:
+            # Remove the progress line that a killed worker may have left. One write: other threads may print, too.
+            start = "\r\x1b[K" if sys.stderr.isatty() else ""
+            sys.stderr.write(f"{start}{self._prefix}{line}\n")
 
     def lines(self) -> list[Line]:
-        """Return a line for each run."""
-        return workload.lines(self.items, self._done, self.pace)
+        """Return a line for each run of the plan."""
+        return [
+            Line(
+                recipe=recipe,
+                id=planned.run.id,
+                run=str(planned),
+                global_batch=planned.run.global_batch,
+                seconds=self.pace.seconds(planned),
+                done=not planned.skip and self._done.over(planned),
+                skipped=planned.skip,
+                framework=f"{planned.run.framework}: {planned.framework_choice}" if planned.framework_choice else "",
+            )
+            for recipe, _, planned in self.items
+        ]
 
     def ids(self) -> tuple[str, ...]:
         """Return the ids of the runs that are not skipped, including all candidates for a largest batch."""
@@ -103,22 +103,19 @@ class Sweep:
         runs = (run for item in planned for run in (item.run, *item.smaller))
         return tuple(dict.fromkeys(run.id for run in runs))
 
-    def is_over(self, item: Item) -> bool:
-        """Return whether an item is skipped or done."""
-        return item.planned.skip != "" or self._done.over(item.planned)
-
-    def pending(self, items: Iterable[Item]) -> list[Planned]:
-        """Return what of the `items` is not done yet, each repeat once."""
-        return self._done.waiting(items)
+    def pending(self, items: Iterable[Item]) -> list[Item]:
+        """Return what of the `items` is neither skipped nor done yet, each repeat once."""
+        to_do = [item for item in items if not item.planned.skip and not self._done.over(item.planned)]
+        return list({(item.planned.run.id, item.planned.repeat, item.planned.smaller): item for item in to_do}.values())
 
     def do(self, item: Item, launcher: Launcher | None = None) -> bool:
         """Do an item with `launcher`, by default on this host; return False if it does not fit before the bound.
 
-        Raises `TimeIsUpError`, or KeyboardInterrupt once a run that its user interrupted is in the journal.
+        Raises KeyboardInterrupt once a run that its user or the bound interrupted is in the journal.
         """
         planned = item.planned
         if planned.skip:
-            self.say_more(f"{item.title} [{planned.run.id}] {planned.run}: skipped, {planned.skip}")
+            self.say(f"{item.title} [{planned.run.id}] {planned.run}: skipped, {planned.skip}", detail=True)
             if planned.run.id not in self._recorded:
                 self._recorded.add(planned.run.id)
                 journal.append(self.path, new_record(planned.run, self.context, outcome=SKIPPED, reason=planned.skip))
@@ -136,14 +133,14 @@ class Sweep:
         suffix = f", repeat {number}" if number > 1 else ""
         title = f"{item.title} [{run.id}] {run}{suffix}"
         if self._done.enough(run, number):
-            self.say_more(f"{title}: in the journal already (--again repeats it)")
+            self.say(f"{title}: in the journal already (--again repeats it)", detail=True)
             return self._done.outcome(run) or COMPLETED
         if run.id in self.failed:  # it may have hung, and would again
-            self.say_more(f"{title}: not tried again, it has failed")
+            self.say(f"{title}: not tried again, it has failed", detail=True)
             return FAILED
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.pace.factor(run), label(run, self._details) + suffix
-        self.say_more(f"{title}: about {duration(pace * estimate(run, self.context.machine))}")
+        self.say(f"{title}: about {duration(pace * estimate(run, self.context.machine))}", detail=True)
         record, interrupted = execute(
             run,
             self.context,
@@ -160,17 +157,22 @@ class Sweep:
                 f"results: no room for the record of {run.id} in {self.path} ({error.strerror}); make some and "
                 "start again: the run goes on from its last checkpoint"
             ) from error
-        self.say_more(f"  {record.in_words()}")
         self.say(result(record, name))
         if record.outcome in SETTLED:
             launcher.forget(run)
         if interrupted:
-            raise TimeIsUpError if time.monotonic() >= self.context.until else KeyboardInterrupt
+            raise KeyboardInterrupt
         self.pace.learn(record)
         self._done.add(record)
         if record.outcome == FAILED:
             self.failed.append(run.id)
         return record.outcome
+
+    def say_left(self, items: Iterable[Item]) -> None:
+        """Print how many of the `items` are not done because they did not fit before the bound, if any."""
+        if pending := self.pending(items):
+            left = duration(sum(self.pace.seconds(item.planned) for item in pending))
+            self.say(f"{len(pending)} are left, about {left}, beyond the bound: the same command goes on with them")
 
 
 def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None = None) -> list[str]:
@@ -185,32 +187,19 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     with journal.claimed(sweep.path):
         if request:
             last_run.write(sweep.results, request)
-        sweep.say(f"{sweep.workload(price)}\n")
-        postponed: list[Item] = []
+        sweep.say(f"{summary(sweep.lines(), price)}\n")
+        left: list[Item] = []
         for number, item in enumerate(sweep.items):
-            was_over, rest = sweep.is_over(item), sweep.items[number + 1 :]
             try:
                 if not sweep.do(item):
-                    postponed.append(item)
-                    continue
-            except TimeIsUpError:
-                postponed += [item, *rest]
+                    left.append(item)
+            except KeyboardInterrupt:
+                if time.monotonic() < sweep.context.until:
+                    raise
+                left += sweep.items[number:]
                 break
-            fitting = [] if was_over else [planned for planned in sweep.pending(rest) if sweep.pace.fits(planned)]
-            if fitting:
-                until = clock(min(sum(map(sweep.pace.seconds, fitting)), sweep.pace.time_left()))
-                sweep.say_more(f"  {len(fitting)} to go, until about {until}")
-    say_left(sweep, postponed)
+    sweep.say_left(left)
     return sweep.failed
-
-
-def say_left(sweep: Sweep, items: Iterable[Item]) -> None:
-    """Print how many of the `items` are not done because they did not fit before the bound, if any."""
-    if pending := sweep.pending(items):
-        seconds = sum(map(sweep.pace.seconds, pending))
-        sweep.say(
-            f"{len(pending)} are left, about {duration(seconds)}, beyond the bound: the same command goes on with them"
-        )
 
 
 def _images(sweep: Sweep) -> dict[str, DataId]:
@@ -218,9 +207,8 @@ def _images(sweep: Sweep) -> dict[str, DataId]:
 
     Images that are not on this machine are downloaded only for runs that are not in the journal, on whatever images.
     """
-    context = sweep.context
-    pending = {planned.run.data for planned in sweep.pending(sweep.items)}
+    source, cache = sweep.context.source, sweep.context.cache
+    pending = {item.planned.run.data for item in sweep.pending(sweep.items)}
     specs = dict.fromkeys(item.planned.run.data for item in sweep.items if not item.planned.skip)
-    source, cache = context.source, context.cache
     opened = [spec for spec in specs if spec in pending or data.find(spec, source=source, cache=cache)]
     return data.identify(opened, source=source, cache=cache)

@@ -49,7 +49,7 @@ class Worker:
         self._first_step = request["first_step"]
         self._checkpoints = Path(request["checkpoints"])
         self._clock = Clock(start=request["began"])
-        self._progress = Progress(self.run, request["title"], shown=self._number == 0, verbose=request["verbose"])
+        self._progress = Progress(self.run, request["title"], first_step=self._first_step, shown=self._number == 0)
         self._file = events
         self._events: list[dict[str, Any]] = []
         self._silence = _SILENCE_SHARE * request["patience"]
@@ -154,7 +154,7 @@ class Worker:
             saved = checkpoint.read(self._checkpoints, self._number, first_step)
             state = saved.arrays
             for event in saved.story["events"]:
-                self._emit(event["event"], event)
+                self._write(event)
             self._clock.resume(*saved.story["clock"])
             self._emit("resumed", {"step": first_step, "why": self._request["why"], "at": saved.story["clock"][0]})
         session = frameworks.open_session(self.run, first_step=first_step, state=state)
@@ -168,12 +168,16 @@ class Worker:
         return session
 
     def _emit(self, name: str, fields: Any) -> None:
-        """Append an event to the file and show it."""
+        """Append an event to the file, and show a window."""
         event = {"event": name, **to_plain(fields)}
+        self._write(event)
+        if name == "window":
+            self._progress.show(event)
+
+    def _write(self, event: dict[str, Any]) -> None:
         self._events.append(event)
         self._file.write(json.dumps(event, allow_nan=False) + "\n")
         self._file.flush()
-        self._progress.show(event)
 
     def _with_heartbeat(self, batches: Iterable[T]) -> Iterator[T]:
         for batch in batches:

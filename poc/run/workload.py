@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tabulate import tabulate
 
 from poc.run.progress import counted, duration
-from poc.run.schedule import DoneRepeats, Item, RuntimeEstimator
 from poc.values import value
 
 _MOST_REASONS = 5
@@ -31,125 +31,66 @@ class Line:
     framework: str  # its name, and why it was chosen
 
 
-@value
-class Totals:
-    """The runs of one recipe; a run of two recipes counts with the first."""
-
-    recipe: str
-    runs: int
-    done: int
-    seconds: float  # of the runs that are not done yet
+def totals(lines: Iterable[Line]) -> dict[str, Any]:
+    """Return the number of runs that are not skipped, of those that are done, and the seconds of the others."""
+    runs = _distinct(lines)
+    seconds = sum(line.seconds for line in runs if not line.done)
+    return {"runs": len(runs), "done": sum(line.done for line in runs), "seconds": seconds}
 
 
-@value
-class Workload:
-    """The runs of the chosen recipes on this machine."""
-
-    recipes: tuple[Totals, ...]
-    runs: int
-    done: int
-    seconds: float
-    dollars: float | None  # None if no price is known
-    price_per_hour: float | None
-    skipped: dict[str, int]  # number of runs by reason
-
-    def __str__(self) -> str:
-        """Return a table with a line per recipe, the cost of all, and the skipped runs by reason."""
-        rows = [[each.recipe, f"{each.runs:,}", f"{each.done:,}", duration(each.seconds)] for each in self.recipes]
-        if len(rows) != 1:
-            rows.append(["total", f"{self.runs:,}", f"{self.done:,}", duration(self.seconds)])
-        headers = ["recipe", "runs", "done", "time left"]
-        table = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 3))
-        cost = f"{counted(self.runs - self.done, 'run')} to do: about {duration(self.seconds)}"
-        if self.dollars is None:
-            cost += " (price not known: --price DOLLARS)"
-        else:
-            cost += f", about ${self.dollars:.2f} at ${self.price_per_hour:.2f} per hour"
-        return "\n".join([table, cost, *self._reasons()])
-
-    def _reasons(self) -> list[str]:
-        if not self.skipped:
-            return []
-        rows = list(self.skipped.items())
-        if len(rows) > _MOST_REASONS:
-            rest = sum(count for _, count in rows[_MOST_REASONS - 1 :])
-            rows[_MOST_REASONS - 1 :] = [("other reasons (plan --verbose)", rest)]
-        width = max(len(f"{count:,}") for _, count in rows)
-        title = f"Skipped, {counted(sum(self.skipped.values()), 'run')}:"
-        return [title, *(f"  {count:>{width},}  {reason}" for reason, count in rows)]
-
-
-def lines(items: Iterable[Item], repeats: DoneRepeats, estimator: RuntimeEstimator) -> list[Line]:
-    """Return a line for each run, in the order of `items`."""
-    return [
-        Line(
-            recipe=recipe,
-            id=planned.run.id,
-            run=str(planned),
-            global_batch=planned.run.global_batch,
-            seconds=estimator.seconds(planned),
-            done=not planned.skip and repeats.over(planned),
-            skipped=planned.skip,
-            framework=f"{planned.run.framework}: {planned.framework_choice}" if planned.framework_choice else "",
-        )
-        for recipe, _, planned in items
-    ]
-
-
-def listed(lines: Iterable[Line]) -> str:
-    """Return a table of all runs of each recipe."""
-    headers = ["id", "run", "global batch", "time, or why skipped"]
-    blocks = []
-    for recipe, runs in _by_recipe(lines).items():
-        rows = []
-        for line in runs:
-            time = "done" if line.done else duration(line.seconds)
-            rows.append([line.id, line.run, line.global_batch, f"skipped: {line.skipped}" if line.skipped else time])
-        frameworks = sorted({line.framework for line in runs} - {""})
-        table = tabulate(rows, headers=headers, disable_numparse=True)
-        blocks.append("\n".join([recipe, table, *(f"framework {choice}" for choice in frameworks)]))
-    return "\n\n".join(blocks)
-
-
-def _by_recipe(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    groups: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        groups[line.recipe].append(line)
-    return groups
-
-
-def summed_up(lines: Sequence[Line], skipped: dict[str, int], price: float | None) -> Workload:
-    """Sum up the plan; `price` is in dollars per hour."""
-    distinct: dict[tuple[str, str], Line] = {}
+def _distinct(lines: Iterable[Line]) -> list[Line]:
+    """Return each run that is not skipped once; one of two recipes counts with the first."""
+    runs: dict[tuple[str, str], Line] = {}
     for line in lines:
         if not line.skipped:
-            distinct.setdefault((line.id, line.run), line)
-    recipes = tuple(
-        Totals(
-            recipe=recipe,
-            runs=len(runs),
-            done=sum(line.done for line in runs),
-            seconds=sum(line.seconds for line in runs if not line.done),
-        )
-        for recipe, runs in _by_recipe(distinct.values()).items()
-    )
-    seconds = sum(each.seconds for each in recipes)
-    return Workload(
-        recipes=recipes,
-        runs=sum(each.runs for each in recipes),
-        done=sum(each.done for each in recipes),
-        seconds=seconds,
-        dollars=None if price is None else seconds / 3600 * price,
-        price_per_hour=price,
-        skipped=skipped,
-    )
+            runs.setdefault((line.id, line.run), line)
+    return list(runs.values())
 
 
-def skipped(items: Iterable[Item]) -> dict[str, int]:
+def summary(lines: Sequence[Line], price: float | None) -> str:
+    """Return a table with a line per recipe, time and cost of all, and the skipped runs by reason.
+
+    `price` is in dollars per hour.
+    """
+    runs, total = _distinct(lines), totals(lines)
+    recipes = dict.fromkeys(line.recipe for line in runs)
+    sums = [(recipe, totals(line for line in runs if line.recipe == recipe)) for recipe in recipes]
+    if len(sums) != 1:
+        sums.append(("total", total))
+    rows = [[name, f"{each['runs']:,}", f"{each['done']:,}", duration(each["seconds"])] for name, each in sums]
+    headers = ["recipe", "runs", "done", "time left"]
+    table = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 3))
+    cost = f"{counted(total['runs'] - total['done'], 'run')} to do: about {duration(total['seconds'])}"
+    if price is None:
+        cost += " (price not known: --price DOLLARS)"
+    else:
+        cost += f", about ${total['seconds'] / 3600 * price:.2f} at ${price:.2f} per hour"
+    reasons = list(skipped(lines).items())
+    if reasons:
+        cost += f"\nSkipped, {counted(sum(count for _, count in reasons), 'run')}:"
+    if len(reasons) > _MOST_REASONS:
+        rest = sum(count for _, count in reasons[_MOST_REASONS - 1 :])
+        reasons[_MOST_REASONS - 1 :] = [("other reasons (plan --verbose)", rest)]
+    return "\n".join([table, cost, *(f"{count:>6,}  {reason}" for reason, count in reasons)])
+
+
+def listed(lines: Sequence[Line]) -> str:
+    """Return a table of all runs, and why their frameworks were chosen."""
+    rows = []
+    for line in lines:
+        time = "done" if line.done else duration(line.seconds)
+        if line.skipped:
+            time = f"skipped: {line.skipped}"
+        rows.append([line.recipe, line.id, line.run, line.global_batch, time])
+    headers = ["recipe", "id", "run", "global batch", "time, or why skipped"]
+    choices = sorted({line.framework for line in lines} - {""})
+    return "\n".join([tabulate(rows, headers=headers, disable_numparse=True), *choices])
+
+
+def skipped(lines: Sequence[Line]) -> dict[str, int]:
     """Count the skipped runs by reason, the most frequent first; reasons that differ only in numbers are one."""
-    planned = [item.planned for item in items]
-    running = {item.run.id for item in planned if not item.skip}
-    reasons = {item.run.id: item.skip for item in planned if item.skip and item.run.id not in running}
+    running = {line.id for line in lines if not line.skipped}
+    reasons = {line.id: line.skipped for line in lines if line.id not in running}
     numbers_by_text: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)
     for reason in reasons.values():
         numbers_by_text[tuple(_NUMBER.split(reason))].append(_NUMBER.findall(reason))
@@ -159,8 +100,8 @@ def skipped(items: Iterable[Item]) -> dict[str, int]:
 
 def _with_ranges(texts: Sequence[str], numbers: Sequence[Sequence[str]]) -> str:
     """Put the numbers of all reasons between their common words: "needs 2 to 8 GPUs"."""
-    ranges = []
-    for column in zip(*numbers):
+    reason = texts[0]
+    for text, column in zip(texts[1:], zip(*numbers)):
         low, high = min(column, key=float), max(column, key=float)
-        ranges.append(low if low == high else f"{low} to {high}")
-    return "".join(part for pair in zip(texts, [*ranges, ""]) for part in pair)
+        reason += (low if low == high else f"{low} to {high}") + text
+    return reason
