@@ -190,13 +190,6 @@ def test_a_run_diverges_by_a_loss_or_its_last_parameters(field: str, step: str, 
         assert [window.loss for window in done.windows] == [1.0, value if np.isfinite(value) else None]
 
 
-@pytest.mark.parametrize(("steps", "timed"), [(1, 0), (3, 0), (10, 0), (20, 0), (40, 1), (60, 2)])
-def test_a_run_without_a_window_after_warm_up_has_no_throughput(steps: int, timed: int) -> None:
-    done = Driven(short(data=Synthetic(train=1000, validation=40), epochs=None, steps=steps, window=20))
-    throughput = timing.throughput(done.windows)
-    assert (throughput.windows if throughput else 0) == timed
-
-
 def window(rate: float) -> Window:
     return Window(epoch=1, start=0.0, steps=5, samples=1000, seconds=1000 / rate, waited=0.0, loss=1.0)
 

@@ -18,9 +18,9 @@ import pytest
 from poc import Synthetic
 from poc.host import isolated, processes
 from poc.records.record import COMPLETED, FAILED, Record
-from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, end_of, executed, recipe_file
+from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, end_of, executed
 from tests.extras import needs_horovod
-from tests.launch import DEADLINE_SECONDS, family, records, start, struck
+from tests.launch import struck
 
 NEVER = 300.0
 """Seconds: what has not happened by then never will."""
@@ -161,19 +161,3 @@ def test_a_restart_reaches_what_an_undisturbed_run_does(
     for name in ("accuracy", "loss"):
         reached, wanted = ([getattr(each, name) for each in made.evaluations] for made in (restarted, undisturbed))
         assert reached == pytest.approx(wanted, abs=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=str)
-def test_nothing_is_left_running_whatever_ends_the_launcher(number: signal.Signals, tmp_path: Path) -> None:
-    with start(recipe_file(tmp_path / "mine.py", **TWO_WORKERS, epochs=100_000), tmp_path) as launcher:
-        members = list(family(launcher.pid, workers=2).values())
-        assert len(members) == 3
-        launcher.send_signal(number)
-        launcher.communicate(timeout=DEADLINE_SECONDS)
-    _, alive = psutil.wait_procs(members, timeout=DEADLINE_SECONDS)
-    assert not alive
-    if number == signal.SIGINT:
-        (record,) = records(tmp_path)
-        assert (record.outcome, record.reason) == (FAILED, "interrupted")
-        assert record.windows

@@ -6,12 +6,11 @@ import dataclasses
 import datetime
 import math
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from poc.config.run import Run
 from poc.host import processes
-from poc.host.monitor import Monitored
 from poc.plan import estimate
 from poc.records.record import (
     COMPLETED,
@@ -28,7 +27,6 @@ from poc.records.timing import Window
 from poc.run.launcher import HostResult, Launcher, LocalLauncher, RunContext, software
 from poc.run.progress import label
 
-T = TypeVar("T")
 _CHECKPOINT_SECONDS = 180.0
 
 
@@ -106,9 +104,8 @@ def _merge_hosts(hosts: Sequence[HostResult]) -> dict[str, Any]:
     """Return fields of a record: CPU seconds of all hosts, cores of the noisiest one, and devices of all."""
     uses = [host.core_use for host in hosts]
     noisiest = max(uses, key=lambda use: (use["others_busy_cores"] + use["stolen_cores"]) / max(1, use["usable_cores"]))
-    monitored: Monitored | None = hosts[0].monitor
-    if monitored:
-        # Devices of the first host keep their names.
+    monitored = hosts[0].monitor
+    if monitored:  # devices of the first host keep their names
         devices = [
             dataclasses.replace(device, device=f"host {number} {device.device}") if number else device
             for number, host in enumerate(hosts)
@@ -126,12 +123,11 @@ def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:
     # first failure: workers that were stopped because of it only report that.
     ordered = sorted(ended, key=lambda worker: worker.outcome not in (OUT_OF_MEMORY, DIVERGED))
     decisive = next((worker for worker in ordered if worker.outcome != COMPLETED), slowest)
-    peaks = _present(worker.peak_flops for worker in results)
-    per_worker = [
-        Worker(
-            worker=number, windows=worker.windows, parts=worker.parts, wall=worker.wall, sync_stats=worker.sync_stats
-        )
-        for number, worker in enumerate(results)
+    host_bytes = [worker.memory.host_peak_bytes or 0 for worker in results]
+    device_bytes = [worker.memory.device_peak_bytes or 0 for worker in results]
+    of_each = [
+        Worker(worker=number, **{name: getattr(result, name) for name in ("windows", "parts", "wall", "sync_stats")})
+        for number, result in enumerate(results)
     ]
     return {
         **{name: value for name, value in vars(slowest).items() if value not in (None, "")},
@@ -140,36 +136,39 @@ def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:
         "windows": tuple(map(_merge_windows, zip(*(worker.windows for worker in results)))),
         "evaluations": tuple(map(_merge_evaluations, zip(*(worker.evaluations for worker in results)))),
         "memory": Memory(
-            host_peak_bytes=sum(_present(worker.memory.host_peak_bytes for worker in results)) or None,
-            device_peak_bytes=max(_present(worker.memory.device_peak_bytes for worker in results), default=None),
+            host_peak_bytes=sum(host_bytes) or None,  # 0: unknown
+            device_peak_bytes=max(device_bytes) or None,
         ),
-        "peak_flops": sum(peaks) if len(peaks) == len(results) else None,
-        "workers": tuple(per_worker) if len(results) > 1 else (),
+        "peak_flops": _total([worker.peak_flops for worker in results]),
+        "workers": tuple(of_each) if len(results) > 1 else (),
     }
 
 
-def _present(values: Iterable[T | None]) -> list[T]:
-    return [value for value in values if value is not None]
+def _total(values: Sequence[float | None]) -> float | None:
+    """Return the sum of the values; None if one is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _merge_windows(windows: Sequence[Window]) -> Window:
-    losses = _present(window.loss for window in windows)
+    """Merge a window of all workers: all samples, in the time of the slowest."""
+    loss = _total([window.loss for window in windows])
     return dataclasses.replace(
         max(windows, key=lambda window: window.seconds),
         start=min(window.start for window in windows),
         samples=sum(window.samples for window in windows),
-        loss=sum(losses) / len(losses) if len(losses) == len(windows) else None,
+        loss=None if loss is None else loss / len(windows),
     )
 
 
 def _merge_evaluations(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Merge the evaluations of all workers, each of its part of the validation set."""
     samples = sum(evaluation.samples for evaluation in evaluations)
-    losses = [evaluation.loss * evaluation.samples for evaluation in evaluations if evaluation.loss is not None]
     correct = sum(round(evaluation.accuracy * evaluation.samples) for evaluation in evaluations)
+    loss = _total([each.loss and each.loss * each.samples for each in evaluations])
     return dataclasses.replace(
         max(evaluations, key=lambda evaluation: evaluation.seconds),
         samples=samples,
         accuracy=correct / samples,
-        loss=sum(losses) / samples if len(losses) == len(evaluations) else None,
+        loss=None if loss is None else loss / samples,
     )

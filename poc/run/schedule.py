@@ -18,8 +18,6 @@ from poc.run import checkpoint
 from poc.run.launcher import RunContext
 
 _SHORT_SECONDS = (120.0, 1200.0)
-# A run with a checkpoint continues, even if it cannot end before the bound: it writes another checkpoint in that time.
-_WORTH_SECONDS = 200.0
 
 
 class Item(NamedTuple):
@@ -101,9 +99,9 @@ class RuntimeEstimator:
         return self.factor(planned.run) * planned.seconds * (1 - self._begun(planned.run))
 
     def fits(self, planned: Planned) -> bool:
-        """Return whether a run can be started: it ends before the bound, or continues from a checkpoint."""
+        """Return whether a run can be started: it ends before the bound, or continues from a checkpoint until then."""
         time_left = self._context.until - time.monotonic()
-        return self.seconds(planned) <= time_left or (self._begun(planned.run) > 0 and time_left >= _WORTH_SECONDS)
+        return self.seconds(planned) <= time_left or (self._begun(planned.run) > 0 and time_left > 0)
 
     def _begun(self, run: Run) -> float:
         """Return the share of a run's steps that its checkpoint has; one of the last step is of an earlier repeat."""

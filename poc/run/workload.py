@@ -88,20 +88,14 @@ def listed(lines: Sequence[Line]) -> str:
 
 
 def skipped(lines: Sequence[Line]) -> dict[str, int]:
-    """Count the skipped runs by reason, the most frequent first; reasons that differ only in numbers are one."""
+    """Count the skipped runs by reason, the most frequent first.
+
+    Reasons that differ only in numbers are one: "needs N GPUs, this machine has none".
+    """
     running = {line.id for line in lines if not line.skipped}
     reasons = {line.id: line.skipped for line in lines if line.id not in running}
-    numbers_by_text: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)
+    similar: dict[str, list[str]] = defaultdict(list)
     for reason in reasons.values():
-        numbers_by_text[tuple(_NUMBER.split(reason))].append(_NUMBER.findall(reason))
-    counts = {_with_ranges(texts, numbers): len(numbers) for texts, numbers in numbers_by_text.items()}
+        similar[_NUMBER.sub("N", reason)].append(reason)
+    counts = {group[0] if len(set(group)) == 1 else text: len(group) for text, group in similar.items()}
     return dict(sorted(counts.items(), key=lambda entry: -entry[1]))
-
-
-def _with_ranges(texts: Sequence[str], numbers: Sequence[Sequence[str]]) -> str:
-    """Put the numbers of all reasons between their common words: "needs 2 to 8 GPUs"."""
-    reason = texts[0]
-    for text, column in zip(texts[1:], zip(*numbers)):
-        low, high = min(column, key=float), max(column, key=float)
-        reason += (low if low == high else f"{low} to {high}") + text
-    return reason
