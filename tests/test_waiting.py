@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from poc.host import environment, hardware, waiting
 from poc.records.record import COMPLETED
 from poc.values import UserError
 from tests.builders import GLUON, build, executed, recipe_file
-from tests.launch import finish, records
+from tests.launch import eventually, finish, records
 
 CORES = 8
 
@@ -55,13 +54,6 @@ def test_threads_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
             waiting.chosen_threads()
 
 
-def until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 20
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
-
-
 def test_spinning_is_short_while_others_need_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard gives the real library more threads than there are cores, and ends them when the others end."""
     ctypes.CDLL("libgomp.so.1")
@@ -84,10 +76,10 @@ def test_spinning_is_short_while_others_need_the_cores(monkeypatch: pytest.Monke
         time.sleep(0.3)
         assert native_threads() <= before + 1
         others_use(3)
-        assert until(lambda: native_threads() >= before + 1 + pool)  # the guard's own thread and the pool
+        eventually(lambda: native_threads() >= before + 1 + pool)  # the guard's own thread and the pool
         others_use(0)
-        assert until(lambda: native_threads() <= before + 1)
-    assert until(lambda: native_threads() <= before)
+        eventually(lambda: native_threads() <= before + 1)
+    eventually(lambda: native_threads() <= before)
 
 
 def test_variables_of_others_are_not_inherited_and_those_that_change_speed_are_recorded() -> None:

@@ -15,6 +15,7 @@ from poc.host import hardware
 from poc.records import journal
 from poc.records.record import COMPLETED
 from poc.run.launcher import RunContext, cache
+from poc.run.progress import result
 
 
 def advise(options: Options) -> int:
@@ -27,7 +28,7 @@ def advise(options: Options) -> int:
     context = RunContext(machine=machine, infrastructure=name, source=options.source(), cache=cache())
     records = advice.measure(planned, context, journal.folder(options.results, name) / journal.FILE)
     if records[-1].outcome != COMPLETED:
-        print(f"poc: {records[-1].in_words()}", file=sys.stderr)
+        print(f"poc: {result(records[-1], records[-1].run.model)}", file=sys.stderr)
         return 1
     speeds = {record.run.devices: advice.measured_speed(record) for record in records}
     for record in records:

@@ -16,7 +16,7 @@ from poc.host.hardware import Hardware
 from poc.host.monitor import Monitored
 from poc.records import noise
 from poc.records.noise import Norms
-from poc.records.timing import WARMUP_STEPS, Window, split, throughput, warmup
+from poc.records.timing import Window, split, throughput, warmup
 from poc.values import from_plain, to_plain, value
 
 SCHEMA = 3
@@ -315,21 +315,6 @@ class Record(WorkerResult):
         if self.speed_withdrawn:
             notes.append(f"speed withdrawn: {self.speed_withdrawn}")
         return notes
-
-    def in_words(self) -> str:
-        """Describe its outcome, the reason and the main measurements in a line."""
-        parts = [self.outcome + (f": {self.reason}" if self.reason else "")]
-        rate = throughput(self.timed)
-        if rate is not None:
-            parts.append(f"{rate.median:.1f} samples/s (spread {rate.spread:.1f}, n = {rate.windows} windows)")
-        elif self.windows:
-            parts.append(f"too short for a throughput: no window after the first {WARMUP_STEPS} steps")
-        if self.evaluations:
-            chance = " (no better than chance)" if self.at_chance else ""
-            parts.append(f"accuracy {self.evaluations[-1].accuracy:.4f}{chance}")
-        if self.wall is not None:
-            parts.append(f"{self.wall:.0f} s")
-        return ", ".join(parts)
 
     def split(self) -> dict[str, float] | None:
         """Split its wall time into parts (`timing.split`); None if the worker was lost.

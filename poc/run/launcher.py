@@ -186,7 +186,8 @@ class LocalLauncher:
                         variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[index])
                     own = {"worker": first + index, "cores": cores[index], "events": str(path), "began": began}
                     workers[name] = self._start(run, {**request, **own}, variables)
-                with Monitor(_sensors(run, machine, workers, cards)) as watcher:
+                pids = [process.pid for process in workers.values()]
+                with Monitor(_sensors(run, machine, pids, cards)) as watcher:
                     failure = processes.watch(
                         workers, self._helpers, [*events.values()], patience, self._failure_elsewhere, has_completed
                     )
@@ -289,13 +290,10 @@ def _timed_spans(result: WorkerResult, began: float) -> list[tuple[float, float]
     return [(start + window.start, start + window.start + window.seconds) for window in windows]
 
 
-def _sensors(
-    run: Run, machine: Hardware, workers: Mapping[str, subprocess.Popen[str]], cards: Sequence[Sequence[GPU]]
-) -> list[Device]:
+def _sensors(run: Run, machine: Hardware, pids: Sequence[int], cards: Sequence[Sequence[GPU]]) -> list[Device]:
     if run.kind == "gpu":
         return monitor.gpus([card.index for worker_cards in cards for card in worker_cards])
-    cores = (run.cores_per_worker or machine.cores) * len(workers)
-    return monitor.processes([process.pid for process in workers.values()], cores)
+    return monitor.processes(pids, (run.cores_per_worker or machine.cores) * len(pids))
 
 
 def _cores(run: Run, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
