@@ -8,7 +8,6 @@ That file has the worker's runs, each with the name of a function below that is 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import subprocess
@@ -157,13 +156,13 @@ def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 TASKS = {task.__name__: task for task in (trained, gradients, placed_ahead, clocks, sums)}
 
 
-def workers(run: Run, folder: Path, task: str = "trained", seeds: tuple[int, ...] = ()) -> list[Arrays]:
-    """Return the result of each worker of `run`, in a process of its own; `seeds` draw their weights."""
-    (results,) = interleaved([(run, task)], folder, seeds)
+def workers(run: Run, folder: Path, task: str = "trained") -> list[Arrays]:
+    """Return the result of each worker of `run`, in a process of its own."""
+    (results,) = interleaved([(run, task)], folder)
     return results
 
 
-def interleaved(asked: Sequence[tuple[Run, str]], folder: Path, seeds: tuple[int, ...] = ()) -> list[list[Arrays]]:
+def interleaved(asked: Sequence[tuple[Run, str]], folder: Path) -> list[list[Arrays]]:
     """Return what `workers` does for several runs of as many workers, one after another in the same processes."""
     folder.mkdir(exist_ok=True)
     count = asked[0][0].workers
@@ -176,7 +175,6 @@ def interleaved(asked: Sequence[tuple[Run, str]], folder: Path, seeds: tuple[int
         for worker in range(count):
             tasks = []
             for (run, task), cluster in zip(asked, clusters):
-                run = dataclasses.replace(run, seed=seeds[worker]) if seeds else run
                 tasks.append({"run": run.to_json(), "task": task, "environment": cluster.environments[worker]})
             path = folder / f"{worker}.json"
             path.write_text(json.dumps(tasks))

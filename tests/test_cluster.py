@@ -20,7 +20,7 @@ from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
 from poc.run import checkpoint
 from tests.builders import GLUON, TWO_WORKERS, executed, recipe_file
-from tests.extras import needs_horovod, needs_ray
+from tests.extras import needs_ray
 from tests.hosts import PORT, Host, Nodes, cluster, drive, driven
 from tests.kill_at_random import kill_at_random
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, python
@@ -145,19 +145,6 @@ def test_a_run_listens_on_the_cluster_s_interface_alone_and_ends_with_its_driver
         (record,) = records_of(tmp_path, PAIR)
         assert (record.outcome, record.reason) == (FAILED, "interrupted")
         assert record.windows
-
-
-@needs_horovod
-def test_horovod_reports_a_host_name_that_is_no_address(nodes: Nodes) -> None:
-    host = nodes.host()
-    subprocess.run(host.command("hostname", "localhost"), check=True)
-    code = "from poc import frameworks\nfrom tests.framework_worker import planned\n"
-    code += "frameworks.open_session(planned('mxnet', devices=2, workers=2, kvstore='horovod').run)"
-    command = host.command(sys.executable, "-W", "ignore", "-c", code)
-    environment = host.environment(HOROVOD_HOSTNAME=host.address)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    host.kill()
-    assert "host name localhost resolves to 127.0.0.1" in done.stderr.splitlines()[-1]
 
 
 def test_lost_processes_are_restarted_late_nodes_used_and_runs_of_a_killed_driver_continued(

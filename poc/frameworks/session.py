@@ -16,10 +16,12 @@ import numpy as np
 
 from poc.config import networks
 from poc.config.run import Run
-from poc.data import Batch, Crops, Pixels
-from poc.frameworks import whitening
+from poc.data import Batch, Pixels
 from poc.values import value
 
+WHITENING_IMAGES = 5_000
+"""Number of training images that are enough for `Session.whiten`."""
+_WHITENING_EPSILON = 5e-4
 Scalar = Any
 """A number on a device, as the framework has it."""
 Part = tuple[Any, Any]
@@ -206,10 +208,9 @@ class Session(abc.ABC):
         self._sync_batch_stats()
         pending: deque[tuple[Scalar, Scalar]] = deque()
         totals = np.zeros(2)
-        samples = size = 0
+        samples = 0
         for batch in batches:
-            size = max(size, len(batch))
-            parts = self._prepare(self._upload(_padded(batch, size)))
+            parts = self._prepare(self._upload(batch))
             pending.extend(self._correct_and_loss(self._scores(images), labels) for images, labels in parts)
             samples += len(batch)
             # Two batches stay in progress while the next one is placed, not the images of all at once.
@@ -226,9 +227,17 @@ class Session(abc.ABC):
         return self.parameters * min(bits, getattr(kvstore, "gradient_bits", 32)) // 8
 
     def whiten(self, images: Pixels) -> None:
-        """Set the filters of a whitening first convolution from `images` (n, 3, h, w), 0 to 255."""
+        """Set the filters, (24, 3, 2, 2), of a whitening first convolution from `images` (n, 3, h, w), 0 to 255.
+
+        They whiten patches of 2 x 2: the eigenvectors of the patches' second moments, each divided by the root of its
+        eigenvalue, and each of them negated (Jordan 2024, after Page 2019).
+        """
         centred = images.astype(np.float32) - np.array(networks.MEAN, np.float32).reshape(1, 3, 1, 1)
-        self._set_whitening(whitening.filters(centred * self._input_scale))
+        patches: Any = np.lib.stride_tricks.sliding_window_view(centred * self._input_scale, (2, 2), axis=(2, 3))  # type: ignore[call-overload]
+        patches = patches.transpose(0, 2, 3, 1, 4, 5).reshape(-1, 12).astype(np.float64)
+        values, vectors = np.linalg.eigh(patches.T @ patches / len(patches))
+        filters = (vectors / np.sqrt(values + _WHITENING_EPSILON)).T[::-1].reshape(-1, 3, 2, 2)
+        self._set_whitening(np.concatenate([filters, -filters]).astype(np.float32))
 
     def sync_is_correct(self) -> bool | None:
         """Check that `all_reduce_gradients` sums over all devices; overwrites the gradients. None if it need not."""
@@ -249,15 +258,6 @@ class Session(abc.ABC):
 
     def barrier(self) -> None:  # noqa: B027
         """Block until every worker of the run is here."""
-
-    def largest_parameter(self) -> float:
-        """Return the largest absolute value of any trained parameter; not finite if one of them is not."""
-        maxima = [
-            np.abs(values).max(initial=0.0)
-            for name, values in self.state().items()
-            if name.startswith("parameter/") and "running_" not in name
-        ]
-        return float(np.max(maxima))  # unlike Python's max, NumPy's does not ignore nan
 
     def sync_stats(self) -> dict[str, Any]:
         """Return statistics of the synchronisations so far, for the record."""
@@ -300,7 +300,7 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def _correct_and_loss(self, scores: Any, labels: Any) -> tuple[Scalar, Scalar]:
-        """Return the number of correctly classified images and the sum of their losses, ignoring those labelled -1."""
+        """Return the number of correctly classified images and the sum of their losses."""
 
     @abc.abstractmethod
     def _gradients(self, device: int = 0) -> list[Any]:
@@ -332,16 +332,6 @@ def crop_indices(crops: Any, along: Any) -> tuple[Any, Any, Any]:
     image, first_row, first_column, flipped = (values.reshape((-1, 1, 1)) for values in crops)
     column = along.reshape((1, 1, -1))
     return image, first_row + along.reshape((1, -1, 1)), first_column + column + flipped * (len(along) - 1 - 2 * column)
-
-
-def _padded(batch: Batch, size: int) -> Batch:
-    """Repeat the last sample, labelled -1, up to `size` samples, since compiled networks have one batch size."""
-    missing = size - len(batch)
-    if not missing:
-        return batch
-    assert not isinstance(batch.images, Crops)
-    images = np.concatenate([batch.images, batch.images[-1:].repeat(missing, axis=0)])
-    return Batch(images, np.concatenate([batch.labels, np.full(missing, -1, batch.labels.dtype)]))
 
 
 def fastest(product: Callable[[], object], size: int) -> float:

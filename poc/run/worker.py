@@ -23,7 +23,7 @@ from poc.config import Synthetic, networks
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.frameworks import Session
-from poc.frameworks.whitening import IMAGES as WHITENING_IMAGES
+from poc.frameworks.session import WHITENING_IMAGES
 from poc.host.waiting import spin_guard
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY
 from poc.records.timing import Clock

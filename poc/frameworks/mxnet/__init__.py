@@ -6,13 +6,11 @@ Importing this package does not import mxnet: `open_session` does, once the proc
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,26 +84,19 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Abst
 
 def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     kvstore = run.kvstore if run.synchronises else None
-    if isinstance(kvstore, config.Horovod):
-        spec = importlib.util.find_spec("horovod")
-        if spec is None:
-            return "Horovod is not installed: ./make_environment.sh --horovod"
-        if run.kind == "gpu" and not _has_nccl(str(spec.origin)):
-            return "kvstore=horovod between GPUs needs NCCL, this Horovod was built without it"
+    if isinstance(kvstore, config.Horovod) and importlib.util.find_spec("horovod") is None:
+        return "Horovod is not installed: ./make_environment.sh --horovod"
     plain = isinstance(run.optimizer, config.SGD) and not run.optimizer.momentum_correction
     if isinstance(kvstore, ON_SERVERS) and (not plain or run.dtype == "float16"):
         return f"kvstore={kvstore.name} supports only SGD without momentum correction, and not dtype=float16"
     if run.dtype == "float16" and getattr(kvstore, "two_bit", None) is not None:
         return "two_bit is not supported with dtype=float16: an overflow would stay in its residual"
+    if isinstance(run.optimizer, config.Muon) and run.kind == "cpu" and run.devices > run.workers and not run.emulated:
+        # MXNet's OpenBLAS hangs for ever if a second thread enters a product that is shared out to threads.
+        return "optimizer=muon needs a worker per CPU device; set workers, or emulated=True"
     if run.dtype == "bfloat16" and run.kind == "gpu":
         return "dtype=bfloat16 needs a CPU: MXNet 1.9.1 does not support it on GPUs"
     return None
-
-
-@functools.cache  # reads the whole library, and planning calls it for every run
-def _has_nccl(horovod: str) -> bool:
-    libraries = Path(horovod).parent.glob("mxnet/*.so")
-    return any(b"ncclAllReduce" in library.read_bytes() for library in libraries)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -13,8 +13,7 @@ import numpy as np
 
 from poc import config
 from poc.config.run import Run
-from poc.frameworks.mxnet import ON_SERVERS, launch
-from poc.frameworks.mxnet.flat_buffers import FlatBuffer
+from poc.frameworks.mxnet import ON_SERVERS
 from poc.frameworks.mxnet.session import MXNetSession
 from poc.host import processes
 
@@ -24,25 +23,16 @@ _POLL_SECONDS = 0.002
 class DistributedSession(MXNetSession):
     """Several processes: kvstore `dist_sync` or `dist_device_sync`, which sum on MXNet's servers.
 
-    Without synchronisation they start from the same state and send nothing after that.
+    They draw the same weights, from the run's seed. Without synchronisation they send nothing.
     """
 
     _statistics_keys: Sequence[int] = ()
 
     def _connect(self) -> None:
         self._open_store()
-        # Every worker starts from the values of the first one, and all have them before anything else is sent: servers
-        # do not answer in the order of the requests.
-        for buffer in [*self._buffers, *self._statistics_buffers]:
-            self._broadcast(buffer)
-        mx.nd.waitall()
-        if self._replicas_agree:
+        if not isinstance(self._run.kvstore, config.NoSync):
             self._make_keys()
         self.barrier()
-
-    def _broadcast(self, buffer: FlatBuffer) -> None:
-        """Enqueue the overwriting of a buffer's values, on every worker, by the first worker's."""
-        self._store.pull(self._new_key(buffer.values[0]), out=buffer.values)
 
     def _make_keys(self) -> None:
         super()._make_keys()
@@ -69,18 +59,12 @@ class HorovodSession(DistributedSession):
     """
 
     def _open_store(self) -> None:
-        address = os.environ["HOROVOD_HOSTNAME"]
-        os.environ["HOROVOD_GLOO_IFACE"] = processes.interface(address)
-        launch.check_name_resolves(address)
+        os.environ["HOROVOD_GLOO_IFACE"] = processes.interface(os.environ["HOROVOD_HOSTNAME"])
         import horovod.mxnet  # optional: only for runs with this kvstore
 
         self._horovod = horovod.mxnet
         self._horovod.init()
         self._worker = self._horovod.rank()
-
-    def _broadcast(self, buffer: FlatBuffer) -> None:
-        self._horovod.broadcast_(buffer.values[0], root_rank=0, name=f"start {self._new_key(buffer)}")
-        buffer.broadcast()
 
     def _new_key(self, value: Any) -> int:
         self._key_count += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -66,14 +65,3 @@ def rendezvous(run: Run, cores: int, hosts: Sequence[str], common: Mapping[str, 
     finally:
         processes.stop([server])
         server.stdout.close()
-
-
-def check_name_resolves(address: str) -> None:
-    """Raise OSError if this host takes part at `address` and its own name resolves to itself alone.
-
-    Horovod 0.28.1 forgets its interface when it connects a process set, and listens where the host's name resolves.
-    """
-    name = socket.gethostname()
-    resolved = socket.gethostbyname(name)
-    if resolved.startswith("127.") and not address.startswith("127."):
-        raise OSError(f"host name {name} resolves to {resolved}; Horovod needs it to resolve to {address} (/etc/hosts)")

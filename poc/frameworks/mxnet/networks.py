@@ -37,10 +37,11 @@ def _sequence(*blocks: Any) -> Any:
     return joined
 
 
-def _concat(*blocks: Any) -> Any:
-    """Concatenate the outputs of all blocks, for the same input, along the channels."""
+def _concat(*branches: Any) -> Any:
+    """Concatenate the outputs of all branches along the channels: blocks, or lists of the arguments of `_conv`."""
     joined = HybridConcurrent(axis=1, prefix="")
-    joined.add(*blocks)
+    for branch in branches:
+        joined.add(_sequence(*(_conv(*shape) for shape in branch)) if isinstance(branch, list) else branch)
     return joined
 
 
@@ -50,10 +51,6 @@ def _conv(channels: int, kernel: Any, stride: int = 1, padding: Any = None, *, e
     padding = tuple(side // 2 for side in kernel) if padding is None else padding
     convolution = nn.Conv2D(channels, kernel, stride, padding, use_bias=False)
     return _sequence(convolution, nn.BatchNorm(epsilon=epsilon), nn.Activation("relu"))
-
-
-def _convs(*shapes: tuple[Any, ...]) -> Any:
-    return _sequence(*(_conv(*shape) for shape in shapes))
 
 
 class _SpatialMean(nn.HybridBlock):
@@ -259,10 +256,10 @@ def cifar_inception(classes: int) -> Any:
     """MXNet's own Inception for 28x28 images, with batch norm (Ioffe and Szegedy 2015; Zhang et al. 2017, appendix)."""
 
     def simple(pointwise: int, three: int) -> Any:
-        return _concat(_conv(pointwise, 1), _conv(three, 3))
+        return _concat([(pointwise, 1)], [(three, 3)])
 
     def down(channels: int) -> Any:
-        return _concat(_conv(channels, 3, 2), nn.MaxPool2D(3, 2, 1))
+        return _concat([(channels, 3, 2)], nn.MaxPool2D(3, 2, 1))
 
     return _sequence(
         *(_conv(96, 3), simple(32, 32), simple(32, 48), down(80)),
@@ -286,42 +283,37 @@ def cifar_mlp(classes: int) -> Any:
 
 
 def inception_v4(classes: int) -> Any:
-    """Inception-v4 (Szegedy et al. 2016, figures 3 to 9)."""
+    """Inception-v4 (Szegedy et al. 2016, figures 3 to 9). A convolution without padding has a 0 after its stride."""
     rows, columns = (1, 7), (7, 1)
 
     def pooled(channels: int) -> Any:
         return _sequence(nn.AvgPool2D(3, 1, 1, count_include_pad=False), _conv(channels, 1))
 
     def across(channels: int) -> Any:
-        return _concat(_conv(channels, (1, 3)), _conv(channels, (3, 1)))
+        return _concat([(channels, (1, 3))], [(channels, (3, 1))])
 
     def block_a() -> Any:
-        return _concat(_conv(96, 1), _convs((64, 1), (96, 3)), _convs((64, 1), (96, 3), (96, 3)), pooled(96))
+        return _concat([(96, 1)], [(64, 1), (96, 3)], [(64, 1), (96, 3), (96, 3)], pooled(96))
 
     def block_b() -> Any:
-        once = _convs((192, 1), (224, rows), (256, columns))
-        twice = _convs((192, 1), (192, columns), (224, rows), (224, columns), (256, rows))
-        return _concat(_conv(384, 1), once, twice, pooled(128))
+        twice = [(192, 1), (192, columns), (224, rows), (224, columns), (256, rows)]
+        return _concat([(384, 1)], [(192, 1), (224, rows), (256, columns)], twice, pooled(128))
 
     def block_c() -> Any:
         split = _sequence(_conv(384, 1), across(256))
         deeper = _sequence(_conv(384, 1), _conv(448, (3, 1)), _conv(512, (1, 3)), across(256))
-        return _concat(_conv(256, 1), split, deeper, pooled(256))
+        return _concat([(256, 1)], split, deeper, pooled(256))
 
-    # A convolution without padding has a 0 after its stride.
+    wide = [(256, 1), (256, rows), (320, columns), (320, 3, 2, 0)]
     return _sequence(
         *(_conv(32, 3, 2, 0), _conv(32, 3, 1, 0), _conv(64, 3)),
-        _concat(nn.MaxPool2D(3, 2), _conv(96, 3, 2, 0)),
-        _concat(_convs((64, 1), (96, 3, 1, 0)), _convs((64, 1), (64, rows), (64, columns), (96, 3, 1, 0))),
-        _concat(_conv(192, 3, 2, 0), nn.MaxPool2D(3, 2)),
+        _concat(nn.MaxPool2D(3, 2), [(96, 3, 2, 0)]),
+        _concat([(64, 1), (96, 3, 1, 0)], [(64, 1), (64, rows), (64, columns), (96, 3, 1, 0)]),
+        _concat([(192, 3, 2, 0)], nn.MaxPool2D(3, 2)),
         *(block_a() for _ in range(4)),
-        _concat(_conv(384, 3, 2, 0), _convs((192, 1), (224, 3), (256, 3, 2, 0)), nn.MaxPool2D(3, 2)),
+        _concat([(384, 3, 2, 0)], [(192, 1), (224, 3), (256, 3, 2, 0)], nn.MaxPool2D(3, 2)),
         *(block_b() for _ in range(7)),
-        _concat(
-            _convs((192, 1), (192, 3, 2, 0)),
-            _convs((256, 1), (256, rows), (320, columns), (320, 3, 2, 0)),
-            nn.MaxPool2D(3, 2),
-        ),
+        _concat([(192, 1), (192, 3, 2, 0)], wide, nn.MaxPool2D(3, 2)),
         *(block_c() for _ in range(3)),
         *(_SpatialMean(), nn.Dropout(0.2), nn.Dense(classes)),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,6 @@ from poc.frameworks.mxnet.flat_buffers import FlatBuffer
 
 _ARRAYS_PER_CALL = 50  # MXNet's operators for several arrays have room for 60
 _TRUST = 0.001  # LARS's coefficient eta
-_PRODUCTS = threading.Lock()
 
 
 class Optimizer:
@@ -139,8 +137,6 @@ class Muon(SGD):
     def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
         super().__init__(run, buffer, device)
         self._rate_factor = self._options.lr / run.learning_rate
-        shares_cpu = run.kind == "cpu" and len(buffer.values) > 1
-        self._orthogonalised = functools.partial(orthogonalised, exclusively=shares_cpu)
 
     def update(self, rate: float) -> None:
         decay, values, momentum = self._decay, self._values, self._options.momentum
@@ -154,7 +150,7 @@ class Muon(SGD):
             values[:] = values - rate * direction
             return
         rate *= self._rate_factor
-        direction = self._buffer.joined(map(self._orthogonalised, self._buffer.stacks(direction)))
+        direction = self._buffer.joined(map(orthogonalised, self._buffer.stacks(direction)))
         if self._options.unit_weights:
             values = self._buffer.joined(map(_with_unit_rows, self._buffer.stacks(values)))
         self._values[:] = (1 - rate * decay) * values - rate * direction
@@ -232,19 +228,10 @@ class _NewtonSchulz(mx.gluon.HybridBlock):
 _newton_schulz = functools.cache(lambda shape, context: _NewtonSchulz(shape))
 
 
-def orthogonalised(stack: Any, *, exclusively: bool = False) -> Any:
+def orthogonalised(stack: Any) -> Any:
     """Bring the singular values of convolutions of one shape, seen as matrices (out, the rest), near to one.
 
     A matrix with more rows than columns is scaled by the root of rows / columns, so that the step of an output does not
-    depend on their number. `exclusively`: while no other device of this process multiplies matrices. MXNet's OpenBLAS
-    hangs for ever if a second thread enters a product that is shared out to threads: its wait for the first one
-    (blas_server_omp.c, without C11's atomics) was compiled to a loop without end.
+    depend on their number.
     """
-    operator = _newton_schulz(stack.shape, stack.context)
-    if not exclusively:
-        return operator(stack)
-    stack.wait_to_read()
-    with _PRODUCTS:
-        result = operator(stack)
-        result.wait_to_read()
-    return result
+    return _newton_schulz(stack.shape, stack.context)(stack)

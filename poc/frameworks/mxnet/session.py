@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -69,8 +69,6 @@ class MXNetSession(Session):
         layers: list[Any] = []
         self._net.apply(layers.append)
         self._has_dropout = any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
-        self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
-        self._loss.hybridize(static_alloc=True, static_shape=True)
         parameters = self._net.collect_params()
         for name, parameter in parameters.items():
             if name.endswith(("beta", "bias")) or (name.endswith("gamma") and not run.optimizer.decay_gammas):
@@ -80,10 +78,9 @@ class MXNetSession(Session):
         self.parameters = int(sum(np.prod(p.shape) for p in self._trained))
         self._gradient_scale = run.global_batch  # gradients are those of the sum over all samples
         if state is not None:
-            self._load_parameters(state)  # the servers start from the first worker's
+            self._load_parameters(state)  # before the servers start from the first worker's
         self._prepare_sync()
         if state is not None:
-            self._load_parameters(state)  # each worker's own, since it has just received the first one's
             self._load_optimizers(state)
 
     def _prepare_sync(self) -> None:
@@ -98,8 +95,6 @@ class MXNetSession(Session):
         """Optimizers by buffer and device."""
         self._two_bit = getattr(run.kvstore, "two_bit", None)
         self._sent_dtype = np.float16 if getattr(run.kvstore, "gradient_bits", 32) == 16 else np.float32
-        self._replicas_agree = not isinstance(run.kvstore, config.NoSync)
-        """Whether all devices have the same parameters after a step."""
         every_device = isinstance(run.kvstore, (config.NCCL, config.NoSync))
         self._owners: list[Sequence[int]] = [
             self._devices if every_device else [number % len(self._devices)] for number in range(len(self._buffers))
@@ -112,7 +107,7 @@ class MXNetSession(Session):
 
     def _connect(self) -> None:
         """Prepare the first synchronisation."""
-        if self._run.synchronises and self._replicas_agree:
+        if self._run.synchronises and not isinstance(self._run.kvstore, config.NoSync):
             self._open_store()
             self._make_keys()
 
@@ -149,9 +144,8 @@ class MXNetSession(Session):
             for end in branch_ends(net):
                 end.initialize(mx.init.Zero(), ctx=self._contexts, force_reinit=True)
         # A first pass infers the shapes that GluonCV's blocks leave open.
-        for context, mean in zip(self._contexts, self._mean):
-            net((mx.nd.zeros((1, *run.data.input_shape), ctx=context) - mean) * self._input_scale)
-        net.hybridize(static_alloc=True, static_shape=True)
+        net(mx.nd.zeros((1, *run.data.input_shape), ctx=self._contexts[0]))
+        net.hybridize(static_alloc=True, static_shape=not evaluates)  # the last batch of an evaluation may be shorter
         return net
 
     @functools.cached_property
@@ -318,7 +312,8 @@ class MXNetSession(Session):
         return self._evaluating_net(images)
 
     def _correct_and_loss(self, scores: Any, labels: Any) -> tuple[Any, Any]:
-        return (scores.argmax(axis=1) == labels).sum(), (self._loss(scores, labels) * (labels >= 0)).sum()
+        losses = -mx.nd.pick(mx.nd.log_softmax(scores), labels)
+        return (scores.argmax(axis=1) == labels).sum(), losses.sum()
 
     def _set_whitening(self, filters: np.ndarray) -> None:
         self._net.whitening.weight.set_data(mx.nd.array(filters))
@@ -329,30 +324,25 @@ class MXNetSession(Session):
             f"parameter/{name}/{device}": array.asnumpy()
             for name, parameter in self._net._collect_params_with_prefix().items()
             for device, array in enumerate(parameter.list_data())
-            # The first device's, if all devices have the same.
-            if device == 0 or not self._replicas_agree or parameter in self._statistics
+            if device == 0 or parameter in self._statistics
         }
-        for prefix, key in self._optimizer_prefixes():
-            if key in self._optimizers:
-                arrays.update({prefix + name: array for name, array in self._optimizers[key].state().items()})
+        for number, owners in enumerate(self._owners):
+            if optimizer := self._optimizers.get((number, owners[0])):
+                arrays.update({f"optimizer/{number}/{name}": array for name, array in optimizer.state().items()})
         if self._loss_scale:
             numbers = self._loss_scale.scale, self._loss_scale.finite_steps
             arrays["loss_scale"] = np.array([number.asscalar() for number in numbers])
         return arrays
 
-    def _optimizer_prefixes(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield the prefix in `state` of each buffer and owner; the same one for all owners if replicas agree."""
-        for number, owners in enumerate(self._owners):
-            for device in owners:
-                yield f"optimizer/{number}/{owners[0] if self._replicas_agree else device}/", (number, device)
-
     def _load_optimizers(self, state: Mapping[str, np.ndarray]) -> None:
-        for prefix, key in self._optimizer_prefixes():
+        for number, owners in enumerate(self._owners):
+            prefix = f"optimizer/{number}/"
             arrays = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
-            if arrays:
-                number, device = key
-                self._optimizers[key] = optimizers.build(self._run, self._buffers[number], device)
-                self._optimizers[key].load_state(arrays)
+            for device in owners if arrays else ():
+                optimizer = self._optimizers[number, device] = optimizers.build(
+                    self._run, self._buffers[number], device
+                )
+                optimizer.load_state(arrays)
         if self._loss_scale:
             numbers = [mx.nd.array([number], ctx=self._contexts[0]) for number in state["loss_scale"]]
             self._loss_scale.scale, self._loss_scale.finite_steps = numbers

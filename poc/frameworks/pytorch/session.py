@@ -216,7 +216,7 @@ class TorchSession(Session):
         return scores
 
     def _correct_and_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        loss = functional.cross_entropy(scores, labels, reduction="sum", ignore_index=-1)
+        loss = functional.cross_entropy(scores, labels, reduction="sum")
         return (scores.argmax(dim=1) == labels).sum(), loss
 
     def state(self) -> dict[str, np.ndarray]:

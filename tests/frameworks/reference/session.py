@@ -40,8 +40,7 @@ class NumpySession(Session):
             # He's initialisation: Gaussian with variance 2 / inputs.
             weights[:] = generator.normal(scale=(2 / weights.shape[1]) ** 0.5, size=weights.shape)
             decay[:] = run.optimizer.weight_decay
-        # All workers start from the weights of the first one.
-        self._parameters[:] = self._hub.sum(self._parameters[0] * (self._worker == 0))
+        self._parameters[:] = self._parameters[0]
         for name, array in (state or {}).items():
             self._named()[name][:] = array
 
@@ -126,7 +125,7 @@ class NumpySession(Session):
 
     def _correct_and_loss(self, scores: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
         losses, _ = _cross_entropy(scores, labels)
-        return int((scores.argmax(axis=1) == labels).sum()), float(losses[labels >= 0].sum())
+        return int((scores.argmax(axis=1) == labels).sum()), float(losses.sum())
 
     def peak_flops(self) -> float:
         size = 1024
