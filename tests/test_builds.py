@@ -129,6 +129,11 @@ def test_advice_is_on_the_first_setting_for_gpus_if_there_are_any(
     assert len(advice.plan_probes("x", setting, machine)) == count
 
 
+def test_gradient_noise_needs_gradients_without_a_loss_scale(simulate: Simulate) -> None:
+    (item,) = plan("r", Recipe(model=MODEL, dtype="float16", gradient_noise=2), simulate("4 V100"))
+    assert item.skip.startswith("gradient_noise=2 ")
+
+
 def test_a_build_counts_as_installed_in_its_version_only(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     for_gpus, *_, for_cpus = frameworks.load("pytorch").BUILDS
     installed = [

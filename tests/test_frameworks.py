@@ -137,7 +137,6 @@ def test_a_framework_has_a_builder_and_a_class_for_all_that_it_claims(framework:
         ("pytorch", {"devices": 2, "target_accuracy": 0.5}, "target_accuracy"),
         ("pytorch", {"devices": 2, "seconds": 5.0}, "seconds"),
         ("mxnet", {"devices": 2, "straggler": 0.3}, "straggler"),
-        ("mxnet", {"dtype": "float16", "gradient_noise": 2}, "gradient_noise"),
         ("mxnet", {"devices": 2, "optimizer": Muon(lr=0.02)}, "optimizer"),
         *(
             ("mxnet", {"devices": 2, "workers": 2, "kvstore": kvstore, "gradient_noise": 2}, "gradient_noise")

@@ -21,7 +21,6 @@ from poc.config.networks import NETWORKS as ALL_NETWORKS
 from poc.config.run import Run
 from poc.frameworks import Cluster, Session, worker_environments
 from poc.frameworks.builds import Build
-from poc.frameworks.mxnet import launch
 from poc.host.hardware import Hardware
 
 LABEL = "MXNet"
@@ -75,10 +74,12 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Abst
         common["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"  # else MXNet's import brings setuptools' own, half a second more
     if run.dtype != "tf32":
         common["NVIDIA_TF32_OVERRIDE"] = "0"  # else MXNet has Ampere round the factors of products to 10 bits
+    from poc.frameworks.mxnet import servers  # not before it is run as a main program
+
     if isinstance(run.kvstore, ON_SERVERS) or (run.workers > 1 and not isinstance(run.kvstore, config.Horovod)):
-        return launch.parameter_servers(run, cores, hosts, common)
+        return servers.parameter_servers(run, cores, hosts, common)
     if run.workers > 1:
-        return launch.rendezvous(run, cores, hosts, common)
+        return servers.rendezvous(run, cores, hosts, common)
     return contextlib.nullcontext(Cluster(environments=worker_environments(run, cores, hosts, common), helpers={}))
 
 

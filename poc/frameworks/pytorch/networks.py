@@ -135,11 +135,6 @@ def torchvision(classes: int, name: str, **options: Any) -> nn.Module:
     return net
 
 
-def torchvision_inception(classes: int, name: str) -> nn.Module:
-    """GoogLeNet or Inception-v3 without the auxiliary classifiers and their own, slow initialisation."""
-    return torchvision(classes, name, aux_logits=False, init_weights=False)
-
-
 def torchvision_resnet(classes: int, name: str) -> nn.Module:
     """A ResNet of bottlenecks with the stride in the first convolution, as in He et al. 2016 and Gluon.
 
@@ -161,7 +156,11 @@ BUILDERS: dict[str, tuple[Callable[..., nn.Module], tuple[Any, ...]]] = {
     "cifar_airbench94_slim": (Airbench, (64, 128, 256)),
     "cifar_airbench95": (Airbench, (128, 384, 384)),
     **{name: (torchvision, (name,)) for name in ("alexnet", "vgg16", "vgg19", "densenet121")},
-    **{name: (torchvision_inception, (name,)) for name in ("googlenet", "inception_v3")},
+    # Without the auxiliary classifiers and their own, slow initialisation.
+    **{
+        name: (functools.partial(torchvision, aux_logits=False, init_weights=False), (name,))
+        for name in ("googlenet", "inception_v3")
+    },
     **{f"resnet{layers}_v1": (torchvision_resnet, (f"resnet{layers}",)) for layers in (50, 101, 152)},
 }
 """Builders of the networks in `pytorch.NETWORKS`, and their arguments after the number of classes."""

@@ -80,14 +80,10 @@ def _sgd(run: Run, groups: Any) -> Optimizer:
 
 def _muon(run: Run, groups: Any) -> Optimizer:
     options: Any = run.optimizer
-    split: list[dict[str, Any]] = []
     for group in groups:
-        matrices = [parameter for parameter in group["params"] if parameter.dim() == 4]
-        split.append({**group, "params": [parameter for parameter in group["params"] if parameter.dim() != 4]})
-        split.append({**group, "params": matrices, "orthogonal": True, "lr_scale": options.lr / run.learning_rate})
+        group["lr_scale"] = options.lr / run.learning_rate if group["orthogonal"] else 1.0
     # Jordan et al. orthogonalise in bfloat16, too.
     dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32
-    groups = [group for group in split if group["params"]]
     return Muon(groups, momentum=options.momentum, unit_weights=options.unit_weights, dtype=dtype)
 
 
@@ -112,13 +108,12 @@ def build(run: Run, parameters: Tensors, decays: Sequence[bool]) -> Optimizer:
 
     Its state exists from the start, so that a first step which overflows in float16 can be undone.
     """
-    by_decay: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    members: dict[tuple[bool, bool], list[torch.Tensor]] = defaultdict(list)
     for parameter, decay in zip(parameters, decays):
-        by_decay[decay].append(parameter)
+        members[decay, isinstance(run.optimizer, config.Muon) and parameter.dim() == 4].append(parameter)
     groups = [
-        {"params": members, "weight_decay": run.optimizer.weight_decay if decay else 0.0}
-        for decay, members in by_decay.items()
-        if members
+        {"params": group, "weight_decay": run.optimizer.weight_decay if decay else 0.0, "orthogonal": orthogonal}
+        for (decay, orthogonal), group in members.items()
     ]
     builder, names = BUILDERS[type(run.optimizer)]
     optimizer = builder(run, groups)
