@@ -104,8 +104,6 @@ def test_an_unknown_network_is_refused_and_multiply_adds_grow_with_the_area() ->
         unknown.multiply_adds(32)
     run = dataclasses.replace(planned("mxnet").run, model="unknown")
     assert frameworks.unsupported_reason(run, MACHINE) == "model=unknown is not supported by MXNet"
-    with pytest.raises(UserError, match="model=unknown"):
-        frameworks.open_session(run)
 
 
 @pytest.mark.parametrize(

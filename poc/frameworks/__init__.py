@@ -104,7 +104,7 @@ class Framework(Protocol):
     def unsupported_reason(self, run: Run, machine: Hardware) -> str | None:
         """Return why it cannot do `run` on `machine` as it is installed, in one line; None if it can.
 
-        It need not check what `unsupported_option` checks.
+        It need not check the members above.
         """
 
     def is_out_of_memory(self, error: Exception) -> bool:
@@ -117,20 +117,19 @@ class Framework(Protocol):
         """
 
 
-def unsupported_option(run: Run) -> str | None:
+def _unsupported_option(run: Run) -> str | None:
     """Return an option of `run` that its framework does not support, in one line; None if it supports all."""
     framework = load(run.framework)
-    if run.model not in framework.NETWORKS:
-        return f"model={run.model} is not supported by {framework.LABEL}"
-    supported: list[tuple[str, str, list[str]]] = [
-        ("optimizer", run.optimizer.name, [kind.name for kind in framework.OPTIMIZERS]),
-        ("dtype", run.dtype, list(framework.DTYPES)),
-    ]
+    supported = {
+        "model": (run.model, framework.NETWORKS),
+        "optimizer": (run.optimizer.name, [kind.name for kind in framework.OPTIMIZERS]),
+        "dtype": (run.dtype, framework.DTYPES),
+    }
     if run.synchronises:
-        supported.append(("kvstore", run.kvstore.name, [kind.name for kind in framework.KVSTORES]))
-    for field, name, names in supported:
+        supported["kvstore"] = run.kvstore.name, [kind.name for kind in framework.KVSTORES]
+    for field, (name, names) in supported.items():
         if name not in names:
-            return f"{field}={name} is not supported by {framework.LABEL}; it has {', '.join(names)}"
+            return f"{field}={name} is not supported by {framework.LABEL}"
     for declared in dataclasses.fields(Training):
         optional = declared.metadata.get("by_framework") and declared.name not in framework.SUPPORTED_OPTIONS
         if optional and getattr(run, declared.name) != declared.default:
@@ -141,7 +140,7 @@ def unsupported_option(run: Run) -> str | None:
 def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     """Return why the framework of `run` cannot do it on the devices of `machine`, in one line; None if it can."""
     framework = load(run.framework)
-    if reason := framework.unsupported_reason(run, machine) or unsupported_option(run):
+    if reason := framework.unsupported_reason(run, machine) or _unsupported_option(run):
         return reason
     for name in ("seconds", "target_accuracy"):
         if run.workers > 1 and getattr(run, name) is not None:
@@ -174,9 +173,7 @@ def _emulated(run: Run, gpu: GPU) -> str | None:
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
-    """Open a session of the run's framework; raises UserError for an option that the framework does not support."""
-    if reason := unsupported_option(run):
-        raise UserError(reason)
+    """Open a session of the run's framework, which must support it; see `Framework.open_session`."""
     return load(run.framework).open_session(run, first_step=first_step, state=state)
 
 
