@@ -130,7 +130,7 @@ def test_advice_is_on_the_first_setting_for_gpus_if_there_are_any(
 
 
 def test_gradient_noise_needs_gradients_without_a_loss_scale(simulate: Simulate) -> None:
-    (item,) = plan("r", Recipe(model=MODEL, dtype="float16", gradient_noise=2), simulate("4 V100"))
+    (item,) = plan("r", Recipe(model=MODEL, devices=2, dtype="float16", gradient_noise=2), simulate("4 V100"))
     assert item.skip.startswith("gradient_noise=2 ")
 
 
