@@ -305,10 +305,7 @@ class Trainer:
             synchronisation_seconds=waiting,
             data_seconds=0.01 * compute,
             efficiency=(whole - synchronise) / whole if several else None,
-            efficiency_spread=0.01 if several else None,
             pairs=6,
-            pipeline_seconds=0.3 * compute,
-            issue_seconds=0.002,
         )
 
     def _monitored(self, run: Run, told: WorkerResult) -> Monitored:

@@ -86,7 +86,6 @@ def test_two_workers_train_as_one_with_a_step_time_breakdown(tmp_path: Path) -> 
     detail = record.detail
     assert (detail.sums_right, detail.pairs, detail.exchange_bytes) == (True, 3, 4 * record.parameters)
     assert detail.efficiency > 0
-    assert 0 < detail.pipeline_seconds < 1 > detail.issue_seconds > 0
     assert detail.bus_bytes_per_second == pytest.approx(detail.exchange_bytes / detail.exchange_seconds)
 
 

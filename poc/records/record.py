@@ -96,12 +96,7 @@ class Breakdown:
     """Wait for data."""
     efficiency: float | None = None
     """Share of computation and wait for the other workers in a whole step: the median over `pairs`."""
-    efficiency_spread: float | None = None
     pairs: int | None = None
-    pipeline_seconds: float | None = None
-    """Time in which every worker's input pipeline makes a batch, without training."""
-    issue_seconds: float | None = None
-    """CPU time of a worker's main thread until a step is issued."""
 
 
 @value

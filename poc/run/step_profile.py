@@ -8,19 +8,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Callable
 
 from poc.config import NoSync
 from poc.config.run import Run
 from poc.data import Batch
 from poc.frameworks import Session
 from poc.records.record import Breakdown
-from poc.records.timing import spread
 
 ROUNDS = 7
 _WINDOW_STEPS = 4
-_PIPELINE_BATCHES = 100_000  # more than can be made in that time
-_PIPELINE_SECONDS = 2.0
 
 
 class WrongSumError(Exception):
@@ -32,28 +28,25 @@ def steps_of(rounds: int) -> int:
     return rounds * 2 * _WINDOW_STEPS
 
 
-def measure(
-    session: Session, batches: Iterator[Batch], run: Run, rounds: int, make_batches: Callable[[int], Iterator[Batch]]
-) -> Breakdown:
+def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -> Breakdown:
     """Measure the parts of a step in alternating windows, after which the replicas no longer agree.
 
     Raises WrongSumError if the gradient synchronisation does not give the sum of all devices' gradients.
 
-    The first of the `rounds` is warm-up. `make_batches(n)` makes n of this worker's batches without prefetching. Bus
-    bandwidth is n bytes x 2 (devices - 1) / devices / t, as NCCL's tests define it.
+    The first of the `rounds` is warm-up. Bus bandwidth is n bytes x 2 (devices - 1) / devices / t, as NCCL's tests
+    define it.
     """
     synchronises = run.synchronises and not isinstance(run.kvstore, NoSync)
     sums_right = session.sync_is_correct()
     if sums_right is False:
         raise WrongSumError("the gradient synchronisation does not give the sum of all devices' gradients")
     _, *measured = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
-    step, independent, barrier, sync, data_wait, issue = map(statistics.median, zip(*measured))
+    step, independent, barrier, sync, data_wait = map(statistics.median, zip(*measured))
     efficiencies = [(compute + waiting) / total for total, compute, waiting, *_ in measured]
     bus_bytes = session.gradient_bytes * 2 * (run.devices - 1) / run.devices
     return Breakdown(
         steps=len(measured) * _WINDOW_STEPS,
         efficiency=statistics.median(efficiencies) if synchronises else None,
-        efficiency_spread=spread(efficiencies) if synchronises else None,
         pairs=len(measured),
         whole_step_seconds=step,
         independent_step_seconds=independent,
@@ -63,54 +56,34 @@ def measure(
         sums_right=sums_right,
         synchronisation_seconds=barrier if run.workers > 1 else None,
         data_seconds=data_wait,
-        pipeline_seconds=_pipeline(session, make_batches),
-        issue_seconds=issue,
     )
-
-
-def _pipeline(session: Session, make_batches: Callable[[int], Iterator[Batch]]) -> float:
-    """Return the seconds per batch of all workers' input pipelines, from their start, while nothing is trained.
-
-    From the start, since threads make several batches at once: after the first one others are ready.
-    """
-    session.barrier()
-    count, start = 0, time.monotonic()
-    for _ in make_batches(_PIPELINE_BATCHES):
-        count, seconds = count + 1, time.monotonic() - start
-        if seconds > _PIPELINE_SECONDS:
-            break
-    return seconds / count
 
 
 def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> list[float]:
     """Return mean seconds over a window of a whole step, an independent step, and of other parts.
 
-    The parts are the wait for other workers after independent steps, the synchronisation alone, the wait for data, and
-    the CPU time in which the main thread issues a step.
+    The parts are the wait for other workers after independent steps, the synchronisation alone, and the wait for data.
     """
-    step, waited, issuing = _steps(session, batches, learning_rate, sync=True)
-    independent, *_ = _steps(session, batches, learning_rate, sync=False)
+    step, waited = _steps(session, batches, learning_rate, sync=True)
+    independent, _ = _steps(session, batches, learning_rate, sync=False)
     start = time.monotonic()
     session.barrier()
     arrived = time.monotonic()
     for _ in range(_WINDOW_STEPS):
         session.all_reduce_gradients()
     session.drain()
-    seconds = (step, independent, arrived - start, time.monotonic() - arrived, waited, issuing)
+    seconds = (step, independent, arrived - start, time.monotonic() - arrived, waited)
     return [part / _WINDOW_STEPS for part in seconds]
 
 
-def _steps(
-    session: Session, batches: Iterator[Batch], learning_rate: float, *, sync: bool
-) -> tuple[float, float, float]:
-    """Return the seconds of a window of steps, of waiting for data, and of this thread's CPU time until it drains."""
+def _steps(session: Session, batches: Iterator[Batch], learning_rate: float, *, sync: bool) -> tuple[float, float]:
+    """Return the seconds of a window of steps, and of waiting for data, until it drains."""
     session.barrier()
-    start, waited, issuing = time.monotonic(), 0.0, time.thread_time()
+    start, waited = time.monotonic(), 0.0
     for _ in range(_WINDOW_STEPS):
         request = time.monotonic()
         batch = next(batches)
         waited += time.monotonic() - request
         session.step(batch, learning_rate, sync=sync)
-    issuing = time.thread_time() - issuing
     session.drain()
-    return time.monotonic() - start, waited, issuing
+    return time.monotonic() - start, waited

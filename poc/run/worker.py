@@ -6,7 +6,6 @@ python -m poc.run.worker    (its request, as JSON, on the standard input; exit c
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import resource
@@ -89,7 +88,6 @@ class Worker:
         share = {"worker": self._number, "workers": run.workers}
         # A CPU's cores belong to the training, which one thread can feed.
         options = {"global_batch": run.global_batch, "seed": run.seed, "threaded": run.kind != "cpu", **share}
-        make_batches = functools.partial(data.training_batches, dataset, run.data, **options)
         accuracies = [event["accuracy"] for event in self._events if event["event"] == "evaluation"]
         loop = Loop(
             run,
@@ -104,7 +102,7 @@ class Worker:
             silence=self._silence,
         )
         steps = run.steps - self._first_step + step_profile.steps_of(rounds)
-        host_batches = make_batches(first_step=self._first_step, steps=steps)
+        host_batches = data.training_batches(dataset, run.data, first_step=self._first_step, steps=steps, **options)
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they need.
         with (
@@ -120,12 +118,12 @@ class Worker:
                 with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands
                     end["peak_flops"] = session.peak_flops()
                 if rounds:
-                    end["detail"] = self._profile(batches, rounds, lambda count: make_batches(steps=count))
+                    end["detail"] = self._profile(batches, rounds)
         return end
 
-    def _profile(self, batches: Iterator[data.Batch], rounds: int, make_batches: Any) -> Any:
+    def _profile(self, batches: Iterator[data.Batch], rounds: int) -> Any:
         try:
-            return to_plain(step_profile.measure(self._session, batches, self.run, rounds, make_batches))
+            return to_plain(step_profile.measure(self._session, batches, self.run, rounds))
         except Exception as error:
             # Other workers would wait for this one.
             if self.run.workers > 1 or isinstance(error, step_profile.WrongSumError):
