@@ -62,7 +62,9 @@ def plan(
     planned: dict[tuple[str, bool, int], Planned] = {}
     settings = (recipe.quick_version() if quick else recipe).settings()
     named_for_cpu = named and all(setting.kind == "cpu" for setting in recipe.settings())
-    cpu = cpu or named_for_cpu or not _has_usable_gpus(hardware)
+    pairs = itertools.product(frameworks.FRAMEWORKS, hardware.gpus)
+    has_usable_gpus = any(not frameworks.unsupported(framework, gpu, hardware) for framework, gpu in pairs)
+    cpu = cpu or named_for_cpu or not has_usable_gpus
     repeats = range(max(setting.repeats for setting in settings))
     places = range(max(len(setting.seeds) for setting in settings))
     for number, (repeat, place) in enumerate(itertools.product(repeats, places)):
@@ -77,12 +79,6 @@ def plan(
             item = dataclasses.replace(item, repeat=number_of_repeat, priority=setting.priority)
             planned.setdefault((item.run.id, bool(item.smaller), item.repeat), item)
     return list(planned.values())
-
-
-def _has_usable_gpus(hardware: Hardware) -> bool:
-    return any(
-        not frameworks.unsupported(name, gpu, hardware) for name in frameworks.FRAMEWORKS for gpu in hardware.gpus
-    )
 
 
 def _planned(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> Planned:

@@ -7,8 +7,8 @@ its costs and writes them to network_costs.csv.
 from __future__ import annotations
 
 import csv
-import functools
 from pathlib import Path
+from typing import Any
 
 from poc.values import UserError, from_plain, suggest, value
 
@@ -55,18 +55,13 @@ class Network:
     """Whether a batch norm on the input scales the pixels, or, in a variant without batch norms, nothing does."""
     note: str
     """Reason why a source prints another number of parameters."""
+    cost: Cost
+    """Counted cost; zeros until tools/count_networks.py was run."""
 
     @property
     def input_scale(self) -> float:
         """Scale applied to mean-subtracted pixels: 1/58 is ImageNet's standard deviation."""
         return 1.0 if self.normalises_input else 1 / 58.0
-
-    @property
-    def cost(self) -> Cost:
-        """Counted cost; raises UserError if it has not been counted yet."""
-        if self.name not in _costs():
-            raise UserError(f"model: {self.name} is not in {COSTS.name}; run `python -m tools.count_networks`")
-        return _costs()[self.name]
 
     def multiply_adds(self, size: int) -> float:
         """Return the multiply-adds of one image's forward pass; a training step costs three times as many."""
@@ -86,15 +81,16 @@ class Network:
             raise UserError(f"data: crop: {size} is not allowed with {self.name}; use images of {limits} pixels")
 
 
-@functools.cache
-def _costs() -> dict[str, Cost]:
-    with COSTS.open(newline="") as file:
-        return {row.pop("network"): Cost(**{name: int(row[name]) for name in row}) for row in csv.DictReader(file)}
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def _read() -> dict[str, Network]:
-    with Path(__file__).with_name("networks.csv").open(newline="", encoding="utf-8") as file:
-        return {row["name"]: from_plain(Network, row) for row in csv.DictReader(file)}
+    costs = {row.pop("network"): row for row in _rows(COSTS)}
+    uncounted = {"parameters": 0, "forward_multiply_adds": 0, "activations": 0}
+    rows = _rows(Path(__file__).with_name("networks.csv"))
+    return {row["name"]: from_plain(Network, {**row, "cost": costs.get(row["name"], uncounted)}) for row in rows}
 
 
 NETWORKS: dict[str, Network] = _read()
