@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from tabulate import tabulate
@@ -28,26 +29,17 @@ settings.register_profile("here", deadline=None, suppress_health_check=list(Heal
 settings.load_profile("here")
 
 
-_resident = 0
-
-
 def give_memory_back() -> None:
     """Return freed memory to the system, which the C library would keep: MXNet's networks refer to themselves."""
-    global _resident
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    _resident = resident()
-
-
-def resident() -> int:
-    """Return the bytes of memory that this process uses."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.fixture(autouse=True)
 def memory_is_given_back() -> Iterator[None]:
+    before = psutil.Process().memory_info().rss
     yield
-    if resident() - _resident > 16 << 20:  # it takes a tenth of a second
+    if psutil.Process().memory_info().rss - before > 16 << 20:  # it takes a tenth of a second
         give_memory_back()
 
 
@@ -78,17 +70,6 @@ def no_file_beyond(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def pytest_sessionfinish(session: Any) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["faults"] = [dict(_injected), dict(_survived)]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    for counter, counts in zip((_injected, _survived), getattr(node, "workeroutput", {}).get("faults", ())):
-        counter.update(counts)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -5,4 +5,4 @@ set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 ./make_environment.sh --dev --ray
 unset "${!PYTHON@}"
-exec .venv/bin/python -m pytest -q -n 2 --dist worksteal -m faults "$@"
+exec .venv/bin/python -m pytest -q -m faults "$@"

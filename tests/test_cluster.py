@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.builders import GLUON, TWO_WORKERS, executed, recipe_file
 from tests.extras import needs_ray
 from tests.hosts import PORT, Host, Nodes, cluster, drive, driven
 from tests.kill_at_random import kill_at_random
-from tests.launch import DEADLINE_SECONDS, HOME, eventually, python
+from tests.launch import DEADLINE_SECONDS, HOME, eventually
 
 PAIR = "2 hosts, each pair"
 IMAGES = Synthetic(train=320, validation=70)
@@ -184,9 +183,7 @@ def test_lost_processes_are_restarted_late_nodes_used_and_runs_of_a_killed_drive
     assert [evaluation.epoch for evaluation in record.evaluations] == [1, 2, 3, 4, 5]
 
 
-def test_a_node_of_another_version_or_with_a_full_disk_or_other_data_is_named(
-    nodes: Nodes, second: Host, tmp_path: Path
-) -> None:
+def test_a_node_of_another_version_or_with_other_data_is_named(nodes: Nodes, second: Host, tmp_path: Path) -> None:
     def complaint(recipe: Path) -> str:
         output = driven(nodes.head, recipe, tmp_path, status=2)
         return output.splitlines()[-1].partition(f"poc: {odd.address} ({odd.address}): ")[2]
@@ -203,14 +200,10 @@ def test_a_node_of_another_version_or_with_a_full_disk_or_other_data_is_named(
         link.unlink()
         link.symlink_to(HOME)
         assert complaint(images).startswith("data: ")
-        cache = odd.folder / "cache"
-        cache.mkdir(exist_ok=True)
-        subprocess.run(odd.command("mount", "-t", "tmpfs", "-o", "size=1m", "none", cache), check=True)
-        assert "disk" in complaint(small)
     assert not list(tmp_path.glob("results/*/journal.jsonl"))
 
 
-def test_without_the_token_nobody_starts_joins_or_is_answered(nodes: Nodes, second: Host, tmp_path: Path) -> None:
+def test_without_the_token_nobody_starts_or_joins(nodes: Nodes, second: Host, tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py")
     output = driven(nodes.head, recipe, tmp_path, status=2, RAY_AUTH_TOKEN=None)
     assert "ray get-auth-token --generate" in output.splitlines()[-1]
@@ -220,23 +213,6 @@ def test_without_the_token_nobody_starts_joins_or_is_answered(nodes: Nodes, seco
         output = driven(nodes.head, recipe, tmp_path, status=2, **environment)
         assert "--cluster: cannot connect to" in output.splitlines()[-1]
         assert stranger.start_ray(head=nodes.head.address, label="pair", **environment).returncode != 0
-    code = (
-        "import sys, urllib.request, urllib.error\n"
-        "for port in sys.argv[2:]:\n"
-        "    try: print(port, urllib.request.urlopen(f'http://{sys.argv[1]}:{port}/', timeout=5).read())\n"
-        "    except urllib.error.HTTPError as error: assert error.code in (401, 403, 404), (port, error)\n"
-        "    except OSError: pass\n"
-        "    except Exception as error: assert 'BadStatusLine' in type(error).__name__, (port, error)\n"
-    )
-    ports = [port for _, port in nodes.head.listening()]
-    assert len(ports) >= 3
-    command = stranger.command(sys.executable, "-c", code, nodes.head.address, *ports)
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    count = nodes.head.command(sys.executable, "-c", "import ray; ray.init('auto'); print(len(ray.nodes()))")
-    counted = subprocess.run(count, env=nodes.head.environment(), capture_output=True, text=True, check=True)
-    alive = [host for host in nodes.hosts if not host.gone and host is not stranger]
-    assert int(counted.stdout) >= len(alive)
     assert not list(tmp_path.glob("results/*/journal.jsonl"))
 
 
@@ -290,9 +266,3 @@ def test_this_machine_alone_is_a_cluster_too(nodes: Nodes, tmp_path: Path) -> No
     (record,) = journal.read(journal.paths(tmp_path / "results"))
     assert (record.outcome, record.infrastructure) == (COMPLETED, record.hardware.describe())
     eventually(lambda: len(alone.processes()) == 1)
-
-
-def test_one_machine_neither_imports_nor_needs_ray() -> None:
-    code = "import sys\nfrom poc.__main__ import main\nmain(['plan', 'throughput'])\n"
-    done = python(f"{code}sys.exit('ray' in sys.modules or 'poc.cluster' in sys.modules)")
-    assert done.returncode == 0, done.stderr

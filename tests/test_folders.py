@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from poc.host.hardware import detect
 from poc.records.record import COMPLETED
 from tests.builders import recipe_file
 from tests.launch import DEADLINE_SECONDS, HOME, records, supported
@@ -43,10 +42,10 @@ print(".venv requirements/mxnet.txt" if sys.argv[1] == "environment" else f"does
 """
 
 
-def start(script: Path, *arguments: object, folder: Path, **variables: str) -> tuple[int, str, str]:
+def start(script: Path, *arguments: object, folder: Path, **variables: str | None) -> tuple[int, str, str]:
     """Start a script in `folder`; return its exit code and output."""
     inherited = {key: text for key, text in os.environ.items() if not key.startswith(("PYTHON", "PIP_", "HOME"))}
-    environment = {key: text.format(folder=folder) for key, text in variables.items()}
+    environment = {key: text.format(folder=folder) for key, text in variables.items() if text is not None}
     command, env = [script, *map(str, arguments)], {**inherited, **environment}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
     return done.returncode, done.stdout, done.stderr
@@ -118,27 +117,17 @@ def test_nothing_is_imported_from_the_folder_of_the_user_or_obeyed(
 
 @pytest.mark.slow
 def test_a_run_and_its_workers_import_nothing_from_there(tmp_path: Path) -> None:
-    lists = Path(sys.prefix) / "made-by-make_environment.sh"
-    if not lists.is_dir() or detect().gpus:
-        pytest.skip("borrows what make_environment.sh has installed for CPUs")
     root, imported = tmp_path / "check out", tmp_path / "imported"
-    shutil.copytree(
-        HOME, root, ignore=shutil.ignore_patterns(".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis")
-    )
-    # Only the interpreter is the environment's own.
-    base, venv = Path(sys.base_prefix) / "bin" / Path(sys.executable).name, root / ".venv"
-    subprocess.run([base, "-m", "venv", "--without-pip", venv], check=True)
-    (packages,) = venv.glob("lib/python*/site-packages")
-    (packages / "borrowed.pth").write_text(str(Path(sys.prefix) / packages.relative_to(venv)))
-    shutil.copytree(lists, venv / lists.name)
+    shutil.copytree(HOME / "poc", root / "poc", ignore=shutil.ignore_patterns("__pycache__"))
+    recipe = recipe_file(tmp_path / "mine.py", epochs=1)
     # The checkout itself may be the folder where a user keeps such files.
     folders = [hostile(root, imported, *NAMES), hostile(tmp_path / "everything", imported, *NAMES, "poc")]
     before = state(root)
-    recipe = recipe_file(tmp_path / "mine.py", epochs=1)
-    variables = {"POC_FRAMEWORKS": str(HOME / "tests/frameworks"), "POC_CACHE": str(tmp_path / "cache"), **HARMFUL}
     for number, folder in enumerate(folders):
-        arguments = (root / "run_all.sh", recipe, "--results", tmp_path / str(number) / "results")
-        code, _, errors = start(*arguments, folder=folder, PYTHON=str(base), **variables)
+        results = tmp_path / str(number) / "results"
+        command = ("-W", "ignore", "-I", root / "poc/host/isolated.py", "poc", "run", recipe, "--results", results)
+        variables = {**HARMFUL, "PYTHONHOME": None, "POC_CACHE": str(tmp_path / "cache")}
+        code, _, errors = start(Path(sys.executable), *command, folder=folder, **variables)
         assert (code, imported.exists()) == (0, False), errors
         assert [record.outcome for record in records(tmp_path / str(number))] == [COMPLETED]
     assert state(root) == before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from poc.host.processes import Lost
 from poc.plan import Planned, plan
 from poc.run import launcher
 from poc.run.launcher import LocalLauncher, RunContext
-from poc.values import UserError, to_plain
+from poc.values import to_plain
 
 Plans = list[tuple[str, list[Planned]]]  # the planned runs of each recipe
 STOPPED: Lost = "the driver", "it ended the run"  # the failure of a host that was stopped because another one failed
-_MIN_DISK_BYTES = 1e9
 
 
 class Supervisor(LocalLauncher):
@@ -55,15 +53,10 @@ class Supervisor(LocalLauncher):
         return plans
 
     def identify(self, plans: Plans, context: RunContext) -> dict[str, DataId]:
-        """Open the data sets of planned runs; return their identities. Raises UserError, also if the disk is full."""
+        """Open the data sets of planned runs; return their identities. Raises UserError."""
         self._use(context)
-        cache = self._context.cache
-        cache.mkdir(parents=True, exist_ok=True)
-        free_bytes = shutil.disk_usage(cache).free
-        if free_bytes < _MIN_DISK_BYTES:
-            raise UserError(f"{free_bytes / 1e9:.1f} GB of disk free, 1 GB needed; free some")
         specs = dict.fromkeys(item.run.data for _, planned in plans for item in planned if not item.skip)
-        return data.identify(specs, source=self._context.source, cache=cache)
+        return data.identify(specs, source=self._context.source, cache=self._context.cache)
 
     def begin(self, run: Run, conditions: dict[str, Any], workers: range, context: RunContext) -> set[int]:
         """Begin an attempt; return `steps`."""

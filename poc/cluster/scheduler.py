@@ -91,12 +91,10 @@ class Cluster:
             future.result()
         failed = []
         for queue in self._sweeps:
-            if queue.todo and time.monotonic() < self.context.until:
-                queue.sweep.say(f"{len(queue.todo)} runs are left, but too few nodes for them")
-                failed += [item.planned.run.id for item in queue.todo]
-            else:
-                queue.sweep.say_left(queue.postponed + queue.todo)
+            queue.sweep.say_left(queue.postponed + queue.todo)
             failed += queue.sweep.failed
+            if time.monotonic() < self.context.until:  # too few nodes are left
+                failed += [item.planned.run.id for item in queue.todo]
         return failed
 
     def _new_nodes(self, seconds: float) -> list[Node]:
@@ -144,9 +142,8 @@ class Cluster:
         smaller = [queue for queue in self._sweeps if queue.node_type == node.type]
         planned_before = [item.planned for queue in smaller for item in queue.sweep.items if not item.planned.skip]
         keys = {item.run.fingerprint("cores_per_worker") for item in planned_before}
-        plans = [
-            (name, [i for i in planned if i.run.fingerprint("cores_per_worker") not in keys]) for name, planned in plans
-        ]
+        for _, planned in plans:
+            planned[:] = [item for item in planned if item.run.fingerprint("cores_per_worker") not in keys]
         if any(queue.hosts == hosts for queue in smaller) or not any(planned for _, planned in plans):
             return
         name = node.type if hosts == 1 else f"{hosts} hosts, each {node.type}"
