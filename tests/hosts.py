@@ -61,13 +61,10 @@ class Host:
         merged = {**os.environ, **_VARIABLES, **paths, "POC_DATA": None, "PYTHONPATH": str(HOME), **variables}
         return {name: value for name, value in merged.items() if value is not None}
 
-    def start_ray(
-        self, *, head: str = "", label: str = "", **variables: str | None
-    ) -> subprocess.CompletedProcess[str]:
+    def start_ray(self, label: str, head: str = "", **variables: str | None) -> subprocess.CompletedProcess[str]:
         """Make it a node of the cluster with its head at that address, by default the head of a new one."""
         role = [f"--address={head}:{PORT}"] if head else ["--head", f"--port={PORT}", "--include-dashboard=false"]
         options = ["--disable-usage-stats", "--object-store-memory=80000000", f"--labels=infrastructure={label}"]
-        options += ["--include-log-monitor=false"] if head else []  # a process less
         options += [f"--node-ip-address={self.address}", "--num-cpus=1"]
         command, environment = self.command(_RAY, "start", *role, *options), self.environment(**variables)
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
@@ -75,9 +72,7 @@ class Host:
     def processes(self, module: str = "") -> list[psutil.Process]:
         """Return the processes on it whose command contains `module`."""
         processes: list[psutil.Process] = []
-        if self.gone:
-            return processes
-        namespace = os.readlink(f"/proc/{self.init.pid}/ns/pid_for_children")
+        namespace = "" if self.gone else os.readlink(f"/proc/{self.init.pid}/ns/pid_for_children")
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
                 inside = os.readlink(f"/proc/{process.pid}/ns/pid") == namespace
@@ -89,17 +84,14 @@ class Host:
         """Return the modules of runs that have a process there."""
         return [module for module in _RUN_MODULES if self.processes(module)]
 
-    def listening(self, *, of_runs: bool = False) -> list[tuple[str, str]]:
-        """Return address and port of every open TCP port there, or of those that runs opened."""
+    def listening(self) -> set[str]:
+        """Return the addresses on which processes of runs listen there."""
+        processes = [process for module in _RUN_MODULES for process in self.processes(module)]
+        status = [Path(f"/proc/{process.pid}/status").read_text() for process in processes]
+        pids = [text.partition("NSpid:")[2].splitlines()[0].split()[-1] for text in status]
         ss = subprocess.run(self.command("ss", "-Hltnp"), capture_output=True, text=True, check=True)
-        lines = ss.stdout.splitlines()
-        if of_runs:
-            processes = [process for module in _RUN_MODULES for process in self.processes(module)]
-            status = [Path(f"/proc/{process.pid}/status").read_text() for process in processes]
-            pids = [text.partition("NSpid:")[2].splitlines()[0].split()[-1] for text in status]
-            lines = [line for line in lines if any(f"pid={pid}," in line for pid in pids)]
-        addresses = [line.split()[3].rpartition(":") for line in lines]
-        return [(address, port) for address, _, port in addresses]
+        lines = [line for line in ss.stdout.splitlines() if any(f"pid={pid}," in line for pid in pids)]
+        return {line.split()[3].rpartition(":")[0] for line in lines}
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to all of its processes but the first."""
@@ -132,7 +124,7 @@ class Nodes:
         self._switch = subprocess.Popen(["unshare", "--net", "sh", "-c", setup])
         name = psutil.Process(self._switch.pid).name
         eventually(lambda: name() == "sleep", lambda: self._switch.poll() is not None)
-        self.head = self._start(self.host(), label="pair")
+        self.head = self._start(self.host(), "pair")
         self._second: Host | None = None
 
     def host(self, core: int = 0) -> Host:
@@ -149,20 +141,15 @@ class Nodes:
         _run(*inside, "link", "set", "lo", "up")
         return host
 
-    def second(self) -> Host:
-        """Return the other node of the head's type."""
-        if self._second is None or self._second.gone:
+    def second(self, *, replace: bool = False) -> Host:
+        """Return the other node of the head's type; with `replace` a new one, and the test ends the old one."""
+        if self._second is None or self._second.gone or replace:
             self._second = self.add("pair")
         return self._second
 
-    def replace_second(self) -> Host:
-        """Return a new one in its place; the test ends the old one."""
-        self._second = None
-        return self.second()
-
     def add(self, label: str, **variables: str | None) -> Host:
         """Return one more node, on the other core."""
-        return self._start(self.host(1), head=self.head.address, label=label, **variables)
+        return self._start(self.host(1), label, self.head.address, **variables)
 
     @contextlib.contextmanager
     def another(self, label: str, **variables: str | None) -> Iterator[Host]:
@@ -175,14 +162,12 @@ class Nodes:
                 _run(*host.command(_RAY, "stop"))  # tells the head, so that no later test waits for it
                 host.kill()
 
-    @contextlib.contextmanager
-    def hold(self, step: int) -> Iterator[Callable[[int], object]]:
+    def hold(self, step: int) -> contextlib.AbstractContextManager[Callable[[int], object]]:
         """Hold runs on all nodes, as `tests.launch.held`."""
-        with held(self._folder / "hold", step) as hold_at:
-            yield hold_at
+        return held(self._folder / "hold", step)
 
-    def _start(self, host: Host, *, label: str, head: str = "", **variables: str | None) -> Host:
-        started = host.start_ray(head=head, label=label, **variables)
+    def _start(self, host: Host, label: str, head: str = "", **variables: str | None) -> Host:
+        started = host.start_ray(label, head, **variables)
         assert started.returncode == 0, started.stderr
         return host
 

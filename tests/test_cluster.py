@@ -128,8 +128,8 @@ def test_a_run_listens_on_the_cluster_s_interface_alone_and_ends_with_its_driver
     with nodes.another("desk") as desk, drive(desk, recipe, tmp_path, "--cluster", address) as driver:
         for host in hosts:
             wait_for_training(host, driver)
-            assert {address for address, _ in host.listening(of_runs=True)} <= {host.address}
-        assert nodes.head.listening(of_runs=True)
+            assert host.listening() <= {host.address}
+        assert nodes.head.listening()
         if framework == "MXNet":
             desk.cut()
         else:
@@ -212,7 +212,7 @@ def test_without_the_token_nobody_starts_or_joins(nodes: Nodes, second: Host, tm
         environment["RAY_NUM_REDIS_GET_RETRIES"] = "2"  # Ray asks twenty times, a second apart
         output = driven(nodes.head, recipe, tmp_path, status=2, **environment)
         assert "--cluster: cannot connect to" in output.splitlines()[-1]
-        assert stranger.start_ray(head=nodes.head.address, label="pair", **environment).returncode != 0
+        assert stranger.start_ray("pair", nodes.head.address, **environment).returncode != 0
     assert not list(tmp_path.glob("results/*/journal.jsonl"))
 
 
@@ -237,7 +237,7 @@ def test_lost_nodes_are_named_and_replaced_and_without_another_their_run_fails_a
                 end(earlier)
             victims.append(nodes.second())
             if fault is not faults[-1]:
-                nodes.replace_second()  # the run waits only half a minute for one
+                nodes.second(replace=True)  # the run waits only half a minute for one
             fault(victims[-1])
             hold_at(10 * epoch + 15)
         output, _ = driver.communicate(timeout=DEADLINE_SECONDS)

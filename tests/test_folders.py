@@ -42,10 +42,10 @@ print(".venv requirements/mxnet.txt" if sys.argv[1] == "environment" else f"does
 """
 
 
-def start(script: Path, *arguments: object, folder: Path, **variables: str | None) -> tuple[int, str, str]:
+def start(script: Path, *arguments: object, folder: Path, **variables: str) -> tuple[int, str, str]:
     """Start a script in `folder`; return its exit code and output."""
     inherited = {key: text for key, text in os.environ.items() if not key.startswith(("PYTHON", "PIP_", "HOME"))}
-    environment = {key: text.format(folder=folder) for key, text in variables.items() if text is not None}
+    environment = {key: text.format(folder=folder) for key, text in variables.items()}
     command, env = [script, *map(str, arguments)], {**inherited, **environment}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
     return done.returncode, done.stdout, done.stderr
@@ -126,8 +126,7 @@ def test_a_run_and_its_workers_import_nothing_from_there(tmp_path: Path) -> None
     for number, folder in enumerate(folders):
         results = tmp_path / str(number) / "results"
         command = ("-W", "ignore", "-I", root / "poc/host/isolated.py", "poc", "run", recipe, "--results", results)
-        variables = {**HARMFUL, "PYTHONHOME": None, "POC_CACHE": str(tmp_path / "cache")}
-        code, _, errors = start(Path(sys.executable), *command, folder=folder, **variables)
+        code, _, errors = start(Path(sys.executable), *command, folder=folder, POC_CACHE=str(tmp_path / "cache"))
         assert (code, imported.exists()) == (0, False), errors
         assert [record.outcome for record in records(tmp_path / str(number))] == [COMPLETED]
     assert state(root) == before

@@ -70,22 +70,23 @@ def _number(kind: Any) -> Callable[[str], Any]:
     return read
 
 
+_positive = _number(Positive)
+
+
 def _groups() -> dict[str, _Parser]:
     """Return the options that several commands share."""
     groups: dict[str, _Parser] = defaultdict(lambda: _Parser(add_help=False))
     add = groups["machine"].add_argument
     add("--machine", metavar="NAME", help="its name in results (default: cloud instance type, else hardware)")
-    price = "its price per hour (default: that in poc/published/prices.csv)"
-    add("--price", type=_number(Positive), metavar="DOLLARS", help=price)
+    add("--price", type=_positive, metavar="DOLLARS", help="per hour (default: in poc/published/prices.csv)")
 
-    images = "CIFAR-10, or ImageNet records (default: $POC_DATA, the cache, or a download)"
-    groups["data"].add_argument("--data", type=_path, metavar="DIR", help=images)
+    add = groups["data"].add_argument
+    add("--data", type=_path, metavar="DIR", help="CIFAR-10 or ImageNet records (default: $POC_DATA, cache, download)")
 
-    folder = "folder of journals and pages (default: results/, with results.md above)"
-    default = options.HOME / "results"
-    groups["results"].add_argument("--results", type=_path, default=default, metavar="DIR", help=folder)
-    other = "show these results, too; may be repeated"
-    groups["others"].add_argument("--with", dest="others", type=_path, metavar="FOLDER", help=other, **_LIST)
+    add, folder = groups["results"].add_argument, options.HOME / "results"
+    add("--results", type=_path, default=folder, metavar="DIR", help="journals and pages (default: results/)")
+    add = groups["others"].add_argument
+    add("--with", dest="others", type=_path, metavar="FOLDER", help="show these results, too; may be repeated", **_LIST)
 
     add = groups["studies"].add_argument
     add("--study", type=_path, metavar="FILE", help="a published study, a CSV like those in poc/published/", **_LIST)
@@ -114,48 +115,40 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(function=function)
         return added.add_argument
 
-    command(doctor.doctor, "what this machine has, what it can run, and what is missing", "data")
+    command(doctor.doctor, "what this machine has, what it can run, and what is missing", "machine", "data")
 
-    about = "what the recipes run here: how many runs, how long, at what cost"
-    add = command(run.plan, about, "recipes", "machine", "results")
+    add = command(run.plan, "what the recipes run here, how long, at what cost", "recipes", "machine", "results")
     add("--verbose", help="list each run with its id, global batch and time, or why it is skipped", **_FLAG)
     add("--json", help="print JSON, for a program", **_FLAG)
 
     about = "run the recipes, add the results to the journal, write results.md"
     add = command(run.run, about, "recipes", "machine", "data", "results", "others", "studies")
-    add("--hours", type=_number(Positive), metavar="H", help="end by then; the same command goes on with what is left")
-    add("--dollars", type=_number(Positive), metavar="D", help="the same, when so much is spent at the machine's price")
+    add("--hours", type=_positive, metavar="H", help="end by then; the same command goes on with what is left")
+    add("--dollars", type=_positive, metavar="D", help="the same, when so much is spent at the machine's price")
     add("--again", help="repeat runs that the journal holds already", **_FLAG)
     add("--detail", help="afterwards, measure what of a step is computation and communication", **_FLAG)
     add("--checkpoints", type=_path, metavar="DIR", help="keep checkpoints here (default: in the cache, until the end)")
-    patience = "end a run that makes no step for so long (300)"
-    add("--patience", type=_number(Positive), default=300.0, metavar="SECONDS", help=patience)
+    add("--patience", type=_positive, default=300.0, metavar="S", help="end a run that makes no step for S seconds")
     add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")
     add("--verbose", help="say each run's id, settings and expected time, too", **_FLAG)
 
     add = command(look.report, "write results.md again from the journals", "results", "others", "studies")
-    price = "price per hour of a machine; may be repeated"
-    add("--price", type=prices.named, metavar="NAME=DOLLARS", help=price, **_LIST)
+    add("--price", type=prices.named, metavar="NAME=DOLLARS", help="price of a machine per hour", **_LIST)
 
-    about = "make a folder of this machine's results, to commit or send"
-    add = command(look.publish, about, "results", "studies")
+    add = command(look.publish, "make a folder of a machine's results, to commit or send", "results", "studies")
     add("--machine", default="", metavar="NAME", help="the machine to publish (default: the one that ran last)")
-    folder = "put the folder NAME_DATE here (default: the current folder)"
-    add("--output", type=_path, default=Path(), metavar="DIR", help=folder)
+    add("--output", type=_path, default=Path(), metavar="DIR", help="put the folder NAME_DATE here (default: here)")
 
-    about = "one run of the journals: its repeats, curve and step-time breakdown"
-    add = command(look.show, about, "results", "others")
+    add = command(look.show, "one run: its repeats, curve and step-time breakdown", "results", "others")
     add("run", metavar="ID", help="how its id starts (see plan --verbose), with @MACHINE or @COMMIT to choose repeats")
 
-    about = "two runs of the journals: how they differ, and whether in speed"
-    add = command(look.compare, about, "results", "others")
+    add = command(look.compare, "two runs: how they differ, and whether significantly", "results", "others")
     add("runs", nargs=2, metavar="ID", help="as for show: ID, ID@MACHINE, ID@COMMIT or ID@MACHINE@COMMIT")
 
     about = "throughput, time and cost on more devices, from short runs"
     add = command(advise.advise, about, "machine", "data", "results", "others", "studies")
     add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting that can run here")
-    steps = _number(Annotated[Count, Ge(20)])
-    add("--steps", type=steps, default=STEPS, metavar="N", help=f"length of each short run ({STEPS})")
+    add("--steps", type=_number(Annotated[Count, Ge(20)]), default=STEPS, metavar="N", help="length of each short run")
 
     command(advise.networks, "the models that a recipe may name, with what they cost")
 

@@ -17,12 +17,12 @@ from poc.report import repeats
 from poc.values import UserError
 
 # Columns that say what ran, and where. All others are measured, or follow from these.
-_CONDITIONS = (
+_CONDITIONS = [
     *("machine", "hardware", "cores", "driver", "framework", "commit", "environment", "threads", "cores_per_worker"),
     *("model", "dataset", "data_checksum", "fixed", "input_shape", "kind", "devices", "emulated", "workers", "dtype"),
     *("batch_per_device", "global_batch", "lr", "lr_rule", "training_recipe", "kvstore", "straggler", "layout"),
-    *("length", "epochs", "target_accuracy", "accuracy_on", "seed", "quick"),
-)
+    *("length", "epochs", "target_accuracy", "accuracy_on", "quick"),
+]
 
 
 def compare(table: pd.DataFrame, first: str, second: str) -> dict[str, Any]:
@@ -31,8 +31,8 @@ def compare(table: pd.DataFrame, first: str, second: str) -> dict[str, Any]:
     All seeds of a setting are its repeats. Raises UserError if a name fits no run or several, or both name the same.
     """
     runs, sides = _sides(table, [first, second])
-    conditions = {name: [_distinct(side[name]) for side in sides] for name in _CONDITIONS}
-    differences = {name: values for name, values in conditions.items() if values[0] != values[1]}
+    conditions = pd.concat([side.tail(1) for side in sides])[_CONDITIONS].convert_dtypes().astype(str)
+    differences = conditions.loc[:, conditions.nunique() > 1].to_dict("list")
     same_machine = not {"machine", "hardware"} & differences.keys()
     completed = [side[side.outcome == COMPLETED] for side in sides]
     measured = {"samples/s": _rate(completed, same_machine), "accuracy": _accuracy(completed)}
@@ -42,7 +42,7 @@ def compare(table: pd.DataFrame, first: str, second: str) -> dict[str, Any]:
 def text(comparison: dict[str, Any]) -> str:
     """Return the result of `compare` in words."""
     rate, accuracy = comparison["samples/s"], comparison["accuracy"]
-    rows = [[name, *map(_words, values)] for name, values in comparison["differences"].items()]
+    rows = [[name, *values] for name, values in comparison["differences"].items()]
     rows.append(["samples/s", *(_range(side, ",.1f") for side in rate["sides"])])
     rows.append(["accuracy", *(_range(side, ".4f") for side in accuracy["sides"])])
     lines = [tabulate(rows, headers=["", *comparison["runs"]], disable_numparse=True), ""]
@@ -72,14 +72,6 @@ def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[p
     return runs, sides
 
 
-def _distinct(column: pd.Series[Any]) -> list[Any]:
-    return sorted({value for value in column if value != "" and pd.notna(value)})
-
-
-def _words(values: Sequence[Any]) -> str:
-    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values) or "-"
-
-
 def _rate(sides: Sequence[pd.DataFrame], same_machine: bool) -> dict[str, Any]:
     """Return the samples/s of both sides, and their ratio by interleaved repeats."""
     if not same_machine:  # They have no slower hours in common: as if all repeats had started at once.
@@ -98,14 +90,12 @@ def _accuracy(sides: Sequence[pd.DataFrame]) -> dict[str, Any]:
 
 
 def _difference(sides: Sequence[pd.Series[float]]) -> dict[str, Any]:
-    """Return the difference of medians; with enough values on both sides that of means, with its interval."""
-    n = [len(side) for side in sides]
-    if min(n) < repeats.MIN_REPEATS:
-        difference = sides[0].median() - sides[1].median()
-        return {"n": n, "estimate": difference, "interval": None, "significant": None}
-    low, high = ttest_ind(*sides, equal_var=False).confidence_interval(repeats.CONFIDENCE)
-    difference = sides[0].mean() - sides[1].mean()
-    return {"n": n, "estimate": difference, "interval": [low, high], "significant": not low <= 0 <= high}
+    """Return the difference of means, with its interval if there are enough values on both sides."""
+    n, difference, interval = [len(side) for side in sides], sides[0].mean() - sides[1].mean(), None
+    if min(n) >= repeats.MIN_REPEATS:
+        interval = [*ttest_ind(*sides, equal_var=False).confidence_interval(repeats.CONFIDENCE)]
+    significant = interval and not interval[0] <= 0 <= interval[1]
+    return {"n": n, "estimate": difference, "interval": interval, "significant": significant}
 
 
 def _range(values: pd.Series[float], digits: str) -> str:
@@ -120,7 +110,7 @@ def _verdict(title: str, result: dict[str, Any], digits: str) -> str:
     if not min(result["n"]):
         return f"{title}: unknown, {counts}."
     if result["interval"] is None:
-        return f"{estimate} (of medians); no significance test: {counts}, needs {repeats.MIN_REPEATS}."
+        return f"{estimate}; no significance test: {counts}, needs {repeats.MIN_REPEATS}."
     low, high = (f"{end:{digits}}" for end in result["interval"])
     word = "significant" if result["significant"] else "not significant"
     return f"{estimate}, {word} (95% interval {low} to {high}, {counts})."

@@ -5,18 +5,16 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from tabulate import tabulate
 
 from poc import data, frameworks
-from poc.cli.options import HOME, Options, machine_name
+from poc.cli.options import HOME, Options
 from poc.config import CIFAR10
 from poc.frameworks import Build
 from poc.frameworks.builds import shared_library
 from poc.host import hardware
 from poc.host.hardware import Hardware
-from poc.published import prices
 from poc.records import provenance
 from poc.run.launcher import cache
 from poc.run.progress import counted
@@ -30,12 +28,14 @@ _MXNET_LIBRARIES = {"libquadmath.so.0": "libquadmath0", "libgomp.so.1": "libgomp
 
 def doctor(options: Options) -> None:
     """Print the machine, its frameworks, data and price, and what is missing."""
-    print(tabulate(_facts(hardware.detect(), options.source()), tablefmt="plain", disable_numparse=True))
+    print(tabulate(_facts(options), tablefmt="plain", disable_numparse=True))
 
 
-def _facts(machine: Hardware, source: Path | None) -> Iterator[tuple[str, str]]:
+def _facts(options: Options) -> Iterator[tuple[str, str]]:
+    machine, source = hardware.detect(), options.source()
+    machine_name = options.machine_name(machine)
     cores, gib = counted(machine.cores, "core"), machine.memory_bytes / 2**30
-    yield "machine", machine_name(machine)
+    yield "machine", machine_name
     yield "CPU", f"{machine.cpu}, {cores}, {gib:.0f} GiB of memory"
     for gpu in machine.gpus:
         major, minor = gpu.capability
@@ -51,10 +51,10 @@ def _facts(machine: Hardware, source: Path | None) -> Iterator[tuple[str, str]]:
     yield "python", _listed(provenance.versions())
     if folder := data.find(CIFAR10(), source=source, cache=cache()):
         yield "data", f"CIFAR-10 in {folder}"
-    if price := prices.load({}).of(machine_name(machine), machine.describe()):
+    if price := options.prices(machine_name).of(machine_name, machine.describe()):
         yield "price", f"{price.dollars_per_hour:.2f} dollars/h for {price.machine} ({price.region}, {price.date})"
     else:
-        yield "price", "not known: pages show no cost unless run gets --price DOLLARS or --machine NAME"
+        yield "price", "not known: pages show no cost unless run gets --price or --machine"
     for name in frameworks.FRAMEWORKS:
         build = wanted.get(name)
         if build and not build.is_installed(frameworks.versions(name)):

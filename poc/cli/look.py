@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poc import published
-from poc.cli.options import HOME, Options
+from poc.cli import options as cli
+from poc.cli.options import Options
 from poc.published import prices
 from poc.published.prices import Prices
 from poc.records import journal
 from poc.records.record import Record
 from poc.run.launcher import cache
-from poc.values import UserError, suggest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,13 +21,8 @@ if TYPE_CHECKING:
 
 
 def report(options: Options) -> None:
-    """Write the pages again; raises UserError for a mistake in the options."""
-    rows = [row for study in published.load(options.study) for row in study.rows]
-    names = {name for row in rows for name in (row.machine, row.hardware)}
-    names |= {name for record in options.all_records() for name in (record.infrastructure, record.hardware.describe())}
-    for name, _ in options.price:
-        if name not in names:
-            raise UserError(f"--price: no row is of a machine {name!r}; {suggest(name, filter(None, names))}")
+    """Write the pages again; raises UserError if there are no journals."""
+    options.all_records()
     write_report(options, prices.load(dict(options.price)))
 
 
@@ -35,11 +30,11 @@ def write_report(options: Options, known_prices: Prices) -> None:
     """Write the pages of all journals in the folder of results; print the scorecard and the path of the page."""
     from poc import report
 
-    records = options.records()
+    records = journal.read(journal.paths(options.results))
     written = report.write(
         records,
         published.load(options.study),
-        page=options.page,
+        page=(cli.HOME if options.results == cli.HOME / "results" else options.results) / "results.md",
         folder=options.results,
         cache=cache(),
         target=options.target,
@@ -59,7 +54,7 @@ def publish(options: Options) -> None:
     def write_pages(records: Sequence[Record], folder: Path) -> None:
         report.write(records, studies, page=folder / "results.md", folder=folder, cache=cache(), target=options.target)
 
-    _, lines = publish(options.results, options.output.absolute(), HOME, write_pages, options.machine)
+    _, lines = publish(options.results, options.output.absolute(), cli.HOME, write_pages, options.machine)
     print("\n".join(lines))
 
 

@@ -29,7 +29,8 @@ class Options(argparse.Namespace):
 
     def machine_name(self, machine: Hardware) -> str:
         """Return what results call this machine: --machine, its type of cloud instance, or its hardware."""
-        return self.machine or machine_name(machine)
+        name = hardware.product_name()
+        return self.machine or (name if name in prices.load({}).by_name else machine.describe())
 
     def prices(self, name: str) -> Prices:
         """Return the known prices, with the one that the user gave for this machine."""
@@ -45,15 +46,6 @@ class Options(argparse.Namespace):
         folder = self.data or os.environ.get("POC_DATA")
         return Path(folder).absolute() if folder else None
 
-    @property
-    def page(self) -> Path:
-        """Return the file of the main page."""
-        return (HOME if self.results == HOME / "results" else self.results) / "results.md"
-
-    def records(self) -> list[Record]:
-        """Read the records in the folder of results."""
-        return journal.read(journal.paths(self.results))
-
     def all_records(self) -> list[Record]:
         """Read the records in all folders; raises UserError if there are no journals."""
         if not self.others and not journal.paths(self.results):
@@ -61,13 +53,13 @@ class Options(argparse.Namespace):
                 f"--results: no MACHINE/{journal.FILE} in {self.results}; start ./run_all.sh --quick, or give "
                 f"{HOME / 'reference'} for what this project measured"
             )
-        records = self.records()
+        records = journal.read(journal.paths(self.results))
         return [*records, *journal.read_with(records, self.others)]
 
     @property
-    def named(self) -> bool:
-        """Return whether the user named recipes or runs."""
-        return bool(self.recipes or self.only)
+    def plan_options(self) -> dict[str, bool]:
+        """Return the options of `poc.plan.plan`."""
+        return {"quick": self.quick, "cpu": self.cpu, "named": bool(self.recipes or self.only)}
 
     def load_recipes(self) -> list[tuple[str, Recipe]]:
         """Return the named recipes, by default the core ones, with their names and with the fields of --set."""
@@ -79,10 +71,7 @@ class Options(argparse.Namespace):
 
     def plans(self, machine: Hardware) -> list[tuple[str, list[Planned]]]:
         """Return the runs of the chosen recipes on this machine, by recipe."""
-        plans = [
-            (name, plan(name, recipe, machine, quick=self.quick, cpu=self.cpu, named=self.named))
-            for name, recipe in self.load_recipes()
-        ]
+        plans = [(name, plan(name, recipe, machine, **self.plan_options)) for name, recipe in self.load_recipes()]
         ids = {item.run.id for item in select([item for _, items in plans for item in items], self.only)}
         plans = [(name, [item for item in items if item.run.id in ids]) for name, items in plans]
         return [(name, items) for name, items in plans if items]
@@ -104,9 +93,3 @@ def _recipe_files(folders: Sequence[str]) -> list[Path]:
     """Return the recipes in these folders; a file whose name starts with _ is shared by recipes."""
     files = [path for folder in folders for path in sorted((HOME / folder).glob("*.py"))]
     return [path for path in files if not path.name.startswith("_")]
-
-
-def machine_name(machine: Hardware) -> str:
-    """Return the type of cloud instance that this machine is, if that has a price; else its hardware."""
-    name = hardware.product_name()
-    return name if name in prices.load({}).by_name else machine.describe()

@@ -90,7 +90,7 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
         results=options.results,
         context=_context(options, hardware.detect(), "", options.data, until),  # each node has its own POC_DATA
         only=options.only,
-        plan_options={"quick": options.quick, "cpu": options.cpu, "named": options.named},
+        plan_options=options.plan_options,
         sweep_options=_sweep_options(options),
         prices=known_prices,
         note=lambda sweeps: last_run.write(options.results, _request(options, sweeps, started)),
