@@ -42,17 +42,6 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=HOME, env=variables, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
 
 
-def supported(version: str) -> Path:
-    """Return a Python of that version, which may be another one than runs this; skip the test if there is none."""
-    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    on_path = shutil.which(f"python{version}")
-    for python in (*sorted(root.glob(f"versions/{version}.*/bin/python")), *([Path(on_path)] if on_path else [])):
-        command = [python, "-c", "import ensurepip, venv"]
-        if subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0:
-            return python
-    pytest.skip(f"needs Python {version}: pyenv install {version}")
-
-
 def eventually(look: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
     """Return the first true value of `look`; fail if `unless` is true before, or after minutes."""
     end = time.monotonic() + DEADLINE_SECONDS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from poc.data import sources
 from poc.host import hardware
 from poc.published import prices
 from poc.records import journal
+from poc.records.record import Record
 from tests.builders import recipe_file, record_of, run_of
 from tests.launch import HOME
 from tests.test_builds import simulate  # noqa: F401  # a fixture
@@ -78,25 +78,20 @@ def test_set_plans_the_runs_of_an_edited_recipe(home: Path, printed: Any) -> Non
     assert len(ids) == 2
 
 
-def test_a_plan_sums_up_what_is_done_what_is_left_and_why_the_rest_is_skipped(home: Path, printed: Any) -> None:
+def test_a_plan_has_what_is_done_what_is_left_and_what_is_skipped(home: Path, printed: Any) -> None:
     recipe_file(home / "recipes" / "core.py", kind=["cpu", "gpu"], lr=[0.01, 0.02])
-    recipe_file(home / "recipes" / "more.py", kind="gpu", devices=[2, 4, 8], lr=[0.01, 0.02])
     before = printed("plan", "--json", "--price", "36", "--machine", "mine")
     assert (before["runs"], before["done"], before["machine"]) == (2, 0, "mine")
-    reasons = Counter(line["skipped"] for line in before["planned"] if line["skipped"])
-    assert sum(reasons.values()) == 8
-    # Reasons that differ only in a number are one.
-    assert list(before["skipped"].values()) == [6, 2]
+    assert before["dollars"] == pytest.approx(before["seconds"] / 100)
+    assert list(before["skipped"].values()) == [2]
     # A run in the journal of this machine is done.
     run = run_of(lr=0.01)
-    assert run.id in {line["id"] for line in before["planned"]}
     fields = {**record_of().to_json(), "run": run.to_json(), "run_id": run.id, "infrastructure": "mine"}
     fields.update(dataset="synthetic", environment=None, wall=1.0)
-    journal.append(home / "results" / "mine" / journal.FILE, type(record_of()).from_json(fields))
+    journal.append(home / "results" / "mine" / journal.FILE, Record.from_json(fields))
     after = printed("plan", "--json", "--machine", "mine")
-    assert (after["runs"], after["done"], after["price_per_hour"]) == (2, 1, None)
+    assert (after["runs"], after["done"], after["dollars"]) == (2, 1, None)
     assert after["seconds"] < before["seconds"]
-    assert len(printed("plan").splitlines()) < 12
     verbose = printed("plan", "--verbose")
     assert all(line["id"] in verbose for line in before["planned"])
 
@@ -122,15 +117,7 @@ def test_cpu_runs_on_a_machine_with_gpus_are_skipped_unless_they_are_named(
     fields: dict[str, Any] = {"framework": "mxnet", "model": "cifar_resnet8_v2"}
     recipe_file(home / "recipes" / "core.py", **fields, kind=["cpu", "gpu"])
     recipe_file(home / "recipes" / "studies" / "theirs.py", **fields, kind="cpu", lr=0.02)
-    for arguments, skipped in (
-        ("", 1),
-        ("core", 1),
-        ("--all", 3),
-        ("--cpu", 0),
-        ("theirs", 0),
-        ("core --set kind=cpu", 0),
-        ("--set kind=gpu", 0),
-    ):
+    for arguments, skipped in (("", 1), ("core", 1), ("--all", 3), ("--cpu", 0), ("theirs", 0)):
         assert sum(printed("plan", "--json", *arguments.split())["skipped"].values()) == skipped
 
 

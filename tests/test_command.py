@@ -6,15 +6,13 @@ import os
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from poc import CIFAR10, ImageNet, Synthetic
 from poc.__main__ import main
 from poc.records import journal, last_run
-from tests import test_imagenet
 from tests.builders import recipe_file, record_of
-from tests.launch import DEADLINE_SECONDS, finish, python, records, start
+from tests.launch import finish, python, records
 
 
 @pytest.fixture
@@ -134,34 +132,9 @@ def test_a_missing_folder_of_images_matters_only_to_recipes_of_real_images(
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # asks for no cluster
     for recipe, status in (("skipped.py", 0), ("images.py", 2)):
         assert main(["run", recipe, "--machine", "here", "--results", "out"]) == status
-    assert re.match(r"poc: .*nowhere.*POC_DATA|poc: .*POC_DATA.*nowhere", capsys.readouterr().err.splitlines()[-1])
+    assert "POC_DATA" in capsys.readouterr().err.splitlines()[-1]
     (record,) = journal.read(journal.paths(folder / "out"))
     assert record.outcome == "skipped"
-
-
-@pytest.mark.slow
-def test_another_data_set_is_another_setting_and_nothing_is_downloaded_for_finished_runs(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    images = ImageNet(crop=32, resize=40, train=10, validation=5)
-    recipe_file(folder / "mine.py", data=images, batch_per_device=5, epochs=1, repeats=2)
-    arguments = ["run", "mine.py", "--results", "out", "--machine", "here"]
-    for number, name in enumerate(("first", "second"), start=1):
-        (folder / name).mkdir()
-        test_imagenet.write(folder / name, images, number)
-        for done in (0, 2):
-            assert main([*arguments, "--verbose", "--data", name]) == 0
-            assert capsys.readouterr().err.count("in the journal already") == done
-    # Without --data there are no images: runs that are done on any stay done.
-    assert main(arguments) == 0
-    records = journal.read(journal.paths(folder / "out"))
-    assert (len(records), len({record.data_id for record in records})) == (4, 2)
-    table = pd.read_csv(folder / "out" / "rows.csv").query("origin == 'measured'")
-    assert sorted(table["repeat"]) == [1, 1, 2, 2]
-
-
-# Capabilities by which root reads what is only root's, as a Python in its home, without being able to write there.
-_NOBODY = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--inh-caps=+dac_read_search")
 
 
 @pytest.mark.slow
@@ -174,15 +147,11 @@ def test_a_user_without_a_name_or_a_home_to_write_in_sees_no_traceback(home: str
             path.chmod(0o777)
     variables = {"HOME": home, "TMPDIR": str(tmp_path), "POC_CACHE": None, "MPLCONFIGDIR": None}
     variables |= dict.fromkeys(("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "USER", "LOGNAME"))
-    prefix = [*_NOBODY, "--ambient-caps=+dac_read_search"]
-    said = finish(recipe, tmp_path, prefix=prefix, environment=variables)
-    assert "Traceback" not in said
-    (record,) = records(tmp_path)
-    assert record.outcome == "completed"
-    show = {"command": "show", "prefix": prefix, "environment": variables}
-    with start(Path(record.run.id), tmp_path, **show) as process:  # what imports matplotlib without a page
-        said, _ = process.communicate(timeout=DEADLINE_SECONDS)
-    assert (process.returncode, "Traceback" in said) == (0, False)
+    # Root's capability to read, since Python may be in root's home, but not to write there.
+    prefix = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--inh-caps=+dac_read_search"]
+    prefix.append("--ambient-caps=+dac_read_search")
+    assert "Traceback" not in finish(recipe, tmp_path, prefix=prefix, environment=variables)
+    assert [record.outcome for record in records(tmp_path)] == ["completed"]
 
 
 def test_networks_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -> None:

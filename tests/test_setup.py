@@ -9,8 +9,6 @@ import importlib.metadata
 import re
 import shutil
 import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,7 @@ LISTS = HOME / "requirements"
 SCRIPTS = ("run_all.sh", "make_environment.sh")
 TOOLS = ("bash", "cat", "cp", "dirname", "env", "flock", "ln", "mkdir", "readlink", "rm", "sed", "sh", "sort", "tee")
 MARK = "made-by-make_environment.sh"
-PYTHON = """echo "$PWD|$PYTHONPATH|$*" >>"$CALLS"
+PYTHON = """echo "$PWD${{PIP_TARGET:-}}|$PYTHONPATH|$*" >>"$CALLS"
 case "$*" in
     --version) echo "Python {version}" ;;
     *"-m venv "*) mkdir -p "$4/bin" "$4/lib/python3/site-packages" && ln -s "$0" "$4/bin/python" ;;
@@ -45,7 +43,7 @@ case "$*" in
     *ensurepip*) exit "${{NO_VENV:-0}}" ;;
 esac
 """
-UV = """echo "$PWD|$PYTHONPATH|${UV_TORCH_BACKEND:-}|uv $*" >>"$CALLS"
+UV = """echo "$PWD${PIP_TARGET:-}|$PYTHONPATH|${UV_TORCH_BACKEND:-}|uv $*" >>"$CALLS"
 case "${UV_TORCH_BACKEND:-user}|$*" in *${FAULT:-no fault}*) exit 1 ;; esac
 """
 
@@ -138,9 +136,13 @@ def test_pythons_on_the_path_are_tried_and_a_broken_one_is_skipped(checkout: Che
 
 def test_arguments_and_folder_are_passed_unchanged_and_help_needs_no_environment(checkout: Checkout) -> None:
     assert "--quick" in checkout.start("run_all.sh", "quick", "--help", PYTHON="/no/such/python").stdout
-    checkout.start("run_all.sh", "quick", "--data", "my data", PYTHON=checkout.python("3.11.7"), PYTHONPATH="/other")
+    harmful = {"PYTHONPATH": "/other", "PYTHONHOME": "/other", "PIP_TARGET": "/other"}
+    checkout.start("run_all.sh", "quick", "--data", "my data", PYTHON=checkout.python("3.11.7"), **harmful)
     start = f"-I {checkout.root}/poc/host/isolated.py poc run"
-    assert checkout.calls("poc run") == [f"{checkout.elsewhere}||{start} quick --data my data"]
+    assert checkout.calls("poc run") == [f"{checkout.elsewhere}/other||{start} quick --data my data"]
+    # An installation reads nothing from the user's folder, or as the user's variables say.
+    installs = checkout.calls("pip install")
+    assert [line.split("|")[:2] for line in installs] == [["/", f"{checkout.root}/requirements/horovod_build"]] * 2
 
 
 BASE = ["common.txt", "mxnet.txt"]
@@ -274,18 +276,3 @@ def test_the_lists_contain_all_that_their_packages_need_in_these_versions() -> N
         for requirement in map(Requirement, importlib.metadata.requires(package) or ()):
             if package != "selenium" and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
                 assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)][0]), requirement
-
-
-@pytest.mark.slow
-def test_the_package_has_every_file_of_its_folder_and_the_command(tmp_path: Path) -> None:
-    shutil.copytree(HOME / "poc", tmp_path / "poc", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(HOME / name, tmp_path)
-    command = [sys.executable, "-I", "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w"]
-    subprocess.run([*command, tmp_path, tmp_path], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        (commands,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
-    assert {f"poc/{name}" for name in tree(tmp_path / "poc")} == {name for name in names if name.startswith("poc/")}
-    assert "poc = poc.__main__:main" in commands
