@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from poc.host import hardware, nvml
+from poc.host import control_groups, hardware, nvml
 from poc.values import UserError
 from tests.launch import HOME, eventually
 from tests.recorded_nvml import GIB, RecordedNVML, eight_cards, kernel_tree
@@ -118,6 +118,23 @@ def test_the_lowest_limit_of_all_groups_up_to_the_root_counts(
     kernel_tree(tmp_path, {"proc/self/cgroup": groups})
     kernel_tree(tmp_path / "sys/fs/cgroup", files)
     assert (hardware.usable_cores(tmp_path), hardware.usable_memory(tmp_path)) == limits
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "kills"),
+    [
+        ("0::/pod/ctr", {"pod/memory.events": "oom 9\noom_kill 9", "pod/ctr/memory.events": "oom 3\noom_kill 2"}, 2),
+        ("5:memory:/job", {"memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4"}, 4),
+        ("0::/", {"../../../proc/vmstat": "pgfault 70\noom_kill 6\nnuma_hit 1"}, 6),
+        ("0::/", {}, None),
+    ],
+)
+def test_kills_for_memory_are_those_of_the_own_group_or_else_of_the_machine(
+    groups: str, files: dict[str, object], kills: int | None, tmp_path: Path
+) -> None:
+    kernel_tree(tmp_path, {"proc/self/cgroup": groups})
+    kernel_tree(tmp_path / "sys/fs/cgroup", files)
+    assert control_groups.memory_kills(tmp_path) == kills
 
 
 @contextlib.contextmanager

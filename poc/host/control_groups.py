@@ -31,10 +31,17 @@ def memory_limit(system: Path = Path("/")) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def memory_kills() -> int | None:
-    """Return how many processes on this machine the kernel has killed for memory so far; None if it does not count."""
-    count = re.search(r"^oom_kill (\d+)$", text(Path("/proc/vmstat")), re.MULTILINE)
-    return int(count[1]) if count else None
+def memory_kills(system: Path = Path("/")) -> int | None:
+    """Return how many processes of this group, or else of the machine, the kernel has killed for memory so far.
+
+    None if neither is counted.
+    """
+    files = [group / "memory.events" for group in _groups("", system)]
+    files += [group / "memory.oom_control" for group in _groups("memory", system)]
+    for file in (*files, system / "proc/vmstat"):
+        if count := re.search(r"^oom_kill (\d+)$", text(file), re.MULTILINE):
+            return int(count[1])
+    return None
 
 
 def _groups(controller: str, system: Path) -> Iterator[Path]:
