@@ -174,7 +174,7 @@ class Trainer:
             outcome, reason, share = OUT_OF_MEMORY, "MXNetError: cudaMalloc retry failed: out of memory", 0.0
         told = self._told(run, outcome, reason, share, request["detail"])
         self.now += datetime.timedelta(seconds=round(max(worker.wall or 0.0 for worker in told) + 2))
-        use = dict(usable_cores=self.machine.cores, cpu_seconds=10.0, others_busy_cores=0.01, stolen_cores=0.0)
+        use = dict(usable_cores=self.machine.cores, others_busy_cores=0.01, stolen_cores=0.0)
         monitored = self._monitored(run, told[0]) if told[0].windows else None
         return [HostResult(workers=tuple(told), failure=None, interrupted=False, monitor=monitored, core_use=use)], (
             reason if outcome == FAILED else ""
@@ -295,17 +295,12 @@ class Trainer:
         whole = compute + synchronise + (waiting or 0.0)
         bus = moved * 2 * (run.devices - 1) / run.devices / synchronise if several else None
         return Breakdown(
-            steps=24,
             whole_step_seconds=whole,
             independent_step_seconds=compute,
             exchange_seconds=synchronise,
-            exchange_bytes=moved,
             bus_bytes_per_second=bus,
-            sums_right=True if several else None,
             synchronisation_seconds=waiting,
             data_seconds=0.01 * compute,
-            efficiency=(whole - synchronise) / whole if several else None,
-            pairs=6,
         )
 
     def _monitored(self, run: Run, told: WorkerResult) -> Monitored:

@@ -32,7 +32,7 @@ def trained(pace: float, **changes: Any) -> Record:
     run = {"epochs": 12, "steps": 120, **changes.pop("run", {})}
     detail = {name: value * pace if name.endswith("_seconds") else value for name, value in DETAIL.items()}
     used = [{"device": "GPU 0", "seconds": 30.0 * pace, "joules": 900.0}]
-    timed = dict(detail=detail, peak_flops=4e11 / pace, cpu_seconds=50.0 * pace, short_spin_seconds=pace)
+    timed = dict(detail=detail, peak_flops=4e11 / pace)
     timed.update(monitor={"samples": 9, "of_windows": True, "devices": used})
     timed.update(sync_stats={"staleness": {}, "stale_wait_seconds": pace})
     timed.update(workers=[{"worker": 0, "windows": [], "wall": pace}], parts={"evaluate": pace})

@@ -58,7 +58,7 @@ def series(rows: Iterable[Row]) -> list[list[Row]]:
     """
     groups: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = defaultdict(dict)
     for row in rows:
-        if row.scaling == WEAK and row.model and row.devices and rate(row) and not row.is_doubtful:
+        if row.scaling == WEAK and row.model and row.devices and rate(row) and not row.contradicts:
             key = (*(getattr(row, name) for name in _SAME), row.batch_per_device)
             kvstore = "" if row.devices == 1 else row.kvstore
             groups[key].setdefault(kvstore, {}).setdefault(row.devices, row)

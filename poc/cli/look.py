@@ -54,7 +54,7 @@ def publish(options: Options) -> None:
     def write_pages(records: Sequence[Record], folder: Path) -> None:
         report.write(records, studies, page=folder / "results.md", folder=folder, cache=cache(), target=options.target)
 
-    _, lines = publish(options.results, options.output.absolute(), cli.HOME, write_pages, options.machine)
+    _, lines = publish(options.results, options.output.absolute(), write_pages, options.machine)
     print("\n".join(lines))
 
 

@@ -10,7 +10,6 @@ import csv
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from poc.values import Positive, UserError, checked
 
@@ -31,7 +30,6 @@ class Price:
     """Day on which it was valid, in ISO 8601."""
     source: str = ""
     """An address, or `GIVEN`."""
-    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +49,9 @@ def load(user_prices: Mapping[str, float]) -> Prices:
     with FILE.open(newline="", encoding="utf-8") as file:
         for cells in csv.DictReader(file):
             names = [cells["machine"], *filter(None, map(str.strip, cells.pop("known_as").split(";")))]
-            fields: dict[str, Any] = {**cells, "devices": int(cells["devices"])}
-            fields["dollars_per_hour"] = float(cells["dollars_per_hour"])
-            by_name.update(dict.fromkeys(names, Price(**fields)))
+            texts = {name: cells[name] for name in ("machine", "region", "date", "source")}
+            price = Price(**texts, devices=int(cells["devices"]), dollars_per_hour=float(cells["dollars_per_hour"]))
+            by_name.update(dict.fromkeys(names, price))
     for name, dollars in user_prices.items():
         checked(f"--price {name}", dollars, Positive)
         devices = by_name[name].devices if name in by_name else None

@@ -79,24 +79,17 @@ class Worker:
 class Breakdown:
     """Step-time breakdown, from a pass after the training: medians, in seconds per step (`poc/run/step_profile.py`)."""
 
-    steps: int
     whole_step_seconds: float
     """With gradient synchronisation."""
     independent_step_seconds: float
     """Computation and update only."""
     exchange_seconds: float
     """Synchronisation of the model's gradients only."""
-    exchange_bytes: int
     bus_bytes_per_second: float | None
-    sums_right: bool | None
-    """Whether every replica got the sum; None if there was nothing to synchronise."""
     synchronisation_seconds: float | None
     """Wait of a worker for the others without synchronisation; None with one worker."""
     data_seconds: float
     """Wait for data."""
-    efficiency: float | None = None
-    """Share of computation and wait for the other workers in a whole step: the median over `pairs`."""
-    pairs: int | None = None
 
 
 @value
@@ -133,8 +126,6 @@ class WorkerResult:
     peak_flops: float | None = None
     """Operations per second of a large matrix product on the same devices, right after the training."""
     sync_stats: SyncStats | None = None
-    short_spin_seconds: float = 0.0
-    """In earlier versions: seconds in which other processes kept cores busy, so that waiting threads hardly spun."""
     detail: Breakdown | None = None
     norms: tuple[Norms, ...] = ()
     resumed: tuple[CheckpointNote, ...] = ()
@@ -162,7 +153,6 @@ class Record(WorkerResult):
     commit: str
     environment: dict[str, str] | None = None
     """The inherited environment variables that change speed (`poc.host.environment`); None if unknown."""
-    cpu_seconds: float | None = None
     others_busy_cores: float | None = None
     """Cores that other processes kept busy meanwhile, of `usable_cores`, or of all if that is None."""
     stolen_cores: float | None = None
@@ -269,26 +259,17 @@ class Record(WorkerResult):
         detail = self.detail
         if detail is None:
             return {}
-        whole, compute, waiting = (
-            detail.whole_step_seconds,
-            detail.independent_step_seconds,
-            detail.synchronisation_seconds,
-        )
-        per_5120 = 5120 / self.run.global_batch
-        values = {
+        whole, compute = detail.whole_step_seconds, detail.independent_step_seconds
+        waiting, per_5120 = detail.synchronisation_seconds, 5120 / self.run.global_batch
+        several = self.run.devices > 1
+        return {
             "step_seconds": whole,
             "compute_seconds": compute,
             "sync_seconds": detail.exchange_seconds,
             "bus_bytes_per_second": detail.bus_bytes_per_second,
-            "train_seconds_per_5120": whole * per_5120,
-        }
-        if self.run.devices == 1:
-            return values
-        return {
-            **values,
-            "train_seconds_per_5120": compute * per_5120,
+            "train_seconds_per_5120": (compute if several else whole) * per_5120,
             # Noise can make this slightly negative.
-            "communication_seconds_per_5120": (whole - compute - (waiting or 0.0)) * per_5120,
+            "communication_seconds_per_5120": (whole - compute - (waiting or 0.0)) * per_5120 if several else None,
             "sync_seconds_per_5120": None if waiting is None else waiting * per_5120,
         }
 
@@ -304,9 +285,10 @@ class Record(WorkerResult):
         throttled: dict[str, float] = {}
         for device in self.monitor.devices if self.monitor else ():
             for reason, share in device.throttled.items():
-                throttled[reason] = max(share, throttled.get(reason, BUSY_SHARE))
-        slow = [(reason, share) for reason, share in throttled.items() if share > BUSY_SHARE]
-        notes += [f"clocks reduced by {reason} for {share:.0%} of the time" for reason, share in slow]
+                throttled[reason] = max(share, throttled.get(reason, 0.0))
+        for reason, share in throttled.items():
+            if share > BUSY_SHARE:
+                notes.append(f"clocks reduced by {reason} for {share:.0%} of the time")
         if self.speed_withdrawn:
             notes.append(f"speed withdrawn: {self.speed_withdrawn}")
         return notes
@@ -335,8 +317,6 @@ class Record(WorkerResult):
             sync_stats=None,
             monitor=None,
             peak_flops=None,
-            cpu_seconds=None,
-            short_spin_seconds=0.0,
         )
 
     @property

@@ -56,11 +56,6 @@ class Row:
     flag: str = ""
     contradicts: str = ""
 
-    @property
-    def is_doubtful(self) -> bool:
-        """True if the source's own figures disagree about its samples/s or its devices."""
-        return not {"samples_per_second", "devices"}.isdisjoint(self.contradicts.split())
-
 
 # The other columns, by type.
 _OF_RUNS = {

@@ -106,13 +106,8 @@ def throughput(windows: Sequence[Window]) -> Throughput | None:
         return None
     rates = [window.rate for window in windows[dropped:]]
     median = statistics.median(rates)
-    return Throughput(median=median, spread=spread(rates), windows=len(rates), dropped=dropped)
-
-
-def spread(values: Sequence[float]) -> float:
-    """Return 1.4826 x the median absolute deviation: the standard deviation, if the values are normally distributed."""
-    middle = statistics.median(values)
-    return 1.4826 * statistics.median(abs(value - middle) for value in values)
+    spread = 1.4826 * statistics.median(abs(rate - median) for rate in rates)
+    return Throughput(median=median, spread=spread, windows=len(rates), dropped=dropped)
 
 
 def split(

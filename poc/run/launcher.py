@@ -114,7 +114,6 @@ def core_use(before: tuple[float, float, float, float]) -> dict[str, float]:
     seconds, children, busy, stolen = (now - then for now, then in zip(core_seconds(), before))
     return {
         "usable_cores": hardware.core_times()[0],
-        "cpu_seconds": children,
         "others_busy_cores": round(max(0.0, busy - children) / seconds, 3),
         "stolen_cores": round(stolen / seconds, 3),
     }

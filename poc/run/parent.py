@@ -101,7 +101,7 @@ def new_record(run: Run, context: RunContext, **fields: Any) -> Record:
 
 
 def _merge_hosts(hosts: Sequence[HostResult]) -> dict[str, Any]:
-    """Return fields of a record: CPU seconds of all hosts, cores of the noisiest one, and devices of all."""
+    """Return fields of a record: cores of the noisiest one, and devices of all."""
     uses = [host.core_use for host in hosts]
     noisiest = max(uses, key=lambda use: (use["others_busy_cores"] + use["stolen_cores"]) / max(1, use["usable_cores"]))
     monitored = hosts[0].monitor
@@ -112,7 +112,7 @@ def _merge_hosts(hosts: Sequence[HostResult]) -> dict[str, Any]:
             for device in (host.monitor.devices if host.monitor else ())
         ]
         monitored = dataclasses.replace(monitored, devices=tuple(devices))
-    return {**noisiest, "cpu_seconds": sum(use["cpu_seconds"] for use in uses), "monitor": monitored}
+    return {**noisiest, "monitor": monitored}
 
 
 def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:

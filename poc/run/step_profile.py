@@ -37,23 +37,16 @@ def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -
     define it.
     """
     synchronises = run.synchronises and not isinstance(run.kvstore, NoSync)
-    sums_right = session.sync_is_correct()
-    if sums_right is False:
+    if session.sync_is_correct() is False:
         raise WrongSumError("the gradient synchronisation does not give the sum of all devices' gradients")
     _, *measured = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
     step, independent, barrier, sync, data_wait = map(statistics.median, zip(*measured))
-    efficiencies = [(compute + waiting) / total for total, compute, waiting, *_ in measured]
     bus_bytes = session.gradient_bytes * 2 * (run.devices - 1) / run.devices
     return Breakdown(
-        steps=len(measured) * _WINDOW_STEPS,
-        efficiency=statistics.median(efficiencies) if synchronises else None,
-        pairs=len(measured),
         whole_step_seconds=step,
         independent_step_seconds=independent,
         exchange_seconds=sync if synchronises else 0.0,
-        exchange_bytes=session.gradient_bytes,
         bus_bytes_per_second=bus_bytes / sync if synchronises else None,
-        sums_right=sums_right,
         synchronisation_seconds=barrier if run.workers > 1 else None,
         data_seconds=data_wait,
     )
@@ -77,7 +70,7 @@ def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> 
 
 
 def _steps(session: Session, batches: Iterator[Batch], learning_rate: float, *, sync: bool) -> tuple[float, float]:
-    """Return the seconds of a window of steps, and of waiting for data, until it drains."""
+    """Return the seconds of a window of steps, and of waiting for data."""
     session.barrier()
     start, waited = time.monotonic(), 0.0
     for _ in range(_WINDOW_STEPS):
