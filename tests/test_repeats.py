@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import t as student
 
 from poc.published import load
 from poc.records.record import Record
@@ -109,42 +107,9 @@ def side(*logarithms: float, minute: int = 0, noisy: bool = False) -> pd.DataFra
 def test_repeats_within_an_hour_of_the_other_side_are_interleaved(minutes: int, count: int) -> None:
     rows, others = side(1.0, 1.1, 1.2), side(2.0, 2.1, 2.2, minute=minutes)
     assert len(repeats.interleaved(rows, others)) == len(repeats.interleaved(others, rows)) == count
-    assert (repeats.compare(rows, others) is None) == (count == 0)
     # A noisy repeat of the same hour changes nothing.
     noisy = pd.concat([others, side(2.0, noisy=True)])
     assert len(repeats.interleaved(rows, noisy)) == len(repeats.interleaved(noisy, rows)) == count
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "significant"),
-    [
-        ((0.9, 1.0, 1.1), (1.1, 1.2, 1.3), False),
-        ((0.99, 1.0, 1.01), (1.19, 1.2, 1.21), True),
-        ((1.0, 1.1, 1.2, 1.3, 1.4), (0.5, 0.6, 0.7), True),
-    ],
-)
-def test_the_interval_is_welchs(first: Sequence[float], second: Sequence[float], significant: bool) -> None:
-    ratio = repeats.compare(side(*first), side(*second, minute=59))
-    assert ratio is not None
-    # By Welch's own formulas.
-    errors = [np.var(values, ddof=1) / len(values) for values in (first, second)]
-    freedom = sum(errors) ** 2 / sum(error**2 / (len(values) - 1) for error, values in zip(errors, (first, second)))
-    margin = student.ppf(0.975, freedom) * math.sqrt(sum(errors))
-    middle = float(np.mean(first) - np.mean(second))
-    assert math.log(ratio.ratio) == pytest.approx(middle)
-    assert [math.log(ratio.low), math.log(ratio.high)] == pytest.approx([middle - margin, middle + margin])
-    assert (ratio.is_tested, ratio.is_significant) == (True, significant)
-    swapped = repeats.compare(side(*second), side(*first))
-    assert swapped is not None
-    assert [swapped.low, swapped.high] == pytest.approx([1 / ratio.high, 1 / ratio.low])
-
-
-def test_fewer_than_three_repeats_on_a_side_are_never_significant() -> None:
-    few, many = side(1.0, 1.001), side(2.0, 2.001, 2.002)
-    for sides in ((few, many), (many, few), (side(1.0), side(9.0))):
-        ratio = repeats.compare(*sides)
-        assert ratio is not None
-        assert (ratio.is_tested, ratio.is_significant, ratio.n) == (False, False, tuple(map(len, sides)))
 
 
 def workers(count: int, seconds: float, **changes: Any) -> Record:

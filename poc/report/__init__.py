@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -86,7 +85,7 @@ def write_pages(results: Results, *, page: Path, folder: Path, sample: str = "")
     lines = sum((block.count("\n") if isinstance(block, str) else 0) + 2 for block in (*above, *below))
     pages = {folder / f"{name}.md": [f"# {title}", *blocks] for name, title, blocks in details}
     pages[page] = [*above, *recipes.blocks(results, MAX_LINES - lines), *below]
-    _write(results, folder, pages)
+    _write(folder, pages)
     plain = tabulate([{key: cell.replace("`", "") for key, cell in row.items()} for row in card], headers="keys")
     return Written(page, plain if results.machine else "")
 
@@ -104,12 +103,8 @@ def this_machine(records: Sequence[Record], last_run: LastRun | None) -> str:
     return max(ran, key=lambda record: record.started).infrastructure if ran else ""
 
 
-def _write(results: Results, folder: Path, pages: Mapping[Path, Sequence[Block]]) -> None:
-    """Write pages with their figures and the links that they use; remove those that only an earlier report made."""
-    addresses = {study.name: study.address for study in results.studies}
-    if results.studies:
-        addresses["main_study"] = results.studies[0].address
-    details = {folder / f"{each.name}.md" for each in PAGES}
+def _write(folder: Path, pages: Mapping[Path, Sequence[Block]]) -> None:
+    """Write pages with their figures; remove those that only an earlier report made."""
     figures: dict[Path, Figure] = {}
     for path, blocks in pages.items():
         paragraphs = []
@@ -118,23 +113,12 @@ def _write(results: Results, folder: Path, pages: Mapping[Path, Sequence[Block]]
                 file = folder / "figures" / f"{block.name}.svg"
                 figures[file], block = block, f"![{block.caption}]({_link(file, path)})"
             paragraphs.append(block)
-        addresses.update({file.stem: _link(file, path) for file in details})
-        write_atomically(path, _linked("\n\n".join(paragraphs), addresses) + "\n")
+        write_atomically(path, "\n\n".join(paragraphs) + "\n")
     for file, figure in figures.items():
         write_atomically(file, chart.svg(figure.figure))
+    details = {folder / f"{each.name}.md" for each in PAGES}
     for file in {*(folder / "figures").glob("*.svg"), *folder.glob("model_*.md"), *details} - {*pages, *figures}:
         file.unlink(missing_ok=True)
-
-
-def _linked(text: str, addresses: Mapping[str, str]) -> str:
-    """Return the text with [label][name] as a link to the address of the name, or as its label if that has none."""
-
-    def link(match: re.Match[str]) -> str:
-        label, name = match.groups()
-        address = addresses.get(name)
-        return match[0] if address is None else f"[{label}]({address})" if address else label
-
-    return re.sub(r"\[([^\[\]]+)\]\[(\w+)\]", link, text)
 
 
 def _link(target: Path, page: Path) -> str:

@@ -21,7 +21,6 @@ class Figure(NamedTuple):
 
 
 Block = Union[str, Figure]
-Section = Callable[[Results], list[Block]]
 
 
 class Page(NamedTuple):
@@ -29,11 +28,7 @@ class Page(NamedTuple):
 
     name: str
     title: str
-    sections: Sequence[Section]
-
-    def blocks(self, results: Results) -> list[Block]:
-        """Return the blocks of all its sections."""
-        return [block for make in self.sections for block in make(results)]
+    blocks: Callable[[Results], list[Block]]
 
 
 def figure(name: str, caption: str, lines: Sequence[chart.Line], *titles: str, **axes: Any) -> list[Figure]:
@@ -58,8 +53,3 @@ def section(title: str, *blocks: Block | Iterable[Figure]) -> list[Block]:
 def listing(title: str, about: str, rows: pd.DataFrame, *columns: markdown.Column) -> list[Block]:
     """Return a section with a text and the table of `rows`; nothing if there are none."""
     return section(title, about, markdown.table(markdown.lines(rows, *columns)))
-
-
-def of_runs(title: str, about: str, mask: Callable[[pd.DataFrame], Any], *columns: markdown.Column) -> Section:
-    """Return a function that lists the measured runs for which the mask is true."""
-    return lambda results: listing(title, about, results.runs[mask(results.runs)], *columns)

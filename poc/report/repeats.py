@@ -1,4 +1,4 @@
-"""Repeats of one setting: their summary, which of them may be compared, and whether two settings differ significantly.
+"""Repeats of one setting: their summary, which of them may be compared, and speed-ups over one device.
 
 A setting is all that a run computes but for the seed, on one machine, framework version, set of images and environment
 (column `setting`). Its rows are repeats of each other; nothing else is ever pooled.
@@ -7,11 +7,9 @@ A setting is all that a run computes but for the seed, on one machine, framework
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import ttest_ind
 
 from poc.records.record import COMPLETED
 from poc.records.row import MEASURED, STRONG, WEAK
@@ -32,32 +30,6 @@ SERIES = (
 """Columns that the rows of a series share. The second line is for published rows, which have no workload."""
 _MEDIANS = ["samples_per_second", "seconds_per_epoch", "wall_seconds", "dollars_per_run"]
 _MEDIANS += ["mfu", "flops", "joules_per_sample"]
-
-
-class Ratio(NamedTuple):
-    """Samples/s of one setting over those of another, by the geometric means of `n` interleaved repeats of both."""
-
-    ratio: float
-    n: tuple[int, int]
-    low: float = math.nan
-    """95% interval of the ratio; NaN with fewer than three repeats on a side."""
-    high: float = math.nan
-
-    @property
-    def is_tested(self) -> bool:
-        """Return whether there were enough repeats for a significance test."""
-        return not math.isnan(self.low)
-
-    @property
-    def is_significant(self) -> bool:
-        """Return whether the 95% interval excludes a ratio of 1."""
-        return self.is_tested and not self.low <= 1 <= self.high
-
-    def __str__(self) -> str:
-        """Return "yes" or "no" with the interval, or that there were too few repeats."""
-        if not self.is_tested:
-            return f"not tested (n={min(self.n)})"
-        return f"{'yes' if self.is_significant else 'no'} ({self.low:.3f}–{self.high:.3f})"
 
 
 def clean(rows: pd.DataFrame) -> pd.DataFrame:
@@ -101,22 +73,6 @@ def pair(rows: pd.DataFrame, partners: pd.DataFrame) -> tuple[pd.DataFrame, pd.D
     """Return the repeats of both sides with samples/s that are interleaved with the other side."""
     rows, partners = rows[rows.samples_per_second.notna()], partners[partners.samples_per_second.notna()]
     return interleaved(rows, partners), interleaved(partners, rows)
-
-
-def compare(rows: pd.DataFrame, partners: pd.DataFrame) -> Ratio | None:
-    """Compare the samples/s of two settings by their interleaved repeats; None if there are none.
-
-    With three repeats or more on both sides the interval is Welch's t on the logarithms. The windows of one run are
-    correlated and do not show by how much runs differ, so only repeats count.
-    """
-    sides = [np.log(side.samples_per_second.to_numpy()) for side in pair(rows, partners)]
-    if not all(len(side) for side in sides):
-        return None
-    ratio, n = math.exp(sides[0].mean() - sides[1].mean()), (len(sides[0]), len(sides[1]))
-    if min(n) < MIN_REPEATS:
-        return Ratio(ratio, n)
-    interval = ttest_ind(*sides, equal_var=False).confidence_interval(CONFIDENCE)
-    return Ratio(ratio, n, math.exp(interval.low), math.exp(interval.high))
 
 
 def with_speed(rows: pd.DataFrame) -> pd.DataFrame:

@@ -81,19 +81,15 @@ class Results:
     def _presented(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Return the measured rows, those of this machine first, with texts for cells.
 
-        `machine_cell` is empty if only one machine was measured; `recipe_cell` is "baseline", or "tuned" with a number;
+        `machine_cell` is empty if only one machine was measured; `recipe_cell` is "baseline" or the tuned recipe;
         `family` is the first word of the data set.
         """
         rows = rows[rows.origin == MEASURED]
         machines = self.table[self.table.origin == MEASURED].machine.nunique()
-        baseline = self.settings.baseline
-        tuned = sorted({*self.settings[~baseline & ~self.settings.fixed].training_recipe})
-        recipes = {recipe: f"tuned {number}" for number, recipe in enumerate(tuned, start=1)}
-        recipes.update(dict.fromkeys(self.settings[baseline].training_recipe, "baseline"))
         rows = rows.assign(
             elsewhere=rows.machine != self.machine,
             machine_cell=rows.machine.map(self.bold) if machines > 1 else "",
-            recipe_cell=rows.training_recipe.map(recipes).fillna(""),
+            recipe_cell=rows.training_recipe.mask(rows.baseline, "baseline"),
             family=rows.dataset.str.split(" ").str[0],
         )
         return rows.sort_values("elsewhere", kind="stable")
@@ -177,12 +173,6 @@ class Results:
         names = self.measured.machine.unique()
         measured = [(self.bold(name), self.headline(subject, name)) for name in names]
         return measured + self.published_machines(subject.model)
-
-
-def grouped(rows: pd.DataFrame, keys: Sequence[str], **aggregations: Any) -> pd.DataFrame:
-    """Return one row per group: aggregated columns, and the first value of all others."""
-    functions = {name: aggregations.get(name, "first") for name in rows if name not in keys}
-    return rows.groupby(list(keys), sort=False, dropna=False, as_index=False).agg(functions)
 
 
 def trainings(rows: pd.DataFrame) -> pd.DataFrame:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from poc.report.page import Page
-from poc.report.sections import method, published, recipes, speed, trainings
+from poc.report.sections import details, recipes
 
 PAGES = (
-    Page("learning_rate", "Learning rate", trainings.SECTIONS),
-    Page("scaling", "Scaling and gradient synchronisation", speed.SCALING),
-    Page("models", "Models, batch sizes and precisions", speed.MODELS),
-    Page("settings", "All settings", (recipes.every_setting,)),
-    Page("studies", "Published studies", (published.every,)),
-    Page("method", "How it was measured", method.SECTIONS),
+    Page("learning_rate", "Learning rate", details.learning_rate),
+    Page("scaling", "Scaling and gradient synchronisation", details.scaling_and_kvstores),
+    Page("models", "Models, batch sizes and precisions", details.models),
+    Page("settings", "All settings", recipes.every_setting),
+    Page("studies", "Published studies", details.studies),
+    Page("method", "How it was measured", details.method),
 )
 """The pages of details, in the order of their links."""

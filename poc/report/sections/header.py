@@ -49,9 +49,9 @@ def notes(results: Results) -> str:
     applies = {
         "Samples/s: median over repeats, each in fresh processes; min–max and n where there are several repeats. "
         "Bursts (tens of seconds) and whole trainings are different settings and never pooled.": True,
-        "Published rows: [the main study][main_study] on MXNet 0.11 in 2017, one run each, as printed.": True,
+        "Published rows: the main study on MXNet 0.11 in 2017, one run each, as printed.": True,
         "Accuracy was measured on JPEG copies of CIFAR-10, on which the main study's own script also stays below what "
-        "it printed; see [method][method].": rows.dataset.str.contains("jpeg").any(),
+        "it printed; see the page on how it was measured.": rows.dataset.str.contains("jpeg").any(),
         "Emulated devices: one device computed the micro-batches of all of them. The accuracy is that of real devices; "
         "their speed is in no table.": rows.emulated.any(),
         '"noisy": other processes took more than 5% of the cores during every repeat.': rows.noisy.any(),

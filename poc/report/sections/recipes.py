@@ -28,7 +28,7 @@ def blocks(results: Results, max_lines: int) -> list[Block]:
     lines = [line(row) for row in rows[: max(_MIN_ROWS, max_lines - _HEADING_LINES)]]
     hidden = len(rows) - len(lines)
     about = 'Settings of the last run on this machine, the latest first. "batch" is per device.'
-    link = [f"{hidden} more settings are in [all settings][settings]."] if hidden else []
+    link = [f"{hidden} more settings are in the page of all settings."] if hidden else []
     return [*section("Your recipes", about, markdown.table(lines)), *link]
 
 

@@ -62,6 +62,12 @@ def _speedup(results: Results, base: Any, row: Any) -> tuple[float, int] | None:
     return rates[0] / rates[1], min(map(len, sides))
 
 
+def efficiency(curve: pd.DataFrame) -> dict[str, str]:
+    """Return the efficiency on the most devices of a series, and the number of repeats that it comes from."""
+    last = curve.iloc[-1]
+    return {"efficiency": f"{last.speedup / last.devices:.0%} on {last.devices:.0f}", "n": str(last.pairs)}
+
+
 def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return the table and the figure of a subject: all machines that were measured, then the published ones."""
     named = [(name, curve) for name, rows in results.machines(subject) for curve in series(results, rows)]
@@ -77,8 +83,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
                 "machine": name + (", quick" if first.quick else ""),
                 "batch per device": markdown.count(last.batch_per_device),
                 **{f"samples/s on {count:.0f}": markdown.number(rates.get(count, math.nan)) for count in counts},
-                "efficiency": f"{last.speedup / last.devices:.0%} on {last.devices:.0f}",
-                "n": str(last.pairs),
+                **efficiency(curve),
             }
         )
         # Published series are drawn at the main study's batch only, if there are any.
@@ -90,11 +95,11 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         "Median samples/s at a fixed batch per device. The efficiency compares repeats that started within an hour of "
         "each other; n is the number of repeats on the side with fewer."
     )
-    efficiency = figure(
+    drawn_efficiencies = figure(
         f"scaling_{subject.model}",
         f"Scaling efficiency of {subject.label} against the number of devices, at a fixed batch per device.",
         *(drawn, "Scaling efficiency", "devices", "efficiency"),
         log2=True,
         ylim=(0.0, None),
     )
-    return section("Scaling", about, markdown.table(lines), efficiency)
+    return section("Scaling", about, markdown.table(lines), drawn_efficiencies)

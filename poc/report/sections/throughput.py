@@ -21,7 +21,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     cpus = markdown.records(published[published.devices == 0].drop_duplicates("hardware"))
     lines = markdown.lines(
         [*(row for _, group in results.machines(subject) for row in _shown(group)), *cpus],
-        ("machine", lambda row: _link(row) if row.study else results.bold(row.machine)),
+        ("machine", lambda row: _linked(results, row) if row.study else results.bold(row.machine)),
         *("devices", "global batch", "lr", markdown.RATE, ("accuracy", _accuracy)),
         *(("s/epoch", "seconds_per_epoch"), ("$ per run", lambda row: markdown.dollars(row.dollars_per_run))),
     )
@@ -60,8 +60,9 @@ def _some(rows: pd.DataFrame, mask: pd.Series[bool]) -> pd.DataFrame:
     return rows[mask] if mask.any() else rows
 
 
-def _link(row: Any) -> str:
-    return f"[{markdown.short_machine(row)}][{row.study}]"
+def _linked(results: Results, row: Any) -> str:
+    name, address = markdown.short_machine(row), results.studies[0].address
+    return f"[{name}]({address})" if address else name
 
 
 def _accuracy(row: Any) -> str:

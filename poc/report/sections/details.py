@@ -1,0 +1,172 @@
+"""The pages of details: learning rate, scaling, models, published studies, and how it was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from poc.published import MAIN_RECIPE, Study
+from poc.records import timing
+from poc.records.record import BUSY_SHARE, COMPLETED, SKIPPED
+from poc.report import markdown, repeats
+from poc.report.markdown import RATE
+from poc.report.page import Block, listing, section
+from poc.report.results import SYNCHRONOUS, Results, preferred, trainings
+from poc.report.sections import scaling
+from poc.report.table import FLOPS_RULE
+
+_RULES = f"""## Rules
+
+- The clock is read only between windows: a number of steps after which all work of the devices has finished. A run's
+  samples/s are the median over windows after warm-up, waiting for data included. Warm-up: {timing.WARMUP_RULE}.
+- A repeat is one run in processes of its own. Repeats of a setting differ only in the seed: what they compute, machine,
+  framework version, images and environment are the same. Tables show the median over repeats of one setting.
+- A burst is cut by steps or seconds to measure throughput, a training ends with an epoch. They are never pooled.
+- A repeat is noisy if other processes, or other machines on the same hardware, took more than {BUSY_SHARE:.0%} of the
+  cores that it could use. Noisy repeats count only if all are noisy.
+- A speed-up compares repeats that started within an hour of one on the other side. `poc compare` tests whether two
+  runs differ significantly.
+- FLOP/s: {FLOPS_RULE}. MFU: share of the FLOP/s
+  of a product of large matrices on the same devices in the same precision, the best of all runs on that machine.
+- Accuracy is that of the test set, each image once, after the last epoch.
+- Emulated devices: one device computes the micro-batches of all and sums their gradients; each has its own batch
+  statistics. The accuracy is that of real devices; the speed is in no table.
+- `cifar10` are the original images, `cifar10 (jpeg)` JPEG copies, on which the main study's own script also stays below
+  what it printed. `synthetic` images are generated and serve for speed alone.
+- Dollars are on-demand prices of whole instances."""
+
+
+def learning_rate(results: Results) -> list[Block]:
+    """Return the accuracy of every training, of tuning runs, and the gradient noise scale of runs that measured it."""
+    rows = trainings(results.measured)
+    order = {"by": ["elsewhere", "model", "global_batch", "accuracy"], "ascending": [True, True, True, False]}
+    rows = rows.sort_values(**order)
+    on_test_set = rows.accuracy_on == "test set"
+    columns = ("machine", "model, framework", "global batch", "training recipe", "lr", "epochs", "devices", "accuracy")
+    about = (
+        "Whole trainings, quick runs aside. Accuracy on the test set after the last epoch, median over n seeds. The "
+        f"baseline recipe is {MAIN_RECIPE}."
+    )
+    tuning = "Accuracy on 5,000 training images that were held out, after training on the other 45,000."
+    runs = results.runs[results.runs.noise_scale.notna() & (results.runs.outcome == COMPLETED) & ~results.runs.quick]
+    noise = (
+        "Gradient noise scale (McCandlish et al. 2018) of the second half of a training, in samples. Well below it, "
+        "twice the batch needs nearly half the steps; above it, more devices save less and less."
+    )
+    return [
+        *listing("Every training", about, rows[on_test_set], *columns),
+        *listing("Tuning runs", tuning, rows[~on_test_set], *columns),
+        *listing(
+            "Gradient noise scale",
+            noise,
+            runs.sort_values(["model", "global_batch"], kind="stable"),
+            *("machine", "model", "global batch", "training recipe", "lr"),
+            *(("noise scale", "noise_scale"), ("90% from", "noise_low"), ("to", "noise_high")),
+        ),
+    ]
+
+
+def scaling_and_kvstores(results: Results) -> list[Block]:
+    """Return every series of weak scaling, also those that synchronise nothing, and the step-time breakdowns."""
+    rows = results.timed
+    cpu_contexts = (rows.kind == "cpu") & (rows.workers < rows.devices)  # they share their threads
+    lines = []
+    for _, same in rows[(rows.straggler == 0) & ~cpu_contexts].groupby([*repeats.SERIES], sort=False):
+        for kvstore in same.kvstore[same.devices > 1].unique():
+            for curve in scaling.series(results, same[(same.devices == 1) | (same.kvstore == kvstore)]):
+                (line,) = markdown.lines(curve.tail(1), "machine", "model, framework", "kvstore", "batch per device")
+                line["devices"] = " → ".join(map(markdown.count, curve.devices))
+                line["samples/s"] = " → ".join(map(markdown.number, curve.samples_per_second))
+                lines.append({**line, **scaling.efficiency(curve)})
+    about = (
+        "Each kvstore at a fixed batch per device; with none gradients are not synchronised, an upper bound. The "
+        "efficiency is that of the most devices, from medians of interleaved repeats ([method](method.md))."
+    )
+    runs = results.runs[results.runs.step_seconds.notna() & results.runs.sync_seconds.notna() & ~results.runs.quick]
+    return [
+        *section("Weak scaling by kvstore", about, markdown.table(lines)),
+        *listing(
+            "Step-time breakdown",
+            "A whole step, its computation alone and its synchronisation alone, in a separate pass after the training.",
+            runs[runs.devices > 1],
+            *("machine", "model, framework", "devices", "kvstore", "batch per device"),
+            ("step (ms)", lambda row: markdown.number(row.step_seconds * 1e3)),
+            ("compute (ms)", lambda row: markdown.number(row.compute_seconds * 1e3)),
+            ("sync (ms)", lambda row: markdown.number(row.sync_seconds * 1e3)),
+        ),
+    ]
+
+
+def models(results: Results) -> list[Block]:
+    """Return samples/s of every model, framework, precision and batch size on one device, a CPU with all its cores."""
+    rows = results.timed.sort_values(["elsewhere", "model", "batch_per_device"], kind="stable")
+    rows = rows[(rows.devices == 1) & rows.cores_per_worker.isna()]
+    return listing(
+        "One device",
+        f"A fixed batch is in device memory, so without input pipeline. FLOP/s: {FLOPS_RULE}. MFU: see "
+        "[method](method.md).",
+        # The learning rate does not matter for speed: the setting with most repeats stands for its batch size.
+        rows.drop_duplicates(["workload", "framework", "layout", "length", "kind", "batch_per_device"]),
+        *("machine", "model", "framework", "batch per device", "length", RATE),
+        ("GFLOP/s", lambda row: markdown.number(row.flops / 1e9)),
+        ("MFU", lambda row: markdown.formatted(row.mfu, ".0%")),
+    )
+
+
+def studies(results: Results) -> list[Block]:
+    """Return the rows of each published study, with this machine's speed of the same setting."""
+    return [block for study in results.studies for block in _study(results, study)]
+
+
+def _study(results: Results, study: Study) -> list[Block]:
+    title = study.title or study.name
+    linked = f"[{title}]({study.address})" if study.address else title
+    facts = [fact for fact in (linked, study.authors, study.year, study.about) if fact]
+    facts += [f"Contradiction in {row.printed}: {row.flag}" for row in study.rows if row.flag]
+    rows = results.settings[results.settings.study == study.name]
+    rows = rows.assign(own=[_own_rate(results, row) for row in markdown.records(rows)])
+    return listing(
+        title.split(":")[0],
+        "\n".join(f"- {fact}" for fact in facts),
+        rows,
+        *(("machine", markdown.machine), "model", ("as printed", "printed"), ("batch x devices", _batch)),
+        *(("samples/s", "samples_per_second"), ("speed-up", "speedup_throughput")),
+        *("accuracy", ("this machine: samples/s", "own")),
+    )
+
+
+def _batch(row: Any) -> str:
+    batch, devices = (markdown.count(value) or "?" for value in (row.batch_per_device, row.devices))
+    return f"{batch} x {devices}" if row.devices != 0 else f"{markdown.count(row.global_batch)} on a CPU"
+
+
+def _own_rate(results: Results, row: Any) -> str:
+    """Return the samples/s of this machine with a published row's model, batch per device and number of devices."""
+    own = results.timed
+    own = own[(own.machine == results.machine) & (own.dtype == "float32") & own.kvstore.isin(SYNCHRONOUS)]
+    own = own[(own.straggler == 0) & ((own.devices > 1) | own.cores_per_worker.isna())]
+    own = own[(own.model == row.model) & (own.batch_per_device == row.batch_per_device)]
+    same = preferred(own[(own.kind == "cpu") & (own.devices == 1) if row.devices == 0 else own.devices == row.devices])
+    return "" if same is None else f"{markdown.rate(same)}, {markdown.devices(same)}"
+
+
+def method(results: Results) -> list[Block]:
+    """Return the rules of measurement, the prices that costs are computed with, and the runs that failed."""
+    prices = results.table[results.table.dollars_per_hour.notna()]
+    runs = results.runs
+    return [
+        _RULES,
+        *listing(
+            "Prices",
+            "Sources: `poc/published/prices.csv`. `--price NAME=DOLLARS` sets the price of a machine.",
+            prices.drop_duplicates(["machine", "hardware", "dollars_per_hour", "price_source"]),
+            *(("machine", markdown.machine), ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour))),
+            ("price of", "price_source"),
+        ),
+        *listing(
+            "Failed runs",
+            "",
+            runs[~runs.outcome.isin([COMPLETED, SKIPPED])],
+            *("machine", "model", "devices", "batch per device", ("day", lambda row: row.started[:10])),
+            *("outcome", "reason"),
+        ),
+    ]
