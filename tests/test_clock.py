@@ -46,11 +46,12 @@ class Driven:
         wait: float = 0.0,
         loss: Script = lambda step: 1.0,
         evaluation_loss: float = 0.5,
+        parameter: float = 1.0,
         **options: Any,
     ) -> None:
         self.now, self._enqueued = 100.0, 0.0
         self._seconds, self._wait, self._loss = seconds, wait, loss
-        self._evaluation_loss = evaluation_loss
+        self._evaluation_loss, self._parameter = evaluation_loss, parameter
         self.rates: list[float] = []
         self.waits: list[int] = []  # after how many steps
         self.windows: list[Window] = []
@@ -80,6 +81,9 @@ class Driven:
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         self.now += 7.0
         return Evaluation(correct=30, samples=40, loss=self._evaluation_loss)
+
+    def largest_parameter(self) -> float:
+        return self._parameter
 
     def _emit(self, name: str, value: Any) -> None:
         if name == "window":
@@ -173,8 +177,10 @@ def test_the_clock_of_a_resumed_run_leaves_out_the_time_that_was_lost() -> None:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 4e13])
-@pytest.mark.parametrize(("field", "step"), [("loss", "after step 8"), ("evaluation_loss", "after epoch 1")])
-def test_a_run_diverges_by_a_loss(field: str, step: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("field", "step"), [("loss", "after step 8"), ("evaluation_loss", "after epoch 1"), ("parameter", "after step 20")]
+)
+def test_a_run_diverges_by_a_loss_or_a_parameter(field: str, step: str, value: float) -> None:
     changes: dict[str, Any] = {field: value}
     if field == "loss":
         changes = {"loss": lambda step: value if step >= 8 else 1.0}

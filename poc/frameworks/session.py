@@ -239,6 +239,15 @@ class Session(abc.ABC):
         filters = (vectors / np.sqrt(values + _WHITENING_EPSILON)).T[::-1].reshape(-1, 3, 2, 2)
         self._set_whitening(np.concatenate([filters, -filters]).astype(np.float32))
 
+    def largest_parameter(self) -> float:
+        """Return the largest absolute value of any trained parameter; not finite if one of them is not."""
+        maxima = [
+            np.abs(values).max(initial=0.0)
+            for name, values in self.state().items()
+            if name.startswith("parameter/") and "running_" not in name
+        ]
+        return float(np.max(maxima))  # unlike Python's max, NumPy's does not ignore nan
+
     def sync_is_correct(self) -> bool | None:
         """Check that `all_reduce_gradients` sums over all devices; overwrites the gradients. None if it need not."""
         run = self._run

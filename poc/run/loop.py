@@ -16,6 +16,8 @@ from poc.records.timing import Clock, Window
 
 EXPLODED = 1e4
 """Mean loss of a window or an evaluation, in nats, from which no run comes back."""
+LARGEST_PARAMETER = 1e6
+"""Absolute value that no parameter has in a training that learns."""
 
 
 @dataclasses.dataclass
@@ -44,7 +46,8 @@ class Loop:
     def train(self, batches: Iterator[Batch]) -> tuple[str, str]:
         """Train to the last step of the run; return the outcome and its reason.
 
-        A run has diverged if the loss of a window or of an evaluation is not finite or too large.
+        A run has diverged if the loss of a window or of an evaluation, or a parameter after the last update, is not
+        finite or too large. The loss of a window is that before its updates, so it does not show the last update.
         """
         run = self.run
         for epoch in range(self._step // run.steps_per_epoch + 1, run.epochs + 1):
@@ -65,6 +68,9 @@ class Loop:
                     loss_text = "not finite" if evaluation.loss is None else f"{evaluation.loss:.6g}"
                     return DIVERGED, f"the evaluation loss was {loss_text} after epoch {epoch}"
             self._checkpoint()
+        largest = self.session.largest_parameter()
+        if not largest < LARGEST_PARAMETER:
+            return DIVERGED, f"the largest parameter was {largest:.6g} after step {self._step}"
         return COMPLETED, ""
 
     def _out_of_time(self) -> bool:
