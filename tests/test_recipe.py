@@ -363,6 +363,8 @@ def recipe_in(folder: Path, text: str, **files: str) -> Path:
         ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=1.99)}, ""),
         ({"steps": 391, "lr": Fixed(base=0.1, warmup_epochs=1)}, ""),
         ({"cases": [{"epochs": 2}, {"steps": 12}], "lr": Fixed(base=0.1, warmup_epochs=1)}, "warmup_epochs"),
+        ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=1, warmup_from=5.0)}, "Fixed.warmup_from: 5.0"),
+        ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=1, warmup_from=0.1)}, ""),
         ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=1, decay=Steps(at=[0.9, 0.4]))}, "Steps.at"),
         ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=1, decay=Steps(at=[0.75, 0.51]))}, ""),
         ({"steps": 10, "lr": Fixed(base=0.1, decay=Steps(at=[0.95]))}, "Steps.at"),

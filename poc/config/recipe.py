@@ -162,6 +162,9 @@ class Setting(Training):
         """Raise UserError if no step has one of the learning rates of the schedule."""
         schedule = self.schedule
         drops = sorted(math.ceil(point * schedule.steps) for point in schedule.decay_at)
+        if schedule.warmup_steps and schedule.warmup_from > schedule.learning_rate:
+            full = f"{schedule.learning_rate:g}, the learning rate at a global batch of {self.global_batch}"
+            raise invalid(f"lr: {type(self.lr).__name__}.warmup_from", self.lr.warmup_from, f"use at most {full}")
         steps = [schedule.warmup_steps, *drops, schedule.steps]
         if any(step >= following for step, following in itertools.pairwise(steps)):
             field_name = "Steps.at" if drops else "warmup_epochs"
