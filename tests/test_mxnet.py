@@ -36,7 +36,7 @@ from tests.launch import python
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
 
-from poc.frameworks.mxnet import flat_buffers, optimizers  # noqa: E402
+from poc.frameworks.mxnet import distributed, flat_buffers, optimizers  # noqa: E402
 from poc.frameworks.mxnet.session import MXNetSession  # noqa: E402
 
 
@@ -304,3 +304,13 @@ def test_the_error_of_fewer_bits_is_bounded(kvstore: KVStore, tmp_path: Path) ->
     else:
         # Each of two values of up to 1 and a sum of up to 2 is rounded to 11 binary digits.
         assert 1e-5 < error.max() / SUMS <= 2 * 2**-12 + 2**-11
+
+
+def test_horovod_reports_a_host_name_that_resolves_to_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")  # as on Debian
+    monkeypatch.setattr("poc.host.processes.interface", lambda address: "eth0")
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "")
+    monkeypatch.setenv("HOROVOD_HOSTNAME", "10.77.0.1")
+    with pytest.raises(OSError, match=r"resolves to 127\.0\.1\.1; Horovod needs it to resolve to 10\.77\.0\.1"):
+        distributed.HorovodSession._open_store(object())  # type: ignore[arg-type]
+    distributed.check_name_resolves("127.0.0.1")

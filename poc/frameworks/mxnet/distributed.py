@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,9 @@ class HorovodSession(DistributedSession):
     """
 
     def _open_store(self) -> None:
-        os.environ["HOROVOD_GLOO_IFACE"] = processes.interface(os.environ["HOROVOD_HOSTNAME"])
+        address = os.environ["HOROVOD_HOSTNAME"]
+        os.environ["HOROVOD_GLOO_IFACE"] = processes.interface(address)
+        check_name_resolves(address)
         import horovod.mxnet  # optional: only for runs with this kvstore
 
         self._horovod = horovod.mxnet
@@ -83,6 +86,22 @@ class HorovodSession(DistributedSession):
         mx.nd.waitall()
         self._horovod.allreduce_(mx.nd.zeros(1), op=self._horovod.Sum, name="barrier")
         mx.nd.waitall()
+
+
+def check_name_resolves(address: str) -> None:
+    """Raise OSError if this host takes part at `address`, but its own name resolves to 127.*, or not at all.
+
+    Horovod 0.28.1 forgets its interface when it connects a process set, and listens where the host's name resolves.
+    """
+    name, problem = socket.gethostname(), ""
+    try:
+        resolved = socket.gethostbyname(name)
+        if resolved.startswith("127.") and not address.startswith("127."):
+            problem = f"resolves to {resolved}"
+    except OSError as error:
+        problem = f"has no address ({error})"
+    if problem:
+        raise OSError(f"host name {name} {problem}; Horovod needs it to resolve to {address} (/etc/hosts)")
 
 
 class AsyncSession(DistributedSession):
