@@ -131,6 +131,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("run quick --only zzz", "'zzz'"),
         ("run quick --dollars 3 --machine mine", "--dollars"),
         ("report --price p3.2xlarge", "NAME=DOLLARS"),
+        ("report --results there --price EPIC-2=12", "did you mean 'EPYC-2'?"),
         ("report --results there --with nowhere", "--with: "),
         ("report --results nowhere", "./run_all.sh --quick"),
         ("publish --results empty", "./run_all.sh --quick"),
@@ -154,6 +155,18 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(
     (line,) = capsys.readouterr().err.splitlines()
     assert field in line
     assert set(folder.rglob("*")) == before
+
+
+def test_a_journal_in_a_wrong_folder_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in ("", "EPYC-2", "old/EPYC-2"):
+        journal.append(folder / "out" / place / journal.FILE, record_of())
+    assert main(["show", record_of().run.id, "--results", "out"]) == 0
+    message = capsys.readouterr().err
+    named = [str(folder / "out" / place / journal.FILE) in message for place in ("", "EPYC-2", "old/EPYC-2")]
+    assert named == [True, False, True]
+    # The folder of one machine instead of that of all.
+    assert main(["report", "--results", "out/EPYC-2"]) == 2
+    assert f"--results {folder / 'out'}\n" in capsys.readouterr().err
 
 
 def test_a_missing_folder_of_images_matters_only_to_recipes_of_real_images(

@@ -17,6 +17,7 @@ from poc.advice.advise import STEPS
 from poc.cli import advise, doctor, look, options, run
 from poc.cli.options import Options
 from poc.published import prices
+from poc.records import journal
 from poc.run.launcher import cache
 from poc.values import Count, Positive, UserError
 
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = Options(function=None)
     try:
         parser().parse_args(arguments, chosen)
+        for line in journal.misplaced(chosen.results) if "results" in chosen else ():
+            print(line, file=sys.stderr)
         status = int(chosen.function(chosen) or 0)
         sys.stdout.flush()
         return status

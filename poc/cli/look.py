@@ -14,6 +14,7 @@ from poc.published.prices import Prices
 from poc.records import journal
 from poc.records.record import Record
 from poc.run.launcher import cache
+from poc.values import UserError, suggest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,8 +22,15 @@ if TYPE_CHECKING:
 
 
 def report(options: Options) -> None:
-    """Write the pages again; raises UserError if there are no journals."""
-    options.all_records()
+    """Write the pages again; raises UserError if there are no journals, or for a price of an unknown machine."""
+    names = {
+        name for study in published.load(options.study) for row in study.rows for name in (row.machine, row.hardware)
+    }
+    for record in options.all_records():
+        names |= {record.infrastructure, record.hardware.describe()}
+    for name, _ in options.price:
+        if name not in names:
+            raise UserError(f"--price: no row is of a machine {name!r}; {suggest(name, filter(None, names))}")
     write_report(options, prices.load(dict(options.price)))
 
 

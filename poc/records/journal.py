@@ -38,6 +38,18 @@ def paths(results: Path) -> list[Path]:
     return sorted(results.glob(f"*/{FILE}"))
 
 
+def misplaced(results: Path) -> list[str]:
+    """Return a line for each journal one folder too high or too deep in `results`, where it is not read.
+
+    Raises UserError if `results` is the folder of a single machine.
+    """
+    if (results / FILE).exists() and not paths(results):
+        raise UserError(f"--results: {results} has no MACHINE/{FILE}, but {FILE}; use --results {results.parent}")
+    deeper = [path for path in results.glob(f"*/*/{FILE}") if path.parent.parent != results / "withdrawn"]
+    strays = [*results.glob(FILE), *sorted(deeper)]
+    return [f"journal: {path} is not read; move it to {results / 'MACHINE' / FILE}" for path in strays]
+
+
 def _lock(file: IO[Any], *, wait: bool) -> None:
     """Lock a file until it is closed; BlockingIOError if another process has it. Some file systems have no locks."""
     try:
