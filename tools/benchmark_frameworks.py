@@ -29,7 +29,6 @@ from poc.config.run import Run
 from poc.data import Batch
 from poc.host.hardware import detect
 from poc.plan import plan
-from poc.records.timing import spread
 
 HOME = Path(__file__).resolve().parents[1]
 STEPS = 4
@@ -121,7 +120,7 @@ def compare(framework: str, rounds: int) -> dict[str, Any]:
         "session (ms per step)": statistics.median(times["session"]),
         "bare loop (ms per step)": statistics.median(times["bare"]),
         "session / bare": statistics.median(ratios),
-        "spread": spread(ratios),
+        "range": f"{min(ratios):.3f} to {max(ratios):.3f}",
         "pairs": len(ratios),
     }
 
