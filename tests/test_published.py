@@ -190,6 +190,14 @@ def test_a_users_own_study_is_on_the_pages(tmp_path: Path) -> None:
     assert rows.efficiency_throughput.iloc[1] == pytest.approx(780 / 400 / 2)
 
 
+def test_a_study_is_read_as_spreadsheets_and_pandas_write_it(tmp_path: Path) -> None:
+    text = '\xef\xbb\xbf# title: Mine,,,\r\n"# authors: A, B",,,\r\n,,,\r\n\r\nmodel,dataset,devices,accuracy,\r\n'
+    study = study_of(tmp_path, text + "m,CIFAR-10,2.0,8.1e-1,\r\n,,,,\r\n\r\n")
+    (row,) = study.rows
+    assert (study.title, study.authors) == ("Mine", "A, B")
+    assert (row.model, row.dataset, row.devices, row.accuracy) == ("m", "cifar10", 2, 0.81)
+
+
 IMPOSSIBLE = {
     "accuracy": ("81.0", "-0.81", "0", "81%"),
     "samples_per_second": ("0", "inf", "1e999", "nan", "3,000"),

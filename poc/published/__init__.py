@@ -21,6 +21,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ PRINTED = tuple(name for name in COLUMNS if name in _ALLOWED - {"flag", "contrad
 """The columns that a source has."""
 _MOST = {"accuracy": 1.0, "utilisation": 1.0, "efficiency_throughput": 2.0, "efficiency_wall": 2.0}
 _MAY_BE_ZERO = ("devices", "spread", "utilisation", "communication_seconds_per_5120", "sync_seconds_per_5120")
+_DATASETS = ("cifar10", "cifar100", "imagenet")
 _COMMENTS = ("title", "authors", "year", "address", "about", "order")
 
 
@@ -77,11 +79,14 @@ def _read(path: Path) -> Study:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(file)
-        head = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
-        comments = dict(map(_comment, head))
+        # Spreadsheets add commas to short lines, and quote a line that has some.
+        head = list(itertools.takewhile(lambda line: line.startswith(("#", '"#')) or not line.strip(" ,\r\n"), lines))
+        comments = dict(map(_comment, filter(lambda line: "#" in line, head)))
         reader = csv.DictReader(lines[len(head) :], strict=True, restval="")
         rows = []
         for cells in reader:
+            if not any(cells.values()):
+                continue
             try:
                 rows.append(_row(path.stem, cells))
             except ValueError as error:
@@ -95,6 +100,7 @@ def _read(path: Path) -> Study:
 
 def _comment(line: str) -> tuple[str, str]:
     """Return field and text of a line before the header. Raises ValueError if it has another form."""
+    line = next(csv.reader([line]))[0] if line.startswith('"') else line.rstrip(", \r\n")
     field, _, text = (part.strip() for part in line.lstrip("# ").partition(":"))
     if field not in _COMMENTS:
         raise ValueError(f"line {line.strip()!r} is unknown; {suggest(field, _COMMENTS)}")
@@ -103,10 +109,12 @@ def _comment(line: str) -> tuple[str, str]:
 
 def _row(study: str, cells: Mapping[str | None, Any]) -> Row:
     """Return the row of a file; raises ValueError for a wrong cell."""
-    if None in cells:
+    if any(cells.get(None, ())):
         raise ValueError("it has more cells than the header")
     values: dict[str, Any] = {}
     for name, cell in cells.items():
+        if not name and not any(cell):  # commas that a spreadsheet has added
+            continue
         if name not in _ALLOWED:
             raise ValueError(f"unknown column {name!r}; {suggest(name, _ALLOWED)}")
         if cell.strip():
@@ -114,6 +122,9 @@ def _row(study: str, cells: Mapping[str | None, Any]) -> Row:
                 values[name] = _number(name, cell) if name in NUMBERS else cell.strip()
             except ValueError as error:
                 raise ValueError(f"{name} is {cell!r}; {error}") from None
+    spelled = re.sub(r"[\W_]", "", values.get("dataset", "").lower())  # "CIFAR-10" as pages compare it
+    if spelled in _DATASETS:
+        values["dataset"] = spelled
     if values.get("scaling", WEAK) not in (WEAK, STRONG):
         raise ValueError(f"scaling is {values['scaling']!r}; use {WEAK} or {STRONG}, or leave it empty")
     devices = values.get("devices")
