@@ -97,8 +97,8 @@ def test_reasons_that_differ_only_in_numbers_are_counted_as_one(tmp_path: Path) 
     runs = [planned(1.0, lr=0.01 * number) for number in range(1, 9)]
     items = [dataclasses.replace(item, skip=reason) for item, reason in zip(runs, reasons)]
     assert workload.skipped(sweep_of(tmp_path, ("r", items)).lines()) == {
-        "needs N GPUs, this machine has none": 4,
-        "needs about N GiB of memory, this machine has N: take less": 2,
+        "needs 2 to 8 GPUs, this machine has none": 4,
+        "needs about 9 to 30.5 GiB of memory, this machine has 24: take less": 2,
         "model resnet20_v2 is not MXNet 1.9.1's": 1,
         "model resnet56_v2 is not MXNet 1.9.1's": 1,
     }
