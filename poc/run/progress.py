@@ -75,9 +75,11 @@ class Progress:
     def __init__(self, run: Run, title: str, *, first_step: int = 0, shown: bool = True) -> None:
         self._run = run
         self._title = title
+        timed = run.seconds is not None
+        self._unit = "seconds" if timed else "steps"
         self._bar = tqdm(
-            total=run.steps,
-            initial=first_step,
+            total=run.seconds if timed else run.steps,
+            initial=0 if timed else first_step,
             desc=title,
             bar_format=_FORMAT,
             leave=False,
@@ -90,7 +92,7 @@ class Progress:
         position = f"epoch {window['epoch']}/{self._run.epochs}"
         speed = _rounded(window["samples"] * self._run.workers / window["seconds"])
         self._bar.set_description_str(f"{self._title}: {position}, {speed} samples/s", refresh=False)
-        self._bar.update(window["steps"])
+        self._bar.update(min(window[self._unit], self._bar.total - self._bar.n))
 
     def close(self) -> None:
         """Remove the bar."""
