@@ -261,10 +261,11 @@ def test_a_plan_has_what_is_done_what_is_left_and_what_is_skipped(home: Path, pr
 def test_an_instance_type_with_a_price_is_the_name_of_the_machine(home: Path, printed: Any, product: str) -> None:
     if product:
         (home.parent / "product_name").write_text(f"{product}\n")
-    plan, doctor = printed("plan", "--json"), printed("doctor")
+    plan, doctor, facts = printed("plan", "--json"), printed("doctor"), printed("doctor", "--json")
     price = prices.load({}).of(product)
     assert plan["machine"] == (product if price else hardware.detect().describe())
     assert plan["machine"] in doctor.splitlines()[0]
+    assert facts["machine"] == [plan["machine"]]
     assert plan["price_per_hour"] == (price and price.dollars_per_hour)
     assert (f"{price.dollars_per_hour:.2f}" if price else "--price") in doctor
 

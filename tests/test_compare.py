@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,7 @@ def compared(records: Sequence[Record], first: str, second: str) -> dict[str, An
     values = compare.compare(build(*records), first, second)
     ratio = values["samples/s"]["estimate"]
     assert math.isnan(ratio) or f"{ratio:.3f}" in compare.text(values)
+    assert json.loads(compare.as_json(values))["samples/s"]["estimate"] == (None if math.isnan(ratio) else ratio)
     return values
 
 
@@ -50,6 +52,8 @@ def test_what_differs_and_by_how_much() -> None:
     assert rate["estimate"] == pytest.approx(math.exp(sum(logarithms[0]) / 4 - sum(logarithms[1]) / 3))
     assert rate["interval"] == pytest.approx([math.exp(interval.low), math.exp(interval.high)])
     assert (rate["significant"], rate["n"]) == (True, [4, 3])
+    assert values["second_is_worse"] == []
+    assert compared([*slow, *fast], fast[0].run.id, slow[0].run.id)["second_is_worse"] == ["samples/s"]
 
 
 def test_fewer_than_three_repeats_give_a_ratio_and_no_test() -> None:

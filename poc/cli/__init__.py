@@ -23,11 +23,12 @@ from poc.values import Count, Positive, UserError
 
 _QUESTION = "How fast does data-parallel training go on this machine, how does it scale, and how does that compare?"
 _FLAG: Any = {"action": "store_true"}
+_JSON: Any = {"help": "print JSON, for a program", **_FLAG}
 _LIST: Any = {"action": "append", "default": []}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code: 0 done, 1 a run failed, 2 a mistake of the user, 130 interrupted."""
+    """Run one command; return the exit code: 0 done, 1 a run failed or is worse, 2 a user's mistake, 130 interrupt."""
     # Without this variable matplotlib needs a home folder that it can write to.
     os.environ.setdefault("MPLCONFIGDIR", str(cache() / "matplotlib"))
     chosen = Options(function=None)
@@ -118,11 +119,12 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(function=function)
         return added.add_argument
 
-    command(doctor.doctor, "what this machine has, what it can run, and what is missing", "machine", "data")
+    add = command(doctor.doctor, "what this machine has, what it can run, and what is missing", "machine", "data")
+    add("--json", **_JSON)
 
     add = command(run.plan, "what the recipes run here, how long, at what cost", "recipes", "machine", "results")
     add("--verbose", help="list each run with its id, global batch and time, or why it is skipped", **_FLAG)
-    add("--json", help="print JSON, for a program", **_FLAG)
+    add("--json", **_JSON)
 
     about = "run the recipes, add the results to the journal, write results.md"
     add = command(run.run, about, "recipes", "machine", "data", "results", "others", "studies")
@@ -145,7 +147,9 @@ def parser() -> argparse.ArgumentParser:
     add = command(look.show, "one run: its repeats, curve and step-time breakdown", "results", "others")
     add("run", metavar="ID", help="how its id starts (see plan --verbose), with @MACHINE or @COMMIT to choose repeats")
 
-    add = command(look.compare, "two runs: how they differ, and whether significantly", "results", "others")
+    about = "two runs: how they differ, and whether significantly; exit code 1 if the second is significantly worse"
+    add = command(look.compare, about, "results", "others")
+    add("--json", **_JSON)
     add("runs", nargs=2, metavar="ID", help="as for show: ID, ID@MACHINE, ID@COMMIT or ID@MACHINE@COMMIT")
 
     about = "throughput, time and cost on more devices, from short runs"

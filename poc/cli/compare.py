@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pydantic_core import to_json
 from scipy.stats import ttest_ind
 from tabulate import tabulate
 
@@ -35,8 +36,22 @@ def compare(table: pd.DataFrame, first: str, second: str) -> dict[str, Any]:
     differences = conditions.loc[:, conditions.nunique() > 1].to_dict("list")
     same_machine = not {"machine", "hardware"} & differences.keys()
     completed = [side[side.outcome == COMPLETED] for side in sides]
-    measured = {"samples/s": _rate(completed, same_machine), "accuracy": _accuracy(completed)}
-    return {"runs": runs, "differences": differences, "same_machine": same_machine, **measured}
+    rate, accuracy = _rate(completed, same_machine), _accuracy(completed)
+    worse = {"samples/s": rate["significant"] and rate["estimate"] > 1}
+    worse["accuracy"] = accuracy["significant"] and accuracy["estimate"] > 0
+    return {
+        "runs": runs,
+        "differences": differences,
+        "same_machine": same_machine,
+        "samples/s": rate,
+        "accuracy": accuracy,
+        "second_is_worse": [name for name, is_worse in worse.items() if is_worse],
+    }
+
+
+def as_json(comparison: dict[str, Any]) -> str:
+    """Return the result of `compare` as JSON; null where there is no value."""
+    return to_json(comparison, indent=1, inf_nan_mode="null", fallback=list).decode()
 
 
 def text(comparison: dict[str, Any]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from tabulate import tabulate
@@ -28,7 +30,14 @@ _MXNET_LIBRARIES = {"libquadmath.so.0": "libquadmath0", "libgomp.so.1": "libgomp
 
 def doctor(options: Options) -> None:
     """Print the machine, its frameworks, data and price, and what is missing."""
-    print(tabulate(_facts(options), tablefmt="plain", disable_numparse=True))
+    facts = list(_facts(options))
+    if not options.json:
+        print(tabulate(facts, tablefmt="plain", disable_numparse=True))
+        return
+    by_topic: dict[str, list[str]] = defaultdict(list)
+    for topic, text in facts:
+        by_topic[topic].append(text)
+    print(json.dumps(by_topic, indent=1))
 
 
 def _facts(options: Options) -> Iterator[tuple[str, str]]:

@@ -74,11 +74,13 @@ def show(options: Options) -> None:
     print(show.text(_table(records), records, options.run))
 
 
-def compare(options: Options) -> None:
-    """Print how two runs of the journals differ."""
+def compare(options: Options) -> int:
+    """Print how two runs of the journals differ; return 1 if the second is significantly worse."""
     from poc.cli import compare
 
-    print(compare.text(compare.compare(_table(options.all_records()), *options.runs)))
+    comparison = compare.compare(_table(options.all_records()), *options.runs)
+    print(compare.as_json(comparison) if options.json else compare.text(comparison))
+    return int(bool(comparison["second_is_worse"]))
 
 
 def _table(records: Sequence[Record]) -> pd.DataFrame:
