@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from poc.values import UserError, from_plain, to_plain, value, write_atomically
 
 FILE = "last_run.json"
+
+# A number that stands by itself: not a part of a name or a version.
+_NUMBER = re.compile(r"(?<![\w.-])(\d+(?:\.\d+)?)(?![\w-]|\.\d)")
 
 
 @value
@@ -43,3 +49,22 @@ def read(folder: Path) -> LastRun | None:
         return from_plain(LastRun, json.loads((folder / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, UserError):
         return None
+
+
+def by_reason(reasons: Iterable[str]) -> dict[str, int]:
+    """Count reasons, the most frequent first.
+
+    Those that differ only in numbers are one: "needs 2 to 8 GPUs, this machine has none".
+    """
+    similar: dict[str, list[str]] = defaultdict(list)
+    for reason in reasons:
+        similar[_NUMBER.sub("N", reason)].append(reason)
+    counts = {_merged(group): len(group) for group in similar.values()}
+    return dict(sorted(counts.items(), key=lambda entry: -entry[1]))
+
+
+def _merged(reasons: Iterable[str]) -> str:
+    """Return reasons that differ only in numbers as one, with the range of each number."""
+    parts = [list(dict.fromkeys(part)) for part in zip(*map(_NUMBER.split, reasons))]
+    ranges = (part if len(part) == 1 else [min(part, key=float), max(part, key=float)] for part in parts)
+    return "".join(map(" to ".join, ranges))

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from poc.published import MAIN_EPOCHS, MAIN_MODEL, Study
-from poc.records.last_run import LastRun
+from poc.records.last_run import LastRun, by_reason
 from poc.records.record import SKIPPED
 from poc.records.row import MEASURED
 from poc.report import markdown, repeats
@@ -108,7 +108,7 @@ class Results:
     def skipped(self) -> dict[str, int]:
         """Number of skipped runs by reason: those of the last `run` command if known, else all on this machine."""
         rows = self.table[(self.table.outcome == SKIPPED) & (self.table.machine == self.machine)]
-        return self.last_run.skipped if self.last_run else dict(rows.reason.value_counts())
+        return self.last_run.skipped if self.last_run else by_reason(rows.reason)
 
     def subjects(self) -> list[Subject]:
         """Models and data sets of this machine: the main study's model first, then those with most settings.

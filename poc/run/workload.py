@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
+from poc.records.last_run import by_reason
 from poc.run.progress import counted, duration
 from poc.values import value
 
 _MOST_REASONS = 5
-# A number that stands by itself: not a part of a name or a version.
-_NUMBER = re.compile(r"(?<![\w.-])(\d+(?:\.\d+)?)(?![\w-]|\.\d)")
 
 
 @value
@@ -88,21 +85,6 @@ def listed(lines: Sequence[Line]) -> str:
 
 
 def skipped(lines: Sequence[Line]) -> dict[str, int]:
-    """Count the skipped runs by reason, the most frequent first.
-
-    Reasons that differ only in numbers are one: "needs 2 to 8 GPUs, this machine has none".
-    """
+    """Count the skipped runs by reason, the most frequent first."""
     running = {line.id for line in lines if not line.skipped}
-    reasons = {line.id: line.skipped for line in lines if line.id not in running}
-    similar: dict[str, list[str]] = defaultdict(list)
-    for reason in reasons.values():
-        similar[_NUMBER.sub("N", reason)].append(reason)
-    counts = {_merged(group): len(group) for group in similar.values()}
-    return dict(sorted(counts.items(), key=lambda entry: -entry[1]))
-
-
-def _merged(reasons: Iterable[str]) -> str:
-    """Return reasons that differ only in numbers as one, with the range of each number."""
-    parts = [list(dict.fromkeys(part)) for part in zip(*map(_NUMBER.split, reasons))]
-    ranges = (part if len(part) == 1 else [min(part, key=float), max(part, key=float)] for part in parts)
-    return "".join(map(" to ".join, ranges))
+    return by_reason({line.id: line.skipped for line in lines if line.id not in running}.values())
