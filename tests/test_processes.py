@@ -99,6 +99,8 @@ def test_workers_that_wait_or_only_spin_are_stalled(command: str) -> None:
         ("kill -TERM $$", "signal 15; .*another process"),
         ("kill -BUS $$", f"signal {signal.SIGBUS:d}; .*/dev/shm"),
         ("kill -SEGV $$", "signal 11$"),
+        ("kill -XCPU $$", "ulimit -t"),
+        ("kill -KILL $$", "signal 9; .*another process, .*ulimit -t"),
         ("exit 3", "exit code 3$"),
     ],
 )

@@ -28,7 +28,9 @@ KILLED_FOR_MEMORY = "its process ended early with signal 9: the kernel killed it
 _HINTS: dict[int, str] = {
     signal.SIGBUS: "a page of a shared file was missing: is /dev/shm or the disk full?",
     signal.SIGILL: "this CPU does not have an instruction that the framework needs",
-    **dict.fromkeys((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP), "sent by another process"),
+    signal.SIGXCPU: "it reached its limit of CPU time (ulimit -t)",
+    signal.SIGKILL: "sent by another process, or by the kernel at the limit of CPU time (ulimit -t)",
+    **dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), "sent by another process"),
 }
 
 
