@@ -199,7 +199,8 @@ def test_your_recipes_has_every_setting_of_the_last_run_also_quick_and_failed_on
     quick = on_gpus(1500, run={"quick": True, "recipe": "mine"})
     failed = on_gpus(1000, outcome="failed", reason="killed by signal 9", run={"seed": 3, "batch_per_device": 256})
     before = trained(1000, 0.8, run={"recipe": "recipes/earlier.py"})
-    chance = trained(1000, 0.1, run={"learning_rate": 9.0, "recipe": "mine"})
+    environment = {"DNNL_MAX_CPU_ISA": "SSE41"}
+    chance = trained(1000, 0.1, run={"learning_rate": 9.0, "recipe": "mine"}, environment=environment)
     skipped = {f"reason {number}": number for number in range(1, 9)}
     runs = [quick, failed, chance]
     page = written_after(tmp_path, quick, failed, before, chance, runs=runs, skipped=skipped)
@@ -207,6 +208,7 @@ def test_your_recipes_has_every_setting_of_the_last_run_also_quick_and_failed_on
     (name,) = (line["recipe"] for line in lines if line[RATE] == "1,500")
     assert ("quick" in name, len(lines)) == (True, 3)
     assert all(any(word in line["accuracy"] for line in lines) for word in ("killed by signal 9", "chance"))
+    assert sorted(line["environment"] for line in lines) == ["", "", "DNNL_MAX_CPU_ISA=SSE41"]
     assert [line["runs"] for line in first_table(page, "Not run")] == ["8", "7", "6", "5", str(4 + 3 + 2 + 1)]
 
 

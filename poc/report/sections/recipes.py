@@ -83,6 +83,7 @@ def line(row: Any) -> dict[str, str]:
         markdown.RATE: "" if row.emulated else markdown.rate(row),
         "epochs": markdown.count(row.epochs) if row.length == TRAINING else "burst",
         "accuracy": accuracy,
+        "environment": row.environment,
     }
 
 
