@@ -16,6 +16,7 @@ from annotated_types import Ge, Lt
 from poc.advice.advise import STEPS
 from poc.cli import advise, doctor, look, options, run
 from poc.cli.options import Options
+from poc.export import TRACKERS
 from poc.published import prices
 from poc.records import journal
 from poc.run.launcher import cache
@@ -143,6 +144,10 @@ def parser() -> argparse.ArgumentParser:
     add = command(look.publish, "make a folder of a machine's results, to commit or send", "results", "studies")
     add("--machine", default="", metavar="NAME", help="the machine to publish (default: the one that ran last)")
     add("--output", type=_path, default=Path(), metavar="DIR", help="put the folder NAME_DATE here (default: here)")
+
+    add = command(look.export, "copy the runs to TensorBoard or MLflow; those that are there stay", "results", "others")
+    add("tracker", choices=TRACKERS, help="the package of that name is needed")
+    add("target", metavar="DIR_OR_URI", help="TensorBoard's log folder, or MLflow's tracking URI")
 
     add = command(look.show, "one run: its repeats, curve and step-time breakdown", "results", "others")
     add("run", metavar="ID", help="how its id starts (see plan --verbose), with @MACHINE or @COMMIT to choose repeats")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from poc import published
 from poc.cli import options as cli
 from poc.cli.options import Options
+from poc.export import export as to_tracker
 from poc.published import prices
 from poc.published.prices import Prices
 from poc.records import journal
@@ -64,6 +65,11 @@ def publish(options: Options) -> None:
 
     _, lines = publish(options.results, options.output.absolute(), write_pages, options.machine)
     print("\n".join(lines))
+
+
+def export(options: Options) -> None:
+    """Copy the runs of the journals to an experiment tracker."""
+    print(to_tracker(options.all_records(), options.tracker, options.target))
 
 
 def show(options: Options) -> None:
