@@ -14,7 +14,7 @@ import pydantic
 from annotated_types import Ge, Lt
 
 from poc.advice.advise import STEPS
-from poc.cli import advise, doctor, look, options, run
+from poc.cli import ab, advise, doctor, look, options, run
 from poc.cli.options import Options
 from poc.export import TRACKERS
 from poc.published import prices
@@ -29,10 +29,10 @@ _LIST: Any = {"action": "append", "default": []}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code: 0 done, 1 a run failed or is worse, 2 a user's mistake, 130 interrupt."""
+    """Run one command; return 0: done, 1: a run failed or is worse, 2: a user's mistake, 3, 4: gate, 130: interrupt."""
     # Without this variable matplotlib needs a home folder that it can write to.
     os.environ.setdefault("MPLCONFIGDIR", str(cache() / "matplotlib"))
-    chosen = Options(function=None)
+    chosen, status = Options(function=None), 0
     try:
         parser().parse_args(arguments, chosen)
         for line in journal.misplaced(chosen.results) if "results" in chosen else ():
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # e.g. plan | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it when it exits
-        return int(chosen.function in (run.run, advise.advise))  # a training did not do all of its runs
+        # A training did not do all of its runs; a comparison has no verdict.
+        return status or int(chosen.function in (run.run, advise.advise, ab.ab, look.compare))
     except OSError as error:
         print(f"poc: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
@@ -76,6 +77,12 @@ def _number(kind: Any) -> Callable[[str], Any]:
 
 
 _positive = _number(Positive)
+
+
+def _share(text: str) -> float:
+    """Read a share such as 5% or 0.05."""
+    scale = 100 if text.endswith("%") else 1
+    return float(_number(Annotated[Positive, Lt(scale)])(text.removesuffix("%"))) / scale
 
 
 def _groups() -> dict[str, _Parser]:
@@ -155,7 +162,19 @@ def parser() -> argparse.ArgumentParser:
     about = "two runs: how they differ, and whether significantly; exit code 1 if the second is significantly worse"
     add = command(look.compare, about, "results", "others")
     add("--json", **_JSON)
-    add("runs", nargs=2, metavar="ID", help="as for show: ID, ID@MACHINE, ID@COMMIT or ID@MACHINE@COMMIT")
+    add("runs", nargs=2, metavar="ID", help="as for show: ID, ID@MACHINE or ID@COMMIT; or two folders of results")
+    gate: Any = {"type": _share, "metavar": "5%", "help": "exit code 3: second slower by more; 4: too few repeats"}
+    add("--slower", **gate)
+
+    about = "a recipe at two commits of this checkout, in interleaved repeats: is the second slower?"
+    add = command(ab.ab, about, "machine", "data", "results")
+    add("--json", **_JSON)
+    add("revisions", nargs=2, metavar="REV", help="a commit, a branch or a tag; results go to ab/ in the folder")
+    add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file: both commits run it as it is now")
+    add("--set", dest="settings", metavar="FIELD=VALUE[,VALUE]", help="set a field of the recipe", **_LIST)
+    add("--repeats", type=_number(Count), default=5, metavar="N", help="of each run at each commit (5)")
+    add("--slower", default=0.05, **gate)
+    add("--python", type=_path, metavar="FILE", help="twice: the interpreter for each REV", **_LIST)
 
     about = "throughput, time and cost on more devices, from short runs"
     add = command(advise.advise, about, "machine", "data", "results", "others", "studies")

@@ -1,4 +1,4 @@
-"""The text of `poc compare`: what two runs differ in, and whether their speeds and accuracies differ significantly."""
+"""What two runs differ in, whether their speeds and accuracies differ significantly, and the verdict of the gate."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tabulate import tabulate
 
 from poc.cli import show
 from poc.records.record import COMPLETED
+from poc.records.row import MEASURED
 from poc.report import repeats
 from poc.values import UserError
 
@@ -24,19 +25,59 @@ _CONDITIONS = [
     *("batch_per_device", "global_batch", "lr", "lr_rule", "training_recipe", "kvstore", "straggler", "layout"),
     *("length", "epochs", "target_accuracy", "accuracy_on", "quick"),
 ]
+NOT_SLOWER, SLOWER, TOO_FEW = 0, 3, 4
+_VERDICTS = {NOT_SLOWER: "not slower", SLOWER: "slower", TOO_FEW: "too few repeats to say"}
 
 
-def compare(table: pd.DataFrame, first: str, second: str) -> dict[str, Any]:
+def compare(table: pd.DataFrame, first: str, second: str, slower: float | None = None) -> dict[str, Any]:
     """Compare two runs, each named as ID, ID@MACHINE, ID@COMMIT or ID@MACHINE@COMMIT by the starts of these names.
 
-    All seeds of a setting are its repeats. Raises UserError if a name fits no run or several, or both name the same.
+    All seeds of a setting are its repeats. `slower` is the limit of `gate`; None: no gate.
+    Raises UserError if a name fits no run or several, or both name the same.
     """
-    runs, sides = _sides(table, [first, second])
+    return _compared(*_sides(table, [first, second]), slower, 1)
+
+
+def same_runs(tables: Sequence[pd.DataFrame], slower: float | None, ids: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Compare, as `compare`, each run that two tables have in common, or those of `ids`: the last setting in each."""
+    measured = [table[table.origin == MEASURED].sort_values("started", kind="stable") for table in tables]
+    common = [run for run in measured[0].run_id.unique() if run in {*measured[1].run_id} and (not ids or run in ids)]
+    if not common:
+        raise UserError("compare: the folders have no run in common; poc plan --verbose lists the ids of a recipe")
+    sides = {run: [_latest(table[table.run_id == run]) for table in measured] for run in common}
+    return [_compared([run, run], sides[run], slower, len(common)) for run in common]
+
+
+def gate(logarithms: Sequence[pd.Series[float]], slower: float, runs: int = 1) -> dict[str, Any]:
+    """Judge from logarithms of samples/s of interleaved repeats whether the second side is slower than the first.
+
+    With d the difference of means, second - first, and its one-sided 95% bounds by Welch's t, the verdict is SLOWER if
+    the upper bound is below 0 and d below -log(1 + slower); NOT_SLOWER if the lower bound is above -log(1 + slower);
+    else, and with fewer than MIN_REPEATS on a side, TOO_FEW. Several `runs` share the 5% (Bonferroni). `repeats_needed`
+    is about how many on each side would end TOO_FEW.
+    """
+    limit, n, (first, second) = -math.log1p(slower), min(map(len, logarithms)), logarithms
+    result = {"exit_code": TOO_FEW, "limit": math.exp(limit), "repeats_needed": repeats.MIN_REPEATS}
+    if n < repeats.MIN_REPEATS:
+        return result
+    difference, welch = second.mean() - first.mean(), ttest_ind(second, first, equal_var=False)
+    interval = welch.confidence_interval(1 - 2 * (1 - repeats.CONFIDENCE) / runs)
+    low, high = np.nan_to_num(interval, nan=difference)  # all repeats of each side are equal
+    is_slower = high < 0 and difference < limit
+    # The interval shrinks with the root of n, and has to leave out 0 or the limit.
+    gap = -difference if difference < limit else max(difference - limit, 1e-3)
+    result["exit_code"] = SLOWER if is_slower else NOT_SLOWER if low > limit else TOO_FEW
+    result["repeats_needed"] = math.ceil(n * ((high - low) / 2 / gap) ** 2)
+    return {**result, "ratio": math.exp(difference), "bounds": [math.exp(low), math.exp(high)]}
+
+
+def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, judged: int) -> dict[str, Any]:
+    """Compare the repeats of two runs, of which the gate judges `judged` pairs together."""
     conditions = pd.concat([side.tail(1) for side in sides])[_CONDITIONS].convert_dtypes().astype(str)
     differences = conditions.loc[:, conditions.nunique() > 1].to_dict("list")
     same_machine = not {"machine", "hardware"} & differences.keys()
     completed = [side[side.outcome == COMPLETED] for side in sides]
-    rate, accuracy = _rate(completed, same_machine), _accuracy(completed)
+    rate, accuracy = _rate(completed, same_machine, slower, judged), _accuracy(completed)
     worse = {"samples/s": rate["significant"] and rate["estimate"] > 1}
     worse["accuracy"] = accuracy["significant"] and accuracy["estimate"] > 0
     return {
@@ -46,11 +87,12 @@ def compare(table: pd.DataFrame, first: str, second: str) -> dict[str, Any]:
         "samples/s": rate,
         "accuracy": accuracy,
         "second_is_worse": [name for name, is_worse in worse.items() if is_worse],
+        "exit_code": rate["gate"]["exit_code"] if slower else int(any(worse.values())),
     }
 
 
-def as_json(comparison: dict[str, Any]) -> str:
-    """Return the result of `compare` as JSON; null where there is no value."""
+def as_json(comparison: Any) -> str:
+    """Return a result of `compare`, or what contains some, as JSON; null where there is no value."""
     return to_json(comparison, indent=1, inf_nan_mode="null", fallback=list).decode()
 
 
@@ -65,6 +107,12 @@ def text(comparison: dict[str, Any]) -> str:
     lines.append(_verdict("Samples/s, first / second", rate, ".3f"))
     if rate["interval"] is None and comparison["same_machine"]:
         lines.append("On one machine only repeats count that started within an hour of one of the other run.")
+    if gate := rate["gate"]:
+        lines.append(f"Gate: second / first at least {gate['limit']:.3f}? {_VERDICTS[gate['exit_code']]}")
+        if "bounds" in gate:
+            lines[-1] += ": {:.3f} ({:.3f} to {:.3f})".format(gate["ratio"], *gate["bounds"])
+        if gate["exit_code"] == TOO_FEW:
+            lines[-1] += f"; about {gate['repeats_needed']} interleaved repeats on each side would tell"
     return "\n".join(lines)
 
 
@@ -77,9 +125,7 @@ def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[p
         named = [rows[rows.machine == common.iloc[-1]] for rows in named]
     sides = []
     for name, rows in zip(names, named):
-        # A skipped run read no images, so its setting is not that of its repeats.
-        setting = rows.sort_values("outcome", key=lambda outcome: outcome == COMPLETED, kind="stable").setting.iloc[-1]
-        sides.append(show.only(table[table.setting == setting], name.split("@")[1:]))
+        sides.append(show.only(table[table.setting == _latest(rows).setting.iloc[-1]], name.split("@")[1:]))
     if sides[0].index.isin(sides[1].index).any():  # one setting: the names differ in the seed, or not at all
         sides = [side[side.run_id == run] for side, run in zip(sides, runs)]
     if sides[0].index.isin(sides[1].index).any():
@@ -87,12 +133,20 @@ def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[p
     return runs, sides
 
 
-def _rate(sides: Sequence[pd.DataFrame], same_machine: bool) -> dict[str, Any]:
-    """Return the samples/s of both sides, and their ratio by interleaved repeats."""
+def _latest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the setting that completed last, by the order of the rows; of the last one if none did."""
+    # A skipped run read no images, so its setting is not that of its repeats.
+    ordered = rows.sort_values("outcome", key=lambda outcome: outcome == COMPLETED, kind="stable")
+    return rows[rows.setting == ordered.setting.iloc[-1]]
+
+
+def _rate(sides: Sequence[pd.DataFrame], same_machine: bool, slower: float | None, judged: int) -> dict[str, Any]:
+    """Return the samples/s of both sides, and their ratio and the gate's verdict by interleaved repeats."""
     if not same_machine:  # They have no slower hours in common: as if all repeats had started at once.
         sides = [side.assign(started="2000-01-01T00:00:00") for side in sides]
     rates = [repeats.clean(side[side.samples_per_second.notna()]).samples_per_second for side in sides]
-    result = _difference([np.log(side.samples_per_second) for side in repeats.pair(*sides)])
+    logarithms = [np.log(side.samples_per_second) for side in repeats.pair(*sides)]
+    result = {**_difference(logarithms), "gate": slower and gate(logarithms, slower, judged)}
     interval = result["interval"] and [math.exp(end) for end in result["interval"]]
     return {**result, "sides": rates, "estimate": math.exp(result["estimate"]), "interval": interval}
 

@@ -81,12 +81,25 @@ def show(options: Options) -> None:
 
 
 def compare(options: Options) -> int:
-    """Print how two runs of the journals differ; return 1 if the second is significantly worse."""
+    """Print how two runs, or the runs of two folders, differ; return the gate's verdict, or 1 if a second is worse."""
     from poc.cli import compare
 
-    comparison = compare.compare(_table(options.all_records()), *options.runs)
+    first, second = options.runs
+    if Path(first).is_dir() and Path(second).is_dir():
+        return compare_folders([Path(first), Path(second)], options.slower, options.json)
+    comparison = compare.compare(_table(options.all_records()), first, second, options.slower)
     print(compare.as_json(comparison) if options.json else compare.text(comparison))
-    return int(bool(comparison["second_is_worse"]))
+    return int(comparison["exit_code"])
+
+
+def compare_folders(folders: Sequence[Path], slower: float | None, as_json: bool, ids: Sequence[str] = ()) -> int:
+    """Print how the runs that two folders have in common differ, all or those of `ids`; return the exit code."""
+    from poc.cli import compare
+
+    comparisons = compare.same_runs([_table(journal.read_with([], [folder])) for folder in folders], slower, ids)
+    print(compare.as_json(comparisons) if as_json else "\n\n".join(map(compare.text, comparisons)))
+    # A run that is slower decides, and then one with too few repeats.
+    return max((each["exit_code"] for each in comparisons), key=[0, 1, compare.TOO_FEW, compare.SLOWER].index)
 
 
 def _table(records: Sequence[Record]) -> pd.DataFrame:

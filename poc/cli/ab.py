@@ -1,0 +1,116 @@
+"""`poc ab`: one recipe at two commits of this checkout, in interleaved repeats, and the verdict of the gate."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from poc.cli import look
+from poc.cli import options as cli
+from poc.cli.options import Options
+from poc.records import journal
+from poc.records.record import COMPLETED
+from poc.values import UserError, suggest
+
+
+class _Side(NamedTuple):
+    name: str
+    code: Path
+    """A worktree of the commit."""
+    python: Path
+    results: Path
+
+    def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a command of this commit's code. The kernel kills it when this process dies; Ctrl-C is passed on."""
+        command = [str(self.python), "-I", f"{self.code}/poc/host/isolated.py", "--parent", str(os.getpid()), "poc"]
+        return subprocess.Popen([*command, *words], text=True, start_new_session=True, **options)
+
+    def plan(self, *words: str) -> dict[str, float]:
+        """Return the expected seconds of each run by id, without skipped ones; raises UserError if it has no plan."""
+        process = self.start("plan", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        output, errors = process.communicate()
+        if process.returncode:
+            raise UserError(f"ab: {self.name}: {(errors.strip() or 'poc plan failed').splitlines()[-1]}")
+        return {line["id"]: line["seconds"] for line in json.loads(output)["planned"] if not line["skipped"]}
+
+
+def ab(options: Options) -> int:
+    """Measure a recipe at two commits in interleaved repeats; return the exit code of the gate, or of a failed run.
+
+    Raises UserError for a mistake, before any run starts.
+    """
+    words = [str(cli.recipe_path(options.recipe).absolute()), *(f"--set={setting}" for setting in options.settings)]
+    words += [f"--{name}={getattr(options, name)}" for name in ("machine", "price") if getattr(options, name)]
+    data = [f"--data={options.data}"] if options.data else []
+    with contextlib.ExitStack() as stack:
+        sides = _sides(options, stack)
+        plans = [side.plan(*words, "--set=repeats=1", "--json") for side in sides]
+        if not plans[0] or plans[0].keys() != plans[1].keys():
+            ids = [", ".join(plan) or "none" for plan in plans]
+            raise UserError(f"ab: {options.recipe} plans other runs at B than at A, or none: A {ids[0]}; B {ids[1]}")
+        if sum(plans[0].values()) > 3600:
+            raise UserError("ab: repeats of over an hour start too far apart to be compared; use --set steps=N")
+        for number in range(1, options.repeats + 1):
+            for side in sides if number % 2 else sides[::-1]:  # A B B A: drift has the same effect on both
+                records = journal.read(journal.paths(side.results))
+                done = [record.run.id for record in records if record.outcome == COMPLETED]
+                if all(done.count(run) >= number for run in plans[0]):
+                    continue
+                print(f"\n{side.name}, repeat {number} of {options.repeats}", file=sys.stderr)
+                # Not --again: an interrupted command goes on with the repeats that the journal lacks.
+                own = [f"--set=repeats={number}", *data, f"--results={side.results}"]
+                if status := _wait(side.start("run", *words, *own, stdout=subprocess.DEVNULL)):
+                    return status
+    return look.compare_folders([side.results for side in sides], options.slower, options.json, list(plans[0]))
+
+
+def _sides(options: Options, stack: contextlib.ExitStack) -> list[_Side]:
+    """Return both sides, with worktrees that `stack` removes; raises UserError for a wrong commit or interpreter."""
+    pythons = options.python or [Path(sys.executable)] * 2
+    if len(pythons) != 2 or not all(map(shutil.which, pythons)):
+        raise UserError(f"--python: {', '.join(map(str, pythons))} is not allowed; give two interpreters")
+    commits = [_commit(revision) for revision in options.revisions]
+    others = [hashlib.sha256(os.fsencode(python)).hexdigest()[:6] for python in options.python]
+    folder, sides = options.results / "ab" / "-".join([*commits, *others]), []
+    for side, commit, python in zip("AB", commits, pythons):
+        code = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="poc-ab-")), commit)
+        stack.callback(_git, "worktree", "remove", "--force", str(code))
+        if (added := _git("worktree", "add", "--detach", str(code), commit)).returncode:
+            raise UserError(f"ab: git worktree add: {added.stderr.splitlines()[-1]}")
+        sides.append(_Side(f"{side} ({commit})", code, python, folder / side))
+    return sides
+
+
+def _wait(process: subprocess.Popen[str]) -> int:
+    """Return the exit code of a run, 1 if it was killed. Raises KeyboardInterrupt once an interrupted run has ended."""
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+    return max(status, 1) if status else 0
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    # Where git itself started this command, its variables name an index and folders.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return subprocess.run(["git", "-C", str(cli.HOME), *words], capture_output=True, text=True, env=variables)
+
+
+def _commit(revision: str) -> str:
+    """Return the first 12 digits of the commit that a revision names; raises UserError."""
+    found = _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    if found.returncode:
+        names = ["HEAD", *_git("for-each-ref", "--format=%(refname:short)").stdout.split()]
+        raise UserError(f"ab: {revision!r} is no commit of {cli.HOME}; {suggest(revision, names)}")
+    return found.stdout.split()[-1][:12]

@@ -1,0 +1,295 @@
+"""The gate of `poc compare` and `poc ab`: its error rates on generated repeats, and a slower commit that it finds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from poc.cli import compare, main
+from poc.cli.compare import NOT_SLOWER, SLOWER, TOO_FEW
+from poc.records import journal
+from poc.records.record import Record
+from poc.report import repeats
+from poc.report.table import read
+from tests.builders import build, recipe_file, record_of
+from tests.launch import DEADLINE_SECONDS, HEEDFUL, HOME, eventually
+
+LIMIT, N, JOURNALS = 0.05, 5, 1000
+SAMPLES = 1280
+"""Samples of an epoch of `record_of`."""
+PLACES = ([0, 3, 4, 7, 8], [1, 2, 5, 6, 9])
+"""When the five repeats of each side start: A B B A A B B A A B."""
+SLOWER_STEP = -math.log(1.1)
+PACE = """
+
+import time
+
+_step = NumpySession.step
+
+
+def _paced(self, *arguments, **options):
+    start = time.perf_counter()
+    _step(self, *arguments, **options)
+    time.sleep(max(0.0, start + {seconds} - time.perf_counter()))
+
+
+NumpySession.step = _paced
+"""
+"""What makes each step of the reference framework take a number of seconds."""
+
+
+def recorded_spreads() -> np.ndarray:
+    """Return the standard deviations of log samples/s of settings in reference/ with three repeats within an hour."""
+    table = read(HOME / "reference" / "rows.csv")
+    measured = table[(table.outcome == "completed") & table.samples_per_second.notna() & ~table.quick]
+    spreads = []
+    for _, rows in measured.groupby("setting"):
+        rows = repeats.clean(rows).sort_values("started")
+        hours = (pd.to_datetime(rows.started).diff() > repeats.INTERLEAVED).cumsum()
+        for _, together in rows.groupby(hours):
+            if len(together) >= repeats.MIN_REPEATS:
+                spreads.append(np.log(together.samples_per_second).std())
+    return np.array(spreads)
+
+
+def logarithms(generator: np.random.Generator, spread: float, effect: float = 0.0, drift: float = 0.0) -> np.ndarray:
+    """Return log samples/s, (2, N): normal repeats with `drift` from the first to the last, the second side moved."""
+    values = math.log(300.0) + generator.normal(0, spread, (2, N)) + drift * np.array(PLACES) / 9
+    values[1] += effect
+    return values
+
+
+def records(rates: Sequence[float], side: int, **changes: Any) -> list[Record]:
+    """Return a record for each rate in samples/s, which started when those of that side do."""
+    return [
+        record_of(epoch_seconds=[SAMPLES / rate] * 6, started=f"2026-11-21T10:{5 * place:02}:00+00:00", **changes)
+        for rate, place in zip(rates, PLACES[side])
+    ]
+
+
+@pytest.mark.slow
+def test_at_most_5_percent_of_equal_journals_of_the_recorded_spread_raise_an_alarm() -> None:
+    generator, spreads = np.random.default_rng(12345), recorded_spreads()
+    assert len(spreads) > 30
+    tables, codes = [build(*records([300.0] * N, side)) for side in (0, 1)], []
+    for number in range(JOURNALS):
+        drift = generator.normal(0, 0.1) * (number % 2)
+        rates = np.exp(logarithms(generator, generator.choice(spreads), drift=drift))
+        sides = [table.assign(samples_per_second=values) for table, values in zip(tables, rates)]
+        codes += [compared["exit_code"] for compared in compare.same_runs(sides, LIMIT)]
+    assert len(codes) == JOURNALS
+    assert codes.count(SLOWER) <= 0.05 * JOURNALS
+    print(f"{codes.count(SLOWER) / JOURNALS:.1%} false alarms")
+
+
+@pytest.mark.slow
+def test_a_10_percent_slower_step_is_found_and_the_error_rates_are_those_of_the_documentation() -> None:
+    rows = re.findall(r"^\| (\d+\.?\d*)%[^|]*\|((?: +\d+% \|)+)$", (HOME / "docs" / "ci.md").read_text(), re.MULTILINE)
+    documented = {float(spread): [int(cell) for cell in re.findall(r"\d+", cells)] for spread, cells in rows}
+    for spread, cells in documented.items():
+        generator, measured = np.random.default_rng(12345), []
+        for effect in (0.0, SLOWER_STEP):
+            values = [map(pd.Series, logarithms(generator, spread / 100, effect)) for _ in range(JOURNALS)]
+            codes = [compare.gate([*sides], LIMIT)["exit_code"] for sides in values]
+            measured += [100 * codes.count(code) / JOURNALS for code in (NOT_SLOWER, SLOWER, TOO_FEW)]
+        assert cells == pytest.approx(measured, abs=0.6), (spread, measured)
+        assert measured[1] <= 5
+        assert measured[3] <= 5
+    _, _, _, _, found, _ = documented[round(100 * float(np.median(recorded_spreads())), 1)]
+    assert found >= 90
+
+
+def test_more_runs_share_the_false_alarms_and_equal_repeats_need_no_spread() -> None:
+    generator = np.random.default_rng(1)
+    sides = [pd.Series(side) for side in logarithms(generator, 0.04, SLOWER_STEP)]
+    one, ten = (compare.gate(sides, LIMIT, runs)["bounds"] for runs in (1, 10))
+    assert ten[0] < one[0] < one[1] < ten[1]
+    for ratio, code in ((1.0, NOT_SLOWER), (0.96, NOT_SLOWER), (0.94, SLOWER), (1.1, NOT_SLOWER)):
+        equal = [pd.Series([1.0] * N), pd.Series([1.0 + math.log(ratio)] * N)]
+        assert compare.gate(equal, LIMIT)["exit_code"] == code
+    assert compare.gate([side[:2] for side in sides], LIMIT) == {
+        **{"exit_code": TOO_FEW, "repeats_needed": 3, "limit": pytest.approx(1 / 1.05)}
+    }
+
+
+def test_as_many_repeats_as_the_gate_names_decide() -> None:
+    values = np.random.default_rng(2).normal(0, 0.04, (2, 3))
+    values -= values.mean(axis=1, keepdims=True)
+    for difference in (0.02, 0.0, -0.02, -0.08):
+        sides = [pd.Series(values[0]), pd.Series(values[1] + difference)]
+        first = compare.gate(sides, LIMIT)
+        assert first["exit_code"] == TOO_FEW
+        more = [pd.Series(np.tile(side, math.ceil(first["repeats_needed"] / 3))) for side in sides]
+        assert compare.gate(more, LIMIT)["exit_code"] == (SLOWER if difference == -0.08 else NOT_SLOWER)
+
+
+@pytest.mark.parametrize(("ratio", "n", "code"), [(1.0, 5, NOT_SLOWER), (0.8, 5, SLOWER), (0.8, 2, TOO_FEW)])
+def test_compare_ends_with_the_verdict_on_two_folders_and_on_two_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ratio: float, n: int, code: int
+) -> None:
+    other = {"run": {"learning_rate": 0.4}}
+    noise = np.exp(logarithms(np.random.default_rng(3), 0.005))
+    for side, factor in enumerate((1.0, ratio)):
+        for record in records(factor * noise[side, :n], side, commit="ab"[side] * 7):
+            journal.append(tmp_path / "ab"[side] / "machine" / journal.FILE, record)
+            journal.append(tmp_path / "both" / "machine" / journal.FILE, record)
+        # Each folder has a run that the other one lacks.
+        journal.append(tmp_path / "ab"[side] / "machine" / journal.FILE, record_of(run={"seed": side + 7}))
+    for record in records(300 * ratio * np.exp(noise[1, :n] / 300 - 1), 1, **other):
+        journal.append(tmp_path / "both" / "machine" / journal.FILE, record)
+    run, slow = record_of().run.id, record_of(**other).run.id
+    both = ["--results", str(tmp_path / "both"), "--slower", "0.05"]
+    for arguments in (
+        [str(tmp_path / "a"), str(tmp_path / "b"), "--slower", "5%"],
+        [str(tmp_path / "a" / "machine"), str(tmp_path / "b"), "--slower", "5%"],
+        [f"{run}@aaa", f"{run}@bbb", *both],
+    ):
+        assert main(["compare", *arguments, "--json"]) == code
+        content = json.loads(capsys.readouterr().out)
+        (compared,) = content if isinstance(content, list) else [content]
+        assert compared["runs"] == [run, run]
+        assert (compared["exit_code"], compared["samples/s"]["gate"]["exit_code"]) == (code, code)
+        assert compared["differences"].keys() == {"commit"}
+    assert main(["compare", f"{run}@aaa", slow, *both]) in (code, TOO_FEW)
+    assert main(["compare", *arguments]) == code
+    # Without a gate the exit code is that of a significant difference.
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == int(code == SLOWER)
+
+
+def test_folders_without_a_common_run_are_the_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        journal.append(tmp_path / name / "machine" / journal.FILE, record_of(run={"seed": seed}))
+        (tmp_path / "empty").mkdir(exist_ok=True)
+    for second in ("b", "empty"):
+        assert main(["compare", str(tmp_path / "a"), str(tmp_path / second)]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def git(checkout: Path, *words: str) -> str:
+    identity = ["-c", "user.name=T", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
+    command = ["git", "-C", str(checkout), *identity, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of this code and the reference framework: a step of tag "slow" takes 10% longer than of "fast"."""
+    folder = tmp_path_factory.mktemp("checkout")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(HOME / "poc", folder / "poc", ignore=ignored)
+    reference = folder / "poc" / "frameworks" / "reference"
+    shutil.copytree(HOME / "tests" / "frameworks" / "reference", reference, ignore=ignored)
+    session = (reference / "session.py").read_text()
+    # Other tests may keep this machine busy, whose repeats would not count.
+    record = folder / "poc" / "records" / "record.py"
+    code = record.read_text()
+    assert "BUSY_SHARE = 0.05\n" in code
+    record.write_text(code.replace("BUSY_SHARE = 0.05\n", "BUSY_SHARE = 1e9\n"))
+    git(folder, "init", "--quiet")
+    for tag, seconds in (("fast", 0.040), ("slow", 0.044)):
+        (reference / "session.py").write_text(session + PACE.format(seconds=seconds))
+        git(folder, "add", "--all")
+        git(folder, "commit", "--quiet", "--message", tag)
+        git(folder, "tag", tag)
+    recipe_file(folder / "mine.py", epochs=2, evaluate=False)
+    return folder
+
+
+def start_ab(checkout: Path, results: Path, *words: str) -> subprocess.Popen[str]:
+    """Start `poc ab WORDS` with the code of that repository."""
+    command = [*HEEDFUL, sys.executable, "-I", str(checkout / "poc" / "host" / "isolated.py"), "poc", "ab", *words]
+    command += ["--results", str(results), "--machine", "here", "--json"]
+    environment = {name: value for name, value in os.environ.items() if name != "POC_FRAMEWORKS"}
+    environment |= {"POC_CACHE": str(results / "cache"), "TMPDIR": str(results)}
+    results.mkdir(exist_ok=True)
+    options: dict[str, Any] = {"cwd": checkout, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, **options)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    return process.returncode, output, errors
+
+
+def measured(results: Path) -> list[list[Record]]:
+    """Return the records of both sides."""
+    return [journal.read(sorted(results.glob(f"ab/*/{side}/*/{journal.FILE}"))) for side in "AB"]
+
+
+@pytest.mark.slow
+def test_a_slower_commit_is_found_though_the_command_is_interrupted_and_killed(checkout: Path, tmp_path: Path) -> None:
+    words = ("fast", "slow", "mine.py")
+    before = set(tmp_path.iterdir())
+    for number, stop in enumerate((signal.SIGINT, signal.SIGKILL), start=1):
+        process = start_ab(checkout, tmp_path, *words)
+        eventually(lambda: len(measured(tmp_path)[1]) >= number, lambda: process.poll() is not None)  # noqa: B023
+        process.send_signal(stop)
+        status, output, _ = ended(process)
+        assert (status, output) == (130 if stop == signal.SIGINT else -9, "")
+        if stop == signal.SIGINT:
+            assert len(git(checkout, "worktree", "list").splitlines()) == 1
+            assert {path.name for path in {*tmp_path.iterdir()} - before} == {"ab", "cache"}
+    kept = measured(tmp_path)
+    status, output, errors = ended(start_ab(checkout, tmp_path, *words))
+    assert status == SLOWER, errors
+    (compared,) = json.loads(output)
+    assert compared["samples/s"]["gate"]["ratio"] == pytest.approx(40 / 44, abs=0.03)
+    assert compared["samples/s"]["n"] == [N, N]
+    for side, tag in enumerate(("fast", "slow")):
+        records = measured(tmp_path)[side]
+        assert records[: len(kept[side])] == kept[side]
+        completed = [record for record in records if record.outcome == "completed"]
+        assert {record.commit for record in completed} == {git(checkout, "rev-parse", tag)[:12]}
+        assert len(completed) == N
+    starts = sorted(
+        (record.started, side)
+        for side, records in enumerate(measured(tmp_path))
+        for record in records
+        if record.outcome == "completed"
+    )
+    assert "".join("AB"[side] for _, side in starts) == "ABBAABBAAB"
+    # All is there: nothing is measured again.
+    assert ended(start_ab(checkout, tmp_path, *words))[0] == SLOWER
+
+
+@pytest.mark.slow
+def test_a_commit_is_not_slower_than_itself_under_two_interpreters(checkout: Path, tmp_path: Path) -> None:
+    python = ("--python", sys.executable)
+    words = ("fast", "fast", "mine.py", "--repeats", "3", *python, *python)
+    status, output, errors = ended(start_ab(checkout, tmp_path, *words))
+    assert status in (NOT_SLOWER, TOO_FEW), errors
+    assert json.loads(output)[0]["samples/s"]["n"] == [3, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("fats slow mine.py", "did you mean 'fast'?"),
+        ("fast slow mini.py", "'mini.py'"),
+        ("fast slow mine.py --set epoch=3", "did you mean 'epochs'?"),
+        ("fast slow mine.py --set kind=gpu", "none"),
+        ("fast slow mine.py --set steps=1000000000", "hour"),
+        ("fast slow mine.py --python nowhere", "nowhere"),
+        ("fast slow mine.py --slower 5", "--slower"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(checkout: Path, tmp_path: Path, words: str, hint: str) -> None:
+    status, output, errors = ended(start_ab(checkout, tmp_path, *words.split()))
+    assert (status, output, len(errors.splitlines())) == (2, "", 1), errors
+    assert hint in errors
+    assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
+    assert len(git(checkout, "worktree", "list").splitlines()) <= 3  # of a command that another test kills
