@@ -166,8 +166,7 @@ def parser() -> argparse.ArgumentParser:
     gate: Any = {"type": _share, "metavar": "5%", "help": "exit code 3: second slower by more; 4: too few repeats"}
     add("--slower", **gate)
 
-    about = "a recipe at two commits of this checkout, in interleaved repeats: is the second slower?"
-    add = command(ab.ab, about, "machine", "data", "results")
+    add = command(ab.ab, "a recipe at two commits, interleaved: is the second slower?", "machine", "data", "results")
     add("--json", **_JSON)
     add("revisions", nargs=2, metavar="REV", help="a commit, a branch or a tag; results go to ab/ in the folder")
     add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file: both commits run it as it is now")

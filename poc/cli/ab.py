@@ -24,8 +24,7 @@ from poc.values import UserError, suggest
 
 class _Side(NamedTuple):
     name: str
-    code: Path
-    """A worktree of the commit."""
+    code: Path  # a worktree of the commit
     python: Path
     results: Path
 
