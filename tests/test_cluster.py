@@ -80,8 +80,8 @@ def test_two_node_types_in_one_command_and_page(nodes: Nodes, second: Host, tmp_
     recipe = recipe_file(tmp_path / "mine.py", lr=0.1, kind=["cpu", "gpu"], repeats=2)
     with nodes.another("other"):
         output = driven(nodes.head, recipe, tmp_path, "--set", "lr=0.01,0.02", "--set", "kind=cpu", "--verbose")
-    assert "epoch 1/" in output
     ids = {record.run_id for record in records_of(tmp_path, "pair")}
+    assert all(run_id in output for run_id in ids)
     request = last_run.read(tmp_path / "results")
     assert request is not None
     assert (set(request.runs), request.recipes, request.skipped) == (ids, (str(recipe),), {})

@@ -177,7 +177,8 @@ def test_other_models_have_pages_of_their_own(machine: str, content: str, simula
         assert "ResNet-50" not in page
         (lines,) = (section[0] for title, section in tables(page).items() if "Scorecard" in title)
         cells = [list(line.values())[1] for line in lines]
-        assert (len(cells), bool(re.match(r"\d", cells[0]))) == (7, True)
+        assert len(cells) == 7
+        assert any(re.match(r"\d", cell) for cell in cells[:2])  # samples/s on one device or on all
         assert not any("run_all" in cell for cell in cells)
         assert {"Accuracy and throughput", "Learning rate and global batch"} <= set(tables(page))
     titles = {"cifar_resnet20_v2": "# ResNet-20", "cifar_vgg16": "# VGG-16"}
