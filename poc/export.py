@@ -43,7 +43,7 @@ def _name(record: Record) -> str:
     return f"{journal.folder(Path(), record.infrastructure)}/{name}"
 
 
-def _hyperparameters(record: Record) -> dict[str, Any]:
+def hyperparameters(record: Record) -> dict[str, Any]:
     """Return what its run computes where that is not the default; the fields of an option as OPTION.FIELD."""
     fields = json.loads(record.run.fingerprint())
     for option in [name for name, value in fields.items() if isinstance(value, dict)]:
@@ -51,18 +51,18 @@ def _hyperparameters(record: Record) -> dict[str, Any]:
     return {name: value if isinstance(value, (int, float)) else str(value) for name, value in fields.items()}
 
 
-def _scalars(record: Record) -> list[tuple[str, float, int, float]]:
+def scalars(record: Record) -> list[tuple[str, float, int, float]]:
     """Return tag, value, samples trained and seconds since the start of each known value of windows and evaluations."""
-    scalars: list[tuple[str, Any, int, float]] = []
+    points: list[tuple[str, Any, int, float]] = []
     trained, samples_by_epoch = 0, {}
     for window in record.windows:
         samples_by_epoch[window.epoch] = trained = trained + window.samples
         at = (trained, window.start + window.seconds)
-        scalars += [("train/loss", window.loss, *at), ("train/samples_per_second", window.rate, *at)]
+        points += [("train/loss", window.loss, *at), ("train/samples_per_second", window.rate, *at)]
     for each in record.evaluations:
         at = (samples_by_epoch.get(each.epoch, trained), each.at + each.seconds)
-        scalars += [("evaluation/accuracy", each.accuracy, *at), ("evaluation/loss", each.loss, *at)]
-    known = [scalar for scalar in scalars if scalar[1] is not None and not math.isnan(scalar[1])]
+        points += [("evaluation/accuracy", each.accuracy, *at), ("evaluation/loss", each.loss, *at)]
+    known = [point for point in points if point[1] is not None and not math.isnan(point[1])]
     # Speeds and times that were withdrawn are NaN.
     return [(tag, value, step, 0.0 if math.isnan(end) else end) for tag, value, step, end in known]
 
@@ -78,8 +78,8 @@ def _add_to_tensorboard(name: str, record: Record, folder: str) -> bool:
         return False
     began = datetime.fromisoformat(record.started).timestamp()
     events = [Event(wall_time=began, file_version="brain.Event:2")]
-    events.append(Event(wall_time=began, summary=hparams_pb(_hyperparameters(record), start_time_secs=began)))
-    for tag, value, step, seconds in _scalars(record):
+    events.append(Event(wall_time=began, summary=hparams_pb(hyperparameters(record), start_time_secs=began)))
+    for tag, value, step, seconds in scalars(record):
         value_of_tag = {"value": [{"tag": tag, "simple_value": value}]}
         events.append(Event(wall_time=began + seconds, step=step, summary=value_of_tag))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,9 +101,9 @@ def _add_to_mlflow(name: str, record: Record, uri: str) -> bool:
     tags = {"poc.name": name, "machine": record.infrastructure, "hardware": record.hardware.describe()}
     tags |= {"images": str(record.data_id), "outcome": record.outcome, "reason": record.reason, "commit": record.commit}
     tags |= {f"version.{package}": version for package, version in record.versions.items()}
-    params = [Param(field, str(value)) for field, value in _hyperparameters(record).items()]
+    params = [Param(field, str(value)) for field, value in hyperparameters(record).items()]
     start = round(1000 * datetime.fromisoformat(record.started).timestamp())
-    metrics = [Metric(tag, value, start + round(1000 * time), step) for tag, value, step, time in _scalars(record)]
+    metrics = [Metric(tag, value, start + round(1000 * time), step) for tag, value, step, time in scalars(record)]
     title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "poc-mxnet")
     try:
         client = MlflowClient(tracking_uri=uri)

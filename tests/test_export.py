@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from poc.cli import main
+from poc.export import TRACKERS, hyperparameters, scalars
 from poc.records import journal
 from poc.records.record import Record
 from tests.builders import executed, record_of
@@ -227,11 +228,28 @@ def test_a_server_that_refuses_is_one_line(results: Path, capsys: Any) -> None:
     assert "nonsense://server" in line
 
 
-def test_all_records_of_the_reference_have_names_of_their_own(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    assert export(HOME / "reference", "tensorboard", tmp_path) == 0
+def test_all_records_of_the_reference_have_names_and_curves_without_a_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported: dict[str, Record] = {}
+
+    def tracker(name: str, record: Record, target: str) -> bool:
+        assert target == "there"
+        assert name not in exported
+        exported[name] = record
+        return True
+
+    monkeypatch.setitem(TRACKERS, "tensorboard", tracker)
+    assert export(HOME / "reference", "tensorboard", "there") == 0
     started = [record for record in journal.read(journal.paths(HOME / "reference")) if record.outcome != "skipped"]
-    assert len([*tmp_path.rglob("*tfevents*")]) == len(started) > 300
+    assert [*exported.values()] == started
+    for name, record in exported.items():
+        assert [part for part in (record.run.model, record.run.id) if part not in name] == []
+        assert hyperparameters(record)["learning_rate"] == record.run.learning_rate
+        known = scalars(record)
+        values = [*record.evaluations, *([] if record.speed_withdrawn else record.windows)]
+        assert len(known) >= len(values)
+        assert np.isfinite([[value, samples, seconds] for _, value, samples, seconds in known]).all()
 
 
 @pytest.mark.slow
