@@ -38,6 +38,7 @@ Results
   --with FOLDER     show the measurements in this folder, too, e.g. reference/
   --study FILE      a published study of your own, a CSV like those in poc/published/
   --detail          measure what of a step is computation and communication, too
+  --trace N         trace N steps after each run, for https://ui.perfetto.dev
   --verbose         say each run's id, settings and expected time, too
 
 `.venv/bin/poc --help`, or `.venv/bin/python -m poc --help`, lists the other commands: doctor, plan, report, publish, ...

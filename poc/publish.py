@@ -113,5 +113,5 @@ def publish(
     others = f"; of other machines: {', '.join(sorted(names - {name}))} (--machine)" if len(names) > 1 else ""
     return target, [
         f"Written: {target} ({sum(path.is_file() for path in target.rglob('*'))} files)",
-        f"Left out: host name, user name and paths; data sets, checkpoints, and the recipes' files{others}",
+        f"Left out: host name, user name and paths; data sets, checkpoints, traces, and the recipes' files{others}",
     ]

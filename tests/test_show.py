@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def repeats_of(*epoch_seconds: float, **run: Any) -> list[Record]:
 
 
 def shown(records: list[Record], name: str) -> str:
-    return show.text(build(*records), records, name)
+    return show.text(build(*records), records, name, Path("results"))
 
 
 def test_a_run_is_shown_with_all_its_repeats() -> None:

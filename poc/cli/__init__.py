@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Callable, NoReturn
 
 import pydantic
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Le, Lt
 
 from poc.advice.advise import STEPS
 from poc.cli import ab, advise, doctor, look, options, run
@@ -140,6 +140,8 @@ def parser() -> argparse.ArgumentParser:
     add("--dollars", type=_positive, metavar="D", help="the same, when so much is spent at the machine's price")
     add("--again", help="repeat runs that the journal holds already", **_FLAG)
     add("--detail", help="afterwards, measure what of a step is computation and communication", **_FLAG)
+    steps = _number(Annotated[Count, Le(1000)])
+    add("--trace", type=steps, metavar="N", help="afterwards, trace N steps, for https://ui.perfetto.dev")
     add("--checkpoints", type=_path, metavar="DIR", help="keep checkpoints here (default: in the cache, until the end)")
     add("--patience", type=_positive, default=300.0, metavar="S", help="end a run that makes no step for S seconds")
     add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")

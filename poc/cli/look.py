@@ -77,7 +77,7 @@ def show(options: Options) -> None:
     from poc.cli import show
 
     records = options.all_records()
-    print(show.text(_table(records), records, options.run))
+    print(show.text(_table(records), records, options.run, options.results))
 
 
 def compare(options: Options) -> int:

@@ -74,7 +74,7 @@ def _run_here(options: Options, began: float) -> tuple[Sequence[str], Prices]:
 
 def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Prices]:
     """Do the runs on all machines of a cluster; return those that failed, and the prices."""
-    for name in ("machine", "price", "dollars"):
+    for name in ("machine", "price", "dollars", "trace"):
         if getattr(options, name) is not None:
             raise UserError(f"--{name} is for a single machine; remove it. A node has the name of its label")
     recipes = options.load_recipes()  # mistakes are found before a node is connected
@@ -124,5 +124,7 @@ def _context(options: Options, machine: Hardware, name: str, source: Path | None
         checkpoints=options.checkpoints,
         price_per_hour=options.price,
         patience=options.patience,
+        trace_steps=options.trace or 0,
+        traces=journal.folder(options.results, name) / journal.TRACES,
         until=until,
     )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 from tabulate import tabulate
 
+from poc.records import journal
 from poc.records.record import DONE, Record
 from poc.records.row import MEASURED
 from poc.records.timing import PARTS
 from poc.values import UserError
 
 
-def text(table: pd.DataFrame, records: Sequence[Record], name: str) -> str:
-    """Describe the run that `name` names, as `select`; `records` are those that `table` was made from."""
+def text(table: pd.DataFrame, records: Sequence[Record], name: str, results: Path) -> str:
+    """Describe the run that `name` names, as `select`.
+
+    `records` are those that `table` was made from, `results` is the folder that may have traces of the run.
+    """
     rows = select(table, name)
     last = rows.sort_values("outcome", key=lambda outcome: outcome.isin(DONE), kind="stable").iloc[-1]
     key = (last.machine, last.run_id, last.started)
@@ -23,6 +28,8 @@ def text(table: pd.DataFrame, records: Sequence[Record], name: str) -> str:
     machines = (rows.machine + ", " + rows.hardware).unique()
     head = [("run", f"{last.run_id}  {record.run}"), ("recipe", ", ".join(rows.recipe.unique()))]
     head += [("machine", "; ".join(machines)), ("framework", framework)]
+    traces = sorted((journal.folder(results, last.machine) / journal.TRACES).glob(f"{last.run_id}_*"))
+    head += [("trace", "\n".join(map(str, traces)))] if traces else []
     blocks = [tabulate(head, tablefmt="plain", disable_numparse=True), _grid(_repeats(rows))]
     if record.windows:
         blocks.append(f"Epochs of the repeat of {last.started[:16]}:\n{_grid(_epochs(record))}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import statistics
 import time
 import timeit
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ContextDecorator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -267,6 +270,21 @@ class Session(abc.ABC):
 
     def barrier(self) -> None:  # noqa: B027
         """Block until every worker of the run is here."""
+
+    @contextlib.contextmanager
+    def trace(self, path: Path) -> Iterator[None]:
+        """Write Chrome's trace events of the steps within to the file `path`, with ranges for steps and their parts.
+
+        It is the last use of a session: steps before it are not slower, those after it would be.
+        """
+        with self._profile(path) as new_range:
+            for name in ("step", "forward_backward", "sync_gradients", "apply_update"):
+                setattr(self, name, new_range(name)(getattr(self, name)))
+            yield
+
+    def _profile(self, path: Path) -> AbstractContextManager[Callable[[str], ContextDecorator]]:
+        """Profile what is done within into the file `path`; give a function that makes a range of that name."""
+        raise NotImplementedError("its framework has no profiler")
 
     def sync_stats(self) -> dict[str, Any]:
         """Return statistics of the synchronisations so far, for the record."""

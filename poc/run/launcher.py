@@ -50,6 +50,8 @@ class RunContext:
     images: Mapping[str, DataId] = dataclasses.field(default_factory=dict)
     """Identity of each data set that was opened, by its name in a recipe; synthetic images may replace CIFAR-10."""
     patience: float = 300.0  # seconds without a step after which a run is ended
+    trace_steps: int = 0  # length of the traced pass after each run; 0: none
+    traces: Path = Path("traces")  # folder of the traces
     until: float = math.inf  # when a run is interrupted, on the monotonic clock
     software: dict[str, Any] | None = None
     """What `software` returns for each framework on a remote machine; None on this one."""
@@ -220,6 +222,8 @@ class LocalLauncher:
             "checkpoints": str(context.checkpoints_of(run)),
             "keep": context.checkpoints is not None,
             "patience": context.patience,
+            "trace_steps": context.trace_steps,
+            "trace": str(context.traces / f"{run.id}_worker{request['worker']}.json"),
         }
         path = Path(request["events"]).with_suffix(".json")
         path.write_text(json.dumps(request))

@@ -78,7 +78,7 @@ def execute(
         why = reason
         print(f"  {why}; restarting ({restarts_left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     measured = {**merge_workers(workers), **_merge_hosts(hosts)} if workers else {}
-    if interrupted:
+    if interrupted and measured.get("outcome") != COMPLETED:  # it may have been in its trace
         measured.update(outcome=FAILED, reason="interrupted")
     elif reason:
         measured.update(outcome=OUT_OF_MEMORY if killed_for_memory else FAILED, reason=reason)

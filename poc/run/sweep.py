@@ -15,12 +15,12 @@ from poc.plan import Planned, estimate
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
-from poc.run import schedule
+from poc.run import schedule, workload
 from poc.run.launcher import Launcher, LocalLauncher, RunContext
 from poc.run.parent import execute, new_record
-from poc.run.progress import duration, label, result, varied
+from poc.run.progress import counted, duration, label, result, varied
 from poc.run.schedule import Item
-from poc.run.workload import Line, summary
+from poc.run.workload import Line
 from poc.values import UserError
 
 
@@ -187,7 +187,9 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     with journal.claimed(sweep.path):
         if request:
             last_run.write(sweep.results, request)
-        sweep.say(f"{summary(sweep.lines(), price)}\n")
+        sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
+        if sweep.context.trace_steps and (done := workload.totals(sweep.lines())["done"]):
+            sweep.say(f"--trace: no trace of {counted(done, 'run')} in the journal already; add --again to repeat\n")
         left: list[Item] = []
         for number, item in enumerate(sweep.items):
             try:

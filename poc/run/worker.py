@@ -6,6 +6,7 @@ python -m poc.run.worker    (its request, as JSON, on the standard input; exit c
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -60,11 +61,11 @@ class Worker:
             end = self._train()
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's comes twice: from it, and from the parent
-            end = self._end(FAILED, "interrupted")
+            self._emit("end", end := self._end(FAILED, "interrupted"))
         except Exception as error:  # whatever it is, it belongs in the record
             memory = frameworks.load(self.run.framework).is_out_of_memory(error)
-            end = self._end(OUT_OF_MEMORY if memory else FAILED, f"{type(error).__name__}: {_line_of(error)}")
-        self._emit("end", end)
+            outcome, reason = OUT_OF_MEMORY if memory else FAILED, f"{type(error).__name__}: {_line_of(error)}"
+            self._emit("end", end := self._end(outcome, reason))
         if end["outcome"] == COMPLETED:
             self._session.close()
         self._progress.close()
@@ -77,7 +78,7 @@ class Worker:
         return {"outcome": outcome, "reason": reason, **used}
 
     def _train(self) -> dict[str, Any]:
-        """Train as the request says; return the final event."""
+        """Train as the request says; emit and return the final event."""
         run, rounds = self.run, self._request["detail"]
         with self._clock.part("initialise"):
             dataset = self._load()
@@ -101,7 +102,7 @@ class Worker:
             accuracy=accuracies[-1] if accuracies else 0.0,
             silence=self._silence,
         )
-        steps = run.steps - self._first_step + step_profile.steps_of(rounds)
+        steps = run.steps - self._first_step + step_profile.steps_of(rounds) + self._request["trace_steps"]
         host_batches = data.training_batches(dataset, run.data, first_step=self._first_step, steps=steps, **options)
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they need.
@@ -119,7 +120,23 @@ class Worker:
                     end["peak_flops"] = session.peak_flops()
                 if rounds:
                     end["detail"] = self._profile(batches, rounds)
+            self._emit("end", end)
+            if end["outcome"] == COMPLETED and self._request["trace_steps"]:
+                self._trace(itertools.islice(batches, self._request["trace_steps"]))
         return end
+
+    def _trace(self, batches: Iterable[data.Batch]) -> None:
+        """Trace steps with the framework's profiler. The record is complete, and stands whatever happens here."""
+        session, path = self._session, Path(self._request["trace"])
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with session.trace(path):
+                session.barrier()  # profilers take different times to start
+                for batch in batches:
+                    session.step(batch, self.run.learning_rate)
+                session.drain()
+        except (Exception, KeyboardInterrupt) as error:
+            print(f"  no trace: {type(error).__name__}: {_line_of(error)}", file=sys.stderr)
 
     def _profile(self, batches: Iterator[data.Batch], rounds: int) -> Any:
         try:
@@ -201,7 +218,7 @@ class Worker:
             print(f"  the checkpoint after step {step} failed: {error}", file=sys.stderr)
 
 
-def _line_of(error: Exception) -> str:
+def _line_of(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # MXNet puts the line that says what is wrong after those of its C++ stack.
     named = [line for line in lines if "Error" in line or "Check failed" in line]

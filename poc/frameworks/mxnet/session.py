@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
+from mxnet import autograd, gluon, profiler
 from mxnet.contrib import amp
 
 from poc import config
@@ -354,6 +356,22 @@ class MXNetSession(Session):
                 # Not array[:] = ..., which oneDNN's blocked layout does not allow.
                 mx.nd.array(values, ctx=array.context).copyto(array)
         mx.nd.waitall()
+
+    @contextlib.contextmanager
+    def _profile(self, path: Path) -> Iterator[Any]:
+        @contextlib.contextmanager
+        def new_range(name: str) -> Iterator[None]:
+            event = profiler.Event(name)
+            event.start()
+            yield
+            event.stop()
+
+        # MXNet aborts if it starts to profile its API while a thread is in a call, and the one that places batches is.
+        profiler.set_config(filename=str(path), profile_api=False, profile_memory=False)
+        profiler.set_state("run")
+        yield new_range
+        profiler.set_state("stop")
+        profiler.dump()
 
     def peak_flops(self) -> float:
         context = self._contexts[0]

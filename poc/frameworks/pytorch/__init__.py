@@ -75,6 +75,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
     """Set torchrun's variables for the workers: their ranks, and where the first one waits for the others."""
     common = {
         **(_KEEP_MEMORY if run.kind == "cpu" else {}),
+        "KINETO_LOG_LEVEL": "99",  # PyTorch's profiler prints its start and end, and on a CPU that there is no GPU
         "MASTER_ADDR": hosts[0],
         "MASTER_PORT": free_port(hosts[0]),
         "WORLD_SIZE": run.workers,

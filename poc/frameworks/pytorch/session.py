@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -234,6 +235,12 @@ class TorchSession(Session):
         if self._loss_scale:
             numbers = torch.tensor(state["loss_scale"], dtype=torch.float32, device=self._device)
             self._loss_scale.scale, self._loss_scale.finite_steps = numbers
+
+    @contextlib.contextmanager
+    def _profile(self, path: Path) -> Iterator[Any]:
+        with torch.profiler.profile() as profile:
+            yield torch.profiler.record_function
+        profile.export_chrome_trace(str(path))
 
     def peak_flops(self) -> float:
         size = 8192 if self._device.type == "cuda" else 2048

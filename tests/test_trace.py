@@ -1,0 +1,104 @@
+"""`poc run --trace`: a file of the framework's profiler per worker, and the same record as without it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poc.cli import main
+from poc.records import journal
+from poc.records.record import COMPLETED
+from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, executed, recipe_file
+from tests.extras import needs_torch
+
+SHORT: dict[str, Any] = {**GLUON, "epochs": 2}
+TORCH: dict[str, Any] = {**SHORT, "framework": "pytorch"}
+STEPS = 4
+
+
+def ranges_of(path: Path) -> Counter[str]:
+    """Count the ranges of a trace by name."""
+    events = json.loads(path.read_text())["traceEvents"]
+    return Counter(event["name"] for event in events if event["ph"] in ("X", "B"))
+
+
+def run(folder: Path, *options: str) -> None:
+    arguments = ["run", str(folder / "mine.py"), "--results", str(folder / "results"), "--machine", "here", *options]
+    assert main(arguments) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        SHORT,
+        {**SHORT, "devices": 2},
+        pytest.param({**SHORT, **TWO_WORKERS}, id="mxnet, two workers"),
+        pytest.param(TORCH, marks=needs_torch),
+        pytest.param({**TORCH, "devices": 2}, marks=needs_torch, id="pytorch, two workers"),
+    ],
+)
+def test_each_worker_traces_its_steps_and_the_record_is_the_same(
+    fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fields.get("devices") == 2 and MACHINE.cores < 2:
+        pytest.skip("two devices need two cores")
+    monkeypatch.setenv("POC_CACHE", str(tmp_path))
+    recipe_file(tmp_path / "mine.py", **fields)
+    run(tmp_path, "--trace", str(STEPS))
+    (record,) = journal.read([tmp_path / "results" / "here" / journal.FILE])
+    assert (record.outcome, record.reason) == (COMPLETED, "")
+    folder = tmp_path / "results" / "here" / journal.TRACES
+    traces = [folder / f"{record.run.id}_worker{worker}.json" for worker in range(record.run.workers)]
+    assert sorted(folder.iterdir()) == traces
+    for trace in traces:
+        ranges = ranges_of(trace)
+        assert {ranges[name] for name in ("step", "forward_backward", "sync_gradients", "apply_update")} == {STEPS}
+        assert any("conv" in name.lower() for name in ranges)
+    assert course(record) == course(executed(tmp_path / "untraced", **fields))
+    capsys.readouterr()
+    main(["show", record.run.id, "--results", str(tmp_path / "results")])
+    shown = capsys.readouterr().out
+    assert all(str(trace) in shown for trace in traces)
+
+
+@pytest.mark.slow
+def test_a_recorded_run_is_not_repeated_for_a_trace_and_traces_are_not_published(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POC_CACHE", str(tmp_path))
+    recipe_file(tmp_path / "mine.py", **SHORT)
+    run(tmp_path)
+    run(tmp_path, "--trace", "2")
+    assert "--trace: no trace of 1 run" in capfd.readouterr().err
+    folder = tmp_path / "results" / "here" / journal.TRACES
+    assert not folder.exists()
+    run(tmp_path, "--trace", "2", "--again")
+    assert len(list(folder.iterdir())) == 1
+    main(["publish", "--results", str(tmp_path / "results"), "--output", str(tmp_path / "sent")])
+    published = {path.name for path in (tmp_path / "sent").rglob("*")}
+    assert journal.FILE in published
+    assert not published & {folder.name, *(trace.name for trace in folder.iterdir())}
+
+
+@pytest.mark.parametrize("fields", [{}, TWO_WORKERS])
+@pytest.mark.slow
+def test_a_framework_without_profiler_says_so_and_its_run_is_recorded(
+    fields: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POC_CACHE", str(tmp_path))
+    recipe_file(tmp_path / "mine.py", **{**fields, "epochs": 1})
+    run(tmp_path, "--trace", "2")
+    assert "no trace: NotImplementedError: its framework has no profiler" in capfd.readouterr().err
+    (record,) = journal.read([tmp_path / "results" / "here" / journal.FILE])
+    assert record.outcome == COMPLETED
+
+
+def test_a_trace_is_of_a_single_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe_file(tmp_path / "mine.py")
+    assert main(["run", str(tmp_path / "mine.py"), "--trace", "3", "--cluster", "local"]) == 2
+    assert "--trace" in capsys.readouterr().err
