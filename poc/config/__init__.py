@@ -2,7 +2,7 @@
 
 from poc.config.datasets import CIFAR10, DATA, Data, ImageNet, Synthetic, synthetic
 from poc.config.kvstores import NCCL, SSP, Device, DistAsync, DistDeviceSync, DistSync, Horovod, Local, NoSync
-from poc.config.optimizers import LARS, OPTIMIZERS, SGD, AdamW, Muon, Nesterov, Optimizer
+from poc.config.optimizers import LARS, OPTIMIZERS, SGD, AdamW, Muon, Nesterov, Optimizer, TorchOptimizer
 from poc.config.rates import Fixed, Linear, SquareRoot, Steps
 from poc.config.recipe import AUTO, EPOCHS, LARGEST, NODE, Recipe, Setting, Training
 from poc.config.recipe_file import load
@@ -11,5 +11,5 @@ from poc.config.recipe_file import load
 __all__ = [
     *("CIFAR10", "LARS", "NCCL", "SGD", "Device", "DistAsync", "DistDeviceSync", "DistSync", "Fixed", "Horovod"),
     *("ImageNet", "Linear", "Local", "Muon", "Nesterov", "NoSync", "Recipe", "SquareRoot", "SSP", "Steps"),
-    *("Synthetic", "synthetic", "AdamW"),
+    *("Synthetic", "synthetic", "AdamW", "TorchOptimizer"),
 ]

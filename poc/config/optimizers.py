@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Union, get_args
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args
 
 import pydantic
+from pydantic_core import ArgsKwargs
 
 from poc.config.fields import by_name, configuration, field, labels
-from poc.values import Flag, Positive, PositiveOrZero, Share
+from poc.values import Flag, Positive, PositiveOrZero, Share, UserError, invalid
 
 
 @configuration
@@ -18,12 +19,10 @@ class Optimizer:
 
     label: ClassVar[str]
     momentum = 0.0
-    sized_by_gradient: ClassVar[bool] = True
-    """Whether a larger gradient makes a larger update."""
 
     def __str__(self) -> str:
         """Return its label with all options that are not at their default."""
-        return ", ".join([self.label, *labels(self).values()])
+        return ", ".join(filter(None, [self.label, *labels(self).values()]))
 
 
 @configuration
@@ -63,7 +62,6 @@ class LARS(_Momentum):
     name: Literal["lars"] = "lars"
 
     label = "LARS"
-    sized_by_gradient = False
 
 
 @configuration
@@ -80,7 +78,6 @@ class Muon(_Momentum):
     that start at zero, as with `zero_init_gamma` in "_v2", get that norm from their first gradient."""
 
     label = "Muon"
-    sized_by_gradient = False
     coefficients: ClassVar[tuple[float, float, float]] = (3.4445, -4.7750, 2.0315)
     """Coefficients of the quintic Newton-Schulz iteration that brings singular values near to one."""
     iterations: ClassVar[int] = 5
@@ -101,9 +98,53 @@ class AdamW(Optimizer):
     epsilon: Positive = field(default=1e-8, label="epsilon {:g}")
 
     label = "AdamW"
-    sized_by_gradient = False
 
 
-_Optimizers = Union[SGD, Nesterov, LARS, Muon, AdamW]
+_Number = Annotated[float, pydantic.Strict()]
+_Option = Union[Flag, Annotated[int, pydantic.Strict()], _Number, tuple[Union[_Number, None], ...]]
+
+
+@configuration
+class TorchOptimizer(Optimizer):
+    """Any other optimizer of `torch.optim` with its options: TorchOptimizer("RMSprop", alpha=0.9, weight_decay=1e-4).
+
+    PyTorch checks class and options when it plans a run.
+    """
+
+    name: Literal["torch.optim"] = "torch.optim"
+    algorithm: str = field(label="{} (torch.optim)")
+    """Name of its class."""
+    weight_decay: PositiveOrZero = field(default=0.0, label="weight decay {:g}")
+    """That of the class, for weights and batch-norm gammas, not for biases and betas."""
+    decay_gammas: Flag = field(default=True, label="no weight decay on gammas")
+    options: tuple[tuple[str, _Option], ...] = field(
+        default=(), label=lambda options: ", ".join(f"{name} {value}" for name, value in options)
+    )
+    """All other arguments, sorted by name."""
+
+    label = ""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _gather_options(cls, arguments: Any) -> Any:
+        """Gather the arguments of a call that are no fields as `options`."""
+        if not isinstance(arguments, ArgsKwargs):  # e.g. fields from JSON
+            return arguments
+        given = dict(arguments.kwargs or {})
+        own = {name: given.pop(name) for name in [*given] if name in cls.__dataclass_fields__}
+        return ArgsKwargs((), {"options": tuple(sorted(given.items())), **own})
+
+    def __post_init__(self) -> None:
+        reasons = {kind.__name__: f"use optimizer={kind.__name__}(...)" for kind in (SGD, AdamW, Muon)}
+        reasons["LBFGS"] = "it computes the gradients several times per step"
+        reasons["SparseAdam"] = "it is for sparse gradients only"
+        reasons["Rprop"] = "it uses no learning rate"
+        if reason := reasons.get(self.algorithm):
+            raise invalid("TorchOptimizer", self.algorithm, reason)
+        if "lr" in dict(self.options):
+            raise UserError("TorchOptimizer: remove lr; it is a field of the recipe")
+
+
+_Optimizers = Union[SGD, Nesterov, LARS, Muon, AdamW, TorchOptimizer]
 OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in get_args(_Optimizers)}
 AnyOptimizer = Annotated[_Optimizers, pydantic.Field(discriminator="name"), by_name("optimizer", OPTIMIZERS)]

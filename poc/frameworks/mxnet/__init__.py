@@ -56,7 +56,7 @@ LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma")
 NETWORKS: Collection[str] = tuple(ALL_NETWORKS)
-OPTIMIZERS: Collection[type[Any]] = tuple(config.OPTIMIZERS.values())
+OPTIMIZERS: Collection[type[Any]] = (config.SGD, config.Nesterov, config.LARS, config.Muon, config.AdamW)
 KVSTORES: Collection[type[Any]] = tuple(kvstores.KVSTORES.values())
 ON_SERVERS = (config.DistAsync, config.SSP)
 """Kvstores whose servers apply the updates."""

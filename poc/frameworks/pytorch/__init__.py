@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import json
 import re
+import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,10 +19,11 @@ import numpy as np
 from poc import config
 from poc.config.networks import CIFAR_RESNET_V2
 from poc.config.run import Run
-from poc.frameworks import Cluster, Session, versions, worker_environments
+from poc.frameworks import Cluster, Session, interpreter, versions, worker_environments
 from poc.frameworks.builds import Build
+from poc.host import processes
 from poc.host.hardware import Hardware
-from poc.host.processes import free_port
+from poc.values import UserError, to_plain
 
 LABEL = "PyTorch"
 PACKAGES: tuple[str, ...] = ("torch", "torchvision")
@@ -77,7 +81,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
         **(_KEEP_MEMORY if run.kind == "cpu" else {}),
         "KINETO_LOG_LEVEL": "99",  # PyTorch's profiler prints its start and end, and on a CPU that there is no GPU
         "MASTER_ADDR": hosts[0],
-        "MASTER_PORT": free_port(hosts[0]),
+        "MASTER_PORT": processes.free_port(hosts[0]),
         "WORLD_SIZE": run.workers,
         "LOCAL_WORLD_SIZE": run.workers // len(hosts),
     }
@@ -91,7 +95,22 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
         return "PyTorch is not installed: ./make_environment.sh --torch"
     if getattr(run.kvstore, "two_bit", None) is not None:
         return "two_bit is not supported by PyTorch"
+    if isinstance(run.optimizer, config.TorchOptimizer):
+        _check(run.optimizer)
+        if run.dtype == "float16":
+            return "dtype=float16 is not supported with TorchOptimizer: a first step that overflows cannot be undone"
     return None
+
+
+@functools.cache  # a plan asks for every run
+def _check(optimizer: config.TorchOptimizer) -> None:
+    """Try a step of the optimizer in a process of its own; raises UserError if it is not possible."""
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = processes.start("poc.frameworks.pytorch.optimizers", {}, python=interpreter("pytorch"), **pipes)
+    _, errors = process.communicate(json.dumps(to_plain(optimizer)))
+    if process.returncode:
+        *_, last = errors.strip().splitlines() or [f"PyTorch ended with exit code {process.returncode}"]
+        raise UserError(f"TorchOptimizer: {last.partition(': ')[2] or last}")  # after the type of the error
 
 
 def is_out_of_memory(error: Exception) -> bool:

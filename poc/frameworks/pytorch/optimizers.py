@@ -1,9 +1,18 @@
-"""Optimizers of PyTorch that take the same steps as MXNet's, as `torch.optim` classes."""
+"""Optimizers of PyTorch that take the same steps as MXNet's, and any other of `torch.optim`.
+
+python -m poc.frameworks.pytorch.optimizers    (try a step of a `TorchOptimizer`, as JSON on the standard input)
+"""
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import json
+import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +21,7 @@ from torch.optim import Optimizer
 
 from poc import config
 from poc.config.run import Run
+from poc.values import UserError, from_plain, suggest
 
 Tensors = Sequence[torch.Tensor]
 
@@ -94,19 +104,36 @@ def _adamw(run: Run, groups: Any) -> Optimizer:
     return torch.optim.AdamW(groups, 0.0, betas, options.epsilon, foreach=True, capturable=run.kind == "gpu")
 
 
+def _torch_optim(run: Any, groups: Any) -> Optimizer:
+    """Return the optimizer of `torch.optim` that a `TorchOptimizer` names; raises UserError for an unknown name."""
+    optimizer: config.TorchOptimizer = run.optimizer
+    kinds = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and kind is not Optimizer}
+    if optimizer.algorithm not in kinds:
+        raise UserError(f"no class {optimizer.algorithm!r}; {suggest(optimizer.algorithm, kinds)}")
+    kind, options = kinds[optimizer.algorithm], dict(optimizer.options)
+    known = inspect.signature(kind).parameters.keys() - {"params", "lr"}
+    for name in options.keys() - known:
+        raise UserError(f"{optimizer.algorithm} has no option {name!r}; {suggest(name, known)}")
+    # On a GPU the step counts are there, too, so that nothing is fetched.
+    capturable = {"capturable": True} if run.kind == "gpu" and "capturable" in known else {}
+    return kind(groups, lr=0.0, weight_decay=optimizer.weight_decay, **{**capturable, **options})
+
+
 BUILDERS: dict[type[Any], tuple[Callable[[Run, Any], Optimizer], tuple[str, ...]]] = {
     config.SGD: (_sgd, ("momentum_buffer",)),
     config.Nesterov: (_sgd, ("momentum_buffer",)),
     config.Muon: (_muon, ("momentum_buffer",)),
     config.AdamW: (_adamw, ("step", "exp_avg", "exp_avg_sq")),
+    config.TorchOptimizer: (_torch_optim, ()),
 }
-"""The optimizers, and the names of their state."""
+"""The optimizers, and the names of their state; empty: they make it themselves."""
 
 
 def build(run: Run, parameters: Tensors, decays: Sequence[bool]) -> Optimizer:
     """Return the optimizer of `run`; weight decay applies to the parameters with a true `decays`.
 
-    Its state exists from the start, so that a first step which overflows in float16 can be undone.
+    Its state exists from the start, so that a first step which overflows in float16 can be undone, except for those of
+    `torch.optim`.
     """
     members: dict[tuple[bool, bool], list[torch.Tensor]] = defaultdict(list)
     for parameter, decay in zip(parameters, decays):
@@ -117,7 +144,7 @@ def build(run: Run, parameters: Tensors, decays: Sequence[bool]) -> Optimizer:
     ]
     builder, names = BUILDERS[type(run.optimizer)]
     optimizer = builder(run, groups)
-    for parameter in parameters:
+    for parameter in parameters if names else ():
         optimizer.state[parameter] = {
             name: torch.zeros((), device=parameter.device) if name == "step" else torch.zeros_like(parameter)
             for name in names
@@ -140,12 +167,12 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def state_tensors(optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """Return the tensors of the optimizer's state, named "optimizer/GROUP/PARAMETER/NAME"."""
+    """Return the tensors of the optimizer's state, named "optimizer/PARAMETER/NAME"."""
+    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     return {
-        f"optimizer/{number}/{index}/{name}": tensor
-        for number, group in enumerate(optimizer.param_groups)
-        for index, parameter in enumerate(group["params"])
-        for name, tensor in optimizer.state[parameter].items()
+        f"optimizer/{index}/{name}": tensor
+        for index, parameter in enumerate(parameters)
+        for name, tensor in optimizer.state.get(parameter, {}).items()
     }
 
 
@@ -158,7 +185,21 @@ def state(optimizer: Optimizer) -> dict[str, np.ndarray]:
 @torch.no_grad()
 def load_state(optimizer: Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
     """Restore the state from a checkpoint's arrays."""
-    for group, rate in zip(optimizer.param_groups, arrays["optimizer/lr"].tolist()):
+    saved, tensors = optimizer.state_dict(), defaultdict[int, dict[str, torch.Tensor]](dict)
+    for group, rate in zip(saved["param_groups"], arrays["optimizer/lr"].tolist()):
         group["lr"] = rate
-    for name, tensor in state_tensors(optimizer).items():
-        tensor.copy_(torch.from_numpy(arrays[name]))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for name, array in arrays.items():
+        if match := re.fullmatch(r"optimizer/(\d+)/(\w+)", name):
+            index, tensor = int(match[1]), torch.tensor(array)
+            if array.shape == parameters[index].shape:  # in its layout, which a file does not have
+                tensor = torch.empty_like(parameters[index], dtype=tensor.dtype, device="cpu").copy_(tensor)
+            tensors[index][match[2]] = tensor
+    optimizer.load_state_dict({**saved, "state": tensors})
+
+
+if __name__ == "__main__":
+    weight = torch.ones(2, 2, requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    chosen = from_plain(config.TorchOptimizer, json.load(sys.stdin))
+    _torch_optim(SimpleNamespace(optimizer=chosen, kind="cpu"), [weight]).step()
