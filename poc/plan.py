@@ -10,6 +10,8 @@ from poc import frameworks
 from poc.config import AUTO, NODE, Device, Recipe, Setting, Training, networks
 from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
+from poc.frameworks import own_models
+from poc.frameworks.own_models import Inspected
 from poc.host.hardware import Hardware
 from poc.values import UserError, value
 
@@ -72,6 +74,9 @@ def plan(
             if place >= len(setting.seeds) or repeat >= setting.repeats:
                 continue
             names = {"recipe": name, "seed": setting.seeds[place], "quick": quick}
+            if networks.is_own(setting.model):
+                source_hash = own_models.source_hash(setting.model, recipe.folder)
+                names.update(model_folder=str(recipe.folder) if source_hash else "", model_hash=source_hash)
             item = _planned(setting, hardware, names)
             if setting.kind == "cpu" and not cpu and not item.skip:
                 item = dataclasses.replace(item, skip="CPU run on a machine with GPUs (--cpu runs it)")
@@ -87,7 +92,7 @@ def _planned(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> Pla
     smaller: list[Run] = []
     for batch in setting.batches:
         run, skip, choice = _resolve(dataclasses.replace(setting, batch_per_device=batch), hardware, names)
-        needed = networks.network(run.model).memory_bytes(run.data.crop, batch)
+        needed = run.network.memory_bytes(run.data.crop, batch)
         hopeless = run.kind == "gpu" and memory and needed > _HOPELESS * memory
         if smaller and (skip or hopeless):
             break
@@ -100,21 +105,27 @@ def _planned(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> Pla
 
 def _resolve(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> tuple[Run, str, str]:
     """Return the run of one setting, the reason to skip it on this machine or "", and the reason for its framework."""
-    if setting.framework != AUTO:
-        return *_with_framework(setting.framework, setting, hardware, names), "set by the recipe"
-    attempts: list[tuple[Run, str]] = []
-    for name in frameworks.FRAMEWORKS:
-        run, skip = _with_framework(name, setting, hardware, names)
+    is_set = setting.framework != AUTO
+    attempts: list[tuple[Run, str, Inspected]] = []
+    for name in (setting.framework,) if is_set else frameworks.FRAMEWORKS:
+        run, skip, model = _with_framework(name, setting, hardware, names)
         if not skip:
-            rejected = [f"not {frameworks.load(attempt.framework).LABEL}: {why}" for attempt, why in attempts]
+            rejected = [f"not {frameworks.load(attempt.framework).LABEL}: {why}" for attempt, why, _ in attempts]
             first = f"first supported framework of {', '.join(frameworks.FRAMEWORKS)}"
-            return run, "", "; ".join(rejected) or first
-        attempts.append((run, skip))
-    return *attempts[0], ""
+            return run, "", "set by the recipe" if is_set else "; ".join(rejected) or first
+        attempts.append((run, skip, model))
+    mistakes = [model.refusal for _, _, model in attempts if model.is_mistake]
+    if mistakes or not (is_set or any(not model.refusal for _, _, model in attempts)):
+        refusals = [f"{frameworks.load(run.framework).LABEL}: {model.refusal}" for run, _, model in attempts]
+        raise UserError("model: " + (mistakes[0] if mistakes else "; ".join(refusals)))
+    run, skip, _ = next((attempt for attempt in attempts if not attempt[2].refusal), attempts[0])
+    return run, skip, "set by the recipe" if is_set else ""
 
 
-def _with_framework(name: str, setting: Setting, hardware: Hardware, names: dict[str, Any]) -> tuple[Run, str]:
-    """Return the run of one setting with a framework, and the reason to skip it on this machine, or ""."""
+def _with_framework(
+    name: str, setting: Setting, hardware: Hardware, names: dict[str, Any]
+) -> tuple[Run, str, Inspected]:
+    """Return the run of one setting with a framework, the reason to skip it on this machine or "", and its model."""
     framework = frameworks.load(name)
     kind, emulated, too_few_devices = _devices(setting, name, hardware)
     workers = framework.workers(setting.workers, setting.devices, emulated)
@@ -144,9 +155,11 @@ def _with_framework(name: str, setting: Setting, hardware: Hardware, names: dict
         unsupported = frameworks.unsupported_reason(run, hardware)
         if not unsupported:
             break
+    model = own_models.inspect(run) if run.has_own_model else Inspected()
+    run = dataclasses.replace(run, cost=model.cost)
     uneven = f"workers={workers} cannot be divided equally over {hosts} hosts" if workers % hosts else ""
-    reasons = (unsupported, _too_large(run, hardware), too_few_cores, uneven, too_few_devices)
-    return run, next(filter(None, reasons), "")
+    reasons = (unsupported, model.refusal, _too_large(run, hardware), too_few_cores, uneven, too_few_devices)
+    return run, next(filter(None, reasons), ""), model
 
 
 def _devices(setting: Setting, name: str, hardware: Hardware) -> tuple[str, bool, str]:
@@ -188,7 +201,7 @@ def _too_large(run: Run, hardware: Hardware) -> str:
         return ""
     hosts = hardware.hosts if run.workers > 1 else 1
     replicas = 1 if run.emulated else run.devices // hosts
-    each = networks.network(run.model).memory_bytes(run.data.crop, run.batch_per_device)
+    each = run.network.memory_bytes(run.data.crop, run.batch_per_device)
     needed = replicas * each + run.workers // hosts * _PROCESS_BYTES
     if needed <= _MEMORY_SHARE * hardware.memory_bytes:
         return ""
@@ -198,7 +211,7 @@ def _too_large(run: Run, hardware: Hardware) -> str:
 
 def estimate(run: Run, hardware: Hardware) -> float:
     """Return a rough estimate of the wall time of `run` on this machine, in seconds."""
-    forward = 2 * networks.network(run.model).multiply_adds(run.data.input_shape[-1])
+    forward = 2 * run.network.multiply_adds(run.data.input_shape[-1])
     flops = 3 * forward * run.steps * run.global_batch
     if run.evaluate:
         flops += forward * run.epochs * 10_000

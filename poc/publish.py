@@ -67,7 +67,7 @@ def _scrubbed(record: Record, scrub: Callable[[str], str]) -> Record:
 
     plain = record.to_json()
     private = {name: clean(entry) for name, entry in plain.items() if name not in _PUBLIC}
-    run = {**plain["run"], "recipe": scrub(record.run.recipe)}
+    run = {**plain["run"], "recipe": scrub(record.run.recipe), "model_folder": ""}
     return Record.from_json({**plain, **private, "run": run})
 
 

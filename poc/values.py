@@ -37,6 +37,7 @@ _UNEXPECTED = "unexpected_keyword_argument"
 # An iterator may have no end: more values than this fit nowhere.
 _MOST_VALUES = 100_000
 _MOST_SHOWN = 100
+_MOST_LISTED = 60
 
 
 class UserError(Exception):
@@ -46,8 +47,18 @@ class UserError(Exception):
 def suggest(name: object, valid: Iterable[str]) -> str:
     """Return a hint such as "did you mean 'epochs'?", or the list of valid names if none is similar."""
     options = sorted(valid)
-    close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
+    # Too many to list: the most similar one, however little that is.
+    cutoff = 0.5 if len(options) <= _MOST_LISTED else 0.0
+    close = difflib.get_close_matches(str(name), options, n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else "valid: " + ", ".join(options)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the line of an error's message that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # MXNet puts it after the lines of its C++ stack.
+    named = [line for line in lines if "Error" in line or "Check failed" in line]
+    return [*named[-1:], *lines, ""][0]
 
 
 def invalid(name: str, raw: object, allowed: str) -> UserError:

@@ -38,7 +38,7 @@ Arrays = dict[str, np.ndarray]
 def planned(framework: str, **fields: Any) -> Planned:
     """Plan five steps of a small network that the framework supports, at a learning rate that changes every step."""
     model = fields.get("model") or next(m for m in MODELS if m == MODELS[-1] or not planned(framework, model=m).skip)
-    size = max(16, networks.network(model).smallest)
+    size = max(16, networks.NETWORKS[model].smallest if model in networks.NETWORKS else 32)
     base: dict[str, Any] = {
         "model": model,
         "framework": framework,

@@ -28,7 +28,6 @@ from typing import Any, Callable
 from unittest import mock
 
 from poc import CIFAR10, Fixed, Linear, Muon, Recipe, config, frameworks, published, report
-from poc.config import networks
 from poc.config.run import Run
 from poc.frameworks import builds, pytorch
 from poc.host.hardware import GPU, Hardware
@@ -181,7 +180,7 @@ class Trainer:
         )
 
     def _memory(self, run: Run) -> float:
-        return networks.network(run.model).memory_bytes(run.data.crop, run.batch_per_device)
+        return run.network.memory_bytes(run.data.crop, run.batch_per_device)
 
     def _peak(self, run: Run) -> float:
         """Return the FLOP/s of one device in the precision of the run."""
@@ -193,7 +192,7 @@ class Trainer:
 
     def _parts_of_step(self, run: Run) -> tuple[float, float]:
         """Return the seconds of computation and of gradient synchronisation per step."""
-        network = networks.network(run.model)
+        network = run.network
         kepler = run.kind == "gpu" and self.machine.gpus[0].capability < (5, 0)
         reached = _REACHED * (0.5 if kepler else 1.0 if run.kind == "gpu" else 2.0)
         played = run.devices if run.emulated else 1
@@ -247,7 +246,7 @@ class Trainer:
                 outcome=outcome,
                 reason=reason,
                 dataset=run.data.name,
-                parameters=networks.network(run.model).cost.parameters,
+                parameters=run.network.cost.parameters,
                 windows=tuple(windows),
                 evaluations=tuple(evaluations),
                 parts=parts,
@@ -290,7 +289,7 @@ class Trainer:
 
     def _breakdown(self, run: Run, compute: float, synchronise: float) -> Breakdown:
         several = run.synchronises and run.kvstore.name != "none"
-        moved = 4 * networks.network(run.model).cost.parameters
+        moved = 4 * run.network.cost.parameters
         waiting = 0.01 * compute if run.workers > 1 else None
         whole = compute + synchronise + (waiting or 0.0)
         bus = moved * 2 * (run.devices - 1) / run.devices / synchronise if several else None

@@ -169,7 +169,7 @@ def test_batch_norm_and_relu_as_one_operator_change_nothing(name: str) -> None:
     results = []
     for fused in (False, True):
         mx.random.seed(1)
-        net = built.build(NETWORKS[name], NETWORKS[name].classes, fused=fused)
+        net = built.registered(name, NETWORKS[name].classes, fused=fused)
         net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
         operators = {node["op"] for node in json.loads(net(mx.sym.var("data")).tojson())["nodes"]}
         assert ("_contrib_BatchNormWithReLU" in operators) == fused

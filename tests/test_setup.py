@@ -255,7 +255,20 @@ def pins(*names: str) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize(
     "extra",
-    ["", "uv", "torch-cpu", "mxnet-cu102", "mxnet", "mxnet-cu112", "torch-cu13", "torch-cu12", "horovod", "ray", "dev"],
+    [
+        "",
+        "uv",
+        "torch-cpu",
+        "mxnet-cu102",
+        "mxnet",
+        "mxnet-cu112",
+        "torch-cu13",
+        "torch-cu12",
+        "horovod",
+        "ray",
+        "timm",
+        "dev",
+    ],
 )
 def test_every_requirement_is_pinned_once_and_within_the_ranges_of_pyproject(extra: str) -> None:
     project = pytest.importorskip("tomllib").loads((HOME / "pyproject.toml").read_text())["project"]

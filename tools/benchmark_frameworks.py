@@ -23,7 +23,7 @@ import numpy as np
 from tabulate import tabulate
 
 from poc import frameworks
-from poc.config import Recipe, networks
+from poc.config import Recipe
 from poc.config.datasets import synthetic
 from poc.config.run import Run
 from poc.data import Batch
@@ -53,9 +53,9 @@ def bare_gluon(batch: Batch) -> Callable[[], None]:
     import mxnet as mx
     from mxnet import autograd, gluon
 
-    from poc.frameworks.mxnet.networks import build, can_fuse
+    from poc.frameworks.mxnet.networks import can_fuse, registered
 
-    net = build(networks.network("cifar_resnet50_v2"), 10, fused=can_fuse())
+    net = registered("cifar_resnet50_v2", 10, fused=can_fuse())
     net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
     net.hybridize(static_alloc=True, static_shape=True)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -78,9 +78,9 @@ def bare_pytorch(batch: Batch) -> Callable[[], None]:
     """Return a function that does `STEPS` steps of a loop as PyTorch's tutorials write it, channels-last."""
     import torch
 
-    from poc.frameworks.pytorch.networks import build
+    from poc.frameworks.pytorch.networks import registered
 
-    net = build(networks.network("cifar_resnet50_v2"), 10, zero_branches=False, seed=0)
+    net = registered("cifar_resnet50_v2", 10, zero_branches=False, seed=0)
     net = net.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
     images = (torch.from_numpy(np.array(batch.images)).float() - 120).contiguous(memory_format=torch.channels_last)

@@ -17,9 +17,9 @@ from poc.advice.advise import STEPS
 from poc.cli import ab, advise, doctor, look, options, run
 from poc.cli.options import Options
 from poc.export import TRACKERS
+from poc.host.environment import cache
 from poc.published import prices
 from poc.records import journal
-from poc.run.launcher import cache
 from poc.values import Count, Positive, UserError
 
 _QUESTION = "How fast does data-parallel training go on this machine, how does it scale, and how does that compare?"

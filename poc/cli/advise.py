@@ -12,9 +12,10 @@ from poc.cli.look import write_report
 from poc.cli.options import Options, recipe_path
 from poc.config.networks import NETWORKS
 from poc.host import hardware
+from poc.host.environment import cache
 from poc.records import journal
 from poc.records.record import COMPLETED
-from poc.run.launcher import RunContext, cache
+from poc.run.launcher import RunContext
 from poc.run.progress import result
 
 

@@ -16,9 +16,9 @@ from poc.config import CIFAR10
 from poc.frameworks import Build
 from poc.frameworks.builds import shared_library
 from poc.host import hardware
+from poc.host.environment import cache
 from poc.host.hardware import Hardware
 from poc.records import provenance
-from poc.run.launcher import cache
 from poc.run.progress import counted
 from poc.values import UserError
 

@@ -10,11 +10,11 @@ from poc import published
 from poc.cli import options as cli
 from poc.cli.options import Options
 from poc.export import export as to_tracker
+from poc.host.environment import cache
 from poc.published import prices
 from poc.published.prices import Prices
 from poc.records import journal
 from poc.records.record import Record
-from poc.run.launcher import cache
 from poc.values import UserError, suggest
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from poc import published
 from poc.cli.look import write_report
 from poc.cli.options import Options
 from poc.host import hardware
+from poc.host.environment import cache
 from poc.host.hardware import Hardware
 from poc.host.waiting import chosen_threads
 from poc.published import prices
@@ -20,7 +21,7 @@ from poc.published.prices import Prices
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.run import schedule, step_profile, workload
-from poc.run.launcher import RunContext, cache
+from poc.run.launcher import RunContext
 from poc.run.sweep import Sweep, run_sweep
 from poc.values import UserError, to_plain
 

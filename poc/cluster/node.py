@@ -12,7 +12,7 @@ from poc import data, frameworks
 from poc.config.datasets import DataId
 from poc.config.recipe import Recipe
 from poc.config.run import Run
-from poc.host import hardware
+from poc.host import environment, hardware
 from poc.host.processes import Lost
 from poc.plan import Planned, plan
 from poc.run import launcher
@@ -27,7 +27,7 @@ class Supervisor(LocalLauncher):
     """The actor on a node. While `train` blocks, Ray calls `stop` on a second thread."""
 
     def __init__(self) -> None:
-        machine, folder = hardware.detect(), launcher.cache()
+        machine, folder = hardware.detect(), environment.cache()
         super().__init__(RunContext(machine=machine, infrastructure="", source=None, cache=folder))
         self._stop: Lost | KeyboardInterrupt | None = None
 

@@ -1,4 +1,4 @@
-"""Models by name, and the cost of a training step of each.
+"""Models by name, and the cost of a training step of each; names of models that are not registered.
 
 A model is a line of networks.csv and a builder in a framework. `python -m tools.count_networks` builds it, counts
 its costs and writes them to network_costs.csv.
@@ -10,13 +10,18 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from poc.values import UserError, from_plain, suggest, value
+from poc.values import LARGEST_INTEGER, UserError, from_plain, suggest, value
 
 MEAN = (123.68, 116.779, 103.939)
 """Subtracted per channel (RGB) from images in 0..255: as in MXNet 0.11's `train_cifar10.py`."""
+Channels = tuple[float, float, float]
+"""A number for each of red, green and blue."""
 CIFAR_RESNET_V1 = (20, 32, 44, 50, 56, 110, 164)
 CIFAR_RESNET_V2 = (8, 20, 32, 44, 50, 56, 110, 164)
 """Layers of the ResNets for CIFAR; those with 164 have bottlenecks."""
+ZOOS = ("timm", "torchvision", "gluoncv")
+"""Packages whose models a recipe names as "timm:resnet18"."""
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 COSTS = Path(__file__).with_name("network_costs.csv")
 
 
@@ -34,7 +39,7 @@ class Cost:
 
 @value
 class Network:
-    """One model of the registry."""
+    """One model of the registry, or one of the user's own or of a zoo (`unregistered`)."""
 
     name: str
     label: str
@@ -56,12 +61,20 @@ class Network:
     note: str
     """Reason why a source prints another number of parameters."""
     cost: Cost
-    """Counted cost; zeros until tools/count_networks.py was run."""
+    """Counted cost; zeros if it is not known."""
+    is_registered: bool = True
 
-    @property
-    def input_scale(self) -> float:
-        """Scale applied to mean-subtracted pixels: 1/58 is ImageNet's standard deviation."""
-        return 1.0 if self.normalises_input else 1 / 58.0
+    def normalisation(self, mean: Channels | None, std: Channels | None) -> tuple[Channels, float | Channels]:
+        """Return what is subtracted per channel from pixels in 0..255, and the scale of the result.
+
+        `mean` and `std`, of pixels in 0..1, replace its own; 1/58 is about ImageNet's standard deviation.
+        """
+        if not self.is_registered:
+            mean, std = mean or _IMAGENET_MEAN, std or _IMAGENET_STD
+        scale: float | Channels = 1.0 if self.normalises_input else 1 / 58.0
+        if std:
+            scale = 1 / (255 * std[0]), 1 / (255 * std[1]), 1 / (255 * std[2])
+        return (255 * mean[0], 255 * mean[1], 255 * mean[2]) if mean else MEAN, scale
 
     def multiply_adds(self, size: int) -> float:
         """Return the multiply-adds of one image's forward pass; a training step costs three times as many."""
@@ -101,3 +114,35 @@ def network(name: str) -> Network:
     if not isinstance(name, str) or name not in NETWORKS:
         raise UserError(f"model: {name!r} is unknown; {suggest(name, NETWORKS)}")
     return NETWORKS[name]
+
+
+def unregistered(name: str, classes: int, size: int, cost: Cost | None) -> Network:
+    """Return a model that is not registered, as it was built for so many classes and images of `size` pixels."""
+    return Network(
+        name=name,
+        label=name,
+        source="",
+        study_name="",
+        classes=classes,
+        input_size=size,
+        smallest=1,
+        largest=LARGEST_INTEGER,
+        whitens=False,
+        normalises_input=False,
+        note="",
+        cost=cost or Cost(parameters=0, forward_multiply_adds=0, activations=0),
+        is_registered=False,
+    )
+
+
+def is_own(name: str) -> bool:
+    """Return whether a recipe's model is not registered: "FILE.py:FUNCTION", "package.module:FUNCTION" or "ZOO:NAME".
+
+    Raises UserError for a file without a function, and for a path: the file is beside the recipe.
+    """
+    where, colon, function = name.rpartition(":")
+    if name.endswith(".py") or (colon and not function):
+        raise UserError(f"model: {name!r} names no function; use 'FILE.py:FUNCTION'")
+    if where.endswith(".py") and (Path(where).is_absolute() or ".." in Path(where).parts):
+        raise UserError(f"model: {name!r} is not allowed; put the file into the recipe's folder")
+    return bool(where)

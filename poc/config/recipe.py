@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import pydantic
@@ -42,7 +43,12 @@ class Training:
     """
 
     model: str
-    """Name of a model (`poc/config/networks.py`)."""
+    """Name of a registered model (`poc/config/networks.py`); or "FILE.py:FUNCTION" or "package.module:FUNCTION", a
+    function of the number of classes that returns a Gluon HybridBlock or a PyTorch Module; or "ZOO:NAME"."""
+    mean: networks.Channels | None = field(default=None, label="mean {}")
+    """Mean of each channel, of pixels in 0..1, that is subtracted; None: the registered model's, else ImageNet's."""
+    std: tuple[Positive, Positive, Positive] | None = field(default=None, label="std {}")
+    """Standard deviation of each channel, of pixels in 0..1, that they are divided by; None as for `mean`."""
     data: Data = field(default=CIFAR10(), label="{}")
     """Images (`poc/config/datasets.py`)."""
     kind: Literal["gpu", "cpu"] = "gpu"
@@ -122,7 +128,8 @@ class Setting(Training):
     def __post_init__(self) -> None:
         if self.workers == PER_DEVICE:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "workers", self.devices)
-        networks.network(self.model).check_input(self.data.crop)
+        if not networks.is_own(self.model):
+            networks.network(self.model).check_input(self.data.crop)
         steps_per_epoch(self.data.train, self.global_batch)
         devices, workers, target, kvstore = self.devices, self.workers, self.target_accuracy, self.kvstore
         several = workers > 1
@@ -186,6 +193,8 @@ class Setting(Training):
         return self.batches[-1] * self.devices
 
 
+_WHOLE = ("seeds", "mean", "std")
+"""Fields in which a list is one value, and not a dimension of the grid."""
 _SETTING = tuple(declared.name for declared in dataclasses.fields(Setting))
 _QUICK: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False, "target_accuracy": None}
 """Fields that `--quick` sets if a recipe has no `quick`."""
@@ -194,15 +203,22 @@ _QUICK: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False, "target_a
 class Recipe:
     """One experiment: fields of `Training` and `Setting`. Raises UserError for a mistake.
 
-    Every list is a dimension of the grid, except for `seeds`.
+    Every list is a dimension of the grid, except for `seeds`, `mean` and `std`. `folder` has the user's model files.
 
     `cases` makes several grids: each is a dict of the fields that it adds to, or sets in place of, the common ones.
     `quick` has the fields that `--quick` sets; by default a few steps of each run and no accuracy. {}: no change.
     """
 
     def __init__(
-        self, model: Any = None, *, cases: Any = (), quick: Mapping[str, Any] | None = None, **fields: Any
+        self,
+        model: Any = None,
+        *,
+        cases: Any = (),
+        quick: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
+        **fields: Any,
     ) -> None:
+        self.folder = folder or Path.cwd()
         self.fields = _known_fields("Recipe", {"model": model, **fields}, _SETTING)
         self.cases = _known_cases("cases", cases)
         self.quick = _known_fields("quick", _QUICK if quick is None else quick, (*_SETTING, "cases"))
@@ -218,7 +234,7 @@ class Recipe:
         for case in self.cases or [{}]:
             fields = {**self.fields, **case}
             choices = [
-                value if isinstance(value, list) and name != "seeds" else [value] for name, value in fields.items()
+                value if isinstance(value, list) and name not in _WHOLE else [value] for name, value in fields.items()
             ]
             for name, values in zip(fields, choices):
                 if not values:
@@ -252,13 +268,14 @@ class Recipe:
         quick = {**self.quick, **fields}
         if "cases" in quick:
             quick["cases"] = _without(quick["cases"], fields)
-        return Recipe(**{**self.fields, **fields}, cases=_without(self.cases, fields), quick=quick)
+        cases = _without(self.cases, fields)
+        return Recipe(**{**self.fields, **fields}, cases=cases, quick=quick, folder=self.folder)
 
     def quick_version(self) -> Recipe:
         """Return the same experiment cut down to a first look (`--quick`)."""
         change = _one_length({"repeats": 1, **self.quick})
         # A case must not set again what the quick version sets.
-        return Recipe(**{**self.fields, "cases": _without(self.cases, change), **change})
+        return Recipe(**{**self.fields, "cases": _without(self.cases, change), **change}, folder=self.folder)
 
 
 def _one_length(fields: dict[str, Any]) -> dict[str, Any]:

@@ -28,15 +28,16 @@ def load(path: Path, frameworks: Collection[str] = (), fields: Mapping[str, Any]
             recipe = runpy.run_path(str(path)).get("recipe")
         if not isinstance(recipe, Recipe):
             raise UserError("`recipe = Recipe(...)` is missing")
+        recipe.folder = folder
         recipe = recipe.with_fields(fields) if fields else recipe
         recipe.check_effects()
         for setting in recipe.settings() if frameworks else ():
             if setting.framework not in (AUTO, *frameworks):
                 raise invalid("framework", setting.framework, suggest(setting.framework, (AUTO, *frameworks)))
     except UserError as error:
-        raise UserError(f"{path.name}: {error}{_last_line(error, folder)}") from None
+        raise UserError(f"{path.name}: {error}{last_line(error, folder)}") from None
     except (Exception, SystemExit) as error:  # a recipe is the user's own Python: they can read what it raises
-        place = "" if isinstance(error, SyntaxError) else _last_line(error, folder)  # a syntax error names its line
+        place = "" if isinstance(error, SyntaxError) else last_line(error, folder)  # a syntax error names its line
         raise UserError(f"{path.name}: {type(error).__name__}: {' '.join(str(error).split())}{place}") from None
     return recipe
 
@@ -59,7 +60,7 @@ def _importable(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _last_line(error: BaseException, folder: Path) -> str:
+def last_line(error: BaseException, folder: Path) -> str:
     """Return the last line of a file in `folder` that `error` passed through, in brackets; empty if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)

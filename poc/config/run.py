@@ -7,14 +7,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from poc.config import CIFAR10, SGD, ImageNet, Synthetic, Training
+from poc.config import CIFAR10, SGD, ImageNet, Synthetic, Training, networks
 from poc.config.datasets import HELD_OUT
 from poc.config.fields import changed, configuration, field, labels
 from poc.config.rates import Schedule
 from poc.values import Count, CountOrZero, Flag, from_plain, to_plain
 
 # Fields that do not change what a run computes. A learning rate counts as a number, whatever rule it was computed by.
-_NOT_COMPUTED = ("recipe", "restarts", "lr_rule")
+_NOT_COMPUTED = ("recipe", "restarts", "lr_rule", "cost", "model_folder")
 
 
 @configuration
@@ -28,6 +28,28 @@ class Run(Schedule, Training):
     steps_per_epoch: Count
     seed: CountOrZero = field(label=lambda seed: f"seed {seed}" if seed else "")
     quick: Flag = field(label=lambda quick: "quick" if quick else "")
+    model_hash: str = ""
+    """Hash of the source of a model that is not registered; empty for those of zoos."""
+    model_folder: str = ""
+    """Folder of that source: known on this machine only."""
+    cost: networks.Cost | None = None
+    """Counted cost of a model that is not registered, with the classes and the image size of `data`."""
+
+    @property
+    def has_own_model(self) -> bool:
+        """True if the model is the user's own or a zoo's, and not a registered one."""
+        return ":" in self.model
+
+    @property
+    def network(self) -> networks.Network:
+        """The model, with its cost; an unregistered one needs no file for that."""
+        registered = networks.NETWORKS.get(self.model)
+        return registered or networks.unregistered(self.model, self.data.classes, self.data.crop, self.cost)
+
+    @property
+    def normalisation(self) -> tuple[networks.Channels, float | networks.Channels]:
+        """What is subtracted from pixels in 0..255, and the scale of the result."""
+        return self.network.normalisation(self.mean, self.std)
 
     @property
     def synchronises(self) -> bool:
@@ -48,7 +70,7 @@ class Run(Schedule, Training):
     @property
     def is_baseline(self) -> bool:
         """True if optimizer and augmentation are the main study's; the schedule of the learning rate may differ."""
-        plain = not self.label_smoothing and not self.zero_init_gamma
+        plain = not (self.label_smoothing or self.zero_init_gamma or self.mean or self.std)
         plain_data = isinstance(self.data, Synthetic) or self.data in (CIFAR10(), ImageNet())
         return bool(plain and plain_data and self.optimizer == SGD())
 
@@ -73,7 +95,7 @@ class Run(Schedule, Training):
     @property
     def training_recipe(self) -> str:
         """Describe how it trains, without model, batch, devices, learning rate and schedule."""
-        parts = [str(self.optimizer), *self._labels("label_smoothing", "zero_init_gamma")]
+        parts = [str(self.optimizer), *self._labels("label_smoothing", "zero_init_gamma", "mean", "std")]
         data = self.data
         if isinstance(data, CIFAR10):
             parts.append(f"crop {data.crop} of {32 + 2 * data.pad}")

@@ -23,6 +23,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from poc.config import NCCL, Training
+from poc.config.networks import Cost
 from poc.config.run import Run
 from poc.frameworks import builds
 from poc.frameworks.builds import Build as Build
@@ -85,7 +86,7 @@ class Framework(Protocol):
     SUPPORTED_OPTIONS: tuple[str, ...]
     """Fields of `Training` marked `by_framework` that it supports."""
     NETWORKS: Collection[str]
-    """Names of the networks that it builds."""
+    """Names of the registered networks that it builds."""
     OPTIMIZERS: Collection[type[Any]]
     """Supported types of `run.optimizer`."""
     KVSTORES: Collection[type[Any]]
@@ -107,6 +108,12 @@ class Framework(Protocol):
         It need not check the members above.
         """
 
+    def count_model(self, run: Run) -> Cost:
+        """Import the framework, build the model of `run`, which is not registered, and count its cost for one image.
+
+        Raises `poc.frameworks.own_models.OtherFrameworkError` if it cannot train such a model, UserError for a mistake.
+        """
+
     def is_out_of_memory(self, error: Exception) -> bool:
         """Tell whether a run ended with `error` because a device or the host had too little memory for it."""
 
@@ -120,11 +127,14 @@ class Framework(Protocol):
 def _unsupported_option(run: Run) -> str | None:
     """Return an option of `run` that its framework does not support, in one line; None if it supports all."""
     framework = load(run.framework)
-    supported = {
-        "model": (run.model, framework.NETWORKS),
+    supported: dict[str, tuple[str, Collection[str]]] = {
         "optimizer": (run.optimizer.name, [kind.name for kind in framework.OPTIMIZERS]),
         "dtype": (run.dtype, framework.DTYPES),
     }
+    if not run.has_own_model:
+        supported["model"] = run.model, framework.NETWORKS
+    elif run.zero_init_gamma:
+        return f"zero_init_gamma=True needs a registered model, not {run.model}"
     if run.synchronises:
         supported["kvstore"] = run.kvstore.name, [kind.name for kind in framework.KVSTORES]
     for field, (name, names) in supported.items():

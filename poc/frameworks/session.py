@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from poc.config import networks
 from poc.config.run import Run
 from poc.data import Batch, Pixels
 from poc.values import value
@@ -73,8 +72,11 @@ class Session(abc.ABC):
     def __init__(self, run: Run, first_step: int = 0) -> None:
         self._run = run
         self._step = first_step
-        self._input_scale = networks.network(run.model).input_scale
-        """Multiplied with the pixels less their mean; 1 if a batch norm on the input scales them."""
+        mean, scale = (np.asarray(values, np.float32).reshape(1, -1, 1, 1) for values in run.normalisation)
+        self._pixel_mean: np.ndarray = mean
+        """Mean of the pixels, (1, 3, 1, 1), in 0..255."""
+        self._input_scale: Any = scale if scale.size == 3 else run.normalisation[1]
+        """Multiplied with the pixels less their mean, (1, 3, 1, 1) or a number; 1 if a batch norm on the input does."""
         self._batch_stats: list[Any] = []
         """Arrays of batch statistics on the first device of this process."""
         self._losses: dict[int, Scalar] = {}
@@ -235,7 +237,7 @@ class Session(abc.ABC):
         They whiten patches of 2 x 2: the eigenvectors of the patches' second moments, each divided by the root of its
         eigenvalue, and each of them negated (Jordan 2024, after Page 2019).
         """
-        centred = images.astype(np.float32) - np.array(networks.MEAN, np.float32).reshape(1, 3, 1, 1)
+        centred = images.astype(np.float32) - self._pixel_mean
         patches: Any = np.lib.stride_tricks.sliding_window_view(centred * self._input_scale, (2, 2), axis=(2, 3))  # type: ignore[call-overload]
         patches = patches.transpose(0, 2, 3, 1, 4, 5).reshape(-1, 12).astype(np.float64)
         values, vectors = np.linalg.eigh(patches.T @ patches / len(patches))

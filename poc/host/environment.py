@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 # The project itself decides on threads, affinity, process roles and rendezvous, whatever another program has set.
 _REMOVED = (
@@ -33,3 +35,10 @@ def speed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     inherited = sorted(inherited_variables(environ).items())
     changing_speed = (item for item in inherited if item[0].startswith(_RECORDED))
     return {name: setting for name, setting in changing_speed if not name.endswith(_SPEED_NEUTRAL_ENDINGS)}
+
+
+def cache() -> Path:
+    """Return the folder for data sets, checkpoints and costs of models: POC_CACHE, or one in the user's cache."""
+    home = os.environ.get("HOME") or tempfile.gettempdir()
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path(home, ".cache"), "poc-mxnet")
+    return Path(os.environ.get("POC_CACHE") or usual).absolute()

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from poc.config import CIFAR10, Synthetic, networks
+from poc.config import CIFAR10, Synthetic
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.host.hardware import Hardware
@@ -240,8 +240,7 @@ class Record(WorkerResult):
         epochs = [list(group) for _, group in itertools.groupby(self.timed, key=lambda window: window.epoch)]
         complete = [each for each in epochs if sum(window.steps for window in each) == run.steps_per_epoch]
         seconds = [sum(window.seconds for window in each) for each in complete]
-        model = networks.NETWORKS.get(run.model)
-        multiply_adds = model.multiply_adds(run.data.crop) if model else None
+        multiply_adds = run.network.multiply_adds(run.data.crop) or None
         return {
             **values,
             "seconds_per_epoch": statistics.median(seconds) if seconds else None,

@@ -15,7 +15,7 @@ from poc.published.prices import load as load_prices
 from poc.records import last_run as last_runs
 from poc.records.last_run import LastRun
 from poc.records.record import SKIPPED, Record
-from poc.report import chart, explorer
+from poc.report import chart, explorer, markdown
 from poc.report import table as tables
 from poc.report.page import Block, Figure
 from poc.report.results import TARGET, Results, Subject
@@ -72,7 +72,7 @@ def write_pages(results: Results, *, page: Path, folder: Path, sample: str = "")
     details = [(each.name, each.title, each.blocks(results)) for each in PAGES]
     for each in more_subjects:
         blocks = _sections(results, each, scorecard.lines(results, each))
-        details.append((f"model_{each.model}_{each.dataset}", each.label, blocks))
+        details.append((markdown.file_name(f"model_{each.model}_{each.dataset}"), each.label, blocks))
     details = [(name, title, blocks) for name, title, blocks in details if blocks]
     links = {f"{name}.md": title for name, title, _ in details}
     links.update({"rows.csv": "rows.csv"} if sample else {"explorer.html": "Explorer", "rows.csv": "rows.csv"})

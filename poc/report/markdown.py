@@ -94,6 +94,11 @@ def lr(row: Any) -> str:
     return formatted(row.lr, "g") + (f", {row.schedule}" if row.schedule and pd.notna(row.lr) else "")
 
 
+def file_name(name: str) -> str:
+    """Return a name of a page or a figure that may have a model of the user's in it."""
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
 def model(name: str) -> str:
     """Return a model's name for tables and figures."""
     return networks.NETWORKS[name].label if name in networks.NETWORKS else name

@@ -37,7 +37,7 @@ def figure(name: str, caption: str, lines: Sequence[chart.Line], *titles: str, *
         return []
     hidden = len(lines) - chart.MAX_LINES
     caption += f" {hidden} more are in the table." if hidden > 0 else ""
-    return [Figure(name, caption, chart.lines(lines, *titles, **axes))]
+    return [Figure(markdown.file_name(name), caption, chart.lines(lines, *titles, **axes))]
 
 
 def section(title: str, *blocks: Block | Iterable[Figure]) -> list[Block]:

@@ -127,13 +127,6 @@ def software(framework: str) -> dict[str, Any]:
     return {"versions": versions, "commit": provenance.commit(), "environment": speed_variables()}
 
 
-def cache() -> Path:
-    """Return the folder for data sets and checkpoints: POC_CACHE, or one in the user's cache."""
-    home = os.environ.get("HOME") or tempfile.gettempdir()
-    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path(home, ".cache"), "poc-mxnet")
-    return Path(os.environ.get("POC_CACHE") or usual).absolute()
-
-
 class LocalLauncher:
     """Do runs on this host alone, or its part of runs on several hosts: `open` on the first one, `train`, `close`.
 

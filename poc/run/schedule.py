@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from poc.config import Synthetic, networks
+from poc.config import Synthetic
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.plan import Planned, estimate
@@ -83,7 +83,7 @@ class RuntimeEstimator:
 
     def learn(self, record: Record) -> None:
         """Add a completed run, unless it was resumed or its model is no longer known."""
-        is_known = record.run.model in networks.NETWORKS
+        is_known = record.run.network.multiply_adds(record.run.data.crop) > 0
         if is_known and record.outcome == COMPLETED and record.wall and not record.resumed:
             for group in _groups(record.run):
                 self._seconds[group][0] += record.wall

@@ -19,8 +19,9 @@ from typing import Any, TextIO, TypeVar
 import numpy as np
 
 from poc import data, frameworks
-from poc.config import Synthetic, networks
+from poc.config import Synthetic
 from poc.config.datasets import DataId
+from poc.config.recipe_file import last_line
 from poc.config.run import Run
 from poc.frameworks import Session
 from poc.frameworks.session import WHITENING_IMAGES
@@ -30,7 +31,7 @@ from poc.records.timing import Clock
 from poc.run import checkpoint, step_profile
 from poc.run.loop import Loop
 from poc.run.progress import Progress
-from poc.values import UserError, to_plain
+from poc.values import UserError, one_line, to_plain
 
 T = TypeVar("T")
 EVALUATION_BATCH = 250
@@ -64,7 +65,8 @@ class Worker:
             self._emit("end", end := self._end(FAILED, "interrupted"))
         except Exception as error:  # whatever it is, it belongs in the record
             memory = frameworks.load(self.run.framework).is_out_of_memory(error)
-            outcome, reason = OUT_OF_MEMORY if memory else FAILED, f"{type(error).__name__}: {_line_of(error)}"
+            place = last_line(error, Path(self.run.model_folder)) if self.run.model_folder else ""
+            outcome, reason = OUT_OF_MEMORY if memory else FAILED, f"{type(error).__name__}: {one_line(error)}{place}"
             self._emit("end", end := self._end(outcome, reason))
         if end["outcome"] == COMPLETED:
             self._session.close()
@@ -136,7 +138,7 @@ class Worker:
                     session.step(batch, self.run.learning_rate)
                 session.drain()
         except (Exception, KeyboardInterrupt) as error:
-            print(f"  no trace: {type(error).__name__}: {_line_of(error)}", file=sys.stderr)
+            print(f"  no trace: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
 
     def _profile(self, batches: Iterator[data.Batch], rounds: int) -> Any:
         try:
@@ -176,7 +178,7 @@ class Worker:
         self._beat()
         if (images := data.device_images(dataset, self.run.data)) is not None:
             session.upload_images(images)
-        if networks.network(self.run.model).whitens and not first_step:
+        if self.run.network.whitens and not first_step:
             first = min(WHITENING_IMAGES, len(dataset.train))
             session.whiten(dataset.train.center_crop(np.arange(first), self.run.data)[0])
         session.barrier()
@@ -216,13 +218,6 @@ class Worker:
         except OSError as error:  # a full disk is no reason to stop; the run is only less safe
             self._emit("unsaved", {"step": step, "why": str(error)})
             print(f"  the checkpoint after step {step} failed: {error}", file=sys.stderr)
-
-
-def _line_of(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # MXNet puts the line that says what is wrong after those of its C++ stack.
-    named = [line for line in lines if "Error" in line or "Check failed" in line]
-    return [*named[-1:], *lines, ""][0]
 
 
 def main() -> None:

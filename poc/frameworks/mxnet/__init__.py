@@ -18,6 +18,7 @@ import numpy as np
 from poc import config
 from poc.config import kvstores
 from poc.config.networks import NETWORKS as ALL_NETWORKS
+from poc.config.networks import Cost
 from poc.config.run import Run
 from poc.frameworks import Cluster, Session, worker_environments
 from poc.frameworks.builds import Build
@@ -98,6 +99,15 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     if run.dtype == "bfloat16" and run.kind == "gpu":
         return "dtype=bfloat16 needs a CPU: MXNet 1.9.1 does not support it on GPUs"
     return None
+
+
+def count_model(run: Run) -> Cost:
+    from poc.frameworks.mxnet import compatibility
+
+    compatibility.prepare()
+    from poc.frameworks.mxnet import zoo
+
+    return zoo.count(zoo.own(run), run.data.classes, run.data.crop)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib import metadata
-from importlib.machinery import SourceFileLoader
-from types import ModuleType
 from typing import Any
 
 import mxnet as mx
@@ -16,19 +13,11 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
-from poc.config.networks import CIFAR_RESNET_V1, CIFAR_RESNET_V2, Network
+from poc.config.networks import CIFAR_RESNET_V1, CIFAR_RESNET_V2
+from poc.frameworks.mxnet.zoo import gluoncv
 
 # As in MXNet 0.11's resnet symbol; Gluon's own default epsilon is 1e-5.
 _NORM = {"epsilon": 2e-5, "momentum": 0.9}
-
-
-def _gluoncv(name: str) -> Any:
-    """Import one module of GluonCV's model zoo; the whole package takes 0.3 s and fails together with PyTorch 2."""
-    file = metadata.distribution("gluoncv").locate_file(f"gluoncv/model_zoo/{name}.py")
-    loader = SourceFileLoader(f"gluoncv_{name}", str(file))
-    module = ModuleType(loader.name)
-    loader.exec_module(module)
-    return module
 
 
 def _sequence(*blocks: Any) -> Any:
@@ -186,7 +175,7 @@ def cifar_resnet_v1(classes: int, layers: int) -> Any:
         return vision.BottleneckV1(channels, stride, downsample, in_channels, prefix=prefix)
 
     units, channels = _stages(layers)
-    cifarresnet = _gluoncv("cifarresnet")
+    cifarresnet = gluoncv("cifarresnet")
     unit = cifarresnet.CIFARBasicBlockV1 if layers < 164 else bottleneck
     return cifarresnet.CIFARResNetV1(unit, [units] * 3, channels, classes)
 
@@ -321,7 +310,7 @@ def inception_v4(classes: int) -> Any:
 
 def googlenet(classes: int) -> Any:
     """GluonCV's GoogLeNet, without the auxiliary classifiers."""
-    return _gluoncv("googlenet").GoogLeNet(classes=classes, aux_logits=False)
+    return gluoncv("googlenet").GoogLeNet(classes=classes, aux_logits=False)
 
 
 def gluon_zoo(classes: int, name: str) -> Any:
@@ -353,14 +342,14 @@ BUILDERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 """Builders of all networks, and their arguments after the number of classes."""
 
 
-def build(network: Network, classes: int, *, fused: bool) -> Any:
-    """Return the uninitialised Gluon block of `network` for inputs (n, 3, h, w).
+def registered(name: str, classes: int, *, fused: bool) -> Any:
+    """Return the uninitialised Gluon block of a registered network for inputs (n, 3, h, w).
 
     `fused`: batch norm and ReLU as one operator, which gives the same numbers; but if two layers use its output its
     gradient is right only once the block is hybridized. On two cores it made ResNet-50 at batch 128 8% faster (median
     of 16 pairs of 6 steps each).
     """
-    builder, arguments = BUILDERS[network.name]
+    builder, arguments = BUILDERS[name]
     net = builder(classes, *arguments)
     _optimise(net, fused=fused)
     return net

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,13 +16,13 @@ from mxnet import autograd, gluon, profiler
 from mxnet.contrib import amp
 
 from poc import config
-from poc.config import networks
 from poc.config.run import Run
 from poc.data import Batch, Crops
 from poc.frameworks.loss_scale import START, LossScale
 from poc.frameworks.mxnet import optimizers
 from poc.frameworks.mxnet.flat_buffers import flatten
-from poc.frameworks.mxnet.networks import branch_ends, build, can_fuse
+from poc.frameworks.mxnet.networks import branch_ends, can_fuse, registered
+from poc.frameworks.mxnet.zoo import own
 from poc.frameworks.session import Part, Session, crop_indices, fastest
 
 _threads = functools.cache(ThreadPoolExecutor)
@@ -65,12 +66,14 @@ class MXNetSession(Session):
         self._devices = range(len(self._contexts))
         # A thread per device issues its work: MXNet's calls take longer than what they enqueue.
         self._map_devices: Callable[..., Iterable[Any]] = _threads(len(self._devices)).map if self._devices[1:] else map
-        mean = np.array(networks.MEAN, dtype=np.float32).reshape(1, 3, 1, 1)
-        self._mean = [mx.nd.array(mean, ctx=context) for context in self._contexts]
+        self._mean = [mx.nd.array(self._pixel_mean, ctx=context) for context in self._contexts]
+        self._scale: list[Any] = [self._input_scale] * len(self._contexts)
+        if isinstance(self._input_scale, np.ndarray):
+            self._scale = [mx.nd.array(self._input_scale, ctx=context) for context in self._contexts]
         self._net = self._build()
         layers: list[Any] = []
         self._net.apply(layers.append)
-        self._has_dropout = any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
+        self._has_dropout = run.has_own_model or any(isinstance(layer, gluon.nn.Dropout) for layer in layers)
         parameters = self._net.collect_params()
         for name, parameter in parameters.items():
             if name.endswith(("beta", "bias")) or (name.endswith("gamma") and not run.optimizer.decay_gammas):
@@ -136,12 +139,16 @@ class MXNetSession(Session):
         # MXNet has the fused operator for the CPU alone, and in bfloat16 its gradient is wrong where two layers use its
         # output, as those after a projecting unit's first norm do.
         fused = run.kind == "cpu" and run.dtype == "float32" and can_fuse()
-        net = build(networks.network(run.model), run.data.classes, fused=fused)
+        net = own(run) if run.has_own_model else registered(run.model, run.data.classes, fused=fused)
         if evaluates:
             net.collect_params().setattr("grad_req", "null")
             net.collect_params().setattr("init", mx.init.Zero())
         # He's normal initialisation, as in the study: Gaussian with variance 2 / fan-in.
-        net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2), ctx=self._contexts)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a model of the user's own may have weights already, and keeps them
+            net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2), ctx=self._contexts)
+        if run.has_own_model:
+            net.collect_params().reset_ctx(self._contexts)
         if run.zero_init_gamma:
             for end in branch_ends(net):
                 end.initialize(mx.init.Zero(), ctx=self._contexts, force_reinit=True)
@@ -279,7 +286,8 @@ class MXNetSession(Session):
             else:
                 pixels = self._array(part.images, context)
             centred = pixels.astype(np.float32) - self._mean[device]
-            centred = centred if self._input_scale == 1 else centred * self._input_scale
+            scale = self._scale[device]
+            centred = centred if isinstance(scale, float) and scale == 1 else centred * scale
             parts.append((centred, self._array(part.labels, context)))
         return parts
 

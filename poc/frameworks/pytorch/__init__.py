@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from poc import config
-from poc.config.networks import CIFAR_RESNET_V2
+from poc.config.networks import CIFAR_RESNET_V2, Cost
 from poc.config.run import Run
 from poc.frameworks import Cluster, Session, interpreter, versions, worker_environments
 from poc.frameworks.builds import Build
@@ -26,7 +26,7 @@ from poc.host.hardware import Hardware
 from poc.values import UserError, to_plain
 
 LABEL = "PyTorch"
-PACKAGES: tuple[str, ...] = ("torch", "torchvision")
+PACKAGES: tuple[str, ...] = ("torch", "torchvision", "timm")
 _CUDA_13 = Build(
     package="torch",
     version="2.13.0",
@@ -91,7 +91,7 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
 
 
 def unsupported_reason(run: Run, machine: Hardware) -> str | None:
-    if not versions("pytorch").keys() >= set(PACKAGES):
+    if not versions("pytorch").keys() >= {"torch", "torchvision"}:
         return "PyTorch is not installed: ./make_environment.sh --torch"
     if getattr(run.kvstore, "two_bit", None) is not None:
         return "two_bit is not supported by PyTorch"
@@ -111,6 +111,12 @@ def _check(optimizer: config.TorchOptimizer) -> None:
     if process.returncode:
         *_, last = errors.strip().splitlines() or [f"PyTorch ended with exit code {process.returncode}"]
         raise UserError(f"TorchOptimizer: {last.partition(': ')[2] or last}")  # after the type of the error
+
+
+def count_model(run: Run) -> Cost:
+    from poc.frameworks.pytorch import zoo
+
+    return zoo.count(run)
 
 
 def is_out_of_memory(error: Exception) -> bool:

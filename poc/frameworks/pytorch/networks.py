@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from poc.config.networks import CIFAR_RESNET_V2, Network
+from poc.config.networks import CIFAR_RESNET_V2
 
 # As in MXNet 0.11's resnet symbol; PyTorch's momentum is the weight of the new value.
 _NORM = {"eps": 2e-5, "momentum": 0.1}
@@ -117,7 +117,7 @@ class Airbench(nn.Module):
 
 
 @functools.cache
-def _declare_operators() -> None:
+def declare_operators() -> None:
     """Declare operators that `import torchvision` needs if its compiled ones cannot be loaded.
 
     The package index has torchvision for CUDA only. Its models use none of these operators.
@@ -129,7 +129,7 @@ def _declare_operators() -> None:
 
 def torchvision(classes: int, name: str, **options: Any) -> nn.Module:
     """A network of torchvision, whose import takes seconds."""
-    _declare_operators()
+    declare_operators()
     models = importlib.import_module("torchvision.models")
     net: nn.Module = getattr(models, name)(num_classes=classes, weights=None, **options)
     return net
@@ -166,13 +166,13 @@ BUILDERS: dict[str, tuple[Callable[..., nn.Module], tuple[Any, ...]]] = {
 """Builders of the networks in `pytorch.NETWORKS`, and their arguments after the number of classes."""
 
 
-def build(network: Network, classes: int, *, zero_branches: bool, seed: int) -> nn.Module:
-    """Return the module of `network` for inputs (n, 3, h, w), with weights drawn from `seed` as in the study.
+def registered(name: str, classes: int, *, zero_branches: bool, seed: int) -> nn.Module:
+    """Return the module of a registered network for inputs (n, 3, h, w), its weights drawn from `seed` as in the study.
 
     They have He's normal distribution, of variance 2 / fan-in; biases are zero. With `zero_branches` residual units
     start as identities.
     """
-    builder, arguments = BUILDERS[network.name]
+    builder, arguments = BUILDERS[name]
     net = builder(classes, *arguments)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -17,12 +17,12 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from poc.config import networks
 from poc.config.run import Run
 from poc.data import Batch, Crops
 from poc.frameworks.loss_scale import START, LossScale
 from poc.frameworks.pytorch import optimizers
-from poc.frameworks.pytorch.networks import build
+from poc.frameworks.pytorch.networks import registered
+from poc.frameworks.pytorch.zoo import own
 from poc.frameworks.session import Part, Session, crop_indices, fastest
 from poc.host.processes import interface
 
@@ -50,15 +50,21 @@ class TorchSession(Session):
             backend.allow_tf32 = run.dtype == "tf32"
         torch.backends.cudnn.benchmark = True
         torch.manual_seed(run.seed)
-        net = build(networks.network(run.model), run.data.classes, zero_branches=run.zero_init_gamma, seed=run.seed)
+        if run.has_own_model:
+            net = own(run)
+        else:
+            net = registered(run.model, run.data.classes, zero_branches=run.zero_init_gamma, seed=run.seed)
         self._layout = torch.channels_last if run.layout == "NHWC" else torch.contiguous_format
         self._net = net.to(device=self._device, memory_format=self._layout).train()
-        self._mean = torch.tensor(networks.MEAN, device=self._device).reshape(1, 3, 1, 1)
+        self._mean = torch.from_numpy(self._pixel_mean).to(self._device)
+        self._scale = self._input_scale
+        if isinstance(self._scale, np.ndarray):
+            self._scale = torch.from_numpy(self._scale).to(self._device)
         self._trained = [parameter for parameter in self._net.parameters() if parameter.requires_grad]
         self._batch_stats = [
             buffer for name, buffer in self._net.named_buffers() if name.endswith(("running_mean", "running_var"))
         ]
-        self._has_dropout = any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
+        self._has_dropout = run.has_own_model or any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
         self.parameters = sum(parameter.numel() for parameter in self._trained)
         self._loss_scale: LossScale | None = None
         if run.dtype == "float16":
@@ -169,8 +175,8 @@ class TorchSession(Session):
             along = torch.arange(self._run.data.crop, device=self._device)
             pixels = self._images[crop_indices([numbers.long() for numbers in images], along)].permute(0, 3, 1, 2)
         scaled = pixels.to(dtype=torch.float32, memory_format=self._layout).sub_(self._mean)
-        if self._input_scale != 1:
-            scaled.mul_(self._input_scale)
+        if isinstance(self._scale, torch.Tensor) or self._scale != 1:
+            scaled.mul_(self._scale)
         return [(scaled, labels.long())]
 
     @torch.no_grad()

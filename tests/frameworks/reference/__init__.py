@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from poc.config import SGD, Device, DistSync, NoSync
+from poc.config.networks import Cost
 from poc.config.run import Run
 from poc.frameworks import Cluster, Session
 from poc.frameworks.builds import Build
+from poc.frameworks.own_models import OtherFrameworkError
 from poc.host import processes
 from poc.host.hardware import Hardware
 
@@ -59,6 +61,10 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     if getattr(run.kvstore, "two_bit", None) or getattr(run.kvstore, "gradient_bits", 32) != 32:
         return f"compressed gradients are not {LABEL}'s"
     return None
+
+
+def count_model(run: Run) -> Cost:
+    raise OtherFrameworkError(f"{LABEL} trains registered models only")
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from poc.config import networks
 from poc.config.run import Run
 from poc.data import Batch, Crops
 from poc.frameworks.session import Part, Session, crop_indices, fastest
@@ -103,7 +102,7 @@ class NumpySession(Session):
         if isinstance(pixels, Crops):
             indices = crop_indices(pixels, np.arange(self._run.data.crop))
             pixels = self._images[indices].transpose(0, 3, 1, 2)
-        scaled = (pixels - np.array(networks.MEAN, np.float32).reshape(3, 1, 1)) * self._input_scale
+        scaled = (pixels - self._pixel_mean) * self._input_scale
         devices = len(self._parameters)
         return list(zip(np.array_split(scaled, devices), np.array_split(batch.labels, devices)))
 

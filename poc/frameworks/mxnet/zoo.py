@@ -1,0 +1,93 @@
+"""Gluon blocks that are not registered: the user's own, and GluonCV's by name; and the cost of a block."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+import sys
+from collections import defaultdict
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+import mxnet as mx
+from mxnet.gluon import nn
+
+from poc.config.networks import Cost
+from poc.config.run import Run
+from poc.frameworks.own_models import OtherFrameworkError, make
+from poc.values import UserError, suggest
+
+_CLASSIFIERS = (
+    *("alexnet", "cifarresnet", "cifarresnext", "cifarwideresnet", "densenet", "dla", "googlenet", "hrnet"),
+    *("inception", "mobilenet", "mobilenetv3", "nasnet", "residual_attentionnet", "resnest", "resnet", "resnetv1b"),
+    *("resnext", "se_resnet", "senet", "squeezenet", "vgg", "xception"),
+)
+"""Modules of GluonCV's model zoo that have classifiers, and no other kind of model."""
+
+
+def gluoncv(name: str) -> Any:
+    """Import one module of GluonCV's model zoo; the whole package takes 0.3 s and fails together with PyTorch 2."""
+    for package in ("gluoncv", "gluoncv.model_zoo"):  # without what they import
+        if package not in sys.modules:
+            module = sys.modules[package] = ModuleType(package)
+            module.__path__ = [str(metadata.distribution("gluoncv").locate_file(package.replace(".", "/")))]
+    return importlib.import_module(f"gluoncv.model_zoo.{name}")
+
+
+def _from_gluoncv(name: str, run: Run) -> Any:
+    """Return a classifier of GluonCV for the classes of `run`, without auxiliary outputs."""
+    modules = [gluoncv(each) for each in _CLASSIFIERS]
+    file = metadata.distribution("gluoncv").locate_file("gluoncv/model_zoo/model_zoo.py")
+    pairs = re.findall(r"^    '([^']+)' *: (\w+)", file.read_text(), re.MULTILINE)
+    zoo = {key: getattr(module, function) for key, function in pairs for module in modules if hasattr(module, function)}
+    if name not in zoo:
+        raise UserError(f"gluoncv has no classifier {name!r}; {suggest(name, zoo)}")
+    options: dict[str, Any] = {"use_aux": False} if name.startswith("nasnet") else {}
+    if name == "googlenet":
+        options = {"aux_logits": False}
+    return zoo[name](classes=run.data.classes, **options)
+
+
+def own(run: Run) -> Any:
+    """Return the block of the model of `run`, which is not registered; its weights may be initialised, or not."""
+    net = make(run, {"gluoncv": _from_gluoncv})
+    if not isinstance(net, nn.HybridBlock):
+        raise OtherFrameworkError(f"it returns {type(net).__name__}, not a HybridBlock of Gluon")
+    return net
+
+
+def count(net: Any, classes: int, size: int) -> Cost:
+    """Return the cost of a block for an image of `size` pixels, from its graph, without computing anything.
+
+    Raises UserError if it does not give scores, (n, classes).
+    """
+    graph = net(mx.sym.var("data"))
+    if not isinstance(graph, mx.sym.Symbol) or len(graph.list_outputs()) > 1:
+        raise UserError("it returns several arrays, not only scores")
+    internals = graph.get_internals()
+    argument_shapes, output_shapes, _ = internals.infer_shape(data=(1, 3, size, size))
+    if output_shapes[-1] != (1, classes):
+        raise UserError(f"it returns an array of {output_shapes[-1]} for one image, not (1, {classes})")
+    arguments = dict(zip(internals.list_arguments(), argument_shapes))
+    outputs: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for name, shape in zip(internals.list_outputs(), output_shapes):
+        outputs[re.sub(r"_output\d*$", "", name)].append(shape)
+    nodes = json.loads(graph.tojson())["nodes"]
+    multiply_adds = activations = 0
+    for node in nodes:
+        if node["op"] in ("null", "expand_dims", "squeeze", "Flatten"):  # nothing is computed or copied
+            continue
+        activations += sum(map(math.prod, outputs[node["name"]]))
+        if node["op"] in ("Convolution", "FullyConnected"):
+            _, (weight, *_), *_ = node["inputs"]
+            shape = outputs[node["name"]][0]
+            positions = shape[2:] if node["op"] == "Convolution" else shape[1:-1]
+            multiply_adds += math.prod(positions) * math.prod(arguments[nodes[weight]["name"]])
+    trained = [name for name, parameter in net.collect_params().items() if parameter.grad_req != "null"]
+    if not trained:
+        raise UserError("it has no parameter to train")
+    parameters = sum(math.prod(arguments[name]) for name in trained)
+    return Cost(parameters=parameters, forward_multiply_adds=multiply_adds, activations=activations)

@@ -1,0 +1,216 @@
+"""Models that are not registered: functions of the user's own files and modules, and models of zoos.
+
+`inspect` finds out whether a framework can train one, and what it costs, in a process of its own:
+python -m poc.frameworks.own_models    (a run, as JSON, on the standard input; its last line of output is the answer)
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from poc import frameworks
+from poc.config.networks import ZOOS, Cost
+from poc.config.recipe_file import last_line
+from poc.config.run import Run
+from poc.host import processes
+from poc.host.environment import cache
+from poc.values import UserError, from_plain, one_line, suggest, to_plain, value, write_atomically
+
+
+class OtherFrameworkError(UserError):
+    """The model is no mistake of the user's, but not one of this framework."""
+
+
+@value
+class Inspected:
+    """What `inspect` found out about a model in a framework."""
+
+    cost: Cost | None = None
+    refusal: str = ""
+    """Why the framework cannot train it, in one line; empty if it can, or if the framework is not installed."""
+    is_mistake: bool = False
+    """Whether the refusal is a mistake in the model or in its name."""
+
+
+def source(model: str, folder: Path) -> Path | None:
+    """Return the file with the function that `model` names; None for a zoo's. Raises UserError if there is none.
+
+    A file is one in `folder`; a module is there, or an installed one.
+    """
+    where, _, _ = model.rpartition(":")
+    if where in ZOOS:
+        return None
+    if where.endswith(".py"):
+        if not (folder / where).is_file():
+            hint = suggest(where, [file.name for file in folder.glob("*.py")])
+            raise UserError(f"model: there is no file {where!r} beside the recipe; {hint}")
+        return folder / where
+    top, *inner = where.split(".")
+    spec = PathFinder.find_spec(top, [*sys.path, str(folder)])
+    homes = [Path(home) for home in (spec and spec.submodule_search_locations) or ()]
+    paths = [home.joinpath(*inner) for home in homes] if inner or homes else [Path(spec.origin or "")] if spec else []
+    for path in paths:
+        for file in (path, path.with_name(f"{path.name}.py"), path / "__init__.py"):
+            if file.is_file():
+                return file
+    raise UserError(f"model: there is no module {where!r}; {suggest(where, ZOOS)}")
+
+
+def source_hash(model: str, folder: Path) -> str:
+    """Return a hash of the file with a model's function, and of the files beside it that it imports; "" for a zoo's."""
+    first = source(model, folder)
+    files, pending = [], [first] if first else []
+    while pending:
+        file = pending.pop()
+        files.append(file)
+        imported = {file.with_name(f"{name}.py") for name in _imported(file.read_bytes())}
+        pending += sorted(path for path in imported - {*files, *pending} if path.is_file())
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else ""
+
+
+def _imported(code: bytes) -> set[str]:
+    """Return the names of the modules that a file imports, without their packages' parts; none if it is no Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError):
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.split(".")[0] for name in names}
+
+
+def make(run: Run, zoos: dict[str, Callable[[str, Run], Any]]) -> Any:
+    """Return the model of `run`: what its function returns for the number of classes, or one of the `zoos`.
+
+    Its random weights depend on the run's seed alone, if the framework's own generator has been seeded.
+    Raises UserError if the source is not that of the plan, and OtherFrameworkError for a zoo of another framework.
+    """
+    random.seed(run.seed)
+    np.random.seed(run.seed)
+    where, _, name = run.model.rpartition(":")
+    if where in ZOOS:
+        if where not in zoos:
+            label = frameworks.load(run.framework).LABEL
+            raise OtherFrameworkError(f"model={run.model} is not supported by {label}")
+        return zoos[where](name, run)
+    folder = Path(run.model_folder)
+    if source_hash(run.model, folder) != run.model_hash:
+        raise UserError(f"model: {run.model} has changed since the plan was made; start again")
+    sys.path.append(str(folder))  # for good: the model may import something when it trains
+    try:
+        module = _load(where, folder)
+    except Exception as error:
+        if _is_of_another_framework(error, run.framework):
+            raise OtherFrameworkError(f"it imports another framework: {one_line(error)}") from None
+        raise
+    functions = {key: each for key, each in vars(module).items() if callable(each) and not key.startswith("_")}
+    if name not in functions:
+        raise UserError(f"there is no function {name!r} in {where}; {suggest(name, functions)}")
+    return functions[name](run.data.classes)
+
+
+def _load(where: str, folder: Path) -> Any:
+    """Import the module or file with a model's function."""
+    if not where.endswith(".py"):
+        return importlib.import_module(where)
+    # Not under the file's own name, which may be an installed package's.
+    spec = importlib.util.spec_from_file_location("poc_own_model", folder / where)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_of_another_framework(error: Exception, framework: str) -> bool:
+    """Return whether the import of another framework, which may not be installed or not work here, ended in `error`."""
+    other_frameworks = [frameworks.load(name) for name in frameworks.FRAMEWORKS if name != framework]
+    others = {package for each in other_frameworks for package in each.PACKAGES}
+    if isinstance(error, ModuleNotFoundError):
+        return (error.name or "").split(".")[0] in others
+    return any(others & {*Path(frame.filename).parts} for frame in traceback.extract_tb(error.__traceback__))
+
+
+_inspected: dict[str, Inspected] = {}
+"""The answers that this process has got, by what they depend on."""
+
+
+def inspect(run: Run) -> Inspected:
+    """Return whether the framework of `run` can train its model, which is not registered, and the model's cost.
+
+    Costs are kept in the cache. A refusal is not: what it depends on may be installed or repaired.
+    """
+    versions = frameworks.versions(run.framework)
+    shape = [run.data.classes, *run.data.input_shape]
+    key = json.dumps([run.model, run.model_hash, run.model_folder, run.framework, versions, shape], sort_keys=True)
+    if not versions or key in _inspected:
+        return _inspected.get(key, Inspected())
+    file = cache() / "models" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    with contextlib.suppress(OSError, ValueError, UserError):  # unreadable: it is made again
+        _inspected[key] = from_plain(Inspected, json.loads(file.read_text()))
+        return _inspected[key]
+    answer = _inspected[key] = _ask(run)
+    if answer.cost:
+        with contextlib.suppress(OSError):
+            write_atomically(file, json.dumps(to_plain(answer)))
+    return answer
+
+
+def _ask(run: Run) -> Inspected:
+    """Build and count the model of `run` in a process of its framework."""
+    pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with processes.start(__name__, {}, python=frameworks.interpreter(run.framework), **pipes) as process:
+        try:
+            output, errors = process.communicate(json.dumps(run.to_json()))
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode == 0:
+        return from_plain(Inspected, json.loads(output.splitlines()[-1]))
+    last = [processes.ended_early(process.returncode), *errors.splitlines()[-1:]]
+    return Inspected(refusal=": ".join([run.model, *last]), is_mistake=True)
+
+
+def _answer(run: Run) -> Inspected:
+    try:
+        return Inspected(cost=frameworks.load(run.framework).count_model(run))
+    except OtherFrameworkError as error:
+        return Inspected(refusal=f"model={run.model}: {error}")
+    except UserError as error:
+        return Inspected(refusal=f"{run.model}: {error}", is_mistake=True)
+    except Exception as error:  # whatever the user's code raises
+        found = source(run.model, Path(run.model_folder))
+        place = last_line(error, found.parent) if found and not isinstance(error, SyntaxError) else ""
+        text = " ".join(str(error).split()) if isinstance(error, SyntaxError) else one_line(error)
+        text = f"{type(error).__name__}: " + text.removeprefix(f"{type(error).__name__}: ")
+        return Inspected(refusal=f"{run.model}: {text}{place}", is_mistake=True)
+
+
+def main() -> None:
+    """Answer for the run on the standard input."""
+    run = Run.from_json(json.load(sys.stdin))
+    with contextlib.redirect_stdout(sys.stderr):  # the model's function may print
+        answer = _answer(run)
+    print("\n" + json.dumps(to_plain(answer)), flush=True)
+    os._exit(0)  # without what frameworks do at their end
+
+
+if __name__ == "__main__":
+    # The imported module, whose exceptions the frameworks raise, and not this copy.
+    importlib.import_module("poc.frameworks.own_models").main()

@@ -1,0 +1,93 @@
+"""PyTorch modules that are not registered: the user's own, torchvision's and timm's by name; and the cost of one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from poc.config.networks import Cost
+from poc.config.run import Run
+from poc.frameworks import HOME
+from poc.frameworks.own_models import OtherFrameworkError, make
+from poc.frameworks.pytorch.networks import declare_operators, torchvision
+from poc.values import UserError, suggest
+
+
+def _from_torchvision(name: str, run: Run) -> nn.Module:
+    """Return a classifier of torchvision for the classes of `run`, without auxiliary outputs."""
+    declare_operators()
+    models = importlib.import_module("torchvision.models")
+    names = models.list_models(module=models)
+    if name not in names:
+        raise UserError(f"torchvision has no classifier {name!r}; {suggest(name, names)}")
+    options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    return torchvision(run.data.classes, name, **options)
+
+
+def _from_timm(name: str, run: Run) -> nn.Module:
+    """Return a model of timm for the classes of `run`, and for the size of its images where that is fixed."""
+    if importlib.util.find_spec("timm") is None:
+        install = f"{sys.executable} -m pip install --no-deps -r {HOME / 'requirements' / 'timm.txt'}"
+        raise OtherFrameworkError(f"timm is not installed: {install}")
+    declare_operators()
+    timm = importlib.import_module("timm")
+    names = timm.list_models()
+    if name.split(".")[0] not in names:  # after the point are weights
+        raise UserError(f"timm has no model {name!r}; {suggest(name, names)}")
+    config = timm.get_pretrained_cfg(name)
+    size = {"img_size": run.data.crop} if config is not None and config.fixed_input_size else {}
+    net: nn.Module = timm.create_model(name, pretrained=False, num_classes=run.data.classes, **size)
+    return net
+
+
+def own(run: Run) -> nn.Module:
+    """Return a model that is not registered, with the weights that its function draws after the run's seed is set."""
+    declare_operators()  # the user's file may import torchvision
+    torch.manual_seed(run.seed)
+    net = make(run, {"torchvision": _from_torchvision, "timm": _from_timm})
+    if not isinstance(net, nn.Module):
+        raise OtherFrameworkError(f"it returns {type(net).__name__}, not a module of PyTorch")
+    return net
+
+
+class _Outputs(TorchDispatchMode):
+    """Counts the values that operators compute."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view:
+            self.count += sum(each.numel() for each in tree_leaves(result) if isinstance(each, torch.Tensor))
+        return result
+
+
+def count(run: Run) -> Cost:
+    """Return the cost of the model of `run`; raises UserError if it does not give scores, (n, classes)."""
+    torch.manual_seed(run.seed)
+    net = own(run).train()  # in evaluation PyTorch has fused operators that are not counted
+    images = 2  # a batch norm of one value would fail
+    # Attention in operators that are counted.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Outputs() as outputs, FlopCounterMode(display=False) as flops:
+        scores = net(torch.zeros(images, *run.data.input_shape))
+    shape = tuple(getattr(scores, "shape", ()))
+    if shape != (images, run.data.classes):
+        got = f"a tensor of {shape}" if shape else type(scores).__name__
+        raise UserError(f"it returns {got} for {images} images, not ({images}, {run.data.classes})")
+    trained = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
+    if not trained:
+        raise UserError("it has no parameter to train")
+    return Cost(
+        parameters=trained,
+        forward_multiply_adds=flops.get_total_flops() // 2 // images,
+        activations=outputs.count // images,
+    )

@@ -1,0 +1,377 @@
+"""Models of the user's own and of zoos: found, counted, trained and resumed by both frameworks; and their mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poc import SGD, Recipe, Synthetic, frameworks
+from poc.config import networks
+from poc.config.networks import NETWORKS, Cost
+from poc.config.run import Run
+from poc.frameworks import own_models
+from poc.plan import Planned, plan
+from poc.publish import _scrubbed
+from poc.records.record import COMPLETED
+from poc.values import UserError
+from tests.builders import MACHINE, TWO_WORKERS, course, end_of, executed, record_of, run_of
+from tests.conftest import give_memory_back
+from tests.framework_worker import batches, distance, parameters, planned, trained, workers
+
+GLUON = """\
+from mxnet.gluon import nn
+
+
+def net(classes):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, padding=1), nn.Activation("relu"), nn.MaxPool2D(2))
+    net.add(nn.Conv2D(16, 3, padding=1, groups=2, in_channels=8), nn.Activation("relu"), nn.GlobalAvgPool2D())
+    net.add(nn.Dropout(DROPOUT), nn.Dense(classes))
+    net[3].weight.grad_req = "null"  # frozen
+    net[3].initialize()
+    return net
+"""
+TORCH = """\
+from torch import nn
+
+from parts import convolution
+
+
+def net(classes):
+    frozen = convolution(8, 16, groups=2)
+    frozen.weight.requires_grad_(False)
+    layers = [convolution(3, 8), nn.ReLU(), nn.MaxPool2d(2), frozen, nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Dropout(DROPOUT), nn.Linear(16, classes))
+"""
+PARTS = """\
+from torch import nn
+
+
+def convolution(inputs, outputs, groups=1):
+    return nn.Conv2d(inputs, outputs, 3, padding=1, groups=groups)
+"""
+PARAMETERS = (3 * 9 + 1) * 8 + 16 + 17 * 10
+"""Trained parameters of both for ten classes: the weights of the second convolution are frozen."""
+MULTIPLY_ADDS = 32 * 32 * 27 * 8 + 16 * 16 * 4 * 9 * 16 + 160
+CIFAR: dict[str, Any] = {"data": Synthetic(train=640, validation=70)}
+TWO_DEVICES = {"mxnet": {**TWO_WORKERS, "batch_per_device": 8}, "pytorch": {"devices": 2, "batch_per_device": 8}}
+MODEL = {"mxnet": "gluon.py:net", "pytorch": "pytorch_net.py:net"}
+slow_by_framework = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in MODEL
+    if name == "mxnet" or frameworks.versions(name).keys() >= {"torch", "torchvision"}
+]
+both = pytest.mark.parametrize("framework", slow_by_framework)
+needs_torch = pytest.mark.skipif(len(slow_by_framework) < 2, reason="PyTorch is not installed")
+
+
+@pytest.fixture(autouse=True)
+def cache_is_empty(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("POC_CACHE", str(tmp_path_factory.mktemp("cache")))
+    own_models._inspected.clear()
+    yield
+    give_memory_back()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a model for each framework, without dropout."""
+    write(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, dropout: float = 0.0) -> None:
+    (folder / "gluon.py").write_text(GLUON.replace("DROPOUT", str(dropout)))
+    (folder / "pytorch_net.py").write_text(TORCH.replace("DROPOUT", str(dropout)))
+    (folder / "parts.py").write_text(PARTS)
+
+
+def own(framework: str, folder: Path, **fields: Any) -> Planned:
+    """Plan five steps of the framework's model in `folder`."""
+    return planned(framework, **{"model": MODEL.get(framework), "folder": folder, **CIFAR, **fields})
+
+
+def plans(model: str, folder: Path, **fields: Any) -> list[Planned]:
+    """Plan a model for whichever framework can train it."""
+    return plan("test", Recipe(model=model, folder=folder, kind="cpu", steps=5, **{**CIFAR, **fields}), MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("mine.py", "FILE.py:FUNCTION"),
+        ("mine.py:", "FILE.py:FUNCTION"),
+        ("/home/me/mine.py:net", "recipe's folder"),
+        ("../mine.py:net", "recipe's folder"),
+        ("glun.py:net", "did you mean 'gluon.py'"),
+        ("torchvison:resnet18", "did you mean 'torchvision'"),
+        ("no_such_package.nets:net", "no module 'no_such_package.nets'"),
+        ("cifar_resnet50_v3", "did you mean 'cifar_resnet50_v"),
+    ],
+)
+def test_a_wrong_name_is_one_line_before_anything_is_started(model: str, words: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=r"^model: ") as caught:
+        plans(model, folder)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_hash_covers_the_file_and_what_it_imports_beside_it(folder: Path) -> None:
+    before = own_models.source_hash("pytorch_net.py:net", folder)
+    assert before == own_models.source_hash("pytorch_net.py:other", folder)
+    (folder / "unrelated.py").write_text("")
+    assert before == own_models.source_hash("pytorch_net.py:net", folder)
+    (folder / "parts.py").write_text(PARTS + "\n")
+    changed = own_models.source_hash("pytorch_net.py:net", folder)
+    (folder / "pytorch_net.py").write_text("syntax error(")
+    assert len({before, changed, own_models.source_hash("pytorch_net.py:net", folder)}) == 3
+    assert own_models.source_hash("timm:resnet18", folder) == ""
+
+
+def test_a_module_is_one_of_the_folder_or_an_installed_one(tmp_path: Path) -> None:
+    (tmp_path / "nets" / "small").mkdir(parents=True)
+    for file in ("nets/one.py", "nets/small/__init__.py"):
+        (tmp_path / file).touch()
+    assert own_models.source("nets.one:net", tmp_path) == tmp_path / "nets" / "one.py"
+    assert own_models.source("nets.small:net", tmp_path) == tmp_path / "nets" / "small" / "__init__.py"
+    assert own_models.source("numpy.random:net", tmp_path) == Path(np.random.__file__)
+    assert own_models.source("json:net", tmp_path) == Path(json.__file__)
+    with pytest.raises(UserError, match=r"nets\.two"):
+        own_models.source("nets.two:net", tmp_path)
+
+
+def own_run(**fields: Any) -> Run:
+    """A run of a model of the user's, as a journal of another machine has it: its file is not here."""
+    cost = Cost(parameters=10, forward_multiply_adds=1000, activations=100)
+    own_fields = {"model": "mine.py:net", "model_hash": "abc", "model_folder": "/home/me/nets", "cost": cost}
+    return dataclasses.replace(run_of(), **{**own_fields, **fields})
+
+
+def test_a_run_on_another_machine_needs_no_file_and_keeps_its_id() -> None:
+    run = own_run()
+    assert run.network.multiply_adds(run.data.crop) == 1000
+    assert run.network.memory_bytes(run.data.crop, 2) == 4 * (1.4 * 100 * 2 + 3 * 10)
+    assert run == Run.from_json(json.loads(json.dumps(run.to_json())))
+    assert run.id == own_run(model_folder="", cost=None).id
+    assert run.id != own_run(model_hash="abd").id
+
+
+def test_publish_leaves_the_folder_out() -> None:
+    record = _scrubbed(dataclasses.replace(record_of(), run=own_run()), str)
+    assert (record.run.model_folder, record.run.id) == ("", own_run().id)
+    assert record.run.cost == own_run().cost
+
+
+def test_mean_and_deviation_have_defaults_and_are_one_value_each() -> None:
+    mean, std = [0.1, 0.2, 0.3], [0.5, 0.25, 0.125]
+    (planned_run,) = plan("test", Recipe("cifar_mlp", kind="cpu", data=CIFAR["data"], mean=mean, std=std), MACHINE)
+    assert planned_run.run.normalisation == ((25.5, 51.0, 76.5), tuple(1 / (255 * each) for each in std))
+    plain = run_of()
+    assert plain.normalisation == (networks.MEAN, 1 / 58)
+    assert "mean" not in plain.fingerprint()
+    own_mean, own_scale = own_run().normalisation
+    assert own_mean == pytest.approx((123.675, 116.28, 103.53))
+    assert 1 / np.array(own_scale) == pytest.approx([58.395, 57.12, 57.375])
+    for wrong in ({"std": (0.2, 0.0, 0.2)}, {"mean": (0.5, 0.5)}, {"mean": 0.5}):
+        with pytest.raises(UserError, match=next(iter(wrong))):
+            Recipe("cifar_mlp", data=CIFAR["data"], **wrong)
+
+
+@both
+def test_sessions_normalise_by_mean_and_deviation(framework: str) -> None:
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 0.125)
+    run = planned(framework, mean=mean, std=std).run
+    session = frameworks.open_session(run)
+    batch = next(batches(run))
+    ((images, _),) = session.place(batch).parts
+    axes = (1, 3, 1, 1)
+    expected = (batch.images / 255 - np.reshape(mean, axes)) / np.reshape(std, axes)
+    seen = images.asnumpy() if framework == "mxnet" else images.numpy()
+    np.testing.assert_allclose(seen, expected, rtol=1e-4, atol=1e-4)
+
+
+@both
+def test_a_model_is_counted_when_it_is_planned_and_the_answer_is_kept(
+    framework: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (item,) = plans(MODEL[framework], folder)
+    assert (item.run.framework, item.skip) == (framework, "")
+    assert item.run.cost is not None
+    assert (item.run.cost.parameters, item.run.cost.forward_multiply_adds) == (PARAMETERS, MULTIPLY_ADDS)
+    own_models._inspected.clear()
+    monkeypatch.setattr(own_models, "_ask", pytest.fail)
+    assert own(framework, folder).run.cost == item.run.cost
+
+
+@both
+def test_a_changed_file_is_another_run_and_does_not_train_as_the_old_one(framework: str, folder: Path) -> None:
+    before = own(framework, folder).run
+    assert before.id == own(framework, folder).run.id
+    write(folder, dropout=0.1)
+    assert own(framework, folder).run.id != before.id
+    with pytest.raises(UserError, match="has changed"):
+        frameworks.open_session(before)
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_framework_that_cannot_train_it_is_skipped_with_the_reason(folder: Path) -> None:
+    for framework, model in MODEL.items():
+        (other,) = {*MODEL} - {framework}
+        assert f"model={model}: it " in own(other, folder, model=model).skip
+        assert (
+            frameworks.load(other).LABEL in own(other, folder, model="gluoncv:cifar_resnet20_v1").skip
+            or other == "mxnet"
+        )
+    assert own("reference", folder, model=MODEL["mxnet"]).skip.endswith("NumPy trains registered models only")
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def net(classes:\n    pass\n", ("SyntaxError", "mine.py, line 1")),
+        ("import torch\n\n\ndef net(classes):\n    return torch.nn.Liner(3, 1)\n", ("Liner", "(mine.py, line 5)")),
+        ("def nett(classes):\n    return None\n", ("'net'", "did you mean 'nett'")),
+        ("def net(classes):\n    return classes\n", ("MXNet: ", "returns int", "PyTorch: ")),
+        ("import no_such_module\n", ("no_such_module", "(mine.py, line 1)")),
+        ("from torch import nn\n\n\ndef net(classes):\n    return nn.Flatten()\n", ("(2, 3072)", "(2, 10)")),
+        ("import os\n\n\ndef net(classes):\n    os._exit(3)\n", ("exit code 3",)),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_that_names_it(code: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(UserError, match=r"^model: ") as caught:
+        plans("mine.py:net", tmp_path)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)
+
+
+@both
+def test_two_devices_equal_one_and_frozen_weights_stay(framework: str, folder: Path, tmp_path: Path) -> None:
+    one = own(framework, folder, batch_per_device=16, optimizer=SGD(momentum=0.9)).run
+    two = own(framework, folder, **TWO_DEVICES[framework]).run
+    alone = trained(frameworks.open_session(one), one)
+    first, second = workers(two, tmp_path / "workers")
+    assert distance(first, second) == 0
+    assert distance(first, alone) < 1e-4
+    changed = {
+        name for name in alone if name.startswith("parameter/") and (alone[name] != alone[f"start/{name}"]).any()
+    }
+    assert len(changed) == 5
+    assert len(parameters(frameworks.open_session(one))) == 6
+
+
+@both
+def test_a_resumed_run_is_bit_equal_with_dropout(framework: str, folder: Path) -> None:
+    write(folder, dropout=0.3)
+    run = own(framework, folder).run
+    whole, half = (frameworks.open_session(run) for _ in range(2))
+    for number, batch in enumerate(batches(run)):
+        whole.step(batch, run.rate(number))
+        if number < 2:
+            half.step(batch, run.rate(number))
+    rest = frameworks.open_session(run, first_step=2, state=half.state())
+    for number, batch in enumerate(batches(run, first_step=2), start=2):
+        rest.step(batch, run.rate(number))
+    assert distance(rest.state(), whole.state()) == 0
+
+
+@both
+def test_a_run_in_its_own_process_trains_and_evaluates(
+    framework: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    fields = {"framework": framework, "model": MODEL[framework], "epochs": 2}
+    records = [executed(tmp_path / name, **fields) for name in "ab"]
+    assert [record.outcome for record in records] == [COMPLETED] * 2, records[0].reason
+    assert course(records[0]) == course(records[1])
+    assert len(records[0].evaluations) == 2
+    assert records[0].parameters == PARAMETERS
+    ends = [end_of(tmp_path / name, record.run) for name, record in zip("ab", records)]
+    assert all((ends[0][name] == ends[1][name]).all() for name in ends[0])
+    assert records[0].speeds["multiply_adds"] == MULTIPLY_ADDS
+
+
+ZOO_MODELS = {
+    "gluoncv:mobilenetv2_1.0": ("mobilenet_v2", 0.301),
+    "gluoncv:resnet50_v1b": ("resnet50", 4.089),
+    "gluoncv:resnext50_32x4d": ("resnext50_32x4d", 4.230),
+    "gluoncv:squeezenet1.1": ("squeezenet1_1", 0.349),
+    "gluoncv:densenet121": ("densenet121", 2.834),
+    "torchvision:resnet50": ("resnet50", 4.089),
+    "torchvision:mobilenet_v2": ("mobilenet_v2", 0.301),
+    "torchvision:alexnet": ("alexnet", 0.714),
+    "torchvision:efficientnet_b0": ("efficientnet_b0", 0.386),
+    "torchvision:convnext_tiny": ("convnext_tiny", 4.456),
+    "torchvision:shufflenet_v2_x1_0": ("shufflenet_v2_x1_0", 0.145),
+    "torchvision:mnasnet1_0": ("mnasnet1_0", 0.314),
+    "torchvision:regnet_y_400mf": ("regnet_y_400mf", 0.402),
+    "torchvision:googlenet": ("googlenet", 1.498),
+    "torchvision:vit_b_32": ("vit_b_32", 4.409),
+    "timm:resnet50": ("resnet50", 4.089),
+    "timm:mobilenetv2_100": ("mobilenet_v2", 0.301),
+    "timm:efficientnet_b0": ("efficientnet_b0", 0.386),
+    "timm:convnext_tiny": ("convnext_tiny", 4.456),
+    "timm:vit_base_patch32_224": ("vit_b_32", 4.409),
+    "timm:densenet121": ("densenet121", 2.834),
+    "timm:resnet18": ("resnet18", 1.814),
+    "timm:mobilenetv3_large_100": ("mobilenet_v3_large", 0.217),
+    "timm:resnext50_32x4d": ("resnext50_32x4d", 4.230),
+    "timm:vgg11": ("vgg11", 7.609),
+}
+"""The same architecture in torchvision, and 10^9 multiply-adds at 224 pixels that torchvision's pages print for it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ZOO_MODELS)
+def test_models_of_zoos_have_the_published_cost_and_train_a_step(model: str) -> None:
+    zoo = model.split(":")[0]
+    if zoo == "timm" and importlib.util.find_spec("timm") is None:
+        pytest.skip("timm is not installed")
+    if zoo != "gluoncv":
+        pytest.importorskip("torch")
+    data = Synthetic(size=224, crop=224, classes=1000, train=4, validation=2)
+    (item,) = plans(model, Path(), data=data, batch_per_device=2, lr=0.001)
+    assert not item.skip
+    assert item.run.cost is not None
+    published, billions = ZOO_MODELS[model]
+    assert item.run.cost.forward_multiply_adds / 1e9 == pytest.approx(billions, rel=0.01, abs=0.0006), published
+    session = frameworks.open_session(item.run)
+    session.step(next(batches(item.run)), 0.001)
+    assert np.isfinite(session.drain())
+    assert session.parameters == item.run.cost.parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "nearest"),
+    [("gluoncv:resnet50_v1x", "resnet50_v1"), ("torchvision:resnet_50", "resnet50"), ("timm:resnet5O", "resnet50")],
+)
+def test_a_typo_in_a_zoo_s_name_gets_the_nearest_name(model: str, nearest: str) -> None:
+    missing = {"torchvision": "torch", "timm": "timm"}.get(model.split(":")[0], "mxnet")
+    if importlib.util.find_spec(missing) is None:
+        pytest.skip(f"{missing} is not installed")
+    with pytest.raises(UserError, match=f"did you mean '{nearest}"):
+        plans(model, Path())
+
+
+@pytest.mark.slow
+@needs_torch
+@pytest.mark.skipif(importlib.util.find_spec("timm") is not None, reason="timm is installed")
+def test_without_timm_the_message_says_how_to_install_it() -> None:
+    with pytest.raises(UserError, match=r"timm is not installed: .* -r .*requirements/timm\.txt"):
+        plans("timm:resnet18", Path())
+
+
+def test_all_registered_models_have_their_normalisation_of_before() -> None:
+    for network in NETWORKS.values():
+        assert network.normalisation(None, None) == (networks.MEAN, 1.0 if network.normalises_input else 1 / 58.0)
