@@ -28,6 +28,8 @@ def ids(recipe: Recipe, *, quick: bool = False) -> list[str]:
         ("x=None", None),
         ("x='a, b'", "a, b"),
         ("x=per-device", "per-device"),
+        ("x=nets/my-own.py:net,timm:resnet18", ["nets/my-own.py:net", "timm:resnet18"]),
+        ("x='mine.py:net'", "mine.py:net"),
         ("x=Linear(base=0.1, per=256, decay=Steps([0.5])),2", [Linear(base=0.1, per=256, decay=Steps([0.5])), 2]),
         ("x=CIFAR10(crop=32, validate_on=held-out)", CIFAR10(crop=32, validate_on="held-out")),
     ],
