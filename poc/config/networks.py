@@ -37,43 +37,44 @@ class Cost:
     """Output values of all layers, which training stores for the backward pass."""
 
 
+UNKNOWN = Cost(parameters=0, forward_multiply_adds=0, activations=0)
+
+
 @value
 class Network:
-    """One model of the registry, or one of the user's own or of a zoo (`unregistered`)."""
+    """One model of the registry, or one that is not registered, with the label, classes and size of its run."""
 
     name: str
     label: str
     """Name in tables and figures."""
-    source: str
-    study_name: str
+    source: str = ""
+    study_name: str = ""
     """Name in published studies; empty if it is in none."""
     classes: int
     """Classes of the data set that it was designed for; it is built for those of the run's data."""
     input_size: int
     """Height and width of the images that it was designed for, in pixels."""
-    smallest: int
-    largest: int
+    smallest: int = 1
+    largest: int = LARGEST_INTEGER
     """Height and width of the largest images that it accepts, in pixels."""
-    whitens: bool
+    whitens: bool = False
     """Whether its first convolution whitens the training images, and is not trained."""
-    normalises_input: bool
+    normalises_input: bool = False
     """Whether a batch norm on the input scales the pixels, or, in a variant without batch norms, nothing does."""
-    note: str
+    note: str = ""
     """Reason why a source prints another number of parameters."""
-    cost: Cost
+    cost: Cost = UNKNOWN
     """Counted cost; zeros if it is not known."""
-    is_registered: bool = True
 
     def normalisation(self, mean: Channels | None, std: Channels | None) -> tuple[Channels, float | Channels]:
         """Return what is subtracted per channel from pixels in 0..255, and the scale of the result.
 
         `mean` and `std`, of pixels in 0..1, replace its own; 1/58 is about ImageNet's standard deviation.
         """
-        if not self.is_registered:
+        if self.name not in NETWORKS:
             mean, std = mean or _IMAGENET_MEAN, std or _IMAGENET_STD
-        scale: float | Channels = 1.0 if self.normalises_input else 1 / 58.0
-        if std:
-            scale = 1 / (255 * std[0]), 1 / (255 * std[1]), 1 / (255 * std[2])
+        own_scale = 1.0 if self.normalises_input else 1 / 58.0
+        scale = own_scale if std is None else (1 / (255 * std[0]), 1 / (255 * std[1]), 1 / (255 * std[2]))
         return (255 * mean[0], 255 * mean[1], 255 * mean[2]) if mean else MEAN, scale
 
     def multiply_adds(self, size: int) -> float:
@@ -101,9 +102,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _read() -> dict[str, Network]:
     costs = {row.pop("network"): row for row in _rows(COSTS)}
-    uncounted = {"parameters": 0, "forward_multiply_adds": 0, "activations": 0}
     rows = _rows(Path(__file__).with_name("networks.csv"))
-    return {row["name"]: from_plain(Network, {**row, "cost": costs.get(row["name"], uncounted)}) for row in rows}
+    return {row["name"]: from_plain(Network, {**row, "cost": costs.get(row["name"], UNKNOWN)}) for row in rows}
 
 
 NETWORKS: dict[str, Network] = _read()
@@ -114,25 +114,6 @@ def network(name: str) -> Network:
     if not isinstance(name, str) or name not in NETWORKS:
         raise UserError(f"model: {name!r} is unknown; {suggest(name, NETWORKS)}")
     return NETWORKS[name]
-
-
-def unregistered(name: str, classes: int, size: int, cost: Cost | None) -> Network:
-    """Return a model that is not registered, as it was built for so many classes and images of `size` pixels."""
-    return Network(
-        name=name,
-        label=name,
-        source="",
-        study_name="",
-        classes=classes,
-        input_size=size,
-        smallest=1,
-        largest=LARGEST_INTEGER,
-        whitens=False,
-        normalises_input=False,
-        note="",
-        cost=cost or Cost(parameters=0, forward_multiply_adds=0, activations=0),
-        is_registered=False,
-    )
 
 
 def is_own(name: str) -> bool:

@@ -210,15 +210,9 @@ class Recipe:
     """
 
     def __init__(
-        self,
-        model: Any = None,
-        *,
-        cases: Any = (),
-        quick: Mapping[str, Any] | None = None,
-        folder: Path | None = None,
-        **fields: Any,
+        self, model: Any = None, *, cases: Any = (), quick: Mapping[str, Any] | None = None, **fields: Any
     ) -> None:
-        self.folder = folder or Path.cwd()
+        self.folder: Path = fields.pop("folder", Path.cwd())
         self.fields = _known_fields("Recipe", {"model": model, **fields}, _SETTING)
         self.cases = _known_cases("cases", cases)
         self.quick = _known_fields("quick", _QUICK if quick is None else quick, (*_SETTING, "cases"))

@@ -43,8 +43,9 @@ class Run(Schedule, Training):
     @property
     def network(self) -> networks.Network:
         """The model, with its cost; an unregistered one needs no file for that."""
-        registered = networks.NETWORKS.get(self.model)
-        return registered or networks.unregistered(self.model, self.data.classes, self.data.crop, self.cost)
+        name, data, cost = self.model, self.data, self.cost or networks.UNKNOWN
+        unregistered = networks.Network(name=name, label=name, classes=data.classes, input_size=data.crop, cost=cost)
+        return networks.NETWORKS.get(name, unregistered)
 
     @property
     def normalisation(self) -> tuple[networks.Channels, float | networks.Channels]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
-import importlib.util
+import importlib
+import itertools
 import json
 import os
 import random
@@ -17,8 +18,9 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from importlib.machinery import PathFinder
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -60,28 +62,21 @@ def source(model: str, folder: Path) -> Path | None:
             hint = suggest(where, [file.name for file in folder.glob("*.py")])
             raise UserError(f"model: there is no file {where!r} beside the recipe; {hint}")
         return folder / where
-    top, *inner = where.split(".")
-    spec = PathFinder.find_spec(top, [*sys.path, str(folder)])
-    homes = [Path(home) for home in (spec and spec.submodule_search_locations) or ()]
-    paths = [home.joinpath(*inner) for home in homes] if inner or homes else [Path(spec.origin or "")] if spec else []
-    for path in paths:
-        for file in (path, path.with_name(f"{path.name}.py"), path / "__init__.py"):
-            if file.is_file():
-                return file
+    for home, end in itertools.product([*sys.path, str(folder)], (".py", "/__init__.py")):
+        if (file := Path(home, where.replace(".", "/") + end)).is_file():
+            return file
     raise UserError(f"model: there is no module {where!r}; {suggest(where, ZOOS)}")
 
 
 def source_hash(model: str, folder: Path) -> str:
     """Return a hash of the file with a model's function, and of the files beside it that it imports; "" for a zoo's."""
     first = source(model, folder)
-    files, pending = [], [first] if first else []
-    while pending:
-        file = pending.pop()
-        files.append(file)
+    files = [first] if first else []
+    for file in files:  # which grows
         imported = {file.with_name(f"{name}.py") for name in _imported(file.read_bytes())}
-        pending += sorted(path for path in imported - {*files, *pending} if path.is_file())
-    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else ""
+        files += sorted(path for path in imported.difference(files) if path.is_file())
+    digests = "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+    return hashlib.sha256(digests.encode()).hexdigest()[:16] if digests else ""
 
 
 def _imported(code: bytes) -> set[str]:
@@ -130,18 +125,17 @@ def _load(where: str, folder: Path) -> Any:
     if not where.endswith(".py"):
         return importlib.import_module(where)
     # Not under the file's own name, which may be an installed package's.
-    spec = importlib.util.spec_from_file_location("poc_own_model", folder / where)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader = SourceFileLoader("poc_own_model", str(folder / where))
+    module = sys.modules[loader.name] = ModuleType(loader.name)
+    module.__file__ = loader.path
+    loader.exec_module(module)
     return module
 
 
 def _is_of_another_framework(error: Exception, framework: str) -> bool:
     """Return whether the import of another framework, which may not be installed or not work here, ended in `error`."""
-    other_frameworks = [frameworks.load(name) for name in frameworks.FRAMEWORKS if name != framework]
-    others = {package for each in other_frameworks for package in each.PACKAGES}
+    names = {*frameworks.FRAMEWORKS} - {framework}
+    others = {package for name in names for package in frameworks.load(name).PACKAGES}
     if isinstance(error, ModuleNotFoundError):
         return (error.name or "").split(".")[0] in others
     return any(others & {*Path(frame.filename).parts} for frame in traceback.extract_tb(error.__traceback__))
@@ -175,12 +169,8 @@ def inspect(run: Run) -> Inspected:
 def _ask(run: Run) -> Inspected:
     """Build and count the model of `run` in a process of its framework."""
     pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with processes.start(__name__, {}, python=frameworks.interpreter(run.framework), **pipes) as process:
-        try:
-            output, errors = process.communicate(json.dumps(run.to_json()))
-        except BaseException:
-            process.kill()
-            raise
+    process = processes.start(__name__, {}, python=frameworks.interpreter(run.framework), **pipes)
+    output, errors = process.communicate(json.dumps(run.to_json()))
     if process.returncode == 0:
         return from_plain(Inspected, json.loads(output.splitlines()[-1]))
     last = [processes.ended_early(process.returncode), *errors.splitlines()[-1:]]
@@ -197,9 +187,8 @@ def _answer(run: Run) -> Inspected:
     except Exception as error:  # whatever the user's code raises
         found = source(run.model, Path(run.model_folder))
         place = last_line(error, found.parent) if found and not isinstance(error, SyntaxError) else ""
-        text = " ".join(str(error).split()) if isinstance(error, SyntaxError) else one_line(error)
-        text = f"{type(error).__name__}: " + text.removeprefix(f"{type(error).__name__}: ")
-        return Inspected(refusal=f"{run.model}: {text}{place}", is_mistake=True)
+        name = f"{type(error).__name__}: "
+        return Inspected(refusal=f"{run.model}: {name}{one_line(error).removeprefix(name)}{place}", is_mistake=True)
 
 
 def main() -> None:
