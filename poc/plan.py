@@ -61,7 +61,7 @@ def plan(
     always comes first. On a machine with usable GPUs, CPU runs are skipped, because they would take hours at a GPU's
     price, unless `cpu` asks for them, or the user `named` a recipe that has no others.
     """
-    planned: dict[tuple[str, bool, int], Planned] = {}
+    planned: dict[tuple[Any, ...], Planned] = {}
     settings = (recipe.quick_version() if quick else recipe).settings()
     named_for_cpu = named and all(setting.kind == "cpu" for setting in recipe.settings())
     pairs = itertools.product(frameworks.FRAMEWORKS, hardware.gpus)
@@ -82,7 +82,8 @@ def plan(
                 item = dataclasses.replace(item, skip="CPU run on a machine with GPUs (--cpu runs it)")
             number_of_repeat = 1 if item.skip else repeat + 1
             item = dataclasses.replace(item, repeat=number_of_repeat, priority=setting.priority)
-            planned.setdefault((item.run.id, bool(item.smaller), item.repeat), item)
+            # Folders of the same size differ only in their paths, which are no part of the id.
+            planned.setdefault((item.run.id, item.run.data.key, bool(item.smaller), item.repeat), item)
     return list(planned.values())
 
 
@@ -131,7 +132,7 @@ def _with_framework(
     workers = framework.workers(setting.workers, setting.devices, emulated)
     hosts = hardware.hosts if workers > 1 else 1
     cores, too_few_cores = _cores(setting, kind, workers, hosts, hardware)
-    schedule, per_epoch = setting.schedule, steps_per_epoch(setting.data.train, setting.global_batch)
+    schedule, per_epoch = setting.schedule, steps_per_epoch(setting.data.train_images, setting.global_batch)
     fields = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
     fields.update(names)
     fields.update(vars(schedule))

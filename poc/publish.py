@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from poc.config.fields import local_fields
 from poc.records import journal, last_run
 from poc.records.record import SKIPPED, Record
 from poc.values import UserError, suggest
@@ -68,6 +69,7 @@ def _scrubbed(record: Record, scrub: Callable[[str], str]) -> Record:
     plain = record.to_json()
     private = {name: clean(entry) for name, entry in plain.items() if name not in _PUBLIC}
     run = {**plain["run"], "recipe": scrub(record.run.recipe), "model_folder": ""}
+    run["data"] = {**run["data"], **dict.fromkeys(local_fields(record.run.data), "")}
     return Record.from_json({**plain, **private, "run": run})
 
 

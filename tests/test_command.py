@@ -286,7 +286,7 @@ def test_cpu_runs_on_a_machine_with_gpus_are_skipped_unless_they_are_named(
 def test_doctor_names_the_data_and_the_command_that_adds_it(
     home: Path, printed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sources, "usual_folders", lambda cache: [])
+    monkeypatch.setattr(sources, "usual_folders", lambda cache, name: [])
     assert "POC_DATA" in printed("doctor")
     folder = tmp_path / "cifar"
     folder.mkdir()

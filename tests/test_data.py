@@ -27,8 +27,7 @@ import pytest
 from poc import data
 from poc.config import CIFAR10
 from poc.data import recordio
-from poc.data.cifar import ARCHIVES
-from poc.data.sources import CIFAR10_RELEASE, Release
+from poc.data.cifar import RELEASES, Release
 from poc.values import UserError
 from tests.launch import HOME
 
@@ -93,7 +92,7 @@ PYTHON = {name: python_2_batch(ROWS[p], LABELS[p]) for name, p in zip(NAMES, PAR
 RECORDS = record_files()
 UNPACKED = {f"cifar-10-batches-bin/{name}": content for name, content in BINARY.items()}
 PYTHON_UNPACKED = {f"cifar-10-batches-py/{name}": content for name, content in PYTHON.items()}
-TGZ, PYTHON_TGZ = ARCHIVES
+TGZ, PYTHON_TGZ = RELEASES["cifar10"].archives
 ARCHIVE = tar_of({"readme.html": b"x", **UNPACKED})
 PYTHON_ARCHIVE = tar_of({**PYTHON_UNPACKED, "cifar-10-batches-py/batches.meta": b"x"})
 
@@ -101,7 +100,7 @@ PYTHON_ARCHIVE = tar_of({**PYTHON_UNPACKED, "cifar-10-batches-py/batches.meta": 
 def released(url: str = NOT_SERVED, archive: bytes = ARCHIVE) -> Release:
     """The release with this archive."""
     digest = hashlib.sha256(archive).hexdigest()
-    return dataclasses.replace(CIFAR10_RELEASE, url=url, sha256=digest, train=TRAIN, validation=VALIDATION)
+    return dataclasses.replace(RELEASES["cifar10"], url=url, sha256=digest, train=TRAIN, validation=VALIDATION)
 
 
 ENTRY = f"cifar10-{released().sha256[:16]}"

@@ -125,11 +125,11 @@ def options(setting: Setting, speeds: Mapping[int, Estimate], price: Price | Non
     choices = []
     for devices in _DEVICES:
         global_batch = setting.batches[-1] * devices
-        if global_batch > setting.data.train or (priced_devices and devices > priced_devices):
+        if global_batch > setting.data.train_images or (priced_devices and devices > priced_devices):
             continue
         known = speeds.get(devices)
         speed = known or scaling.predict(speeds[measured], measured, devices, hosts_added=on_cpu)
-        hours = speed.divide((setting.epochs or EPOCHS) * setting.data.train / 3600)
+        hours = speed.divide((setting.epochs or EPOCHS) * setting.data.train_images / 3600)
         machines = devices if on_cpu else devices / (priced_devices or devices)
         dollars = hours.times(machines * price.dollars_per_hour) if price else None
         choices.append(

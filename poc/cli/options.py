@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from poc import config, frameworks
+from poc import config, data, frameworks
 from poc.config import Recipe, literals
 from poc.host import hardware
 from poc.host.hardware import Hardware
@@ -67,7 +67,8 @@ class Options(argparse.Namespace):
         if self.all or not self.recipes:
             paths += _recipe_files(_RECIPE_FOLDERS if self.all else _RECIPE_FOLDERS[:1])
         fields = literals.fields(self.settings)
-        return [(path.stem, config.load(path, frameworks.FRAMEWORKS, fields)) for path in dict.fromkeys(paths)]
+        names = frameworks.FRAMEWORKS
+        return [(path.stem, config.load(path, names, fields, data.count)) for path in dict.fromkeys(paths)]
 
     def plans(self, machine: Hardware) -> list[tuple[str, list[Planned]]]:
         """Return the runs of the chosen recipes on this machine, by recipe."""

@@ -1,6 +1,6 @@
 """Configuration: recipes that the user writes, and the runs that the plan makes of them."""
 
-from poc.config.datasets import CIFAR10, DATA, Data, ImageNet, Synthetic, synthetic
+from poc.config.datasets import CIFAR10, CIFAR100, DATA, Arrays, Data, Folder, ImageNet, Records, Synthetic, synthetic
 from poc.config.kvstores import NCCL, SSP, Device, DistAsync, DistDeviceSync, DistSync, Horovod, Local, NoSync
 from poc.config.optimizers import LARS, OPTIMIZERS, SGD, AdamW, Muon, Nesterov, Optimizer, TorchOptimizer
 from poc.config.rates import Fixed, Linear, SquareRoot, Steps
@@ -11,5 +11,5 @@ from poc.config.recipe_file import load
 __all__ = [
     *("CIFAR10", "LARS", "NCCL", "SGD", "Device", "DistAsync", "DistDeviceSync", "DistSync", "Fixed", "Horovod"),
     *("ImageNet", "Linear", "Local", "Muon", "Nesterov", "NoSync", "Recipe", "SquareRoot", "SSP", "Steps"),
-    *("Synthetic", "synthetic", "AdamW", "TorchOptimizer"),
+    *("Synthetic", "synthetic", "AdamW", "TorchOptimizer", "CIFAR100", "Folder", "Records", "Arrays"),
 ]

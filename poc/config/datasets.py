@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args
 
 import pydantic
+from annotated_types import Gt, Le
 
-from poc.config.fields import by_name, configuration, field, labels
+from poc.config.fields import by_name, configuration, field, labels, local_fields
 from poc.values import Count, CountOrZero, Flag, UserError, suggest
 
 _IMAGENET_TRAIN = 1_281_167
@@ -19,7 +20,8 @@ class DataId(NamedTuple):
     """Identity of a run's images. Repeats, comparisons and checkpoints need equal ones."""
 
     name: str
-    """Name in tables: "cifar10", "cifar10 (jpeg)" (lossy copies), "imagenet" or "synthetic"."""
+    """Name in tables: "cifar10", "cifar10 (jpeg)" (lossy copies), "cifar100", "imagenet" or "synthetic"; of the user's
+    own images kind and start of the checksum, such as "folder-3fa9c1"."""
     checksum: str = ""
     """Checksum of images and labels; empty for synthetic images, which their recipe defines, and in old records."""
 
@@ -33,12 +35,22 @@ class _Images:
     name: str
     crop: int
     classes: int
-    train: int
-    """Images in the training set."""
+    train: Any
     fixed = False
     alternate = False
     on_device = False
+    jitter = False
     cutout = 0
+
+    @property
+    def train_images(self) -> int:
+        """Images that an epoch trains on; 0 if the user's own files were not counted yet."""
+        return int(self.train)
+
+    @property
+    def key(self) -> str:
+        """Name of the files that it reads: equal for data sets that differ only in their augmentation."""
+        return " ".join([self.name, *local_fields(self).values()])
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -49,16 +61,17 @@ class _Images:
         """Return its name with all options that are not at their default."""
         return " ".join([self.name, *labels(self).values()])
 
-    def _check_crop(self, size: int) -> None:
+    def check_crop(self, size: int) -> None:
+        """Raise UserError if the crop is larger than images of `size` x `size` pixels."""
         if self.crop > size:
             raise UserError(f"data: crop: {self.crop} is larger than the images; use at most {size}")
 
 
 @configuration
-class CIFAR10(_Images):
-    """The 60,000 images of CIFAR-10; the defaults are the augmentation of MXNet 0.11's `train_cifar10.py`."""
+class Cifar(_Images):
+    """Options of CIFAR-10 and CIFAR-100; the defaults are the augmentation of MXNet 0.11's `train_cifar10.py`."""
 
-    name: Literal["cifar10"] = "cifar10"
+    name: str = ""
     crop: Count = field(default=28, label="crop {}")
     """Height and width of the model's input, in pixels: a random crop in training, the centre in validation."""
     pad: CountOrZero = field(default=4, label="pad {}")
@@ -75,24 +88,38 @@ class CIFAR10(_Images):
     """The training images stay in the device's memory, where they are cropped and flipped; without `jitter` and
     `cutout`."""
     validate_on: Literal["test", "held-out"] = field(default="test", label="accuracy on the validation split")
-    """"held-out": 5,000 of the training images, 500 of each class and always the same, which are not trained on: for
-    tuning, so that the test set is left for the tuned recipes."""
-
-    classes = 10
+    """"held-out": 5,000 of the training images, equally many of each class and always the same, which are not trained
+    on: for tuning, so that the test set is left for the tuned recipes."""
 
     @property
-    def train(self) -> int:  # type: ignore[override]
+    def train(self) -> int:
         """Images that are trained on."""
         return 50_000 - (HELD_OUT_IMAGES if self.validate_on == HELD_OUT else 0)
 
     def __post_init__(self) -> None:
-        self._check_crop(32)
+        self.check_crop(32)
         if self.alternate and not self.mirror:
             raise UserError("data: alternate=True needs mirror=True")
         if self.cutout > self.crop:
             raise UserError(f"data: cutout: {self.cutout} is larger than the crop; use at most {self.crop}")
         if self.on_device and (self.jitter or self.cutout):
             raise UserError("data: on_device=True works without jitter and cutout; set jitter=False, or remove it")
+
+
+@configuration
+class CIFAR10(Cifar):
+    """The 60,000 images of CIFAR-10."""
+
+    name: Literal["cifar10"] = "cifar10"
+    classes = 10
+
+
+@configuration
+class CIFAR100(Cifar):
+    """The 60,000 images of CIFAR-100 with its 100 fine labels."""
+
+    name: Literal["cifar100"] = "cifar100"
+    classes = 100
 
 
 @configuration
@@ -104,6 +131,7 @@ class Synthetic(_Images):
     """Height and width of the images, in pixels."""
     classes: Count = field(default=10, label="{} classes")
     train: Count = field(default=50_000, label="{:,} images")
+    """Images in the training set."""
     validation: Count = field(default=10_000, label="{:,} for validation")
     """Images in the validation set."""
     fixed: Flag = field(default=False, label="one fixed batch")
@@ -115,7 +143,7 @@ class Synthetic(_Images):
     jitter: Flag = field(default=False, label="colour jitter")
 
     def __post_init__(self) -> None:
-        self._check_crop(self.size)
+        self.check_crop(self.size)
         if self.fixed and (self.pad or self.mirror or self.jitter):
             raise UserError("data: Synthetic.fixed=True works without pad, mirror and jitter; remove them")
 
@@ -166,9 +194,76 @@ class ImageNet(_Images):
     classes = 1000
 
     def __post_init__(self) -> None:
-        self._check_crop(self.resize)
+        self.check_crop(self.resize)
 
 
-_DataSets = Union[CIFAR10, ImageNet, Synthetic]
+@configuration
+class _Photos(_Images):
+    """Options of the user's photos, of any size.
+
+    A training crop has a random share of the image's area, from `scale` to 1, and a ratio of width to height of 3/4 to
+    4/3; it is scaled to `crop` pixels and flipped with probability 1/2 (Szegedy et al. 2015). In validation the shorter
+    side is scaled to `resize` pixels, then the centre is cropped.
+    """
+
+    crop: Count = field(default=224, label="crop {}")
+    """Height and width of the model's input, in pixels."""
+    resize: Count = field(default=256, label="resize {}")
+    """Pixels of the shorter side before the validation crop."""
+    scale: Annotated[float, pydantic.Strict(), Gt(0), Le(1)] = field(default=0.08, label="area from {:g}")
+    """Smallest share of an image's area in a training crop."""
+    mirror: Flag = field(default=True, label="without horizontal flip")
+    train_images: CountOrZero = 0
+    validation: CountOrZero = 0
+    """Images in the validation set; 0 before they are counted, as those in the training set and the classes."""
+
+    def __post_init__(self) -> None:
+        self.check_crop(self.resize)
+
+
+@configuration
+class Folder(_Photos):
+    """JPEG and PNG files in `path`/train/CLASS/ and `path`/val/CLASS/; classes are numbered by their sorted names."""
+
+    name: Literal["folder"] = "folder"
+    path: str = field(local=True)
+    classes: CountOrZero = 0
+
+
+@configuration
+class Records(_Photos):
+    """RecordIO files as im2rec writes them, with labels from 0 to `classes` - 1."""
+
+    name: Literal["records"] = "records"
+    train: str = field(local=True)
+    val: str = field(local=True)
+    classes: Count = field()
+
+
+@configuration
+class Arrays(_Images):
+    """x_train, y_train, x_test and y_test in a file of NumPy (.npz), as Keras writes them.
+
+    Images are uint8, (n, height, width, 3) or (n, height, width) in grey, and stay in memory.
+    """
+
+    name: Literal["arrays"] = "arrays"
+    path: str = field(local=True)
+    crop: CountOrZero = field(default=0, label="crop {}")
+    """Height and width of the model's input, in pixels: a random crop in training, the centre in validation. 0: the
+    shorter side."""
+    pad: CountOrZero = field(default=0, label="pad {}")
+    """Pixels of border (value 127) put around the image before the random crop."""
+    mirror: Flag = field(default=False, label="horizontal flip")
+    """Flip with probability 1/2."""
+    classes: CountOrZero = 0
+    train_images: CountOrZero = 0
+    validation: CountOrZero = 0
+
+
+Own = (Folder, Records, Arrays)
+"""Data sets of the user's own files, whose paths are relative to the recipe's folder and no part of a run's id. Their
+images are counted when the recipe is loaded (`poc.data.count`)."""
+_DataSets = Union[CIFAR10, CIFAR100, ImageNet, Folder, Records, Arrays, Synthetic]
 DATA: dict[str, type[_DataSets]] = {kind.name: kind for kind in get_args(_DataSets)}
 Data = Annotated[_DataSets, pydantic.Field(discriminator="name"), by_name("data", DATA)]

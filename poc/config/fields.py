@@ -88,10 +88,21 @@ def labels(options: Any) -> dict[str, str]:
 
 
 def changed(options: Any) -> dict[str, Any]:
-    """Return the fields that are not at their default, for JSON, and always those without one and the tag `name`."""
+    """Return the fields that are not at their default, for JSON, and always those without one and the tag `name`.
+
+    Paths (`local_fields`) are left out.
+    """
     fields: dict[str, Any] = {}
     for declared in dataclasses.fields(options):
         value = getattr(options, declared.name)
+        if declared.metadata.get("local"):
+            continue
         if declared.name == "name" or value != declared.default:
             fields[declared.name] = changed(value) if dataclasses.is_dataclass(value) else value
     return fields
+
+
+def local_fields(options: Any) -> dict[str, str]:
+    """Return the paths, which are of one machine: the fields declared with `local=True`."""
+    local = [declared.name for declared in dataclasses.fields(options) if declared.metadata.get("local")]
+    return {name: getattr(options, name) for name in local}

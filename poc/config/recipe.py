@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -128,9 +128,10 @@ class Setting(Training):
     def __post_init__(self) -> None:
         if self.workers == PER_DEVICE:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "workers", self.devices)
-        if not networks.is_own(self.model):
-            networks.network(self.model).check_input(self.data.crop)
-        steps_per_epoch(self.data.train, self.global_batch)
+        if self.data.train_images:  # else its files are counted later
+            if not networks.is_own(self.model):
+                networks.network(self.model).check_input(self.data.crop)
+            steps_per_epoch(self.data.train_images, self.global_batch)
         devices, workers, target, kvstore = self.devices, self.workers, self.target_accuracy, self.kvstore
         several = workers > 1
         conflicts = {
@@ -153,7 +154,7 @@ class Setting(Training):
     @property
     def schedule(self) -> Schedule:
         """The learning rate of each step, at the global batch."""
-        rate, per_epoch = self.lr, steps_per_epoch(self.data.train, self.global_batch)
+        rate, per_epoch = self.lr, steps_per_epoch(self.data.train_images, self.global_batch)
         drops: dict[str, Any] = {"decay": rate.decay}
         if isinstance(rate.decay, Steps):
             drops = {"decay": "steps", "decay_at": rate.decay.at, "decay_factor": rate.decay.factor}
@@ -183,7 +184,7 @@ class Setting(Training):
         """Candidates for the batch per device, ascending: the batch, or those to try for the largest."""
         if self.batch_per_device != LARGEST:  # type: ignore[comparison-overlap]
             return [self.batch_per_device]
-        limit = min(self.data.train // self.devices, _LARGEST_BATCH)
+        limit = min(self.data.train_images // self.devices, _LARGEST_BATCH)
         sizes = {size for power in range(17) for size in (2**power, 3 * 2**power // 2)}
         return sorted(size for size in sizes if size <= limit) or [1]
 
@@ -264,6 +265,20 @@ class Recipe:
             quick["cases"] = _without(quick["cases"], fields)
         cases = _without(self.cases, fields)
         return Recipe(**{**self.fields, **fields}, cases=cases, quick=quick, folder=self.folder)
+
+    def replace(self, name: str, change: Callable[[Any], Any]) -> Recipe:
+        """Return this recipe with `change` applied to each value of a field, also in cases and the quick version."""
+
+        def changed(fields: Mapping[str, Any]) -> dict[str, Any]:
+            value = fields.get(name)
+            new = [*map(change, value)] if isinstance(value, list) else change(value)
+            return {**fields, name: new} if name in fields else {**fields}
+
+        quick = changed(self.quick)
+        if "cases" in quick:
+            quick["cases"] = [*map(changed, quick["cases"])]
+        cases = [*map(changed, self.cases)]
+        return Recipe(**changed(self.fields), cases=cases, quick=quick, folder=self.folder)
 
     def quick_version(self) -> Recipe:
         """Return the same experiment cut down to a first look (`--quick`)."""

@@ -6,7 +6,7 @@ import contextlib
 import runpy
 import sys
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,17 @@ from poc.config.recipe import AUTO, Recipe
 from poc.values import UserError, invalid, suggest
 
 
-def load(path: Path, frameworks: Collection[str] = (), fields: Mapping[str, Any] | None = None) -> Recipe:
+def load(
+    path: Path,
+    frameworks: Collection[str] = (),
+    fields: Mapping[str, Any] | None = None,
+    count: Callable[[Any, Path], Any] = lambda data, folder: data,
+) -> Recipe:
     """Read the recipe in the Python file `path`, whose framework must be one of `frameworks`, if there are any.
 
-    It may import files in its folder. `fields` replace its own (`Recipe.with_fields`). Raises UserError if there is no
-    recipe or it is wrong.
+    It may import files in its folder. `fields` replace its own (`Recipe.with_fields`). `count` (`poc.data.count`)
+    completes each data set by its files, whose paths are relative to the recipe's folder. Raises UserError if there is
+    no recipe or it is wrong.
     """
     if not path.is_file():
         raise UserError(f"recipe: {path} is not a file")
@@ -30,6 +36,7 @@ def load(path: Path, frameworks: Collection[str] = (), fields: Mapping[str, Any]
             raise UserError("`recipe = Recipe(...)` is missing")
         recipe.folder = folder
         recipe = recipe.with_fields(fields) if fields else recipe
+        recipe = recipe.replace("data", lambda data: count(data, folder))
         recipe.check_effects()
         for setting in recipe.settings() if frameworks else ():
             if setting.framework not in (AUTO, *frameworks):

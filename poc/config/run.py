@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from poc.config import CIFAR10, SGD, ImageNet, Synthetic, Training, networks
-from poc.config.datasets import HELD_OUT
+from poc.config import SGD, Synthetic, Training, networks
+from poc.config.datasets import HELD_OUT, Cifar, Own
 from poc.config.fields import changed, configuration, field, labels
 from poc.config.rates import Schedule
 from poc.values import Count, CountOrZero, Flag, from_plain, to_plain
@@ -70,9 +70,12 @@ class Run(Schedule, Training):
 
     @property
     def is_baseline(self) -> bool:
-        """True if optimizer and augmentation are the main study's; the schedule of the learning rate may differ."""
+        """True if optimizer and augmentation are the main study's, or the defaults of a data set of the user's own.
+
+        The schedule of the learning rate may differ.
+        """
         plain = not (self.label_smoothing or self.zero_init_gamma or self.mean or self.std)
-        plain_data = isinstance(self.data, Synthetic) or self.data in (CIFAR10(), ImageNet())
+        plain_data = isinstance(self.data, Synthetic) or not labels(self.data)
         return bool(plain and plain_data and self.optimizer == SGD())
 
     def __str__(self) -> str:
@@ -98,7 +101,9 @@ class Run(Schedule, Training):
         """Describe how it trains, without model, batch, devices, learning rate and schedule."""
         parts = [str(self.optimizer), *self._labels("label_smoothing", "zero_init_gamma", "mean", "std")]
         data = self.data
-        if isinstance(data, CIFAR10):
+        if isinstance(data, Own):
+            parts.append(str(data))
+        if isinstance(data, Cifar):
             parts.append(f"crop {data.crop} of {32 + 2 * data.pad}")
             if data.mirror:
                 parts.append("flip every other epoch" if data.alternate else "horizontal flip")

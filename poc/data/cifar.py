@@ -1,6 +1,6 @@
-"""Files of CIFAR-10: the binary and the Python version, each in a folder or packed, and RecordIO.
+"""Files of CIFAR-10 and CIFAR-100: the binary and the Python version, each in a folder or packed, and RecordIO.
 
-These are the forms in which the official site, torchvision, Keras and MXNet leave it.
+These are the forms in which the official site, torchvision, Keras and MXNet leave them.
 """
 
 from __future__ import annotations
@@ -11,35 +11,90 @@ import pickle
 import tarfile
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from poc.config import CIFAR10
+from poc.config import CIFAR10, CIFAR100
 from poc.data import recordio
 from poc.data.images import Dataset, Images, Pixels
 from poc.values import UserError
 
 _SIZE = 32
 _VALUES = 3 * _SIZE * _SIZE
-# Test images last in each form.
-PYTHON_VERSION = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
-BINARY_VERSION = tuple(f"{name}.bin" for name in PYTHON_VERSION)
-ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
-RECORDS = ("cifar10_train.rec", "cifar10_val.rec")
-_FORMS = (
-    BINARY_VERSION,
-    tuple(f"cifar-10-batches-bin/{name}" for name in BINARY_VERSION),
-    PYTHON_VERSION,
-    tuple(f"cifar-10-batches-py/{name}" for name in PYTHON_VERSION),
-    *((name,) for name in ARCHIVES),
-    RECORDS,
-)
 
 
-def find(source: Path) -> list[Path]:
+@dataclass(frozen=True)
+class Release:
+    """A published data set: its files, where they are downloaded from, and how many images they have."""
+
+    title: str
+    spec: CIFAR10 | CIFAR100
+    url: str
+    sha256: str
+    files: tuple[str, ...]
+    """Files of the Python version, test images last; those of the binary version end with .bin."""
+    folders: tuple[str, str]
+    """Folders of the binary and the Python version in their archives."""
+    labels: tuple[str, int]
+    """Key of the labels in a file of the Python version, and the labels before an image in the binary version, of
+    which the last counts."""
+    train: int = CIFAR10().train
+    validation: int = 10_000
+
+    @property
+    def binary(self) -> tuple[str, ...]:
+        """Files of the binary version."""
+        return tuple(f"{name}.bin" for name in self.files)
+
+    @property
+    def archives(self) -> tuple[str, str]:
+        """Archives of the binary and the Python version."""
+        return f"{self.title.lower()}-binary.tar.gz", f"{self.title.lower()}-python.tar.gz"
+
+    @property
+    def records(self) -> tuple[str, str]:
+        """RecordIO files."""
+        return f"{self.spec.name}_train.rec", f"{self.spec.name}_val.rec"
+
+    @property
+    def forms(self) -> list[tuple[str, ...]]:
+        """The files of each form in which the data set is found."""
+        forms = []
+        for folder, names in zip(self.folders, (self.binary, self.files)):
+            forms += [names, tuple(f"{folder}/{name}" for name in names)]
+        return [*forms, *((name,) for name in self.archives), self.records]
+
+
+RELEASES: dict[str, Release] = {
+    release.spec.name: release
+    for release in (
+        Release(
+            title="CIFAR-10",
+            spec=CIFAR10(),
+            url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            files=(*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"),
+            folders=("cifar-10-batches-bin", "cifar-10-batches-py"),
+            labels=("labels", 1),
+        ),
+        Release(
+            title="CIFAR-100",
+            spec=CIFAR100(),
+            url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+            sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            files=("train", "test"),
+            folders=("cifar-100-binary", "cifar-100-python"),
+            labels=("fine_labels", 2),
+        ),
+    )
+}
+
+
+def find(source: Path, release: Release) -> list[Path]:
     """Return the files of the data set in a folder, in the first form that is complete, or the archive `source`.
 
     Any other file stands for its folder. Raises UserError if there are none or some are missing.
@@ -48,38 +103,42 @@ def find(source: Path) -> list[Path]:
         return [source]
     folder = source.parent if source.is_file() else source
     missing: list[Path] = []
-    for form in _FORMS:
+    for form in release.forms:
         paths = [folder / name for name in form]
         absent = [path for path in paths if not path.is_file()]
         if not absent:
             return paths
         if len(absent) < len(paths):
             missing += absent
-    problem = f"{missing[0]} is missing" if missing else f"{source} (from --data or POC_DATA) does not contain CIFAR-10"
+    absent_from = f"{source} (from --data or POC_DATA) does not contain {release.title}"
+    problem = f"{missing[0]} is missing" if missing else absent_from
+    train = " to ".join(dict.fromkeys((release.binary[0], release.binary[-2])))
     raise UserError(
-        f"data: {problem}; use a folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, the same without "
-        f".bin (the Python version), {', '.join(ARCHIVES)}, or {' and '.join(RECORDS)}"
+        f"data: {problem}; use a folder with {train} and {release.binary[-1]}, the same without .bin (the Python "
+        f"version), {', '.join(release.archives)}, or {' and '.join(release.records)}"
     )
 
 
-def decode(files: Mapping[Path, bytes]) -> Dataset:
+def decode(files: Mapping[Path, bytes], release: Release) -> Dataset:
     """Decode the contents of the files that `find` returned; raises UserError if they are damaged or incomplete."""
     first, content = next(iter(files.items()))
+    name: str = release.spec.name
     if first.suffix == ".gz":
-        files = _unpack(content, first)
+        files = _unpack(content, first, release)
     if first.suffix == ".rec":
-        (train, lossy), (validation, lossy_validation) = (_decode_records(files[path], path) for path in files)
+        (train, lossy), (validation, lossy_validation) = (_decode_records(files[path], path, release) for path in files)
         # JPEG copies are another data set than the originals.
-        name = f"{CIFAR10.name} (jpeg)" if lossy or lossy_validation else CIFAR10.name
+        name = f"{name} (jpeg)" if lossy or lossy_validation else name
         return Dataset(name, train, validation)
     *parts, validation = (
-        (_decode_binary if path.suffix == ".bin" else _decode_python)(content, path) for path, content in files.items()
+        (_decode_binary if path.suffix == ".bin" else _decode_python)(content, path, release)
+        for path, content in files.items()
     )
     train = Images(np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts]))
-    return Dataset(CIFAR10.name, train, validation)
+    return Dataset(name, train, validation)
 
 
-def _unpack(content: bytes, archive: Path) -> dict[Path, bytes]:
+def _unpack(content: bytes, archive: Path, release: Release) -> dict[Path, bytes]:
     """Return the files of the binary or Python version in an archive."""
     found = {}
     try:
@@ -88,7 +147,7 @@ def _unpack(content: bytes, archive: Path) -> dict[Path, bytes]:
                 if member.isfile():
                     # Only the last part of a path counts, and nothing is written anywhere.
                     found[Path(member.name).name] = member
-            version = max(BINARY_VERSION, PYTHON_VERSION, key=lambda names: len(found.keys() & set(names)))
+            version = max(release.binary, release.files, key=lambda names: len(found.keys() & set(names)))
             if absent := [name for name in version if name not in found]:
                 raise UserError(f"data: {archive} is incomplete, {absent[0]} is missing; download it again")
             return {archive / name: _read(tar, found[name]) for name in version}
@@ -102,13 +161,14 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return file.read()
 
 
-def _decode_binary(content: bytes, where: Path) -> Images:
-    """Decode a binary file: for each image its label, then its red, green and blue planes."""
-    size = 1 + _VALUES
+def _decode_binary(content: bytes, where: Path, release: Release) -> Images:
+    """Decode a binary file: for each image its labels, then its red, green and blue planes."""
+    labels = release.labels[1]
+    size = labels + _VALUES
     if not content or len(content) % size:
         raise UserError(f"data: {where} has {len(content)} bytes, not a multiple of {size}; download it again")
     rows = np.frombuffer(content, np.uint8).reshape(-1, size)
-    return _from_planes(rows[:, 1:], rows[:, 0], where)
+    return _from_planes(rows[:, labels:], rows[:, labels - 1], where, release)
 
 
 class _BatchUnpickler(pickle._Unpickler):
@@ -124,25 +184,25 @@ class _BatchUnpickler(pickle._Unpickler):
         return super().find_class(module, name)
 
 
-def _decode_python(content: bytes, where: Path) -> Images:
+def _decode_python(content: bytes, where: Path, release: Release) -> Images:
     try:
         batch = _BatchUnpickler(io.BytesIO(content), encoding="latin-1").load()
-        rows, labels = batch["data"], np.array(batch["labels"], np.int64)
+        rows, labels = batch["data"], np.array(batch[release.labels[0]], np.int64)
         if rows.dtype != np.uint8 or rows.shape != (len(labels), _VALUES):
             raise ValueError(f"its pixels are {rows.dtype} in the shape {rows.shape}")
     except Exception as error:  # a damaged or hostile pickle can raise anything
         detail = " ".join(str(error).split())[:200]
         raise UserError(
-            f"data: {where} is not a CIFAR-10 batch (Python version), or damaged ({detail}); download it again"
+            f"data: {where} is not a {release.title} batch (Python version), or damaged ({detail}); download it again"
         ) from None
-    return _from_planes(rows, labels, where)
+    return _from_planes(rows, labels, where, release)
 
 
-def _from_planes(rows: Pixels, labels: npt.NDArray[Any], where: Path) -> Images:
-    return _check_labels(rows.reshape(-1, 3, _SIZE, _SIZE).transpose(0, 2, 3, 1), labels, where)
+def _from_planes(rows: Pixels, labels: npt.NDArray[Any], where: Path, release: Release) -> Images:
+    return _check_labels(rows.reshape(-1, 3, _SIZE, _SIZE).transpose(0, 2, 3, 1), labels, where, release)
 
 
-def _decode_records(content: bytes, path: Path) -> tuple[Images, bool]:
+def _decode_records(content: bytes, path: Path, release: Release) -> tuple[Images, bool]:
     """Decode a RecordIO file of images; the second value is whether any of them is a JPEG."""
     images = []
     for number, record in enumerate(recordio.records(content, path)):
@@ -150,16 +210,16 @@ def _decode_records(content: bytes, path: Path) -> tuple[Images, bool]:
         image = recordio.image(content[record], where)
         height, width, _ = image.pixels.shape
         if (height, width) != (_SIZE, _SIZE):
-            raise UserError(f"data: {where}: {width} x {height} pixels, CIFAR-10 has 32 x 32; download it again")
+            raise UserError(f"data: {where}: {width} x {height} pixels, {release.title} has 32 x 32; download it again")
         images.append(image)
     blue_green_red = np.array([image.pixels for image in images], np.uint8).reshape(-1, _SIZE, _SIZE, 3)
     labels = np.array([image.label for image in images])
-    return _check_labels(blue_green_red[..., ::-1], labels, path), any(image.lossy for image in images)
+    return _check_labels(blue_green_red[..., ::-1], labels, path, release), any(image.lossy for image in images)
 
 
-def _check_labels(pixels: Pixels, labels: npt.NDArray[Any], where: object) -> Images:
-    wrong = labels[~((labels >= 0) & (labels < CIFAR10.classes))]
+def _check_labels(pixels: Pixels, labels: npt.NDArray[Any], where: object, release: Release) -> Images:
+    wrong = labels[~((labels >= 0) & (labels < release.spec.classes))]
     if len(wrong):
-        last = CIFAR10.classes - 1
+        last = release.spec.classes - 1
         raise UserError(f"data: {where} has the label {wrong[0]}, labels are 0 to {last}; download it again")
     return Images(np.ascontiguousarray(pixels), labels.astype(np.int32))

@@ -14,13 +14,13 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from poc.config import CIFAR10, Synthetic
-from poc.config.datasets import HELD_OUT_IMAGES, DataId
+from poc.config import Arrays, Synthetic
+from poc.config.datasets import HELD_OUT_IMAGES, Cifar, DataId
 from poc.data.randomness import CROP_X, CROP_Y, CUT_X, CUT_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
 
 cv2.setNumThreads(1)  # batches are made in threads of our own
 
-InMemory = CIFAR10 | Synthetic
+InMemory = Cifar | Synthetic | Arrays
 Pixels = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]
@@ -144,7 +144,7 @@ def checksum(dataset: Dataset) -> str:
 
 
 def split_off_validation(dataset: Dataset) -> Dataset:
-    """Validate on the last 500 training images of each of ten classes, and train on the others.
+    """Validate on the last 5,000 training images, equally many of each class, and train on the others.
 
     The test set is not read.
     """

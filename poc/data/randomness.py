@@ -11,6 +11,7 @@ import numpy.typing as npt
 ORDER, CROP_Y, CROP_X, MIRROR, HUE, LIGHTNESS, SATURATION = range(7)
 PATTERN, SHIFT_Y, SHIFT_X, CONTRAST, NOISE = range(7, 12)
 CUT_Y, CUT_X = range(12, 14)
+AREA, RATIO = range(14, 16)
 _30, _27, _31 = map(np.uint64, (30, 27, 31))
 _STEP, _A, _B = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 

@@ -15,6 +15,7 @@ from poc.values import UserError
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
 _LENGTH_BITS = 29
+_PART_HEADER = 8
 _IMAGE_HEADER = 24
 _JPEG_START = b"\xff\xd8"
 
@@ -49,15 +50,30 @@ def image(record: bytes, where: object) -> Image:
         raise UserError(f"data: {where} has no image header; download it again")
     more, label = struct.unpack_from("<If", content)
     encoded = content[_IMAGE_HEADER + 4 * more :]
+    pixels = decode(encoded, where)
+    if more:
+        (label,) = struct.unpack_from("<f", content, _IMAGE_HEADER)
+    return Image(label, pixels, encoded.startswith(_JPEG_START))
+
+
+def label(content: bytes | mmap.mmap, record: slice, where: object) -> float:
+    """Return the label of a record without reading its image; raises UserError if it has none."""
+    header = record.start + _PART_HEADER
+    if record.stop < header + _IMAGE_HEADER:
+        raise UserError(f"data: {where} has no image header; make it again")
+    more, first = struct.unpack_from("<If", content, header)
+    return float(struct.unpack_from("<f", content, header + _IMAGE_HEADER)[0] if more else first)
+
+
+def decode(encoded: bytes, where: object) -> npt.NDArray[np.uint8]:
+    """Decode an image, (height, width, 3), blue first; raises UserError as `image`."""
     try:
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
     except cv2.error:  # larger than the limit in poc/__init__.py
         pixels = None
     if pixels is None:
-        raise UserError(f"data: {where} is not an image that can be decoded; download it again")
-    if more:
-        (label,) = struct.unpack_from("<f", content, _IMAGE_HEADER)
-    return Image(label, np.asarray(pixels, np.uint8), encoded.startswith(_JPEG_START))
+        raise UserError(f"data: {where} is not an image that can be decoded; replace it")
+    return np.asarray(pixels, np.uint8)
 
 
 def _parts(content: bytes | mmap.mmap, where: object) -> Iterator[tuple[int, int, int]]:
@@ -68,11 +84,12 @@ def _parts(content: bytes | mmap.mmap, where: object) -> Iterator[tuple[int, int
     """
     position = 0
     while position < len(content):
-        header = content[position : position + 8]
+        header = content[position : position + _PART_HEADER]
         if header[:4] != _MAGIC[: len(header)]:
             raise UserError(f"data: {where} is not RecordIO at byte {position}; download it again")
         kind, length = divmod(int.from_bytes(header[4:], "little"), 1 << _LENGTH_BITS)
-        start, end = position + 8, position + 8 + length
+        start = position + _PART_HEADER
+        end = start + length
         if end > len(content):
             raise UserError(f"data: {where} is truncated in the record at byte {position}; download it again")
         yield kind, start, end

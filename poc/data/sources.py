@@ -8,67 +8,58 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from poc.config import CIFAR10, Data, ImageNet, Synthetic
-from poc.config.datasets import DataId
-from poc.data import cifar, imagenet, synthetic
+from poc.config import Arrays, Data, ImageNet, Synthetic
+from poc.config.datasets import Cifar, DataId, Own
+from poc.config.fields import local_fields
+from poc.data import cifar, own, photos, synthetic
+from poc.data.cifar import RELEASES, Release
 from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, checksum, split_off_validation
 from poc.values import UserError
 
 
-@dataclass(frozen=True)
-class Release:
-    """The published data set: where it is downloaded from, and how many images it has."""
-
-    url: str
-    sha256: str
-    train: int
-    validation: int
-
-
-CIFAR10_RELEASE = Release(
-    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-    train=CIFAR10().train,
-    validation=10_000,
-)
-
-
 def load(
-    spec: Data, *, source: Path | None, cache: Path, release: Release = CIFAR10_RELEASE, fallback: bool = False
+    spec: Data, *, source: Path | None, cache: Path, release: Release | None = None, fallback: bool = False
 ) -> Dataset:
     """Return the images of `spec`.
 
-    CIFAR-10 comes from `source`, a folder or file in one of the forms of `cifar.find`. Without it, from the folder
-    `cache`, then from where MXNet or Keras store it, then from a download. If that fails, or with `fallback`, synthetic
-    images of the same shape are used, with a warning. ImageNet is decoded as it is read.
+    CIFAR-10 or CIFAR-100 comes from `source`, a folder or file in one of the forms of `cifar.find`. Without it, from
+    the folder `cache`, then from where MXNet or Keras store it, then from a download. If that fails, or with
+    `fallback`, synthetic images of the same shape are used, with a warning. Photos are decoded as they are read. The
+    user's own data sets have paths, and need no `source`.
 
-    Raises UserError if `source` is missing, damaged or something else, or if `cache` cannot be written.
+    Raises UserError if files are missing, damaged or something else, or if `cache` cannot be written.
     """
     if isinstance(spec, Synthetic):
         return synthetic.make(spec)
     if isinstance(spec, ImageNet):
-        return imagenet.open_files(spec, source)
+        return photos.open_imagenet(spec, source)
+    if isinstance(spec, Arrays):
+        return own.named(_decoded([Path(spec.path)], cache, spec.name, own.decode_arrays))
+    if not isinstance(spec, Cifar):
+        return own.open_photos(spec, cache)
+    release = release or RELEASES[spec.name]
     dataset = None if fallback else _load_cifar(source, cache, release)
     if dataset is None:
-        dataset = synthetic.make(Synthetic(train=release.train, validation=release.validation))
+        shape = Synthetic(classes=spec.classes, train=release.train, validation=release.validation)
+        dataset = synthetic.make(shape)
     return dataset if spec.validate_on == "test" else split_off_validation(dataset)
 
 
 def identify(specs: Iterable[Data], *, source: Path | None, cache: Path) -> dict[str, DataId]:
-    """Return the identity of the images of each real data set in `specs`, by its name in a recipe.
+    """Return the identity of the images of each real data set in `specs`, by its `key`.
 
     Opens all files, and writes to standard error where they are. Raises UserError as `load` does.
     """
     identities: dict[str, DataId] = {}
     for spec in specs:
-        if not isinstance(spec, Synthetic) and spec.name not in identities:
+        if not isinstance(spec, Synthetic) and spec.key not in identities:
             dataset = load(spec, source=source, cache=cache)
-            identities[spec.name] = dataset.data_id
+            identities[spec.key] = dataset.data_id
             if dataset.source:
                 print(f"data: {dataset.data_id}, from {dataset.source}", file=sys.stderr)
     return identities
@@ -77,39 +68,44 @@ def identify(specs: Iterable[Data], *, source: Path | None, cache: Path) -> dict
 def find(spec: Data, *, source: Path | None, cache: Path) -> Path | None:
     """Return the folder or archive from which `spec` would be read; None if it is not on this machine."""
     if isinstance(spec, ImageNet):
-        return source if source and all((source / name).is_file() for name in imagenet.FILES) else None
-    for folder in [source] if source else usual_folders(cache):
-        with contextlib.suppress(UserError):
-            return _location(cifar.find(folder))
+        return source if source and all((source / name).is_file() for name in photos.IMAGENET) else None
+    if isinstance(spec, Own):
+        paths = [Path(path) for path in local_fields(spec).values()]
+        return paths[0] if all(path.exists() for path in paths) else None
+    for folder in [source] if source else usual_folders(cache, spec.name):
+        with contextlib.suppress(KeyError, UserError):
+            return _location(cifar.find(folder, RELEASES[spec.name]))
     return None
 
 
-def usual_folders(cache: Path) -> list[Path]:
-    """Return the folders in which this project, MXNet and GluonCV, and Keras store CIFAR-10."""
-    places = (("MXNET_HOME", "~/.mxnet", "datasets/cifar10"), ("KERAS_HOME", "~/.keras", "datasets"))
+def usual_folders(cache: Path, name: str) -> list[Path]:
+    """Return the folders in which this project, MXNet and GluonCV, and Keras store CIFAR-10 or CIFAR-100."""
+    places = (("MXNET_HOME", "~/.mxnet", f"datasets/{name}"), ("KERAS_HOME", "~/.keras", "datasets"))
     return [cache, *(Path(os.environ.get(name) or os.path.expanduser(usual), path) for name, usual, path in places)]
 
 
 def _load_cifar(source: Path | None, cache: Path, release: Release) -> Dataset | None:
-    """Return CIFAR-10; None, after a warning, if it is not on this machine and cannot be downloaded."""
+    """Return the release; None, after a warning, if it is not on this machine and cannot be downloaded."""
 
     def decode(files: Mapping[Path, bytes]) -> Dataset:
-        dataset = cifar.decode(files)
+        dataset = cifar.decode(files, release)
         counts, expected = (len(dataset.train), len(dataset.validation)), (release.train, release.validation)
         if counts != expected:
             raise UserError(
-                f"data: {_location([*files])} has {counts[0]} training and {counts[1]} validation images, CIFAR-10 has "
-                f"{expected[0]} and {expected[1]}: it is truncated or another data set; download it again"
+                f"data: {_location([*files])} has {counts[0]} training and {counts[1]} validation images, "
+                f"{release.title} has {expected[0]} and {expected[1]}: it is truncated or another data set; download "
+                "it again"
             )
         return dataset
 
+    name = release.spec.name
     if source is not None:
-        return _decoded(cifar.find(source), cache, decode)
-    for folder in usual_folders(cache):
+        return _decoded(cifar.find(source, release), cache, name, decode)
+    for folder in usual_folders(cache, name):
         with contextlib.suppress(UserError):  # none, damaged or another data set: the user did not name it
-            return _decoded(cifar.find(folder), cache, decode)
+            return _decoded(cifar.find(folder, release), cache, name, decode)
     archive = _download(release, cache)
-    return _decoded([archive], cache, decode) if archive else None
+    return _decoded([archive], cache, name, decode) if archive else None
 
 
 def _location(paths: list[Path]) -> Path:
@@ -124,30 +120,30 @@ def _download(release: Release, cache: Path) -> Path | None:
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 16, timeout=20)
     with _locked(cache):
         try:
-            if not (cache / cifar.ARCHIVES[0]).exists():  # another process may have downloaded it in the meantime
-                print(f"Downloading CIFAR-10 from {release.url} (only once).", file=sys.stderr)
+            if not (cache / release.archives[0]).exists():  # another process may have downloaded it in the meantime
+                print(f"Downloading {release.title} from {release.url} (only once).", file=sys.stderr)
             archive = pooch.retrieve(
-                release.url, f"sha256:{release.sha256}", cifar.ARCHIVES[0], cache, downloader=downloader
+                release.url, f"sha256:{release.sha256}", release.archives[0], cache, downloader=downloader
             )
             return Path(archive)
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             print(
-                "WARNING: training on SYNTHETIC images instead of CIFAR-10; every row is marked. --data and POC_DATA "
-                f"are not set, the cache is empty, and the download failed: {release.url} ({type(error).__name__}: "
-                f"{reason}). Set --data or POC_DATA to the real images.",
+                f"WARNING: training on SYNTHETIC images instead of {release.title}; every row is marked. --data and "
+                "POC_DATA are not set, the cache is empty, and the download failed: "
+                f"{release.url} ({type(error).__name__}: {reason}). Set --data or POC_DATA to the real images.",
                 file=sys.stderr,
             )
             return None
 
 
-def _decoded(paths: list[Path], cache: Path, decode: Callable[[Mapping[Path, bytes]], Dataset]) -> Dataset:
+def _decoded(paths: list[Path], cache: Path, name: str, decode: Callable[[Mapping[Path, bytes]], Dataset]) -> Dataset:
     """Return the images in these files, which `decode` decodes only if the cache does not have them."""
-    files = {path: path.read_bytes() for path in paths}
+    files = {path: own.read(path) for path in paths}
     digest = hashlib.sha256()
     for content in files.values():
         digest.update(content)
-    entry = cache / f"{CIFAR10.name}-{digest.hexdigest()[:16]}"
+    entry = cache / f"{name}-{digest.hexdigest()[:16]}"
     if (dataset := _open(entry)) is None:
         decoded = decode(files)
         with _locked(cache):

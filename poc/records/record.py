@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from poc.config import CIFAR10, Synthetic
-from poc.config.datasets import DataId
+from poc.config import Synthetic
+from poc.config.datasets import Cifar, DataId
 from poc.config.run import Run
 from poc.host.hardware import Hardware
 from poc.host.monitor import Monitored
@@ -199,8 +199,8 @@ class Record(WorkerResult):
 
     @property
     def synthetic_fallback(self) -> bool:
-        """True if synthetic images replaced those of CIFAR-10."""
-        return isinstance(self.run.data, CIFAR10) and self.dataset == Synthetic.name
+        """True if synthetic images replaced those of CIFAR-10 or CIFAR-100."""
+        return isinstance(self.run.data, Cifar) and self.dataset == Synthetic.name
 
     @property
     def is_noisy(self) -> bool:

@@ -143,10 +143,17 @@ def short_framework(row: Any) -> str:
     return str(row.framework) + (f", {row.dtype}" if row.dtype not in ("", "float32") else "")
 
 
+def images(row: Any) -> str:
+    """Return the name of images other than those of published studies, else ""."""
+    return "" if row.dataset.split(" ")[0] in STUDIED else row.dataset
+
+
 def _model(row: Any) -> str:
-    return model(row.model) + (", fixed batch" if row.fixed else ", synthetic" if row.dataset == "synthetic" else "")
+    return ", ".join(filter(None, [model(row.model), "fixed batch" if row.fixed else images(row)]))
 
 
+STUDIED = ("cifar10", "imagenet")
+"""First words of the data sets of published studies."""
 RATE = "samples/s (min–max, n)"
 Show = Union[str, Callable[[Any], str]]
 """A column of rows.csv, or a function of a row that returns the text of a cell."""

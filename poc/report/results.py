@@ -21,7 +21,7 @@ TARGET = 0.75
 """Accuracy whose time and cost are shown unless the user sets another."""
 SYNCHRONOUS = ("", "device", "dist_sync", "dist_device_sync", "nccl", "horovod", "local")
 """Kvstores of ordinary data-parallel training, the preferred first; "none" is only an upper bound."""
-_DATASETS = {"cifar10": "CIFAR-10", "imagenet": "ImageNet", "synthetic": "synthetic images"}
+_DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "synthetic": "synthetic images"}
 
 
 class Subject(NamedTuple):
@@ -29,12 +29,22 @@ class Subject(NamedTuple):
 
     model: str
     dataset: str
-    """Its first word: "cifar10", "imagenet" or "synthetic"."""
+    """Its first word: "cifar10", "synthetic" or another."""
 
     @property
     def label(self) -> str:
         """Return the name for titles."""
         return f"{markdown.model(self.model).removesuffix(' (CIFAR)')} on {_DATASETS.get(self.dataset, self.dataset)}"
+
+    @property
+    def is_main(self) -> bool:
+        """True for the main study's model on its images, or on synthetic ones, which serve for speed."""
+        return self.model == MAIN_MODEL and self.dataset in ("cifar10", "synthetic")
+
+    @property
+    def figure(self) -> str:
+        """Return the end of the names of its figures."""
+        return self.model if self.dataset in (*markdown.STUDIED, "synthetic") else f"{self.model}_{self.dataset}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +108,12 @@ class Results:
         """Return the name of a measured machine, in bold if the page is about it."""
         return f"**{machine}**" if machine == self.machine else machine
 
-    @property
-    def published(self) -> pd.DataFrame:
-        """Rows of the main study."""
+    def published(self, subject: Subject) -> pd.DataFrame:
+        """Rows of the main study of this model, if they are of the same images or the subject's are synthetic."""
         name = self.studies[0].name if self.studies else ""
-        return self.settings[(self.settings.origin != MEASURED) & (self.settings.study == name)]
+        rows = self.settings[(self.settings.origin != MEASURED) & (self.settings.study == name)]
+        same_images = (rows.dataset == subject.dataset) | (subject.dataset == "synthetic")
+        return rows[(rows.model == subject.model) & same_images]
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -120,7 +131,7 @@ class Results:
         sizes = rows.groupby(["model", "family"], sort=False).size()
 
         def rank(key: tuple[str, str]) -> tuple[Any, ...]:
-            return key[0] != MAIN_MODEL, key[1] == "synthetic", -sizes[key], key
+            return not Subject(*key).is_main, key[1] == "synthetic", -sizes[key], key
 
         return [Subject(*key) for key in sorted(sizes.index, key=rank)]
 
@@ -140,7 +151,7 @@ class Results:
         rows = self.of(subject, machine)
         cpu_contexts = (rows.kind == "cpu") & (rows.workers < rows.devices) & ~rows.emulated  # they share their threads
         rows = rows[rows.kvstore.isin(SYNCHRONOUS) & ~cpu_contexts]
-        if subject.model == MAIN_MODEL or rows.baseline.any():
+        if subject.is_main or rows.baseline.any():
             rows = rows[rows.baseline]
         if not len(rows):
             return rows
@@ -161,9 +172,10 @@ class Results:
         tuned = rows.training_recipe[~rows.baseline]
         return f"training recipe: {tuned.iloc[0]}" if len(tuned) else "baseline recipe"
 
-    def published_machines(self, model: str) -> list[tuple[str, pd.DataFrame]]:
-        """GPU machines of the main study with rows of `model`, in its order, by a short name with the year."""
-        rows = self.published[(self.published.model == model) & (self.published.devices > 0)]
+    def published_machines(self, subject: Subject) -> list[tuple[str, pd.DataFrame]]:
+        """GPU machines of the main study with rows of the subject, in its order, by a short name with the year."""
+        rows = self.published(subject)
+        rows = rows[rows.devices > 0]
         year = self.studies[0].year if self.studies else ""
         groups = [group for _, group in rows.groupby("hardware", sort=False)]
         return [(f"{markdown.short_machine(group.iloc[0])} ({year})", group) for group in groups]
@@ -172,7 +184,7 @@ class Results:
         """Headline settings of each measured machine, then the published machines, by name."""
         names = self.measured.machine.unique()
         measured = [(self.bold(name), self.headline(subject, name)) for name in names]
-        return measured + self.published_machines(subject.model)
+        return measured + self.published_machines(subject)
 
 
 def trainings(rows: pd.DataFrame) -> pd.DataFrame:

@@ -48,7 +48,7 @@ class RunContext:
     subfolder: str = ""  # for checkpoints, if several machines share their folder
     price_per_hour: float | None = None  # in dollars
     images: Mapping[str, DataId] = dataclasses.field(default_factory=dict)
-    """Identity of each data set that was opened, by its name in a recipe; synthetic images may replace CIFAR-10."""
+    """Identity of each data set that was opened, by its `key`; synthetic images may replace CIFAR-10."""
     patience: float = 300.0  # seconds without a step after which a run is ended
     trace_steps: int = 0  # length of the traced pass after each run; 0: none
     traces: Path = Path("traces")  # folder of the traces
@@ -65,7 +65,7 @@ class RunContext:
 
     def images_of(self, run: Run) -> DataId:
         """Return the identity of the images that `run` trains on; without a checksum if they were not opened."""
-        return self.images.get(run.data.name) or DataId(run.data.name)
+        return self.images.get(run.data.key) or DataId(run.data.name)
 
     def checkpoints_of(self, run: Run) -> Path:
         """Return the folder for the checkpoints of `run` on these images."""

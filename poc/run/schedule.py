@@ -45,24 +45,24 @@ class DoneRepeats:
 
     def add(self, record: Record) -> None:
         """Count a repeat; one that failed or was skipped does not count."""
-        unplanned_synthetic = record.synthetic_fallback and record.run.data.name not in self._images
+        unplanned_synthetic = record.synthetic_fallback and record.run.data.key not in self._images
         if record.outcome in SETTLED and not unplanned_synthetic:
-            self._outcomes[self._key(record.run, record.data_id)].append(record.outcome)
+            for images in (record.data_id, None):
+                self._outcomes[record.run.id, images].append(record.outcome)
 
-    def _key(self, run: Run, images: DataId | None = None) -> tuple[str, DataId | None]:
-        """Identify a run on its images; on any images if the planned ones are synthetic or were not opened yet."""
-        planned = self._images.get(run.data.name)
+    def _of(self, run: Run) -> list[str]:
+        """Return the outcomes of a run on its images; on any if the planned ones are synthetic or not opened yet."""
+        planned = self._images.get(run.data.key)
         any_images = planned is None or planned.name == Synthetic.name
-        return run.id, None if any_images else images or planned
+        return self._outcomes.get((run.id, None if any_images else planned), [])
 
     def outcome(self, run: Run) -> str | None:
         """Return the outcome of the last repeat of a run; None if there is none."""
-        outcomes = self._outcomes.get(self._key(run))
-        return outcomes[-1] if outcomes else None
+        return next(reversed(self._of(run)), None)
 
     def enough(self, run: Run, number: int) -> bool:
         """Return whether a run has that many repeats, or an outcome that no repeat would change."""
-        outcomes = self._outcomes.get(self._key(run), [])
+        outcomes = self._of(run)
         return len(outcomes) >= number or (bool(outcomes) and outcomes[-1] != COMPLETED)
 
     def over(self, planned: Planned) -> bool:

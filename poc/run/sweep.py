@@ -88,6 +88,7 @@ class Sweep:
                 recipe=recipe,
                 id=planned.run.id,
                 run=str(planned),
+                images=planned.run.data.key,
                 global_batch=planned.run.global_batch,
                 seconds=self.pace.seconds(planned),
                 done=not planned.skip and self._done.over(planned),
@@ -106,7 +107,8 @@ class Sweep:
     def pending(self, items: Iterable[Item]) -> list[Item]:
         """Return what of the `items` is neither skipped nor done yet, each repeat once."""
         to_do = [item for item in items if not item.planned.skip and not self._done.over(item.planned)]
-        return list({(item.planned.run.id, item.planned.repeat, item.planned.smaller): item for item in to_do}.values())
+        planned = [(item.planned, item) for item in to_do]
+        return list({(run.run.id, run.run.data.key, run.repeat, run.smaller): item for run, item in planned}.values())
 
     def do(self, item: Item, launcher: Launcher | None = None) -> bool:
         """Do an item with `launcher`, by default on this host; return False if it does not fit before the bound.

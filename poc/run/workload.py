@@ -26,6 +26,7 @@ class Line:
     done: bool
     skipped: str  # why it does not run on this machine; else empty
     framework: str  # its name, and why it was chosen
+    images: str = ""  # the key of its data set
 
 
 def totals(lines: Iterable[Line]) -> dict[str, Any]:
@@ -37,10 +38,10 @@ def totals(lines: Iterable[Line]) -> dict[str, Any]:
 
 def _distinct(lines: Iterable[Line]) -> list[Line]:
     """Return each run that is not skipped once; one of two recipes counts with the first."""
-    runs: dict[tuple[str, str], Line] = {}
+    runs: dict[tuple[str, str, str], Line] = {}
     for line in lines:
         if not line.skipped:
-            runs.setdefault((line.id, line.run), line)
+            runs.setdefault((line.id, line.run, line.images), line)
     return list(runs.values())
 
 

@@ -26,7 +26,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return the fastest and the cheapest setting of each machine, baseline and tuned recipes separately."""
     groups = [(results.bold(name), results.of(subject, name)) for name in results.measured.machine.unique()]
     rows = []
-    for name, group in [*groups, *results.published_machines(subject.model)]:
+    for name, group in [*groups, *results.published_machines(subject)]:
         for recipe, same in (("baseline", group[group.baseline]), ("tuned", group[~group.baseline])):
             pair = (best(same, "seconds_to_target"), best(same, "dollars_to_target"))
             distinct = {row.setting: row for row in pair if row is not None}

@@ -144,6 +144,7 @@ def _own_rate(results: Results, row: Any) -> str:
     own = results.timed
     own = own[(own.machine == results.machine) & (own.dtype == "float32") & own.kvstore.isin(SYNCHRONOUS)]
     own = own[(own.straggler == 0) & ((own.devices > 1) | own.cores_per_worker.isna())]
+    own = own[own.family.isin([*markdown.STUDIED, "synthetic"])]
     own = own[(own.model == row.model) & (own.batch_per_device == row.batch_per_device)]
     same = preferred(own[(own.kind == "cpu") & (own.devices == 1) if row.devices == 0 else own.devices == row.devices])
     return "" if same is None else f"{markdown.rate(same)}, {markdown.devices(same)}"

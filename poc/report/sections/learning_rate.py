@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from poc.published import MAIN_BATCH, MAIN_MODEL
+from poc.published import MAIN_BATCH
 from poc.report import chart, markdown
 from poc.report.page import Block, figure, section
 from poc.report.results import Results, Subject, same_length, trainings
@@ -36,7 +36,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return table, recommendation, figure, and the tuned recipes of a subject."""
     rows = results.headline(subject)
     measured = best_by_batch(rows)
-    published = {name: best_by_batch(group) for name, group in results.published_machines(subject.model)}
+    published = {name: best_by_batch(group) for name, group in results.published_machines(subject)}
     trained = same_length(trainings(rows))
     batches = sorted({*measured.index, *(batch for best in published.values() for batch in best.index)})
     lines = [
@@ -63,7 +63,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     curves = [chart.Line("this machine", measured.accuracy.to_dict(), measured=True)]
     curves += [chart.Line(name, best.accuracy.to_dict()) for name, best in published.items()]
     drawn = figure(
-        f"learning_rate_{subject.model}",
+        f"learning_rate_{subject.figure}",
         f"Test accuracy of {subject.label} against the global batch, at the best learning rate that was tried.",
         [line for line in curves if line.points],
         *("Accuracy against global batch", "global batch", "test accuracy"),
@@ -81,7 +81,7 @@ def _recommendation(measured: pd.DataFrame, published: dict[str, pd.DataFrame], 
     for name, best in published.items():
         if (best.index > MAIN_BATCH).any():
             command = "; run `./run_all.sh learning_rate` to measure it on this machine"
-            text = _best_rates(best) + (command if subject.model == MAIN_MODEL else "")
+            text = _best_rates(best) + (command if subject.is_main else "")
             return f"**Recommendation, as published for {name}:** {text}."
     return ""
 

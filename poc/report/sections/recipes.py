@@ -67,7 +67,7 @@ def every_setting(results: Results) -> list[Block]:
 def line(row: Any) -> dict[str, str]:
     """Return a setting's cells."""
     is_synthetic = row.dataset == "synthetic"
-    model = [markdown.model(row.model), *{row.dtype} - {"float32"}, *(["synthetic"] if is_synthetic else [])]
+    model = [markdown.model(row.model), *{row.dtype} - {"float32"}, *filter(None, [markdown.images(row)])]
     accuracy = "" if is_synthetic else markdown.accuracy(row)
     if row.outcome != COMPLETED:
         accuracy = row.outcome + (f": {row.reason}" if row.reason else "")

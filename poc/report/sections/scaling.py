@@ -96,7 +96,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         "each other; n is the number of repeats on the side with fewer."
     )
     drawn_efficiencies = figure(
-        f"scaling_{subject.model}",
+        f"scaling_{subject.figure}",
         f"Scaling efficiency of {subject.label} against the number of devices, at a fixed batch per device.",
         *(drawn, "Scaling efficiency", "devices", "efficiency"),
         log2=True,

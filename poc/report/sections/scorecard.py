@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import pandas as pd
 
-from poc.published import MAIN_BATCH, MAIN_MODEL
+from poc.published import MAIN_BATCH
 from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.page import Block, section
@@ -42,7 +42,7 @@ def lines(results: Results, subject: Subject) -> list[dict[str, str]]:
     rows = results.headline(subject)
     cells = [cell or hint for cell, hint in zip(_cells(results, rows), _hints(results, rows, subject))]
     columns = {f"this machine ({results.machine})" if results.machine else "this machine": cells}
-    columns.update({name: _cells(results, rows) for name, rows in results.published_machines(subject.model)})
+    columns.update({name: _cells(results, rows) for name, rows in results.published_machines(subject)})
     return [
         {"metric": metric, **{name: cells[number] or "—" for name, cells in columns.items()}}
         for number, metric in enumerate(metrics)
@@ -53,7 +53,7 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
     """Return for each metric why this machine may have no number, or how to measure it."""
 
     def run(recipe: str) -> str:
-        return f"run `./run_all.sh {recipe}`" if subject.model == MAIN_MODEL else "not measured"
+        return f"run `./run_all.sh {recipe}`" if subject.is_main else "not measured"
 
     best = learning_rate.best_by_batch(rows[~rows.emulated]).accuracy.max()
     not_reached = f"not reached: {best:.3f}" if best < results.target else "not reached by every seed"

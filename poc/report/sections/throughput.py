@@ -17,7 +17,7 @@ _MAX_SCHEDULES = 2
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return the comparison of a subject."""
-    published = results.published[results.published.model == subject.model]
+    published = results.published(subject)
     cpus = markdown.records(published[published.devices == 0].drop_duplicates("hardware"))
     lines = markdown.lines(
         [*(row for _, group in results.machines(subject) for row in _shown(group)), *cpus],

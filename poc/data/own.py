@@ -1,0 +1,168 @@
+"""The user's own images: folders of photos, RecordIO files, arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import zipfile
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from poc.config import Arrays, Folder, Records
+from poc.config.datasets import Own
+from poc.config.fields import local_fields
+from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, Pixels, usable_threads
+from poc.data.photos import ClassFolders, Photos, RecordFile
+from poc.values import UserError, write_atomically
+
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_IMAGES = (b"\xff\xd8", b"\x89PNG")
+"""First bytes of JPEG and PNG files."""
+_CHUNK = 1 << 20
+_NAME_DIGITS = 6
+
+
+def count(spec: Any, folder: Path) -> Any:
+    """Return the user's own data set with absolute paths and the numbers of its classes and images; others as they are.
+
+    Relative paths start at `folder`. Raises UserError if files are missing, or damaged as far as that shows without
+    decoding photos.
+    """
+    if not isinstance(spec, Own):
+        return spec
+    paths: dict[str, Any] = {name: str(folder / Path(path).expanduser()) for name, path in local_fields(spec).items()}
+    spec = dataclasses.replace(spec, **paths)
+    train: Any
+    validation: Any
+    found = {}
+    if isinstance(spec, Arrays):
+        dataset = decode_arrays({Path(spec.path): read(Path(spec.path))})
+        train, validation = dataset.train, dataset.validation
+        side = min(train.images.shape[1:3])
+        spec.check_crop(side)
+        found = {"classes": int(train.labels.max()) + 1, "crop": spec.crop or side}
+    elif isinstance(spec, Folder):
+        train, validation = _class_folders(spec)
+        found = {"classes": len(train.classes)}
+    else:
+        train, validation = _record_files(spec)
+    return dataclasses.replace(spec, train_images=len(train), validation=len(validation), **found)
+
+
+def open_photos(spec: Folder | Records, cache: Path) -> Dataset:
+    """Return the images in the user's files, which are decoded when they are used.
+
+    The checksum is of all bytes, and of the relative names in a folder. It is kept in `cache` until a file changes.
+    Raises UserError as `count`, and for a file in a folder that is no image.
+    """
+    if isinstance(spec, Folder):
+        folders = _class_folders(spec)
+        files = {f"{each.path.name}/{name}": each.path / name for each in folders for name in each.names}
+        train, validation = map(Photos, folders)
+    else:
+        files = {"train": Path(spec.train), "val": Path(spec.val)}
+        train, validation = map(Photos, _record_files(spec))
+    checksum = _checksum(files, _IMAGES if isinstance(spec, Folder) else (b"",), cache)
+    source = Path(next(iter(local_fields(spec).values())))
+    return named(Dataset(spec.name, train, validation, checksum=checksum, source=source))
+
+
+def named(dataset: Dataset) -> Dataset:
+    """Return the same under a name with the start of its checksum, so that tables tell such data sets apart."""
+    return dataclasses.replace(dataset, name=f"{dataset.name}-{dataset.checksum[:_NAME_DIGITS]}")
+
+
+def read(path: Path) -> bytes:
+    """Return the content of a file; raises UserError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"data: {path} cannot be read ({error.strerror}); check the path") from None
+
+
+def decode_arrays(files: Mapping[Path, bytes]) -> Dataset:
+    """Return the images in the content of a file of arrays; raises UserError if some are missing or misshapen."""
+    ((path, content),) = files.items()
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            if missing := [key for key in _ARRAYS if key not in arrays]:
+                raise UserError(f"data: {path} has no {missing[0]}; it needs {', '.join(_ARRAYS)}")
+            x_train, y_train, x_test, y_test = (arrays[key] for key in _ARRAYS)
+    except (AttributeError, EOFError, OSError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise UserError(f"data: {path} is not a file of arrays (.npz), or damaged ({detail}); write it again") from None
+    train, validation = _images(x_train, y_train, path, "train"), _images(x_test, y_test, path, "test")
+    if train.images.shape[1:] != validation.images.shape[1:]:
+        raise UserError(f"data: {path}: the images of x_train and x_test have different sizes")
+    last = len(np.unique(train.labels)) - 1
+    for name, labels in (("y_train", train.labels), ("y_test", validation.labels)):
+        if len(wrong := labels[(labels < 0) | (labels > last)]):
+            raise UserError(f"data: {path}: {name} has the label {wrong[0]}; labels of y_train must be 0 to {last}")
+    return Dataset(Arrays.name, train, validation)
+
+
+def _images(images: npt.NDArray[Any], labels: npt.NDArray[Any], path: Path, split: str) -> Images:
+    """Return the images of a split with three colours."""
+    if images.dtype != np.uint8 or not images.size or not (images.ndim == 3 or images.shape[3:] == (3,)):
+        allowed = "uint8, (n, height, width, 3) or (n, height, width)"
+        raise UserError(f"data: {path}: x_{split} is {images.dtype}, {images.shape}; images are {allowed}")
+    if labels.shape not in ((len(images),), (len(images), 1)) or labels.dtype.kind not in "iu":
+        wrong = f"y_{split} is {labels.dtype}, {labels.shape}"
+        raise UserError(f"data: {path}: {wrong}; it needs a class number for each of {len(images)} images")
+    pixels: Pixels = images if images.ndim == 4 else np.repeat(images[..., None], 3, axis=3)
+    return Images(np.ascontiguousarray(pixels), labels.reshape(-1).clip(-1, np.iinfo(np.int32).max).astype(np.int32))
+
+
+def _class_folders(spec: Folder) -> tuple[ClassFolders, ClassFolders]:
+    """Return training and validation images; raises UserError if they have different classes."""
+    train, validation = (ClassFolders(Path(spec.path, name)) for name in ("train", "val"))
+    for one, other in ((train, validation), (validation, train)):
+        if missing := sorted({*one.classes} - {*other.classes}):
+            raise UserError(
+                f"data: class {missing[0]!r} is in {one.path} and not in {other.path}; both need all classes"
+            )
+    return train, validation
+
+
+def _record_files(spec: Records) -> tuple[RecordFile, RecordFile]:
+    return RecordFile(Path(spec.train), spec.classes), RecordFile(Path(spec.val), spec.classes)
+
+
+def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path) -> str:
+    """Return the checksum of names and bytes of files, from the cache if none has changed since it was computed.
+
+    Raises UserError for a file that cannot be read, or has none of these `starts`.
+    """
+
+    def digest(name: str, path: Path) -> bytes:
+        of_file = hashlib.sha256()
+        with path.open("rb") as file:
+            content = file.read(_CHUNK)
+            if not content.startswith(starts):
+                raise UserError(f"data: {path} is not an image (JPEG or PNG); replace or remove it")
+            while content:
+                of_file.update(content)
+                content = file.read(_CHUNK)
+        return name.encode(errors="surrogateescape") + b"\0" + of_file.digest()
+
+    try:
+        states = [(str(path), stat.st_size, stat.st_ctime_ns) for path in files.values() for stat in [path.stat()]]
+        entry = cache / "checksums" / hashlib.sha256(repr(states).encode(errors="surrogateescape")).hexdigest()
+        if entry.is_file():
+            return entry.read_text()
+        with ThreadPoolExecutor(usable_threads(), "checksum") as pool:
+            digests = b"".join(pool.map(digest, files.keys(), files.values()))
+    except OSError as error:
+        raise UserError(f"data: {error.filename} cannot be read ({error.strerror})") from None
+    checksum = hashlib.sha256(digests).hexdigest()[:CHECKSUM_DIGITS]
+    with contextlib.suppress(OSError):  # a full disk: it is computed again
+        write_atomically(entry, checksum)
+    return checksum

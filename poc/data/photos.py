@@ -1,0 +1,214 @@
+"""Photos of any size in RecordIO files or folders, which threads decode, crop and scale when a batch needs them."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from poc.config import ImageNet
+from poc.data import recordio
+from poc.data.images import CHECKSUM_DIGITS, Dataset, Indices, Labels, Pixels, Split, usable_threads
+from poc.data.randomness import AREA, CROP_X, CROP_Y, MIRROR, RATIO, uniform
+from poc.values import UserError
+
+IMAGENET = ("imagenet_train.rec", "imagenet_val.rec")
+SAMPLED_RECORDS = 64
+"""Records of each of ImageNet's files that its checksum covers, evenly spaced from the first to the last."""
+SUFFIXES = (".jpg", ".jpeg", ".png")
+_CENTRE = np.nextafter(0.5, 0)  # of an odd number of pixels, the smaller half is above and to the left
+_WIDEST = 4 / 3
+"""Largest ratio of width to height, and of height to width, of a random resized crop."""
+_TRIES = 10
+Numbers = npt.NDArray[np.float64]
+
+
+class RecordFile:
+    """Images of a RecordIO file; raises UserError if it is missing or damaged, or a label is not below `classes`."""
+
+    def __init__(self, path: Path, classes: int, hint: str = "check the path") -> None:
+        self._path = path
+        try:
+            with path.open("rb") as file:
+                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise UserError(f"data: {path} is missing; {hint}") from None
+        except (OSError, ValueError) as error:  # an empty file is a ValueError
+            raise UserError(f"data: {path} cannot be read ({error}); make it again") from None
+        self._records = list(recordio.records(self._content, path))
+        for index, record in enumerate(self._records):
+            label = recordio.label(self._content, record, self._where(index))
+            if not (0 <= label < classes and label.is_integer()):
+                raise UserError(f"data: {self._where(index)} has the label {label:g}, labels are 0 to {classes - 1}")
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def read(self, index: int) -> tuple[float, Pixels]:
+        """Return the label of an image, and its pixels, (height, width, 3), blue first; raises UserError."""
+        return recordio.image(self._content[self._records[index]], self._where(index))[:2]
+
+    def summary(self) -> bytes:
+        """Return the size of the file, where its records start, and some of them; all would take minutes to read."""
+        starts = np.array([record.start for record in self._records], "<i8")
+        sampled = np.linspace(0, len(self) - 1, min(SAMPLED_RECORDS, len(self))).astype(int)
+        size = len(self._content).to_bytes(8, "little")
+        return b"".join([size, starts.tobytes(), *(self._content[self._records[index]] for index in sampled)])
+
+    def _where(self, index: int) -> str:
+        return f"{self._path}, record {index}"
+
+
+class ClassFolders:
+    """Image files in a folder per class, numbered by their sorted names.
+
+    Hidden files are ignored. Raises UserError if there is no class, a class is empty, or a file is of another kind.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_dir():
+            raise UserError(
+                f"data: {path} is missing; use a folder with train/ and val/, and in each a folder per class"
+            )
+        self.classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+        if not self.classes:
+            raise UserError(f"data: {path} has no folder per class")
+        self.names: list[str] = []
+        """Paths of the images relative to `path`, with slashes."""
+        self._labels: list[int] = []
+        for label, name in enumerate(self.classes):
+            files = _images_in(path, name)
+            self.names += files
+            self._labels += [label] * len(files)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int) -> tuple[float, Pixels]:
+        """Return an image as `RecordFile.read` does."""
+        path = self.path / self.names[index]
+        try:
+            encoded = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"data: {path} cannot be read ({error.strerror})") from None
+        return self._labels[index], recordio.decode(encoded, path)
+
+
+def _images_in(path: Path, name: str) -> list[str]:
+    """Return the files of class `name`, and of folders in it, relative to `path`, sorted."""
+    files = [
+        Path(folder, file).relative_to(path).as_posix()
+        for folder, _, names in os.walk(path / name, followlinks=True)
+        for file in names
+        if file[0] != "."
+    ]
+    for file in files:
+        if not file.lower().endswith(SUFFIXES):
+            raise UserError(f"data: {path / file} is not a JPEG or PNG file ({', '.join(SUFFIXES)}); remove it")
+    if not files:
+        raise UserError(f"data: {path / name} has no image; add some, or remove the class from train/ and val/")
+    return sorted(files)
+
+
+class Photos(Split):
+    """Images that are decoded when a batch needs them; a damaged one is a UserError then."""
+
+    def __init__(self, files: RecordFile | ClassFolders) -> None:
+        self.files = files
+        self._pool = ThreadPoolExecutor(usable_threads(), "decode")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def augment(self, indices: Indices, spec: Any, *, seed: int, epoch: int) -> tuple[Pixels, Labels]:
+        y, x, flip = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
+        flipped = (flip < 0.5) & spec.mirror
+        if isinstance(spec, ImageNet):
+            return self._show(indices, flipped, lambda number, image: scaled_crop(image, spec, y[number], x[number]))
+        drawn = uniform(seed, epoch, indices[:, None], [[[AREA]], [[RATIO]]], np.arange(_TRIES))
+        areas, ratios = spec.scale + drawn[0] * (1 - spec.scale), _WIDEST ** (2 * drawn[1] - 1)
+
+        def cut(number: int, image: Pixels) -> Pixels:
+            box = crop_box(image.shape[0], image.shape[1], areas[number], ratios[number], y[number], x[number])
+            return _scaled(image[box], (spec.crop, spec.crop))
+
+        return self._show(indices, flipped, cut)
+
+    def center_crop(self, indices: Indices, spec: Any) -> tuple[Pixels, Labels]:
+        unflipped = np.zeros(len(indices), bool)
+        return self._show(indices, unflipped, lambda number, image: scaled_crop(image, spec, _CENTRE, _CENTRE))
+
+    def _show(
+        self, indices: Indices, flipped: npt.NDArray[np.bool_], cut: Callable[[int, Pixels], Pixels]
+    ) -> tuple[Pixels, Labels]:
+        """Decode images; `cut` returns the part of one to show, given its place in `indices`."""
+
+        def show(number: int) -> tuple[Pixels, float]:
+            label, image = self.files.read(int(indices[number]))
+            view = cut(number, image)[:, :, ::-1]  # red first
+            view = view[:, ::-1] if flipped[number] else view
+            return np.ascontiguousarray(view.transpose(2, 0, 1)), label
+
+        images, labels = zip(*self._pool.map(show, range(len(indices))))
+        return np.stack(images), np.array(labels, np.float32)
+
+
+def scaled_crop(image: Pixels, spec: Any, y: float, x: float) -> Pixels:
+    """Scale the shorter side of an image to `spec.resize`, and crop at the shares `y` and `x` of the room around."""
+    height, width = image.shape[:2]
+    factor = spec.resize / min(height, width)
+    # Rounding must not make a side shorter than `resize`.
+    resized = _scaled(image, (max(spec.resize, round(height * factor)), max(spec.resize, round(width * factor))))
+    top, left = (int(share * (side - spec.crop + 1)) for share, side in zip((y, x), resized.shape))
+    return resized[top : top + spec.crop, left : left + spec.crop]
+
+
+def crop_box(height: int, width: int, areas: Numbers, ratios: Numbers, y: float, x: float) -> tuple[slice, slice]:
+    """Return rows and columns of a random resized crop: the first that fits, or the largest in the centre.
+
+    `areas` are shares of the image's area and `ratios` of width to height, one each per try; `y` and `x` are shares of
+    the room around the crop. As in torchvision's RandomResizedCrop.
+    """
+    pixels = height * width * areas
+    widths, heights = (np.rint(np.sqrt(sides)).astype(int) for sides in (pixels * ratios, pixels / ratios))
+    fits = np.flatnonzero((widths > 0) & (widths <= width) & (heights > 0) & (heights <= height))
+    if len(fits):
+        rows, columns = int(heights[fits[0]]), int(widths[fits[0]])
+    else:
+        y = x = _CENTRE
+        rows, columns = min(height, round(width * _WIDEST)), min(width, round(height * _WIDEST))
+    top, left = int(y * (height - rows + 1)), int(x * (width - columns + 1))
+    return slice(top, top + rows), slice(left, left + columns)
+
+
+def _scaled(image: Pixels, size: tuple[int, int]) -> Pixels:
+    """Scale an image to `size`, height and width."""
+    height, width = size
+    shrinks = height * width < image.shape[0] * image.shape[1]
+    interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    return np.asarray(cv2.resize(image, (width, height), interpolation=interpolation), np.uint8)
+
+
+def open_imagenet(spec: ImageNet, source: Path | None) -> Dataset:
+    """Return the images in folder `source`; raises UserError if files are missing or damaged."""
+    names = " and ".join(IMAGENET)
+    if source is None:
+        raise UserError(f"data: ImageNet cannot be downloaded; set --data to a folder with {names}")
+    train, validation = (RecordFile(source / name, spec.classes, f"use a folder with {names}") for name in IMAGENET)
+    for name, file, expected in zip(IMAGENET, (train, validation), (spec.train, spec.validation)):
+        if len(file) != expected:
+            raise UserError(
+                f"data: {source / name} has {len(file)} images, the recipe expects {expected}; set train= and "
+                "validation= of ImageNet(...), or download it again"
+            )
+    digest = hashlib.sha256(train.summary() + validation.summary()).hexdigest()[:CHECKSUM_DIGITS]
+    return Dataset(spec.name, Photos(train), Photos(validation), checksum=digest, source=source)

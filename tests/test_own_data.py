@@ -1,0 +1,472 @@
+"""The user's own images: what is found in their files, what batches show, mistakes, and trainings on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any, Callable
+
+import cv2
+import numpy as np
+import pytest
+
+from poc import CIFAR100, Arrays, Folder, Linear, Recipe, Records, config, data
+from poc.config.run import Run
+from poc.data import photos
+from poc.data.cifar import RELEASES
+from poc.plan import plan
+from poc.publish import publish
+from poc.records import journal
+from poc.records.record import COMPLETED
+from poc.report.results import Results, Subject
+from poc.run.sweep import Sweep
+from poc.run.workload import totals
+from poc.values import UserError
+from tests.builders import MACHINE, build, course, place_in, record_of, run_of
+from tests.launch import eventually, family, finish, held, records, start
+from tests.test_data import PIXELS, part, python_2_batch, record, tar_of, text, write
+
+CLASSES = ("cat", "dog", "eel")
+TRAIN, VALIDATION = 16, 4  # of each class
+SIZES = [(20, 26), (16, 16), (40, 18), (17, 33)]
+FOLDER = Folder("photos", crop=16, resize=20)
+RECORDS = Records(train="train.rec", val="val.rec", classes=3, crop=16, resize=20)
+ARRAYS = Arrays("mine.npz", crop=16, pad=2, mirror=True)
+slow = pytest.mark.slow
+
+
+def picture(label: int, number: int) -> Any:
+    """A noisy picture in the colour of its class."""
+    pixels = np.random.default_rng([label, number]).integers(0, 60, (*SIZES[number % 4], 3))
+    pixels[..., label] += 150
+    return pixels.astype(np.uint8)
+
+
+def folder_in(path: Path) -> Folder:
+    """A folder with JPEG and PNG files, one of them in a folder of its class."""
+    for label, name in enumerate(CLASSES):
+        for number in range(TRAIN + VALIDATION):
+            split, suffix = "train" if number < TRAIN else "val", ".JPG" if number % 2 else ".png"
+            file = path / "photos" / split / name / ("more" if number == 3 else "") / f"{number}{suffix}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(file), picture(label, number)[..., ::-1])
+    (path / "photos" / "train" / "cat" / ".hidden").touch()
+    return FOLDER
+
+
+def records_in(path: Path) -> Records:
+    """Two RecordIO files of the same pictures."""
+    numbers = {"train": range(TRAIN), "val": range(TRAIN, TRAIN + VALIDATION)}
+    for name, chosen in numbers.items():
+        content = [part(0, record(picture(label, n), label)) for n in chosen for label in range(3)]
+        (path / f"{name}.rec").write_bytes(b"".join(content))
+    return RECORDS
+
+
+def arrays_in(path: Path, **changes: Any) -> Arrays:
+    """A file of arrays as Keras writes it."""
+    labels, numbers = np.arange(60) % 3, np.arange(60)
+    images = np.stack([cv2.resize(picture(label, n), (18, 18)) for label, n in zip(labels, numbers)])
+    arrays = {"x_train": images[:48], "y_train": labels[:48, None], "x_test": images[48:], "y_test": labels[48:, None]}
+    np.savez_compressed(path / "mine.npz", **{**arrays, **changes})
+    return ARRAYS
+
+
+KINDS = (folder_in, records_in, arrays_in)
+SPECS: dict[Any, Any] = {folder_in: FOLDER, records_in: RECORDS, arrays_in: ARRAYS}
+
+
+def load(spec: Any, path: Path, cache: Path | None = None) -> Any:
+    return data.load(data.count(spec, path), source=None, cache=cache or path / "cache")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_and_images_are_counted_and_paths_are_no_part_of_the_id(
+    kind: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    spec = data.count(kind(tmp_path), tmp_path)
+    assert (spec.classes, spec.train_images, spec.validation, spec.crop) == (3, 48, 12, 16)
+    run = run_of(model="cifar_resnet8_v2", framework="mxnet", data=spec, batch_per_device=12)
+    moved = tmp_path / "moved"
+    shutil.copytree(tmp_path, moved)
+    other = dataclasses.replace(run, data=data.count(kind(moved), moved))
+    assert (other.id, other.steps_per_epoch) == (run.id, 4)
+    assert other.data != run.data
+    ids = [data.load(each.data, source=None, cache=tmp_path / "cache").data_id for each in (run, other)]
+    assert ids[0] == ids[1]
+    assert ids[0].name == f"{spec.name}-{ids[0].checksum[:6]}"
+    shutil.rmtree(moved)
+    assert Run.from_json(other.to_json()) == other  # without the files
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_together_train_and_validate_on_what_one_would(
+    kind: Callable[[Path], Any], workers: int, tmp_path: Path
+) -> None:
+    spec = data.count(kind(tmp_path), tmp_path)
+    dataset = load(spec, tmp_path)
+
+    def batches(first_step: int = 0, **share: int) -> list[Any]:
+        options: Any = {"global_batch": 12, "seed": 5, "first_step": first_step, "steps": 9 - first_step, **share}
+        return list(data.training_batches(dataset, spec, **options))
+
+    alone = batches()
+    for whole, *shares in zip(alone, *(batches(worker=worker, workers=workers) for worker in range(workers))):
+        assert (whole.images.shape, whole.images.dtype) == ((12, 3, 16, 16), np.uint8)
+        np.testing.assert_array_equal(whole.images, np.concatenate([share.images for share in shares]))
+        np.testing.assert_array_equal(whole.labels, np.concatenate([share.labels for share in shares]))
+        # Red first, and of the class that the label says.
+        assert (whole.images.mean(axis=(2, 3)).argmax(axis=1) == whole.labels).all()
+    for expected, resumed in zip(alone[5:], batches(first_step=5)):
+        np.testing.assert_array_equal(expected.images, resumed.images)
+    assert not np.array_equal(alone[0].images, alone[4].images)
+    assert sorted(np.concatenate([batch.labels for batch in alone[:4]])) == [0] * 16 + [1] * 16 + [2] * 16
+    parts = [data.validation_batches(dataset, spec, batch=5, worker=n, workers=workers) for n in range(workers)]
+    (all_at_once,) = data.validation_batches(dataset, spec, batch=12)
+    shown = [batch.images for share in parts for batch in share]
+    np.testing.assert_array_equal(np.concatenate(shown), all_at_once.images)  # type: ignore[arg-type]
+
+
+def test_a_folder_has_the_images_of_its_files_by_sorted_names(tmp_path: Path) -> None:
+    train = load(folder_in(tmp_path), tmp_path).train
+    assert train.files.names[:4] == ["cat/0.png", "cat/1.JPG", "cat/10.png", "cat/11.JPG"]
+    assert "cat/more/3.JPG" in train.files.names
+    label, pixels = train.files.read(train.files.names.index("dog/14.png"))
+    assert label == 1
+    np.testing.assert_array_equal(pixels[..., ::-1], picture(1, 14))
+
+
+def test_grey_arrays_have_three_equal_colours_and_the_crop_is_the_whole_image(tmp_path: Path) -> None:
+    grey = PIXELS[:12, :, :, 0]
+    np.savez(tmp_path / "a.npz", x_train=grey, y_train=np.arange(12) % 4, x_test=grey[:5], y_test=np.arange(5) % 4)
+    spec = data.count(Arrays("a.npz"), tmp_path)
+    (batch,) = data.validation_batches(load(spec, tmp_path), spec, batch=5)
+    assert (spec.classes, spec.crop) == (4, 32)
+    np.testing.assert_array_equal(batch.images, np.repeat(grey[:5, None], 3, axis=1))  # type: ignore[arg-type]
+
+
+def test_two_folders_of_the_same_size_are_two_runs(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        folder_in(tmp_path / name)
+    _pixel(tmp_path / "second/photos/train/dog/2.png")
+    both = [data.count(Folder(f"{name}/photos", crop=16, resize=20), tmp_path) for name in ("first", "second")]
+    recipe = Recipe("cifar_resnet8_v2", framework="mxnet", kind="cpu", data=both, batch_per_device=12, lr=0.01)
+    planned = plan("test", recipe, MACHINE)
+    assert len(planned) == 2
+    assert len({item.run.id for item in planned}) == 1
+    images = data.identify(both, source=None, cache=tmp_path / "cache")
+    assert len(set(images.values())) == 2
+    sweep = Sweep([("test", planned)], tmp_path / "results", place_in(tmp_path, images=images))
+    assert len(sweep.pending(sweep.items)) == 2
+    assert totals(sweep.lines())["runs"] == 2
+
+
+# Random resized crop
+
+
+def boxes(height: int, width: int, scale: float, count: int = 2000) -> Any:
+    """Random crops of an image: top, left, height and width of each."""
+    spec = Folder("unused", crop=8, scale=scale)
+    seen = []
+
+    class Spy:
+        def __len__(self) -> int:
+            return count
+
+        def read(self, index: int) -> tuple[float, Any]:
+            rows, columns = np.mgrid[0:height, 0:width]
+            return 0.0, np.stack([rows, columns, rows], axis=-1).astype(np.uint8)
+
+    original = photos._scaled
+
+    def spy(image: Any, size: tuple[int, int]) -> Any:
+        seen.append((image[0, 0, 0], image[0, 0, 1], *image.shape[:2]))
+        return original(image, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(photos, "_scaled", spy)
+        photos.Photos(Spy()).augment(np.arange(count), spec, seed=1, epoch=2)
+    return np.array(seen, float).T
+
+
+def test_random_resized_crops_have_the_area_the_ratio_and_the_places_of_the_paper() -> None:
+    top, left, rows, columns = boxes(200, 240, 0.08)
+    area, ratio = rows * columns / (200 * 240), columns / rows
+    assert 0.075 < area.min() < 0.1
+    assert 0.9 < area.max() <= 1
+    # Uniform, but for large ones that do not fit in their shape and are drawn again.
+    assert area.mean() == pytest.approx(0.5, abs=0.04)
+    assert (ratio > 0.74).all()
+    assert (ratio < 1.35).all()
+    assert np.log(ratio).mean() == pytest.approx(0, abs=0.03)
+    for place, room in ((top, 200 - rows), (left, 240 - columns)):
+        share = place[room > 20] / room[room > 20]
+        assert share.mean() == pytest.approx(0.5, abs=0.03)
+        assert (share <= 1).all()
+        assert share.std() == pytest.approx(12**-0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [
+        (60, 70, (0, 0, 60, 70)),  # the whole image
+        (60, 200, (0, 60, 60, 80)),  # the largest allowed ratio, in the centre
+        (200, 60, (60, 0, 80, 60)),
+    ],
+)
+def test_at_scale_1_the_whole_image_is_shown_as_far_as_its_ratio_is_allowed(
+    height: int, width: int, expected: tuple[int, ...]
+) -> None:
+    seen = boxes(height, width, 1.0, 50)
+    assert np.abs(seen.T - expected).max() <= 1  # a ratio next to the image's is rounded
+    assert expected in {*zip(*seen)}
+
+
+def test_the_first_crop_that_fits_is_taken() -> None:
+    areas, ratios = np.array([1.0, 0.5, 0.1]), np.array([1.3, 1.0, 1.0])
+    assert photos.crop_box(100, 100, areas, ratios, 0.0, 0.999) == (slice(0, 71), slice(29, 100))
+
+
+# Identity
+
+
+def _renamed(path: Path) -> None:
+    for split in ("train", "val"):
+        (path / "photos" / split / "eel").rename(path / "photos" / split / "fox")
+
+
+def _pixel(file: Path) -> None:
+    image = cv2.imread(str(file))
+    image[0, 0, 0] ^= 1
+    cv2.imwrite(str(file), image)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (folder_in, lambda path: _pixel(path / "photos/train/dog/2.png")),
+        (folder_in, lambda path: _pixel(path / "photos/val/dog/16.png")),
+        (folder_in, _renamed),
+        (records_in, lambda path: (path / "val.rec").write_bytes((path / "val.rec").read_bytes()[:-8] + bytes(8))),
+        (arrays_in, lambda path: arrays_in(path, y_test=np.zeros(12, int))),
+    ],
+    ids=["pixel", "validation pixel", "class", "record", "label"],
+)
+def test_any_change_makes_another_data_set_and_the_checksum_is_kept_in_the_cache(
+    kind: Callable[[Path], Any], change: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    before = load(kind(tmp_path), tmp_path).data_id
+    assert load(kind(tmp_path), tmp_path).data_id == before
+    change(tmp_path)
+    after = load(SPECS[kind], tmp_path).data_id
+    assert after != before
+    assert load(SPECS[kind], tmp_path, tmp_path / "other").data_id == after
+
+
+# Mistakes
+
+
+def _class_only_in_val(path: Path) -> None:
+    (path / "photos/val/fox").mkdir()
+    shutil.copy(path / "photos/val/eel/16.png", path / "photos/val/fox")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "problem"),
+    [
+        (folder_in, lambda path: shutil.rmtree(path / "photos"), "photos/train is missing; use a folder"),
+        (folder_in, lambda path: shutil.rmtree(path / "photos/val"), "photos/val is missing; use a folder"),
+        (folder_in, lambda path: (path / "photos/train/ant").mkdir(), "photos/train/ant has no image"),
+        (folder_in, _class_only_in_val, "class 'fox' is in .*/val and not in .*/train"),
+        (
+            folder_in,
+            lambda path: shutil.rmtree(path / "photos/val/dog"),
+            "class 'dog' is in .*/train and not in .*/val",
+        ),
+        (folder_in, lambda path: (path / "photos/val/dog/notes.txt").touch(), "val/dog/notes.txt is not a JPEG or PNG"),
+        (folder_in, lambda path: (path / "photos/val/dog/x.png").write_text("x"), "val/dog/x.png is not an image"),
+        (records_in, lambda path: (path / "val.rec").unlink(), "val.rec is missing"),
+        (records_in, lambda path: (path / "val.rec").write_bytes(b"junk" * 9), "val.rec is not RecordIO at byte 0"),
+        (
+            records_in,
+            lambda path: (path / "val.rec").write_bytes(part(0, record(PIXELS[0], 3.0))),
+            "val.rec, record 0 has the label 3, labels are 0 to 2",
+        ),
+        (arrays_in, lambda path: (path / "mine.npz").unlink(), "mine.npz cannot be read"),
+        (arrays_in, lambda path: (path / "mine.npz").write_bytes(b"junk"), "mine.npz is not a file of arrays"),
+        (arrays_in, lambda path: np.savez(path / "mine.npz", x_train=PIXELS), "mine.npz has no y_train; it needs x_t"),
+        (arrays_in, lambda path: arrays_in(path, x_test=PIXELS[:12] / 255), "x_test is float64, .* images are uint8"),
+        (arrays_in, lambda path: arrays_in(path, x_test=PIXELS[:12]), "x_train and x_test have different sizes"),
+        (
+            arrays_in,
+            lambda path: arrays_in(path, y_train=np.zeros(47, int)),
+            "y_train is int64, .*47.* each of 48 images",
+        ),
+        (
+            arrays_in,
+            lambda path: arrays_in(path, y_train=np.arange(48) % 3 + 1),
+            "y_train has the label 3; labels .* 0 to 2",
+        ),
+        (arrays_in, lambda path: arrays_in(path, y_train=-np.arange(48)), "y_train has the label -1"),
+        (arrays_in, lambda path: arrays_in(path, y_test=np.arange(12)), "y_test has the label 3; labels of .* 0 to 2"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_spent(
+    kind: Callable[[Path], Any], spoil: Callable[[Path], Any], problem: str, tmp_path: Path
+) -> None:
+    kind(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(UserError, match=f"^data: [^\n]*{problem}[^\n]*$"):
+        data.identify([data.count(SPECS[kind], tmp_path)], source=None, cache=tmp_path / "cache")
+
+
+def test_a_recipe_with_too_few_images_or_too_large_a_crop_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    folder_in(tmp_path)
+    arrays_in(tmp_path)
+    fields = "model='cifar_resnet8_v2', kind='cpu', batch_per_device=12"
+    for spec, problem in (
+        (
+            "Folder('photos', crop=32, resize=32), devices=[4, 8]",
+            "global batch 96 is larger than the 48 training images",
+        ),
+        ("Arrays('mine.npz', crop=19)", "crop: 19 is larger than the images; use at most 18"),
+        ("Folder('photo')", "photo/train is missing"),
+        ("Folder(path='photos', corp=3)", "did you mean 'crop'"),
+    ):
+        (tmp_path / "mine.py").write_text(f"from poc import *\nrecipe = Recipe({fields}, data={spec})\n")
+        with pytest.raises(UserError, match=f"^mine.py: [^\n]*{problem}[^\n]*$"):
+            config.load(tmp_path / "mine.py", count=data.count)
+
+
+def test_own_data_can_be_a_dimension_and_part_of_cases_and_quick_versions(tmp_path: Path) -> None:
+    folder_in(tmp_path)
+    records_in(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from poc import *\n"
+        "own = [Folder('photos', crop=16, resize=20), CIFAR100()]\n"
+        "others = Records(train='train.rec', val='val.rec', classes=3, crop=32)\n"
+        "recipe = Recipe('cifar_resnet8_v2', batch_per_device='largest', kind='cpu', "
+        "cases=[dict(data=own), dict(data=others)], quick=dict(data=own[0], cases=[{}]))\n"
+    )
+    recipe = config.load(tmp_path / "mine.py", count=data.count)
+    assert [setting.data.train_images for setting in recipe.settings()] == [48, 50_000, 48]
+    assert recipe.settings()[0].batches[-1] == 48
+    assert [setting.data.train_images for setting in recipe.quick_version().settings()] == [48]
+
+
+# Trainings
+
+
+@slow
+def test_a_folder_trains_with_both_frameworks_on_one_and_on_two_workers(tmp_path: Path) -> None:
+    spec = folder_in(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        f"from poc import *\nrecipe = Recipe(model='cifar_resnet8_v2', data={spec!r}, kind='cpu', epochs=8, window=2, "
+        "lr=0.02, cases=[dict(framework=['mxnet', 'pytorch'], batch_per_device=16), dict(framework='mxnet', devices=2, "
+        "workers=2, kvstore='dist_sync', batch_per_device=8), "
+        "dict(framework='pytorch', devices=2, batch_per_device=8)])\n"
+    )
+    finish(tmp_path / "mine.py", tmp_path, environment={"POC_DATA": str(tmp_path / "nothing")})
+    done = records(tmp_path)
+    assert [each.outcome for each in done] == [COMPLETED] * 4
+    assert {(each.run.framework, each.run.workers) for each in done} == {
+        ("mxnet", 1), ("mxnet", 2), ("pytorch", 1), ("pytorch", 2)
+    }  # fmt: skip
+    for each in done:
+        assert each.evaluations[-1].samples == 12
+        assert each.evaluations[-1].accuracy > 0.6
+    (shared,) = {each.data_id for each in done}
+    assert shared.name.startswith("folder-")
+    page = (tmp_path / "results.md").read_text() if (tmp_path / "results.md").exists() else ""
+    assert "K80" not in page
+
+
+@slow
+def test_a_resumed_run_is_the_same_bit_for_bit_and_a_moved_folder_is_the_same_data(tmp_path: Path) -> None:
+    spec = folder_in(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from poc import *\nrecipe = Recipe(model='cifar_mlp', framework='reference', kind='cpu', epochs=12, window=5, "
+        f"lr=0.01, batch_per_device=12, data={dataclasses.replace(spec, crop=32, resize=32)!r})\n"
+    )
+    undisturbed, hold = tmp_path / "undisturbed", tmp_path / "hold"
+    undisturbed.mkdir()
+    finish(tmp_path / "mine.py", undisturbed)
+    (expected,) = records(undisturbed)
+    with held(hold), start(tmp_path / "mine.py", tmp_path, environment={"POC_HOLD": str(hold)}) as process:
+        family(process.pid, 1)
+        eventually(lambda: list(tmp_path.glob("checkpoints/*/*-40-*.npz")), unless=lambda: process.poll() is not None)
+        process.kill()
+        process.communicate()
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("photos", "mine.py"):
+        (tmp_path / name).rename(moved / name)
+    finish(moved / "mine.py", tmp_path)
+    (resumed,) = records(tmp_path)
+    assert (resumed.outcome, course(resumed)) == (COMPLETED, course(expected))
+    assert [noted.step for noted in resumed.resumed] == [40]
+    assert "in the journal already" in finish(moved / "mine.py", tmp_path)
+    target, _ = publish(tmp_path / "results", tmp_path / "published", lambda records, folder: None)
+    (shared,) = journal.read(journal.paths(target))
+    assert (shared.run.id, shared.run.data.path) == (resumed.run.id, "")
+    for file in target.rglob("*"):
+        assert file.is_dir() or str(tmp_path) not in file.read_text()
+
+
+# CIFAR-100
+
+
+def test_cifar_100_has_its_fine_labels_in_each_form(tmp_path: Path) -> None:
+    rows, fine = (
+        PIXELS.transpose(0, 3, 1, 2).reshape(len(PIXELS), -1),
+        (np.arange(len(PIXELS)) * 5 + 9).astype(np.uint8),
+    )
+    content = np.column_stack([fine // 10, fine, rows])
+    binary = {"train.bin": content[:15].tobytes(), "test.bin": content[15:].tobytes()}
+    python = {
+        name: python_2_batch(rows[part], fine[part]).replace(text("labels"), text("fine_labels"))
+        for name, part in (("train", slice(15)), ("test", slice(15, None)))
+    }
+    archive = tar_of({f"cifar-100-binary/{name}": each for name, each in binary.items()})
+    release = dataclasses.replace(RELEASES["cifar100"], train=15, validation=4, url="http://127.0.0.1:9/")
+    forms = (binary, python, {"cifar-100-binary.tar.gz": archive})
+    ids = set()
+    for number, files in enumerate(forms):
+        source = write(tmp_path / str(number), files)
+        dataset: Any = data.load(CIFAR100(), source=source, cache=tmp_path / "cache", release=release)
+        np.testing.assert_array_equal(dataset.train.images, PIXELS[:15])
+        np.testing.assert_array_equal(dataset.validation.labels, fine[15:])
+        ids.add(dataset.data_id)
+    assert [each.name for each in ids] == ["cifar100"]
+    with pytest.raises(UserError, match=r"does not contain CIFAR-100; .*train.bin and test.bin"):
+        data.load(CIFAR100(), source=tmp_path, cache=tmp_path / "cache")
+    fallback: Any = data.load(CIFAR100(), source=None, cache=tmp_path / "cache", fallback=True)
+    assert (fallback.name, fallback.train.labels.max()) == ("synthetic", 99)
+
+
+def test_accuracies_on_other_images_are_not_compared_with_the_main_study() -> None:
+    from poc.published import load as studies
+
+    changes: Any = {"name": "folder", "path": "", "classes": 3, "train_images": 1280, "validation": 12, "crop": 28}
+    shown = [
+        record_of(),
+        record_of(run={"data": {"name": "cifar100"}}, dataset="cifar100", run_id="1"),
+        record_of(run={"data": changes}, dataset="folder-3fa9c1", run_id="2"),
+    ]
+    published = studies([])
+    results = Results(build(*shown, studies=published), published, "test machine")
+    names = [subject.dataset for subject in results.subjects()]
+    assert names[0] == "cifar10"
+    assert sorted(names) == ["cifar10", "cifar100", "folder-3fa9c1"]
+    for subject in results.subjects():
+        assert len(results.headline(subject)) == 1
+        assert len(results.published(subject)) == 0 or subject == Subject("cifar_resnet50_v2", "cifar10")
+    assert len(results.published_machines(results.subjects()[0])) == 2
+
+
+def test_cifar_100_trains_like_cifar_10_with_100_classes() -> None:
+    (setting,) = Recipe("cifar_resnet50_v2", data="cifar100", lr=Linear(base=0.05, per=128)).settings()
+    assert (setting.data, setting.data.classes, setting.data.input_shape) == (CIFAR100(), 100, (3, 28, 28))
