@@ -150,7 +150,7 @@ def _with_framework(
         lr_rule=str(setting.lr),
     )
     if setting.devices == 1:  # a single replica has nothing to synchronise
-        fields.update(kvstore=Device(), gradient_noise=None)
+        fields.update(kvstore=Device(), gradient_noise=setting.gradient_noise if setting.accumulate > 1 else None)
     for dtype in ("bfloat16", "float32") if setting.dtype == AUTO else (setting.dtype,):
         run = Run(**{**fields, "dtype": dtype})
         unsupported = frameworks.unsupported_reason(run, hardware)

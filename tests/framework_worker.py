@@ -58,6 +58,7 @@ def batches(run: Run, worker: int = 0, first_step: int = 0, steps: int | None = 
         data.load(run.data, source=None, cache=Path("unused")),
         run.data,
         global_batch=run.global_batch,
+        accumulate=run.accumulate,
         seed=0,
         first_step=first_step,
         steps=run.steps - first_step if steps is None else steps,
@@ -153,7 +154,30 @@ def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     return {"sent": np.concatenate([*map(np.ravel, sent)]), "received": np.concatenate([*map(np.ravel, received)])}
 
 
-TASKS = {task.__name__: task for task in (trained, gradients, placed_ahead, clocks, sums)}
+def exchanges(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
+    """Return how often each step sends each array of gradients, and the number of these arrays: flat buffers."""
+    sent: list[object] = []
+    if distributed := sys.modules.get("torch.distributed"):
+
+        def all_reduce(state, bucket):  # type: ignore[no-untyped-def]  # DistributedDataParallel checks annotations
+            sent.append(bucket)
+            summed = distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
+            return summed.then(lambda done: done.value()[0])
+
+        session._ddp.register_comm_hook(None, all_reduce)
+        arrays = 1  # of so few parameters
+    else:
+        place, name = (session, "_sum") if hasattr(session, "_sum") else (session._hub, "sum")
+        total, arrays = getattr(place, name), len(session._gradients())
+        setattr(place, name, lambda key, *rest, **options: sent.append(key) or total(key, *rest, **options))
+    counts = [0]
+    for number, batch in enumerate(batches(run, worker)):
+        session.step(batch, run.rate(number))
+        counts.append(len(sent))
+    return {"per step": np.diff(counts), "arrays": np.array([arrays])}
+
+
+TASKS = {task.__name__: task for task in (trained, gradients, placed_ahead, clocks, sums, exchanges)}
 
 
 def workers(run: Run, folder: Path, task: str = "trained") -> list[Arrays]:

@@ -226,6 +226,16 @@ def test_workers_share_the_whole_batches_of_an_epoch(samples: int, share: int, w
     np.testing.assert_array_equal(np.concatenate([batch.images for batch in shares])[..., 0, 0], pixels[trained])
 
 
+def test_the_micro_batches_of_all_workers_together_are_those_of_one() -> None:
+    def micro_batches(**share: int) -> list[list[Any]]:
+        options: dict[str, Any] = {"global_batch": 24, "accumulate": 3, "seed": 5, "steps": 40, **share}
+        batches = [batch.labels for batch in data.training_batches(DATASET, CIFAR10(), **options)]
+        return [np.split(labels, 3) for labels in batches]
+
+    whole, *shares = micro_batches(), *(micro_batches(worker=worker, workers=4) for worker in range(4))
+    np.testing.assert_array_equal(whole, np.concatenate(shares, axis=2))
+
+
 @pytest.mark.parametrize("workers", [3, 24])
 def test_workers_together_train_on_what_one_would(workers: int) -> None:
     def batches(first_step: int = 0, **share: int) -> list[Any]:

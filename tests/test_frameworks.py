@@ -26,7 +26,17 @@ from poc.values import UserError
 from tests import framework_worker
 from tests.builders import MACHINE
 from tests.conftest import give_memory_back
-from tests.framework_worker import PLAIN, Arrays, batches, distance, gradients, parameters, planned, trained, workers
+from tests.framework_worker import (
+    PLAIN,
+    Arrays,
+    batches,
+    distance,
+    gradients,
+    parameters,
+    planned,
+    trained,
+    workers,
+)
 from tests.launch import HOME, python
 
 INSTALLED = [name for name in frameworks.FRAMEWORKS if frameworks.versions(name)]
@@ -39,10 +49,14 @@ BETWEEN_WORKERS = (
     {"workers": 2, "kvstore": "dist_device_sync", "devices": 4, "steps": 1},
     {"workers": 2, "kvstore": "horovod", "devices": 4, "steps": 1},
 )
+ACCUMULATING = tuple({**fields, "accumulate": 3, "steps": 2} for fields in (*IN_PROCESS[:1], *BETWEEN_WORKERS[:2]))
 WITHOUT_SYNC = (
     {"kvstore": "none"},
     {"kvstore": "none", "workers": 2},
 )
+SUMMED = ({}, *BETWEEN_WORKERS[:2])
+# More steps would amplify the rounding of sums in another order.
+WITHOUT_NORM = {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-5, "steps": 2}
 OPTIMIZERS: tuple[dict[str, Any], ...] = (
     {},
     {"optimizer": SGD(momentum_correction=True)},
@@ -189,7 +203,7 @@ def test_steps_lower_the_loss_and_the_seed_determines_everything(run: Run) -> No
     assert distance(start(first), frameworks.open_session(dataclasses.replace(run, seed=1)).state()) > 0.1
 
 
-@on_each(*({"devices": 2, **fields} for fields in (*IN_PROCESS, *BETWEEN_WORKERS, *WITHOUT_SYNC)))
+@on_each(*({"devices": 2, **fields} for fields in (*IN_PROCESS, *BETWEEN_WORKERS, *ACCUMULATING, *WITHOUT_SYNC)))
 def test_devices_train_as_emulated_ones_or_without_synchronisation_each_for_itself(run: Run, tmp_path: Path) -> None:
     """Compare parameters and statistics, and an evaluation of 70 images, the last 6 in a short batch."""
     independent = run.kvstore.name == "none"
@@ -214,6 +228,40 @@ def test_devices_train_as_emulated_ones_or_without_synchronisation_each_for_itse
     assert np.mean([worker["losses"] for worker in seen], axis=0) == pytest.approx(expected["losses"], rel=1e-4)
 
 
+@on_each(
+    {"batch_per_device": 32, "accumulate": 4, **WITHOUT_NORM},
+    *({"devices": 2, "batch_per_device": 16, "accumulate": 4, **WITHOUT_NORM, **fields} for fields in SUMMED),
+)
+def test_micro_batches_train_as_one_batch_without_batch_norm(run: Run, tmp_path: Path) -> None:
+    alone: dict[str, Any] = {"devices": 1, "workers": 1, "cores_per_worker": None, "kvstore": Device()}
+    expected = results(dataclasses.replace(run, accumulate=1, batch_per_device=128, **alone))
+    for seen in workers(run, tmp_path) if run.workers > 1 else [results(run)]:
+        weights = {name: array for name, array in seen.items() if np.ndim(array) > 1}
+        assert distance(weights, expected) < 1e-6
+        assert distance(weights, start(seen)) > 1e-5
+        # The bias begins at zero: it has no digits but those of its gradient.
+        assert distance(seen, expected) < 1e-5
+
+
+@on_each(*({"devices": 2, "accumulate": 3, "steps": 4, **fields} for fields in SUMMED))
+def test_gradients_are_synchronised_once_per_step(run: Run, tmp_path: Path) -> None:
+    for seen in workers(run, tmp_path, "exchanges"):
+        assert seen["per step"].tolist() == seen["arrays"].tolist() * run.steps
+
+
+@on_each({"accumulate": 3}, one_process=True)
+def test_each_micro_batch_updates_the_running_statistics(run: Run) -> None:
+    def statistics(run: Run, steps: int) -> Arrays:
+        session = frameworks.open_session(run)
+        for batch in batches(run, steps=steps):
+            session.step(batch, 0.0)
+        return {name: array for name, array in parameters(session).items() if "running" in name}
+
+    seen, expected = statistics(run, 1), statistics(dataclasses.replace(run, accumulate=1, global_batch=8), 3)
+    for name, array in seen.items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
 @on_each(*({"devices": 2, "steps": 3, **fields} for fields in OPTIMIZERS[1:]), one_process=True)
 def test_every_optimizer_trains_two_devices_as_emulated_ones(run: Run) -> None:
     assert distance(results(run), emulated(run)) < 1e-5
@@ -223,6 +271,7 @@ def test_every_optimizer_trains_two_devices_as_emulated_ones(run: Run) -> None:
     *OPTIMIZERS,
     {"devices": 2},
     {"devices": 2, "emulated": True},
+    {"accumulate": 2},
     {"model": "cifar_vgg16", "batch_per_device": 2},  # has dropout
     one_process=True,
 )
@@ -284,7 +333,13 @@ def test_batches_placed_ahead_by_a_thread_train_to_the_same_bits(run: Run) -> No
     assert all(np.array_equal(array, expected[name]) for name, array in seen.items() if "running" not in name)
 
 
-@on_each({"devices": 4, "gradient_noise": 1}, {"devices": 4, "emulated": True, "gradient_noise": 1}, one_process=True)
+@on_each(
+    {"devices": 4, "gradient_noise": 1},
+    {"devices": 4, "emulated": True, "gradient_noise": 1},
+    {"accumulate": 4, "gradient_noise": 1},
+    {"devices": 2, "accumulate": 2, "gradient_noise": 1},
+    one_process=True,
+)
 def test_norms_are_those_of_one_device_s_gradient_and_of_the_mean(run: Run) -> None:
     run = dataclasses.replace(run, optimizer=PLAIN)
 
@@ -298,7 +353,7 @@ def test_norms_are_those_of_one_device_s_gradient_and_of_the_mean(run: Run) -> N
     assert session.gradient_norms() == []
     assert large == pytest.approx(of_mean, rel=1e-3)
     single = dataclasses.replace(planned(run.framework).run, optimizer=PLAIN)
-    shared = dataclasses.replace(run, workers=4, gradient_noise=None)
+    shared = dataclasses.replace(run, workers=4, accumulate=1, gradient_noise=None)
     squares = [square(gradients(frameworks.open_session(single), shared, device)) for device in range(4)]
     assert small == pytest.approx(np.mean(squares), rel=1e-3)
     assert large < small

@@ -190,7 +190,7 @@ def test_sessions_normalise_by_mean_and_deviation(framework: str) -> None:
     run = planned(framework, mean=mean, std=std).run
     session = frameworks.open_session(run)
     batch = next(batches(run))
-    ((images, _),) = session.place(batch).parts
+    ((images, _),) = session._inputs(session.place(batch), 0)
     axes = (1, 3, 1, 1)
     expected = (batch.images / 255 - np.reshape(mean, axes)) / np.reshape(std, axes)
     seen = images.asnumpy() if framework == "mxnet" else images.numpy()

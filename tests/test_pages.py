@@ -159,6 +159,16 @@ def test_the_speed_of_emulated_devices_is_on_no_page(page: str) -> None:
     assert not re.search(r"\b777\b", page)
 
 
+def test_runs_that_accumulate_are_named_and_not_compared_with_others(tmp_path: Path, complete: None) -> None:
+    accumulating = on_gpus(3000, 4, minute=5, run={"accumulate": 4, "global_batch": 2048})
+    page = written(tmp_path, on_gpus(1000), accumulating, studies=STUDIES)
+    assert {line["batch"] for line in first_table(page, "Your recipes")} == {"128", "128, accumulate 4"}
+    assert "3.00x" not in page
+    assert "3,000" in (tmp_path / "settings.md").read_text()
+    details = [path.read_text() for path in tmp_path.glob("*.md") if path.stem not in ("results", "settings")]
+    assert details and not any("3,000" in text for text in details)
+
+
 def test_tuned_recipes_are_listed_with_the_split_that_they_were_tuned_on(tmp_path: Path) -> None:
     data = {"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True}
     held_out = {"optimizer": "nesterov", "data": {**data, "validate_on": "held-out"}}

@@ -40,6 +40,10 @@ def test_a_run_has_one_line_in_its_user_s_terms(changes: dict[str, Any], line: s
 
 def test_a_label_names_the_fields_that_differ() -> None:
     assert label(record_of(run=RUN).run) == "resnet50 batch 128 x 4 GPUs lr 0.2"
+    accumulating = record_of(run={**RUN, "accumulate": 4, "global_batch": 2048}).run
+    assert label(accumulating) == "resnet50 batch 128 x 4 GPUs accumulate 4 lr 0.2"
+    assert varied([accumulating, record_of(run=RUN).run]) == set()
+    assert "accumulate 4" in str(accumulating)
     grid = itertools.product((0.0, 0.1), (0.01, 0.02))
     fields = ({**RUN, "label_smoothing": smoothing, "learning_rate": lr} for smoothing, lr in grid)
     runs = [record_of(run=run).run for run in fields]

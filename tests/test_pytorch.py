@@ -75,9 +75,13 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
 
 
 @of_torch
-@pytest.mark.parametrize("optimizer", ["sgd", Muon(lr=0.02), AdamW(epsilon=1e-3)], ids=str)
-def test_in_float16_a_step_that_overflows_changes_nothing_and_halves_the_scale(optimizer: Any) -> None:
-    plan = planned("pytorch", optimizer=optimizer, lr=0.001).run
+@pytest.mark.parametrize(
+    "fields",
+    [*({"optimizer": each} for each in ("sgd", Muon(lr=0.02), AdamW(epsilon=1e-3))), {"accumulate": 2}],
+    ids=str,
+)
+def test_in_float16_a_step_that_overflows_changes_nothing_and_halves_the_scale(fields: dict[str, Any]) -> None:
+    plan = planned("pytorch", **fields, lr=0.001).run
     run, wide = (dataclasses.replace(plan, dtype=dtype) for dtype in ("float16", "float32"))
     fed, rate = list(batches(run)), run.learning_rate
 

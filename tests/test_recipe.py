@@ -77,6 +77,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"batch_per_device": True}, "batch_per_device: True"),
     ({"batch_per_device": [64, np.float64(12.5)]}, r"batch_per_device: 12.5"),
     ({"batch_per_device": "Largest"}, r"did you mean 'largest'"),
+    ({"batch_per_device": 128, "accumulate": 400}, r"accumulate: the global batch 51200 is larger"),
+    ({"accumulate": 0}, r"accumulate: 0 is not allowed"),
     ({"batch_per_device": 50_001}, r"larger than the 50000 training images"),
     ({"batch_per_device": itertools.count()}, r" 10,000"),
     *(({"lr": lr}, f"lr: {lr!r}") for lr in (-0.1, float("nan"), "0.1")),
@@ -139,6 +141,8 @@ def test_a_field_without_effect_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"{next(iter(fields))}={next(iter(fields.values()))} .*devices"):
         recipe.check_effects()
     Recipe(model="cifar_resnet8_v2", **{**fields, "devices": [1, 2]}).check_effects()
+    if "gradient_noise" in fields:
+        Recipe(model="cifar_resnet8_v2", **fields, accumulate=2).check_effects()
 
 
 WARM = Linear(base=0.05, per=128, warmup_epochs=5)
@@ -158,6 +162,12 @@ WARM = Linear(base=0.05, per=128, warmup_epochs=5)
             {"devices": 4, "batch_per_device": 128, "lr": WARM},
             "global_batch learning_rate steps_per_epoch steps warmup_steps kind emulated",
             [(512, 0.2, 97, 12 * 97, 5 * 97, "gpu", False)],
+        ),
+        (
+            gpus(2),
+            {"devices": [1, 2], "batch_per_device": 32, "accumulate": 4, "gradient_noise": 5},
+            "global_batch learning_rate steps_per_epoch gradient_noise",
+            [(128, 0.05, 390, 5), (256, 0.1, 195, 5)],
         ),
         (CPU, {"steps": 500, "batch_per_device": 128}, "steps epochs", [(500, 2)]),
         (CPU, {"epochs": 3, "cases": [{"lr": [0.1, 0.2]}, {"epochs": 5}]}, "epochs", [3, 3, 5]),

@@ -124,7 +124,7 @@ def options(setting: Setting, speeds: Mapping[int, Estimate], price: Price | Non
     priced_devices = price.devices if price and not on_cpu else None
     choices = []
     for devices in _DEVICES:
-        global_batch = setting.batches[-1] * devices
+        global_batch = setting.batches[-1] * devices * setting.accumulate
         if global_batch > setting.data.train_images or (priced_devices and devices > priced_devices):
             continue
         known = speeds.get(devices)

@@ -127,7 +127,7 @@ def steps_per_epoch(samples: int, global_batch: int) -> int:
     """
     if global_batch > samples:
         raise UserError(
-            f"batch_per_device x devices: the global batch {global_batch} is larger than the {samples} training "
-            "images; use a smaller batch or fewer devices"
+            f"batch_per_device x devices x accumulate: the global batch {global_batch} is larger than the {samples} "
+            "training images; use a smaller batch or fewer devices"
         )
     return samples // global_batch

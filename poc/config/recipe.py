@@ -59,8 +59,11 @@ class Training:
     """If the machine has too few devices of the kind, one of them does the work of all, one after another: the accuracy
     is valid, the speed is not."""
     batch_per_device: Annotated[Count, Or(LARGEST)] = 128
-    """Samples per device and step; the global batch is that times the devices. "largest": as many as fit into its
-    memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536, tried from above."""
+    """Samples per device and micro-batch; the global batch is that times the devices times `accumulate`. "largest": as
+    many as fit into its memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536, tried from above."""
+    accumulate: Count = field(default=1, label="accumulate {}")
+    """Micro-batches per device and step, one after another: their gradients are summed, and synchronised once per step.
+    Each has batch statistics of its own, and updates the running ones."""
     evaluate: Flag = field(default=True, label="without evaluation")
     """Measure the accuracy over the whole validation set after every epoch."""
     optimizer: AnyOptimizer = field(default=SGD(), label="{}")
@@ -69,7 +72,7 @@ class Training:
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
     gradient_noise: Count | None = field(default=None, label="gradient noise scale every {} steps")
     """Interval in steps at which the squared norms of one device's gradient and of all devices' are recorded, which
-    give the gradient noise scale (`poc/records/noise.py`); with several devices, emulated ones too."""
+    give the gradient noise scale (`poc/records/noise.py`); with several devices, emulated ones too, or `accumulate`."""
     zero_init_gamma: Flag = field(default=False, by_framework=True, label="zero-init gamma")
     """Residual units start as identities: the gammas of the last batch norm of each are zero (Goyal et al. 2017), in
     pre-activation models ("_v2") the weights of the convolution after it."""
@@ -184,14 +187,14 @@ class Setting(Training):
         """Candidates for the batch per device, ascending: the batch, or those to try for the largest."""
         if self.batch_per_device != LARGEST:  # type: ignore[comparison-overlap]
             return [self.batch_per_device]
-        limit = min(self.data.train_images // self.devices, _LARGEST_BATCH)
+        limit = min(self.data.train_images // (self.devices * self.accumulate), _LARGEST_BATCH)
         sizes = {size for power in range(17) for size in (2**power, 3 * 2**power // 2)}
         return sorted(size for size in sizes if size <= limit) or [1]
 
     @property
     def global_batch(self) -> int:
         """Samples per step over all devices; an upper limit where the largest batch is searched for."""
-        return self.batches[-1] * self.devices
+        return self.batches[-1] * self.devices * self.accumulate
 
 
 _WHOLE = ("seeds", "mean", "std")
@@ -249,9 +252,10 @@ class Recipe:
         for setting in settings:
             setting.check_schedule()
         several = any(setting.devices > 1 for setting in settings)
+        accumulates = any(setting.accumulate > 1 for setting in settings)
         for name, setting in itertools.product(("kvstore", "emulated", "gradient_noise"), settings):
-            value = getattr(setting, name)
-            if not several and value != getattr(Setting, name):
+            value, has_effect = getattr(setting, name), several or (accumulates and name == "gradient_noise")
+            if not has_effect and value != getattr(Setting, name):
                 raise UserError(f"{name}={value} needs at least 2 devices; set devices=, or remove it")
 
     def with_fields(self, fields: Mapping[str, Any]) -> Recipe:

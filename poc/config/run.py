@@ -74,7 +74,7 @@ class Run(Schedule, Training):
 
         The schedule of the learning rate may differ.
         """
-        plain = not (self.label_smoothing or self.zero_init_gamma or self.mean or self.std)
+        plain = not (self.label_smoothing or self.zero_init_gamma or self.mean or self.std) and self.accumulate == 1
         plain_data = isinstance(self.data, Synthetic) or not labels(self.data)
         return bool(plain and plain_data and self.optimizer == SGD())
 
@@ -99,7 +99,7 @@ class Run(Schedule, Training):
     @property
     def training_recipe(self) -> str:
         """Describe how it trains, without model, batch, devices, learning rate and schedule."""
-        parts = [str(self.optimizer), *self._labels("label_smoothing", "zero_init_gamma", "mean", "std")]
+        parts = [str(self.optimizer), *self._labels("label_smoothing", "zero_init_gamma", "accumulate", "mean", "std")]
         data = self.data
         if isinstance(data, Own):
             parts.append(str(data))

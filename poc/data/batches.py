@@ -59,6 +59,7 @@ def training_batches(
     global_batch: int,
     seed: int,
     steps: int,
+    accumulate: int = 1,
     first_step: int = 0,
     worker: int = 0,
     workers: int = 1,
@@ -66,9 +67,10 @@ def training_batches(
 ) -> Iterator[Batch]:
     """Yield one worker's part of `steps` global batches, from `first_step` (counted over all epochs).
 
-    The parts of all workers and steps of an epoch are a partition of its whole batches; `workers` divides
-    `global_batch`. A fixed batch is the same object every time. Batches are made by up to 16 threads, one per core,
-    or by the caller's thread if not `threaded`.
+    The parts of all workers and steps of an epoch are a partition of its whole batches; `workers` x `accumulate`
+    divides `global_batch`, whose first part has the first micro-batches of all workers, the next one the second, and so
+    on. A fixed batch is the same object every time. Batches are made by up to 16 threads, one per core, or by the
+    caller's thread if not `threaded`.
     """
     samples, share = len(dataset.train), global_batch // workers
     if isinstance(spec, Synthetic) and spec.fixed:
@@ -85,7 +87,7 @@ def training_batches(
                 visited = order(samples, seed=seed, epoch=epoch)
             count = min(batches_per_job, in_epoch - step_of_epoch, end - step)
             indices = visited[step_of_epoch * global_batch :][: count * global_batch]
-            yield indices.reshape(count, workers, share)[:, worker].ravel(), epoch
+            yield indices.reshape(count * accumulate, workers, share // accumulate)[:, worker].ravel(), epoch
             step += count
 
     def make(indices: Indices, epoch: int) -> Batch:

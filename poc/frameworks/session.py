@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import functools
 import statistics
 import time
 import timeit
@@ -32,16 +31,13 @@ Part = tuple[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class PlacedBatch(Batch):
-    """A batch that has been copied to the devices."""
+    """A batch that has been copied to the devices, in micro-batches that are trained one after another."""
 
     source: Batch
-    uploaded: Any
-    prepare: Callable[[Any], list[Part]]
-
-    @functools.cached_property
-    def parts(self) -> list[Part]:
-        """The network's input on each device, computed by the first step that trains on this batch."""
-        return self.prepare(self.uploaded)
+    uploaded: list[Any]
+    """Each micro-batch as `Session._upload` returned it."""
+    prepared: dict[int, list[Part]]
+    """The network's input on each device, by micro-batch: the last one's, or all of a batch that comes again."""
 
 
 @value
@@ -96,14 +92,7 @@ class Session(abc.ABC):
             # Each step has masks of its own, so that a resumed run draws the same ones.
             (seed,) = np.random.SeedSequence([self._run.seed, self._worker, self._step]).generate_state(1)
             self._seed_dropout(int(seed))
-        local_squares: list[Scalar] = []
-        if self._run.emulated:
-            local_squares = self._emulate(batch, norms=norms)
-        else:
-            parts = self.place(batch).parts
-            self.forward_backward(parts, sync=sync and not norms)
-            if norms:
-                local_squares = [self._squared_norm(device) for device in range(len(parts))]
+        local_squares = self._accumulate(self.place(batch), sync=sync, norms=norms)
         self._step += 1
         self._samples += len(batch)
         if self._run.straggler and self._worker == self._run.workers - 1:
@@ -116,11 +105,64 @@ class Session(abc.ABC):
             self.sync_gradients()
         self.apply_update(learning_rate, local=not sync)
 
-    @abc.abstractmethod
-    def forward_backward(self, parts: list[Part], *, sync: bool) -> None:
-        """Replace every device's gradients by those of its part of a batch, and add its loss.
+    def _accumulate(self, placed: PlacedBatch, *, sync: bool, norms: bool) -> list[Scalar]:
+        """Sum the gradients of a batch's micro-batches; return the squared norms of each one's if `norms`.
 
-        A framework whose all-reduce overlaps the backward pass sums them here if `sync`; its `sync_gradients` is empty.
+        Emulated devices are micro-batches, too. Real devices have running statistics of their own, which are averaged
+        when they are read. Their update is linear, so each emulated device may start from the same average.
+        """
+        squares: list[Scalar] = []
+        emulated, last = self._run.devices if self._run.emulated else 1, len(placed.uploaded) - 1
+        averaged = self._batch_stats if emulated > 1 else []
+        for number in range(len(placed.uploaded)):
+            if number % emulated == 0:
+                start = [values + 0 for values in averaged]  # copies, in any framework
+                sums = [values * 0 for values in averaged]
+            for values, old in zip(averaged, start):
+                values[:] = old
+            parts, is_first = self._inputs(placed, number), number == 0
+            # The norms are those of the micro-batch alone.
+            with self._added_gradients(norms and not is_first):
+                replaces = is_first or norms
+                self.forward_backward(parts, sync=sync and not norms, is_first=replaces, is_last=number == last)
+                if norms:
+                    squares += map(self._squared_norm, self._local_devices)
+            for total, values in zip(sums, averaged):
+                total += values
+                if (number + 1) % emulated == 0:
+                    values[:] = total / emulated
+        return squares
+
+    def _inputs(self, placed: PlacedBatch, number: int) -> list[Part]:
+        """Return a micro-batch as the network's input on each device."""
+        if number not in placed.prepared:
+            if not self._run.data.fixed:
+                placed.prepared.clear()  # memory for one micro-batch is enough
+            placed.prepared[number] = self._prepare(placed.uploaded[number])
+        return placed.prepared[number]
+
+    @property
+    def _local_devices(self) -> range:
+        """Numbers of the devices of this process."""
+        return range(1 if self._run.emulated else self._run.devices // self._run.workers)
+
+    @contextlib.contextmanager
+    def _added_gradients(self, adds: bool) -> Iterator[None]:
+        """Add the present gradients to those that the block computes in their place, if `adds`."""
+        devices = self._local_devices if adds else ()
+        before = [values + 0 for device in devices for values in self._gradients(device)]
+        yield
+        after = [values for device in devices for values in self._gradients(device)]
+        for values, old in zip(after, before):
+            values += old
+
+    @abc.abstractmethod
+    def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
+        """Compute every device's gradients of its part of a micro-batch, and add its loss.
+
+        The gradients of the first micro-batch of a step replace those that are there, others are added to them. A
+        framework whose all-reduce overlaps the backward pass sums them over the devices in the last one if `sync`; its
+        `sync_gradients` is empty.
         """
 
     def sync_gradients(self) -> None:
@@ -144,39 +186,11 @@ class Session(abc.ABC):
         if isinstance(batch, PlacedBatch):
             return batch
         if self._placed is None or self._placed.source is not batch:
-            self._placed = PlacedBatch(batch.images, batch.labels, batch, self._upload(batch), self._prepare)
+            count = self._run.accumulate * (self._run.devices if self._run.emulated else 1)
+            samples = len(batch) // count
+            parts = [batch.part(number * samples, (number + 1) * samples) for number in range(count)]
+            self._placed = PlacedBatch(batch.images, batch.labels, batch, [*map(self._upload, parts)], {})
         return self._placed
-
-    def _emulate(self, batch: Batch, *, norms: bool) -> list[Scalar]:
-        """Emulate the run's devices on one: micro-batches one after another; sum gradients, average batch statistics.
-
-        Return the squared norm of each device's gradients if `norms`. Real devices have running statistics of their
-        own, which are averaged when they are read. Their update is linear, so each emulated device may start from the
-        same average.
-        """
-        squares: list[Scalar] = []
-        sums: list[Any] = []
-        start = [values + 0 for values in self._batch_stats]  # copies, in any framework
-        samples = self._run.batch_per_device
-        for device in range(self._run.devices):
-            for values, old in zip(self._batch_stats, start):
-                values[:] = old
-            part = batch.part(device * samples, (device + 1) * samples)
-            self.forward_backward(self._prepare(self._upload(part)), sync=False)
-            if norms:
-                squares.append(self._squared_norm(0))
-            arrays = self._gradients() + self._batch_stats
-            if not sums:
-                sums = [values + 0 for values in arrays]
-                continue
-            for total, values in zip(sums, arrays):
-                total += values
-        gradients = self._gradients()
-        for values, total in zip(gradients, sums):
-            values[:] = total
-        for values, total in zip(self._batch_stats, sums[len(gradients) :]):
-            values[:] = total / self._run.devices
-        return squares
 
     def _add_loss(self, device: int, loss: Scalar) -> None:
         """Add the loss of a device's samples to the mean that `drain` returns."""
@@ -258,7 +272,7 @@ class Session(abc.ABC):
         run = self._run
         if not (run.synchronises and run.kvstore.sums) or getattr(run.kvstore, "two_bit", None) is not None:
             return None
-        local_devices = range(run.devices // run.workers)
+        local_devices = self._local_devices
         for device in local_devices:
             for gradient in self._gradients(device):
                 gradient[:] = self._worker * len(local_devices) + device + 1

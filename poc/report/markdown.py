@@ -99,6 +99,12 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)
 
 
+def batch(row: Any) -> str:
+    """Return the batch per device, and how many of them each device accumulates per step: "32, accumulate 4"."""
+    micro_batches = row.global_batch / (row.batch_per_device * row.devices) if row.origin == "measured" else 1
+    return count(row.batch_per_device) + (f", accumulate {micro_batches:.0f}" if micro_batches > 1 else "")
+
+
 def model(name: str) -> str:
     """Return a model's name for tables and figures."""
     return networks.NETWORKS[name].label if name in networks.NETWORKS else name
@@ -165,7 +171,7 @@ _COLUMNS: dict[str, Show] = {
     "model, framework": lambda row: ", ".join(filter(None, [_model(row), short_framework(row)])),
     "framework": short_framework,
     "devices": devices,
-    "batch per device": lambda row: count(row.batch_per_device),
+    "batch per device": batch,
     "global batch": lambda row: count(row.global_batch),
     "lr": lr,
     "training recipe": "recipe_cell",

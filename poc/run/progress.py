@@ -14,7 +14,7 @@ from poc.records.timing import throughput
 
 _FORMAT = "{desc}, {remaining} left {percentage:3.0f}%|{bar}|"
 # Not of interest in a line, or part of each label.
-_OMITTED = ("learning_rate", "lr_rule", "emulated", "window", "evaluate", "seconds", "target_accuracy")
+_OMITTED = ("learning_rate", "lr_rule", "emulated", "accumulate", "window", "evaluate", "seconds", "target_accuracy")
 
 
 def label(run: Run, details: Collection[str] = ()) -> str:
@@ -24,7 +24,8 @@ def label(run: Run, details: Collection[str] = ()) -> str:
     """
     devices = counted(run.devices, "emulated device" if run.emulated else run.kind.upper())
     model = run.model.removeprefix("cifar_").removesuffix("_v2") if run.model.startswith("cifar_") else run.model
-    parts = [f"{model} batch {run.batch_per_device} x {devices} lr {run.learning_rate:g}"]
+    batch = f"{run.batch_per_device} x {devices}" + (f" accumulate {run.accumulate}" if run.accumulate > 1 else "")
+    parts = [f"{model} batch {batch} lr {run.learning_rate:g}"]
     return ", ".join([*parts, *(word for name, word in labels(run).items() if name in details)])
 
 

@@ -91,6 +91,7 @@ class Worker:
         share = {"worker": self._number, "workers": run.workers}
         # A CPU's cores belong to the training, which one thread can feed.
         options = {"global_batch": run.global_batch, "seed": run.seed, "threaded": run.kind != "cpu", **share}
+        options["accumulate"] = run.accumulate
         accuracies = [event["accuracy"] for event in self._events if event["event"] == "evaluation"]
         loop = Loop(
             run,
@@ -110,7 +111,7 @@ class Worker:
         # wait on the devices, whose memory they need.
         with (
             data.prefetch(host_batches, depth=run.window) as ahead,
-            data.prefetch(ahead if run.emulated else map(session.place, ahead), depth=2) as placed,
+            data.prefetch(map(session.place, ahead), depth=2) as placed,
         ):
             batches = self._with_heartbeat(placed)
             with spin_guard(threads):

@@ -162,10 +162,11 @@ class MXNetSession(Session):
         """A second network for evaluation: there oneDNN changes weights to a layout that views cannot have."""
         return self._build(evaluates=True)
 
-    def forward_backward(self, parts: list[Part], *, sync: bool) -> None:
+    def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
         # A CPU's contexts share one source of random masks, so they have to draw in order.
         map_devices = map if self._has_dropout and self._run.kind == "cpu" else self._map_devices
-        list(map_devices(self._backward, self._compiled, range(len(parts)), parts))
+        with self._added_gradients(not is_first):
+            list(map_devices(self._backward, self._compiled, range(len(parts)), parts))
         if self._run.emulated:
             # The backward pass updates the statistics without telling MXNet's engine, which does not order it before
             # those who read them.

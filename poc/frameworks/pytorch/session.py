@@ -106,12 +106,13 @@ class TorchSession(Session):
             for parameter in self._trained
         ]
 
-    def forward_backward(self, parts: list[Part], *, sync: bool) -> None:
-        """Compute the gradients; with `sync` DistributedDataParallel averages them during the backward pass."""
+    def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
+        """Compute the gradients; with `sync` DistributedDataParallel averages them during the last backward pass."""
         averages = sync and self._ddp is not None and self._run.kvstore.sums
         share = (self._run.workers if averages else 1) / self._run.global_batch
-        self._optimizer.zero_grad()
-        with contextlib.nullcontext() if averages or self._ddp is None else self._ddp.no_sync():
+        if is_first:
+            self._optimizer.zero_grad()
+        with contextlib.nullcontext() if self._ddp is None or (averages and is_last) else self._ddp.no_sync():
             for images, labels in parts:
                 with self._autocast():
                     scores = self._forward(images)

@@ -146,6 +146,7 @@ def _own_rate(results: Results, row: Any) -> str:
     own = own[(own.straggler == 0) & ((own.devices > 1) | own.cores_per_worker.isna())]
     own = own[own.family.isin([*markdown.STUDIED, "synthetic"])]
     own = own[(own.model == row.model) & (own.batch_per_device == row.batch_per_device)]
+    own = own[own.global_batch == own.batch_per_device * own.devices]  # without accumulation
     same = preferred(own[(own.kind == "cpu") & (own.devices == 1) if row.devices == 0 else own.devices == row.devices])
     return "" if same is None else f"{markdown.rate(same)}, {markdown.devices(same)}"
 

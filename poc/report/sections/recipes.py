@@ -78,7 +78,7 @@ def line(row: Any) -> dict[str, str]:
         "recipe": row.recipe,
         "model": ", ".join(model),
         "devices": ", ".join([markdown.devices(row), *{row.kvstore} - {"", "device"}]),
-        "batch": markdown.count(row.batch_per_device),
+        "batch": markdown.batch(row),
         "lr": markdown.lr(row),
         markdown.RATE: "" if row.emulated else markdown.rate(row),
         "epochs": markdown.count(row.epochs) if row.length == TRAINING else "burst",

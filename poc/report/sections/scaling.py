@@ -81,7 +81,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         lines.append(
             {
                 "machine": name + (", quick" if first.quick else ""),
-                "batch per device": markdown.count(last.batch_per_device),
+                "batch per device": markdown.batch(last),
                 **{f"samples/s on {count:.0f}": markdown.number(rates.get(count, math.nan)) for count in counts},
                 **efficiency(curve),
             }

@@ -64,7 +64,11 @@ class NumpySession(Session):
         return {name: view.copy() for name, view in self._named().items()}
 
     @_quiet
-    def forward_backward(self, parts: list[Part], *, sync: bool) -> None:
+    def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
+        with self._added_gradients(not is_first):
+            self._backward(parts)
+
+    def _backward(self, parts: list[Part]) -> None:
         for (images, labels), parameters, gradients in zip(parts, self._parameters, self._rows):
             layers = self._layers(parameters)
             *activations, scores = self._forward(layers, images)
