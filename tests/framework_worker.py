@@ -94,7 +94,8 @@ def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) 
             losses.append(session.drain())
     result = session.evaluate(validation(run, 32, worker))
     evaluated = np.array([result.correct, result.samples, result.loss])
-    seen = {"evaluated": evaluated, "losses": losses, "norms": session.gradient_norms()}
+    summed = session.sum_over_workers(evaluated[:2])
+    seen = {"evaluated": evaluated, "summed": summed, "losses": losses, "norms": session.gradient_norms()}
     return {**start, **parameters(session), **seen, "sums right": str(session.sync_is_correct())}
 
 

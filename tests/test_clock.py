@@ -78,6 +78,9 @@ class Driven:
         self.now, self._enqueued = self.now + self._enqueued, 0.0
         return float(self._loss(len(self.rates)))
 
+    def sum_over_workers(self, values: np.ndarray) -> np.ndarray:
+        return values
+
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         self.now += 7.0
         return Evaluation(correct=30, samples=40, loss=self._evaluation_loss)
@@ -145,13 +148,18 @@ def test_a_run_by_time_ends_with_the_window_in_which_the_time_is_up(
     assert done.outcome == COMPLETED
 
 
+def test_the_clock_of_the_first_worker_decides() -> None:
+    assert len(Driven(short(seconds=5.5), worker=1).windows) == 6  # nobody has said that the time is up
+    assert len(Driven(short(seconds=5.5), worker=0).windows) == 4
+
+
 @pytest.mark.parametrize(("target", "epochs"), [(0.75, 1), (0.76, 3)])
 def test_a_run_ends_with_the_evaluation_that_reaches_its_target(target: float, epochs: int) -> None:
     done = Driven(short(epochs=3, target_accuracy=target))
     assert done.epochs_evaluated == list(range(1, epochs + 1))  # each finds 0.75
     assert (done.saved[-1], done.outcome) == (epochs * 10, COMPLETED)
     # Resumed from its last checkpoint, it does nothing more.
-    resumed = Driven(short(epochs=3, target_accuracy=target), first_step=epochs * 10, accuracy=0.75)
+    resumed = Driven(short(epochs=3, target_accuracy=target), first_step=epochs * 10, correct=30, evaluated=40)
     assert (resumed.windows, resumed.outcome) == ([], COMPLETED)
 
 

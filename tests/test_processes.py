@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -15,11 +16,13 @@ import numpy as np
 import psutil
 import pytest
 
-from poc import Synthetic
+from poc import Recipe, Synthetic
 from poc.host import isolated, processes
+from poc.plan import plan
 from poc.records.record import COMPLETED, FAILED, Record
-from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, end_of, executed
-from tests.extras import needs_horovod
+from poc.run.parent import execute
+from tests.builders import GLUON, MACHINE, SMALL, TWO_WORKERS, course, end_of, executed, place_in
+from tests.extras import needs_horovod, needs_torch
 from tests.launch import struck
 
 NEVER = 300.0
@@ -29,6 +32,7 @@ FRAMEWORKS: dict[str, dict[str, Any]] = {
     "reference": {"data": Synthetic(train=320, validation=70)},
     "mxnet": MXNET,
     "horovod": {**MXNET, "kvstore": "horovod"},
+    "pytorch": {**MXNET, "framework": "pytorch", "kvstore": "device"},
 }
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
 
@@ -111,7 +115,8 @@ def test_the_reason_for_which_a_process_ended_early(command: str, hint: str) -> 
 
 
 def two_workers(folder: Path, framework: str, **fields: Any) -> Record:
-    return executed(folder, **{**TWO_WORKERS, **FRAMEWORKS[framework], **fields})
+    workers = 1 if framework == "pytorch" else 2  # it has one per device anyway
+    return executed(folder, **{**TWO_WORKERS, **FRAMEWORKS[framework], "workers": workers, **fields})
 
 
 @pytest.mark.slow
@@ -139,6 +144,78 @@ def test_a_lost_process_ends_the_run_and_is_named(
     assert ("signal 9" if number == KILLED else "SIGSTOP") in record.reason
     assert record.windows
     assert psutil.Process().children(recursive=True) == []
+
+
+def trained_by(workers: int, framework: str, folder: Path, **fields: Any) -> Record:
+    """Return the record of a run of so many workers, also if they are more than there are cores."""
+    shared = {"devices": workers, "workers": 1 if framework == "pytorch" else workers}
+    recipe = Recipe(**{**SMALL, **TWO_WORKERS, **FRAMEWORKS[framework], **shared, "cores_per_worker": None, **fields})
+    (item,) = plan("test", recipe, dataclasses.replace(MACHINE, cores=max(workers, MACHINE.cores)))
+    assert not item.skip
+    run = dataclasses.replace(item.run, cores_per_worker=None)
+    record, _ = execute(run, place_in(folder))
+    assert len({sum(window.steps for window in worker.windows) for worker in record.workers}) == 1
+    return record
+
+
+LEARNS = {"data": Synthetic(train=2000, validation=400), "batch_per_device": 100, "lr": 0.01}
+"""Fields with which the reference framework reaches 0.25 in the fourth epoch, and 0.6 in the ninth."""
+EACH = [
+    *("reference", "mxnet"),
+    *(pytest.param("horovod", marks=needs_horovod), pytest.param("pytorch", marks=needs_torch)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("framework", EACH)
+def test_all_workers_end_with_the_epoch_in_which_they_together_reach_the_target(
+    framework: str, workers: int, tmp_path: Path
+) -> None:
+    images = Synthetic(size=16, crop=16, train=640, validation=70)
+    fields = LEARNS if framework == "reference" else {"data": images, "batch_per_device": 32, "lr": 0.05}
+    record = trained_by(workers, framework, tmp_path, **fields, epochs=50, target_accuracy=0.25)
+    assert (record.outcome, record.reason) == (COMPLETED, "")
+    *before, last = [evaluation.accuracy for evaluation in record.evaluations]
+    assert max(before, default=0.0) < 0.25 <= last
+    assert {evaluation.samples for evaluation in record.evaluations} == {record.run.data.validation}
+    assert len(record.workers) == workers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", EACH)
+def test_all_workers_end_after_the_same_step_when_the_time_is_up(framework: str, tmp_path: Path) -> None:
+    fields = {"epochs": None, "steps": 10**6, "evaluate": False, "straggler": 0.5, "window": 2}
+    record = trained_by(2, framework, tmp_path, **fields, seconds=1.0)
+    assert (record.outcome, record.reason) == (COMPLETED, "")
+    assert 2 <= sum(window.steps for window in record.windows) < 10**6
+    # Each window is that of the slowest worker; the first one's clock decides.
+    first = record.workers[0].windows
+    assert sum(window.seconds for window in first[:-1]) < 1.0 <= sum(window.seconds for window in first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", EACH)
+def test_a_worker_that_is_killed_in_an_evaluation_is_named(framework: str, tmp_path: Path) -> None:
+    data = dataclasses.replace(FRAMEWORKS[framework]["data"], validation=40_000)
+    with struck("worker 1", KILLED, workers=2):
+        record = two_workers(tmp_path, framework, data=data, window=1000, epochs=9, target_accuracy=0.9)
+    assert record.outcome == FAILED
+    assert record.reason.startswith("worker 1: ")
+    assert "signal 9" in record.reason
+    assert (len(record.windows), record.evaluations) == (1, ())
+    assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.mark.slow
+def test_a_target_is_found_again_after_a_restart(tmp_path: Path) -> None:
+    fields = {**LEARNS, "epochs": 20, "target_accuracy": 0.6}
+    undisturbed = two_workers(tmp_path / "undisturbed", "reference", **fields)
+    with struck("worker 1", KILLED, workers=2, after='"evaluation", "epoch": 2'):
+        restarted = two_workers(tmp_path / "restarted", "reference", **fields, restarts=1)
+    assert restarted.resumed
+    assert 5 < len(undisturbed.evaluations) < 20
+    assert course(restarted) == course(undisturbed)
 
 
 @pytest.mark.slow

@@ -102,7 +102,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"devices": 2, "workers": 2}, r"kvstore='device' .*workers=2"),
     ({"devices": 2, "kvstore": "dist_sync"}, r"kvstore='dist_sync' .*workers"),
     ({"straggler": 0.3}, r"straggler=0.3 .*workers"),
-    *(({**TWO, **fields}, next(iter(fields))) for fields in ({"target_accuracy": 0.9}, {"seconds": 5})),
+    *(
+        ({**TWO, "kvstore": kvstore, **fields}, f"{next(iter(fields))}=.* kvstore=(dist|ssp)")
+        for fields in ({"target_accuracy": 0.9}, {"seconds": 5})
+        for kvstore in ("dist_async", SSP(2), DistSync(two_bit=0.5))
+    ),
 ]
 
 

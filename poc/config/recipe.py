@@ -15,7 +15,7 @@ from annotated_types import Len
 from poc.config import networks
 from poc.config.datasets import CIFAR10, Data
 from poc.config.fields import Or, configuration, field
-from poc.config.kvstores import AnyKVStore, Device
+from poc.config.kvstores import SSP, AnyKVStore, Device, DistAsync
 from poc.config.optimizers import SGD, AnyOptimizer
 from poc.config.rates import BASE, AnyRate, Linear, Schedule, Steps, steps_per_epoch
 from poc.values import Count, CountOrZero, Flag, Positive, PositiveOrZero, Share, UserError, as_list, invalid, suggest
@@ -137,6 +137,8 @@ class Setting(Training):
             steps_per_epoch(self.data.train_images, self.global_batch)
         devices, workers, target, kvstore = self.devices, self.workers, self.target_accuracy, self.kvstore
         several = workers > 1
+        # To end together, workers need an exact sum of what each of them has.
+        no_exact_sum = several and (isinstance(kvstore, (DistAsync, SSP)) or getattr(kvstore, "two_bit", None))
         conflicts = {
             f"epochs={self.epochs} and steps={self.steps} both set the length; remove one": self.epochs and self.steps,
             f"target_accuracy={target} needs evaluations; remove evaluate=False": target and not self.evaluate,
@@ -146,8 +148,8 @@ class Setting(Training):
             f"kvstore={kvstore.name!r} needs at least 2 workers; set workers=": devices > 1
             and not (several or kvstore.inside),
             f"emulated=True works within one process; remove workers={workers}": several and self.emulated,
-            f"seconds={self.seconds} works with one worker only; use steps=": several and self.seconds,
-            f"target_accuracy={target} works with one worker only": several and target,
+            f"seconds={self.seconds} does not work with kvstore={kvstore}; use steps=": no_exact_sum and self.seconds,
+            f"target_accuracy={target} does not work with kvstore={kvstore}": no_exact_sum and target,
             f"straggler={self.straggler} needs at least 2 workers": devices == 1 and self.straggler,
         }
         for message, is_conflict in conflicts.items():

@@ -152,9 +152,6 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     framework = load(run.framework)
     if reason := framework.unsupported_reason(run, machine) or _unsupported_option(run):
         return reason
-    for name in ("seconds", "target_accuracy"):
-        if run.workers > 1 and getattr(run, name) is not None:
-            return f"{name}={getattr(run, name):g} needs a single process, {framework.LABEL} runs one per device"
     if run.straggler and run.workers == 1:
         return f"straggler={run.straggler:g} needs at least 2 workers"
     exact = run.kvstore.sums and getattr(run.kvstore, "two_bit", None) is None

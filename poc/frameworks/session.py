@@ -284,6 +284,10 @@ class Session(abc.ABC):
             gradient[:] = 0  # in padding, too, which no backward pass overwrites
         return is_correct
 
+    def sum_over_workers(self, values: np.ndarray) -> np.ndarray:
+        """Return the sum of all workers' `values`, (n,), numbers below 2^24; all workers call it, with the same n."""
+        return values
+
     def barrier(self) -> None:  # noqa: B027
         """Block until every worker of the run is here."""
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable
 
+import numpy as np
+
 from poc.config.run import Run
 from poc.data import Batch
 from poc.frameworks import Session
@@ -32,9 +34,13 @@ class Loop:
     """Write an event, given its name and a `Window`, `Norms` or `Evaluation`."""
     save: Callable[[int], None]
     """Write a checkpoint, given the steps done: after every epoch, and within one after `save_every` steps."""
+    worker: int = 0
     first_step: int = 0
     save_every: int | None = None
-    accuracy: float = 0.0  # of the last evaluation
+    trained: float = 0.0  # seconds of all windows so far
+    correct: int = 0
+    evaluated: int = 0
+    """Images that this worker classified correctly in the last evaluation, and all of them."""
     silence: float = math.inf
     """Seconds of steps that are enqueued without waiting for them: in a longer window, a run that hangs would look
     like a slow one."""
@@ -42,6 +48,7 @@ class Loop:
     def __post_init__(self) -> None:
         self._step = self._saved = self.first_step
         self._step_seconds = math.inf
+        self._time_is_up = False
 
     def train(self, batches: Iterator[Batch]) -> tuple[str, str]:
         """Train to the last step of the run; return the outcome and its reason.
@@ -50,20 +57,21 @@ class Loop:
         finite or too large. The loss of a window is that before its updates, so it does not show the last update.
         """
         run = self.run
+        self._check_time()
         for epoch in range(self._step // run.steps_per_epoch + 1, run.epochs + 1):
-            if self._is_over():
+            if self._time_is_up or self._has_reached_target():
                 break
             last = min(epoch * run.steps_per_epoch, run.steps)
-            while self._step < last and not self._out_of_time():
+            while self._step < last and not self._time_is_up:
                 loss = self._window(batches, epoch, min(run.window, last - self._step))
                 if not loss < EXPLODED:  # nan, too
                     return DIVERGED, f"the training loss was {loss:.6g} after step {self._step}"
+                self._check_time()
                 due = self.save_every is not None and self._step - self._saved >= self.save_every
-                if due and self._step < last and not self._out_of_time():
+                if due and self._step < last and not self._time_is_up:
                     self._checkpoint()
             if run.evaluate:
                 evaluation = self._evaluate(epoch)
-                self.accuracy = evaluation.accuracy
                 if evaluation.loss is None or not evaluation.loss < EXPLODED:
                     loss_text = "not finite" if evaluation.loss is None else f"{evaluation.loss:.6g}"
                     return DIVERGED, f"the evaluation loss was {loss_text} after epoch {epoch}"
@@ -73,13 +81,20 @@ class Loop:
             return DIVERGED, f"the largest parameter was {largest:.6g} after step {self._step}"
         return COMPLETED, ""
 
-    def _out_of_time(self) -> bool:
-        trained = self.clock.elapsed() - sum(self.clock.parts.values())
-        return self.run.seconds is not None and trained >= self.run.seconds
+    def _check_time(self) -> None:
+        """Find out whether the time of the run is up: for all workers, once it is by the first one's clock."""
+        if self.run.seconds is not None:
+            is_up = self.worker == 0 and self.trained >= self.run.seconds
+            (votes,) = self.session.sum_over_workers(np.array([is_up]))
+            self._time_is_up = votes > 0
 
-    def _is_over(self) -> bool:
-        target = self.run.target_accuracy
-        return self._out_of_time() or (target is not None and self.accuracy >= target)
+    def _has_reached_target(self) -> bool:
+        """Return whether all workers together have the target accuracy, the same answer in each of them."""
+        if self.run.target_accuracy is None:
+            return False
+        with self.clock.part("evaluate"):
+            correct, evaluated = self.session.sum_over_workers(np.array([self.correct, self.evaluated]))
+        return bool(evaluated and correct / evaluated >= self.run.target_accuracy)
 
     def _window(self, batches: Iterator[Batch], epoch: int, count: int) -> float:
         """Train for `count` steps; return their mean loss.
@@ -107,6 +122,7 @@ class Loop:
         loss = self.session.drain()
         seconds = clock.elapsed() - start
         self._step_seconds = seconds / count
+        self.trained += seconds
         window = Window(
             epoch=epoch, start=start, steps=count, samples=samples, seconds=seconds, waited=waited, loss=_finite(loss)
         )
@@ -120,6 +136,7 @@ class Loop:
         start = self.clock.elapsed()
         with self.clock.part("evaluate"):
             scored = self.session.evaluate(self.validation())
+        self.correct, self.evaluated = scored.correct, scored.samples
         seconds, accuracy = self.clock.elapsed() - start, scored.correct / scored.samples
         evaluation = Evaluation(
             epoch=epoch, at=start, seconds=seconds, accuracy=accuracy, samples=scored.samples, loss=_finite(scored.loss)

@@ -92,7 +92,10 @@ class Worker:
         # A CPU's cores belong to the training, which one thread can feed.
         options = {"global_batch": run.global_batch, "seed": run.seed, "threaded": run.kind != "cpu", **share}
         options["accumulate"] = run.accumulate
-        accuracies = [event["accuracy"] for event in self._events if event["event"] == "evaluation"]
+        windows, evaluations = (
+            [event for event in self._events if event["event"] == name] for name in ("window", "evaluation")
+        )
+        accuracy, evaluated = (evaluations[-1][name] for name in ("accuracy", "samples")) if evaluations else (0.0, 0)
         loop = Loop(
             run,
             session,
@@ -100,9 +103,12 @@ class Worker:
             self._clock,
             self._emit,
             self._save,
+            worker=self._number,
             first_step=self._first_step,
             save_every=self._request["checkpoint_every"],
-            accuracy=accuracies[-1] if accuracies else 0.0,
+            trained=sum(window["seconds"] for window in windows),
+            correct=round(accuracy * evaluated),
+            evaluated=evaluated,
             silence=self._silence,
         )
         steps = run.steps - self._first_step + step_profile.steps_of(rounds) + self._request["trace_steps"]

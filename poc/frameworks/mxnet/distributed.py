@@ -30,6 +30,8 @@ class DistributedSession(MXNetSession):
     _statistics_keys: Sequence[int] = ()
 
     def _connect(self) -> None:
+        self._number_keys: dict[int, int] = {}
+        """Keys of `sum_over_workers`, by the length of its arrays."""
         self._open_store()
         if not isinstance(self._run.kvstore, config.NoSync):
             self._make_keys()
@@ -47,6 +49,13 @@ class DistributedSession(MXNetSession):
             self._sum(key, buffer.values[:1], buffer.values[:1])
             buffer.values[0] /= self._run.workers
             buffer.broadcast()
+
+    def sum_over_workers(self, values: np.ndarray) -> np.ndarray:
+        total = mx.nd.array(values, ctx=self._contexts[0])
+        if len(values) not in self._number_keys:
+            self._number_keys[len(values)] = self._new_key(total)
+        self._sum(self._number_keys[len(values)], [total], [total])
+        return total.asnumpy()
 
     def barrier(self) -> None:
         mx.nd.waitall()

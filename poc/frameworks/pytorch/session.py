@@ -193,6 +193,13 @@ class TorchSession(Session):
     def _squared_norm(self, device: int) -> torch.Tensor:
         return torch.stack(torch._foreach_norm(self._gradients())).square().sum()
 
+    def sum_over_workers(self, values: np.ndarray) -> np.ndarray:
+        if self._ddp is None:
+            return values
+        total = torch.from_numpy(values.astype(np.float32)).to(self._device)
+        dist.all_reduce(total)
+        return total.cpu().numpy()
+
     def barrier(self) -> None:
         self.wait()
         if self._run.workers > 1:

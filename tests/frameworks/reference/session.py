@@ -118,6 +118,9 @@ class NumpySession(Session):
             values.append(np.maximum(sums, 0) if number < len(layers) else sums)
         return values
 
+    def sum_over_workers(self, values: np.ndarray) -> np.ndarray:
+        return self._hub.sum(values.astype(np.float32))
+
     def barrier(self) -> None:
         self._hub.sum(np.zeros(1, np.float32))
 
