@@ -166,7 +166,8 @@ def test_runs_that_accumulate_are_named_and_not_compared_with_others(tmp_path: P
     assert "3.00x" not in page
     assert "3,000" in (tmp_path / "settings.md").read_text()
     details = [path.read_text() for path in tmp_path.glob("*.md") if path.stem not in ("results", "settings")]
-    assert details and not any("3,000" in text for text in details)
+    assert details
+    assert not any("3,000" in text for text in details)
 
 
 def test_tuned_recipes_are_listed_with_the_split_that_they_were_tuned_on(tmp_path: Path) -> None:
@@ -248,6 +249,14 @@ def test_each_other_model_has_a_page_and_pages_of_earlier_reports_are_removed(tm
     page = written(tmp_path, *records)
     assert not list(tmp_path.glob("model_*.md"))
     assert page.startswith("# ResNet-20")
+
+
+def test_the_scorecard_of_another_model_is_at_the_batch_that_it_was_run_with(tmp_path: Path) -> None:
+    run = {"model": MODEL, "batch_per_device": 32}
+    records = [trained(900 * n, 0.8, devices=n, run={**run, "global_batch": 32 * n}) for n in (1, 4)]
+    page = written(tmp_path, *records, trained(500, 0.7, run={**run, "batch_per_device": 64, "global_batch": 64}))
+    assert scorecard(page)[:3] == ["900, 1 GPU", "3,600, 4 GPUs", "4.00x (100%) / — / —"]
+    assert "0.800 at 32" in scorecard(page)[3]
 
 
 def test_before_anything_was_measured_there_is_a_page_with_what_to_do(tmp_path: Path, complete: None) -> None:

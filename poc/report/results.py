@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from poc.published import MAIN_EPOCHS, MAIN_MODEL, Study
+from poc.published import MAIN_BATCH, MAIN_EPOCHS, MAIN_MODEL, Study
 from poc.records.last_run import LastRun, by_reason
 from poc.records.record import SKIPPED
 from poc.records.row import MEASURED
@@ -171,6 +171,11 @@ class Results:
         rows = self.headline(subject)
         tuned = rows.training_recipe[~rows.baseline]
         return f"training recipe: {tuned.iloc[0]}" if len(tuned) else "baseline recipe"
+
+    def reference_batch(self, subject: Subject) -> int:
+        """Return the batch per device of the scorecard: the main study's, or the smallest if that was not measured."""
+        batches = self.headline(subject).batch_per_device.dropna()
+        return MAIN_BATCH if subject.is_main or batches.empty or (batches == MAIN_BATCH).any() else int(batches.min())
 
     def published_machines(self, subject: Subject) -> list[tuple[str, pd.DataFrame]]:
         """GPU machines of the main study with rows of the subject, in its order, by a short name with the year."""

@@ -6,7 +6,6 @@ import math
 
 import pandas as pd
 
-from poc.published import MAIN_BATCH
 from poc.report import chart, markdown
 from poc.report.page import Block, figure, section
 from poc.report.results import Results, Subject, same_length, trainings
@@ -14,29 +13,30 @@ from poc.report.results import Results, Subject, same_length, trainings
 _MAX_TUNED = 3
 
 
-def best_by_batch(rows: pd.DataFrame) -> pd.DataFrame:
+def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     """Return the setting with the best learning rate at each global batch, its index, smallest first.
 
     Only trainings of equal length compare: of 12 epochs, else of the most frequent number. A learning rate that was
-    tried in several settings counts by the one with 128 per device, else by the one with most seeds. `change` is the
-    change of the accuracy from batch 128, `tried` the number of learning rates that were compared.
+    tried in several settings counts by the one with the `reference` batch per device, else by the one with most seeds.
+    `change` is the change of the accuracy from that global batch, `tried` how many learning rates were compared.
     """
     rows = same_length(trainings(rows))
-    rows = rows[rows.lr.notna()].assign(at_main_batch=rows.batch_per_device == MAIN_BATCH)
-    rows = rows.sort_values(["at_main_batch", "seeds", "started"], kind="stable")
+    rows = rows[rows.lr.notna()].assign(at_reference=rows.batch_per_device == reference)
+    rows = rows.sort_values(["at_reference", "seeds", "started"], kind="stable")
     by_lr = rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
     best = by_lr.sort_values("accuracy", kind="stable").drop_duplicates("global_batch", keep="last")
     best = best.set_index("global_batch", drop=False).sort_index()
     best["tried"] = rows.groupby("global_batch").lr.nunique()
-    change = best.accuracy - best.accuracy.get(MAIN_BATCH, math.nan)
-    return best.assign(change=change.where(best.index != MAIN_BATCH))
+    change = best.accuracy - best.accuracy.get(reference, math.nan)
+    return best.assign(change=change.where(best.index != reference))
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return table, recommendation, figure, and the tuned recipes of a subject."""
     rows = results.headline(subject)
-    measured = best_by_batch(rows)
-    published = {name: best_by_batch(group) for name, group in results.published_machines(subject)}
+    reference = results.reference_batch(subject)
+    measured = best_by_batch(rows, reference)
+    published = {name: best_by_batch(group, reference) for name, group in results.published_machines(subject)}
     trained = same_length(trainings(rows))
     batches = sorted({*measured.index, *(batch for best in published.values() for batch in best.index)})
     lines = [
@@ -45,7 +45,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
             "best lr": markdown.lr(row),
             "lr tried": ", ".join(f"{lr:g}" for lr in sorted({*trained[trained.global_batch == batch].lr})),
             "accuracy": markdown.formatted(row.accuracy, ".3f"),
-            "change from batch 128": markdown.formatted(row.change, "+.3f"),
+            f"change from batch {reference}": markdown.formatted(row.change, "+.3f"),
             "n": markdown.count(row.seeds),
             **{
                 name: f"{best.accuracy[batch]:.3f} (lr {best.lr[batch]:g})" if batch in best.index else ""
@@ -69,26 +69,28 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         *("Accuracy against global batch", "global batch", "test accuracy"),
         log2=True,
     )
-    recommendation = _recommendation(measured, published, subject)
+    recommendation = _recommendation(measured, published, reference, subject)
     title = "Learning rate and global batch"
     return section(title, about, markdown.table(lines), recommendation, drawn, _tuned(results, subject))
 
 
-def _recommendation(measured: pd.DataFrame, published: dict[str, pd.DataFrame], subject: Subject) -> str:
+def _recommendation(
+    measured: pd.DataFrame, published: dict[str, pd.DataFrame], reference: int, subject: Subject
+) -> str:
     """Recommend a learning rate per global batch from the best that were tried, on this machine or as published."""
-    if (measured.index > MAIN_BATCH).any():
-        return f"**Recommendation:** {_best_rates(measured)}."
+    if (measured.index > reference).any():
+        return f"**Recommendation:** {_best_rates(measured[measured.index > reference])}."
     for name, best in published.items():
-        if (best.index > MAIN_BATCH).any():
+        if (best.index > reference).any():
             command = "; run `./run_all.sh learning_rate` to measure it on this machine"
-            text = _best_rates(best) + (command if subject.is_main else "")
+            text = _best_rates(best[best.index > reference]) + (command if subject.is_main else "")
             return f"**Recommendation, as published for {name}:** {text}."
     return ""
 
 
 def _best_rates(best: pd.DataFrame) -> str:
     texts = []
-    for batch, row in best[best.index > MAIN_BATCH].iterrows():
+    for batch, row in best.iterrows():
         change = f"{row.change:+.3f} accuracy, " if pd.notna(row.change) else ""
         texts.append(f"at global batch {batch:,.0f} use {row.lr:g} ({change}best of {row.tried} tried)")
     return "; ".join(texts)

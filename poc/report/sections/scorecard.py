@@ -6,14 +6,11 @@ from typing import Any, Callable
 
 import pandas as pd
 
-from poc.published import MAIN_BATCH
 from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.page import Block, section
 from poc.report.results import Results, Subject, preferred
 from poc.report.sections import cost, learning_rate, scaling
-
-_BATCHES = (128, 256, 512)
 
 
 def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> list[Block]:
@@ -30,19 +27,20 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
 
 def lines(results: Results, subject: Subject) -> list[dict[str, str]]:
     """Return the rows of the scorecard, by column title."""
+    batch = results.reference_batch(subject)
     metrics = (
-        f"samples/s, one device, batch {MAIN_BATCH}",
-        f"samples/s, all devices, batch {MAIN_BATCH} each",
-        f"speed-up (efficiency) at {' / '.join(map(str, _BATCHES))} per device",
-        "accuracy at global batch 128 → largest",
+        f"samples/s, one device, batch {batch}",
+        f"samples/s, all devices, batch {batch} each",
+        f"speed-up (efficiency) at {batch} / {2 * batch} / {4 * batch} per device",
+        f"accuracy at global batch {batch} → largest",
         "best learning rate at the largest global batch",
         f"time to accuracy {results.target:g}",
         f"cost to accuracy {results.target:g}",
     )
     rows = results.headline(subject)
-    cells = [cell or hint for cell, hint in zip(_cells(results, rows), _hints(results, rows, subject))]
+    cells = [cell or hint for cell, hint in zip(_cells(results, rows, batch), _hints(results, rows, subject))]
     columns = {f"this machine ({results.machine})" if results.machine else "this machine": cells}
-    columns.update({name: _cells(results, rows) for name, rows in results.published_machines(subject)})
+    columns.update({name: _cells(results, rows, batch) for name, rows in results.published_machines(subject)})
     return [
         {"metric": metric, **{name: cells[number] or "—" for name, cells in columns.items()}}
         for number, metric in enumerate(metrics)
@@ -55,7 +53,7 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
     def run(recipe: str) -> str:
         return f"run `./run_all.sh {recipe}`" if subject.is_main else "not measured"
 
-    best = learning_rate.best_by_batch(rows[~rows.emulated]).accuracy.max()
+    best = learning_rate.best_by_batch(rows[~rows.emulated], results.reference_batch(subject)).accuracy.max()
     not_reached = f"not reached: {best:.3f}" if best < results.target else "not reached by every seed"
     reached = run("cifar10_resnet50") if pd.isna(best) else not_reached
     has_one_device = len(rows) > 0 and rows.hardware.iloc[0].startswith("1x ")
@@ -65,18 +63,18 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
     return [run("throughput"), *scaled, run("cifar10_resnet50"), tuning, reached, reached]
 
 
-def _cells(results: Results, rows: pd.DataFrame) -> list[str]:
-    """Return one machine's cell for each metric, empty if that was not measured."""
+def _cells(results: Results, rows: pd.DataFrame, batch: int) -> list[str]:
+    """Return one machine's cell for each metric at a `batch` per device, empty if that was not measured."""
     real = rows[~rows.emulated]
-    at_main_batch = real[real.batch_per_device == MAIN_BATCH]
-    single = at_main_batch[(at_main_batch.devices == 1) & at_main_batch.cores_per_worker.isna()]
-    multiple = at_main_batch[(at_main_batch.devices == real.devices.max()) & (at_main_batch.devices > 1)]
+    at_batch = real[real.batch_per_device == batch]
+    single = at_batch[(at_batch.devices == 1) & at_batch.cores_per_worker.isna()]
+    multiple = at_batch[(at_batch.devices == real.devices.max()) & (at_batch.devices > 1)]
     last = {curve.batch_per_device[0]: curve.iloc[-1] for curve in scaling.series(results, rows)}
     max_devices = max((row.devices for row in last.values()), default=0)
-    speedups = [_speedup(last[batch], max_devices) if batch in last else "—" for batch in _BATCHES]
-    best = learning_rate.best_by_batch(rows)
-    ends = best[(best.index == MAIN_BATCH) | (best.index == best.index.max())]
-    largest = best[(best.index > MAIN_BATCH) | (best.origin != MEASURED)].tail(1)
+    speedups = [_speedup(last[size], max_devices) if size in last else "—" for size in (batch, 2 * batch, 4 * batch)]
+    best = learning_rate.best_by_batch(rows, batch)
+    ends = best[(best.index == batch) | (best.index == best.index.max())]
+    largest = best[(best.index > batch) | (best.origin != MEASURED)].tail(1)
     tuned = [f"{row.lr:g} at {row.global_batch:,.0f}, best of {row.tried} tried" for row in markdown.records(largest)]
     return [
         _rate(preferred(single)),
