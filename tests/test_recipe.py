@@ -430,6 +430,7 @@ IMPORT = "from helper import LR"
         (IMPORT, "from poc import *\nLR = Linear(base=-1, per=128)", r"Linear.base: -1 .*\(helper.py, line 2\)"),
         (IMPORT, "", r"ImportError: cannot import name 'LR' from 'helper' .*\(mine.py, line 2\)"),
         ("recipe = {'model': 'cifar_resnet20_v2'}", "", r"`recipe = Recipe"),
+        ("data = Foldr('photos')", "", r"NameError: .*did you mean 'Folder'\? \(mine.py, line 2\)"),
         ("raise SystemExit(0)", "", r"SystemExit"),
         ("def f(): f()\nf()", "", r"RecursionError"),
         ("\x00", "", r"Error"),

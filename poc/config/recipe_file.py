@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import runpy
 import sys
 import traceback
@@ -10,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from poc import config
 from poc.config.recipe import AUTO, Recipe
 from poc.values import UserError, invalid, suggest
 
@@ -45,7 +47,10 @@ def load(
         raise UserError(f"{path.name}: {error}{last_line(error, folder)}") from None
     except (Exception, SystemExit) as error:  # a recipe is the user's own Python: they can read what it raises
         place = "" if isinstance(error, SyntaxError) else last_line(error, folder)  # a syntax error names its line
-        raise UserError(f"{path.name}: {type(error).__name__}: {' '.join(str(error).split())}{place}") from None
+        unknown = getattr(error, "name", "") if isinstance(error, NameError) else ""
+        close = difflib.get_close_matches(unknown, config.__all__, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UserError(f"{path.name}: {type(error).__name__}: {' '.join(str(error).split())}{hint}{place}") from None
     return recipe
 
 

@@ -102,7 +102,7 @@ def make(run: Run, zoos: dict[str, Callable[[str, Run], Any]]) -> Any:
     if where in ZOOS:
         if where not in zoos:
             label = frameworks.load(run.framework).LABEL
-            raise OtherFrameworkError(f"model={run.model} is not supported by {label}")
+            raise OtherFrameworkError(f"{where} has no models for {label}")
         return zoos[where](name, run)
     folder = Path(run.model_folder)
     if source_hash(run.model, folder) != run.model_hash:
