@@ -29,10 +29,10 @@ def lines(results: Results, subject: Subject) -> list[dict[str, str]]:
     """Return the rows of the scorecard, by column title."""
     batch = results.reference_batch(subject)
     metrics = (
-        f"samples/s, one device, batch {batch}",
-        f"samples/s, all devices, batch {batch} each",
-        f"speed-up (efficiency) at {batch} / {2 * batch} / {4 * batch} per device",
-        f"accuracy at global batch {batch} → largest",
+        f"samples/s, one device, batch {batch:,}",
+        f"samples/s, all devices, batch {batch:,} each",
+        f"speed-up (efficiency) at {batch:,} / {2 * batch:,} / {4 * batch:,} per device",
+        f"accuracy at global batch {batch:,} → largest",
         "best learning rate at the largest global batch",
         f"time to accuracy {results.target:g}",
         f"cost to accuracy {results.target:g}",
@@ -74,7 +74,7 @@ def _cells(results: Results, rows: pd.DataFrame, batch: int) -> list[str]:
     speedups = [_speedup(last[size], max_devices) if size in last else "—" for size in (batch, 2 * batch, 4 * batch)]
     best = learning_rate.best_by_batch(rows, batch)
     ends = best[(best.index == batch) | (best.index == best.index.max())]
-    largest = best[(best.index > batch) | (best.origin != MEASURED)].tail(1)
+    largest = best[(best.index > batch) | (best.tried > 1) | (best.origin != MEASURED)].tail(1)
     tuned = [f"{row.lr:g} at {row.global_batch:,.0f}, best of {row.tried} tried" for row in markdown.records(largest)]
     return [
         _rate(preferred(single)),
