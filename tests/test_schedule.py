@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from poc import Fixed, Linear, SquareRoot
+from poc import Exponential, Fixed, Linear, SquareRoot
 from poc.config.rates import Schedule
+from poc.values import UserError
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,10 @@ def test_a_rate_in_steps_drops_at_shares_of_the_training() -> None:
     fixed = {"learning_rate": 1.0, "warmup_from": 0.0, "warmup_steps": 0, "steps": 100}
     schedule = Schedule(**fixed, decay="steps", decay_at=(0.5, 0.75))
     assert [schedule.rate(step) for step in (0, 49, 50, 74, 75, 99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_the_rate_of_a_range_test_grows_by_the_same_factor_every_step_from_low_to_high() -> None:
+    schedule = Exponential(low=1e-4, high=10.0).schedule(global_batch=64, steps_per_epoch=20, steps=101)
+    assert [schedule.rate(step) for step in (0, 20, 50, 100)] == pytest.approx([1e-4, 1e-3, 10**-1.5, 10.0])
+    with pytest.raises(UserError, match=r"Exponential.low: 2.0 is not allowed"):
+        Exponential(low=2.0, high=2.0)

@@ -1,9 +1,9 @@
-"""The learning rate of every step: scaling with the batch, warm-up, decay. Pure arithmetic."""
+"""The learning rate of every step: scaling with the batch, warm-up, decay, range test. Pure arithmetic."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Callable, ClassVar, Literal
+from typing import Annotated, Any, Callable, ClassVar, Literal, Union
 
 import pydantic
 from annotated_types import Gt, Len, Lt
@@ -53,6 +53,19 @@ class Fixed:
         """Return the full learning rate for a global batch."""
         return self.base
 
+    def schedule(self, global_batch: int, steps_per_epoch: int, steps: int) -> Schedule:
+        """Return the rate of each of `steps` steps, at a global batch."""
+        drops: dict[str, Any] = {"decay": self.decay}
+        if isinstance(self.decay, Steps):
+            drops = {"decay": "steps", "decay_at": self.decay.at, "decay_factor": self.decay.factor}
+        return Schedule(
+            learning_rate=self.at(global_batch),
+            warmup_from=float(self.base if self.warmup_from == BASE else self.warmup_from),
+            warmup_steps=round(self.warmup_epochs * steps_per_epoch),
+            steps=steps,
+            **drops,
+        )
+
     def __str__(self) -> str:
         return "fixed"
 
@@ -82,12 +95,33 @@ class SquareRoot(Linear):
     power = 0.5
 
 
-def rate(value: Any) -> Fixed:
+@configuration
+class Exponential:
+    """A rate that grows by the same factor every step: the range test (Smith 2017, "Cyclical learning rates", 3.3)."""
+
+    low: Positive
+    """Learning rate of the first step."""
+    high: Positive
+    """Learning rate of the last step."""
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise invalid("Exponential.low", self.low, f"use less than high={self.high:g}")
+
+    def schedule(self, global_batch: int, steps_per_epoch: int, steps: int) -> Schedule:
+        """Return the rate of each step, the same for every global batch."""
+        return Schedule(learning_rate=self.high, grows_from=self.low, warmup_from=0.0, warmup_steps=0, steps=steps)
+
+    def __str__(self) -> str:
+        return "fixed"
+
+
+def rate(value: Any) -> Fixed | Exponential:
     """Return a learning rate as it is, and the fixed one for a plain number; raises UserError."""
-    return value if isinstance(value, Fixed) else Fixed(base=checked("lr", value, Positive))
+    return value if isinstance(value, (Fixed, Exponential)) else Fixed(base=checked("lr", value, Positive))
 
 
-AnyRate = Annotated[Fixed, pydantic.BeforeValidator(rate)]
+AnyRate = Annotated[Union[Fixed, Exponential], pydantic.BeforeValidator(rate)]
 
 
 @configuration
@@ -103,14 +137,18 @@ class Schedule:
     """After the warm-up: one of `DECAYS`, or "steps": by `decay_factor` at each share of training in `decay_at`."""
     decay_at: tuple[float, ...] = field(default=(), label=lambda at: "at " + " and ".join(map("{:g}".format, at)))
     decay_factor: float = field(default=0.1, label="times {:g}")
+    grows_from: float = field(default=0.0, label="growing exponentially from {:g}")
+    """Learning rate of the first step of a range test, whose last step has `learning_rate`; 0: no range test."""
 
     def rate(self, step: int) -> float:
         """Return the learning rate of an optimizer step, counted from 0.
 
         In the warm-up it rises by the same amount every step from `warmup_from` to `learning_rate`, which step
         `warmup_steps` is the first to have (gradual warm-up, Goyal et al. 2017). The decay would end at the step after
-        the last.
+        the last. In a range test the rate grows by the same factor every step.
         """
+        if self.grows_from:
+            return self.grows_from * (self.learning_rate / self.grows_from) ** (step / max(1, self.steps - 1))
         if step < self.warmup_steps:
             return self.warmup_from + (self.learning_rate - self.warmup_from) * step / self.warmup_steps
         if self.decay == "steps":

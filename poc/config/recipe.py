@@ -17,7 +17,7 @@ from poc.config.datasets import CIFAR10, Data
 from poc.config.fields import Or, configuration, field
 from poc.config.kvstores import SSP, AnyKVStore, Device, DistAsync
 from poc.config.optimizers import SGD, AnyOptimizer
-from poc.config.rates import BASE, AnyRate, Linear, Schedule, Steps, steps_per_epoch
+from poc.config.rates import AnyRate, Linear, Schedule, steps_per_epoch
 from poc.values import Count, CountOrZero, Flag, Positive, PositiveOrZero, Share, UserError, as_list, invalid, suggest
 
 NODE = "node"
@@ -159,17 +159,8 @@ class Setting(Training):
     @property
     def schedule(self) -> Schedule:
         """The learning rate of each step, at the global batch."""
-        rate, per_epoch = self.lr, steps_per_epoch(self.data.train_images, self.global_batch)
-        drops: dict[str, Any] = {"decay": rate.decay}
-        if isinstance(rate.decay, Steps):
-            drops = {"decay": "steps", "decay_at": rate.decay.at, "decay_factor": rate.decay.factor}
-        return Schedule(
-            learning_rate=rate.at(self.global_batch),
-            warmup_from=float(rate.base if rate.warmup_from == BASE else rate.warmup_from),
-            warmup_steps=round(rate.warmup_epochs * per_epoch),
-            steps=self.steps or per_epoch * (self.epochs or EPOCHS),
-            **drops,
-        )
+        per_epoch = steps_per_epoch(self.data.train_images, self.global_batch)
+        return self.lr.schedule(self.global_batch, per_epoch, self.steps or per_epoch * (self.epochs or EPOCHS))
 
     def check_schedule(self) -> None:
         """Raise UserError if no step has one of the learning rates of the schedule."""
@@ -177,7 +168,7 @@ class Setting(Training):
         drops = sorted(math.ceil(point * schedule.steps) for point in schedule.decay_at)
         if schedule.warmup_steps and schedule.warmup_from > schedule.learning_rate:
             full = f"{schedule.learning_rate:g}, the learning rate at a global batch of {self.global_batch}"
-            raise invalid(f"lr: {type(self.lr).__name__}.warmup_from", self.lr.warmup_from, f"use at most {full}")
+            raise invalid(f"lr: {type(self.lr).__name__}.warmup_from", schedule.warmup_from, f"use at most {full}")
         steps = [schedule.warmup_steps, *drops, schedule.steps]
         if any(step >= following for step, following in itertools.pairwise(steps)):
             field_name = "Steps.at" if drops else "warmup_epochs"

@@ -69,6 +69,11 @@ class Run(Schedule, Training):
         return self.steps == self.epochs * self.steps_per_epoch and not cut_short
 
     @property
+    def is_range_test(self) -> bool:
+        """True if its learning rate grows, to find the best one: neither its speed nor its accuracy is a result."""
+        return self.grows_from > 0
+
+    @property
     def is_baseline(self) -> bool:
         """True if optimizer and augmentation are the main study's, or the defaults of a data set of the user's own.
 
@@ -120,7 +125,7 @@ class Run(Schedule, Training):
         if self.warmup_steps:
             epochs = f"{self.warmup_steps / self.steps_per_epoch:.2g}"
             parts.append(f"warm-up {epochs} epoch" + ("" if epochs == "1" else "s"))
-        return ", ".join([*parts, *self._labels("decay", "decay_at", "decay_factor")])
+        return ", ".join([*parts, *self._labels("decay", "decay_at", "decay_factor", "grows_from")])
 
     def _labels(self, *names: str) -> list[str]:
         texts = labels(self)

@@ -14,7 +14,17 @@ from poc.records.timing import throughput
 
 _FORMAT = "{desc}, {remaining} left {percentage:3.0f}%|{bar}|"
 # Not of interest in a line, or part of each label.
-_OMITTED = ("learning_rate", "lr_rule", "emulated", "accumulate", "window", "evaluate", "seconds", "target_accuracy")
+_OMITTED = (
+    "learning_rate",
+    "grows_from",
+    "lr_rule",
+    "emulated",
+    "accumulate",
+    "window",
+    "evaluate",
+    "seconds",
+    "target_accuracy",
+)
 
 
 def label(run: Run, details: Collection[str] = ()) -> str:
@@ -25,7 +35,8 @@ def label(run: Run, details: Collection[str] = ()) -> str:
     devices = counted(run.devices, "emulated device" if run.emulated else run.kind.upper())
     model = run.model.removeprefix("cifar_").removesuffix("_v2") if run.model.startswith("cifar_") else run.model
     batch = f"{run.batch_per_device} x {devices}" + (f" accumulate {run.accumulate}" if run.accumulate > 1 else "")
-    parts = [f"{model} batch {batch} lr {run.learning_rate:g}"]
+    rate = f"{run.grows_from:g} to {run.learning_rate:g}" if run.is_range_test else f"{run.learning_rate:g}"
+    parts = [f"{model} batch {batch} lr {rate}"]
     return ", ".join([*parts, *(word for name, word in labels(run).items() if name in details)])
 
 
