@@ -14,7 +14,7 @@ import pydantic
 from annotated_types import Ge, Le, Lt
 
 from poc.advice.advise import STEPS
-from poc.cli import ab, advise, doctor, look, options, run
+from poc.cli import ab, advise, doctor, look, lr_range, options, run
 from poc.cli.options import Options
 from poc.export import TRACKERS
 from poc.host.environment import cache
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # e.g. plan | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it when it exits
         # A training did not do all of its runs; a comparison has no verdict.
-        return status or int(chosen.function in (run.run, advise.advise, ab.ab, look.compare))
+        return status or int(chosen.function in (run.run, advise.advise, lr_range.lr_range, ab.ab, look.compare))
     except OSError as error:
         print(f"poc: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
@@ -123,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     def command(function: Callable[[Any], int | None], about: str, *names: str) -> Callable[..., Any]:
         """Add a command with the name of its function; return the method that adds an option of its own."""
         parents = [groups[name] for name in names]
-        added = commands.add_parser(function.__name__, help=about, description=about, parents=parents)
+        added = commands.add_parser(function.__name__.replace("_", "-"), help=about, description=about, parents=parents)
         added.set_defaults(function=function)
         return added.add_argument
 
@@ -181,6 +181,13 @@ def parser() -> argparse.ArgumentParser:
     add = command(advise.advise, about, "machine", "data", "results", "others", "studies")
     add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting that can run here")
     add("--steps", type=_number(Annotated[Count, Ge(20)]), default=STEPS, metavar="N", help="length of each short run")
+
+    about = "which learning rates are worth trying: the loss while the rate grows, in an epoch of each setting"
+    add = command(lr_range.lr_range, about, "machine", "data", "results")
+    add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its learning rates do not matter")
+    add("--set", dest="settings", metavar="FIELD=VALUE[,VALUE]", help="set a field of the recipe", **_LIST)
+    add("--low", type=_positive, default=1e-4, metavar="RATE", help="learning rate of the first step (0.0001)")
+    add("--high", type=_positive, default=10.0, metavar="RATE", help="learning rate of the last step (10)")
 
     command(advise.networks, "the models that a recipe may name, with what they cost")
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 from tabulate import tabulate
 
 from poc.published import MAIN_MODEL, Study
@@ -15,6 +16,7 @@ from poc.published.prices import load as load_prices
 from poc.records import last_run as last_runs
 from poc.records.last_run import LastRun
 from poc.records.record import SKIPPED, Record
+from poc.records.row import MEASURED
 from poc.report import chart, explorer, markdown
 from poc.report import table as tables
 from poc.report.page import Block, Figure
@@ -62,7 +64,8 @@ def write(
     if not sample:
         write_atomically(folder / "explorer.html", explorer.page(table, cache))
     last_run = last_runs.read(folder)
-    results = Results(table, studies, this_machine(records, last_run), target, last_run)
+    own = table[(table.origin == MEASURED) & table.machine.isin([record.infrastructure for record in records])]
+    results = Results(table, studies, this_machine(own, last_run), target, last_run)
     return write_pages(results, page=page, folder=folder, sample=sample)
 
 
@@ -95,12 +98,12 @@ def _sections(results: Results, subject: Subject, card: list[dict[str, str]]) ->
     return scorecard.blocks(results, subject, card) + [block for make in makers for block in make(results, subject)]
 
 
-def this_machine(records: Sequence[Record], last_run: LastRun | None) -> str:
-    """Return the machine of the page: that of the last run, else that of the latest record that was not skipped."""
-    ran = [record for record in records if record.outcome != SKIPPED] or records
-    if last_run and any(record.infrastructure == last_run.machine for record in ran):
+def this_machine(rows: pd.DataFrame, last_run: LastRun | None) -> str:
+    """Return the machine of the page: that of the last run, else that of the latest row that was not skipped."""
+    ran = rows[rows.outcome != SKIPPED] if (rows.outcome != SKIPPED).any() else rows
+    if last_run and (ran.machine == last_run.machine).any():
         return last_run.machine
-    return max(ran, key=lambda record: record.started).infrastructure if ran else ""
+    return str(ran.sort_values("started", kind="stable").machine.iloc[-1]) if len(ran) else ""
 
 
 def _write(folder: Path, pages: Mapping[Path, Sequence[Block]]) -> None:

@@ -33,6 +33,7 @@ _OTHERS = ("#555555", "#888888", "#333333", "#AAAAAA", "#6B6B6B", "#999999", "#4
 _MARKERS = "os^Dv*Px"
 _OWN_STYLE = {"linestyle": "-", "linewidth": 3.0, "markersize": 9}
 _OTHER_STYLE = {"linestyle": "--", "linewidth": 1.8, "markersize": 7}
+_MOST_MARKERS = 24
 MAX_LINES = 7
 
 
@@ -43,6 +44,8 @@ class Line(NamedTuple):
     points: Mapping[float, float]
     measured: bool = False
     """Measured by this project: drawn in colour, published lines in grey."""
+    interval: tuple[float, float] | None = None
+    """An interval of x: a bar in the line's colour above the x axis."""
 
 
 @contextlib.contextmanager
@@ -68,7 +71,13 @@ def lines(
     for line, marker in zip(drawn, _MARKERS):
         style: dict[str, Any] = {"label": line.label, "color": next(colours[line.measured]), "marker": marker}
         style.update(_OWN_STYLE if line.measured else _OTHER_STYLE)
+        if len(line.points) > _MOST_MARKERS:
+            style["markevery"] = len(line.points) // _MOST_MARKERS + 1
         axes.plot(list(line.points), list(line.points.values()), **style)
+        if line.interval:
+            height = 0.03 * (1 + drawn.index(line))  # of the axes' height
+            bar = {"color": style["color"], "linewidth": 5, "solid_capstyle": "butt"}
+            axes.plot(line.interval, (height, height), transform=axes.get_xaxis_transform(), **bar)
     if log2:
         axes.set_xscale("log", base=2)
         ticks = sorted({x for line in curves for x in line.points})

@@ -50,8 +50,11 @@ _NOT_OF_WORKLOAD = (
 
 
 def build(records: Sequence[Record], studies: Iterable[Study], prices: Prices) -> pd.DataFrame:
-    """Return the table of all `records` and all published rows, in an order that does not depend on theirs."""
-    rows = [_measured(record) for record in records]
+    """Return the table of all `records` and all published rows, in an order that does not depend on theirs.
+
+    Range tests are left out: neither their speed nor their accuracy is a result.
+    """
+    rows = [_measured(record) for record in records if not record.run.is_range_test]
     rows += [_published(row) for study in studies for row in study.rows]
     table = _without_superseded(_typed(pd.DataFrame(rows, columns=list(COLUMNS)))).copy()
     _add_peaks(table)

@@ -1,0 +1,153 @@
+"""The learning-rate range test (Smith 2017, "Cyclical Learning Rates for Training Neural Networks", section 3.3).
+
+The learning rate grows by the same factor every step while the training loss is recorded against it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from tabulate import tabulate
+
+from poc.config import LARGEST, Exponential, Recipe
+from poc.config.rates import steps_per_epoch
+from poc.host.hardware import Hardware
+from poc.plan import Planned, plan
+from poc.records.record import Record
+from poc.values import UserError, value
+
+_WINDOWS = 100
+_MIN_STEPS = 100
+_HALF_LIFE = 0.1
+"""Decades of the learning rate over which the weight of a loss in the smoothed curve halves."""
+_SPAN = 2.0
+"""Factor of the learning rate over which a slope is measured."""
+_NOISE = 0.05
+"""Share of the first loss by which the curve must be below it to have fallen, and above it to have exploded."""
+_BELOW, _ABOVE = 25.0, 2.0
+"""The interval is from the rate with the smallest loss divided by the first to that rate times the second."""
+
+
+@value
+class RangeTest:
+    """The loss curve of one range test, and the learning rates that follow from it; None if there is no such rate."""
+
+    losses: dict[float, float]
+    """Smoothed training loss by learning rate."""
+    steepest: float | None
+    """Learning rate at which the loss falls fastest."""
+    minimum: float | None
+    """Learning rate with the smallest loss."""
+    explodes: float | None
+    """The first learning rate after the minimum at which the loss is above where it began, or not finite."""
+    interval: tuple[float, float] | None
+    """Lowest and highest learning rate that are worth trying."""
+
+
+def plan_tests(name: str, recipe: Recipe, machine: Hardware, rate: Exponential) -> list[Planned]:
+    """Return a range test for each model, data set, optimizer and global batch of a recipe.
+
+    It lasts an epoch, and at least 100 steps. Of settings that differ only in other fields the first that this machine
+    can run is planned. Raises UserError if a batch is to be searched for.
+    """
+    cases = []
+    for setting in recipe.settings():
+        if setting.batch_per_device == LARGEST:  # type: ignore[comparison-overlap]
+            raise UserError("lr-range: batch_per_device='largest' is not allowed; use a number")
+        steps = max(_MIN_STEPS, steps_per_epoch(setting.data.train_images, setting.global_batch))
+        fields = {**vars(setting), "lr": rate, "epochs": None, "steps": steps, "window": steps // _WINDOWS}
+        fields.update(seeds=setting.seeds[:1], repeats=1, evaluate=False, seconds=None, target_accuracy=None)
+        cases.append({**fields, "gradient_noise": None})
+    chosen: dict[str, Planned] = {}
+    for planned in plan(name, Recipe(cases=cases, folder=recipe.folder), machine):
+        run = planned.run
+        key = repr((run.model, run.data, run.optimizer, run.global_batch))
+        if key not in chosen or (chosen[key].skip and not planned.skip):
+            chosen[key] = planned
+    return list(chosen.values())
+
+
+def range_test(record: Record) -> RangeTest:
+    """Evaluate the windows of a range test (`find_rates`)."""
+    run, step = record.run, 0
+    losses: dict[float, float] = {}
+    for window in record.windows:
+        rate = math.sqrt(run.rate(step) * run.rate(step + window.steps - 1))  # the middle: rates grow geometrically
+        losses[rate] = math.inf if window.loss is None else window.loss
+        step += window.steps
+    return find_rates(losses)
+
+
+def find_rates(losses: Mapping[float, float]) -> RangeTest:
+    """Return the smoothed curve of losses by ascending learning rate, and the rates that follow from it.
+
+    The interval is from a 25th of the rate with the smallest loss to twice that rate, or to where the loss explodes if
+    that comes first. The smallest loss is near the highest stable rate: Smith and fastai's learning-rate finder train
+    below it, fastai at a tenth. The two factors are a choice, made such that the interval spans a factor of 50 and
+    contains the best rates that were measured (LeNet on CIFAR-10, 2 epochs, rates a factor of two apart).
+    """
+    curve = _smoothed(losses)
+    rates = list(curve)
+    if not rates:
+        return RangeTest(losses=curve, steepest=None, minimum=None, explodes=None, interval=None)
+    minimum = min(rates, key=curve.__getitem__)
+    first, margin = curve[rates[0]], _NOISE * abs(curve[rates[0]])
+    after = [rate for rate in losses if rate > minimum]
+    explodes = next((rate for rate in after if not curve.get(rate, math.inf) <= first + margin), None)
+    if curve[minimum] >= first - margin:
+        return RangeTest(losses=curve, steepest=None, minimum=None, explodes=explodes, interval=None)
+    falling = rates[: rates.index(minimum) + 1]
+    spans = ((rate, next((later for later in falling if later >= _SPAN * rate), None)) for rate in falling)
+    slopes = {math.sqrt(a * b): (curve[b] - curve[a]) / math.log(b / a) for a, b in spans if b}
+    highest = min(_ABOVE * minimum, explodes or math.inf)
+    return RangeTest(
+        losses=curve,
+        steepest=min(slopes, key=slopes.__getitem__, default=None),
+        minimum=minimum,
+        explodes=explodes,
+        interval=(minimum / _BELOW, highest),
+    )
+
+
+def _smoothed(losses: Mapping[float, float]) -> dict[float, float]:
+    """Return the bias-corrected exponential moving average over log rate, up to the first loss that is not finite."""
+    curve: dict[float, float] = {}
+    total = weight = 0.0
+    previous = 0.0
+    for rate, loss in losses.items():
+        if not math.isfinite(loss):
+            break
+        kept = 0.5 ** (math.log10(rate / previous) / _HALF_LIFE) if previous else 0.0
+        total, weight, previous = kept * total + loss, kept * weight + 1, rate
+        curve[rate] = total / weight
+    return curve
+
+
+def text(tests: Mapping[str, RangeTest]) -> str:
+    """Return a table of range tests by the names of their settings."""
+    rows = []
+    for setting, test in tests.items():
+        rates = [f"{rate:.2g}" if rate else "never" for rate in (test.steepest, test.minimum, test.explodes)]
+        interval = "none: the loss does not fall"
+        if test.interval:
+            interval = "Search(low={:.2g}, high={:.2g})".format(*test.interval)
+        rows.append([setting, *rates, interval])
+    headers = ["setting", "steepest fall", "minimum", "explodes at", "suggested interval"]
+    return tabulate(rows, headers=headers, disable_numparse=True)
+
+
+def figure(tests: Mapping[str, RangeTest]) -> str:
+    """Return the SVG of the smoothed losses against the learning rate, with the suggested intervals."""
+    from poc.report import chart  # it takes a second to import
+
+    curves = [chart.Line(name, test.losses, measured=True, interval=test.interval) for name, test in tests.items()]
+    losses = [loss for test in tests.values() for loss in test.losses.values()]
+    first = max(next(iter(test.losses.values()), 0.0) for test in tests.values())
+    drawn = chart.lines(
+        curves,
+        *("Training loss by learning rate; bars: suggested rates", "learning rate", "training loss"),
+        xscale="log",
+        ylim=(0.8 * min(losses, default=0.0), 1.2 * first or None),  # without the explosion
+    )
+    return chart.svg(drawn)

@@ -1,0 +1,174 @@
+"""The learning-rate range test: its curve, the rates that follow from it, its runs, and `poc lr-range`."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poc import SGD, AdamW, Exponential, Recipe, report
+from poc.advice.lr_range import RangeTest, find_rates, plan_tests, range_test
+from poc.cli import main
+from poc.records import journal
+from poc.records.record import COMPLETED, DIVERGED
+from tests.builders import GLUON, MACHINE, SMALL, TWO_WORKERS, executed, recipe_file, record_of
+from tests.launch import records
+from tests.pages import trained
+
+RATES = [10 ** (-4 + number / 20) for number in range(101)]
+"""From 0.0001 to 10, 20 to a decade."""
+
+
+def find(loss: Any, noise: float = 0.0) -> RangeTest:
+    """Return the rates of a curve, a function of the logarithm of the learning rate to base 10."""
+    draw = random.Random(0)
+    return find_rates({rate: loss(math.log10(rate)) + draw.gauss(0, noise) for rate in RATES})
+
+
+def valley(x: float) -> float:
+    """Fall by 1 from 0.001 to 0.1, fastest at 0.01; rise from 0.3 on, through the first loss near 1."""
+    if x < -3:
+        return 2.5
+    if x < -1:
+        return 2.0 + math.cos(math.pi * (x + 3) / 2) / 2
+    return 1.5 + max(0.0, x + 0.5) ** 2 * 4
+
+
+# A smoothed curve is late: by up to 0.1 decades of half-life / ln 2.
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_rates_are_those_of_a_curve_that_falls_and_then_explodes(noise: float) -> None:
+    test = find(valley, noise)
+    assert test.steepest is not None
+    assert test.minimum is not None
+    assert test.explodes is not None
+    assert test.interval is not None
+    assert math.log10(test.steepest) == pytest.approx(-2 + 0.14, abs=0.05 if noise == 0 else 0.5)
+    assert 0.1 <= test.minimum <= 0.5
+    assert 1.0 <= test.explodes <= 1.6
+    low, high = test.interval
+    assert low < test.steepest < test.minimum < high < test.explodes
+    assert high / low <= 50 + 1e-9
+
+
+@pytest.mark.parametrize("loss", [lambda x: 2.3, lambda x: 2.3 + 100 * max(0.0, x), lambda x: 8 + x])
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_a_loss_that_never_falls_gives_no_interval(loss: Any, noise: float) -> None:
+    test = find(loss, noise)
+    assert (test.interval, test.steepest, test.minimum) == (None, None, None)
+
+
+@pytest.mark.parametrize("end", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_an_explosion_and_is_not_drawn(end: float) -> None:
+    test = find(lambda x: 2.5 - (x + 4) / 4 if x < -1.01 else end)
+    assert test.explodes == pytest.approx(0.1)
+    assert test.minimum == pytest.approx(10**-1.05)
+    assert test.interval is not None
+    assert test.interval[1] <= test.explodes
+    assert all(map(math.isfinite, test.losses.values()))
+    nothing = find(lambda x: end)
+    assert (nothing.losses, nothing.interval) == ({}, None)
+
+
+def test_a_falling_loss_that_never_explodes_has_an_interval_too() -> None:
+    test = find(lambda x: -x)
+    assert test.explodes is None
+    assert test.minimum == pytest.approx(10)
+
+
+def test_a_range_test_is_planned_for_each_model_optimizer_and_global_batch() -> None:
+    grid = {**SMALL, "devices": [1, 2], "batch_per_device": [16, 32], "lr": [0.1, 0.2], "seeds": 3, "repeats": 2}
+    recipe = Recipe(**{**grid, "optimizer": [SGD(), AdamW()], "framework": "mxnet", "seconds": 3.0})
+    planned = plan_tests("mine", recipe, MACHINE, Exponential(low=0.01, high=1.0))
+    runs = [item.run for item in planned if not item.skip]
+    expected = [(batch, optimizer) for batch in (16, 32, 64) for optimizer in (SGD(), AdamW())]
+    assert [(run.global_batch, run.optimizer) for run in runs] == expected
+    for run in runs:
+        assert (run.seed, run.evaluate, run.seconds, run.steps, run.window) == (0, False, None, 100, 1)
+        assert [run.rate(step) for step in (0, 99)] == pytest.approx([0.01, 1.0])
+    # An epoch of more than 100 steps, in about 100 windows; what this machine cannot run gives way to what it can.
+    other = Recipe(**{**SMALL, "kind": ["gpu", "cpu"], "batch_per_device": 2})
+    ((run, skip),) = [(item.run, item.skip) for item in plan_tests("mine", other, MACHINE, Exponential(low=1, high=2))]
+    assert (run.kind, skip, run.steps, run.window) == ("cpu", "", 320, 3)
+
+
+GROWING = {"lr": Exponential(low=1e-3, high=0.2), "epochs": None, "steps": 60, "window": 1, "evaluate": False}
+
+
+@pytest.mark.slow
+def test_two_workers_lose_as_one_at_the_same_global_batch(tmp_path: Path) -> None:
+    one, two = (executed(tmp_path / str(len(more)), **GROWING, **more) for more in ({}, TWO_WORKERS))
+    assert (one.run.global_batch, two.run.global_batch) == (32, 32)
+    assert list(range_test(two).losses) == pytest.approx([one.run.rate(step) for step in range(len(two.windows))])
+    assert len(two.windows) == 60
+    losses = [[window.loss for window in record.windows] for record in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert losses[0][-1] != pytest.approx(losses[0][0], rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {**GLUON, **TWO_WORKERS}, {**GLUON, "framework": "pytorch"}])
+def test_the_command_prints_an_interval_draws_a_figure_and_adds_nothing_to_the_pages(
+    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    recipe_file(tmp_path / "mine.py", **{**fields, "lr": [0.1, 0.2]})
+    arguments = ["lr-range", "mine.py", "--results", "results", "--machine", "here", "--high", "1000"]
+    assert main(arguments) == 0
+    (record,) = records(tmp_path)
+    assert record.outcome in (COMPLETED, DIVERGED)
+    assert record.run.is_range_test
+    printed = capfd.readouterr().out
+    low, high = map(float, re.findall(r"Search\(low=([\d.e-]+), high=([\d.e-]+)\)", printed)[0])
+    assert 0 < low < high <= 55 * low
+    figure = tmp_path / "results" / "here" / "lr_range_mine.svg"
+    assert figure.read_text().startswith("<?xml")
+    assert str(figure) in printed
+    # The second time nothing is trained, and the answer is the same.
+    assert main(arguments) == 0
+    assert capfd.readouterr().out == printed
+    assert records(tmp_path) == [record]
+
+
+def test_no_page_has_a_range_test(tmp_path: Path) -> None:
+    grown = {"grows_from": 1e-4, "learning_rate": 10.0, "evaluate": False}
+    tests = [record_of(run=grown), record_of(run=grown, outcome=DIVERGED, reason="the training loss was nan")]
+    tests.append(record_of(run=grown, infrastructure="another machine", started="2026-12-24T10:00:00+00:00"))
+    for name, others in (("nothing", []), ("results", [trained(1100, 0.80), record_of()])):
+        pages = []
+        for folder, chosen in ((tmp_path / name / "with", [*tests, *others]), (tmp_path / name / "without", others)):
+            report.write(chosen, [], page=folder / "results.md", folder=folder)
+            pages.append({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
+        assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("mine.py --low 1 --high 0.5", "low"),
+        ("mine.py --low 1 --high 1", "low"),
+        ("mine.py --low 0", "--low"),
+        ("nowhere.py", "nowhere.py"),
+        ("mine.py --set kind=gpu", "mine.py: needs 1 GPU"),
+        ("mine.py --set batch_per_device=largest", "batch_per_device"),
+        ("mine.py --set optimiser=sgd", "optimizer"),
+        ("", "RECIPE"),
+    ],
+)
+def test_a_mistake_ends_with_exit_code_2_before_anything_is_trained(
+    arguments: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe_file(tmp_path / "mine.py")
+    assert main(["lr-range", *arguments.split(), "--results", "results"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not journal.paths(tmp_path / "results")
