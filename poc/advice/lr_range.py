@@ -83,9 +83,10 @@ def find_rates(losses: Mapping[float, float]) -> RangeTest:
     """Return the smoothed curve of losses by ascending learning rate, and the rates that follow from it.
 
     The interval is from a 25th of the rate with the smallest loss to twice that rate, or to where the loss explodes if
-    that comes first. The smallest loss is near the highest stable rate: Smith and fastai's learning-rate finder train
-    below it, fastai at a tenth. The two factors are a choice, made such that the interval spans a factor of 50 and
-    contains the best rates that were measured (LeNet on CIFAR-10, 2 epochs, rates a factor of two apart).
+    that comes first. The smallest loss is near the highest stable rate: one trains below it, fastai's learning-rate
+    finder at a tenth. The factors are a choice, for an interval of a factor of 50 with the best rates in its middle:
+    LeNet on CIFAR-10, 2 epochs, rates a factor of two apart, was best with 0.02 at batch 128 (interval 0.0021 to 0.10)
+    and with 0.08 at batch 2,048 (0.0048 to 0.24).
     """
     curve = _smoothed(losses)
     rates = list(curve)
