@@ -85,8 +85,8 @@ def find_rates(losses: Mapping[float, float]) -> RangeTest:
     The interval is from a 25th of the rate with the smallest loss to twice that rate, or to where the loss explodes if
     that comes first. The smallest loss is near the highest stable rate: one trains below it, fastai's learning-rate
     finder at a tenth. The factors are a choice, for an interval of a factor of 50 with the best rates in its middle:
-    LeNet on CIFAR-10, 2 epochs, rates a factor of two apart, was best with 0.02 at batch 128 (interval 0.0021 to 0.10)
-    and with 0.08 at batch 2,048 (0.0048 to 0.24).
+    LeNet on CIFAR-10, 2 epochs, four rates a factor of two apart, was best with 0.02 at batch 128 (interval
+    0.0021 to 0.10) and with 0.08 at batch 2,048 (0.0048 to 0.24).
     """
     curve = _smoothed(losses)
     rates = list(curve)
