@@ -26,6 +26,7 @@ _QUESTION = "How fast does data-parallel training go on this machine, how does i
 _FLAG: Any = {"action": "store_true"}
 _JSON: Any = {"help": "print JSON, for a program", **_FLAG}
 _LIST: Any = {"action": "append", "default": []}
+_Command = Callable[..., Callable[..., Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,6 +128,13 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(function=function)
         return added.add_argument
 
+    _add_run_commands(command)
+    _add_other_commands(command)
+    return top
+
+
+def _add_run_commands(command: _Command) -> None:
+    """Add the commands that plan and do the runs of recipes."""
     add = command(doctor.doctor, "what this machine has, what it can run, and what is missing", "machine", "data")
     add("--json", **_JSON)
 
@@ -147,6 +155,9 @@ def parser() -> argparse.ArgumentParser:
     add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")
     add("--verbose", help="say each run's id, settings and expected time, too", **_FLAG)
 
+
+def _add_other_commands(command: _Command) -> None:
+    """Add the commands that show or compare results, and those that measure something else."""
     add = command(look.report, "write results.md again from the journals", "results", "others", "studies")
     add("--price", type=prices.named, metavar="NAME=DOLLARS", help="price of a machine per hour", **_LIST)
 
@@ -196,4 +207,3 @@ def parser() -> argparse.ArgumentParser:
     add("--dev", help="what the tests need", **_FLAG)
     add("--ray", help="Ray, for clusters", **_FLAG)
     add("--horovod", help="Horovod, compiled for CPUs", **_FLAG)
-    return top
