@@ -46,15 +46,58 @@ def test_the_cards_that_cuda_uses(setting: str, cards: list[int], monkeypatch: p
     assert nvml.visible_gpus() == cards
 
 
-def test_lost_cards_and_parts_of_cards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     use(eight_cards(), monkeypatch).cards[2].update(lost=0)
     with pytest.raises(UserError, match=r"^GPU 2 .*CUDA_VISIBLE_DEVICES"):
         hardware.detect()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,GPU-3f00")
     assert [gpu.index for gpu in hardware.detect().gpus] == [0, 1, 3]
+
+
+def test_a_divided_card_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = use(eight_cards(), monkeypatch).cards
+    cards[0]["nvmlDeviceGetMigMode"] = [0, 1]  # divided only after the next reset
+    assert (len(hardware.detect().gpus), hardware.gpu_problem()) == (8, "")
+    cards[1]["nvmlDeviceGetMigMode"] = [1, 1]
+    assert [gpu.index for gpu in hardware.detect().gpus] == [0, *range(2, 8)]
+    assert hardware.gpu_problem().startswith("GPU 1 ")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert hardware.gpu_problem() == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77")
-    with pytest.raises(UserError, match="MIG"):
-        hardware.detect()
+    assert (hardware.detect().gpus, "MIG-5d5ba0d6" in hardware.gpu_problem()) == ((), True)
+
+
+NVIDIA_CARD, NVIDIA_DISPLAY = ("0x030200", "0x10de"), ("0x030000", "0x10de")
+NVIDIA_BRIDGE, MI300X, RADEON_PRO_V520 = ("0x068000", "0x10de"), ("0x120000", "0x1002"), ("0x038000", "0x1002")
+AMD_DISPLAY, AMD_AUDIO, ASPEED = ("0x030000", "0x1002"), ("0x040300", "0x1002"), ("0x030000", "0x1a03")
+
+
+@pytest.mark.parametrize(
+    ("devices", "vendor"),
+    [
+        ([NVIDIA_BRIDGE, NVIDIA_CARD], "an NVIDIA GPU"),
+        ([NVIDIA_DISPLAY], "an NVIDIA GPU"),
+        ([AMD_AUDIO, MI300X], "an AMD GPU"),
+        ([RADEON_PRO_V520], "an AMD GPU"),
+        ([NVIDIA_BRIDGE, AMD_DISPLAY, AMD_AUDIO, ASPEED], ""),
+        ([], ""),
+    ],
+)
+def test_a_card_without_a_driver_is_seen_on_the_bus_unless_it_is_a_screens(
+    devices: list[tuple[str, str]], vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, (device_class, vendor_id) in enumerate(devices):
+        kernel_tree(tmp_path / f"0000:{number:02x}:00.0", {"class": device_class, "vendor": vendor_id})
+    monkeypatch.setattr(hardware, "PCI_DEVICES", tmp_path)
+    use(RecordedNVML([], driver=""), monkeypatch)
+    assert vendor in hardware.gpu_problem()
+    assert bool(vendor) == bool(hardware.gpu_problem())
+    # A driver that lists no card may be too new for it. Cards that the user hides are no problem.
+    use(RecordedNVML([], driver="595.71.05"), monkeypatch)
+    assert bool(hardware.gpu_problem()) == bool(vendor)
+    use(eight_cards(), monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert (hardware.detect().gpus, hardware.gpu_problem()) == ((), "")
 
 
 # Control groups

@@ -9,7 +9,7 @@ from tabulate import tabulate
 from poc import config, data, frameworks
 from poc.advice import advise as advice
 from poc.cli.look import write_report
-from poc.cli.options import Options, recipe_path
+from poc.cli.options import Options, check_gpus, recipe_path
 from poc.config.networks import NETWORKS
 from poc.host import hardware
 from poc.host.environment import cache
@@ -22,7 +22,9 @@ from poc.run.progress import result
 def advise(options: Options) -> int:
     """Print throughput, time and cost of a recipe on more devices, from short runs."""
     path, machine = recipe_path(options.recipe), hardware.detect()
-    setting = advice.first_setting(config.load(path, frameworks.FRAMEWORKS, count=data.count), machine)
+    loaded = config.load(path, frameworks.FRAMEWORKS, count=data.count)
+    check_gpus([loaded])
+    setting = advice.first_setting(loaded, machine)
     name = options.machine_name(machine)
     known_prices = options.prices(name)
     planned = advice.plan_probes(path.stem, setting, machine, options.steps)

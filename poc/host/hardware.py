@@ -19,6 +19,15 @@ from poc.host.control_groups import number, text
 from poc.values import UserError, from_plain, value
 
 PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+_NVIDIA, _AMD = "0x10de", "0x1002"
+_GPU_CLASSES = {
+    _NVIDIA: ("0x0300", "0x0302"),  # VGA and 3D controllers
+    # 3D and display controllers and accelerators. The chip of a server's or laptop's screen is a VGA controller
+    # (0x0300), as Radeon cards are, and its driver makes /dev/kfd, too.
+    _AMD: ("0x0302", "0x0380", "0x1200"),
+}
+"""Starts of the PCI classes of devices that somebody would rent to train on, by vendor."""
 
 
 @value
@@ -71,9 +80,12 @@ class Hardware:
 
 
 def detect() -> Hardware:
-    """Detect this machine's hardware; raises UserError if a GPU does not answer its driver."""
+    """Detect this machine's hardware; raises UserError if a GPU does not answer its driver.
+
+    GPUs that are divided (MIG) are left out.
+    """
     try:
-        gpus = tuple(map(_gpu, nvml.visible_gpus()))
+        gpus = tuple(_gpu(index) for index in nvml.visible_gpus() if not nvml.is_divided(index))
         driver = str(nvml.query("nvmlSystemGetDriverVersion") or "")
     except nvml.NoAnswerError:
         gpus, driver = (), ""
@@ -89,6 +101,35 @@ def detect() -> Hardware:
         gpus=gpus,
         driver=driver,
         numa_nodes=tuple(map(len, numa_nodes().values())),
+    )
+
+
+def gpu_problem() -> str:
+    """Return why a GPU of this machine cannot be used, in one line; empty if there is none, or the user hides them."""
+    instances = re.findall(r"MIG-[^\s,]*", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    if instances:
+        return f"CUDA_VISIBLE_DEVICES: {instances[0]} is a MIG instance; use whole GPUs"
+    try:
+        divided = [index for index in nvml.visible_gpus() if nvml.is_divided(index)]
+        if divided:
+            return f"GPU {divided[0]} is divided into MIG instances; use whole GPUs (sudo nvidia-smi -mig 0)"
+        if nvml.query("nvmlDeviceGetCount"):
+            return ""
+        why = f"driver {nvml.query('nvmlSystemGetDriverVersion')} does not support it"
+    except nvml.NoAnswerError as error:
+        why = str(error)
+    return next(filter(None, (_unused(device, why) for device in sorted(PCI_DEVICES.glob("*")))), "")
+
+
+def _unused(device: Path, why: str) -> str:
+    """Return that a PCI device is a GPU without a working driver, because of `why`; empty if it is none."""
+    vendor = text(device / "vendor")
+    if not text(device / "class").startswith(_GPU_CLASSES.get(vendor, ("no class",))):
+        return ""
+    if vendor == _AMD:
+        return f"PCI device {device.name} is an AMD GPU; only NVIDIA's are supported"
+    return (
+        f"PCI device {device.name} is an NVIDIA GPU, but {why}; repair the driver, or start the container with --gpus"
     )
 
 

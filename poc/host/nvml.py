@@ -12,8 +12,6 @@ from typing import Any
 
 import pynvml
 
-from poc.values import UserError
-
 SM_CLOCK = pynvml.NVML_CLOCK_SM
 CORE_TEMPERATURE = pynvml.NVML_TEMPERATURE_GPU
 THROTTLE_REASONS = {
@@ -65,8 +63,7 @@ def _initialise(library: Any) -> None:
 def visible_gpus() -> list[int]:
     """Return the GPUs that CUDA uses, in its order: all, or those in CUDA_VISIBLE_DEVICES.
 
-    As in CUDA, an entry is an index or a UUID, and the first that is neither ends the list. Raises UserError for a MIG
-    instance.
+    As in CUDA, an entry is an index or a UUID, and the first that is neither ends the list.
     """
     gpus = range(query("nvmlDeviceGetCount") or 0)
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -78,9 +75,16 @@ def visible_gpus() -> list[int]:
             names[str(query("nvmlDeviceGetUUID", gpu))] = gpu
     visible: list[int] = []
     for entry in map(str.strip, setting.split(",")):
-        if entry.startswith("MIG-"):
-            raise UserError(f"CUDA_VISIBLE_DEVICES: {entry} is a MIG instance; use whole GPUs")
         if entry not in names:
             break
         visible.append(names[entry])
     return visible
+
+
+def is_divided(gpu: int) -> bool:
+    """Return whether a GPU is divided into MIG instances, each a part of its processors and memory."""
+    try:
+        modes = query("nvmlDeviceGetMigMode", gpu)
+    except NoAnswerError:
+        return False
+    return bool(modes and modes[0])  # the current mode, and that after the next reset
