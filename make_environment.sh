@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Make .venv with the pinned packages of requirements/ and the framework for this machine's GPUs and driver. Options add
-# packages: --torch, --horovod, --ray, and --dev for the tests. Does nothing if all of that is installed.
+# Make .venv with the pinned packages of requirements/ and the frameworks for this machine's GPUs and driver. Does nothing
+# if all of that is installed. Options add packages: --torch, --horovod, --ray, and --dev for the tests. --framework NAME
+# installs one framework only; --installed downloads nothing and uses the packages of the Python that PYTHON names.
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 mark=made-by-make_environment.sh # a folder in each environment, with copies of the lists that are installed
@@ -10,7 +11,9 @@ is_installed() { [[ $(cat "$1/$mark/$2" 2>/dev/null) == "$(<"$here/requirements/
 
 # make_venv ENVIRONMENT: with the packages that every framework needs. An outdated environment is replaced.
 make_venv() {
-    if is_installed "$1" common.txt && [ "$("$1/bin/python" --version 2>&1)" = "$version" ]; then return; fi
+    if [ "$("$1/bin/python" --version 2>&1)" = "$version" ]; then
+        if is_installed "$1" common.txt || { $offline && [ -e "$1/$mark/borrowed" ]; }; then return; fi
+    fi
     "$python" -I -c 'import ensurepip' 2>/dev/null || stop "$version lacks venv: sudo apt-get install python3-venv"
     if [ -L "$1" ] || { [ -e "$1" ] && [ ! -e "$1/$mark" ]; }; then
         stop "$1 was not made by make_environment.sh, so it is not replaced: move it away."
@@ -18,8 +21,25 @@ make_venv() {
     echo "Setting up $1 with $version (only once, takes some minutes)." >&2
     rm -rf "$1" && mkdir -p "$1/$mark"
     "$python" -I -m venv "$1"
+    if $offline; then
+        borrow "$1" || stop "--installed: $python lacks ${lacking//$'\n'/, }: install them, or leave out --installed."
+        return
+    fi
     PATH=$here/.venv/bin:$PATH uv --version >/dev/null 2>&1 || install "$1" uv.txt 2>/dev/null || true
     add "$1" common.txt
+}
+
+# link ENVIRONMENT: let it import the packages of $python, after its own.
+link() {
+    local site=("$1"/lib/python3*/site-packages)
+    "$python" -I -c 'import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")' \
+        >"${site[0]}/installed.pth"
+}
+
+# borrow ENVIRONMENT: use the packages of $python in place of those of common.txt, unless it lacks some.
+borrow() {
+    link "$1"
+    lacking=$("$1/bin/python" -I "$here/requirements/lacking.py") && [ -z "$lacking" ] && : >"$1/$mark/borrowed"
 }
 
 # add ENVIRONMENT LIST: the list is copied last, so that an interrupted installation is repeated.
@@ -34,7 +54,15 @@ add() {
     elif ! { install "$1" "$2" || UV_TORCH_BACKEND=cpu install "$1" "$2"; } 2>/dev/null; then
         echo "No CPU build of PyTorch found: installing the CUDA build, 5 GB." >&2
         install "$1" torch-cu13.txt
-    fi || stop "Installing requirements/$2 failed (see above); run this again to retry."
+    fi || {
+        if [ "$2" != common.txt ] || ! borrow "$1"; then
+            stop "Installing requirements/$2 failed (see above); run this again to retry.${lacking:+ Without a network $python \
+has to have ${lacking//$'\n'/, }, too.}"
+        fi
+        echo "Using the packages of $python." >&2
+        offline=true
+        return
+    }
     local site=("$1"/lib/python3*/site-packages)
     [ "$2" != ray.txt ] || echo "$here" >"${site[0]}/poc.pth" # for processes of Ray
     cp "$here/requirements/$2" "$1/$mark/"
@@ -55,16 +83,31 @@ install() {
 exec 9<"$here" && { flock 9 2>/dev/null || true; } # a second start waits; a network file system may have no locks
 python=${PYTHON:-} && [[ $python != [!/]*/* ]] || python=$PWD/$python
 # Obey nothing in the user's folder, nor variables that change what is installed or where.
-cd / && unset "${!PYTHON@}" PIP_{TARGET,PREFIX,ROOT,USER,REQUIREMENT,CONSTRAINT,EDITABLE,DRY_RUN,PYTHON,REPORT}
-for candidate in "$(readlink -f "$here/.venv/bin/python")" python3.11 python3.10 python3.12 python3; do
+cd / && unset "${!PYTHON@}" PIP_{TARGET,PREFIX,ROOT,USER,REQUIREMENT,EDITABLE,DRY_RUN,PYTHON,REPORT}
+export PIP_CONSTRAINT=/dev/null # constraints of an image or of pip's files would clash with the pinned versions
+offline=false lacking=
+[[ " $* " != *" --installed "* ]] || offline=true
+first=$(cat "$here/.venv/$mark/python" 2>/dev/null || readlink -f "$here/.venv/bin/python") || true
+for candidate in "$first" python3.11 python3.10 python3.12 python3; do
     [ -n "$python" ] || ! is_supported "$candidate" || python=$candidate
 done
 version=$("${python:=python3}" --version 2>/dev/null) || version="not a Python that starts"
 is_supported "$python" || stop "$python is $version, not 3.10-3.12: sudo apt-get install python3.11-venv or set PYTHON"
 make_venv "$here/.venv"
+type -P "$python" >"$here/.venv/$mark/python" # whose packages may be used
 chosen=$("$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc environment "$@") || exit
+[ -n "$chosen" ] || ! $offline || exit 0
 while read -r folder list <&3; do
-    [[ $folder =~ ^\.venv(-[a-z0-9_]+)?$ && -f $here/$list ]] || stop "poc environment: not a list: $folder $list"
-    make_venv "$here/$folder"
-    add "$here/$folder" "${list##*/}"
+    [[ $folder =~ ^\.venv(-[a-z0-9_]+)?$ && ($list == installed || -f $here/$list) ]] ||
+        stop "poc environment: not a list: $folder $list"
+    environment=$here/$folder
+    if [ "$list" = installed ]; then # in place of pinned packages, which would come first
+        ! compgen -G "$environment/$mark/torch*" >/dev/null || rm -rf "$environment"
+        make_venv "$environment"
+        link "$environment" && : >"$environment/$mark/linked"
+        continue
+    fi
+    [ "$folder" = .venv ] || [ ! -e "$environment/$mark/linked" ] || rm -rf "$environment"
+    make_venv "$environment"
+    add "$environment" "${list##*/}"
 done 3<<<"$chosen"

@@ -25,6 +25,8 @@ This machine
   --price DOLLARS   its price per hour
   --data DIR        where CIFAR-10 is (default: $POC_DATA, then the cache, then a download)
   --cluster ADDRESS run on every machine of a Ray cluster (docs/hosts.md)
+  --framework NAME  install and use only mxnet or pytorch
+  --installed       download nothing: use the packages of the Python that PYTHON names
 
 How long
   --hours H         end by then, with what there is
@@ -46,19 +48,27 @@ The first start makes .venv, with Python 3.10 to 3.12 (PYTHON=/path/to/python ch
 USAGE
 }
 
-extras=()
-for argument in "$@"; do
-    case $argument in
-        --cluster | --cluster=*) extras=(--ray) ;;
+extras=() arguments=() # of make_environment.sh, of poc run
+while (($#)); do
+    case $1 in
+        --framework)
+            extras+=("$1" "${2-}") arguments+=(--set "framework=${2-}")
+            shift $(($# > 1))
+            ;;
+        --framework=*) extras+=("$1") arguments+=(--set "${1#--}") ;;
+        --installed) extras+=("$1") ;;
+        --cluster | --cluster=*) extras+=(--ray) arguments+=("$1") ;;
         -h | --help)
             usage
             exit 0
             ;;
+        *) arguments+=("$1") ;;
     esac
+    shift
 done
 
 "$here/make_environment.sh" "${extras[@]}"
 # The user's paths are relative to the user's folder, so stay there. But import nothing from there, or from where the
 # user's variables point, neither here nor in the processes started from here.
 unset "${!PYTHON@}"
-exec "$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc run "$@"
+exec "$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc run "${arguments[@]}"

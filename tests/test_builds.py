@@ -19,9 +19,10 @@ from poc.host import hardware, nvml
 from poc.host.hardware import Hardware
 from poc.plan import plan
 from poc.run.launcher import own_gpus
-from tests import fake_gpus, launch
+from tests import fake_gpus, launch, what_runs_where
 from tests.builders import GLUON, recipe_file
 from tests.extras import needs_torch
+from tests.recorded_nvml import kernel_tree
 
 CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 2.10.0", "torch 2.13.0"
 MODEL = "cifar_resnet8_v2"
@@ -147,15 +148,76 @@ def test_a_build_counts_as_installed_in_its_version_only(simulate: Simulate, mon
     assert "mxnet-cu112 1.9.1 is not installed: ./make_environment.sh" in item.skip
 
 
+def test_the_page_has_what_simulated_machines_install_and_plan() -> None:
+    assert what_runs_where.table() in what_runs_where.PAGE.read_text(), "python -m tests.what_runs_where"
+
+
+def test_a_gpu_that_cannot_be_used_ends_a_plan_unless_it_is_for_cpus(
+    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulate("no driver")
+    kernel_tree(tmp_path / "pci/0000:01:00.0", {"class": "0x030200", "vendor": "0x10de"})
+    monkeypatch.setattr(hardware, "PCI_DEVICES", tmp_path / "pci")
+    mixed = str(recipe_file(tmp_path / "mixed.py", kind=["cpu", "gpu"]))
+    for_cpus = str(recipe_file(tmp_path / "cpu.py", kind="cpu"))
+    commands = [["plan", mixed], ["plan", mixed, for_cpus], ["plan"], ["plan", mixed, "--quick"], ["advise", mixed]]
+    for command in commands:
+        assert main(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "0000:01:00.0" in line
+    for command in (
+        ["plan", mixed, "--cpu"],
+        ["plan", for_cpus],
+        ["plan", mixed, "--set", "kind=cpu"],
+        ["environment"],
+    ):
+        assert main(command) == 0
+    assert main(["doctor"]) == 0
+    assert "0000:01:00.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "size", "named"), [("4 V100", 64 << 20, True), ("1 H100", 64 << 20, False)])
+def test_doctor_names_shared_memory_that_is_too_small_for_several_gpus(
+    name: str, size: int, named: bool, simulate: Simulate, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    simulate(name)
+    for total, expected in ((size, named), (1 << 30, False)):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, total=total: SimpleNamespace(total=total, free=1e12))
+        assert main(["doctor"]) == 0
+        assert ("--shm-size" in capsys.readouterr().out) == expected
+
+
+def test_mxnet_is_left_out_where_it_has_no_build(simulate: Simulate, monkeypatch: Any, capsys: Any) -> None:
+    simulate("1 H100", installed=False)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("poc.cli.doctor.shared_library", lambda name: None)  # Arm's GCC has no libquadmath
+    assert main(["environment"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [f".venv-pytorch requirements/{name}.txt" for name in ("torch", "torch-cu13")]
+    assert [line for line in printed.err.splitlines() if "aarch64" in line] == [
+        "mxnet: left out: it has no build for aarch64"
+    ]
+    assert main(["environment", "--framework", "mxnet"]) == 2
+
+
 MXNET, TORCH_CPU = ".venv requirements/mxnet.txt", [".venv requirements/torch.txt", ".venv requirements/torch-cpu.txt"]
+
+CU112_LIST, CUDA12_LIST = ".venv requirements/mxnet-cu112.txt", ".venv-pytorch requirements/torch-cu12.txt"
 
 
 @pytest.mark.parametrize(
     ("name", "options", "lines"),
     [
-        ("4 V100", ["--dev", "--ray"], [f".venv requirements/{name}.txt" for name in ("mxnet-cu112", "dev", "ray")]),
+        (
+            "4 V100",
+            ["--dev", "--ray"],
+            [CU112_LIST, CUDA12_LIST, ".venv requirements/dev.txt", ".venv requirements/ray.txt"],
+        ),
+        ("4 V100", ["--framework", "mxnet"], [CU112_LIST]),
+        ("4 V100", ["--framework=pytorch"], [CUDA12_LIST]),
+        ("no driver", ["--framework", "pytorch"], TORCH_CPU),
         ("8 K80", [], [MXNET]),
-        ("1 H100, older driver", [], [MXNET, ".venv-pytorch requirements/torch-cu12.txt"]),
+        ("1 H100, older driver", [], [MXNET, CUDA12_LIST]),
         ("no driver", ["--torch"], [MXNET, *TORCH_CPU]),
     ],
 )
@@ -171,7 +233,7 @@ def test_the_lists_to_install(name: str, options: list[str], lines: list[str], s
 @pytest.mark.parametrize(
     ("name", "option", "patch", "reason"),
     [
-        ("4 V100", "--dev", ("shutil.disk_usage", lambda path: SimpleNamespace(free=3e9)), "5.9 are needed"),
+        ("4 V100", "--dev", ("shutil.disk_usage", lambda path: SimpleNamespace(free=3e9)), "12.9 are needed"),
         ("no driver", "--ray", ("poc.cli.doctor.shared_library", lambda name: None), "install libquadmath0 libgomp1"),
     ],
 )

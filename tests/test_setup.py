@@ -22,7 +22,7 @@ LISTS = HOME / "requirements"
 SCRIPTS = ("run_all.sh", "make_environment.sh")
 TOOLS = ("bash", "cat", "cp", "dirname", "env", "flock", "ln", "mkdir", "readlink", "rm", "sed", "sh", "sort", "tee")
 MARK = "made-by-make_environment.sh"
-PYTHON = """echo "$PWD${{PIP_TARGET:-}}|$PYTHONPATH|$*" >>"$CALLS"
+PYTHON = """echo "$PWD${{PIP_TARGET:-}}${{PIP_CONSTRAINT#/dev/null}}|$PYTHONPATH|$*" >>"$CALLS"
 case "$*" in
     --version) echo "Python {version}" ;;
     *"-m venv "*) mkdir -p "$4/bin" "$4/lib/python3/site-packages" && ln -s "$0" "$4/bin/python" ;;
@@ -33,6 +33,7 @@ case "$*" in
         for option in "$@"; do
             case $option in
                 --torch) echo ".venv requirements/torch-cpu.txt" ;;
+                --installed | --framework*) ;;
                 --*) echo ".venv requirements/${{option#--}}.txt" ;;
             esac
         done ;;
@@ -40,6 +41,8 @@ case "$*" in
         case "${{FAULT:-no fault}}|$*" in
             *torch-cpu*torch-cpu* | *${{FAULT:-no fault}}*${{FAULT:-no fault}}*) exit 1 ;;
         esac ;;
+    *lacking.py*) echo "${{LACKING-numpy>=1.26}}" ;;
+    *sys.path*) echo "/their/site-packages" ;;
     *ensurepip*) exit "${{NO_VENV:-0}}" ;;
 esac
 """
@@ -136,10 +139,10 @@ def test_pythons_on_the_path_are_tried_and_a_broken_one_is_skipped(checkout: Che
 
 def test_arguments_and_folder_are_passed_unchanged_and_help_needs_no_environment(checkout: Checkout) -> None:
     assert "--quick" in checkout.start("run_all.sh", "quick", "--help", PYTHON="/no/such/python").stdout
-    harmful = {"PYTHONPATH": "/other", "PYTHONHOME": "/other", "PIP_TARGET": "/other"}
+    harmful = dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_CONSTRAINT"), "/other")
     checkout.start("run_all.sh", "quick", "--data", "my data", PYTHON=checkout.python("3.11.7"), **harmful)
     start = f"-I {checkout.root}/poc/host/isolated.py poc run"
-    assert checkout.calls("poc run") == [f"{checkout.elsewhere}/other||{start} quick --data my data"]
+    assert checkout.calls("poc run") == [f"{checkout.elsewhere}/other/other||{start} quick --data my data"]
     # An installation reads nothing from the user's folder, or as the user's variables say.
     installs = checkout.calls("pip install")
     assert [line.split("|")[:2] for line in installs] == [["/", f"{checkout.root}/requirements/horovod_build"]] * 2
@@ -207,6 +210,46 @@ def test_another_build_of_mxnet_replaces_the_first(checkout: Checkout) -> None:
     assert checkout.start("run_all.sh", PLAN=plan).stderr == ""
     checkout.start("run_all.sh")
     assert checkout.installed() == ["mxnet.txt"]
+
+
+def test_an_environment_has_either_pinned_packages_or_those_of_the_named_python(checkout: Checkout) -> None:
+    linked = checkout.root / ".venv-pytorch/lib/python3/site-packages/installed.pth"
+    plans = {
+        name: f".venv requirements/mxnet.txt\n.venv-pytorch {name}"
+        for name in ("installed", "requirements/torch-cu12.txt")
+    }
+    checkout.start("run_all.sh", PYTHON=checkout.python("3.11.7"), PLAN=plans["installed"])
+    for name, plan in [*plans.items(), *plans.items()]:
+        checkout.start("run_all.sh", PLAN=plan)  # the Python that was named at the first start
+        assert (linked.exists() and linked.read_text()) == ("/their/site-packages\n" if name == "installed" else False)
+        assert checkout.installed() in ([], ["common.txt"], ["common.txt", "torch-cu12.txt"])
+        assert checkout.start("run_all.sh", PLAN=plan).stderr == ""
+        assert checkout.installed() == []
+
+
+def test_installed_downloads_nothing_and_names_what_is_lacking(checkout: Checkout) -> None:
+    python = checkout.python("3.11.7")
+    refused = checkout.start("run_all.sh", "--installed", PYTHON=python, LACKING="pandas>=2.1\nscipy>=1.11", status=2)
+    assert "pandas>=2.1, scipy>=1.11" in refused.stderr.splitlines()[-1]
+    checkout.start("run_all.sh", "quick", "--installed", PYTHON=python, PLAN="", LACKING="")
+    assert (checkout.calls("pip install"), checkout.calls("poc environment --installed") != []) == ([], True)
+    assert checkout.calls("poc run")[0].endswith("poc run quick")
+    checkout.start("run_all.sh", "--installed", PLAN="")
+    assert checkout.calls("-m venv") == []
+    # Without it the pinned packages are installed, or if there is no network the others stay.
+    done = checkout.start("run_all.sh", FAULT="common", LACKING="", PLAN=".venv-pytorch installed")
+    assert done.stderr.count("Using the packages of") == 1
+    assert len(checkout.calls("-m venv")) == 2  # the second one downloads nothing, either
+    assert checkout.start("run_all.sh", FAULT="common", LACKING="scipy>=1.11", status=2).stderr.count("scipy") == 1
+    checkout.start("run_all.sh")
+    assert checkout.installed() == BASE
+
+
+@pytest.mark.parametrize("words", [["--framework", "pytorch"], ["--framework=pytorch"]])
+def test_one_framework_is_installed_and_used(checkout: Checkout, words: list[str]) -> None:
+    checkout.start("run_all.sh", "quick", *words, "--hours", "2", PYTHON=checkout.python("3.11.7"))
+    assert checkout.calls("poc environment")[0].endswith(" ".join(["poc environment", *words]))
+    assert checkout.calls("poc run")[0].endswith("poc run quick --set framework=pytorch --hours 2")
 
 
 @pytest.mark.parametrize(

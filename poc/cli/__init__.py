@@ -203,7 +203,9 @@ def _add_other_commands(command: _Command) -> None:
     command(advise.networks, "the models that a recipe may name, with what they cost")
 
     add = command(doctor.environment, "what make_environment.sh is to install here")
-    add("--torch", help="PyTorch, too, on a machine whose framework is MXNet", **_FLAG)
+    add("--torch", help="PyTorch, too, on a machine without GPUs", **_FLAG)
+    add("--framework", default="", metavar="NAME", help="only this framework: mxnet or pytorch")
+    add("--installed", help="download nothing: use the packages of the Python that is named by PYTHON", **_FLAG)
     add("--dev", help="what the tests need", **_FLAG)
     add("--ray", help="Ray, for clusters", **_FLAG)
     add("--horovod", help="Horovod, compiled for CPUs", **_FLAG)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from tabulate import tabulate
 
 from poc import data, frameworks
 from poc.cli.options import HOME, Options
 from poc.config import CIFAR10
-from poc.frameworks import Build
+from poc.frameworks import Build, installed
 from poc.frameworks.builds import shared_library
 from poc.host import hardware
 from poc.host.environment import cache
@@ -24,6 +26,10 @@ from poc.values import UserError
 
 _FREE_GIGABYTES = 2.0
 """Disk space for data and results."""
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+"""Where NCCL's processes exchange data."""
+_DOCKER_SHARED_MEMORY = 64 << 20
+"""Its size in a container by default, which is too small for that."""
 _EXTRAS = ("dev", "ray", "horovod")
 _MXNET_LIBRARIES = {"libquadmath.so.0": "libquadmath0", "libgomp.so.1": "libgomp1"}
 
@@ -50,45 +56,71 @@ def _facts(options: Options) -> Iterator[tuple[str, str]]:
         major, minor = gpu.capability
         gib = gpu.memory_bytes / 2**30
         yield f"GPU {gpu.index}", f"{gpu.name}, compute capability {major}.{minor}, {gib:.0f} GiB"
-    if not machine.gpus:
-        yield "GPU", "none found (no NVIDIA driver). GPU runs are skipped."
-    wanted = frameworks.wanted(machine)
+    if problem := hardware.gpu_problem():
+        yield "GPU", problem
+    elif not machine.gpus:
+        driver = f"NVIDIA driver {machine.driver}" if machine.driver else "no NVIDIA driver"
+        yield "GPU", f"none found ({driver}). GPU runs are skipped."
+    named = [name for name in frameworks.FRAMEWORKS if frameworks.has_any_build(name)]
+    wanted = frameworks.wanted(machine, named)
+    wanted = frameworks.wanted(machine, named, offered=dict(_offered(machine, wanted)))
     for name in frameworks.FRAMEWORKS:
         yield "framework", f"{name}: {_listed(frameworks.versions(name)) or 'not installed'}"
     for line in _builds(machine, wanted):
         yield "build", line
     yield "python", _listed(provenance.versions())
-    if folder := data.find(CIFAR10(), source=source, cache=cache()):
+    folder = data.find(CIFAR10(), source=source, cache=cache())
+    if folder:
         yield "data", f"CIFAR-10 in {folder}"
     if price := options.prices(machine_name).of(machine_name, machine.describe()):
         yield "price", f"{price.dollars_per_hour:.2f} dollars/h for {price.machine} ({price.region}, {price.date})"
     else:
         yield "price", "not known: pages show no cost unless run gets --price or --machine"
-    for name in frameworks.FRAMEWORKS:
-        build = wanted.get(name)
-        if build and not build.is_installed(frameworks.versions(name)):
-            yield "missing", f"{build}: ./make_environment.sh" + (" --torch" if build.separate else "")
-        elif build is None and not frameworks.versions(name):
-            yield "missing", f"{frameworks.load(name).LABEL} (optional): ./make_environment.sh --torch"
     if folder is None:
         where = f"CIFAR-10 in {source}" if source else "CIFAR-10 (optional: the first run downloads it)"
         yield "missing", f"{where}: export POC_DATA=FOLDER, one that holds CIFAR-10 in any usual form"
+    yield from (("missing", line) for line in _missing(machine, wanted))
+
+
+def _missing(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[str]:
+    """Say what else this machine lacks, and how to get it."""
+    for name in frameworks.FRAMEWORKS:
+        build = wanted.get(name)
+        if build and not build.is_installed(frameworks.versions(name)):
+            yield f"{build}: ./make_environment.sh"
+        elif build is None and not frameworks.has_any_build(name):
+            yield f"{frameworks.load(name).LABEL} (optional): ./make_environment.sh --torch"
+    shared = shutil.disk_usage(_SHARED_MEMORY).total
+    if len(machine.gpus) > 1 and shared <= _DOCKER_SHARED_MEMORY:
+        megabytes = shared >> 20
+        yield f"shared memory: {_SHARED_MEMORY} has {megabytes} MB, several GPUs need more: docker run --shm-size 2g"
     free = shutil.disk_usage(HOME).free / 1e9
     if free < _FREE_GIGABYTES:
-        yield "missing", f"room in {HOME}, where {free:.1f} GB are free: free {_FREE_GIGABYTES:g} GB"
+        yield f"room in {HOME}, where {free:.1f} GB are free: free {_FREE_GIGABYTES:g} GB"
 
 
 def environment(options: Options) -> None:
     """Print a line for each list of packages: the folder of its environment, and its path.
 
-    Raise UserError if the machine lacks something for them, or room on the disk.
+    In place of a path "installed" is for the packages of the Python that make_environment.sh was started with. Raise
+    UserError if the machine lacks something for them, or room on the disk.
     """
     machine = hardware.detect()
-    wanted = frameworks.wanted(machine, ["pytorch"] if options.torch else [])
-    if packages := [package for library, package in _MXNET_LIBRARIES.items() if not shared_library(library)]:
-        raise UserError(f"MXNet needs system libraries that are missing: sudo apt-get install {' '.join(packages)}")
-    if options.horovod and wanted["mxnet"].code:
-        raise UserError("--horovod builds Horovod without NCCL, for CPUs only: leave it out on a machine with GPUs")
+    if options.framework:
+        frameworks.load(options.framework)
+    named = ["pytorch"] if options.torch or options.installed else []
+    wanted = frameworks.wanted(machine, named, options.framework)
+    if not wanted:
+        raise UserError(f"--framework: {options.framework} has no build for {platform.machine()}")
+    if offered := dict(_offered(machine, wanted)):
+        wanted = frameworks.wanted(machine, named, options.framework, offered)
+    if options.installed:
+        wanted = _without_downloads(wanted)
+    missing = [package for library, package in _MXNET_LIBRARIES.items() if not shared_library(library)]
+    if "mxnet" in wanted and missing:
+        raise UserError(f"MXNet needs system libraries that are missing: sudo apt-get install {' '.join(missing)}")
+    if options.horovod and ("mxnet" not in wanted or wanted["mxnet"].code):
+        raise UserError("--horovod builds Horovod without NCCL, for MXNet on CPUs only: leave it out here")
     if options.horovod and not all(map(shutil.which, ("g++", "cmake", "make"))):
         raise UserError("compiling Horovod needs a compiler: sudo apt-get install g++ cmake make")
     if new := [build for name, build in wanted.items() if not build.is_installed(frameworks.versions(name))]:
@@ -96,26 +128,63 @@ def environment(options: Options) -> None:
         gigabytes = sum(build.gigabytes for build in new) + _FREE_GIGABYTES
         free = shutil.disk_usage(HOME).free / 1e9
         if free < gigabytes:
-            raise UserError(f"disk: {HOME} has {free:.1f} GB free, and {gigabytes:.1f} are needed; make room")
+            one = "; --framework NAME installs one framework only" if len(wanted) > 1 else ""
+            raise UserError(f"disk: {HOME} has {free:.1f} GB free, and {gigabytes:.1f} are needed; make room{one}")
     for name, build in wanted.items():
-        folder = frameworks.environment(name) if build.separate else HOME / ".venv"
-        for file in build.requirements:
-            print(folder.name, file)
+        is_here = build.python == sys.executable
+        folder = frameworks.environment(name) if build.separate and not is_here else HOME / ".venv"
+        if build.python and not is_here:
+            print(folder.name, "installed")
+        elif not options.installed:
+            for file in build.requirements or ["requirements/common.txt"]:
+                print(folder.name, file)
     for name in _EXTRAS:
         if getattr(options, name):
             print(".venv", f"requirements/{name}.txt")
 
 
+def _offered(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[tuple[str, Build]]:
+    """Yield the builds that the user's Python has of frameworks of which none of the `wanted` builds is installed."""
+    for name, build in wanted.items():
+        if build.is_installed(frameworks.versions(name)):
+            continue
+        found = installed.find(name, installed.named_python(), machine)
+        if found.build:
+            yield name, found.build
+        elif found.reason:
+            print(f"{name}: not the installed one: {found.reason}", file=sys.stderr)
+
+
+def _without_downloads(wanted: Mapping[str, Build]) -> dict[str, Build]:
+    """Return those of the `wanted` builds that are there already; raises UserError if none is."""
+    there = {
+        name: build for name, build in wanted.items() if build.python or build.is_installed(frameworks.versions(name))
+    }
+    absent = [name for name in wanted if name not in there]
+    if not there:
+        python = installed.named_python() or sys.executable
+        raise UserError(f"--installed: {python} has no {' and no '.join(absent)} that fits; leave out --installed")
+    if absent:
+        print(f"{', '.join(absent)}: left out, since it is not installed", file=sys.stderr)
+    return there
+
+
 def _builds(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[str]:
     """Say which build of each of the `wanted` frameworks this machine gets and why, and why others do not run."""
     for name in frameworks.FRAMEWORKS:
-        able = frameworks.usable(name, machine)
+        if frameworks.load(name).BUILDS and not frameworks.available(name, machine):
+            yield f"{name}: left out: it has no build for {platform.machine()}"
+            continue
+        build = wanted.get(name)
+        able = [gpu for gpu in machine.gpus if build and build.code and build.refuses(gpu, machine.driver) is None]
+        able = able or frameworks.usable(name, machine)
         refused = {gpu.name: frameworks.unsupported(name, gpu, machine) for gpu in machine.gpus if gpu not in able}
         yield from (f"{name}: not on GPUs: {reason}" for reason in refused.values())
-        if build := wanted.get(name):
+        if build:
             cards = dict.fromkeys(gpu.name for gpu in able)
             reason = f"it runs on {', '.join(cards)} with driver {machine.driver}" if build.code else "for the CPU"
-            yield f"{name}: {build}, {build.gigabytes:g} GB: {reason}"
+            size = f"installed in {build.python}" if build.python else f"{build.gigabytes:g} GB"
+            yield f"{name}: {build}, {size}: {reason}"
 
 
 def _listed(versions: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ import functools
 import importlib.metadata
 import os
 import pkgutil
+import platform
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,10 +26,11 @@ import numpy as np
 from poc.config import NCCL, Training
 from poc.config.networks import Cost
 from poc.config.run import Run
-from poc.frameworks import builds
+from poc.frameworks import builds, installed
 from poc.frameworks.builds import Build as Build
 from poc.frameworks.session import Evaluation as Evaluation
 from poc.frameworks.session import Session
+from poc.host.control_groups import text
 from poc.host.hardware import GPU, Hardware
 from poc.values import UserError, suggest, value
 
@@ -152,6 +154,8 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     framework = load(run.framework)
     if reason := framework.unsupported_reason(run, machine) or _unsupported_option(run):
         return reason
+    if run.kind == "cpu" and not has_any_build(run.framework):
+        return f"{framework.LABEL} is not installed: ./make_environment.sh --framework {run.framework}"
     if run.straggler and run.workers == 1:
         return f"straggler={run.straggler:g} needs at least 2 workers"
     exact = run.kvstore.sums and getattr(run.kvstore, "two_bit", None) is None
@@ -187,10 +191,15 @@ def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarra
 @functools.cache  # planning calls it for every run and card
 def versions(name: str) -> dict[str, str]:
     """Return the versions of the installed packages of framework `name`."""
-    folders = [str(folder) for folder in environment(name).glob("lib/python*/site-packages")]
-    where: dict[str, Any] = {} if interpreter(name) == sys.executable else {"path": folders}
+    where: dict[str, Any] = {} if interpreter(name) == sys.executable else {"path": _package_folders(name)}
     installed = {package: importlib.metadata.distributions(name=package, **where) for package in load(name).PACKAGES}
     return {package: copy.version for package, copies in installed.items() for copy in list(copies)[:1]}
+
+
+def has_any_build(name: str) -> bool:
+    """Return whether some build of framework `name` is installed, or it needs none."""
+    packages = {build.package for build in load(name).BUILDS}
+    return not packages or not packages.isdisjoint(versions(name))
 
 
 def environment(name: str) -> Path:
@@ -204,33 +213,77 @@ def interpreter(name: str) -> str:
     return str(python) if python.exists() else sys.executable
 
 
+def _package_folders(name: str) -> list[str]:
+    """Return the folders from which the workers of framework `name` import packages, in order."""
+    if interpreter(name) == sys.executable:
+        return sys.path
+    own = list(environment(name).glob("lib/python*/site-packages"))
+    linked = [line for folder in own for line in text(folder / installed.LINK).splitlines()]
+    return [*map(str, own), *linked]
+
+
+def library_path(name: str) -> dict[str, str]:
+    """Return LD_LIBRARY_PATH without folders that hold another copy of a cuDNN that framework `name` brings.
+
+    cuDNN loads its parts by name, and refuses those of another release.
+    """
+    folders = list(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
+    brought = [path for folder in _package_folders(name) for path in Path(folder).glob("nvidia/cudnn/lib/libcudnn*")]
+    names, own = {path.name for path in brought}, {path.parent.resolve() for path in brought}
+    kept = [
+        folder
+        for folder in folders
+        if Path(folder).resolve() in own or not any((Path(folder) / library).exists() for library in names)
+    ]
+    return {"LD_LIBRARY_PATH": os.pathsep.join(kept)} if kept != folders else {}
+
+
+def available(name: str, machine: Hardware) -> list[Build]:
+    """Return the builds of framework `name` for this processor, preferred ones first.
+
+    Another release than the published ones comes first, if it is installed and fits.
+    """
+    published, current = load(name).BUILDS, versions(name)
+    version = current.get(published[0].package) if published else None
+    found = None
+    if version and not any(build.is_installed(current) for build in published):
+        found = installed.find(name, interpreter(name), machine, version).build
+    return [*([found] if found else []), *(build for build in published if platform.machine() in build.processors)]
+
+
 def usable(name: str, machine: Hardware) -> list[GPU]:
     """Return the cards of `machine` that framework `name` runs on, with the build chosen for this machine."""
-    build = builds.choose(load(name).BUILDS, machine)
+    build = builds.choose(available(name, machine), machine)
     return [gpu for gpu in machine.gpus if build and build.code and build.refuses(gpu, machine.driver) is None]
 
 
 def unsupported(name: str, gpu: GPU, machine: Hardware) -> str | None:
     """Return why framework `name` cannot run on `gpu` of `machine`, in one line; None if it can."""
-    available = load(name).BUILDS
-    build = builds.choose(available, machine)
-    if reason := builds.unsupported(available, gpu, machine.driver) or (build and build.refuses(gpu, machine.driver)):
+    candidates = available(name, machine)
+    build = builds.choose(candidates, machine)
+    if reason := builds.unsupported(candidates, gpu, machine.driver) or (build and build.refuses(gpu, machine.driver)):
         return reason
     if build is None or build.is_installed(versions(name)):
         return None
-    option = " --torch" if build.separate else ""
-    return f"{build} is not installed: ./make_environment.sh{option}"
+    return f"{build} is not installed: ./make_environment.sh"
 
 
-def wanted(machine: Hardware, named: Iterable[str] = ()) -> dict[str, Build]:
-    """Return the builds to install on `machine`, by framework.
+def wanted(
+    machine: Hardware, named: Iterable[str] = (), only: str = "", offered: Mapping[str, Build] = {}
+) -> dict[str, Build]:
+    """Return the builds to install on `machine`, by framework; those `offered` by the user's Python are preferred.
 
-    They are those of the first framework, of the first framework that runs on its cards, and of the `named` ones.
+    They are those of the first framework, of all that run on its cards, and of the `named` ones; or of `only` one.
     """
-    chosen = {name: builds.choose(load(name).BUILDS, machine) for name in (*FRAMEWORKS, *named)}
-    on_cards = [name for name in FRAMEWORKS if (build := chosen[name]) and build.code]
-    names = dict.fromkeys([*FRAMEWORKS[:1], *on_cards[:1], *named])
-    return {name: build for name in names if (build := chosen[name])}
+    candidates = {
+        name: [*([offered[name]] if name in offered else []), *available(name, machine)]
+        for name in (*FRAMEWORKS, *named)
+    }
+    chosen = {name: build for name in candidates if (build := builds.choose(candidates[name], machine))}
+    on_cards = [name for name in FRAMEWORKS if name in chosen and chosen[name].code]
+    first = [name for name in FRAMEWORKS if name in chosen][:1]
+    names = [only] if only else dict.fromkeys([*first, *on_cards, *named])
+    return {name: chosen[name] for name in names if name in chosen}
 
 
 def label(name: str, versions: Mapping[str, str]) -> str:

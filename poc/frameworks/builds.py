@@ -1,4 +1,4 @@
-"""The published builds of the frameworks: which one runs on a machine's GPUs with its driver, and why others do not."""
+"""The builds of the frameworks: which one runs on a machine's GPUs with its driver, and why others do not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @value
 class Build:
-    """A published build of a framework."""
+    """A build of a framework: a published one, or one that the user's Python has already."""
 
     package: str
     version: str
@@ -35,6 +35,10 @@ class Build:
     """Shared libraries that no package contains: they have to be on the machine."""
     hint: str = ""
     """How to install these libraries."""
+    processors: tuple[str, ...] = ("x86_64",)
+    """Architectures that it is published for, as `platform.machine` names them."""
+    python: str = ""
+    """The Python that has it; empty for a published build."""
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}"

@@ -177,6 +177,7 @@ class LocalLauncher:
                 for index, (name, path) in enumerate(events.items()):
                     variables = dict(environments[index])
                     if run.kind == "gpu":
+                        variables.update(frameworks.library_path(run.framework))
                         variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[index])
                     own = {"worker": first + index, "cores": cores[index], "events": str(path), "began": began}
                     workers[name] = self._start(run, {**request, **own}, variables)

@@ -2,7 +2,7 @@
 
 Each combination runs with one framework right after the other, three times, the second time in reverse order: a ratio
 compares neighbouring runs, and neither framework always comes first.
-PyTorch is an extra: ./make_environment.sh --torch
+PyTorch is an extra on CPUs: ./make_environment.sh --torch
 Cost: about 35 min on two CPU cores; not measured on GPUs yet.
     ./run_all.sh frameworks
 """

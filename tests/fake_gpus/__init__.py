@@ -27,9 +27,11 @@ CARDS: dict[str, tuple[str, tuple[int, int], int, int, int, int]] = {
     "P100": ("Tesla P100-SXM2-16GB", (6, 0), 16, 1480, 300, 3584),
     "V100": ("Tesla V100-SXM2-16GB", (7, 0), 16, 1530, 300, 5120),
     "A10G": ("NVIDIA A10G", (8, 6), 23, 1710, 300, 9216),
+    "L4": ("NVIDIA L4", (8, 9), 23, 2040, 72, 7424),
     "A100": ("NVIDIA A100-SXM4-40GB", (8, 0), 40, 1410, 400, 6912),
     "H100": ("NVIDIA H100 80GB HBM3", (9, 0), 80, 1980, 700, 16896),
     "B200": ("NVIDIA B200", (10, 0), 180, 1965, 1000, 18944),
+    "RTX 5090": ("NVIDIA GeForce RTX 5090", (12, 0), 32, 2407, 575, 21760),
 }
 # Cards in the driver's order, and the version of the driver.
 MACHINES: dict[str, tuple[list[str], str]] = {
@@ -41,6 +43,8 @@ MACHINES: dict[str, tuple[list[str], str]] = {
     "8 P100": (["P100"] * 8, "470.57.02"),
     "4 A10G": (["A10G"] * 4, "535.161.08"),
     "8 A100": (["A100"] * 8, "550.54.15"),
+    "1 L4": (["L4"], "535.161.08"),
+    "1 RTX 5090": (["RTX 5090"], "575.57.08"),
     "1 H100": (["H100"], "580.95.05"),
     "1 H100, older driver": (["H100"], "535.161.08"),
     "2 V100 and a display card": (["GT 710", "V100", "V100"], "470.57.02"),

@@ -35,6 +35,7 @@ _CUDA_13 = Build(
     separate=True,
     code=((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
     driver="580.65.06",
+    processors=("x86_64", "aarch64"),
 )
 _CUDA_12 = dataclasses.replace(
     _CUDA_13,
@@ -49,6 +50,7 @@ _CPU = Build(
     version="2.13.0",
     requirements=("requirements/torch.txt", "requirements/torch-cpu.txt"),
     gigabytes=0.9,
+    processors=_CUDA_13.processors,
 )
 BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, _CPU)
 """Their machine code is that of `torch.cuda.get_arch_list()`."""

@@ -1,0 +1,193 @@
+"""A torch that the user's Python has: a small fake one in a real environment, asked by the real probe."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from poc import frameworks
+from poc.__main__ import main
+from poc.frameworks import builds, installed
+from poc.frameworks.pytorch import probe
+from poc.host import hardware, nvml
+from poc.host.hardware import Hardware
+from tests import fake_gpus
+from tests.launch import HOME
+
+TORCH = """
+import sys
+from types import SimpleNamespace
+if {broken}:
+    raise ImportError("libcudart.so.13: cannot open shared object file")
+version = SimpleNamespace(cuda={cuda!r})
+cuda = SimpleNamespace(is_available=lambda: {works}, get_arch_list=lambda: {code!r})
+"""
+
+FakePython = Callable[..., str]
+
+
+@pytest.fixture
+def fake_python(tmp_path: Path) -> FakePython:
+    """Return a function that makes a Python with a fake torch, and returns its path."""
+
+    def make(version: str = "2.12.1", *, without: str = "", **facts: Any) -> str:
+        venv.create(tmp_path / "python", with_pip=False)
+        (packages,) = (tmp_path / "python").glob("lib/python3*/site-packages")
+        text = TORCH.format(**{"broken": False, "cuda": "13.0", "works": True, "code": ["sm_80", "sm_90a"], **facts})
+        for name, module in (("torch", text), ("torchvision", "")):
+            if name != without:
+                (packages / name).mkdir()
+                (packages / name / "__init__.py").write_text(module)
+                metadata = packages / f"{name}-{version}.dist-info/METADATA"
+                metadata.parent.mkdir()
+                metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        return str(tmp_path / "python/bin/python")
+
+    return make
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Hardware]:
+    """Return a function that makes this machine a simulated one on which no framework is installed."""
+
+    def simulate(name: str) -> Hardware:
+        monkeypatch.setattr(nvml, "pynvml", fake_gpus.library(name))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(frameworks, "versions", lambda name: {})
+        return hardware.detect()
+
+    return simulate
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "reason"),
+    [
+        ("1 H100", {}, ""),
+        ("1 H100", {"version": "2.10.0a0+145a3a7bda.nv25.10"}, ""),
+        ("8 A100", {"code": ["sm_80", "compute_90"]}, ""),
+        ("4 A10G", {"code": ["sm_75", "sm_80"]}, ""),  # 8.6 runs the code of 8.0
+        ("no driver", {"works": False, "code": [], "cuda": None}, ""),
+        ("1 H100", {"version": "2.9.1"}, "2.9.1"),
+        ("1 H100", {"version": "2.100.0"}, "2.100.0"),
+        ("1 H100", {"code": ["sm_80", "compute_90"]}, "compute capability 9.0"),
+        ("4 V100", {}, "compute capability 7.0"),
+        ("1 H100", {"works": False}, "for CUDA 13.0"),
+        ("1 H100", {"works": False, "cuda": None}, "for CPUs"),
+        ("1 H100", {"broken": True}, "libcudart.so.13"),
+        ("1 H100", {"without": "torchvision"}, "torchvision"),
+    ],
+)
+def test_a_torch_is_used_if_release_and_machine_code_fit(
+    name: str,
+    facts: dict[str, Any],
+    reason: str,
+    fake_python: FakePython,
+    machine: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    python, simulated = fake_python(**facts), machine(name)
+    monkeypatch.setattr(installed, "named_python", lambda: python)
+    found = installed.find("pytorch", python, simulated)
+    assert (found.build is None) == bool(reason)
+    assert reason in found.reason
+    # The same for make_environment.sh. One that does not fit is a line, and the published build is installed.
+    assert main(["environment", "--framework", "pytorch"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out == ".venv-pytorch installed\n") == (not reason)
+    assert ("requirements/torch-c" in printed.out) == bool(reason)
+    assert [line for line in printed.err.splitlines() if "not the installed one" in line and reason in line] == (
+        [f"pytorch: not the installed one: {found.reason}"] if reason else []
+    )
+    assert main(["environment", "--framework", "pytorch", "--installed"]) == (2 if reason else 0)
+    printed = capsys.readouterr()
+    assert printed.out == ("" if reason else ".venv-pytorch installed\n")
+
+
+def test_without_a_torch_the_published_build_is_installed_silently(
+    fake_python: FakePython, machine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = fake_python(without="torch")
+    machine("1 H100")
+    for named in (python, ""):
+        monkeypatch.setattr(installed, "named_python", lambda named=named: named)
+        assert main(["environment"]) == 0
+        printed = capsys.readouterr()
+        assert ".venv-pytorch requirements/torch-cu13.txt" in printed.out
+        assert "not the installed" not in printed.err
+
+
+def test_a_linked_environment_is_planned_with_its_own_release(
+    fake_python: FakePython, machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As make_environment.sh leaves it: an environment of this project that lists the folders of the user's Python."""
+    versions = frameworks.versions.__wrapped__
+    python, simulated = fake_python("2.11.0"), machine("1 H100")
+    own = tmp_path / "own"
+    venv.create(own, with_pip=False)
+    (packages,) = own.glob("lib/python3*/site-packages")
+    (theirs,) = Path(python).parents[1].glob("lib/python3*/site-packages")
+    (packages / installed.LINK).write_text(f"{theirs}\n")
+    monkeypatch.setattr(frameworks, "environment", lambda name: own if name == "pytorch" else tmp_path / "none")
+    monkeypatch.setattr(frameworks, "versions", versions)
+    assert frameworks.interpreter("pytorch") == str(own / "bin/python")
+    assert versions("pytorch") == {"torch": "2.11.0", "torchvision": "2.11.0"}
+    assert frameworks.usable("pytorch", simulated) == list(simulated.gpus)
+    assert frameworks.unsupported("pytorch", simulated.gpus[0], simulated) is None
+    build = builds.choose(frameworks.available("pytorch", simulated), simulated)
+    assert (str(build), build and build.code) == ("torch 2.11.0", ((8, 0), (9, 0)))
+
+
+def test_workers_do_not_find_another_cudnn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    packages, other, older, plain = (tmp_path / name for name in ("packages", "other", "older", "plain"))
+    own = packages / "nvidia/cudnn/lib"
+    for folder, library in (
+        (own, "libcudnn.so.9"),
+        (other, "libcudnn.so.9"),
+        (older, "libcudnn.so.8"),
+        (plain, "libx.so"),
+    ):
+        folder.mkdir(parents=True)
+        (folder / library).touch()
+    monkeypatch.setattr(sys, "path", [str(packages)])
+    monkeypatch.setattr(frameworks, "environment", lambda name: tmp_path / "none")
+    kept = [str(folder) for folder in (own, older, plain)]
+    monkeypatch.setenv("LD_LIBRARY_PATH", ":".join([str(other), *kept]))
+    assert frameworks.library_path("pytorch") == {"LD_LIBRARY_PATH": ":".join(kept)}
+    monkeypatch.setenv("LD_LIBRARY_PATH", ":".join(kept))
+    assert frameworks.library_path("pytorch") == {}
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(other))
+    (own / "libcudnn.so.9").unlink()  # a torch that is built with the system's cuDNN
+    assert frameworks.library_path("pytorch") == {}
+
+
+def test_the_supported_releases_are_those_of_the_package() -> None:
+    extra = pytest.importorskip("tomllib").loads((HOME / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]["torch"]
+    (torch,) = (requirement for requirement in map(Requirement, extra) if requirement.name == "torch")
+    supported = [minor for minor in range(30) if torch.specifier.contains(f"2.{minor}.0")]
+    assert (supported[0], supported[-1]) == (probe.OLDEST[1], probe.NEWEST[1])
+
+
+def test_packages_that_another_python_lacks_are_named_with_those_that_they_need(tmp_path: Path) -> None:
+    dependencies = pytest.importorskip("tomllib").loads((HOME / "pyproject.toml").read_text())["project"][
+        "dependencies"
+    ]
+    script = tmp_path / "project/requirements/lacking.py"
+    script.parent.mkdir(parents=True)
+    script.write_text((HOME / "requirements/lacking.py").read_text())
+    changed = [*dependencies[1:], "numpy>=99", "no-such-package>=1"]
+    (tmp_path / "project/pyproject.toml").write_text(f"dependencies = {json.dumps(changed, indent=4)}\n")
+    command = [sys.executable, "-I", str(script)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert [re.split("[<>=]", line)[0] for line in printed] == ["no-such-package", "numpy"]
