@@ -81,13 +81,13 @@ def test_held_out_images_are_never_trained_on_nor_the_test_set_read(workers: int
         return list(images[:, 0] * 256 + images[:, 1])
 
     share = [{"worker": worker, "workers": workers} for worker in range(workers)]
-    options: Any = {"global_batch": 100, "seed": 3, "steps": 35}
+    options: Any = {"global_batch": 100, "seed": 3, "steps": 60}
     trained_on = {n for part in share for n in shown(data.training_batches(dataset, spec, **options, **part))}
     held_out = [n for part in share for n in shown(data.validation_batches(dataset, spec, batch=64, **part))]
-    assert len(trained_on) == 1_000
-    assert len(held_out) == len(set(held_out)) == 5_000
+    assert len(trained_on) == 5_400
+    assert len(held_out) == len(set(held_out)) == 600
     assert not trained_on & set(held_out)
-    assert np.bincount(labels[held_out]).tolist() == [500] * 10
+    assert np.bincount(labels[held_out]).tolist() == [60] * 10
     assert spec.train == CIFAR10().train - 5_000
 
 

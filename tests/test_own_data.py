@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from poc import CIFAR100, Arrays, Folder, Linear, Recipe, Records, config, data
+from poc.config.datasets import with_validation_split
 from poc.config.run import Run
 from poc.data import photos
 from poc.data.cifar import RELEASES
@@ -101,6 +102,31 @@ def test_classes_and_images_are_counted_and_paths_are_no_part_of_the_id(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_validation_split_is_the_last_tenth_of_each_class_and_not_trained_on(
+    kind: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    whole = data.count(kind(tmp_path), tmp_path)
+    spec = with_validation_split(whole)
+    assert spec == data.count(dataclasses.replace(kind(tmp_path), validate_on="held-out"), tmp_path)
+    assert (whole.train_images, spec.train_images) == (48, 44)
+    dataset, everything = (data.load(each, source=None, cache=tmp_path / "cache") for each in (spec, whole))
+    assert dataset.data_id == everything.data_id
+    assert (len(dataset.train), len(dataset.validation)) == (44, 4)
+
+    def shown(split: Any, of: Any) -> list[bytes]:
+        return [of.center_crop(np.array([index]), spec)[0].tobytes() for index in split]
+
+    trained, held_out = (shown(range(len(split)), split) for split in (dataset.train, dataset.validation))
+    assert sorted(trained + held_out) == sorted(shown(range(48), everything.train))
+    # One of each class, and the fourth of the first class.
+    of_class = [np.flatnonzero(everything.train.labels == label) for label in range(3)]
+    expected = [of_class[0][-1], of_class[1][-1], of_class[2][-1], of_class[0][-2]]
+    assert sorted(held_out) == sorted(shown(expected, everything.train))
+    pixels, labels = dataset.validation.center_crop(np.arange(4), spec)
+    assert (pixels.mean(axis=(2, 3)).argmax(axis=1) == labels).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_workers_together_train_and_validate_on_what_one_would(
     kind: Callable[[Path], Any], workers: int, tmp_path: Path
@@ -173,6 +199,8 @@ def boxes(height: int, width: int, scale: float, count: int = 2000) -> Any:
     seen = []
 
     class Spy:
+        labels = np.zeros(count, np.int32)
+
         def __len__(self) -> int:
             return count
 

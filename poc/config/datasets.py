@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args
+import dataclasses
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args
 
 import pydantic
 from annotated_types import Gt, Le
@@ -11,9 +12,14 @@ from poc.config.fields import by_name, configuration, field, labels, local_field
 from poc.values import Count, CountOrZero, Flag, UserError, suggest
 
 _IMAGENET_TRAIN = 1_281_167
-HELD_OUT = "held-out"
+HELD_OUT: Final = "held-out"
 """Validate on training images that are excluded from training."""
-HELD_OUT_IMAGES = 5_000
+MOST_HELD_OUT = 5_000
+
+
+def held_out_images(images: int) -> int:
+    """Return the size of the validation split of a training set: a tenth of it, at most 5,000 images."""
+    return max(1, min(MOST_HELD_OUT, images // 10))
 
 
 class DataId(NamedTuple):
@@ -29,6 +35,10 @@ class DataId(NamedTuple):
         return " ".join(filter(None, self))
 
 
+ValidateOn = Literal["test", "held-out"]
+_VALIDATE_ON: Any = field(default="test", label="accuracy on the validation split")
+
+
 class _Images:
     """Properties that all sets of colour images have."""
 
@@ -36,6 +46,7 @@ class _Images:
     crop: int
     classes: int
     train: Any
+    validate_on: Any = "test"
     fixed = False
     alternate = False
     on_device = False
@@ -87,14 +98,14 @@ class Cifar(_Images):
     on_device: Flag = field(default=False, label="augmented on the device")
     """The training images stay in the device's memory, where they are cropped and flipped; without `jitter` and
     `cutout`."""
-    validate_on: Literal["test", "held-out"] = field(default="test", label="accuracy on the validation split")
-    """"held-out": 5,000 of the training images, equally many of each class and always the same, which are not trained
-    on: for tuning, so that the test set is left for the tuned recipes."""
+    validate_on: ValidateOn = _VALIDATE_ON
+    """"held-out": a tenth of the training images, at most 5,000, the same share of each class and always the same. They
+    are not trained on: for tuning, so that the test set is left for the tuned recipes."""
 
     @property
     def train(self) -> int:
         """Images that are trained on."""
-        return 50_000 - (HELD_OUT_IMAGES if self.validate_on == HELD_OUT else 0)
+        return 50_000 - (held_out_images(50_000) if self.validate_on == HELD_OUT else 0)
 
     def __post_init__(self) -> None:
         self.check_crop(32)
@@ -190,8 +201,14 @@ class ImageNet(_Images):
     """Images in the training file, for those who have a part of it."""
     validation: Count = field(default=50_000, label="{:,} for validation")
     """Images in the validation file."""
+    validate_on: ValidateOn = _VALIDATE_ON
+    """As of `CIFAR10`."""
 
     classes = 1000
+
+    @property
+    def train_images(self) -> int:
+        return self.train - (held_out_images(self.train) if self.validate_on == HELD_OUT else 0)
 
     def __post_init__(self) -> None:
         self.check_crop(self.resize)
@@ -213,6 +230,7 @@ class _Photos(_Images):
     scale: Annotated[float, pydantic.Strict(), Gt(0), Le(1)] = field(default=0.08, label="area from {:g}")
     """Smallest share of an image's area in a training crop."""
     mirror: Flag = field(default=True, label="without horizontal flip")
+    validate_on: ValidateOn = _VALIDATE_ON
     train_images: CountOrZero = 0
     validation: CountOrZero = 0
     """Images in the validation set; 0 before they are counted, as those in the training set and the classes."""
@@ -256,6 +274,7 @@ class Arrays(_Images):
     """Pixels of border (value 127) put around the image before the random crop."""
     mirror: Flag = field(default=False, label="horizontal flip")
     """Flip with probability 1/2."""
+    validate_on: ValidateOn = _VALIDATE_ON
     classes: CountOrZero = 0
     train_images: CountOrZero = 0
     validation: CountOrZero = 0
@@ -266,4 +285,16 @@ Own = (Folder, Records, Arrays)
 images are counted when the recipe is loaded (`poc.data.count`)."""
 _DataSets = Union[CIFAR10, CIFAR100, ImageNet, Folder, Records, Arrays, Synthetic]
 DATA: dict[str, type[_DataSets]] = {kind.name: kind for kind in get_args(_DataSets)}
+
+
+def with_validation_split(data: _DataSets) -> _DataSets:
+    """Return the data set with its accuracy on the validation split; synthetic images, which have none, as they are."""
+    if isinstance(data, Synthetic) or data.validate_on == HELD_OUT:
+        return data
+    if isinstance(data, Own):
+        left = data.train_images - held_out_images(data.train_images)
+        return dataclasses.replace(data, validate_on=HELD_OUT, train_images=left)
+    return dataclasses.replace(data, validate_on=HELD_OUT)
+
+
 Data = Annotated[_DataSets, pydantic.Field(discriminator="name"), by_name("data", DATA)]

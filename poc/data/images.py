@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poc.config import Arrays, Synthetic
-from poc.config.datasets import HELD_OUT_IMAGES, Cifar, DataId
+from poc.config.datasets import Cifar, DataId, held_out_images
 from poc.data.randomness import CROP_X, CROP_Y, CUT_X, CUT_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
 
 cv2.setNumThreads(1)  # batches are made in threads of our own
@@ -51,7 +51,13 @@ class Crops(NamedTuple):
 class Split(Protocol):
     """Training or validation images, in memory or in files."""
 
+    labels: npt.NDArray[np.int32]
+    """(samples,), class numbers from 0."""
+
     def __len__(self) -> int: ...
+
+    def part(self, indices: Indices) -> Split:
+        """Return these samples as a split of their own."""
 
     def augment(self, indices: Indices, spec: Any, *, seed: int, epoch: int) -> tuple[Pixels | Crops, Labels]:
         """Return the samples as an epoch shows them, (samples, 3, crop, crop), and their labels, (samples,).
@@ -97,6 +103,9 @@ class Images(Split):
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def part(self, indices: Indices) -> Images:
+        return Images(self.images[indices], self.labels[indices])
 
     def augment(self, indices: Indices, spec: InMemory, *, seed: int, epoch: int) -> tuple[Pixels | Crops, Labels]:
         crops, labels = self._crops(indices, spec, seed, epoch), self.labels[indices].astype(np.float32)
@@ -144,18 +153,18 @@ def checksum(dataset: Dataset) -> str:
 
 
 def split_off_validation(dataset: Dataset) -> Dataset:
-    """Validate on the last 5,000 training images, equally many of each class, and train on the others.
+    """Validate on the last training images of each class, the same share of each, and train on the others.
 
     The test set is not read.
     """
     train = dataset.train
-    assert isinstance(train, Images)
-    is_training = np.ones(len(train), bool)
-    classes = np.unique(train.labels)
-    for number in classes:
-        is_training[np.flatnonzero(train.labels == number)[-HELD_OUT_IMAGES // len(classes) :]] = False
-    training, validation = (Images(train.images[mask], train.labels[mask]) for mask in (is_training, ~is_training))
-    return replace(dataset, train=training, validation=validation)
+    from_end = np.empty(len(train))  # position in the class, counted from its end, as a share of the class
+    for number in np.unique(train.labels):
+        of_class = np.flatnonzero(train.labels == number)
+        from_end[of_class] = np.arange(len(of_class), 0, -1) / len(of_class)
+    held_out = np.argsort(from_end, kind="stable")[: held_out_images(len(train))]
+    training = np.delete(np.arange(len(train)), held_out)
+    return replace(dataset, train=train.part(training), validation=train.part(np.sort(held_out)))
 
 
 def device_images(dataset: Dataset, spec: Any) -> Pixels | None:

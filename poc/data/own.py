@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poc.config import Arrays, Folder, Records
-from poc.config.datasets import Own
+from poc.config.datasets import HELD_OUT, Own, held_out_images
 from poc.config.fields import local_fields
 from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, Pixels, usable_threads
 from poc.data.photos import ClassFolders, Photos, RecordFile
@@ -54,7 +54,8 @@ def count(spec: Any, folder: Path) -> Any:
         found = {"classes": len(train.classes)}
     else:
         train, validation = _record_files(spec)
-    return dataclasses.replace(spec, train_images=len(train), validation=len(validation), **found)
+    held_out = held_out_images(len(train)) if spec.validate_on == HELD_OUT else 0
+    return dataclasses.replace(spec, train_images=len(train) - held_out, validation=len(validation), **found)
 
 
 def open_photos(spec: Folder | Records, cache: Path) -> Dataset:

@@ -44,10 +44,12 @@ class RecordFile:
         except (OSError, ValueError) as error:  # an empty file is a ValueError
             raise UserError(f"data: {path} cannot be read ({error}); make it again") from None
         self._records = list(recordio.records(self._content, path))
+        self.labels = np.zeros(len(self), np.int32)
         for index, record in enumerate(self._records):
             label = recordio.label(self._content, record, self._where(index))
             if not (0 <= label < classes and label.is_integer()):
                 raise UserError(f"data: {self._where(index)} has the label {label:g}, labels are 0 to {classes - 1}")
+            self.labels[index] = label
 
     def __len__(self) -> int:
         return len(self._records)
@@ -84,11 +86,12 @@ class ClassFolders:
             raise UserError(f"data: {path} has no folder per class")
         self.names: list[str] = []
         """Paths of the images relative to `path`, with slashes."""
-        self._labels: list[int] = []
+        labels: list[int] = []
         for label, name in enumerate(self.classes):
             files = _images_in(path, name)
             self.names += files
-            self._labels += [label] * len(files)
+            labels += [label] * len(files)
+        self.labels = np.array(labels, np.int32)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -100,7 +103,7 @@ class ClassFolders:
             encoded = path.read_bytes()
         except OSError as error:
             raise UserError(f"data: {path} cannot be read ({error.strerror})") from None
-        return self._labels[index], recordio.decode(encoded, path)
+        return float(self.labels[index]), recordio.decode(encoded, path)
 
 
 def _images_in(path: Path, name: str) -> list[str]:
@@ -120,14 +123,22 @@ def _images_in(path: Path, name: str) -> list[str]:
 
 
 class Photos(Split):
-    """Images that are decoded when a batch needs them; a damaged one is a UserError then."""
+    """Images that are decoded when a batch needs them; a damaged one is a UserError then.
 
-    def __init__(self, files: RecordFile | ClassFolders) -> None:
+    `indices` are those of the files that are used, by default all.
+    """
+
+    def __init__(self, files: RecordFile | ClassFolders, indices: Indices | None = None) -> None:
         self.files = files
+        self._indices = np.arange(len(files)) if indices is None else indices
+        self.labels = files.labels[self._indices]
         self._pool = ThreadPoolExecutor(usable_threads(), "decode")
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self._indices)
+
+    def part(self, indices: Indices) -> Photos:
+        return Photos(self.files, self._indices[indices])
 
     def augment(self, indices: Indices, spec: Any, *, seed: int, epoch: int) -> tuple[Pixels, Labels]:
         y, x, flip = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
@@ -153,7 +164,7 @@ class Photos(Split):
         """Decode images; `cut` returns the part of one to show, given its place in `indices`."""
 
         def show(number: int) -> tuple[Pixels, float]:
-            label, image = self.files.read(int(indices[number]))
+            label, image = self.files.read(int(self._indices[indices[number]]))
             view = cut(number, image)[:, :, ::-1]  # red first
             view = view[:, ::-1] if flipped[number] else view
             return np.ascontiguousarray(view.transpose(2, 0, 1)), label

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from poc.config import Arrays, Data, ImageNet, Synthetic
-from poc.config.datasets import Cifar, DataId, Own
+from poc.config.datasets import HELD_OUT, Cifar, DataId, Own
 from poc.config.fields import local_fields
 from poc.data import cifar, own, photos, synthetic
 from poc.data.cifar import RELEASES, Release
@@ -34,6 +34,12 @@ def load(
 
     Raises UserError if files are missing, damaged or something else, or if `cache` cannot be written.
     """
+    dataset = _load(spec, source, cache, release, fallback)
+    return split_off_validation(dataset) if spec.validate_on == HELD_OUT else dataset
+
+
+def _load(spec: Data, source: Path | None, cache: Path, release: Release | None, fallback: bool) -> Dataset:
+    """Return the images of `spec` as `load` does, with the test set."""
     if isinstance(spec, Synthetic):
         return synthetic.make(spec)
     if isinstance(spec, ImageNet):
@@ -47,7 +53,7 @@ def load(
     if dataset is None:
         shape = Synthetic(classes=spec.classes, train=release.train, validation=release.validation)
         dataset = synthetic.make(shape)
-    return dataset if spec.validate_on == "test" else split_off_validation(dataset)
+    return dataset
 
 
 def identify(specs: Iterable[Data], *, source: Path | None, cache: Path) -> dict[str, DataId]:
