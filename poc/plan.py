@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
-from poc import frameworks
-from poc.config import AUTO, NODE, Device, Recipe, Setting, Training, networks
+from poc import frameworks, search
+from poc.config import AUTO, NODE, Device, Recipe, Search, Setting, Training, networks
 from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
 from poc.frameworks import own_models
@@ -27,6 +28,8 @@ _HOPELESS = 4
 # Memory of a process with a framework before it trains, and the share of a machine's memory that a run may use.
 _PROCESS_BYTES = 0.6e9
 _MEMORY_SHARE = 0.8
+# In which the settings of one search for a learning rate may differ.
+_BATCH = ("batch_per_device", "devices", "accumulate", "workers")
 
 
 @value
@@ -44,10 +47,21 @@ class Planned:
     """Runs of lower numbers are done first (`poc.config.recipe.Setting`)."""
     smaller: tuple[Run, ...] = ()
     """The same with smaller batches, descending: the first that fits in memory is done if `run` does not."""
+    searched: tuple[tuple[Run, ...], ...] = ()
+    """Of a search for a learning rate the candidates at each global batch, ascending (`poc/search.py`); `run` is the
+    first of them."""
     repeat: int = 1
     """Number of this repeat, counted from 1."""
 
     def __str__(self) -> str:
+        if self.searched:
+            batches = ", ".join(f"{candidates[0].global_batch:,}" for candidates in self.searched)
+            epochs, grid, after = search.most_epochs(self.searched)
+            seed = f", seed {self.run.seed}" if self.run.seed else ""
+            return (
+                f"{self.run.model}, search of lr {self.run.search} at global batch {batches}{seed}: "
+                f"at most {epochs} epochs of the grid's {grid}, then {after} on the test set"
+            )
         repeat = f", repeat {self.repeat}" if self.repeat > 1 else ""
         return f"{self.run}{repeat}" + ("; or the largest batch that fits" if self.smaller else "")
 
@@ -63,6 +77,7 @@ def plan(
     """
     planned: dict[tuple[Any, ...], Planned] = {}
     settings = (recipe.quick_version() if quick else recipe).settings()
+    groups = _groups(settings)
     named_for_cpu = named and all(setting.kind == "cpu" for setting in recipe.settings())
     pairs = itertools.product(frameworks.FRAMEWORKS, hardware.gpus)
     has_usable_gpus = any(not frameworks.unsupported(framework, gpu, hardware) for framework, gpu in pairs)
@@ -70,21 +85,77 @@ def plan(
     repeats = range(max(setting.repeats for setting in settings))
     places = range(max(len(setting.seeds) for setting in settings))
     for number, (repeat, place) in enumerate(itertools.product(repeats, places)):
-        for setting in settings[:: -1 if number % 2 else 1]:
+        for group in groups[:: -1 if number % 2 else 1]:
+            setting = group[0]
             if place >= len(setting.seeds) or repeat >= setting.repeats:
                 continue
             names = {"recipe": name, "seed": setting.seeds[place], "quick": quick}
             if networks.is_own(setting.model):
                 source_hash = own_models.source_hash(setting.model, recipe.folder)
                 names.update(model_folder=str(recipe.folder) if source_hash else "", model_hash=source_hash)
-            item = _planned(setting, hardware, names)
-            if setting.kind == "cpu" and not cpu and not item.skip:
-                item = dataclasses.replace(item, skip="CPU run on a machine with GPUs (--cpu runs it)")
-            number_of_repeat = 1 if item.skip else repeat + 1
-            item = dataclasses.replace(item, repeat=number_of_repeat, priority=setting.priority)
-            # Folders of the same size differ only in their paths, which are no part of the id.
-            planned.setdefault((item.run.id, item.run.data.key, bool(item.smaller), item.repeat), item)
+            is_search = isinstance(setting.lr, Search)
+            for item in _searches(group, hardware, names) if is_search else [_planned(setting, hardware, names)]:
+                if setting.kind == "cpu" and not cpu and not item.skip:
+                    item = dataclasses.replace(item, skip="CPU run on a machine with GPUs (--cpu runs it)")
+                number_of_repeat = 1 if item.skip else repeat + 1
+                item = dataclasses.replace(item, repeat=number_of_repeat, priority=setting.priority)
+                # Folders of the same size differ only in their paths, which are no part of the id.
+                key = (item.run.id, item.run.data.key, bool(item.smaller), item.searched, item.repeat)
+                planned.setdefault(key, item)
     return list(planned.values())
+
+
+def _groups(settings: Iterable[Setting]) -> list[list[Setting]]:
+    """Group the settings of each search, which differ only in their batch; any other setting is a group of its own."""
+    groups: dict[Any, list[Setting]] = {}
+    for number, setting in enumerate(settings):
+        shared = {name: entry for name, entry in vars(setting).items() if name not in _BATCH}
+        groups.setdefault(tuple(shared.items()) if isinstance(setting.lr, Search) else number, []).append(setting)
+    return list(groups.values())
+
+
+def _searches(settings: Iterable[Setting], hardware: Hardware, names: dict[str, Any]) -> list[Planned]:
+    """Return the search of these settings, ascending by global batch, and each that is skipped on this machine."""
+    planned: list[Planned] = []
+    batches: list[tuple[Run, ...]] = []
+    framework_choice = ""
+
+    def with_rate(run: Run, setting: Setting) -> Run:
+        schedule = vars(setting.schedule)
+        return dataclasses.replace(run, **schedule, optimizer=setting.optimizer, lr_rule=str(setting.lr))
+
+    for setting in sorted(settings, key=lambda setting: (setting.global_batch, setting.devices)):
+        pairs = setting.candidates()
+        (run, skip, choice), (training, _, _) = (_resolve(first, hardware, names) for first in pairs[0])
+        if skip:
+            planned.append(Planned(run=run, skip=skip, seconds=estimate(run, hardware)))
+            continue
+        framework_choice = choice
+        shared: dict[str, Any] = {"search": setting.lr}
+        candidates = [
+            dataclasses.replace(with_rate(run, candidate), tunes=with_rate(training, tuned), **shared)
+            for candidate, tuned in pairs
+        ]
+        batches.append(tuple(candidates))
+    if batches:
+        seconds = _search_seconds(batches, hardware)
+        run = batches[0][0]
+        item = Planned(run=run, searched=tuple(batches), seconds=seconds, framework_choice=framework_choice)
+        planned.append(item)
+    return planned
+
+
+def _search_seconds(batches: Iterable[tuple[Run, ...]], hardware: Hardware) -> float:
+    """Return an estimate of the wall time of a search that drops no candidate early, with all its trainings."""
+    seconds = 0.0
+    for number, candidates in enumerate(batches):
+        first = candidates[0]
+        starts = sum(count for _, count in search.rungs(first.epochs, len(candidates)))
+        epochs = search.rung_epochs(first.epochs, len(candidates))
+        seconds += starts * _START_SECONDS + (estimate(first, hardware) - _START_SECONDS) * epochs / first.epochs
+        has_rules = number > 0 and first.search and first.search.rules
+        seconds += estimate(first.tunes or first, hardware) * (3 if has_rules else 1)
+    return seconds
 
 
 def _planned(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> Planned:
@@ -213,9 +284,9 @@ def _too_large(run: Run, hardware: Hardware) -> str:
 def estimate(run: Run, hardware: Hardware) -> float:
     """Return a rough estimate of the wall time of `run` on this machine, in seconds."""
     forward = 2 * run.network.multiply_adds(run.data.input_shape[-1])
-    flops = 3 * forward * run.steps * run.global_batch
+    flops = 3 * forward * run.last_step * run.global_batch
     if run.evaluate:
-        flops += forward * run.epochs * 10_000
+        flops += forward * run.last_epoch * 10_000
     if run.kind == "cpu":
         share = run.workers * (run.cores_per_worker or hardware.cores) / hardware.cores  # above 1 with several hosts
         speed = hardware.cpu_flops * _CPU_EFFICIENCY * share * (2 if run.dtype == "bfloat16" else 1)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from poc.config.fields import local_fields
+from poc.config.run import Run
 from poc.records import journal, last_run
 from poc.records.record import SKIPPED, Record
 from poc.values import UserError, suggest
@@ -68,9 +69,15 @@ def _scrubbed(record: Record, scrub: Callable[[str], str]) -> Record:
 
     plain = record.to_json()
     private = {name: clean(entry) for name, entry in plain.items() if name not in _PUBLIC}
-    run = {**plain["run"], "recipe": scrub(record.run.recipe), "model_folder": ""}
-    run["data"] = {**run["data"], **dict.fromkeys(local_fields(record.run.data), "")}
-    return Record.from_json({**plain, **private, "run": run})
+    return Record.from_json({**plain, **private, "run": _scrubbed_run(plain["run"], record.run, scrub)})
+
+
+def _scrubbed_run(plain: dict[str, Any], run: Run, scrub: Callable[[str], str]) -> dict[str, Any]:
+    """Return the plain values of a run, and of the training that it is a candidate for, without paths."""
+    public = {**plain, "recipe": scrub(run.recipe), "model_folder": ""}
+    public["data"] = {**plain["data"], **dict.fromkeys(local_fields(run.data), "")}
+    public["tunes"] = _scrubbed_run(plain["tunes"], run.tunes, scrub) if run.tunes else None
+    return public
 
 
 def publish(

@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any, Callable
 from unittest import mock
 
-from poc import CIFAR10, Fixed, Linear, Muon, Recipe, config, frameworks, published, report
+from poc import CIFAR10, Fixed, Linear, Muon, Recipe, Search, config, frameworks, published, report
 from poc.config.run import Run
 from poc.frameworks import builds, pytorch
 from poc.host.hardware import GPU, Hardware
@@ -210,11 +210,11 @@ class Trainer:
     def _told(self, run: Run, outcome: str, reason: str, share: float, detail: int) -> list[WorkerResult]:
         compute, synchronise = self._parts_of_step(run)
         step = (compute + synchronise) * self._noise(0.01)
-        done = max(1, round(run.steps * share)) if share else 0
+        done = max(1, round(run.last_step * share)) if share else 0
         at, parts = 6.0, {"initialise": 6.0, "evaluate": 0.0, "checkpoint": 0.0}
         windows: list[Window] = []
         evaluations: list[Evaluation] = []
-        for epoch in range(1, run.epochs + 1):
+        for epoch in range(1, run.last_epoch + 1):
             left = min(run.steps_per_epoch * epoch, done) - run.steps_per_epoch * (epoch - 1)
             while left > 0 and not (run.seconds and at - 6.0 > run.seconds):
                 steps = min(run.window, left)
@@ -339,6 +339,17 @@ OTHER = {
 """Models, optimizers and lengths that the main study does not have."""
 
 
+SEARCH = {
+    "model": "cifar_resnet50_v2",
+    "data": CIFAR10(crop=28, jitter=True),
+    "epochs": 12,
+    "devices": [1, 8],
+    "lr": Search(low=0.01, high=4.0),
+    "seeds": 2,
+}
+"""A search for the learning rate at two global batches."""
+
+
 def readme_example() -> Recipe:
     """Return the recipe in README.md."""
     with tempfile.TemporaryDirectory() as folder:
@@ -368,6 +379,7 @@ CONTENTS: dict[str, Content] = {
     "readme": Content(lambda: {"mine": readme_example()}),
     "other": Content(lambda: {"other": Recipe(**OTHER)}),
     "detail": Content(lambda: {"kvstores": config.load(HOME / "recipes/research/kvstores.py")}, detail=7),
+    "search": Content(lambda: {"search": Recipe(**SEARCH)}),
     "failures": Content(_core, fate=goes_wrong, named=False),
     "nothing": Content(_core, fate=never_works, named=False),
 }

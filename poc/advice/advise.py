@@ -58,7 +58,7 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
 
     Raises UserError if its batch is to be searched for.
     """
-    settings = recipe.settings()
+    settings = recipe.without_search().settings()
     runnable = [setting for setting in settings if not plan("", Recipe(**vars(setting)), machine)[0].skip]
     on_gpus = [setting for setting in runnable if setting.kind == "gpu"]
     first = [*on_gpus, *runnable, *settings][0]

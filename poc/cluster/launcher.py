@@ -53,7 +53,7 @@ class Node:
         except UserError as error:  # Ray gives it another text
             raise UserError(f"{self.name}: {error.cause}") from None  # type: ignore[attr-defined]
         except RayError as error:
-            self.give_up(f"lost ({' '.join(str(error).split())[-200:]})")
+            self.give_up(f"lost ({' '.join(str(error).split())[-200:]})")  # `poc.records.record.LOST`
             raise NodeLostError(f"{self.name}: {self.lost}") from None
 
     def give_up(self, reason: str) -> None:

@@ -165,7 +165,7 @@ class Cluster:
                 sweep.do(item)
         # Rounds of repeats, so that those of different runs are close in time; the longest run of a round first.
         todo = sweep.pending(sweep.items)
-        todo.sort(key=lambda item: (item.planned.repeat, -sweep.pace.seconds(item.planned)))
+        todo.sort(key=lambda item: (item.planned.repeat, -sweep.seconds(item.planned)))
         with self._change:
             self._sweeps.append(HostSweep(node.type, hosts, sweep, todo))
         self.note([queue.sweep for queue in self._sweeps])

@@ -3,7 +3,7 @@
 from poc.config.datasets import CIFAR10, CIFAR100, DATA, Arrays, Data, Folder, ImageNet, Records, Synthetic, synthetic
 from poc.config.kvstores import NCCL, SSP, Device, DistAsync, DistDeviceSync, DistSync, Horovod, Local, NoSync
 from poc.config.optimizers import LARS, OPTIMIZERS, SGD, AdamW, Muon, Nesterov, Optimizer, TorchOptimizer
-from poc.config.rates import Exponential, Fixed, Linear, SquareRoot, Steps
+from poc.config.rates import Exponential, Fixed, Linear, Search, SquareRoot, Steps
 from poc.config.recipe import AUTO, EPOCHS, LARGEST, NODE, Recipe, Setting, Training
 from poc.config.recipe_file import load
 
@@ -11,6 +11,6 @@ from poc.config.recipe_file import load
 __all__ = [
     *("CIFAR10", "LARS", "NCCL", "SGD", "Device", "DistAsync", "DistDeviceSync", "DistSync", "Fixed", "Horovod"),
     *("ImageNet", "Linear", "Local", "Muon", "Nesterov", "NoSync", "Recipe", "SquareRoot", "SSP", "Steps"),
-    *("Synthetic", "synthetic", "AdamW", "TorchOptimizer", "CIFAR100", "Folder", "Records", "Arrays"),
+    *("Synthetic", "synthetic", "AdamW", "TorchOptimizer", "CIFAR100", "Folder", "Records", "Arrays", "Search"),
     "Exponential",
 ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Annotated, Any, Callable, ClassVar, Literal, Union
 
 import pydantic
-from annotated_types import Gt, Len, Lt
+from annotated_types import Ge, Gt, Le, Len, Lt
 
 from poc.config.fields import configuration, field
-from poc.values import Count, CountOrZero, Positive, PositiveOrZero, UserError, as_list, checked, invalid
+from poc.values import Count, CountOrZero, Flag, Positive, PositiveOrZero, Share, UserError, as_list, checked, invalid
 
 BASE = "base"
 """Warm-up from the learning rate that is not scaled."""
@@ -19,6 +20,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1 - progress,
 }
 """Share of the full learning rate by progress, from 0 at the end of the warm-up to 1."""
+_MOST_CANDIDATES = 1_000
 
 
 @configuration
@@ -116,12 +118,83 @@ class Exponential:
         return "fixed"
 
 
-def rate(value: Any) -> Fixed | Exponential:
-    """Return a learning rate as it is, and the fixed one for a plain number; raises UserError."""
-    return value if isinstance(value, (Fixed, Exponential)) else Fixed(base=checked("lr", value, Positive))
+def _numbers(value: Any) -> Any:
+    """Return several numbers as a tuple, and a single one, too."""
+    values = as_list(value)
+    return tuple(values if isinstance(values, list) else [values])
 
 
-AnyRate = Annotated[Union[Fixed, Exponential], pydantic.BeforeValidator(rate)]
+@configuration
+class Search:
+    """The rate of each global batch is found on a validation split, by successive halving (`poc/search.py`).
+
+    Candidates are the rates from `low` to `high`, both included, with equal ratios between neighbours. Lists of
+    warm-ups, momenta or weight decays multiply them.
+    """
+
+    low: Positive
+    high: Positive
+    points: Annotated[int, pydantic.Strict(), Ge(2), Le(100)] | None = None
+    """Number of rates; by default neighbours differ by a factor of about two."""
+    warmup_epochs: Annotated[tuple[PositiveOrZero, ...], Len(1), pydantic.BeforeValidator(_numbers)] = (0.0,)
+    """As in `Fixed`; a list is searched."""
+    warmup_from: PositiveOrZero = 0.0
+    decay: Literal["constant", "cosine", "linear"] | Steps = "constant"
+    momentum: Annotated[tuple[Share, ...], pydantic.BeforeValidator(_numbers)] = ()
+    """In place of the optimizer's; a list is searched. Empty: the optimizer's."""
+    weight_decay: Annotated[tuple[PositiveOrZero, ...], pydantic.BeforeValidator(_numbers)] = ()
+    """As `momentum`."""
+    rules: Flag = True
+    """Train with the rates of the linear and of the square-root rule, too, to compare them with the one that was found:
+    at each global batch but the smallest, from the rate found there."""
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise invalid("Search.low", self.low, f"it must be less than high={self.high:g}")
+        if self.warmup_from > self.low:
+            raise invalid("Search.warmup_from", self.warmup_from, f"use at most low={self.low:g}")
+        if self.warmup_from and not any(self.warmup_epochs):
+            raise invalid("Search.warmup_from", self.warmup_from, "it needs warmup_epochs")
+        if (count := len(self.candidates)) > _MOST_CANDIDATES:
+            raise UserError(f"Search: {count:,} candidates; the maximum is {_MOST_CANDIDATES:,}")
+        if len({*self.rates}) < len(self.rates):
+            raise invalid(
+                "Search.points", self.points, f"{self.low:g} to {self.high:g} has fewer rates of three digits"
+            )
+
+    @property
+    def rates(self) -> list[float]:
+        """The rates that are tried, ascending, with three significant digits but for the first and the last."""
+        count = self.points or max(2, 1 + round(math.log2(self.high / self.low)))
+        ratio = (self.high / self.low) ** (1 / (count - 1))
+        return [self.low, *(float(f"{self.low * ratio**index:.3g}") for index in range(1, count - 1)), self.high]
+
+    @property
+    def middle(self) -> Fixed:
+        """One rate in place of the search: the geometric mean of `low` and `high`, with its first schedule."""
+        return self._fixed(float(f"{math.sqrt(self.low * self.high):.3g}"), self.warmup_epochs[0])
+
+    @property
+    def candidates(self) -> list[tuple[Fixed, dict[str, float]]]:
+        """All candidates, by ascending rate: each a rate with its schedule, and what it replaces of the optimizer."""
+        replaced = {name: getattr(self, name) for name in ("momentum", "weight_decay") if getattr(self, name)}
+        grid = itertools.product(self.rates, self.warmup_epochs, *replaced.values())
+        return [(self._fixed(base, warmup), dict(zip(replaced, values))) for base, warmup, *values in grid]
+
+    def _fixed(self, base: float, warmup_epochs: float) -> Fixed:
+        warmup_from = self.warmup_from if warmup_epochs else 0.0
+        return Fixed(base=base, warmup_epochs=warmup_epochs, warmup_from=warmup_from, decay=self.decay)
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
+
+
+def rate(value: Any) -> Fixed | Exponential | Search:
+    """Return a learning rate or a search as it is, and the fixed rate for a plain number; raises UserError."""
+    return value if isinstance(value, (Fixed, Exponential, Search)) else Fixed(base=checked("lr", value, Positive))
+
+
+AnyRate = Annotated[Union[Fixed, Exponential, Search], pydantic.BeforeValidator(rate)]
 
 
 @configuration

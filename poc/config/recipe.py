@@ -13,11 +13,11 @@ import pydantic
 from annotated_types import Len
 
 from poc.config import networks
-from poc.config.datasets import CIFAR10, Data
+from poc.config.datasets import CIFAR10, Data, with_validation_split
 from poc.config.fields import Or, configuration, field
 from poc.config.kvstores import SSP, AnyKVStore, Device, DistAsync
 from poc.config.optimizers import SGD, AnyOptimizer
-from poc.config.rates import AnyRate, Linear, Schedule, steps_per_epoch
+from poc.config.rates import AnyRate, Linear, Schedule, Search, steps_per_epoch
 from poc.values import Count, CountOrZero, Flag, Positive, PositiveOrZero, Share, UserError, as_list, invalid, suggest
 
 NODE = "node"
@@ -151,19 +151,52 @@ class Setting(Training):
             f"seconds={self.seconds} does not work with kvstore={kvstore}; use steps=": no_exact_sum and self.seconds,
             f"target_accuracy={target} does not work with kvstore={kvstore}": no_exact_sum and target,
             f"straggler={self.straggler} needs at least 2 workers": devices == 1 and self.straggler,
+            **self._search_conflicts(),
         }
         for message, is_conflict in conflicts.items():
             if is_conflict:
                 raise UserError(message)
 
+    def _search_conflicts(self) -> dict[str, Any]:
+        """Return messages about fields that a search for the learning rate cannot do, and whether each is so."""
+        search = self.lr
+        if not isinstance(search, Search):
+            return {}
+        known = {declared.name for declared in dataclasses.fields(self.optimizer)}
+        missing = {name for name in ("momentum", "weight_decay") if getattr(search, name) and name not in known}
+        return {
+            f"lr=Search(...) needs whole epochs; use epochs= in place of steps={self.steps}": self.steps,
+            f"lr=Search(...) needs whole epochs; remove seconds={self.seconds}": self.seconds,
+            f"lr=Search(...) needs whole epochs; remove target_accuracy={self.target_accuracy}": self.target_accuracy,
+            "lr=Search(...) needs evaluations; remove evaluate=False": not self.evaluate,
+            f"lr=Search(...) is done once per seed; use seeds= in place of repeats={self.repeats}": self.repeats > 1,
+            "lr=Search(...) needs a number as batch_per_device": self.batch_per_device == LARGEST,  # type: ignore[comparison-overlap]
+            f"lr: Search: optimizer={self.optimizer.name!r} has no {', '.join(missing)}; remove it": missing,
+        }
+
+    def candidates(self) -> list[tuple[Setting, Setting]]:
+        """Return each candidate of its search: with the validation split, and the training that it stands for."""
+        assert isinstance(self.lr, Search)
+        pairs = []
+        for rate, replaced in self.lr.candidates:
+            optimizer = dataclasses.replace(self.optimizer, **replaced)  # type: ignore[arg-type]
+            training = dataclasses.replace(self, lr=rate, optimizer=optimizer)
+            pairs.append((dataclasses.replace(training, data=with_validation_split(self.data)), training))
+        return pairs
+
     @property
     def schedule(self) -> Schedule:
-        """The learning rate of each step, at the global batch."""
+        """The learning rate of each step, at the global batch; of a setting without a search."""
+        assert not isinstance(self.lr, Search)
         per_epoch = steps_per_epoch(self.data.train_images, self.global_batch)
         return self.lr.schedule(self.global_batch, per_epoch, self.steps or per_epoch * (self.epochs or EPOCHS))
 
     def check_schedule(self) -> None:
         """Raise UserError if no step has one of the learning rates of the schedule."""
+        if isinstance(self.lr, Search):
+            for candidate, _ in self.candidates():
+                candidate.check_schedule()
+            return
         schedule = self.schedule
         drops = sorted(math.ceil(point * schedule.steps) for point in schedule.decay_at)
         if schedule.warmup_steps and schedule.warmup_from > schedule.learning_rate:
@@ -278,10 +311,15 @@ class Recipe:
         return Recipe(**changed(self.fields), cases=cases, quick=quick, folder=self.folder)
 
     def quick_version(self) -> Recipe:
-        """Return the same experiment cut down to a first look (`--quick`)."""
-        change = _one_length({"repeats": 1, **self.quick})
+        """Return the same experiment cut down to a first look (`--quick`), with one rate in place of a search."""
+        recipe = self.without_search()
+        change = _one_length({"repeats": 1, **recipe.quick})
         # A case must not set again what the quick version sets.
-        return Recipe(**{**self.fields, "cases": _without(self.cases, change), **change}, folder=self.folder)
+        return Recipe(**{**recipe.fields, "cases": _without(recipe.cases, change), **change}, folder=self.folder)
+
+    def without_search(self) -> Recipe:
+        """Return this recipe with the middle rate in place of each search for one."""
+        return self.replace("lr", lambda rate: rate.middle if isinstance(rate, Search) else rate)
 
 
 def _one_length(fields: dict[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import Any
 from poc.config import SGD, Synthetic, Training, networks
 from poc.config.datasets import HELD_OUT, Cifar, Own
 from poc.config.fields import changed, configuration, field, labels
-from poc.config.rates import Schedule
+from poc.config.rates import Schedule, Search
 from poc.values import Count, CountOrZero, Flag, from_plain, to_plain
 
 # Fields that do not change what a run computes. A learning rate counts as a number, whatever rule it was computed by.
-_NOT_COMPUTED = ("recipe", "restarts", "lr_rule", "cost", "model_folder")
+_NOT_COMPUTED = ("recipe", "restarts", "lr_rule", "cost", "model_folder", "search", "tunes")
 
 
 @configuration
@@ -34,6 +34,13 @@ class Run(Schedule, Training):
     """Folder of that source: known on this machine only."""
     cost: networks.Cost | None = None
     """Counted cost of a model that is not registered, with the classes and the image size of `data`."""
+    pause_after: Count | None = field(default=None, label="paused after epoch {}")
+    """Epochs after which it is paused, and keeps its last checkpoint, from which the same run without a pause, or with
+    a later one, continues. All else, the schedule included, is that of the whole length."""
+    search: Search | None = None
+    """The search for a learning rate that it is a candidate of."""
+    tunes: Run | None = None
+    """The training on the test set that this candidate stands for."""
 
     @property
     def has_own_model(self) -> bool:
@@ -53,6 +60,16 @@ class Run(Schedule, Training):
         return self.network.normalisation(self.mean, self.std)
 
     @property
+    def last_epoch(self) -> int:
+        """The epoch with which it ends or is paused."""
+        return self.pause_after or self.epochs
+
+    @property
+    def last_step(self) -> int:
+        """The number of optimizer steps until it ends or is paused."""
+        return min(self.steps, self.last_epoch * self.steps_per_epoch)
+
+    @property
     def synchronises(self) -> bool:
         """True if it has several real devices, whose gradients travel, or could."""
         return self.devices > 1 and not self.emulated
@@ -64,8 +81,8 @@ class Run(Schedule, Training):
 
     @property
     def whole_epochs(self) -> bool:
-        """True if it trains to the end of an epoch, and is not cut short by steps, seconds or a target."""
-        cut_short = self.seconds is not None or self.target_accuracy is not None
+        """True if it trains all epochs of its schedule, and is not cut short by steps, seconds, a target or a pause."""
+        cut_short = any(limit is not None for limit in (self.seconds, self.target_accuracy, self.pause_after))
         return self.steps == self.epochs * self.steps_per_epoch and not cut_short
 
     @property

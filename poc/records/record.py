@@ -17,12 +17,17 @@ from poc.host.monitor import Monitored
 from poc.records import noise
 from poc.records.noise import Norms
 from poc.records.timing import Window, split, throughput, warmup
+from poc.search import Result
 from poc.values import from_plain, to_plain, value
 
 SCHEMA = 3
 """Version of the records in journals."""
 COMPLETED, DIVERGED, FAILED, SKIPPED = "completed", "diverged", "failed", "skipped"
 OUT_OF_MEMORY = "out of memory"
+INTERRUPTED = "interrupted"
+"""Reason of a run that its user, or the end of its time, stopped."""
+LOST = ": lost ("
+"""Part of the reason of a run that failed because a node of a cluster was lost."""
 DONE = (COMPLETED, DIVERGED)
 """Outcomes of a training that came to its end."""
 SETTLED = (*DONE, OUT_OF_MEMORY)
@@ -180,8 +185,18 @@ class Record(WorkerResult):
 
     @property
     def timed(self) -> list[Window]:
-        """Windows that its throughput is computed from."""
-        return [] if self.speed_withdrawn else list(self.windows)
+        """Windows that its throughput is computed from; none of a run that was paused."""
+        return [] if self.speed_withdrawn or self.run.pause_after else list(self.windows)
+
+    @property
+    def result(self) -> Result | None:
+        """Its result as a candidate of a search; None if it was interrupted, skipped or lost with its machine."""
+        if self.outcome == SKIPPED or self.reason == INTERRUPTED or LOST in self.reason:
+            return None
+        if self.outcome != COMPLETED or not self.evaluations:
+            return Result(completed=False)
+        last = self.evaluations[-1]
+        return Result(completed=True, accuracy=last.accuracy, loss=math.inf if last.loss is None else last.loss)
 
     @property
     def fewer_threads(self) -> int | None:

@@ -62,12 +62,12 @@ _OF_RUNS = {
     "str": (
         *("run_id", "setting", "workload", "cpu", "driver", "environment", "commit", "data_checksum", "recipe"),
         *("started", "outcome", "reason", "length", "lr_rule", "schedule", "training_recipe", "accuracy_on"),
-        *("accuracy_by_epoch", "seconds_by_epoch", "price_source", "speed_withdrawn"),
+        *("accuracy_by_epoch", "seconds_by_epoch", "price_source", "speed_withdrawn", "search", "test_runs"),
     ),
-    "bool": ("emulated", "fixed", "baseline", "quick", "at_chance", "noisy"),
+    "bool": ("emulated", "fixed", "baseline", "quick", "at_chance", "noisy", "chosen"),
     "Count": (
         *("cores", "workers", "cores_per_worker", "threads", "fewer_threads", "seed", "repeat", "steps"),
-        *("samples_trained", "host_peak_bytes", "device_peak_bytes"),
+        *("samples_trained", "host_peak_bytes", "device_peak_bytes", "candidates"),
     ),
     "Measure": (
         *("accuracy_last4", "target_accuracy", "wall_seconds", "initialise_seconds", "warmup_seconds"),

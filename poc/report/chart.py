@@ -35,6 +35,7 @@ _OWN_STYLE = {"linestyle": "-", "linewidth": 3.0, "markersize": 9}
 _OTHER_STYLE = {"linestyle": "--", "linewidth": 1.8, "markersize": 7}
 _MOST_MARKERS = 24
 MAX_LINES = 7
+_MAX_TICKS = 12
 
 
 class Line(NamedTuple):
@@ -61,7 +62,7 @@ def lines(
 ) -> Figure:
     """Draw at most `MAX_LINES` lines in one pair of axes with these properties, and a legend below.
 
-    With `log2` the x axis is logarithmic and has a tick at each point.
+    With `log2` the x axis is logarithmic and has a tick at each point, or at every second, third, ... of too many.
     """
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
@@ -81,6 +82,7 @@ def lines(
     if log2:
         axes.set_xscale("log", base=2)
         ticks = sorted({x for line in curves for x in line.points})
+        ticks = ticks[:: -(-len(ticks) // _MAX_TICKS)]
         axes.set_xticks(ticks, [f"{x:,g}" for x in ticks])
         axes.set_xticks([], minor=True)
     axes.set(xlabel=xlabel, ylabel=ylabel, **properties)

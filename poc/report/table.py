@@ -16,16 +16,18 @@ from typing import Any
 
 import pandas as pd
 
-from poc import frameworks
+from poc import frameworks, search
 from poc.config import networks
+from poc.config.run import Run
 from poc.published import Study
 from poc.published.prices import GIVEN, Price, Prices
 from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
 from poc.records.row import COLUMNS, COUNTS, MEASURED, NUMBERS, Row, rate
-from poc.report import repeats
+from poc.report import repeats, searches
 
-TRAINING, BURST = "training", "burst"
-"""Length classes: whole epochs, or a run cut by steps or seconds to measure throughput. They are never pooled."""
+TRAINING, BURST, PAUSED = "training", "burst", "paused"
+"""Length classes: whole epochs, a run cut by steps or seconds to measure throughput, or a candidate that a search has
+paused. They are never pooled."""
 FLOPS_RULE = "6 x multiply-adds x samples/s: two operations each, once forward and twice backward"
 
 _FLAGS = [name for name, kind in COLUMNS.items() if kind == "bool"]
@@ -54,7 +56,9 @@ def build(records: Sequence[Record], studies: Iterable[Study], prices: Prices) -
 
     Range tests are left out: neither their speed nor their accuracy is a result.
     """
-    rows = [_measured(record) for record in records if not record.run.is_range_test]
+    records = [record for record in records if not record.run.is_range_test]
+    rows = [_measured(record) for record in records]
+    searches.add_choices(rows, records)
     rows += [_published(row) for study in studies for row in study.rows]
     table = _without_superseded(_typed(pd.DataFrame(rows, columns=list(COLUMNS)))).copy()
     _add_peaks(table)
@@ -147,7 +151,10 @@ def _measured(record: Record) -> dict[str, Any]:
         "kvstore": run.kvstore_label if run.synchronises else "",
         "setting": _hash(*conditions, record.fewer_threads, framework, run.fingerprint("seed")),
         "workload": _hash(*conditions, record.fewer_threads, run.fingerprint(*_NOT_OF_WORKLOAD)),
-        "length": TRAINING if run.steps == run.epochs * run.steps_per_epoch and run.seconds is None else BURST,
+        "length": _length(run),
+        # Not all conditions of a setting: records of another version count in a search that goes on.
+        "search": _hash(record.infrastructure, record.data_id, environment, search.identity(run)) if run.search else "",
+        "candidates": len(run.search.candidates) if run.search else None,
         "baseline": run.is_baseline,
         "schedule": run.schedule_label,
         "fixed": run.data.fixed,
@@ -172,6 +179,12 @@ def _measured(record: Record) -> dict[str, Any]:
         "given_dollars_per_hour": record.price_per_hour,
         "note": "; ".join(record.notes),
     }
+
+
+def _length(run: Run) -> str:
+    if run.pause_after:
+        return PAUSED
+    return TRAINING if run.steps == run.epochs * run.steps_per_epoch and run.seconds is None else BURST
 
 
 def _hash(*values: Any) -> str:

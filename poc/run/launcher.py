@@ -69,7 +69,8 @@ class RunContext:
 
     def checkpoints_of(self, run: Run) -> Path:
         """Return the folder for the checkpoints of `run` on these images."""
-        name = "-".join(filter(None, (run.id, self.images_of(run).checksum)))
+        whole = dataclasses.replace(run, pause_after=None)  # which goes on from the checkpoint of a pause
+        name = "-".join(filter(None, (whole.id, self.images_of(run).checksum)))
         return (self.checkpoints or self.cache / "checkpoints") / self.subfolder / name
 
 
@@ -216,7 +217,7 @@ class LocalLauncher:
             "checkpoints": str(context.checkpoints_of(run)),
             "keep": context.checkpoints is not None,
             "patience": context.patience,
-            "trace_steps": context.trace_steps,
+            "trace_steps": 0 if run.pause_after else context.trace_steps,
             "trace": str(context.traces / f"{run.id}_worker{request['worker']}.json"),
         }
         path = Path(request["events"]).with_suffix(".json")

@@ -51,14 +51,14 @@ class Loop:
         self._time_is_up = False
 
     def train(self, batches: Iterator[Batch]) -> tuple[str, str]:
-        """Train to the last step of the run; return the outcome and its reason.
+        """Train to the last step of the run, or to its pause; return the outcome and its reason.
 
         A run has diverged if the loss of a window or of an evaluation, or a parameter after the last update, is not
         finite or too large. The loss of a window is that before its updates, so it does not show the last update.
         """
         run = self.run
         self._check_time()
-        for epoch in range(self._step // run.steps_per_epoch + 1, run.epochs + 1):
+        for epoch in range(self._step // run.steps_per_epoch + 1, run.last_epoch + 1):
             if self._time_is_up or self._has_reached_target():
                 break
             last = min(epoch * run.steps_per_epoch, run.steps)

@@ -16,6 +16,7 @@ from poc.records.record import (
     COMPLETED,
     DIVERGED,
     FAILED,
+    INTERRUPTED,
     OUT_OF_MEMORY,
     Evaluation,
     Memory,
@@ -56,15 +57,22 @@ def execute(
         "images": list(context.images_of(run)),
         "workers_here": run.workers // (context.machine.hosts if run.workers > 1 else 1),
     }
-    why = "the run was interrupted"
+    why = "the run was paused or interrupted" if run.search else "the run was interrupted"
+
+    def is_usable(step: int) -> bool:
+        # One at the pause is of this run, whose record got lost. One at the end of a whole run is of an earlier repeat.
+        return step <= run.last_step if run.pause_after else step < run.steps
+
     for restarts_left in range(run.restarts, -1, -1):
         request = {
             "run": run.to_json(),
-            "first_step": max((step for step in launcher.steps(run, conditions) if step < run.steps), default=0),
+            "first_step": max(filter(is_usable, launcher.steps(run, conditions)), default=0),
             "why": why,
             "conditions": conditions,
-            "checkpoint_every": math.ceil(_CHECKPOINT_SECONDS * run.steps / (pace * estimate(run, context.machine))),
-            "detail": detail,
+            "checkpoint_every": math.ceil(
+                _CHECKPOINT_SECONDS * run.last_step / (pace * estimate(run, context.machine))
+            ),
+            "detail": 0 if run.pause_after else detail,
             "title": title or label(run),
         }
         hosts, reason = launcher.attempt(run, request)
@@ -79,7 +87,7 @@ def execute(
         print(f"  {why}; restarting ({restarts_left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     measured = {**merge_workers(workers), **_merge_hosts(hosts)} if workers else {}
     if interrupted and measured.get("outcome") != COMPLETED:  # it may have been in its trace
-        measured.update(outcome=FAILED, reason="interrupted")
+        measured.update(outcome=FAILED, reason=INTERRUPTED)
     elif reason:
         measured.update(outcome=OUT_OF_MEMORY if killed_for_memory else FAILED, reason=reason)
     return dataclasses.replace(record, **measured), interrupted

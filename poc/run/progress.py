@@ -37,7 +37,11 @@ def label(run: Run, details: Collection[str] = ()) -> str:
     batch = f"{run.batch_per_device} x {devices}" + (f" accumulate {run.accumulate}" if run.accumulate > 1 else "")
     rate = f"{run.grows_from:g} to {run.learning_rate:g}" if run.is_range_test else f"{run.learning_rate:g}"
     parts = [f"{model} batch {batch} lr {rate}"]
-    return ", ".join([*parts, *(word for name, word in labels(run).items() if name in details)])
+    named = {*details} - {"pause_after"}
+    parts += [word for name, word in labels(run).items() if name in named]
+    if run.pause_after:
+        parts.append(f"to epoch {run.pause_after} of {run.epochs}")
+    return ", ".join(parts)
 
 
 def varied(runs: Iterable[Run]) -> set[str]:
@@ -53,11 +57,14 @@ def result(record: Record, title: str) -> str:
         return f"{title}: {record.outcome}" + (f": {record.reason}" if record.reason else "")
     speed = throughput(record.timed)
     figures = ["too short to time" if speed is None else f"{_rounded(speed.median)} samples/s"]
+    if record.run.pause_after:
+        figures = []
     if record.evaluations:
         chance = " (no better than chance)" if record.at_chance else ""
-        figures.append(f"accuracy {record.evaluations[-1].accuracy:.3f}{chance}")
-    if record.run.whole_epochs:
-        length = counted(record.run.epochs, "epoch")
+        where = " on the validation split" if record.run.uses_validation_split else ""
+        figures.append(f"accuracy {record.evaluations[-1].accuracy:.3f}{where}{chance}")
+    if record.run.whole_epochs or record.run.pause_after:
+        length = counted(record.run.last_epoch, "epoch")
     else:
         length = counted(sum(window.steps for window in record.windows), "step")
     wall = "" if record.wall is None else f", {duration(record.wall)}"
@@ -90,7 +97,7 @@ class Progress:
         timed = run.seconds is not None
         self._unit = "seconds" if timed else "steps"
         self._bar = tqdm(
-            total=run.seconds if timed else run.steps,
+            total=run.seconds if timed else run.last_step,
             initial=0 if timed else first_step,
             desc=title,
             bar_format=_FORMAT,
@@ -101,7 +108,7 @@ class Progress:
 
     def show(self, window: dict[str, Any]) -> None:
         """Show the position after a worker's window, and its speed: every worker has as many samples."""
-        position = f"epoch {window['epoch']}/{self._run.epochs}"
+        position = f"epoch {window['epoch']}/{self._run.last_epoch}"
         speed = _rounded(window["samples"] * self._run.workers / window["seconds"])
         self._bar.set_description_str(f"{self._title}: {position}, {speed} samples/s", refresh=False)
         self._bar.update(min(window[self._unit], self._bar.total - self._bar.n))

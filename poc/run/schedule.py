@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from poc import search
 from poc.config import Synthetic
 from poc.config.datasets import DataId
 from poc.config.run import Run
@@ -16,6 +17,7 @@ from poc.plan import Planned, estimate
 from poc.records.record import COMPLETED, OUT_OF_MEMORY, SETTLED, Record
 from poc.run import checkpoint
 from poc.run.launcher import RunContext
+from poc.search import Result, Stage
 
 _SHORT_SECONDS = (120.0, 1200.0)
 
@@ -40,21 +42,32 @@ class DoneRepeats:
         """Count the repeats in `records`; `images` as in `RunContext.images`."""
         self._images = images
         self._outcomes: dict[tuple[str, DataId | None], list[str]] = defaultdict(list)
+        self._results: dict[tuple[str, DataId | None], Result] = {}
         for record in records:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """Count a repeat; one that failed or was skipped does not count."""
-        unplanned_synthetic = record.synthetic_fallback and record.run.data.key not in self._images
-        if record.outcome in SETTLED and not unplanned_synthetic:
-            for images in (record.data_id, None):
-                self._outcomes[record.run.id, images].append(record.outcome)
+        """Count a repeat; one that failed or was skipped does not count. A failure is a result in a search."""
+        if record.synthetic_fallback and record.run.data.key not in self._images:
+            return
+        for key in ((record.run.id, record.data_id), (record.run.id, None)):
+            if record.outcome in SETTLED:
+                self._outcomes[key].append(record.outcome)
+            if result := record.result:
+                self._results[key] = result
+
+    def _key(self, run: Run) -> tuple[str, DataId | None]:
+        """Return id and images of a run; any images will do if the planned ones are synthetic or not opened yet."""
+        planned = self._images.get(run.data.key)
+        return run.id, None if planned is None or planned.name == Synthetic.name else planned
 
     def _of(self, run: Run) -> list[str]:
-        """Return the outcomes of a run on its images; on any if the planned ones are synthetic or not opened yet."""
-        planned = self._images.get(run.data.key)
-        any_images = planned is None or planned.name == Synthetic.name
-        return self._outcomes.get((run.id, None if any_images else planned), [])
+        """Return the outcomes of a run on its images."""
+        return self._outcomes.get(self._key(run), [])
+
+    def result(self, run: Run) -> Result | None:
+        """Return the result of a candidate of a search; None if there is none."""
+        return self._results.get(self._key(run))
 
     def outcome(self, run: Run) -> str | None:
         """Return the outcome of the last repeat of a run; None if there is none."""
@@ -66,10 +79,31 @@ class DoneRepeats:
         return len(outcomes) >= number or (bool(outcomes) and outcomes[-1] != COMPLETED)
 
     def over(self, planned: Planned) -> bool:
-        """Return whether a planned repeat is done, with the largest batch that fits."""
+        """Return whether a planned repeat is done, with the largest batch that fits, or all of a search."""
+        if planned.searched:
+            return not any(map(self.pending, search.stages(planned.searched, self.result)))
         fitting = (run for run in (planned.run, *planned.smaller) if self.outcome(run) != OUT_OF_MEMORY)
         run = next(fitting, None)
         return run is None or self.enough(run, planned.repeat)
+
+    def pending(self, stage: Stage) -> list[Run]:
+        """Return the runs of a stage of a search that are to be done.
+
+        A failed candidate is not repeated, unless all others of its rung failed or are to be done, too.
+        """
+        pending = [run for run in stage.runs if not self.enough(run, 1)]
+        if stage.is_rung and len(pending) < len(stage.runs):
+            return [run for run in pending if self.result(run) is None]
+        return pending
+
+    def share_left(self, planned: Planned) -> float:
+        """Return the share of the epochs of a search that are not done, at most."""
+        if self.over(planned):
+            return 0.0
+        searching, _, after = search.most_epochs(planned.searched)
+        stages = list(search.stages(planned.searched, self.result))
+        done = sum(stage.epochs * (len(stage.runs) - len(self.pending(stage))) for stage in stages)
+        return 1 - done / (searching + after)
 
 
 class RuntimeEstimator:
@@ -106,7 +140,7 @@ class RuntimeEstimator:
     def _begun(self, run: Run) -> float:
         """Return the share of a run's steps that its checkpoint has; one of the last step is of an earlier repeat."""
         step = checkpoint.furthest(self._context.checkpoints_of(run))
-        return step / run.steps if step < run.steps else 0.0
+        return step / run.last_step if step < run.last_step else 0.0
 
 
 def _groups(run: Run) -> tuple[tuple[str, ...], ...]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from poc import data
+from poc import data, search
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.plan import Planned, estimate
@@ -59,7 +59,9 @@ class Sweep:
         self._detail = detail
         self._verbose = verbose
         self._prefix = prefix
-        self._details = varied(item.planned.run for item in self.items if not item.planned.skip)
+        runs = [item.planned.run for item in self.items if not item.planned.skip]
+        runs += [run for item in self.items for candidates in item.planned.searched for run in candidates]
+        self._details = varied(runs)
         self.context = context
         self.use(context.images)
 
@@ -90,7 +92,8 @@ class Sweep:
                 run=str(planned),
                 images=planned.run.data.key,
                 global_batch=planned.run.global_batch,
-                seconds=self.pace.seconds(planned),
+                seconds=self.seconds(planned),
+                epochs=sum(search.most_epochs(planned.searched)[::2]) if planned.searched else 0,
                 done=not planned.skip and self._done.over(planned),
                 skipped=planned.skip,
                 framework=f"{planned.run.framework}: {planned.framework_choice}" if planned.framework_choice else "",
@@ -99,16 +102,25 @@ class Sweep:
         ]
 
     def ids(self) -> tuple[str, ...]:
-        """Return the ids of the runs that are not skipped, including all candidates for a largest batch."""
+        """Return the ids of the runs that are not skipped, including all candidates for a largest batch or a rate."""
         planned = [item.planned for item in self.items if not item.planned.skip]
-        runs = (run for item in planned for run in (item.run, *item.smaller))
-        return tuple(dict.fromkeys(run.id for run in runs))
+        runs = [run for item in planned for run in (item.run, *item.smaller)]
+        candidates = [run for item in planned for batch in item.searched for run in batch]
+        tuned = [run.tunes for run in candidates if run.tunes]
+        return tuple(dict.fromkeys(run.id for run in (*runs, *candidates, *tuned)))
+
+    def seconds(self, planned: Planned) -> float:
+        """Return the expected seconds of a planned run, or of what is left of a search at most."""
+        if planned.searched:
+            return self.pace.factor(planned.run) * planned.seconds * self._done.share_left(planned)
+        return self.pace.seconds(planned)
 
     def pending(self, items: Iterable[Item]) -> list[Item]:
         """Return what of the `items` is neither skipped nor done yet, each repeat once."""
         to_do = [item for item in items if not item.planned.skip and not self._done.over(item.planned)]
         planned = [(item.planned, item) for item in to_do]
-        return list({(run.run.id, run.run.data.key, run.repeat, run.smaller): item for run, item in planned}.values())
+        keys = [(run.run.id, run.run.data.key, run.repeat, run.smaller, run.searched) for run, _ in planned]
+        return list(dict(zip(keys, to_do)).values())
 
     def do(self, item: Item, launcher: Launcher | None = None) -> bool:
         """Do an item with `launcher`, by default on this host; return False if it does not fit before the bound.
@@ -122,11 +134,26 @@ class Sweep:
                 self._recorded.add(planned.run.id)
                 journal.append(self.path, new_record(planned.run, self.context, outcome=SKIPPED, reason=planned.skip))
             return True
+        if planned.searched:
+            return self._search(item, launcher)
         if not self._done.over(planned) and not self.pace.fits(planned):
             return False
         for run in (planned.run, *planned.smaller):
             if self._repeat(item, run, launcher) != OUT_OF_MEMORY:
                 break
+        return True
+
+    def _search(self, item: Item, launcher: Launcher | None) -> bool:
+        """Do what is left of a search; return False if its next run does not fit before the bound."""
+        for stage in search.stages(item.planned.searched, self._done.result):
+            for run in stage.dropped:
+                (launcher or LocalLauncher(self.context)).forget(run)
+            for run in self._done.pending(stage):
+                if not self.pace.fits(Planned(run=run, seconds=estimate(run, self.context.machine))):
+                    return False
+                self._repeat(item, run, launcher)
+            if stage.is_rung and not self._done.pending(stage):  # a failure among others is a result
+                self.failed = [id for id in self.failed if id not in {run.id for run in stage.runs}]
         return True
 
     def _repeat(self, item: Item, run: Run, launcher: Launcher | None) -> str:
@@ -160,7 +187,7 @@ class Sweep:
                 "start again: the run goes on from its last checkpoint"
             ) from error
         self.say(result(record, name))
-        if record.outcome in SETTLED:
+        if record.outcome in SETTLED and not (run.pause_after and record.outcome == COMPLETED):
             launcher.forget(run)
         if interrupted:
             raise KeyboardInterrupt
@@ -173,7 +200,7 @@ class Sweep:
     def say_left(self, items: Iterable[Item]) -> None:
         """Print how many of the `items` are not done because they did not fit before the bound, if any."""
         if pending := self.pending(items):
-            left = duration(sum(self.pace.seconds(item.planned) for item in pending))
+            left = duration(sum(self.seconds(item.planned) for item in pending))
             self.say(f"{len(pending)} are left, about {left}, beyond the bound: the same command goes on with them")
 
 

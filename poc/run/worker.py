@@ -26,7 +26,7 @@ from poc.config.run import Run
 from poc.frameworks import Session
 from poc.frameworks.session import WHITENING_IMAGES
 from poc.host.waiting import spin_guard
-from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY
+from poc.records.record import COMPLETED, FAILED, INTERRUPTED, OUT_OF_MEMORY
 from poc.records.timing import Clock
 from poc.run import checkpoint, step_profile
 from poc.run.loop import Loop
@@ -62,7 +62,7 @@ class Worker:
             end = self._train()
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's comes twice: from it, and from the parent
-            self._emit("end", end := self._end(FAILED, "interrupted"))
+            self._emit("end", end := self._end(FAILED, INTERRUPTED))
         except Exception as error:  # whatever it is, it belongs in the record
             memory = frameworks.load(self.run.framework).is_out_of_memory(error)
             place = last_line(error, Path(self.run.model_folder)) if self.run.model_folder else ""
@@ -111,7 +111,7 @@ class Worker:
             evaluated=evaluated,
             silence=self._silence,
         )
-        steps = run.steps - self._first_step + step_profile.steps_of(rounds) + self._request["trace_steps"]
+        steps = run.last_step - self._first_step + step_profile.steps_of(rounds) + self._request["trace_steps"]
         host_batches = data.training_batches(dataset, run.data, first_step=self._first_step, steps=steps, **options)
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they need.
@@ -124,7 +124,7 @@ class Worker:
                 end = self._end(*loop.train(batches))
             end["sync_stats"] = session.sync_stats() or None
             end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below
-            if end["outcome"] == COMPLETED:
+            if end["outcome"] == COMPLETED and not run.pause_after:
                 with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands
                     end["peak_flops"] = session.peak_flops()
                 if rounds:

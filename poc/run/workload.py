@@ -27,6 +27,7 @@ class Line:
     skipped: str  # why it does not run on this machine; else empty
     framework: str  # its name, and why it was chosen
     images: str = ""  # the key of its data set
+    epochs: int = 0  # of a search for a learning rate, at most
 
 
 def totals(lines: Iterable[Line]) -> dict[str, Any]:
@@ -57,7 +58,12 @@ def summary(lines: Sequence[Line], price: float | None) -> str:
         sums.append(("total", total))
     rows = [[name, f"{each['runs']:,}", f"{each['done']:,}", duration(each["seconds"])] for name, each in sums]
     headers = ["recipe", "runs", "done", "time left"]
-    table = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 3))
+    if any(line.epochs for line in runs):
+        headers.append("epochs of searches, at most")
+        for row, each in zip(rows, [*recipes, None]):
+            epochs = sum(line.epochs for line in runs if each in (line.recipe, None))
+            row.append(f"{epochs:,}" if epochs else "")
+    table = tabulate(rows, headers=headers, disable_numparse=True, colalign=["left", *["right"] * (len(headers) - 1)])
     cost = f"{counted(total['runs'] - total['done'], 'run')} to do: about {duration(total['seconds'])}"
     if price is None:
         cost += " (price not known: --price DOLLARS)"

@@ -11,7 +11,7 @@ from poc.report import markdown, repeats
 from poc.report.markdown import RATE
 from poc.report.page import Block, listing, section
 from poc.report.results import SYNCHRONOUS, Results, preferred, trainings
-from poc.report.sections import scaling
+from poc.report.sections import scaling, search
 from poc.report.table import FLOPS_RULE
 
 _RULES = f"""## Rules
@@ -55,6 +55,13 @@ def learning_rate(results: Results) -> list[Block]:
     return [
         *listing("Every training", about, rows[on_test_set], *columns),
         *listing("Tuning runs", tuning, rows[~on_test_set], *columns),
+        *listing(
+            "Candidates of searches",
+            "Each candidate of a search for the learning rate where it got furthest, accuracy on the validation split.",
+            search.candidates(results).sort_values(["elsewhere", "model", "global_batch", "lr", "seed"], kind="stable"),
+            *("machine", "model", "global batch", "lr", "epochs", "accuracy", "outcome"),
+            ("seed", lambda row: markdown.count(row.seed)),
+        ),
         *listing(
             "Gradient noise scale",
             noise,

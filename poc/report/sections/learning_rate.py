@@ -9,6 +9,7 @@ import pandas as pd
 from poc.report import chart, markdown
 from poc.report.page import Block, figure, section
 from poc.report.results import Results, Subject, same_length, trainings
+from poc.report.sections import search
 
 _MAX_TUNED = 3
 
@@ -69,31 +70,47 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         *("Accuracy against global batch", "global batch", "test accuracy"),
         log2=True,
     )
-    recommendation = _recommendation(measured, published, reference, subject)
+    found = search.found(results, subject)
+    recommendation = _recommendation(measured, _of_recipe(found, rows), published, reference, subject)
     title = "Learning rate and global batch"
-    return section(title, about, markdown.table(lines), recommendation, drawn, _tuned(results, subject))
+    searched = search.blocks(results, subject, found)
+    return section(title, about, markdown.table(lines), recommendation, drawn, *searched, _tuned(results, subject))
+
+
+def _of_recipe(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rates that searches found for the training recipe of the headline settings."""
+    return found[found.test_recipe.isin(rows.training_recipe)] if len(found) else found
 
 
 def _recommendation(
-    measured: pd.DataFrame, published: dict[str, pd.DataFrame], reference: int, subject: Subject
+    measured: pd.DataFrame, found: pd.DataFrame, published: dict[str, pd.DataFrame], reference: int, subject: Subject
 ) -> str:
-    """Recommend a learning rate per global batch from the best that were tried, on this machine or as published."""
-    if (measured.index > reference).any():
-        return f"**Recommendation:** {_best_rates(measured[measured.index > reference])}."
+    """Recommend a learning rate per global batch: one that a search found, else the best tried or published."""
+    texts = _best_rates(measured, reference)
+    for row in markdown.records(found):
+        rule = f"; linear rule: {row.linear:.3f} at {row.linear_lr:.3g}" if pd.notna(row.linear) else ""
+        texts[row.global_batch] = f"{row.lr:.3g} (found by a search: accuracy {row.found:.3f}{rule})"
+    if texts:
+        return f"**Recommendation:** {_sentence(texts)}."
     for name, best in published.items():
-        if (best.index > reference).any():
+        if texts := _best_rates(best, reference):
             command = "; run `./run_all.sh learning_rate` to measure it on this machine"
-            text = _best_rates(best[best.index > reference]) + (command if subject.is_main else "")
+            text = _sentence(texts) + (command if subject.is_main else "")
             return f"**Recommendation, as published for {name}:** {text}."
     return ""
 
 
-def _best_rates(best: pd.DataFrame) -> str:
-    texts = []
-    for batch, row in best.iterrows():
+def _best_rates(best: pd.DataFrame, reference: int) -> dict[float, str]:
+    """Return the best rate that was tried at each global batch above the reference one."""
+    texts = {}
+    for batch, row in best[best.index > reference].iterrows():
         change = f"{row.change:+.3f} accuracy, " if pd.notna(row.change) else ""
-        texts.append(f"at global batch {batch:,.0f} use {row.lr:g} ({change}best of {row.tried} tried)")
-    return "; ".join(texts)
+        texts[batch] = f"{row.lr:g} ({change}best of {row.tried} tried)"
+    return texts
+
+
+def _sentence(texts: dict[float, str]) -> str:
+    return "; ".join(f"at global batch {batch:,.0f} use {text}" for batch, text in sorted(texts.items()))
 
 
 def _tuned(results: Results, subject: Subject) -> str:

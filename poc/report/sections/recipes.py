@@ -12,7 +12,7 @@ from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.page import Block, section
 from poc.report.results import Results
-from poc.report.table import TRAINING
+from poc.report.table import PAUSED, TRAINING
 
 _MIN_ROWS = 3
 _HEADING_LINES = 8
@@ -41,7 +41,7 @@ def settings(results: Results, machine: str | None = None) -> list[Any]:
     rows = table[(table.origin == MEASURED) & (table.machine == (machine or results.machine))]
     if machine is None and results.last_run and results.last_run.runs:
         rows = rows[rows.run_id.isin(results.last_run.runs)]
-    rows = rows[rows.outcome != SKIPPED]
+    rows = rows[(rows.outcome != SKIPPED) & (rows.length != PAUSED)]
     failed = rows[rows.outcome != COMPLETED].sort_values("started").drop_duplicates("setting", keep="last")
     completed = results.settings[results.settings.setting.isin(rows.setting)]
     failed = failed[~failed.setting.isin(completed.setting)].assign(n=0, seeds=1)

@@ -1,0 +1,144 @@
+"""The learning rates that searches found, against those of the linear and of the square-root rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from poc.records.record import COMPLETED
+from poc.report import chart, markdown
+from poc.report.page import Block, figure
+from poc.report.results import Results, Subject
+from poc.search import FOUND, LINEAR, SQUARE_ROOT
+
+_BATCH = ["global_batch", "devices", "batch_per_device"]
+_CANDIDATE = ["seed", "lr", "training_recipe", "schedule"]
+
+
+def candidates(results: Results) -> pd.DataFrame:
+    """Return one row per candidate of each search, where it got furthest."""
+    rows = results.runs[(results.runs.search != "")]
+    rows = rows.sort_values(["epochs", "started"], kind="stable", na_position="first")
+    return rows.drop_duplicates(["search", *_BATCH, *_CANDIDATE], keep="last")
+
+
+def found(results: Results, subject: Subject) -> pd.DataFrame:
+    """Return one row per search of a subject and global batch, ascending, on this machine, if a seed's search is over.
+
+    `lr` is the median over `n` seeds of the rate that was found, from `lr_low` to `lr_high`. `found`, `linear` and
+    `square_root` are the median test accuracies with that rate and with those of the rules, `linear_lr` and
+    `square_root_lr` the medians of these. `spent` are the epochs of all candidates, `grid` those of the full grid.
+    `at_edge` is true if the best rate of a seed is the first or the last that was tried.
+    """
+    rows = candidates(results)
+    rows = rows[(rows.machine == results.machine) & (rows.model == subject.model) & (rows.family == subject.dataset)]
+    lines = []
+    for (search, *_), group in rows.groupby(["search", *_BATCH], sort=True):
+        winners = group[group.chosen]
+        if not len(winners):
+            continue
+        line = {**winners.iloc[-1].to_dict(), "search": search, "n": len(winners)}
+        line.update(lr=winners.lr.median(), lr_low=winners.lr.min(), lr_high=winners.lr.max())
+        line["at_edge"] = winners.lr.isin([group.lr.min(), group.lr.max()]).any()
+        over = group[group.seed.isin(winners.seed)]
+        line.update(spent=over.epochs.sum(), grid=(winners.candidates * winners.epochs).sum())
+        line["incomplete"] = (over.outcome != COMPLETED).sum()
+        varied = [name for name in ("schedule", "training_recipe") if group[name].nunique() > 1]
+        line["with"] = ", ".join(filter(None, (line[name] for name in varied)))
+        line.update(_tested(results, winners))
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
+    """Return the median accuracies, and learning rates, of the trainings on the test set after a search."""
+    runs = results.runs[(results.runs.machine == results.machine) & (results.runs.outcome == COMPLETED)]
+    runs = runs[runs.data_checksum.isin(winners.data_checksum)]
+    runs = runs.sort_values("started", kind="stable").drop_duplicates("run_id", keep="last").set_index("run_id")
+    named = [dict(entry.split(":") for entry in text.split()) for text in winners.test_runs]
+    tested: dict[str, Any] = {"test_recipe": ""}
+    for name in (FOUND, LINEAR, SQUARE_ROOT):
+        done = runs.loc[[ids[name] for ids in named if ids.get(name) in runs.index]]
+        column = name.replace("-", "_")
+        tested.update({column: done.accuracy.median(), f"{column}_lr": done.lr.median()})
+        if name == FOUND and len(done):
+            tested["test_recipe"] = done.training_recipe.iloc[0]
+    return tested
+
+
+def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Block]:
+    """Return table, figures and remarks of the `found` rates of a subject."""
+    if not len(rates):
+        return []
+    if rates.search.nunique() > 1:
+        rates = rates.assign(**{"with": rates.recipe + rates["with"].map(lambda text: f", {text}" if text else "")})
+    columns: list[markdown.Column] = [
+        "global batch",
+        ("best lr found", _rate),
+        ("with", "with"),
+        ("accuracy", lambda row: markdown.formatted(row.found, ".3f")),
+        ("linear rule", lambda row: _rule(row.linear, row.linear_lr)),
+        ("square-root rule", lambda row: _rule(row.square_root, row.square_root_lr)),
+        ("epochs spent (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f})"),
+        ("n", lambda row: markdown.count(row.n)),
+    ]
+    about = (
+        "Searched by successive halving on a validation split, once for each of n seeds. Then one training each with "
+        "the best rate, and with those to which the linear and the square-root rule scale the best rate at the "
+        "smallest batch: accuracy on the test set (learning rate), medians over seeds. Epochs: of all candidates."
+    )
+    drawn = [
+        block
+        for number, search in enumerate(rates.search.unique())
+        for block in _figure(results, subject, search, number)
+    ]
+    return [about, markdown.table(markdown.lines(rates, *columns)), _remarks(results, subject, rates), *drawn]
+
+
+def _rate(row: Any) -> str:
+    spread = f" ({row.lr_low:g}–{row.lr_high:g})" if row.lr_low < row.lr_high else ""
+    return f"{row.lr:.3g}{spread}"
+
+
+def _rule(accuracy: float, rate: float) -> str:
+    return "" if pd.isna(accuracy) else f"{accuracy:.3f} (lr {rate:.3g})"
+
+
+def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> str:
+    remarks = []
+    for row in markdown.records(rates[rates.at_edge]):
+        remarks.append(
+            f"At global batch {row.global_batch:,.0f} the best rate is at the edge of the searched interval: widen it."
+        )
+    if failed := rates.incomplete.sum():
+        remarks.append(f"{failed:,} candidates diverged, failed or did not fit in memory.")
+    runs = results.runs[(results.runs.model == subject.model) & (results.runs.family == subject.dataset)]
+    noise = runs.noise_scale[runs.noise_scale.notna() & ~runs.quick & (runs.machine == results.machine)]
+    if len(noise):
+        remarks.append(
+            "The gradient noise scale, an estimate of the critical batch, is "
+            f"{markdown.number(noise.median())} samples (median of {len(noise)} runs): far above it a larger batch "
+            "saves few steps at any rate."
+        )
+    return " ".join(remarks)
+
+
+def _figure(results: Results, subject: Subject, search: str, number: int) -> list[Any]:
+    """Return the figure of one search: validation accuracy against learning rate, a line per global batch."""
+    rows = candidates(results)
+    rows = rows[(rows.search == search) & (rows.outcome == COMPLETED)]
+    best = rows.groupby(["global_batch", "lr", "seed"]).accuracy.max().groupby(["global_batch", "lr"]).mean()
+    lines = [
+        chart.Line(f"global batch {batch:,.0f}", points.droplevel(0).to_dict(), measured=True)
+        for batch, points in best.groupby("global_batch")
+    ]
+    suffix = f"_{number + 1}" if number else ""
+    return figure(
+        f"learning_rate_search_{subject.figure}{suffix}",
+        f"Validation accuracy of {subject.label} against the learning rate, at the last epoch that each candidate of "
+        "the search reached, mean over seeds.",
+        lines,
+        *("Accuracy against learning rate", "learning rate", "validation accuracy"),
+        log2=True,
+    )

@@ -1,0 +1,76 @@
+"""What pages show of searches for a learning rate, from the journal of a simulated machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poc import Linear, SquareRoot, report
+from poc.published import prices
+from poc.records import journal
+from poc.report import chart, explorer
+from tests import simulated
+from tests.builders import build
+from tests.pages import check, number, tables
+
+
+def test_a_simulated_machine_s_page_shows_rates_rules_and_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explorer, "page", lambda table, cache: "")
+    curves = []
+    draw = chart.lines
+
+    def drawn(lines: Sequence[chart.Line], title: str, *words: str, **options: Any) -> Any:
+        curves.append((title, lines))
+        return draw(lines, title, *words, **options)
+
+    monkeypatch.setattr(chart, "lines", drawn)
+    made = journal.read([simulated.write_journal("8 V100", "search", tmp_path)])
+    report.write(made, [], page=tmp_path / "results.md", folder=tmp_path, prices=prices.load({}))
+    page = (tmp_path / "results.md").read_text()
+    for name in tmp_path.glob("*.md"):
+        check(name)
+    (table,) = [lines for lines in tables(page)["Learning rate and global batch"] if "best lr found" in lines[0]]
+    assert [line["global batch"] for line in table] == ["128", "1,024"]
+    for line in table:
+        batch = number(line["global batch"])
+        own = [record for record in made if record.run.global_batch == batch]
+        candidates = [record for record in own if record.run.search]
+        last = [record for record in candidates if not record.run.pause_after]
+        best = [max((r for r in last if r.run.seed == s), key=lambda r: r.evaluations[-1].accuracy) for s in (0, 1)]
+        rates = [record.run.learning_rate for record in best]
+        assert number(line["best lr found"]) == pytest.approx(sum(rates) / 2, rel=1e-3)
+        tested = {(r.run.seed, r.run.learning_rate): r.evaluations[-1].accuracy for r in own if not r.run.search}
+        assert number(line["accuracy"]) == pytest.approx(sum(tested[s, rates[s]] for s in (0, 1)) / 2, abs=6e-4)
+        assert line["epochs spent (full grid)"] == "82 (240)"
+        assert line["n"] == "2"
+        for name, rule in {"linear rule": Linear, "square-root rule": SquareRoot}.items():
+            if batch == 128:
+                smallest = rates
+                assert line[name] == ""
+            else:
+                expected = [tested[s, rule(base=smallest[s], per=128).at(batch)] for s in (0, 1)]
+                assert number(line[name]) == pytest.approx(sum(expected) / 2, abs=6e-4)
+    assert f"at global batch 1,024 use {number(table[1]['best lr found']):g}" in page
+    # All 10 rates of a batch are in its line; no paused run is in a table of accuracies or speeds.
+    (lines,) = [lines for title, lines in curves if title == "Accuracy against learning rate"]
+    assert [(line.label, len(line.points)) for line in lines] == [("global batch 128", 10), ("global batch 1,024", 10)]
+    assert "paused" not in page
+
+
+def test_candidates_of_different_searches_or_half_a_search_choose_nothing(tmp_path: Path) -> None:
+    made = journal.read([simulated.write_journal("8 V100", "search", tmp_path)])
+    table = build(*made)
+    assert (table.search != "").sum() == sum(record.run.search is not None for record in made)
+    assert table.search[table.search != ""].nunique() == 1
+    assert table.chosen.sum() == 4
+    assert set(table.length) == {"paused", "training"}
+    assert table.samples_per_second[table.length == "paused"].isna().all()
+    half = build(*(record for record in made if record.run.pause_after or not record.run.search))
+    assert not half.chosen.any()
+    missing = made[0].run.learning_rate
+    assert not build(*(record for record in made if record.run.learning_rate != missing)).chosen.any()
