@@ -44,7 +44,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         {
             "global batch": markdown.count(batch),
             "best lr": markdown.lr(row),
-            "lr tried": ", ".join(f"{lr:g}" for lr in sorted({*trained[trained.global_batch == batch].lr})),
+            "lr tried": ", ".join(f"{lr:.3g}" for lr in sorted({*trained[trained.global_batch == batch].lr})),
             "accuracy": markdown.formatted(row.accuracy, ".3f"),
             f"change from batch {reference}": markdown.formatted(row.change, "+.3f"),
             "n": markdown.count(row.seeds),

@@ -39,7 +39,8 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
         if not len(winners):
             continue
         line = {**winners.iloc[-1].to_dict(), "search": search, "n": len(winners)}
-        line.update(lr=winners.lr.median(), lr_low=winners.lr.min(), lr_high=winners.lr.max())
+        # One that was trained: of an even number the lower of the two in the middle.
+        line.update(lr=winners.lr.quantile(interpolation="lower"), lr_low=winners.lr.min(), lr_high=winners.lr.max())
         line["at_edge"] = winners.lr.isin([group.lr.min(), group.lr.max()]).any()
         over = group[group.seed.isin(winners.seed)]
         line.update(spent=over.epochs.sum(), grid=(winners.candidates * winners.epochs).sum())
