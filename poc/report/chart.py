@@ -35,7 +35,8 @@ _OWN_STYLE = {"linestyle": "-", "linewidth": 3.0, "markersize": 9}
 _OTHER_STYLE = {"linestyle": "--", "linewidth": 1.8, "markersize": 7}
 _MOST_MARKERS = 24
 MAX_LINES = 7
-_MAX_TICKS = 12
+_TICK_LETTERS = 44
+"""Letters of all ticks of an axis that fit below it."""
 
 
 class Line(NamedTuple):
@@ -82,8 +83,9 @@ def lines(
     if log2:
         axes.set_xscale("log", base=2)
         ticks = sorted({x for line in curves for x in line.points})
-        ticks = ticks[:: -(-len(ticks) // _MAX_TICKS)]
-        axes.set_xticks(ticks, [f"{x:,g}" for x in ticks])
+        labels = [f"{x:,g}" for x in ticks]
+        step = -(-sum(map(len, labels)) // _TICK_LETTERS)
+        axes.set_xticks(ticks[::step], labels[::step])
         axes.set_xticks([], minor=True)
     axes.set(xlabel=xlabel, ylabel=ylabel, **properties)
     columns = 1 if max(len(line.label) for line in curves) > _LONG_LABEL else 2
