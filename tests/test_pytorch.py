@@ -22,6 +22,11 @@ from tests.builders import MACHINE
 from tests.extras import needs_compiler, needs_torch
 from tests.framework_worker import Arrays, batches, distance, interleaved, parameters, planned, trained
 
+AIRBENCH: dict[str, Any] = {
+    "model": "cifar_airbench94",
+    "data": Synthetic(size=32, crop=32, train=640, validation=70),
+}
+
 
 def of_torch(test: Any) -> Any:
     return pytest.mark.slow(needs_torch(test))
@@ -72,6 +77,51 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
     assert convolutions
     for name in convolutions:
         assert 0 < np.linalg.norm(wide[name] - narrow[name]) < 0.05 * np.linalg.norm(wide[name]), name
+
+
+@of_torch
+@pytest.mark.parametrize(
+    ("fields", "dtype", "most"),
+    [
+        ({"model": "cifar_resnet50_v2"}, "float32", (420, 10)),
+        ({"model": "cifar_resnet50_v2"}, "bfloat16", (450, 10)),
+        ({**AIRBENCH, "optimizer": Muon(lr=0.02, unit_weights=True)}, "bfloat16", (110, 120)),
+    ],
+    ids=["float32", "bfloat16", "Muon"],
+)
+def test_a_step_has_few_operators(fields: dict[str, Any], dtype: Any, most: tuple[int, int]) -> None:
+    from tests.torch_tape import Operators
+
+    run = dataclasses.replace(planned("pytorch", layout="NHWC", **fields).run, dtype=dtype)
+    session: Any = frameworks.open_session(run)
+    first, second = batches(run, steps=2)
+    session.step(first, 0.01)
+    placed = session.place(second)
+    with Operators() as computed:
+        session._accumulate(placed, sync=True, norms=False)
+    with Operators() as updated:
+        session.apply_update(0.01)
+    assert (computed.counts.total() <= most[0], updated.counts.total() <= most[1]) == (True, True), (computed, updated)
+
+
+@of_torch
+@pytest.mark.parametrize("fields", [{"model": "cifar_resnet8_v2"}, AIRBENCH], ids=str)
+def test_weights_cast_together_give_autocast_s_gradients(fields: dict[str, Any]) -> None:
+    import torch
+
+    from poc.frameworks.pytorch.networks import LowPrecision
+
+    session: Any = frameworks.open_session(planned("pytorch", layout="NHWC", **fields).run)
+    images = torch.rand(4, 3, 32, 32)
+    seen = []
+    for net in (session._net, LowPrecision(session._net, torch.bfloat16)):
+        session._optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = net(images)
+        scores.float().square().sum().backward()
+        seen.append([scores, *session._gradients()])
+    assert all(map(torch.equal, *seen))
+    assert {gradient.dtype for gradient in seen[1][1:]} == {torch.float32}
 
 
 @of_torch

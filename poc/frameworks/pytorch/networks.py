@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from poc.config.networks import CIFAR_RESNET_V2
@@ -193,3 +194,41 @@ def registered(name: str, classes: int, *, zero_branches: bool, seed: int) -> nn
 
 def _bottlenecks(net: nn.Module) -> list[Any]:
     return [unit for unit in net.modules() if type(unit).__name__ == "Bottleneck"]
+
+
+def stop_counting_batches(net: nn.Module) -> None:
+    """Let the batch norms of `net` not count batches, an operator each per step, where nothing reads the count."""
+    for layer in net.modules():
+        # Without a momentum the running statistics are means over all batches.
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.momentum is not None:
+            layer.num_batches_tracked = None
+
+
+class _Copies(torch.autograd.Function):
+    """Copies of weights in a lower precision, made by one operator; another brings their gradients to float32."""
+
+    @staticmethod
+    def forward(context: Any, dtype: torch.dtype, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        copies = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+        torch._foreach_copy_(copies, weights)
+        return tuple(copies)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        wide = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
+        torch._foreach_copy_(wide, gradients)
+        return None, *wide
+
+
+class LowPrecision(nn.Module):
+    """A registered network for autocast to `dtype`, which alone would cast each weight and each gradient by itself."""
+
+    def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._net, self._dtype = net, dtype
+        layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+        self._weights = {f"{name}.weight": layer.weight for name, layer in layers.items() if layer.weight.requires_grad}
+
+    def forward(self, images: torch.Tensor) -> Any:
+        copies = _Copies.apply(self._dtype, *self._weights.values())
+        return functional_call(self._net, dict(zip(self._weights, copies)), (images,))

@@ -26,35 +26,53 @@ from poc.values import UserError, from_plain, suggest
 Tensors = Sequence[torch.Tensor]
 
 
-class Muon(Optimizer):
-    """SGD with Nesterov momentum; in groups with `orthogonal`, its direction is orthogonalised (Jordan et al. 2024).
+class Momentum(Optimizer):
+    """SGD with momentum: Nesterov's in groups with `nesterov`, and orthogonalised in groups with `orthogonal`.
 
-    Weight decay is decoupled in these groups, and a part of the gradient in the others.
+    The latter are Muon's (Jordan et al. 2024). Weight decay is decoupled in these groups, and a part of the gradient in
+    the others. A learning rate in a tensor is read on the device, by each replay of a CUDA graph.
     """
 
-    def __init__(self, groups: Any, *, momentum: float, unit_weights: bool, dtype: torch.dtype) -> None:
-        super().__init__(groups, {"lr": 0.0, "momentum": momentum, "weight_decay": 0.0, "orthogonal": False})
+    def __init__(self, groups: Any, *, momentum: float, unit_weights: bool = False, dtype: Any = torch.float32) -> None:
+        options = {"lr": 0.0, "momentum": momentum, "weight_decay": 0.0, "nesterov": False, "orthogonal": False}
+        super().__init__(groups, options)
         self._unit_weights, self._dtype = unit_weights, dtype
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Update all parameters by their gradients."""
+        """Update all parameters that have gradients."""
         for group in self.param_groups:
-            parameters, rate, decay = group["params"], group["lr"], group["weight_decay"]
-            gradients = [parameter.grad for parameter in parameters]
-            buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-            if decay and not group["orthogonal"]:
-                gradients = torch._foreach_add(gradients, parameters, alpha=decay)
-            torch._foreach_mul_(buffers, group["momentum"])
-            torch._foreach_add_(buffers, gradients)
-            directions = torch._foreach_add(gradients, buffers, alpha=group["momentum"])
-            if group["orthogonal"]:
-                directions = orthogonalised(directions, self._dtype)
-                if self._unit_weights:
-                    scales = [len(weight) ** 0.5 / (weight.norm() + 1e-7) for weight in parameters]
-                    torch._foreach_mul_(parameters, scales)
+            if parameters := [parameter for parameter in group["params"] if parameter.grad is not None]:
+                self._update(group, parameters)
+
+    def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+        rate, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+        gradients: Any = [parameter.grad for parameter in parameters]
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        if decay and not group["orthogonal"]:
+            gradients = torch._foreach_add(gradients, parameters, alpha=decay)
+        torch._foreach_mul_(buffers, momentum)
+        torch._foreach_add_(buffers, gradients)
+        directions = torch._foreach_add(gradients, buffers, alpha=momentum) if group["nesterov"] else buffers
+        if group["orthogonal"]:
+            directions = orthogonalised(directions, self._dtype)
+            if self._unit_weights:
+                torch._foreach_mul_(parameters, _unit_scales(parameters))
+            if decay:
                 torch._foreach_mul_(parameters, 1 - rate * decay)
+        if isinstance(rate, torch.Tensor):  # as `alpha` it would be fetched
+            torch._foreach_add_(parameters, torch._foreach_mul(directions, -rate))
+        else:
             torch._foreach_add_(parameters, directions, alpha=-rate)
+
+
+def _unit_scales(weights: Tensors) -> list[torch.Tensor]:
+    """Return the factors that bring each weight to the norm of an orthogonal one, the root of its outputs."""
+    norms = torch._foreach_norm(weights)
+    torch._foreach_add_(norms, 1e-7)
+    torch._foreach_reciprocal_(norms)
+    torch._foreach_mul_(norms, [len(weight) ** 0.5 for weight in weights])
+    return list(norms)
 
 
 def orthogonalised(directions: Tensors, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -63,38 +81,43 @@ def orthogonalised(directions: Tensors, dtype: torch.dtype = torch.float32) -> l
     A matrix with more rows than columns is scaled by the root of rows / columns. The five Newton-Schulz iterations
     compute in `dtype`, convolutions of one shape together.
     """
+    norms = torch._foreach_norm(directions)
+    torch._foreach_add_(norms, 1e-7)
+    directions = torch._foreach_div(directions, norms)
     indices_by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, direction in enumerate(directions):
         indices_by_shape[direction.shape[0], direction[0].numel()].append(index)
     orthogonal: dict[int, torch.Tensor] = {}
     a, b, c = config.Muon.coefficients
     for (rows, columns), indices in indices_by_shape.items():
-        x = torch.stack([directions[index].reshape(rows, columns) for index in indices])
+        x = torch.stack([directions[index].reshape(rows, columns) for index in indices]).to(dtype)
         x = x.mT if rows > columns else x
-        x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype)
         for _ in range(config.Muon.iterations):
-            square = x @ x.mT
-            x = a * x + (b * square + c * (square @ square)) @ x
-        x = (x.mT if rows > columns else x).float() * max(1.0, rows / columns) ** 0.5
+            square = torch.bmm(x, x.mT)
+            x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+        x = (x.mT if rows > columns else x).float()
+        if rows > columns:
+            x = x * (rows / columns) ** 0.5
         orthogonal.update(zip(indices, x))
     return [orthogonal[index].reshape(direction.shape) for index, direction in enumerate(directions)]
 
 
 def _sgd(run: Run, groups: Any) -> Optimizer:
-    momentum = run.optimizer.momentum
-    nesterov = isinstance(run.optimizer, config.Nesterov) and momentum > 0
     for group in groups:
-        group["lr_in_velocity"] = not getattr(run.optimizer, "momentum_correction", False)
-    return torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=nesterov, foreach=True)
+        group["nesterov"] = isinstance(run.optimizer, config.Nesterov)
+        if not getattr(run.optimizer, "momentum_correction", False):
+            group["velocity_factor"] = 1.0
+    return Momentum(groups, momentum=run.optimizer.momentum)
 
 
 def _muon(run: Run, groups: Any) -> Optimizer:
     options: Any = run.optimizer
     for group in groups:
+        group["nesterov"] = True
         group["lr_scale"] = options.lr / run.learning_rate if group["orthogonal"] else 1.0
     # Jordan et al. orthogonalise in bfloat16, too.
     dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32
-    return Muon(groups, momentum=options.momentum, unit_weights=options.unit_weights, dtype=dtype)
+    return Momentum(groups, momentum=options.momentum, unit_weights=options.unit_weights, dtype=dtype)
 
 
 def _adamw(run: Run, groups: Any) -> Optimizer:
@@ -156,14 +179,33 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     """Set the learning rate of the next step, so that SGD takes the steps of MXNet's.
 
     MXNet: v = m v - rate g, w = w + v. PyTorch: b = m b + g, w = w - rate b. So b is -v / rate, and is scaled by old
-    rate / new rate when the rate changes. (Momentum correction scales v by new rate / old rate: that leaves b as it
-    is.) After a rate of 0, which moves nothing, the momentum is 0.
+    rate / new rate when the rate changes (`scale_velocity`). (Momentum correction scales v by new rate / old rate: that
+    leaves b as it is.) After a rate of 0, which moves nothing, the momentum is 0.
     """
     for group in optimizer.param_groups:
-        if group.get("lr_in_velocity") and rate and rate != group["lr"]:
+        previous = group.get("rate", 0.0)
+        group["rate"] = rate * group.get("lr_scale", 1.0)
+        _set(group, "lr", group["rate"])
+        if "velocity_factor" in group:
+            _set(group, "velocity_factor", previous / rate if rate else 1.0)
+
+
+def _set(group: dict[str, Any], name: str, number: float) -> None:
+    """Set a number of a parameter group, on the device if it is there."""
+    if isinstance(group[name], torch.Tensor):
+        group[name].fill_(number)
+    else:
+        group[name] = number
+
+
+@torch.no_grad()
+def scale_velocity(optimizer: Optimizer) -> None:
+    """Scale the momentum of SGD, as the next step's learning rate needs it."""
+    for group in optimizer.param_groups:
+        factor = group.get("velocity_factor", 1.0)
+        if isinstance(factor, torch.Tensor) or factor != 1:
             buffers = [optimizer.state[parameter]["momentum_buffer"] for parameter in group["params"]]
-            torch._foreach_mul_(buffers, group["lr"] / rate)
-        group["lr"] = rate * group.get("lr_scale", 1.0)
+            torch._foreach_mul_(buffers, factor)
 
 
 def state_tensors(optimizer: Optimizer) -> dict[str, torch.Tensor]:
@@ -179,15 +221,19 @@ def state_tensors(optimizer: Optimizer) -> dict[str, torch.Tensor]:
 def state(optimizer: Optimizer) -> dict[str, np.ndarray]:
     """Return the state that `load_state` restores."""
     tensors = {name: tensor.cpu().numpy() for name, tensor in state_tensors(optimizer).items()}
-    return {**tensors, "optimizer/lr": np.array([group["lr"] for group in optimizer.param_groups])}
+    return {**tensors, "optimizer/lr": np.array([group.get("rate", 0.0) for group in optimizer.param_groups])}
 
 
 @torch.no_grad()
 def load_state(optimizer: Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
-    """Restore the state from a checkpoint's arrays."""
+    """Restore the state from a checkpoint's arrays, in place where it exists."""
+    for group, rate in zip(optimizer.param_groups, arrays["optimizer/lr"].tolist()):
+        group["rate"] = rate
+    if present := state_tensors(optimizer):
+        for name, tensor in present.items():
+            tensor.copy_(torch.from_numpy(arrays[name]))
+        return
     saved, tensors = optimizer.state_dict(), defaultdict[int, dict[str, torch.Tensor]](dict)
-    for group, rate in zip(saved["param_groups"], arrays["optimizer/lr"].tolist()):
-        group["lr"] = rate
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, array in arrays.items():
         if match := re.fullmatch(r"optimizer/(\d+)/(\w+)", name):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from poc.config.run import Run
 from poc.data import Batch, Crops
 from poc.frameworks.loss_scale import START, LossScale
 from poc.frameworks.pytorch import optimizers
-from poc.frameworks.pytorch.networks import registered
+from poc.frameworks.pytorch.networks import LowPrecision, registered, stop_counting_batches
 from poc.frameworks.pytorch.zoo import own
 from poc.frameworks.session import Part, Session, crop_indices, fastest
 from poc.host.processes import interface
@@ -54,6 +55,7 @@ class TorchSession(Session):
             net = own(run)
         else:
             net = registered(run.model, run.data.classes, zero_branches=run.zero_init_gamma, seed=run.seed)
+        stop_counting_batches(net)
         self._layout = torch.channels_last if run.layout == "NHWC" else torch.contiguous_format
         self._net = net.to(device=self._device, memory_format=self._layout).train()
         self._mean = torch.from_numpy(self._pixel_mean).to(self._device)
@@ -70,14 +72,19 @@ class TorchSession(Session):
         if run.dtype == "float16":
             self._loss_scale = LossScale(torch.full((), START * run.global_batch, device=self._device))
         self._optimizer = optimizers.build(run, self._trained, self._decays())
+        if self._loss_scale:
+            self._buffer = _flatten([*self._trained, *optimizers.state_tensors(self._optimizer).values()])
+        self._forward: Any = self._net
+        if run.dtype in _AUTOCAST and not run.has_own_model and not run.compile:  # a compiler merges the casts
+            self._forward = LowPrecision(self._net, _AUTOCAST[run.dtype])
         self._ddp: DistributedDataParallel | None = None
         if run.workers > 1:
             self._init_process_group()
             # Batch statistics stay each device's own, as in the study. It gives all the first one's weights.
-            self._ddp = DistributedDataParallel(self._net, broadcast_buffers=False, gradient_as_bucket_view=True)
+            self._ddp = DistributedDataParallel(self._forward, broadcast_buffers=False, gradient_as_bucket_view=True)
+            self._forward = self._ddp
         if state is not None:
             self._load_state(state)
-        self._forward: Any = self._ddp or self._net
         if run.compile:
             self._forward = torch.compile(self._forward)
 
@@ -131,6 +138,7 @@ class TorchSession(Session):
 
     def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
         optimizers.set_learning_rate(self._optimizer, learning_rate)
+        optimizers.scale_velocity(self._optimizer)
         if self._loss_scale:
             self._scaled_update(self._loss_scale)
         else:
@@ -141,12 +149,10 @@ class TorchSession(Session):
         """Divide the gradients by the loss scale and update, if they are finite; all without fetching anything."""
         overflow = torch.zeros_like(loss_scale.scale)
         torch._amp_foreach_non_finite_check_and_unscale_(self._gradients(), overflow, 1 / loss_scale.scale)
-        changed = [*self._trained, *optimizers.state_tensors(self._optimizer).values()]
-        before = _flatten_dense_tensors(changed)
+        before = self._buffer.clone()
         self._optimizer.step()
         # An update by gradients that are not finite is undone on the device, in all tensors together.
-        after = torch.where(overflow > 0, before, _flatten_dense_tensors(changed))
-        torch._foreach_copy_(changed, _unflatten_dense_tensors(after, changed))
+        self._buffer.copy_(torch.where(overflow > 0, before, self._buffer))
         loss_scale.update(1 - overflow)
 
     def _autocast(self) -> Any:
@@ -243,8 +249,8 @@ class TorchSession(Session):
         return arrays
 
     def _load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        names = self._net.state_dict().keys()
-        self._net.load_state_dict({name: torch.from_numpy(np.array(state[f"parameter/{name}"])) for name in names})
+        for name, tensor in self._net.state_dict().items():
+            tensor.copy_(torch.from_numpy(np.array(state[f"parameter/{name}"])))
         optimizers.load_state(self._optimizer, state)
         if self._loss_scale:
             numbers = torch.tensor(state["loss_scale"], dtype=torch.float32, device=self._device)
@@ -276,3 +282,14 @@ def _all_reduce(tensors: list[torch.Tensor]) -> None:
     flat = _flatten_dense_tensors(tensors)
     dist.all_reduce(flat)
     torch._foreach_copy_(tensors, _unflatten_dense_tensors(flat, tensors))
+
+
+def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Move tensors into one buffer, in which each keeps its strides, and return it."""
+    # Each starts at a multiple of 128 bytes, as fast kernels may want it.
+    ends = list(itertools.accumulate(-(-tensor.numel() // 32) * 32 for tensor in tensors))
+    buffer = torch.zeros(ends[-1], device=tensors[0].device)
+    for tensor, start in zip(tensors, [0, *ends]):
+        view = buffer.as_strided(tensor.shape, tensor.stride(), start)
+        tensor.data = view.copy_(tensor.detach())
+    return buffer
