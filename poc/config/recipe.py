@@ -83,6 +83,8 @@ class Training:
     layout: Literal["NCHW", "NHWC", "auto"] = field(default="NCHW", by_framework=True, label="{}")
     compile: Flag = field(default=False, by_framework=True, label="compiled")
     """Let the framework compile the model, where it does not do so anyway."""
+    graphs: Flag = field(default=True, by_framework=True, label="without CUDA graphs")
+    """On a GPU, record a step as a CUDA graph and replay it, so that no step waits for Python (PyTorch)."""
     kvstore: AnyKVStore = field(default=Device(), label="{}")
     """How gradients are synchronised (`poc/config/kvstores.py`); a name is the class with its defaults."""
     workers: Annotated[Count, Or(PER_DEVICE)] = field(default=1, label="{} workers")

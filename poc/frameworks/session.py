@@ -88,10 +88,7 @@ class Session(abc.ABC):
         gradients' norms are recorded for `gradient_norms`.
         """
         began = time.monotonic()
-        if self._has_dropout:
-            # Each step has masks of its own, so that a resumed run draws the same ones.
-            (seed,) = np.random.SeedSequence([self._run.seed, self._worker, self._step]).generate_state(1)
-            self._seed_dropout(int(seed))
+        self._seed_step()
         local_squares = self._accumulate(self.place(batch), sync=sync, norms=norms)
         self._step += 1
         self._samples += len(batch)
@@ -104,6 +101,12 @@ class Session(abc.ABC):
         elif sync:
             self.sync_gradients()
         self.apply_update(learning_rate, local=not sync)
+
+    def _seed_step(self) -> None:
+        """Give the step dropout masks of its own, the same ones in a resumed run."""
+        if self._has_dropout:
+            (seed,) = np.random.SeedSequence([self._run.seed, self._worker, self._step]).generate_state(1)
+            self._seed_dropout(int(seed))
 
     def _accumulate(self, placed: PlacedBatch, *, sync: bool, norms: bool) -> list[Scalar]:
         """Sum the gradients of a batch's micro-batches; return the squared norms of each one's if `norms`.

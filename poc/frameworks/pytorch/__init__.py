@@ -56,7 +56,7 @@ BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, _CPU)
 """Their machine code is that of `torch.cuda.get_arch_list()`."""
 LAYOUT = "NHWC"
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
-SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma", "layout", "compile")
+SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma", "layout", "compile", "graphs")
 NETWORKS: Collection[str] = (
     *(f"cifar_resnet{layers}_v2" for layers in CIFAR_RESNET_V2),
     *("cifar_resnet20_v2_no_norm", "cifar_airbench94", "cifar_airbench94_slim", "cifar_airbench95"),

@@ -204,6 +204,9 @@ def stop_counting_batches(net: nn.Module) -> None:
             layer.num_batches_tracked = None
 
 
+_GROUP_VALUES = 2_000_000  # DistributedDataParallel sends 25 MB at a time
+
+
 class _Copies(torch.autograd.Function):
     """Copies of weights in a lower precision, made by one operator; another brings their gradients to float32."""
 
@@ -226,9 +229,16 @@ class LowPrecision(nn.Module):
     def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self._net, self._dtype = net, dtype
-        layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
-        self._weights = {f"{name}.weight": layer.weight for name, layer in layers.items() if layer.weight.requires_grad}
+        self._groups: list[dict[str, torch.Tensor]] = [{}]
+        for name, layer in net.named_modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)) and layer.weight.requires_grad:
+                # DistributedDataParallel can send the gradients of one group during the backward pass of the next.
+                if sum(weight.numel() for weight in self._groups[-1].values()) > _GROUP_VALUES:
+                    self._groups.append({})
+                self._groups[-1][f"{name}.weight"] = layer.weight
 
     def forward(self, images: torch.Tensor) -> Any:
-        copies = _Copies.apply(self._dtype, *self._weights.values())
-        return functional_call(self._net, dict(zip(self._weights, copies)), (images,))
+        weights: dict[str, torch.Tensor] = {}
+        for group in self._groups:
+            weights.update(zip(group, _Copies.apply(self._dtype, *group.values())))
+        return functional_call(self._net, weights, (images,))

@@ -102,7 +102,7 @@ def orthogonalised(directions: Tensors, dtype: torch.dtype = torch.float32) -> l
     return [orthogonal[index].reshape(direction.shape) for index, direction in enumerate(directions)]
 
 
-def _sgd(run: Run, groups: Any) -> Optimizer:
+def _sgd(run: Run, groups: Any, capturable: bool) -> Optimizer:
     for group in groups:
         group["nesterov"] = isinstance(run.optimizer, config.Nesterov)
         if not getattr(run.optimizer, "momentum_correction", False):
@@ -110,7 +110,7 @@ def _sgd(run: Run, groups: Any) -> Optimizer:
     return Momentum(groups, momentum=run.optimizer.momentum)
 
 
-def _muon(run: Run, groups: Any) -> Optimizer:
+def _muon(run: Run, groups: Any, capturable: bool) -> Optimizer:
     options: Any = run.optimizer
     for group in groups:
         group["nesterov"] = True
@@ -120,14 +120,13 @@ def _muon(run: Run, groups: Any) -> Optimizer:
     return Momentum(groups, momentum=options.momentum, unit_weights=options.unit_weights, dtype=dtype)
 
 
-def _adamw(run: Run, groups: Any) -> Optimizer:
+def _adamw(run: Run, groups: Any, capturable: bool) -> Optimizer:
     options: Any = run.optimizer
     betas = options.beta1, options.beta2
-    # On a GPU the step counts are there, too, so that nothing is fetched, and float16 can undo them.
-    return torch.optim.AdamW(groups, 0.0, betas, options.epsilon, foreach=True, capturable=run.kind == "gpu")
+    return torch.optim.AdamW(groups, 0.0, betas, options.epsilon, foreach=True, capturable=capturable)
 
 
-def _torch_optim(run: Any, groups: Any) -> Optimizer:
+def _torch_optim(run: Any, groups: Any, capturable: bool) -> Optimizer:
     """Return the optimizer of `torch.optim` that a `TorchOptimizer` names; raises UserError for an unknown name."""
     optimizer: config.TorchOptimizer = run.optimizer
     kinds = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and kind is not Optimizer}
@@ -137,12 +136,12 @@ def _torch_optim(run: Any, groups: Any) -> Optimizer:
     known = inspect.signature(kind).parameters.keys() - {"params", "lr"}
     for name in options.keys() - known:
         raise UserError(f"{optimizer.algorithm} has no option {name!r}; {suggest(name, known)}")
-    # On a GPU the step counts are there, too, so that nothing is fetched.
-    capturable = {"capturable": True} if run.kind == "gpu" and "capturable" in known else {}
-    return kind(groups, lr=0.0, weight_decay=optimizer.weight_decay, **{**capturable, **options})
+    if capturable and "capturable" in known:
+        options.setdefault("capturable", True)
+    return kind(groups, lr=0.0, weight_decay=optimizer.weight_decay, **options)
 
 
-BUILDERS: dict[type[Any], tuple[Callable[[Run, Any], Optimizer], tuple[str, ...]]] = {
+BUILDERS: dict[type[Any], tuple[Callable[[Run, Any, bool], Optimizer], tuple[str, ...]]] = {
     config.SGD: (_sgd, ("momentum_buffer",)),
     config.Nesterov: (_sgd, ("momentum_buffer",)),
     config.Muon: (_muon, ("momentum_buffer",)),
@@ -152,11 +151,11 @@ BUILDERS: dict[type[Any], tuple[Callable[[Run, Any], Optimizer], tuple[str, ...]
 """The optimizers, and the names of their state; empty: they make it themselves."""
 
 
-def build(run: Run, parameters: Tensors, decays: Sequence[bool]) -> Optimizer:
+def build(run: Run, parameters: Tensors, decays: Sequence[bool], *, capturable: bool = False) -> Optimizer:
     """Return the optimizer of `run`; weight decay applies to the parameters with a true `decays`.
 
-    Its state exists from the start, so that a first step which overflows in float16 can be undone, except for those of
-    `torch.optim`.
+    If it is `capturable`, the step counts are on the device, too, so that nothing is fetched. Its state exists from the
+    start, so that a first step which overflows in float16 can be undone, except for those of `torch.optim`.
     """
     members: dict[tuple[bool, bool], list[torch.Tensor]] = defaultdict(list)
     for parameter, decay in zip(parameters, decays):
@@ -166,13 +165,26 @@ def build(run: Run, parameters: Tensors, decays: Sequence[bool]) -> Optimizer:
         for (decay, orthogonal), group in members.items()
     ]
     builder, names = BUILDERS[type(run.optimizer)]
-    optimizer = builder(run, groups)
+    optimizer = builder(run, groups, capturable)
     for parameter in parameters if names else ():
         optimizer.state[parameter] = {
             name: torch.zeros((), device=parameter.device) if name == "step" else torch.zeros_like(parameter)
             for name in names
         }
     return optimizer
+
+
+def put_rates_on_device(optimizer: Optimizer, device: torch.device) -> bool:
+    """Let steps read the learning rate from the device, where a recorded step finds it, if the optimizer is able to.
+
+    Return False if it is not: its steps cannot be recorded.
+    """
+    if not isinstance(optimizer, Momentum) and not all(group.get("capturable") for group in optimizer.param_groups):
+        return False
+    for group in optimizer.param_groups:
+        for name in {"lr", "velocity_factor"} & group.keys():
+            group[name] = torch.full((), group[name], device=device)
+    return True
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
@@ -248,4 +260,4 @@ if __name__ == "__main__":
     weight = torch.ones(2, 2, requires_grad=True)
     weight.grad = torch.ones_like(weight)
     chosen = from_plain(config.TorchOptimizer, json.load(sys.stdin))
-    _torch_optim(SimpleNamespace(optimizer=chosen, kind="cpu"), [weight]).step()
+    _torch_optim(SimpleNamespace(optimizer=chosen), [weight], capturable=False).step()

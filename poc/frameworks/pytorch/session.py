@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from poc.config.run import Run
 from poc.data import Batch, Crops
 from poc.frameworks.loss_scale import START, LossScale
-from poc.frameworks.pytorch import optimizers
+from poc.frameworks.pytorch import graphs, optimizers
 from poc.frameworks.pytorch.networks import LowPrecision, registered, stop_counting_batches
 from poc.frameworks.pytorch.zoo import own
 from poc.frameworks.session import Part, Session, crop_indices, fastest
@@ -34,22 +35,22 @@ class TorchSession(Session):
     """Trains the network of `run` on this process's device, which may emulate all devices.
 
     Gradients are those of the mean loss over the global batch: each process computes its samples' part, and an
-    all-reduce sums the parts.
+    all-reduce sums the parts. On a GPU most steps are replays of a CUDA graph (`graphs.py`); `new_graph` is what takes
+    its place in a test.
     """
 
-    def __init__(self, run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        *,
+        first_step: int = 0,
+        state: Mapping[str, np.ndarray] | None = None,
+        new_graph: Callable[[], graphs.Graph] | None = None,
+    ) -> None:
         super().__init__(run, first_step)
-        self._device = torch.device("cuda", 0) if run.kind == "gpu" else torch.device("cpu")
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-            self._copies = torch.cuda.Stream()
-            # Else a thread of its own issues the backward pass: the main thread's time would not be that of a step.
-            torch.autograd.set_multithreading_enabled(False)
-        else:
-            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
-        for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
-            backend.allow_tf32 = run.dtype == "tf32"
-        torch.backends.cudnn.benchmark = True
+        self._set_up_device()
+        if self._device.type == "cuda" and run.graphs:
+            new_graph = graphs.CUDAGraph
         torch.manual_seed(run.seed)
         if run.has_own_model:
             net = own(run)
@@ -68,10 +69,13 @@ class TorchSession(Session):
         ]
         self._has_dropout = run.has_own_model or any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
         self.parameters = sum(parameter.numel() for parameter in self._trained)
+        self._loss = torch.zeros((), device=self._device)
         self._loss_scale: LossScale | None = None
         if run.dtype == "float16":
             self._loss_scale = LossScale(torch.full((), START * run.global_batch, device=self._device))
-        self._optimizer = optimizers.build(run, self._trained, self._decays())
+        capturable = self._device.type == "cuda" or new_graph is not None
+        self._optimizer = optimizers.build(run, self._trained, self._decays(), capturable=capturable)
+        self._replays = self._new_replays(new_graph) if new_graph else None
         if self._loss_scale:
             self._buffer = _flatten([*self._trained, *optimizers.state_tensors(self._optimizer).values()])
         self._forward: Any = self._net
@@ -87,6 +91,34 @@ class TorchSession(Session):
             self._load_state(state)
         if run.compile:
             self._forward = torch.compile(self._forward)
+
+    def _set_up_device(self) -> None:
+        """Choose this process's device, its streams and threads, and the precision of float32."""
+        self._device = torch.device("cuda", 0) if self._run.kind == "gpu" else torch.device("cpu")
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            # Steps cannot be recorded on the default stream, or where a parameter has known another one.
+            self._stream = torch.cuda.Stream()
+            torch.cuda.set_stream(self._stream)
+            self._copies = torch.cuda.Stream()
+            # Else a thread of its own issues the backward pass: the main thread's time would not be that of a step.
+            torch.autograd.set_multithreading_enabled(False)
+        else:
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
+        for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+            backend.allow_tf32 = self._run.dtype == "tf32"
+        torch.backends.cudnn.benchmark = True
+
+    def _new_replays(self, new_graph: Callable[[], graphs.Graph]) -> graphs.Replays | None:
+        """Return what records and replays steps; None if this run's steps are eager."""
+        several = self._run.workers > 1
+        # A straggler is slowed down in the middle of a step; emulated devices are not there to be fast.
+        if self._run.straggler or self._run.emulated:
+            return None
+        if not optimizers.put_rates_on_device(self._optimizer, self._device):
+            return None
+        warmup_steps = graphs.DDP_WARMUP_STEPS if several else graphs.WARMUP_STEPS
+        return graphs.Replays(new_graph, warmup_steps, required=several)
 
     def _init_process_group(self) -> None:
         """Join the other workers, by torchrun's variables."""
@@ -113,6 +145,26 @@ class TorchSession(Session):
             for parameter in self._trained
         ]
 
+    def step(self, batch: Batch, learning_rate: float, *, sync: bool = True, norms: bool = False) -> None:
+        placed = self.place(batch)
+        kind = sync, *(tensor.shape for tensors in placed.uploaded for tensor in tensors)
+        if norms or self._replays is None or not self._replays.is_warm(kind):
+            super().step(placed, learning_rate, sync=sync, norms=norms)
+            return
+
+        def work(uploaded: graphs.Batch) -> None:
+            there = dataclasses.replace(placed, uploaded=uploaded, prepared={})
+            self._accumulate(there, sync=sync, norms=False)
+            self._update()
+
+        self._seed_step()
+        optimizers.set_learning_rate(self._optimizer, learning_rate)
+        if not self._replays.run(kind, placed.uploaded, work):
+            self._seed_step()
+            work(placed.uploaded)
+        self._step += 1
+        self._samples += len(batch)
+
     def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
         """Compute the gradients; with `sync` DistributedDataParallel averages them during the last backward pass."""
         averages = sync and self._ddp is not None and self._run.kvstore.sums
@@ -138,6 +190,10 @@ class TorchSession(Session):
 
     def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
         optimizers.set_learning_rate(self._optimizer, learning_rate)
+        self._update()
+
+    def _update(self) -> None:
+        """Apply the optimizer at the learning rate that is set."""
         optimizers.scale_velocity(self._optimizer)
         if self._loss_scale:
             self._scaled_update(self._loss_scale)
@@ -153,7 +209,21 @@ class TorchSession(Session):
         self._optimizer.step()
         # An update by gradients that are not finite is undone on the device, in all tensors together.
         self._buffer.copy_(torch.where(overflow > 0, before, self._buffer))
+        present = loss_scale.scale, loss_scale.finite_steps
         loss_scale.update(1 - overflow)
+        # In place, where a replay finds them.
+        loss_scale.scale, loss_scale.finite_steps = map(
+            torch.Tensor.copy_, present, (loss_scale.scale, loss_scale.finite_steps)
+        )
+
+    def _add_loss(self, device: int, loss: torch.Tensor) -> None:
+        self._loss += loss
+
+    def drain(self) -> float:
+        self._losses = {0: self._loss}
+        mean = super().drain()
+        self._loss.zero_()
+        return mean
 
     def _autocast(self) -> Any:
         """Return a context in which layers compute in the run's precision."""
@@ -171,7 +241,7 @@ class TorchSession(Session):
         self._copies.synchronize()
         for tensor in copies:
             # Its memory is free for the next batch only after what the steps have enqueued by then.
-            tensor.record_stream(torch.cuda.default_stream())
+            tensor.record_stream(self._stream)
         return copies
 
     def _prepare(self, uploaded: list[torch.Tensor]) -> list[Part]:
@@ -214,6 +284,7 @@ class TorchSession(Session):
     def close(self) -> None:
         if self._ddp is not None:
             self.barrier()
+            self._replays = None  # NCCL waits until no graph uses it
             dist.destroy_process_group()
 
     def wait(self) -> None:
@@ -253,8 +324,8 @@ class TorchSession(Session):
             tensor.copy_(torch.from_numpy(np.array(state[f"parameter/{name}"])))
         optimizers.load_state(self._optimizer, state)
         if self._loss_scale:
-            numbers = torch.tensor(state["loss_scale"], dtype=torch.float32, device=self._device)
-            self._loss_scale.scale, self._loss_scale.finite_steps = numbers
+            for number, value in zip((self._loss_scale.scale, self._loss_scale.finite_steps), state["loss_scale"]):
+                number.fill_(float(value))
 
     @contextlib.contextmanager
     def _profile(self, path: Path) -> Iterator[Any]:

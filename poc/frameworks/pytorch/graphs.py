@@ -1,0 +1,99 @@
+"""CUDA graphs: steps that are recorded once, and run again without Python."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+import torch
+
+from poc.values import one_line
+
+WARMUP_STEPS = 3
+"""Steps of one kind before it is recorded: libraries choose their algorithms, and optimizers make their state."""
+DDP_WARMUP_STEPS = 11
+"""The same with DistributedDataParallel, which reads its own timers on the host in the first ten."""
+_STEPS_AHEAD = 2
+
+Batch = list[list[torch.Tensor]]
+"""The tensors of each micro-batch of a step."""
+
+
+class Graph(Protocol):
+    """Work on the device that can run again, on the same memory, without the Python that issued it."""
+
+    def record(self, work: Callable[[], None]) -> None:
+        """Record what `work` enqueues, and run it once."""
+
+    def replay(self) -> None:
+        """Run the recorded work again."""
+
+
+class CUDAGraph:
+    """A `Graph` on the current stream, which is not CUDA's default one."""
+
+    def __init__(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        self._ends: deque[torch.cuda.Event] = deque()
+
+    def record(self, work: Callable[[], None]) -> None:
+        """Record `work` and run it. Raises what it raises, or what CUDA cannot record."""
+        # Another thread may put batches on the card meanwhile, which the mode "global" makes an error.
+        mode = "thread_local"
+        with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream(), capture_error_mode=mode):
+            work()
+        self.replay()
+
+    def replay(self) -> None:
+        """Run the work again, once at most one run before it is in progress."""
+        if len(self._ends) == _STEPS_AHEAD:
+            self._ends.popleft().synchronize()
+        self._graph.replay()
+        # A thread that waits by polling would keep a core from those that make batches.
+        end = torch.cuda.Event(blocking=True)
+        end.record()
+        self._ends.append(end)
+
+
+class Replays:
+    """The recorded steps of a session, one of each kind, which read their batch from memory of their own."""
+
+    def __init__(self, new_graph: Callable[[], Graph], warmup_steps: int, *, required: bool) -> None:
+        self._new_graph, self._warmup_steps, self._required = new_graph, warmup_steps, required
+        self._eager_steps: Counter[Hashable] = Counter()
+        self._recorded: dict[Hashable, tuple[Graph, Batch]] = {}
+        self._failed = False
+
+    def is_warm(self, kind: Hashable) -> bool:
+        """Count a step of this kind, and return whether it need not run eagerly any more."""
+        self._eager_steps[kind] += 1
+        return self._eager_steps[kind] > self._warmup_steps and not self._failed
+
+    def run(self, kind: Hashable, batch: Batch, work: Callable[[Batch], None]) -> bool:
+        """Run `work` on a batch: record it, if it is the first of its kind, or else replay the record.
+
+        If it cannot be recorded, say so and return False; nothing has run then. If graphs are required, as between
+        workers who must all have them or none, raise the reason.
+        """
+        if kind in self._recorded:
+            graph, own = self._recorded[kind]
+            for tensors, values in zip(own, batch):
+                for tensor, value in zip(tensors, values):
+                    tensor.copy_(value)
+            graph.replay()
+            return True
+        own = [[tensor.clone() for tensor in tensors] for tensors in batch]
+        graph = self._new_graph()
+        try:
+            graph.record(lambda: work(own))
+        except Exception as error:
+            if self._required:
+                raise
+            reason = error.__context__ or error  # the end of a failed recording fails, too
+            print(f"  no CUDA graph, steps run eagerly: {type(reason).__name__}: {one_line(reason)}", file=sys.stderr)
+            self._failed = True
+            return False
+        self._recorded[kind] = graph, own
+        return True

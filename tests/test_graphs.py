@@ -1,0 +1,165 @@
+"""Steps that PyTorch records and replays. A tape of operators takes the CUDA graph's place (tests/torch_tape.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poc import SGD, AdamW, Muon, Synthetic, TorchOptimizer
+from poc.config.run import Run
+from tests.extras import needs_torch
+from tests.framework_worker import Arrays, batches, planned
+
+pytestmark = [pytest.mark.slow, needs_torch]
+STEPS = 8
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"optimizer": SGD(momentum_correction=True), "accumulate": 2, "label_smoothing": 0.1},
+    {"optimizer": "nesterov", "label_smoothing": 0.1},
+    {"optimizer": "nesterov", "dtype": "bfloat16", "layout": "NHWC", "accumulate": 2},
+    {"optimizer": Muon(lr=0.02), "layout": "NHWC"},
+    {"optimizer": Muon(lr=0.02, unit_weights=True), "dtype": "bfloat16", "label_smoothing": 0.1},
+    {"optimizer": AdamW(epsilon=1e-3), "lr": 0.001, "accumulate": 2},
+    {"optimizer": AdamW(epsilon=1e-3), "lr": 0.001, "dtype": "float16"},
+    {"optimizer": TorchOptimizer("RMSprop", foreach=True, eps=1e-3), "lr": 0.001},
+    {"dtype": "float16", "layout": "NHWC"},
+    {"data": Synthetic(size=16, crop=16, train=640, validation=70, fixed=True)},
+)
+
+
+def run_of(**fields: Any) -> Run:
+    fields = {"batch_per_device": 4, **fields}
+    dtype = fields.pop("dtype", "float32")  # the plan would ask for a CPU that has it
+    return dataclasses.replace(planned("pytorch", **fields, steps=STEPS).run, dtype=dtype)
+
+
+@pytest.fixture(autouse=True)
+def _optimizers_take_this_device_for_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("adam", "rmsprop"):
+        module = importlib.import_module(f"torch.optim.{name}")
+        monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda **options: ["cpu"])
+
+
+def opened(run: Run, new_graph: Any = None, **options: Any) -> Any:
+    from poc.frameworks.pytorch.session import TorchSession
+
+    return TorchSession(run, new_graph=new_graph, **options)
+
+
+def rate(step: int) -> float:
+    """Return a learning rate that changes, also by half, and is zero once."""
+    return (0.01, 0.02, 0.01, 0.01, 0.02, 0.0, 0.01, 0.005)[step]
+
+
+def train(session: Any, run: Run, first_step: int = 0, steps: int = STEPS) -> Arrays:
+    losses = []
+    for step, batch in enumerate(batches(run, first_step=first_step, steps=steps), start=first_step):
+        session.step(batch, rate(step) * (0.1 if run.learning_rate < 0.01 else 1))
+        losses.append(session.drain())
+    return {**session.state(), "losses": np.array(losses)}
+
+
+def never_warm(session: Any) -> Any:
+    session._replays.is_warm = lambda kind: False
+    return session
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_replayed_steps_are_eager_ones_bit_for_bit(fields: dict[str, Any]) -> None:
+    """The eager session reads its learning rate from a tensor, too; without that, sums are rounded once less."""
+    replays_are_eager_steps(run_of(**fields))
+
+
+def test_each_replay_draws_the_step_s_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch import nn
+
+    from poc.frameworks.pytorch import session
+    from poc.frameworks.pytorch.networks import registered
+
+    def with_dropout(*arguments: Any, **options: Any) -> nn.Module:
+        return nn.Sequential(nn.Dropout(0.2), registered(*arguments, **options))
+
+    monkeypatch.setattr(session, "registered", with_dropout)
+    replays_are_eager_steps(run_of())
+
+
+def replays_are_eager_steps(run: Run) -> None:
+    from tests.torch_tape import Tape
+
+    tapes = []
+
+    def new_tape() -> Tape:
+        tapes.append(Tape())
+        return tapes[-1]
+
+    replayed, eager = train(opened(run, new_tape), run), train(never_warm(opened(run, Tape)), run)
+    assert len(tapes) == 1
+    assert replayed.keys() == eager.keys()
+    for name, array in eager.items():
+        np.testing.assert_array_equal(replayed[name], array, err_msg=name)
+    assert len(set(eager["losses"])) == STEPS or run.data.fixed
+    plain = train(opened(run), run)
+    np.testing.assert_allclose(plain["losses"], eager["losses"], rtol=1e-4 if run.dtype == "float32" else 0.02)
+
+
+def test_other_kinds_of_steps_and_a_resumed_session_mix_with_replays() -> None:
+    from tests.torch_tape import Tape
+
+    run = run_of(accumulate=2, gradient_noise=4)
+    seen = []
+    for is_eager in (False, True):
+        session = opened(run, Tape)
+        if is_eager:
+            never_warm(session)
+        for step, batch in enumerate(batches(run, steps=STEPS)):
+            session.step(batch, rate(step), norms=step % 4 == 0, sync=step != 6)
+        halfway = session.state()
+        resumed = opened(run, Tape, first_step=STEPS, state=halfway)
+        if is_eager:
+            never_warm(resumed)
+        for step, batch in enumerate(batches(run, first_step=STEPS, steps=STEPS)):
+            for each in (session, resumed):
+                each.step(batch, rate(step))
+        ends = session.state(), resumed.state()
+        assert all(np.array_equal(ends[0][name], array) for name, array in ends[1].items())
+        seen.append({**ends[0], "losses": np.array(session.drain()), "norms": np.array(session.gradient_norms())})
+    for name, array in seen[0].items():
+        np.testing.assert_array_equal(array, seen[1][name], err_msg=name)
+
+
+def test_a_step_that_cannot_be_recorded_runs_eagerly_or_ends_a_run_of_several_workers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from poc.frameworks.pytorch.graphs import Replays
+    from tests.torch_tape import Tape
+
+    class Broken(Tape):
+        def record(self, work: Any) -> None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+
+    run = run_of(**VARIANTS[1])
+    broken, eager = train(opened(run, Broken), run), train(never_warm(opened(run, Tape)), run)
+    assert all(np.array_equal(broken[name], array) for name, array in eager.items())
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(RuntimeError, match="not permitted"):
+        Replays(Broken, 0, required=True).run("kind", [], lambda batch: None)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"devices": 2, "emulated": True}, {"optimizer": TorchOptimizer("Adafactor", eps=(None, 1e-3))}], ids=str
+)
+def test_what_cannot_be_recorded_is_not_tried(fields: dict[str, Any]) -> None:
+    from tests.torch_tape import Tape
+
+    assert opened(run_of(**fields), Tape)._replays is None
+
+
+def test_graphs_is_a_field_whose_default_changes_no_id() -> None:
+    run = run_of()
+    assert '"graphs"' not in run.fingerprint()
+    assert run.id != dataclasses.replace(run, graphs=False).id
+    assert planned("mxnet", graphs=False).skip == "graphs=False is not supported by MXNet"
