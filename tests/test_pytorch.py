@@ -220,3 +220,20 @@ def test_without_all_of_pytorch_its_runs_are_skipped_with_a_command_that_install
 ) -> None:
     monkeypatch.setattr("poc.frameworks.pytorch.versions", lambda name: installed)
     assert planned("pytorch", model="cifar_resnet8_v2").skip.endswith("./make_environment.sh --torch")
+
+
+@of_torch
+def test_compile_needs_a_compiler_and_python_s_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def skip() -> str:
+        return planned("pytorch", model="cifar_resnet8_v2", compile=True).skip
+
+    compiler = tmp_path / "g++"
+    compiler.touch(0o755)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    assert str(tmp_path / "Python.h") in skip()
+    (tmp_path / "Python.h").touch()
+    assert skip() == ""
+    compiler.unlink()
+    assert skip() == "compile=True needs a C++ compiler: sudo apt-get install g++"

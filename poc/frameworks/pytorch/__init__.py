@@ -9,9 +9,13 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import re
+import shutil
 import subprocess
+import sysconfig
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,11 +101,21 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
         return "PyTorch is not installed: ./make_environment.sh --torch"
     if getattr(run.kvstore, "two_bit", None) is not None:
         return "two_bit is not supported by PyTorch"
+    if run.compile and (missing := _missing_for_compile()):
+        return f"compile=True needs {missing}"
     if isinstance(run.optimizer, config.TorchOptimizer):
         _check(run.optimizer)
         if run.dtype == "float16":
             return "dtype=float16 is not supported with TorchOptimizer: a first step that overflows cannot be undone"
     return None
+
+
+def _missing_for_compile() -> str | None:
+    """Return what PyTorch's compiler lacks to build its code, which includes Python's header: C++, or C for a GPU."""
+    header, version = Path(sysconfig.get_path("include"), "Python.h"), sysconfig.get_python_version()
+    if not shutil.which(os.environ.get("CXX", "g++")):
+        return "a C++ compiler: sudo apt-get install g++"
+    return None if header.exists() else f"{header}: sudo apt-get install python{version}-dev"
 
 
 @functools.cache  # a plan asks for every run
