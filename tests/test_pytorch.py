@@ -237,3 +237,12 @@ def test_compile_needs_a_compiler_and_python_s_header(tmp_path: Path, monkeypatc
     assert skip() == ""
     compiler.unlink()
     assert skip() == "compile=True needs a C++ compiler: sudo apt-get install g++"
+
+
+def test_a_worker_beside_a_gpu_has_one_openmp_thread() -> None:
+    run = planned("pytorch", model="cifar_resnet8_v2").run
+    threads = {}
+    for kind in ("cpu", "gpu"):
+        with frameworks.load("pytorch").cluster(dataclasses.replace(run, kind=kind), 7) as cluster:
+            threads[kind] = cluster.environments[0]["OMP_NUM_THREADS"]
+    assert threads == {"cpu": "7", "gpu": "1"}

@@ -84,7 +84,8 @@ def workers(requested: int, devices: int, emulated: bool) -> int:
 def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iterator[Cluster]:
     """Set torchrun's variables for the workers: their ranks, and where the first one waits for the others."""
     common = {
-        **(_KEEP_MEMORY if run.kind == "cpu" else {}),
+        # Beside a GPU a copy to pinned memory would start threads of its own, which then spin.
+        **(_KEEP_MEMORY if run.kind == "cpu" else {"OMP_NUM_THREADS": "1"}),
         "KINETO_LOG_LEVEL": "99",  # PyTorch's profiler prints its start and end, and on a CPU that there is no GPU
         "MASTER_ADDR": hosts[0],
         "MASTER_PORT": processes.free_port(hosts[0]),
