@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,29 @@ def exchanges(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     return {"per step": np.diff(counts), "arrays": np.array([arrays])}
 
 
-TASKS = {task.__name__: task for task in (trained, gradients, placed_ahead, clocks, sums, exchanges)}
+def replayed(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
+    """Return what `trained` does where steps after the first eleven run again the first one that was recorded."""
+
+    class Closure:
+        def record(self, work: Callable[[], None]) -> None:
+            self.replay = work
+            work()
+
+    session._replays = session._new_replays(Closure)
+    seen = trained(session, run, worker, folder)
+    return {**seen, "recorded": np.array(len(session._replays._recorded))}
+
+
+def never_replayed(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
+    session._replays = session._new_replays(None)
+    session._replays.is_warm = lambda kind: False
+    return trained(session, run, worker, folder)
+
+
+TASKS = {
+    task.__name__: task
+    for task in (replayed, never_replayed, trained, gradients, placed_ahead, clocks, sums, exchanges)
+}
 
 
 def workers(run: Run, folder: Path, task: str = "trained") -> list[Arrays]:

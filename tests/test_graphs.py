@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 
 from poc import SGD, AdamW, Muon, Synthetic, TorchOptimizer
 from poc.config.run import Run
+from tests.builders import MACHINE
 from tests.extras import needs_torch
-from tests.framework_worker import Arrays, batches, planned
+from tests.framework_worker import Arrays, batches, interleaved, planned
 
 pytestmark = [pytest.mark.slow, needs_torch]
 STEPS = 8
@@ -129,6 +131,16 @@ def test_other_kinds_of_steps_and_a_resumed_session_mix_with_replays() -> None:
         seen.append({**ends[0], "losses": np.array(session.drain()), "norms": np.array(session.gradient_norms())})
     for name, array in seen[0].items():
         np.testing.assert_array_equal(array, seen[1][name], err_msg=name)
+
+
+@pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")
+def test_replayed_steps_of_two_workers_are_eager_ones_bit_for_bit(tmp_path: Path) -> None:
+    run = planned("pytorch", devices=2, accumulate=2, steps=15).run
+    replayed, eager = interleaved([(run, "replayed"), (run, "never_replayed")], tmp_path)
+    for ours, theirs in zip(replayed, eager):
+        assert ours.pop("recorded") == 1
+        for name, array in theirs.items():
+            np.testing.assert_array_equal(ours[name], array, err_msg=name)
 
 
 def test_a_step_that_cannot_be_recorded_runs_eagerly_or_ends_a_run_of_several_workers(
