@@ -222,10 +222,11 @@ def interleaved(asked: Sequence[tuple[Run, str]], folder: Path) -> list[list[Arr
         for worker in range(count):
             tasks = []
             for (run, task), cluster in zip(asked, clusters):
-                tasks.append({"run": run.to_json(), "task": task, "environment": cluster.environments[worker]})
+                own = {**cluster.environments[worker], "OMP_NUM_THREADS": str(cores)}
+                tasks.append({"run": run.to_json(), "task": task, "environment": own})
             path = folder / f"{worker}.json"
             path.write_text(json.dumps(tasks))
-            environment = {**clusters[0].environments[worker], "POC_TASKS": str(path), "PYTHONWARNINGS": "ignore"}
+            environment = {**tasks[0]["environment"], "POC_TASKS": str(path), "PYTHONWARNINGS": "ignore"}
             started.append(processes.start("tests.framework_worker", environment))
         assert [process.wait(timeout=DEADLINE_SECONDS) for process in started] == [0] * count
     return [[dict(np.load(folder / f"{worker}-{n}.npz")) for worker in range(count)] for n in range(len(asked))]
