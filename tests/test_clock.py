@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from poc import Fixed, Synthetic
+from poc import DistAsync, Fixed, Synthetic
 from poc.config.run import Run
 from poc.data import Batch
 from poc.frameworks import Evaluation
@@ -47,11 +48,14 @@ class Driven:
         loss: Script = lambda step: 1.0,
         evaluation_loss: float = 0.5,
         parameter: float = 1.0,
+        others: Iterable[np.ndarray] = (),
         **options: Any,
     ) -> None:
         self.now, self._enqueued = 100.0, 0.0
         self._seconds, self._wait, self._loss = seconds, wait, loss
         self._evaluation_loss, self._parameter = evaluation_loss, parameter
+        self.said: list[np.ndarray] = []  # what this worker contributed to sums over the workers
+        self._others = iter(others)
         self.rates: list[float] = []
         self.waits: list[int] = []  # after how many steps
         self.windows: list[Window] = []
@@ -79,7 +83,8 @@ class Driven:
         return float(self._loss(len(self.rates)))
 
     def sum_over_workers(self, values: np.ndarray) -> np.ndarray:
-        return values
+        self.said.append(values)
+        return values + next(self._others, 0)
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         self.now += 7.0
@@ -127,8 +132,37 @@ def test_only_slow_steps_are_waited_for_within_a_window() -> None:
         return 60.0 if step == 0 else 12.0 if step < 10 else 0.5
 
     done = Driven(short(window=10), seconds, silence=30.0)
-    assert done.waits == [1, 2, 5, 8, 12]
+    assert done.waits == [1, 2, 5, 8, 13]
     assert [(w.steps, w.seconds) for w in done.windows] == [(10, 168.0), (10, 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "lengths"),
+    [
+        # After 5 steps, at least 16 steps are a window, and an epoch is 100: 92 more in the first one.
+        (1 / 32, [4, 4, 19, 19, 18, 18, 18, 17, 17, 17, 17, 16, 16]),
+        (1 / 128, [4, 4, 92, 100]),
+        (0.25, [4] * 50),
+    ],
+)
+def test_a_window_on_a_gpu_lasts_half_a_second(step_seconds: float, lengths: list[int]) -> None:
+    run = short(data=Synthetic(train=1000, validation=40))
+    on_gpu = dataclasses.replace(run, kind="gpu")
+    assert {window.steps for window in Driven(run, lambda _: step_seconds).windows} == {4}
+    # The first step compiles, which is no measure of the others.
+    done = Driven(on_gpu, lambda step: step_seconds if step else 60.0, silence=30.0)
+    assert [window.steps for window in done.windows] == lengths
+    assert all(window.seconds >= 0.5 for window in done.windows[2:])
+
+
+def test_all_workers_have_the_windows_of_the_first_one_or_the_recipe_s() -> None:
+    run = dataclasses.replace(short(data=Synthetic(train=1000, validation=40)), kind="gpu")
+    first = Driven(run, lambda _: 1 / 32)
+    other = Driven(run, lambda _: 0.1, worker=1, others=first.said)
+    assert [window.steps for window in other.windows] == [window.steps for window in first.windows]
+    # Without an exact sum they cannot agree.
+    asynchronous = Driven(dataclasses.replace(run, workers=2, devices=2, kvstore=DistAsync()), lambda _: 1 / 32)
+    assert {window.steps for window in asynchronous.windows} == {4}
 
 
 @pytest.mark.parametrize(("every", "saved"), [(None, [10, 20]), (3, [4, 8, 10, 14, 18, 20]), (7, [8, 10, 18, 20])])

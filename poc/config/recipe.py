@@ -97,13 +97,20 @@ class Training:
     restarts: CountOrZero = 0
     """How often to restart from the last checkpoint after a worker dies. 0: the run fails."""
     window: Count = field(default=20, label="windows of {} steps")
-    """Steps between two readings of the clock; nothing waits for the device in between."""
+    """Steps between two readings of the clock; nothing waits for the device in between. On GPUs it is the least number:
+    a window has as many steps as take 0.5 s there."""
     seconds: Positive | None = field(default=None, label="at most {:g} s")
     """Stop at the end of the first window after so many seconds of training, or after the epochs or steps."""
     target_accuracy: Share | None = field(default=None, label="until accuracy {:g}")
     """Stop at the first evaluation that reaches it, or after the epochs."""
     framework: str = field(default=AUTO, label="{}")
     """A folder of `poc/frameworks/`; "auto": the first of them that supports the run."""
+
+    @property
+    def workers_agree(self) -> bool:
+        """True if workers can decide together, for which they need an exact sum of what each of them has."""
+        inexact = isinstance(self.kvstore, (DistAsync, SSP)) or getattr(self.kvstore, "two_bit", None)
+        return not (self.workers > 1 and inexact)
 
 
 def _seeds(value: Any) -> Any:
@@ -139,8 +146,6 @@ class Setting(Training):
             steps_per_epoch(self.data.train_images, self.global_batch)
         devices, workers, target, kvstore = self.devices, self.workers, self.target_accuracy, self.kvstore
         several = workers > 1
-        # To end together, workers need an exact sum of what each of them has.
-        no_exact_sum = several and (isinstance(kvstore, (DistAsync, SSP)) or getattr(kvstore, "two_bit", None))
         conflicts = {
             f"epochs={self.epochs} and steps={self.steps} both set the length; remove one": self.epochs and self.steps,
             f"target_accuracy={target} needs evaluations; remove evaluate=False": target and not self.evaluate,
@@ -150,8 +155,9 @@ class Setting(Training):
             f"kvstore={kvstore.name!r} needs at least 2 workers; set workers=": devices > 1
             and not (several or kvstore.inside),
             f"emulated=True works within one process; remove workers={workers}": several and self.emulated,
-            f"seconds={self.seconds} does not work with kvstore={kvstore}; use steps=": no_exact_sum and self.seconds,
-            f"target_accuracy={target} does not work with kvstore={kvstore}": no_exact_sum and target,
+            f"seconds={self.seconds} does not work with kvstore={kvstore}; use steps=": self.seconds
+            and not self.workers_agree,
+            f"target_accuracy={target} does not work with kvstore={kvstore}": target and not self.workers_agree,
             f"straggler={self.straggler} needs at least 2 workers": devices == 1 and self.straggler,
             **self._search_conflicts(),
         }

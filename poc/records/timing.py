@@ -15,6 +15,8 @@ PARTS = ("initialise", "warmup", "train", "data", "evaluate", "checkpoint", "res
 
 WARMUP_STEPS = 5
 STABLE_WITHIN = 0.10
+WINDOW_SECONDS = 0.5
+"""Least length of a window on GPUs, whose steps are so short that the wait at its end would count."""
 WARMUP_RULE = (
     f"windows are dropped until at least {WARMUP_STEPS} steps have gone by and the next window is no more than "
     f"{STABLE_WITHIN:.0%} slower than the median of the windows from it on; a run without a window after that has no "

@@ -14,7 +14,7 @@ from poc.data import Batch
 from poc.frameworks import Session
 from poc.records.noise import Norms
 from poc.records.record import COMPLETED, DIVERGED, Evaluation
-from poc.records.timing import Clock, Window
+from poc.records.timing import WARMUP_STEPS, WINDOW_SECONDS, Clock, Window
 
 EXPLODED = 1e4
 """Mean loss of a window or an evaluation, in nats, from which no run comes back."""
@@ -63,7 +63,7 @@ class Loop:
                 break
             last = min(epoch * run.steps_per_epoch, run.steps)
             while self._step < last and not self._time_is_up:
-                loss = self._window(batches, epoch, min(run.window, last - self._step))
+                loss = self._window(batches, epoch, self._window_steps(last - self._step))
                 if not loss < EXPLODED:  # nan, too
                     return DIVERGED, f"the training loss was {loss:.6g} after step {self._step}"
                 self._check_time()
@@ -84,9 +84,25 @@ class Loop:
     def _check_time(self) -> None:
         """Find out whether the time of the run is up: for all workers, once it is by the first one's clock."""
         if self.run.seconds is not None:
-            is_up = self.worker == 0 and self.trained >= self.run.seconds
-            (votes,) = self.session.sum_over_workers(np.array([is_up]))
-            self._time_is_up = votes > 0
+            self._time_is_up = self._decide(self.trained >= self.run.seconds) > 0
+
+    def _decide(self, number: float) -> float:
+        """Return the first worker's number, below 2^24, in all workers."""
+        (total,) = self.session.sum_over_workers(np.array([number if self.worker == 0 else 0.0]))
+        return float(total)
+
+    def _window_steps(self, left: int) -> int:
+        """Return the steps of the next window, of the `left` ones of this epoch.
+
+        On GPUs it has as many as take `WINDOW_SECONDS`, by the steps of the window before, and the rest of the epoch is
+        divided equally, so that its last window is no shorter.
+        """
+        run, steps = self.run, self.run.window
+        if run.kind == "gpu" and run.workers_agree and self._step - self.first_step >= WARMUP_STEPS:
+            wanted = max(steps, math.ceil(WINDOW_SECONDS / self._step_seconds))
+            steps = int(self._decide(min(wanted, left)))
+            steps = math.ceil(left / (left // steps))
+        return min(steps, left)
 
     def _has_reached_target(self) -> bool:
         """Return whether all workers together have the target accuracy, the same answer in each of them."""
@@ -120,8 +136,10 @@ class Loop:
                 self._step_seconds, since, enqueued = (now - since) / enqueued, now, 0
         self._step += count
         loss = self.session.drain()
-        seconds = clock.elapsed() - start
-        self._step_seconds = seconds / count
+        end = clock.elapsed()
+        seconds = end - start
+        if enqueued:  # without the steps before the last wait, of which the first one may compile
+            self._step_seconds = (end - since) / enqueued
         self.trained += seconds
         window = Window(
             epoch=epoch, start=start, steps=count, samples=samples, seconds=seconds, waited=waited, loss=_finite(loss)
