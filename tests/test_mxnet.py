@@ -4,6 +4,7 @@ something else than sums."""
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from tests.framework_worker import (
     trained,
     workers,
 )
-from tests.launch import python
+from tests.launch import DEADLINE_SECONDS, python
 
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
@@ -63,6 +64,47 @@ def test_batches_are_placed_on_a_cpu_while_it_computes() -> None:
     mx.nd.waitall()
     assert len(products) == 100
     assert placed < (time.monotonic() - start) / 20
+
+
+@pytest.fixture
+def session_on_gpus(monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Any]:
+    """A session of two GPUs, whose contexts are the CPU's."""
+    monkeypatch.setattr(mx, "gpu", mx.cpu)
+    monkeypatch.setattr(mx.context, "gpu_memory_info", lambda device: (14 * 2**30, 16 * 2**30))
+    run = dataclasses.replace(run_of(devices=2, steps=8), kind="gpu")
+    return run, frameworks.open_session(run)
+
+
+def test_a_batch_is_copied_to_all_gpus_at_the_same_time(
+    session_on_gpus: tuple[Run, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, session = session_on_gpus
+    batch, both, copy = next(batches(run)), threading.Barrier(2), session._array
+
+    def copy_with_the_other(values: np.ndarray, context: Any) -> Any:
+        both.wait(DEADLINE_SECONDS)
+        return copy(values, context)
+
+    monkeypatch.setattr(session, "_array", copy_with_the_other)
+    (parts,) = session.place(batch).uploaded
+    assert [labels.context for _, labels in parts] == [mx.cpu(0), mx.cpu(1)]
+    np.testing.assert_array_equal(np.concatenate([labels.asnumpy() for _, labels in parts]), batch.labels)
+
+
+def test_few_steps_are_enqueued_on_gpus_before_they_are_done(
+    session_on_gpus: tuple[Run, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, session = session_on_gpus
+    first, *more = batches(run)
+    monkeypatch.setattr(mx.nd.NDArray, "wait_to_read", lambda array: waited.append(array))
+    waited: list[Any] = []
+    session.step(first, 0.01)
+    losses = [*session._losses.values()]
+    for number, batch in enumerate(more[:4], start=1):
+        assert (not waited) == (number <= 4)
+        session.step(batch, 0.01)
+    assert len(losses) == 2
+    assert all(seen is loss for seen, loss in zip(waited, losses, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +28,11 @@ from poc.frameworks.mxnet.zoo import own
 from poc.frameworks.session import Part, Session, crop_indices, fastest
 
 _threads = functools.cache(ThreadPoolExecutor)
-"""A pool per number of devices, shared by all sessions of a process: what MXNet keeps for a thread outlives it."""
+"""A pool per number of devices and purpose, shared by all sessions of a process: what MXNet keeps for a thread outlives
+it."""
+_MOST_AHEAD = 4
+"""Steps that may be enqueued on GPUs before they are done; an engine without bound would take batches faster than they
+are made, and the loop would wait for them while the devices compute."""
 
 
 class _NetworkWithLoss(gluon.HybridBlock):
@@ -66,6 +72,11 @@ class MXNetSession(Session):
         self._devices = range(len(self._contexts))
         # A thread per device issues its work: MXNet's calls take longer than what they enqueue.
         self._map_devices: Callable[..., Iterable[Any]] = _threads(len(self._devices)).map if self._devices[1:] else map
+        copies = run.kind == "gpu" and len(self._devices) > 1
+        # A copy to a GPU blocks its thread. Those that issue work must not wait for it.
+        self._map_copies: Callable[..., Iterable[Any]] = _threads(len(self._devices), "copies").map if copies else map
+        self._enqueued: deque[list[Any]] = deque()
+        """Losses of the last steps, on GPUs."""
         self._mean = [mx.nd.array(self._pixel_mean, ctx=context) for context in self._contexts]
         self._scale: list[Any] = [self._input_scale] * len(self._contexts)
         if isinstance(self._input_scale, np.ndarray):
@@ -161,6 +172,14 @@ class MXNetSession(Session):
     def _evaluating_net(self) -> Any:
         """A second network for evaluation: there oneDNN changes weights to a layout that views cannot have."""
         return self._build(evaluates=True)
+
+    def step(self, batch: Batch, learning_rate: float, *, sync: bool = True, norms: bool = False) -> None:
+        super().step(batch, learning_rate, sync=sync, norms=norms)
+        if self._run.kind == "gpu":
+            self._enqueued.append([*self._losses.values()])
+            if len(self._enqueued) > _MOST_AHEAD:
+                for loss in self._enqueued.popleft():
+                    loss.wait_to_read()
 
     def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
         # A CPU's contexts share one source of random masks, so they have to draw in order.
@@ -277,20 +296,18 @@ class MXNetSession(Session):
 
     def _upload(self, batch: Batch) -> list[Part]:
         edges = np.linspace(0, len(batch), len(self._contexts) + 1).astype(int).tolist()
-        parts = []
-        for device, (context, first, last) in enumerate(zip(self._contexts, edges, edges[1:])):
-            if first == last:
-                continue
-            part = batch.part(first, last)
-            if isinstance(part.images, Crops):
-                pixels = self._crop(part.images, device)
-            else:
-                pixels = self._array(part.images, context)
-            centred = pixels.astype(np.float32) - self._mean[device]
-            scale = self._scale[device]
-            centred = centred if isinstance(scale, float) and scale == 1 else centred * scale
-            parts.append((centred, self._array(part.labels, context)))
-        return parts
+        parts = [batch.part(first, last) for first, last in itertools.pairwise(edges) if first < last]
+        return list(self._map_copies(self._upload_part, range(len(parts)), parts))
+
+    def _upload_part(self, device: int, part: Batch) -> Part:
+        """Copy a part of a batch to a device, and normalise its images there."""
+        context, scale = self._contexts[device], self._scale[device]
+        pixels = (
+            self._crop(part.images, device) if isinstance(part.images, Crops) else self._array(part.images, context)
+        )
+        centred = pixels.astype(np.float32) - self._mean[device]
+        centred = centred if isinstance(scale, float) and scale == 1 else centred * scale
+        return centred, self._array(part.labels, context)
 
     def _array(self, values: np.ndarray, context: Any) -> Any:
         if self._run.kind == "gpu":
