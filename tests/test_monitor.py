@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -92,6 +93,27 @@ def test_the_monitor_never_delays_the_end_of_a_run(hangs: bool, monkeypatch: pyt
     assert sampling.summary([]).samples == (0 if hangs else 2)  # on entering and on leaving
     released.set()
     sampling._thread.join(NEVER)
+
+
+@pytest.mark.parametrize(("seconds", "pause"), [(1 / 1024, 0.1), (1 / 16, 1.25)])
+def test_a_driver_that_answers_slowly_is_asked_less_often(
+    seconds: float, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, pauses = [0.0], []
+
+    def read() -> Counters:
+        now[0] += seconds
+        return {}
+
+    def wait(pause: float) -> bool:
+        pauses.append(pause)
+        return len(pauses) == 2
+
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    sampling = Monitor([Device("gpu 0", read)], monitor.GPU_INTERVAL)
+    monkeypatch.setattr(sampling, "_leaving", SimpleNamespace(wait=wait))
+    sampling._watch()
+    assert pauses == pytest.approx([pause] * 2)
 
 
 def sampled(times: Any, readings: list[Counters]) -> Device:

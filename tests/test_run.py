@@ -277,8 +277,6 @@ def test_a_display_card_is_not_used_and_the_others_are_monitored(tmp_path: Path)
             assert device.seconds == pytest.approx(seconds, abs=1e-3)
             assert device.joules == pytest.approx(210 * seconds, rel=0.01)  # watts
             assert device.throttled == {"power cap": 1.0}
-        joules = 210 * len(names) * seconds / sum(window.samples for window in timed)
-        assert record.joules_per_sample == pytest.approx(joules, rel=0.01)
         assert "power cap for 100%" in " ".join(record.notes)
 
 

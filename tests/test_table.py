@@ -120,6 +120,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         monitored(COUNTED, {**COUNTED, "utilisation": 0.9}),
         {"joules_per_sample": 200 * 20 / 6400, "utilisation": 0.7},
     ),
+    "energy of 9.9 s": (
+        {**monitored(COUNTED), "epoch_seconds": (6.0, *[2.0] * 4, 1.9)},
+        {"joules_per_sample": math.nan, "utilisation": 0.5},
+    ),
     "energy of one of two": (monitored(COUNTED, NOT_COUNTED), {"joules_per_sample": math.nan}),
     "energy of all the run": (monitored(COUNTED, of_windows=False), {"joules_per_sample": math.nan}),
     "staleness": (

@@ -1,4 +1,4 @@
-"""Sample use, memory, clocks, power and temperature of the hardware during a run, once per second in a thread.
+"""Sample use, memory, clocks, power and temperature of the hardware during a run in a thread.
 
     with Monitor(gpus(range(8))) as monitor:
         ...
@@ -25,6 +25,10 @@ from poc.values import value
 
 # A driver in trouble may block its caller; the run waits no longer than this for the last sample.
 _LAST_SAMPLE_SECONDS = 5.0
+GPU_INTERVAL = 0.1
+"""Seconds between samples of GPUs: drivers renew their power sensors every 20 to 100 ms (Yang et al. 2024)."""
+# Sampling takes at most this share of a core, however long the driver takes to answer.
+_SHARE_OF_CORE = 0.05
 _COUNTERS = (
     *("utilisation", "memory_bytes", "sm_clock_mhz", "power_watts", "temperature_celsius"),
     *("busy_seconds", "joules"),  # totals
@@ -130,7 +134,7 @@ def _seconds_within(spans: Spans, times: np.ndarray) -> np.ndarray:
 
 
 class Monitor:
-    """Sample devices in a thread: on entering, every `interval` seconds and on leaving."""
+    """Sample devices in a thread: on entering, every `interval` seconds or less often if they are slow, on leaving."""
 
     def __init__(self, devices: Sequence[Device], interval: float = 1.0) -> None:
         self._devices, self._interval = devices, interval
@@ -152,9 +156,10 @@ class Monitor:
         return Monitored(samples=samples, devices=devices, of_windows=True)
 
     def _watch(self) -> None:
-        is_last = False
+        is_last, start = False, time.monotonic()
         while any([device.sample(time.monotonic()) for device in self._devices]) and not is_last:
-            is_last = self._leaving.wait(self._interval)
+            is_last = self._leaving.wait(max(self._interval, (time.monotonic() - start) / _SHARE_OF_CORE))
+            start = time.monotonic()
 
 
 def gpus(indices: Sequence[int]) -> list[Device]:

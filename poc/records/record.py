@@ -35,6 +35,10 @@ SETTLED = (*DONE, OUT_OF_MEMORY)
 BUSY_SHARE = 0.05
 """A run is noisy if other processes or machines took more than this share of the cores that it could use."""
 
+LEAST_SECONDS_OF_ENERGY = 10.0
+"""Energy is given only for so many seconds of windows: sensors are slow, and windows of a short run lie between other
+work that they also measure."""
+
 
 @value
 class Evaluation:
@@ -225,13 +229,17 @@ class Record(WorkerResult):
 
     @property
     def joules_per_sample(self) -> float | None:
-        """Energy of all devices in the windows after warm-up; None if a device has no energy counter."""
+        """Energy of all devices in the windows after warm-up.
+
+        None if a device has no energy counter, or the windows last less than `LEAST_SECONDS_OF_ENERGY`.
+        """
         devices = self.monitor.devices if self.monitor and self.monitor.of_windows else ()
         timed = self.windows[warmup(self.windows) :]
-        if not timed or not devices or any(device.joules is None for device in devices):
+        seconds = sum(window.seconds for window in timed)
+        if seconds < LEAST_SECONDS_OF_ENERGY or not devices or any(device.joules is None for device in devices):
             return None
         watts = sum(device.joules / device.seconds for device in devices if device.joules and device.seconds)
-        return watts * sum(window.seconds for window in timed) / sum(window.samples for window in timed)
+        return watts * seconds / sum(window.samples for window in timed)
 
     @property
     def steps_ahead(self) -> list[int]:

@@ -183,7 +183,8 @@ class LocalLauncher:
                     own = {"worker": first + index, "cores": cores[index], "events": str(path), "began": began}
                     workers[name] = self._start(run, {**request, **own}, variables)
                 pids = [process.pid for process in workers.values()]
-                with Monitor(_sensors(run, machine, pids, cards)) as watcher:
+                interval = monitor.GPU_INTERVAL if run.kind == "gpu" else 1.0
+                with Monitor(_sensors(run, machine, pids, cards), interval) as watcher:
                     failure = processes.watch(
                         workers, self._helpers, [*events.values()], patience, self._failure_elsewhere, has_completed
                     )
