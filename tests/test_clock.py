@@ -58,6 +58,7 @@ class Driven:
         self._others = iter(others)
         self.rates: list[float] = []
         self.waits: list[int] = []  # after how many steps
+        self.resets: list[int] = []  # of the peak memory, after how many steps
         self.windows: list[Window] = []
         self.epochs_evaluated: list[int] = []
         self.saved: list[int] = []
@@ -92,6 +93,9 @@ class Driven:
 
     def largest_parameter(self) -> float:
         return self._parameter
+
+    def reset_peak_memory(self) -> None:
+        self.resets.append(len(self.rates))
 
     def _emit(self, name: str, value: Any) -> None:
         if name == "window":
@@ -163,6 +167,12 @@ def test_all_workers_have_the_windows_of_the_first_one_or_the_recipe_s() -> None
     # Without an exact sum they cannot agree.
     asynchronous = Driven(dataclasses.replace(run, workers=2, devices=2, kvstore=DistAsync()), lambda _: 1 / 32)
     assert {window.steps for window in asynchronous.windows} == {4}
+
+
+def test_peak_memory_is_that_after_the_first_window_of_several() -> None:
+    assert Driven(short()).resets == [4]
+    assert Driven(short(), first_step=14).resets == [4]
+    assert Driven(short(window=10, epochs=1)).resets == []
 
 
 @pytest.mark.parametrize(("every", "saved"), [(None, [10, 20]), (3, [4, 8, 10, 14, 18, 20]), (7, [8, 10, 18, 20])])

@@ -226,7 +226,10 @@ def test_the_slowest_worker_sets_the_pace() -> None:
     windows = [(window.samples, window.seconds, window.waited, window.loss) for window in record.windows]
     assert windows == [(20, 2.0, 0.2, 3.0), (20, 4.0, 0.4, 6.0)]
     assert record.wall == 12.0
-    assert (record.memory.host_peak_bytes, record.memory.device_peak_bytes) == (200, None)
+    assert record.memory == Memory(host_peak_bytes=200)
+    uses = [Memory(device_peak_bytes=peak, device_reserved_bytes=100 - peak) for peak in (20, 30)]
+    most = merged(*(worker_result(10.0, [1.0], memory=use) for use in uses)).memory
+    assert most == Memory(device_peak_bytes=30, device_reserved_bytes=80)
     assert [worker.wall for worker in record.workers] == [10.0, 12.0]
     # The slowest worker's windows are 4 s, those of both together 6 s.
     parts = record.split()

@@ -317,6 +317,13 @@ class Session(abc.ABC):
         """Return the peak memory of one device so far; None if the framework cannot tell."""
         return None
 
+    def reserved_device_bytes(self) -> int | None:
+        """Return the peak so far of what an allocator holds of one device; None if the framework cannot tell."""
+        return None
+
+    def reset_peak_memory(self) -> None:  # noqa: B027
+        """Forget the peak so far, if the framework can: what a search for the fastest algorithms needs is none."""
+
     def close(self) -> None:  # noqa: B027
         """Leave the other workers once all are here; the session cannot be used after it."""
 

@@ -61,7 +61,9 @@ class Memory:
     host_peak_bytes: int | None = None
     """Sum over all workers."""
     device_peak_bytes: int | None = None
-    """Maximum over the devices; None if the framework does not report it."""
+    """Maximum over the devices, PyTorch's of its tensors; None if the framework does not report it."""
+    device_reserved_bytes: int | None = None
+    """What PyTorch's allocator holds for them, with the memory of CUDA graphs; None as above."""
 
 
 @value

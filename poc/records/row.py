@@ -67,7 +67,7 @@ _OF_RUNS = {
     "bool": ("emulated", "fixed", "baseline", "quick", "at_chance", "noisy", "chosen"),
     "Count": (
         *("cores", "workers", "cores_per_worker", "threads", "fewer_threads", "seed", "repeat", "steps"),
-        *("samples_trained", "host_peak_bytes", "device_peak_bytes", "candidates"),
+        *("samples_trained", "host_peak_bytes", "device_peak_bytes", "device_reserved_bytes", "candidates"),
     ),
     "Measure": (
         *("accuracy_last4", "target_accuracy", "wall_seconds", "initialise_seconds", "warmup_seconds"),

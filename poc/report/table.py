@@ -174,6 +174,7 @@ def _measured(record: Record) -> dict[str, Any]:
         "noisy": record.is_noisy,
         "host_peak_bytes": record.memory.host_peak_bytes,
         "device_peak_bytes": record.memory.device_peak_bytes,
+        "device_reserved_bytes": record.memory.device_reserved_bytes,
         "peak_flops": record.peak_flops,
         "utilisation": statistics.fmean(used) if used else None,
         "given_dollars_per_hour": record.price_per_hour,

@@ -48,7 +48,7 @@ class Loop:
     def __post_init__(self) -> None:
         self._step = self._saved = self.first_step
         self._step_seconds = math.inf
-        self._time_is_up = False
+        self._time_is_up = self._peak_is_reset = False
 
     def train(self, batches: Iterator[Batch]) -> tuple[str, str]:
         """Train to the last step of the run, or to its pause; return the outcome and its reason.
@@ -119,6 +119,10 @@ class Loop:
         for except after the first step and in windows longer than `silence`.
         """
         run, clock = self.run, self.clock
+        if not self._peak_is_reset and self._step > self.first_step:
+            # The first window's is that of a search for the fastest algorithms.
+            self.session.reset_peak_memory()
+            self._peak_is_reset = True
         start, waited, samples = clock.elapsed(), 0.0, 0
         since, enqueued = start, 0
         steps = range(self._step, self._step + count)

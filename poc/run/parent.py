@@ -133,6 +133,7 @@ def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:
     decisive = next((worker for worker in ordered if worker.outcome != COMPLETED), slowest)
     host_bytes = [worker.memory.host_peak_bytes or 0 for worker in results]
     device_bytes = [worker.memory.device_peak_bytes or 0 for worker in results]
+    reserved_bytes = [worker.memory.device_reserved_bytes or 0 for worker in results]
     of_each = [
         Worker(worker=number, **{name: getattr(result, name) for name in ("windows", "parts", "wall", "sync_stats")})
         for number, result in enumerate(results)
@@ -146,6 +147,7 @@ def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:
         "memory": Memory(
             host_peak_bytes=sum(host_bytes) or None,  # 0: unknown
             device_peak_bytes=max(device_bytes) or None,
+            device_reserved_bytes=max(reserved_bytes) or None,
         ),
         "peak_flops": _total([worker.peak_flops for worker in results]),
         "workers": tuple(of_each) if len(results) > 1 else (),

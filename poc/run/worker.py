@@ -124,6 +124,7 @@ class Worker:
                 end = self._end(*loop.train(batches))
             end["sync_stats"] = session.sync_stats() or None
             end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below
+            end["memory"]["device_reserved_bytes"] = session.reserved_device_bytes()
             if end["outcome"] == COMPLETED and not run.pause_after:
                 with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands
                     end["peak_flops"] = session.peak_flops()

@@ -345,7 +345,14 @@ class TorchSession(Session):
         return fastest(product, size)
 
     def peak_device_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
+
+    def reserved_device_bytes(self) -> int | None:
         return torch.cuda.max_memory_reserved() if self._device.type == "cuda" else None
+
+    def reset_peak_memory(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
 
 
 def _all_reduce(tensors: list[torch.Tensor]) -> None:
