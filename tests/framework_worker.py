@@ -197,9 +197,27 @@ def never_replayed(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     return trained(session, run, worker, folder)
 
 
+def wrong_sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
+    """Return whether sums are right, first as they are, then without DistributedDataParallel's; what a profile sends."""
+    distributed, sent = sys.modules["torch.distributed"], []
+    session.step(next(batches(run, worker)), run.learning_rate)
+    before = session.sync_is_correct()
+
+    def own_gradients(state, bucket):  # type: ignore[no-untyped-def]  # DistributedDataParallel checks annotations
+        done = sys.modules["torch"].futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    session._ddp.register_comm_hook(None, own_gradients)
+    after = session.sync_is_correct()
+    distributed.all_reduce = lambda tensor: sent.append(tensor.numel())
+    session.all_reduce_alone()
+    return {"right": np.array([before, after]), "sent": np.array(sent)}
+
+
 TASKS = {
     task.__name__: task
-    for task in (replayed, never_replayed, trained, gradients, placed_ahead, clocks, sums, exchanges)
+    for task in (replayed, never_replayed, trained, gradients, placed_ahead, clocks, sums, exchanges, wrong_sums)
 }
 
 

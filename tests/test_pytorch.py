@@ -20,7 +20,7 @@ from poc.run.parent import execute
 from tests import fake_gpus
 from tests.builders import MACHINE
 from tests.extras import needs_compiler, needs_torch
-from tests.framework_worker import Arrays, batches, distance, interleaved, parameters, planned, trained
+from tests.framework_worker import Arrays, batches, distance, interleaved, parameters, planned, trained, workers
 
 AIRBENCH: dict[str, Any] = {
     "model": "cifar_airbench94",
@@ -63,6 +63,15 @@ def test_a_run_of_two_processes_completes(tmp_path: Path) -> None:
     assert record.detail
     assert record.evaluations[0].samples == 70
     assert "torch" in record.versions
+
+
+@of_torch
+def test_a_profile_finds_wrong_sums_of_ddp_and_times_one_all_reduce(tmp_path: Path) -> None:
+    run = planned("pytorch", devices=2).run
+    parameters_of_one = frameworks.open_session(planned("pytorch").run).parameters
+    for seen in workers(run, tmp_path, "wrong_sums"):
+        assert seen["right"].tolist() == [True, False]
+        assert seen["sent"].tolist() == [parameters_of_one]
 
 
 @of_torch

@@ -176,6 +176,10 @@ class Session(abc.ABC):
     def all_reduce_gradients(self) -> None:
         """Give every device the sum of the gradients of all devices of all workers."""
 
+    def all_reduce_alone(self) -> None:
+        """Enqueue an all-reduce of as many bytes as a step's, for the step-time breakdown, without other operators."""
+        self.all_reduce_gradients()
+
     @abc.abstractmethod
     def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
         """Apply the optimizer to all replicas by the summed gradients, or to each by its own if `local`."""

@@ -63,7 +63,7 @@ def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> 
     session.barrier()
     arrived = time.monotonic()
     for _ in range(_WINDOW_STEPS):
-        session.all_reduce_gradients()
+        session.all_reduce_alone()
     session.drain()
     seconds = (step, independent, arrived - start, time.monotonic() - arrived, waited)
     return [part / _WINDOW_STEPS for part in seconds]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import socket
@@ -187,6 +188,30 @@ class TorchSession(Session):
     def all_reduce_gradients(self) -> None:
         if self._ddp is not None and self._run.kvstore.sums:
             _all_reduce(self._gradients())
+
+    def all_reduce_alone(self) -> None:
+        if self._ddp is not None and self._run.kvstore.sums:
+            dist.all_reduce(self._zeros)
+
+    @functools.cached_property
+    def _zeros(self) -> torch.Tensor:
+        """As many numbers as there are gradients."""
+        return torch.zeros(self.parameters, device=self._device)
+
+    def sync_is_correct(self) -> bool | None:
+        """Check the sums of a pass with known gradients, too, which changes batch statistics."""
+        is_correct = super().sync_is_correct()
+        if self._ddp is None or is_correct is None:
+            return is_correct
+        # Each worker's gradients are its number from 1; the pass through the network is what starts the averaging.
+        images = torch.zeros(2, *self._run.data.input_shape, device=self._device).to(memory_format=self._layout)
+        with self._autocast():
+            self._ddp(images)
+        (sum(parameter.sum() for parameter in self._trained) * (self._worker + 1.0)).backward()
+        expected = (self._run.workers + 1) / 2
+        is_correct &= all(torch.allclose(each, torch.full_like(each, expected)) for each in self._gradients())
+        torch._foreach_zero_(self._gradients())
+        return is_correct
 
     def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
         optimizers.set_learning_rate(self._optimizer, learning_rate)
