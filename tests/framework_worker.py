@@ -198,7 +198,7 @@ def never_replayed(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 
 
 def wrong_sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
-    """Return whether sums are right, first as they are, then without DistributedDataParallel's; what a profile sends."""
+    """Return whether sums are right, as they are and without DistributedDataParallel's, and what a profile sends."""
     distributed, sent = sys.modules["torch.distributed"], []
     session.step(next(batches(run, worker)), run.learning_rate)
     before = session.sync_is_correct()

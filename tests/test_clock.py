@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from poc.host import hardware
 from poc.records import timing
 from poc.records.record import COMPLETED, DIVERGED
 from poc.records.timing import Window
+from poc.run import step_profile
 from poc.run.loop import Loop
 from tests.builders import run_of
 
@@ -240,6 +242,33 @@ def test_a_run_diverges_by_a_loss_or_a_parameter(field: str, step: str, value: f
     assert (done.outcome, step in done.reason) == (DIVERGED, True)
     if field == "loss":
         assert [window.loss for window in done.windows] == [1.0, value if np.isfinite(value) else None]
+
+
+def test_the_time_to_enqueue_a_step_is_that_of_idle_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call takes 1 s, a step 3 s; a queue of two steps lets no third one in before the first has ended."""
+    now, ends = [0.0], [0.0]
+
+    class Queue:
+        gradient_bytes = 8
+
+        def step(self, batch: Batch, learning_rate: float, *, sync: bool) -> None:
+            now[0] = max([now[0], *ends[-2:-1]]) + 1.0
+            ends.append(max(now[0] - 1.0, ends[-1]) + 3.0)
+
+        def drain(self) -> None:
+            now[0] = max(now[0], ends[-1])
+
+        def sync_is_correct(self) -> bool:
+            return True
+
+        all_reduce_alone = barrier = lambda self: None
+
+    monkeypatch.setattr(step_profile, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    session: Any = Queue()
+    measured = step_profile.measure(session, iter([None] * 24), short(), 3)  # type: ignore[list-item]
+    assert (measured.issue_seconds, measured.whole_step_seconds) == (1.0, 3.0)
+    slowed = step_profile.measure(session, iter([None] * 24), short(devices=2, emulated=True), 3)  # type: ignore[list-item]
+    assert slowed.issue_seconds is None
 
 
 def window(rate: float) -> Window:

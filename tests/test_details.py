@@ -42,6 +42,17 @@ def test_each_kvstore_has_its_series_from_repeats_of_the_same_hour() -> None:
     assert figures == {"device": ("1,000 → 3,000", "75% on 4", "3"), "none": ("1,000 → 3,600", "90% on 4", "1")}
 
 
+def test_the_breakdown_says_which_gpus_wait_for_the_host() -> None:
+    times = dict(whole_step_seconds=0.01, independent_step_seconds=0.009, exchange_seconds=0.001, data_seconds=0.0)
+    times.update(bus_bytes_per_second=1e9, synchronisation_seconds=None)
+    records = [
+        on_gpus(1000, 4, detail=dict(times, issue_seconds=issue), run={"seed": n})
+        for n, issue in enumerate((0.002, 0.0095))
+    ]
+    lines = only_table(results_of(*records), "scaling", "Step-time breakdown")
+    assert [line["enqueue (ms)"] for line in lines] == ["2", "9.5 (launch-bound)"]
+
+
 def test_each_precision_and_batch_size_has_its_speed_on_one_device() -> None:
     records = [on_gpus(1000), on_gpus(2000, run={"dtype": "float16"}), on_gpus(1200, batch=256), on_gpus(3000, 4)]
     lines = only_table(results_of(*records), "models", "One device")

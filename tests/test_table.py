@@ -115,6 +115,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"detail": STEP},
         {"train_seconds_per_5120": 0.4 * 40, "communication_seconds_per_5120": math.nan},
     ),
+    "launch-bound": (
+        {"run": {"kind": "gpu"}, "detail": {**STEP, "issue_seconds": 0.37}},
+        {"issue_seconds": 0.37, "note": "launch-bound: the host takes 90% or more of a step to enqueue it"},
+    ),
+    "not launch-bound": (
+        {"run": {"kind": "gpu"}, "detail": {**STEP, "issue_seconds": 0.35}},
+        {"issue_seconds": 0.35, "note": ""},
+    ),
+    "a CPU, which computes what it issues": ({"detail": {**STEP, "issue_seconds": 0.4}}, {"note": ""}),
     # Two devices during five windows of 4 s and 1,280 samples.
     "energy": (
         monitored(COUNTED, {**COUNTED, "utilisation": 0.9}),

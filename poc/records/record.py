@@ -32,6 +32,8 @@ DONE = (COMPLETED, DIVERGED)
 """Outcomes of a training that came to its end."""
 SETTLED = (*DONE, OUT_OF_MEMORY)
 """Outcomes after which a run need not be repeated."""
+LAUNCH_BOUND_SHARE = 0.9
+"""A run on GPUs is launch-bound if the host takes this share of a step's time to enqueue it."""
 BUSY_SHARE = 0.05
 """A run is noisy if other processes or machines took more than this share of the cores that it could use."""
 
@@ -101,6 +103,8 @@ class Breakdown:
     """Wait of a worker for the others without synchronisation; None with one worker."""
     data_seconds: float
     """Wait for data."""
+    issue_seconds: float | None = None
+    """Time in which the host enqueues a step to devices that have nothing to do; None if a step waits for them."""
 
 
 @value
@@ -288,6 +292,7 @@ class Record(WorkerResult):
         several = self.run.devices > 1
         return {
             "step_seconds": whole,
+            "issue_seconds": detail.issue_seconds,
             "compute_seconds": compute,
             "sync_seconds": detail.exchange_seconds,
             "bus_bytes_per_second": detail.bus_bytes_per_second,
@@ -313,6 +318,8 @@ class Record(WorkerResult):
         for reason, share in throttled.items():
             if share > BUSY_SHARE:
                 notes.append(f"clocks reduced by {reason} for {share:.0%} of the time")
+        if self.detail and is_launch_bound(self.run.kind, self.detail.issue_seconds, self.detail.whole_step_seconds):
+            notes.append(f"launch-bound: the host takes {LAUNCH_BOUND_SHARE:.0%} or more of a step to enqueue it")
         if self.speed_withdrawn:
             notes.append(f"speed withdrawn: {self.speed_withdrawn}")
         return notes
@@ -353,3 +360,8 @@ class Record(WorkerResult):
             return {}
         low, high = noise.interval(norms, small_batch=small, large_batch=large)
         return {"noise_scale": scale, "noise_low": low, "noise_high": high if math.isfinite(high) else None}
+
+
+def is_launch_bound(kind: str, issue_seconds: float | None, step_seconds: float) -> bool:
+    """Return whether GPUs wait for the host, which takes most of a step to enqueue it; False if unknown (None, NaN)."""
+    return kind == "gpu" and issue_seconds is not None and issue_seconds >= LAUNCH_BOUND_SHARE * step_seconds

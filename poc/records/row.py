@@ -73,6 +73,7 @@ _OF_RUNS = {
         *("accuracy_last4", "target_accuracy", "wall_seconds", "initialise_seconds", "warmup_seconds"),
         *("train_seconds", "data_seconds", "evaluate_seconds", "checkpoint_seconds", "rest_seconds", "data_wait"),
         *("speedup_without_sync", "step_seconds", "compute_seconds", "sync_seconds", "bus_bytes_per_second"),
+        "issue_seconds",
         *("multiply_adds", "flops", "peak_flops", "mfu", "joules_per_sample", "straggler", "staleness_mean"),
         *("staleness_max", "noise_scale", "noise_low", "noise_high"),
         *("dollars_per_hour", "given_dollars_per_hour", "dollars_per_run"),

@@ -40,7 +40,7 @@ def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -
     if session.sync_is_correct() is False:
         raise WrongSumError("the gradient synchronisation does not give the sum of all devices' gradients")
     _, *measured = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
-    step, independent, barrier, sync, data_wait = map(statistics.median, zip(*measured))
+    step, independent, barrier, sync, data_wait, issue = map(statistics.median, zip(*measured))
     bus_bytes = session.gradient_bytes * 2 * (run.devices - 1) / run.devices
     return Breakdown(
         whole_step_seconds=step,
@@ -49,16 +49,18 @@ def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -
         bus_bytes_per_second=bus_bytes / sync if synchronises else None,
         synchronisation_seconds=barrier if run.workers > 1 else None,
         data_seconds=data_wait,
+        issue_seconds=None if run.straggler or run.emulated else issue,
     )
 
 
 def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> list[float]:
     """Return mean seconds over a window of a whole step, an independent step, and of other parts.
 
-    The parts are the wait for other workers after independent steps, the synchronisation alone, and the wait for data.
+    The parts are the wait for other workers after independent steps, the synchronisation alone, the wait for data, and
+    the call that enqueues a step.
     """
-    step, waited = _steps(session, batches, learning_rate, sync=True)
-    independent, _ = _steps(session, batches, learning_rate, sync=False)
+    step, waited, issue = _steps(session, batches, learning_rate, sync=True)
+    independent, _, _ = _steps(session, batches, learning_rate, sync=False)
     start = time.monotonic()
     session.barrier()
     arrived = time.monotonic()
@@ -66,17 +68,25 @@ def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> 
         session.all_reduce_alone()
     session.drain()
     seconds = (step, independent, arrived - start, time.monotonic() - arrived, waited)
-    return [part / _WINDOW_STEPS for part in seconds]
+    return [*(part / _WINDOW_STEPS for part in seconds), issue]
 
 
-def _steps(session: Session, batches: Iterator[Batch], learning_rate: float, *, sync: bool) -> tuple[float, float]:
-    """Return the seconds of a window of steps, and of waiting for data."""
+def _steps(
+    session: Session, batches: Iterator[Batch], learning_rate: float, *, sync: bool
+) -> tuple[float, float, float]:
+    """Return the seconds of a window of steps, of waiting for data, and of the call of the first step.
+
+    The devices have nothing to do when that begins, so their queue is not full, and it does not wait for them.
+    """
     session.barrier()
     start, waited = time.monotonic(), 0.0
+    calls = []
     for _ in range(_WINDOW_STEPS):
         request = time.monotonic()
         batch = next(batches)
         waited += time.monotonic() - request
+        called = time.monotonic()
         session.step(batch, learning_rate, sync=sync)
+        calls.append(time.monotonic() - called)
     session.drain()
-    return time.monotonic() - start, waited
+    return time.monotonic() - start, waited, calls[0]

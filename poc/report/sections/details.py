@@ -6,7 +6,7 @@ from typing import Any
 
 from poc.published import MAIN_RECIPE, Study
 from poc.records import timing
-from poc.records.record import BUSY_SHARE, COMPLETED, SKIPPED
+from poc.records.record import BUSY_SHARE, COMPLETED, LAUNCH_BOUND_SHARE, SKIPPED, is_launch_bound
 from poc.report import markdown, repeats
 from poc.report.markdown import RATE
 from poc.report.page import Block, listing, section
@@ -93,14 +93,22 @@ def scaling_and_kvstores(results: Results) -> list[Block]:
         *section("Weak scaling by kvstore", about, markdown.table(lines)),
         *listing(
             "Step-time breakdown",
-            "A whole step, its computation alone and its synchronisation alone, in a separate pass after the training.",
+            "A whole step, its computation alone, its synchronisation alone, and the host's time to enqueue it, in a "
+            f"pass after the training. Launch-bound: {LAUNCH_BOUND_SHARE:.0%} of a step or more, on GPUs.",
             runs[runs.devices > 1],
             *("machine", "model, framework", "devices", "kvstore", "batch per device"),
             ("step (ms)", lambda row: markdown.number(row.step_seconds * 1e3)),
             ("compute (ms)", lambda row: markdown.number(row.compute_seconds * 1e3)),
             ("sync (ms)", lambda row: markdown.number(row.sync_seconds * 1e3)),
+            ("enqueue (ms)", _enqueue),
         ),
     ]
+
+
+def _enqueue(row: Any) -> str:
+    """Return what the host takes to enqueue a step, and whether GPUs wait for that."""
+    bound = is_launch_bound(row.kind, row.issue_seconds, row.step_seconds)
+    return markdown.number(row.issue_seconds * 1e3) + (" (launch-bound)" if bound else "")
 
 
 def models(results: Results) -> list[Block]:
