@@ -182,6 +182,17 @@ def test_checkpoints_are_made_after_every_epoch_and_after_so_many_steps(every: i
     assert Driven(short(), save_every=every).saved == saved
 
 
+def test_checkpoints_on_gpus_are_made_after_epochs_of_30_seconds_and_at_the_end() -> None:
+    # An epoch takes 5 s and its evaluation 7, a checkpoint 3.
+    run = dataclasses.replace(short(epochs=7), kind="gpu")
+    first = Driven(run)
+    assert first.saved == [30, 60, 70]
+    # Others go by the first one's clock.
+    assert Driven(run, lambda _: 0.01, worker=1, others=first.said).saved == first.saved
+    reached = Driven(dataclasses.replace(run, target_accuracy=0.75))
+    assert (reached.saved, reached.outcome) == ([10], COMPLETED)
+
+
 @pytest.mark.parametrize(
     ("seconds", "evaluate", "steps", "epochs"), [(5.5, True, [4, 4, 2, 4], [1, 2]), (1.0, False, [4], [])]
 )

@@ -19,6 +19,7 @@ from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record,
 from poc.run import checkpoint
 from poc.run.launcher import own_gpus
 from poc.run.parent import execute, merge_workers
+from poc.run.worker import evaluation_batch
 from tests import fake_gpus, test_imagenet
 from tests.builders import (
     GLUON,
@@ -207,6 +208,24 @@ def test_a_worker_with_other_images_than_planned_fails_the_run(tmp_path: Path) -
     for images in (planned, actual):
         assert str(images["imagenet"]) in record.reason
     assert "Traceback" not in record.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "samples", "batch"),
+    [
+        ({}, 10_000, 1_000),
+        ({"workers": 8}, 10_000, 625),  # two batches of 1,250, not 1,000 and 250
+        ({"workers": 7}, 10_000, 715),
+        ({}, 70, 70),
+        ({"kind": "cpu"}, 10_000, 250),
+        ({"data": Synthetic(size=224, crop=224)}, 10_000, 250),
+    ],
+    ids=str,
+)
+def test_gpus_evaluate_small_images_in_large_batches_of_one_size(
+    fields: dict[str, Any], samples: int, batch: int
+) -> None:
+    assert evaluation_batch(dataclasses.replace(run_of(), **{"kind": "gpu", **fields}), samples) == batch
 
 
 def worker_result(wall: float, seconds: list[float], **fields: Any) -> WorkerResult:

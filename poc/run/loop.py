@@ -21,6 +21,9 @@ EXPLODED = 1e4
 LARGEST_PARAMETER = 1e6
 """Absolute value that no parameter has in a training that learns."""
 
+CHECKPOINT_SECONDS = 30.0
+"""Least time between the checkpoints after epochs on GPUs."""
+
 
 @dataclasses.dataclass
 class Loop:
@@ -33,7 +36,8 @@ class Loop:
     emit: Callable[[str, Any], None]
     """Write an event, given its name and a `Window`, `Norms` or `Evaluation`."""
     save: Callable[[int], None]
-    """Write a checkpoint, given the steps done: after every epoch, and within one after `save_every` steps."""
+    """Write a checkpoint, given the steps done: after every epoch, on GPUs if `CHECKPOINT_SECONDS` went by since the
+    last one, and within an epoch after `save_every` steps."""
     worker: int = 0
     first_step: int = 0
     save_every: int | None = None
@@ -47,6 +51,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._step = self._saved = self.first_step
+        self._saved_at = self.clock.elapsed()
         self._step_seconds = math.inf
         self._time_is_up = self._peak_is_reset = False
 
@@ -75,6 +80,9 @@ class Loop:
                 if evaluation.loss is None or not evaluation.loss < EXPLODED:
                     loss_text = "not finite" if evaluation.loss is None else f"{evaluation.loss:.6g}"
                     return DIVERGED, f"the evaluation loss was {loss_text} after epoch {epoch}"
+            if self._checkpoint_is_due():
+                self._checkpoint()
+        if self._saved < self._step:
             self._checkpoint()
         largest = self.session.largest_parameter()
         if not largest < LARGEST_PARAMETER:
@@ -166,10 +174,19 @@ class Loop:
         self.emit("evaluation", evaluation)
         return evaluation
 
+    def _checkpoint_is_due(self) -> bool:
+        """Return whether to write a checkpoint after this epoch, the same answer in all workers.
+
+        On GPUs an epoch may take less time than to write one.
+        """
+        if self.run.kind == "cpu" or not self.run.workers_agree:
+            return True
+        return self._decide(self.clock.elapsed() - self._saved_at >= CHECKPOINT_SECONDS) > 0
+
     def _checkpoint(self) -> None:
         with self.clock.part("checkpoint"):
             self.save(self._step)
-        self._saved = self._step
+        self._saved, self._saved_at = self._step, self.clock.elapsed()
 
 
 def _finite(loss: float) -> float | None:

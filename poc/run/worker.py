@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import resource
 import signal
@@ -35,9 +36,22 @@ from poc.values import UserError, one_line, to_plain
 
 T = TypeVar("T")
 EVALUATION_BATCH = 250
+_GPU_EVALUATION_BATCH = 1_000
 # The parent looks for a heartbeat once a second; steps that are enqueued may use this share of its patience.
 _HEARTBEAT_SECONDS = 1.0
 _SILENCE_SHARE = 0.1
+
+
+def evaluation_batch(run: Run, samples: int) -> int:
+    """Return the batch in which a worker evaluates its part of the `samples`.
+
+    On GPUs it is up to 1,000 small images, since many passes would take longer to enqueue than to compute. The batches
+    are of nearly one size, for each of which frameworks search for the fastest algorithms.
+    """
+    if run.kind == "cpu" or run.data.crop > 32:  # large images would take more memory than the training
+        return EVALUATION_BATCH
+    part = max(1, math.ceil(samples / run.workers))
+    return math.ceil(part / math.ceil(part / _GPU_EVALUATION_BATCH))
 
 
 class Worker:
@@ -89,6 +103,7 @@ class Worker:
         images = {"dataset": dataset.name, "data_checksum": dataset.checksum}
         self._emit("ready", {**images, "parameters": session.parameters, "threads": threads})
         share = {"worker": self._number, "workers": run.workers}
+        batch = evaluation_batch(run, len(dataset.validation))
         # A CPU's cores belong to the training, which one thread can feed.
         options = {"global_batch": run.global_batch, "seed": run.seed, "threaded": run.kind != "cpu", **share}
         options["accumulate"] = run.accumulate
@@ -99,7 +114,7 @@ class Worker:
         loop = Loop(
             run,
             session,
-            lambda: self._with_heartbeat(data.validation_batches(dataset, run.data, batch=EVALUATION_BATCH, **share)),
+            lambda: self._with_heartbeat(data.validation_batches(dataset, run.data, batch=batch, **share)),
             self._clock,
             self._emit,
             self._save,
