@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -17,7 +18,7 @@ from poc.host import hardware
 from poc.records import provenance, timing
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, WorkerResult
 from poc.run import checkpoint
-from poc.run.launcher import own_gpus
+from poc.run.launcher import own_cores, own_gpus
 from poc.run.parent import execute, merge_workers
 from poc.run.worker import evaluation_batch
 from tests import fake_gpus, test_imagenet
@@ -283,6 +284,26 @@ def test_each_worker_of_a_host_gets_its_own_cards(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     run = dataclasses.replace(run_of(**{**TWO_WORKERS, **GLUON, "devices": sum(map(len, own))}), kind="gpu")
     assert [[card.index for card in cards] for cards in own_gpus(run, hardware.detect(), 2)] == own
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes_of_cards", "cores"),
+    [
+        ("gpu", [[1], [0]], [[2, 3], [0, 1]]),
+        ("gpu", [[1, 1], [0, 1]], [[2, 3], [0, 1, 2, 3]]),
+        ("gpu", [[None], [7]], [[0, 1, 2, 3]] * 2),  # unknown, and one without cores that may be used
+        ("gpu", [[1, None]], [[0, 1, 2, 3]]),
+        ("cpu", [[], []], [[0, 1, 2, 3]] * 2),
+    ],
+)
+def test_a_worker_is_bound_to_the_cores_near_its_cards(
+    kind: str, nodes_of_cards: list[list[int | None]], cores: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "numa_nodes", lambda: {0: [0, 1], 1: [2, 3]})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    card = hardware.GPU(index=0, name="card", capability=(8, 0), memory_bytes=0)
+    cards = [[dataclasses.replace(card, numa_node=node) for node in own] for own in nodes_of_cards]
+    assert own_cores(dataclasses.replace(run_of(), kind=kind), cards) == cores
 
 
 @slow

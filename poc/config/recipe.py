@@ -91,7 +91,8 @@ class Training:
     """Processes that the devices are divided over, equally; "per-device": as many as devices."""
     cores_per_worker: Annotated[Count, Or(NODE)] | None = field(default=None, label="cores per worker: {}")
     """CPU cores each worker is bound to, all of one NUMA node where that has so many; "node": a whole NUMA node, or its
-    share of one. By default one worker has them all, several share them equally, and on GPUs none is bound."""
+    share of one. By default one worker has them all, several share them equally; on GPUs each may use all those of the
+    NUMA nodes that its GPUs are attached to."""
     straggler: PositiveOrZero = field(default=0.0, label="last worker slowed by {:.0%}")
     """Slow-down of the last of several workers' steps, on purpose: 0.3 is 30%."""
     restarts: CountOrZero = 0

@@ -159,7 +159,7 @@ class LocalLauncher:
         """
         run, machine = Run.from_json(request["run"]), self._context.machine
         cards = own_gpus(run, machine, len(environments))
-        cores = _cores(run, cards)
+        cores = own_cores(run, cards)
         # A compiler gives no sign of life.
         patience = self._context.patience * (_COMPILER_PATIENCE if run.compile else 1)
         workers: dict[str, subprocess.Popen[str]] = {}
@@ -180,6 +180,9 @@ class LocalLauncher:
                     if run.kind == "gpu":
                         variables.update(frameworks.library_path(run.framework))
                         variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[index])
+                        # More threads than cores that it is bound to would wait for each other.
+                        bound = len(cores[index])
+                        variables["OMP_NUM_THREADS"] = str(min(bound, int(variables.get("OMP_NUM_THREADS", bound))))
                     own = {"worker": first + index, "cores": cores[index], "events": str(path), "began": began}
                     workers[name] = self._start(run, {**request, **own}, variables)
                 pids = [process.pid for process in workers.values()]
@@ -295,12 +298,21 @@ def _sensors(run: Run, machine: Hardware, pids: Sequence[int], cards: Sequence[S
     return monitor.processes(pids, (run.cores_per_worker or machine.cores) * len(pids))
 
 
-def _cores(run: Run, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
-    """Return the cores that each of this host's workers is bound to."""
+def _near(card: GPU, nodes: Mapping[int, list[int]]) -> list[int]:
+    """Return the cores of a card's NUMA node; none if it is unknown."""
+    return [] if card.numa_node is None else nodes.get(card.numa_node, [])
+
+
+def own_cores(run: Run, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
+    """Return the cores that each of this host's workers is bound to: by default all, on GPUs those of their NUMA nodes.
+
+    Another node's cores would enqueue work, and read pinned memory, across the link between the processors.
+    """
+    nodes, usable = hardware.numa_nodes(), sorted(os.sched_getaffinity(0))
     if not run.cores_per_worker:
-        return [sorted(os.sched_getaffinity(0))] * len(cards)
+        return [sorted({core for card in own for core in _near(card, nodes) or usable}) or usable for own in cards]
     near = [worker_cards[0].numa_node for worker_cards in cards] if run.kind == "gpu" else None
-    return hardware.core_groups(hardware.numa_nodes(), len(cards), run.cores_per_worker, near)
+    return hardware.core_groups(nodes, len(cards), run.cores_per_worker, near)
 
 
 def own_gpus(run: Run, machine: Hardware, workers: int) -> list[list[GPU]]:
