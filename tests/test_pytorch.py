@@ -202,6 +202,7 @@ def test_a_card_takes_the_cpu_s_steps(
             asked.append((run, "placed_ahead"))
             on_cpu.append((run, "trained"))
         cpu = [[trained(frameworks.open_session(run), run)] for run, _ in on_cpu]
+        asked.append((runs[0], "peaks"))
     else:
         cpu = interleaved(on_cpu, tmp_path / "cpu")
     # Processes that start from here on have a CUDA card, whose kernels compute on the CPU.
@@ -210,6 +211,10 @@ def test_a_card_takes_the_cpu_s_steps(
     # Which records no graphs.
     simulated = [(dataclasses.replace(run, kind="gpu", graphs=False), task) for run, task in asked]
     gpu = interleaved(simulated, tmp_path / "card")
+    if several is ON_A_CARD:
+        ((before, after),) = (seen["bytes"] for seen in gpu[-1])
+        assert 1e8 <= before[0] <= before[1]
+        assert 0 < after[0] <= after[1] < 1e8
     for (run, task), made, expected in zip(asked, gpu, cpu):
         for seen, wanted in zip(made, expected):
             if run.dtype in ("float32", "tf32"):
