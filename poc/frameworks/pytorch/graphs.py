@@ -66,6 +66,11 @@ class Replays:
         self._recorded: dict[Hashable, tuple[Graph, Batch]] = {}
         self._failed = False
 
+    @property
+    def has_recorded(self) -> bool:
+        """Whether a step was recorded."""
+        return bool(self._recorded)
+
     def is_warm(self, kind: Hashable) -> bool:
         """Count a step of this kind, and return whether it need not run eagerly any more."""
         self._eager_steps[kind] += 1
