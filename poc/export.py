@@ -62,9 +62,9 @@ def scalars(record: Record) -> list[tuple[str, float, int, float]]:
     for each in record.evaluations:
         at = (samples_by_epoch.get(each.epoch, trained), each.at + each.seconds)
         points += [("evaluation/accuracy", each.accuracy, *at), ("evaluation/loss", each.loss, *at)]
-    known = [point for point in points if point[1] is not None and not math.isnan(point[1])]
+    finite = [point for point in points if point[1] is not None and not math.isnan(point[1])]
     # Speeds and times that were withdrawn are NaN.
-    return [(tag, value, step, 0.0 if math.isnan(end) else end) for tag, value, step, end in known]
+    return [(tag, value, step, 0.0 if math.isnan(end) else end) for tag, value, step, end in finite]
 
 
 def _add_to_tensorboard(name: str, record: Record, folder: str) -> bool:
@@ -114,8 +114,8 @@ def _add_to_mlflow(name: str, record: Record, uri: str) -> bool:
             return False
         for run in logged:  # its export was interrupted
             client.delete_run(run.info.run_id)
-        known = {tag: text for tag, text in tags.items() if text}
-        run_id = client.create_run(experiment_id, start, known, Path(name).name).info.run_id
+        filled = {tag: text for tag, text in tags.items() if text}
+        run_id = client.create_run(experiment_id, start, filled, Path(name).name).info.run_id
         client.log_batch(run_id, params=params)
         for first in range(0, len(metrics), 1000):  # MLflow's limit
             client.log_batch(run_id, metrics=metrics[first : first + 1000])

@@ -119,8 +119,8 @@ def publish(
         if target.exists():
             target.rename(Path(scratch) / "before")
         unfinished.rename(target)
-    others = f"; of other machines: {', '.join(sorted(names - {name}))} (--machine)" if len(names) > 1 else ""
+    hint = f"; of other machines: {', '.join(sorted(names - {name}))} (--machine)" if len(names) > 1 else ""
     return target, [
         f"Written: {target} ({sum(path.is_file() for path in target.rglob('*'))} files)",
-        f"Left out: host name, user name and paths; data sets, checkpoints, traces, and the recipes' files{others}",
+        f"Left out: host name, user name and paths; data sets, checkpoints, traces, and the recipes' files{hint}",
     ]

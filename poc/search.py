@@ -132,8 +132,8 @@ def trainings(winner: Run, smallest: Run | None) -> dict[str, Run]:
             scaled = rule(base=smallest.learning_rate, per=smallest.global_batch)
             rate = scaled.at(winner.global_batch)
             is_found = rate == winner.learning_rate
-            other = dataclasses.replace(winner.tunes, learning_rate=rate, lr_rule=str(scaled))
-            runs[name] = winner.tunes if is_found else other
+            by_rule = dataclasses.replace(winner.tunes, learning_rate=rate, lr_rule=str(scaled))
+            runs[name] = winner.tunes if is_found else by_rule
     return runs
 
 

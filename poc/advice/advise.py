@@ -75,11 +75,11 @@ def plan_probes(recipe: str, setting: Setting, machine: Hardware, steps: int = S
     fields = {name: entry for name, entry in vars(setting).items() if name not in _REPLACED}
     fields.update(workers=1, straggler=0.0, kvstore="device", emulated=False, seeds=1, repeats=1, evaluate=False)
     fields.update(batch_per_device=setting.batches[-1], gradient_noise=None, steps=steps, window=5)
-    one, two = (plan(recipe, Recipe(**{**fields, "devices": count}), machine)[0] for count in (1, 2))
-    if one.skip:
-        raise UserError(f"{recipe}.py: {one.skip}")
+    on_one, on_two = (plan(recipe, Recipe(**{**fields, "devices": count}), machine)[0] for count in (1, 2))
+    if on_one.skip:
+        raise UserError(f"{recipe}.py: {on_one.skip}")
     # Two devices of one CPU share its cores, which shows nothing about two machines.
-    return [one] if two.skip or setting.kind == "cpu" else [one, two]
+    return [on_one] if on_two.skip or setting.kind == "cpu" else [on_one, on_two]
 
 
 def measure(planned: Sequence[Planned], context: RunContext, file: Path) -> list[Record]:
@@ -127,8 +127,8 @@ def options(setting: Setting, speeds: Mapping[int, Estimate], price: Price | Non
         global_batch = setting.batches[-1] * devices * setting.accumulate
         if global_batch > setting.data.train_images or (priced_devices and devices > priced_devices):
             continue
-        known = speeds.get(devices)
-        speed = known or scaling.predict(speeds[measured], measured, devices, hosts_added=on_cpu)
+        measured_speed = speeds.get(devices)
+        speed = measured_speed or scaling.predict(speeds[measured], measured, devices, hosts_added=on_cpu)
         hours = speed.divide((setting.epochs or EPOCHS) * setting.data.train_images / 3600)
         machines = devices if on_cpu else devices / (priced_devices or devices)
         dollars = hours.times(machines * price.dollars_per_hour) if price else None

@@ -119,8 +119,8 @@ def _smoothed(losses: Mapping[float, float]) -> dict[float, float]:
     for rate, loss in losses.items():
         if not math.isfinite(loss):
             break
-        kept = 0.5 ** (math.log10(rate / previous) / _HALF_LIFE) if previous else 0.0
-        total, weight, previous = kept * total + loss, kept * weight + 1, rate
+        decay = 0.5 ** (math.log10(rate / previous) / _HALF_LIFE) if previous else 0.0
+        total, weight, previous = decay * total + loss, decay * weight + 1, rate
         curve[rate] = total / weight
     return curve
 

@@ -61,13 +61,13 @@ def ab(options: Options) -> int:
         for number in range(1, options.repeats + 1):
             for side in sides if number % 2 else sides[::-1]:  # A B B A: drift has the same effect on both
                 records = journal.read(journal.paths(side.results))
-                done = [record.run.id for record in records if record.outcome == COMPLETED]
-                if all(done.count(run) >= number for run in plans[0]):
+                completed = [record.run.id for record in records if record.outcome == COMPLETED]
+                if all(completed.count(run) >= number for run in plans[0]):
                     continue
                 print(f"\n{side.name}, repeat {number} of {options.repeats}", file=sys.stderr)
                 # Not --again: an interrupted command goes on with the repeats that the journal lacks.
-                own = [f"--set=repeats={number}", *data, f"--results={side.results}"]
-                if status := _wait(side.start("run", *words, *own, stdout=subprocess.DEVNULL)):
+                side_options = [f"--set=repeats={number}", *data, f"--results={side.results}"]
+                if status := _wait(side.start("run", *words, *side_options, stdout=subprocess.DEVNULL)):
                     return status
     return look.compare_folders([side.results for side in sides], options.slower, options.json, list(plans[0]))
 
@@ -78,8 +78,8 @@ def _sides(options: Options, stack: contextlib.ExitStack) -> list[_Side]:
     if len(pythons) != 2 or not all(map(shutil.which, pythons)):
         raise UserError(f"--python: {', '.join(map(str, pythons))} is not allowed; give two interpreters")
     commits = [_commit(revision) for revision in options.revisions]
-    others = [hashlib.sha256(os.fsencode(python)).hexdigest()[:6] for python in options.python]
-    folder, sides = options.results / "ab" / "-".join([*commits, *others]), []
+    suffixes = [hashlib.sha256(os.fsencode(python)).hexdigest()[:6] for python in options.python]
+    folder, sides = options.results / "ab" / "-".join([*commits, *suffixes]), []
     for side, commit, python in zip("AB", commits, pythons):
         code = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="poc-ab-")), commit)
         stack.callback(_git, "worktree", "remove", "--force", str(code))
@@ -108,8 +108,8 @@ def _git(*words: str) -> subprocess.CompletedProcess[str]:
 
 def _commit(revision: str) -> str:
     """Return the first 12 digits of the commit that a revision names; raises UserError."""
-    found = _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
-    if found.returncode:
+    commit = _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    if commit.returncode:
         names = ["HEAD", *_git("for-each-ref", "--format=%(refname:short)").stdout.split()]
         raise UserError(f"ab: {revision!r} is no commit of {cli.HOME}; {suggest(revision, names)}")
-    return found.stdout.split()[-1][:12]
+    return commit.stdout.split()[-1][:12]

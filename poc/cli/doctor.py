@@ -128,8 +128,8 @@ def environment(options: Options) -> None:
         gigabytes = sum(build.gigabytes for build in new) + _FREE_GIGABYTES
         free = shutil.disk_usage(HOME).free / 1e9
         if free < gigabytes:
-            one = "; --framework NAME installs one framework only" if len(wanted) > 1 else ""
-            raise UserError(f"disk: {HOME} has {free:.1f} GB free, and {gigabytes:.1f} are needed; make room{one}")
+            hint = "; --framework NAME installs one framework only" if len(wanted) > 1 else ""
+            raise UserError(f"disk: {HOME} has {free:.1f} GB free, and {gigabytes:.1f} are needed; make room{hint}")
     for name, build in wanted.items():
         is_here = build.python == sys.executable
         folder = frameworks.environment(name) if build.separate and not is_here else HOME / ".venv"
@@ -148,11 +148,11 @@ def _offered(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[tuple[s
     for name, build in wanted.items():
         if build.is_installed(frameworks.versions(name)):
             continue
-        found = installed.find(name, installed.named_python(), machine)
-        if found.build:
-            yield name, found.build
-        elif found.reason:
-            print(f"{name}: not the installed one: {found.reason}", file=sys.stderr)
+        installed_build = installed.find(name, installed.named_python(), machine)
+        if installed_build.build:
+            yield name, installed_build.build
+        elif installed_build.reason:
+            print(f"{name}: not the installed one: {installed_build.reason}", file=sys.stderr)
 
 
 def _without_downloads(wanted: Mapping[str, Build]) -> dict[str, Build]:

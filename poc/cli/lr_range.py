@@ -50,7 +50,7 @@ def lr_range(options: Options) -> int:
 
 def _records(sweep: Sweep, runs: Sequence[Run]) -> Iterator[Record]:
     """Return the last record of each run that came to its end, on the images of the sweep if there is one."""
-    done = [record for record in journal.read([sweep.path]) if record.outcome in DONE]
+    completed = [record for record in journal.read([sweep.path]) if record.outcome in DONE]
     for run in runs:
-        records = [record for record in done if record.run.id == run.id]
+        records = [record for record in completed if record.run.id == run.id]
         yield from sorted(records, key=lambda record: record.data_id == sweep.context.images_of(record.run))[-1:]

@@ -292,8 +292,8 @@ def with_validation_split(data: _DataSets) -> _DataSets:
     if isinstance(data, Synthetic) or data.validate_on == HELD_OUT:
         return data
     if isinstance(data, Own):
-        left = data.train_images - held_out_images(data.train_images)
-        return dataclasses.replace(data, validate_on=HELD_OUT, train_images=left)
+        remaining = data.train_images - held_out_images(data.train_images)
+        return dataclasses.replace(data, validate_on=HELD_OUT, train_images=remaining)
     return dataclasses.replace(data, validate_on=HELD_OUT)
 
 

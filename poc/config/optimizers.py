@@ -130,9 +130,9 @@ class TorchOptimizer(Optimizer):
         """Gather the arguments of a call that are no fields as `options`."""
         if not isinstance(arguments, ArgsKwargs):  # e.g. fields from JSON
             return arguments
-        given = dict(arguments.kwargs or {})
-        own = {name: given.pop(name) for name in [*given] if name in cls.__dataclass_fields__}
-        return ArgsKwargs((), {"options": tuple(sorted(given.items())), **own})
+        options = dict(arguments.kwargs or {})
+        declared = {name: options.pop(name) for name in [*options] if name in cls.__dataclass_fields__}
+        return ArgsKwargs((), {"options": tuple(sorted(options.items())), **declared})
 
     def __post_init__(self) -> None:
         reasons = {kind.__name__: f"use optimizer={kind.__name__}(...)" for kind in (SGD, AdamW, Muon)}

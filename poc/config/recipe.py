@@ -171,8 +171,8 @@ class Setting(Training):
         search = self.lr
         if not isinstance(search, Search):
             return {}
-        known = {declared.name for declared in dataclasses.fields(self.optimizer)}
-        missing = {name for name in ("momentum", "weight_decay") if getattr(search, name) and name not in known}
+        fields = {declared.name for declared in dataclasses.fields(self.optimizer)}
+        missing = {name for name in ("momentum", "weight_decay") if getattr(search, name) and name not in fields}
         return {
             f"lr=Search(...) needs whole epochs; use epochs= in place of steps={self.steps}": self.steps,
             f"lr=Search(...) needs whole epochs; remove seconds={self.seconds}": self.seconds,

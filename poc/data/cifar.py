@@ -140,17 +140,17 @@ def decode(files: Mapping[Path, bytes], release: Release) -> Dataset:
 
 def _unpack(content: bytes, archive: Path, release: Release) -> dict[Path, bytes]:
     """Return the files of the binary or Python version in an archive."""
-    found = {}
+    contents = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(gzip.decompress(content)), mode="r:") as tar:
             for member in tar:
                 if member.isfile():
                     # Only the last part of a path counts, and nothing is written anywhere.
-                    found[Path(member.name).name] = member
-            version = max(release.binary, release.files, key=lambda names: len(found.keys() & set(names)))
-            if absent := [name for name in version if name not in found]:
+                    contents[Path(member.name).name] = member
+            version = max(release.binary, release.files, key=lambda names: len(contents.keys() & set(names)))
+            if absent := [name for name in version if name not in contents]:
                 raise UserError(f"data: {archive} is incomplete, {absent[0]} is missing; download it again")
-            return {archive / name: _read(tar, found[name]) for name in version}
+            return {archive / name: _read(tar, contents[name]) for name in version}
     except (EOFError, OSError, RecursionError, ValueError, tarfile.TarError, zlib.error) as error:
         raise UserError(f"data: {archive} is truncated or damaged ({error}); download it again") from None
 

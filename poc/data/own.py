@@ -42,20 +42,20 @@ def count(spec: Any, folder: Path) -> Any:
     spec = dataclasses.replace(spec, **paths)
     train: Any
     validation: Any
-    found = {}
+    counted = {}
     if isinstance(spec, Arrays):
         dataset = decode_arrays({Path(spec.path): read(Path(spec.path))})
         train, validation = dataset.train, dataset.validation
         side = min(train.images.shape[1:3])
         spec.check_crop(side)
-        found = {"classes": int(train.labels.max()) + 1, "crop": spec.crop or side}
+        counted = {"classes": int(train.labels.max()) + 1, "crop": spec.crop or side}
     elif isinstance(spec, Folder):
         train, validation = _class_folders(spec)
-        found = {"classes": len(train.classes)}
+        counted = {"classes": len(train.classes)}
     else:
         train, validation = _record_files(spec)
     held_out = held_out_images(len(train)) if spec.validate_on == HELD_OUT else 0
-    return dataclasses.replace(spec, train_images=len(train) - held_out, validation=len(validation), **found)
+    return dataclasses.replace(spec, train_images=len(train) - held_out, validation=len(validation), **counted)
 
 
 def open_photos(spec: Folder | Records, cache: Path) -> Dataset:
@@ -125,10 +125,10 @@ def _images(images: npt.NDArray[Any], labels: npt.NDArray[Any], path: Path, spli
 def _class_folders(spec: Folder) -> tuple[ClassFolders, ClassFolders]:
     """Return training and validation images; raises UserError if they have different classes."""
     train, validation = (ClassFolders(Path(spec.path, name)) for name in ("train", "val"))
-    for one, other in ((train, validation), (validation, train)):
-        if missing := sorted({*one.classes} - {*other.classes}):
+    for split, other_split in ((train, validation), (validation, train)):
+        if missing := sorted({*split.classes} - {*other_split.classes}):
             raise UserError(
-                f"data: class {missing[0]!r} is in {one.path} and not in {other.path}; both need all classes"
+                f"data: class {missing[0]!r} is in {split.path} and not in {other_split.path}; both need all classes"
             )
     return train, validation
 

@@ -191,9 +191,9 @@ def crop_box(height: int, width: int, areas: Numbers, ratios: Numbers, y: float,
     """
     pixels = height * width * areas
     widths, heights = (np.rint(np.sqrt(sides)).astype(int) for sides in (pixels * ratios, pixels / ratios))
-    fits = np.flatnonzero((widths > 0) & (widths <= width) & (heights > 0) & (heights <= height))
-    if len(fits):
-        rows, columns = int(heights[fits[0]]), int(widths[fits[0]])
+    possible = np.flatnonzero((widths > 0) & (widths <= width) & (heights > 0) & (heights <= height))
+    if len(possible):
+        rows, columns = int(heights[possible[0]]), int(widths[possible[0]])
     else:
         y = x = _CENTRE
         rows, columns = min(height, round(width * _WIDEST)), min(width, round(height * _WIDEST))

@@ -217,9 +217,9 @@ def _package_folders(name: str) -> list[str]:
     """Return the folders from which the workers of framework `name` import packages, in order."""
     if interpreter(name) == sys.executable:
         return sys.path
-    own = list(environment(name).glob("lib/python*/site-packages"))
-    linked = [line for folder in own for line in text(folder / installed.LINK).splitlines()]
-    return [*map(str, own), *linked]
+    folders = list(environment(name).glob("lib/python*/site-packages"))
+    linked = [line for folder in folders for line in text(folder / installed.LINK).splitlines()]
+    return [*map(str, folders), *linked]
 
 
 def library_path(name: str) -> dict[str, str]:

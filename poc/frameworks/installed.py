@@ -48,15 +48,15 @@ def find(name: str, python: str, machine: Hardware, version: str = "") -> Found:
         return Found()
     command = [python, "-I", str(probe), *(["--gpu"] if machine.gpus else [])]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         return Found(reason=f"{python} did not import {name} in {_SECONDS} s")
     except OSError as error:
         return Found(reason=f"{python}: {error.strerror}")
     try:
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = json.loads(process.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        return Found(reason=": ".join([f"{python} cannot import {name}", *done.stderr.splitlines()[-1:]]))
+        return Found(reason=": ".join([f"{python} cannot import {name}", *process.stderr.splitlines()[-1:]]))
     if "reason" in answer:
         return Found(reason=answer["reason"] and f"{answer['reason']} ({python})")
     code = tuple((int(major), int(minor)) for major, minor in answer["code"])

@@ -135,10 +135,10 @@ def _load(where: str, folder: Path) -> Any:
 def _is_of_another_framework(error: Exception, framework: str) -> bool:
     """Return whether the import of another framework, which may not be installed or not work here, ended in `error`."""
     names = {*frameworks.FRAMEWORKS} - {framework}
-    others = {package for name in names for package in frameworks.load(name).PACKAGES}
+    packages = {package for name in names for package in frameworks.load(name).PACKAGES}
     if isinstance(error, ModuleNotFoundError):
-        return (error.name or "").split(".")[0] in others
-    return any(others & {*Path(frame.filename).parts} for frame in traceback.extract_tb(error.__traceback__))
+        return (error.name or "").split(".")[0] in packages
+    return any(packages & {*Path(frame.filename).parts} for frame in traceback.extract_tb(error.__traceback__))
 
 
 _inspected: dict[str, Inspected] = {}
@@ -185,8 +185,8 @@ def _answer(run: Run) -> Inspected:
     except UserError as error:
         return Inspected(refusal=f"{run.model}: {error}", is_mistake=True)
     except Exception as error:  # whatever the user's code raises
-        found = source(run.model, Path(run.model_folder))
-        place = last_line(error, found.parent) if found and not isinstance(error, SyntaxError) else ""
+        file = source(run.model, Path(run.model_folder))
+        place = last_line(error, file.parent) if file and not isinstance(error, SyntaxError) else ""
         name = f"{type(error).__name__}: "
         return Inspected(refusal=f"{run.model}: {name}{one_line(error).removeprefix(name)}{place}", is_mistake=True)
 

@@ -134,13 +134,13 @@ def _row(study: str, cells: Mapping[str | None, Any]) -> Row:
 
 def _number(name: str, cell: str) -> float:
     """Return the number in a cell. Raises ValueError if the column cannot have it."""
-    most = _MOST.get(name, 1e12)
+    upper_bound = _MOST.get(name, 1e12)
     try:
         number = float(cell)
     except ValueError:
         raise ValueError("use a number, such as 3000 or 0.81, or leave it empty") from None
-    if not (0 < number <= most or (number == 0 and name in _MAY_BE_ZERO)):
-        raise ValueError(f"use a number above zero and up to {most:g}, or leave it empty")
+    if not (0 < number <= upper_bound or (number == 0 and name in _MAY_BE_ZERO)):
+        raise ValueError(f"use a number above zero and up to {upper_bound:g}, or leave it empty")
     if name not in COUNTS:
         return number
     if not number.is_integer():

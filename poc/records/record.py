@@ -287,18 +287,18 @@ class Record(WorkerResult):
         detail = self.detail
         if detail is None:
             return {}
-        whole, compute = detail.whole_step_seconds, detail.independent_step_seconds
+        step, compute = detail.whole_step_seconds, detail.independent_step_seconds
         waiting, per_5120 = detail.synchronisation_seconds, 5120 / self.run.global_batch
-        several = self.run.devices > 1
+        has_exchange = self.run.devices > 1
         return {
-            "step_seconds": whole,
+            "step_seconds": step,
             "issue_seconds": detail.issue_seconds,
             "compute_seconds": compute,
             "sync_seconds": detail.exchange_seconds,
             "bus_bytes_per_second": detail.bus_bytes_per_second,
-            "train_seconds_per_5120": (compute if several else whole) * per_5120,
+            "train_seconds_per_5120": (compute if has_exchange else step) * per_5120,
             # Noise can make this slightly negative.
-            "communication_seconds_per_5120": (whole - compute - (waiting or 0.0)) * per_5120 if several else None,
+            "communication_seconds_per_5120": (step - compute - (waiting or 0.0)) * per_5120 if has_exchange else None,
             "sync_seconds_per_5120": None if waiting is None else waiting * per_5120,
         }
 

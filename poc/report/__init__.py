@@ -64,8 +64,10 @@ def write(
     if not sample:
         write_atomically(folder / "explorer.html", explorer.page(table, cache))
     last_run = last_runs.read(folder)
-    own = table[(table.origin == MEASURED) & table.machine.isin([record.infrastructure for record in records])]
-    results = Results(table, studies, this_machine(own, last_run), target, last_run)
+    measured_here = table[
+        (table.origin == MEASURED) & table.machine.isin([record.infrastructure for record in records])
+    ]
+    results = Results(table, studies, this_machine(measured_here, last_run), target, last_run)
     return write_pages(results, page=page, folder=folder, sample=sample)
 
 

@@ -194,14 +194,16 @@ def _hash(*values: Any) -> str:
 
 def _add_prices(table: pd.DataFrame, prices: Prices) -> None:
     """Fill in $/h of whole instances: what the user gave now, what the run recorded, else the price list."""
-    known = []
+    hourly_prices = []
     for machine, hardware, recorded in zip(table.machine, table.hardware, table.given_dollars_per_hour):
         price = prices.of(machine, hardware)
         if pd.notna(recorded) and (price is None or price.source != GIVEN):
             price = Price(machine=machine, dollars_per_hour=recorded, source=GIVEN)
-        known.append(price or Price(machine=machine, dollars_per_hour=math.nan))
-    table["dollars_per_hour"] = [price.dollars_per_hour for price in known]
-    table["price_source"] = [f"{price.machine}, {price.date}" if price.date else price.source for price in known]
+        hourly_prices.append(price or Price(machine=machine, dollars_per_hour=math.nan))
+    table["dollars_per_hour"] = [price.dollars_per_hour for price in hourly_prices]
+    table["price_source"] = [
+        f"{price.machine}, {price.date}" if price.date else price.source for price in hourly_prices
+    ]
     seconds = table.wall_seconds.fillna(table.epochs * table.seconds_per_epoch)
     is_priced = (table.length == TRAINING) & ~table.emulated
     table["dollars_per_run"] = (seconds * table.dollars_per_hour / 3600).where(is_priced)

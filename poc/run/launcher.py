@@ -69,8 +69,8 @@ class RunContext:
 
     def checkpoints_of(self, run: Run) -> Path:
         """Return the folder for the checkpoints of `run` on these images."""
-        whole = dataclasses.replace(run, pause_after=None)  # which goes on from the checkpoint of a pause
-        name = "-".join(filter(None, (whole.id, self.images_of(run).checksum)))
+        unpaused = dataclasses.replace(run, pause_after=None)  # which goes on from the checkpoint of a pause
+        name = "-".join(filter(None, (unpaused.id, self.images_of(run).checksum)))
         return (self.checkpoints or self.cache / "checkpoints") / self.subfolder / name
 
 
@@ -183,8 +183,8 @@ class LocalLauncher:
                         # More threads than cores that it is bound to would wait for each other.
                         bound = len(cores[index])
                         variables["OMP_NUM_THREADS"] = str(min(bound, int(variables.get("OMP_NUM_THREADS", bound))))
-                    own = {"worker": first + index, "cores": cores[index], "events": str(path), "began": began}
-                    workers[name] = self._start(run, {**request, **own}, variables)
+                    fields = {"worker": first + index, "cores": cores[index], "events": str(path), "began": began}
+                    workers[name] = self._start(run, {**request, **fields}, variables)
                 pids = [process.pid for process in workers.values()]
                 interval = monitor.GPU_INTERVAL if run.kind == "gpu" else 1.0
                 with Monitor(_sensors(run, machine, pids, cards), interval) as watcher:

@@ -99,7 +99,7 @@ class Loop:
         (total,) = self.session.sum_over_workers(np.array([number if self.worker == 0 else 0.0]))
         return float(total)
 
-    def _window_steps(self, left: int) -> int:
+    def _window_steps(self, steps_left: int) -> int:
         """Return the steps of the next window, of the `left` ones of this epoch.
 
         On GPUs it has as many as take `WINDOW_SECONDS`, by the steps of the window before, and the rest of the epoch is
@@ -108,9 +108,9 @@ class Loop:
         run, steps = self.run, self.run.window
         if run.kind == "gpu" and run.workers_agree and self._step - self.first_step >= WARMUP_STEPS:
             wanted = max(steps, math.ceil(WINDOW_SECONDS / self._step_seconds))
-            steps = int(self._decide(min(wanted, left)))
-            steps = math.ceil(left / (left // steps))
-        return min(steps, left)
+            steps = int(self._decide(min(wanted, steps_left)))
+            steps = math.ceil(steps_left / (steps_left // steps))
+        return min(steps, steps_left)
 
     def _has_reached_target(self) -> bool:
         """Return whether all workers together have the target accuracy, the same answer in each of them."""

@@ -156,8 +156,8 @@ def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:
 
 def _total(values: Sequence[float | None]) -> float | None:
     """Return the sum of the values; None if one is unknown."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return sum(present) if len(present) == len(values) else None
 
 
 def _merge_windows(windows: Sequence[Window]) -> Window:

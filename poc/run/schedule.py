@@ -102,8 +102,8 @@ class DoneRepeats:
             return 0.0
         searching, _, after = search.most_epochs(planned.searched)
         stages = list(search.stages(planned.searched, self.result))
-        done = sum(stage.epochs * (len(stage.runs) - len(self.pending(stage))) for stage in stages)
-        return 1 - done / (searching + after)
+        epochs_done = sum(stage.epochs * (len(stage.runs) - len(self.pending(stage))) for stage in stages)
+        return 1 - epochs_done / (searching + after)
 
 
 class RuntimeEstimator:

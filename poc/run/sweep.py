@@ -200,8 +200,10 @@ class Sweep:
     def say_left(self, items: Iterable[Item]) -> None:
         """Print how many of the `items` are not done because they did not fit before the bound, if any."""
         if pending := self.pending(items):
-            left = duration(sum(self.seconds(item.planned) for item in pending))
-            self.say(f"{len(pending)} are left, about {left}, beyond the bound: the same command goes on with them")
+            duration_left = duration(sum(self.seconds(item.planned) for item in pending))
+            self.say(
+                f"{len(pending)} are left, about {duration_left}, beyond the bound: the same command goes on with them"
+            )
 
 
 def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None = None) -> list[str]:
@@ -217,19 +219,21 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
         if request:
             last_run.write(sweep.results, request)
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
-        if sweep.context.trace_steps and (done := workload.totals(sweep.lines())["done"]):
-            sweep.say(f"--trace: no trace of {counted(done, 'run')} in the journal already; add --again to repeat\n")
-        left: list[Item] = []
+        if sweep.context.trace_steps and (done_runs := workload.totals(sweep.lines())["done"]):
+            sweep.say(
+                f"--trace: no trace of {counted(done_runs, 'run')} in the journal already; add --again to repeat\n"
+            )
+        unstarted: list[Item] = []
         for number, item in enumerate(sweep.items):
             try:
                 if not sweep.do(item):
-                    left.append(item)
+                    unstarted.append(item)
             except KeyboardInterrupt:
                 if time.monotonic() < sweep.context.until:
                     raise
-                left += sweep.items[number:]
+                unstarted += sweep.items[number:]
                 break
-    sweep.say_left(left)
+    sweep.say_left(unstarted)
     return sweep.failed
 
 

@@ -83,16 +83,16 @@ class Replays:
         workers who must all have them or none, raise the reason.
         """
         if kind in self._recorded:
-            graph, own = self._recorded[kind]
-            for tensors, values in zip(own, batch):
+            graph, static_batch = self._recorded[kind]
+            for tensors, values in zip(static_batch, batch):
                 for tensor, value in zip(tensors, values):
                     tensor.copy_(value)
             graph.replay()
             return True
-        own = [[tensor.clone() for tensor in tensors] for tensors in batch]
+        static_batch = [[tensor.clone() for tensor in tensors] for tensors in batch]
         graph = self._new_graph()
         try:
-            graph.record(lambda: work(own))
+            graph.record(lambda: work(static_batch))
         except Exception as error:
             if self._required:
                 raise
@@ -100,5 +100,5 @@ class Replays:
             print(f"  no CUDA graph, steps run eagerly: {type(reason).__name__}: {one_line(reason)}", file=sys.stderr)
             self._failed = True
             return False
-        self._recorded[kind] = graph, own
+        self._recorded[kind] = graph, static_batch
         return True

@@ -133,10 +133,10 @@ def _torch_optim(run: Any, groups: Any, capturable: bool) -> Optimizer:
     if optimizer.algorithm not in kinds:
         raise UserError(f"no class {optimizer.algorithm!r}; {suggest(optimizer.algorithm, kinds)}")
     kind, options = kinds[optimizer.algorithm], dict(optimizer.options)
-    known = inspect.signature(kind).parameters.keys() - {"params", "lr"}
-    for name in options.keys() - known:
-        raise UserError(f"{optimizer.algorithm} has no option {name!r}; {suggest(name, known)}")
-    if capturable and "capturable" in known:
+    accepted = inspect.signature(kind).parameters.keys() - {"params", "lr"}
+    for name in options.keys() - accepted:
+        raise UserError(f"{optimizer.algorithm} has no option {name!r}; {suggest(name, accepted)}")
+    if capturable and "capturable" in accepted:
         options.setdefault("capturable", True)
     return kind(groups, lr=0.0, weight_decay=optimizer.weight_decay, **options)
 

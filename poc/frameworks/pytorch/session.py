@@ -112,14 +112,14 @@ class TorchSession(Session):
 
     def _new_replays(self, new_graph: Callable[[], graphs.Graph]) -> graphs.Replays | None:
         """Return what records and replays steps; None if this run's steps are eager."""
-        several = self._run.workers > 1
+        distributed = self._run.workers > 1
         # A straggler is slowed down in the middle of a step; emulated devices are not there to be fast.
         if self._run.straggler or self._run.emulated:
             return None
         if not optimizers.put_rates_on_device(self._optimizer, self._device):
             return None
-        warmup_steps = graphs.DDP_WARMUP_STEPS if several else graphs.WARMUP_STEPS
-        return graphs.Replays(new_graph, warmup_steps, required=several)
+        warmup_steps = graphs.DDP_WARMUP_STEPS if distributed else graphs.WARMUP_STEPS
+        return graphs.Replays(new_graph, warmup_steps, required=distributed)
 
     def _init_process_group(self) -> None:
         """Join the other workers, by torchrun's variables."""
@@ -154,8 +154,8 @@ class TorchSession(Session):
             return
 
         def work(uploaded: graphs.Batch) -> None:
-            there = dataclasses.replace(placed, uploaded=uploaded, prepared={})
-            self._accumulate(there, sync=sync, norms=False)
+            recorded_batch = dataclasses.replace(placed, uploaded=uploaded, prepared={})
+            self._accumulate(recorded_batch, sync=sync, norms=False)
             self._update()
 
         self._seed_step()

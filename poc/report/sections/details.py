@@ -156,13 +156,15 @@ def _batch(row: Any) -> str:
 
 def _own_rate(results: Results, row: Any) -> str:
     """Return the samples/s of this machine with a published row's model, batch per device and number of devices."""
-    own = results.timed
-    own = own[(own.machine == results.machine) & (own.dtype == "float32") & own.kvstore.isin(SYNCHRONOUS)]
-    own = own[(own.straggler == 0) & ((own.devices > 1) | own.cores_per_worker.isna())]
-    own = own[own.family.isin([*markdown.STUDIED, "synthetic"])]
-    own = own[(own.model == row.model) & (own.batch_per_device == row.batch_per_device)]
-    own = own[own.global_batch == own.batch_per_device * own.devices]  # without accumulation
-    same = preferred(own[(own.kind == "cpu") & (own.devices == 1) if row.devices == 0 else own.devices == row.devices])
+    rows = results.timed
+    rows = rows[(rows.machine == results.machine) & (rows.dtype == "float32") & rows.kvstore.isin(SYNCHRONOUS)]
+    rows = rows[(rows.straggler == 0) & ((rows.devices > 1) | rows.cores_per_worker.isna())]
+    rows = rows[rows.family.isin([*markdown.STUDIED, "synthetic"])]
+    rows = rows[(rows.model == row.model) & (rows.batch_per_device == row.batch_per_device)]
+    rows = rows[rows.global_batch == rows.batch_per_device * rows.devices]  # without accumulation
+    same = preferred(
+        rows[(rows.kind == "cpu") & (rows.devices == 1) if row.devices == 0 else rows.devices == row.devices]
+    )
     return "" if same is None else f"{markdown.rate(same)}, {markdown.devices(same)}"
 
 

@@ -70,24 +70,24 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         *("Accuracy against global batch", "global batch", "test accuracy"),
         log2=True,
     )
-    found = search.found(results, subject)
-    recommendation = _recommendation(measured, _of_recipe(found, rows), published, reference, subject)
+    searched = search.found(results, subject)
+    recommendation = _recommendation(measured, _of_recipe(searched, rows), published, reference, subject)
     title = "Learning rate and global batch"
-    searched = search.blocks(results, subject, found)
-    return section(title, about, markdown.table(lines), recommendation, drawn, *searched, _tuned(results, subject))
+    search_blocks = search.blocks(results, subject, searched)
+    return section(title, about, markdown.table(lines), recommendation, drawn, *search_blocks, _tuned(results, subject))
 
 
-def _of_recipe(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+def _of_recipe(searched: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the rates that searches found for the training recipe of the headline settings."""
-    return found[found.test_recipe.isin(rows.training_recipe)] if len(found) else found
+    return searched[searched.test_recipe.isin(rows.training_recipe)] if len(searched) else searched
 
 
 def _recommendation(
-    measured: pd.DataFrame, found: pd.DataFrame, published: dict[str, pd.DataFrame], reference: int, subject: Subject
+    measured: pd.DataFrame, searched: pd.DataFrame, published: dict[str, pd.DataFrame], reference: int, subject: Subject
 ) -> str:
     """Recommend a learning rate per global batch: one that a search found, else the best tried or published."""
     texts = _best_rates(measured, reference)
-    for row in markdown.records(found):
+    for row in markdown.records(searched):
         rule = f"; linear rule: {row.linear:.3f} at {row.linear_lr:.3g}" if pd.notna(row.linear) else ""
         texts[row.global_batch] = f"{row.lr:.3g} (found by a search: accuracy {row.found:.3f}{rule})"
     if texts:

@@ -60,11 +60,11 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
     named = [dict(entry.split(":") for entry in text.split()) for text in winners.test_runs]
     tested: dict[str, Any] = {"test_recipe": ""}
     for name in (FOUND, LINEAR, SQUARE_ROOT):
-        done = runs.loc[[ids[name] for ids in named if ids.get(name) in runs.index]]
+        completed = runs.loc[[ids[name] for ids in named if ids.get(name) in runs.index]]
         column = name.replace("-", "_")
-        tested.update({column: done.accuracy.median(), f"{column}_lr": done.lr.median()})
-        if name == FOUND and len(done):
-            tested["test_recipe"] = done.training_recipe.iloc[0]
+        tested.update({column: completed.accuracy.median(), f"{column}_lr": completed.lr.median()})
+        if name == FOUND and len(completed):
+            tested["test_recipe"] = completed.training_recipe.iloc[0]
     return tested
 
 
