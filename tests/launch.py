@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, TypeVar
+from unittest import mock
 
 import psutil
-import pytest
 
 from poc.host import processes
 from poc.records import journal
@@ -145,9 +145,8 @@ def struck(victim: str, number: signal.Signals, *, workers: int = 1, after: str 
         while number == signal.SIGSTOP and not over.wait(1.0):
             clock.ahead += 3600.0
 
-    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as pool:
-        patched.setattr(processes, "time", clock)
-        patched.setenv("POC_HOLD", str(hold))
+    held_by = mock.patch.dict(os.environ, POC_HOLD=str(hold))
+    with held_by, mock.patch.object(processes, "time", clock), ThreadPoolExecutor(1) as pool:
         hold.write_text(str(HELD_AT))
         blow = pool.submit(strike)
         try:

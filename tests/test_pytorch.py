@@ -99,17 +99,10 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
     ids=["float32", "bfloat16", "Muon"],
 )
 def test_a_step_has_few_operators(fields: dict[str, Any], dtype: Any, most: tuple[int, int]) -> None:
-    from tests.torch_tape import Operators
+    from tests.torch_tape import of_a_step
 
     run = dataclasses.replace(planned("pytorch", layout="NHWC", **fields).run, dtype=dtype)
-    session: Any = frameworks.open_session(run)
-    first, second = batches(run, steps=2)
-    session.step(first, 0.01)
-    placed = session.place(second)
-    with Operators() as computed:
-        session._accumulate(placed, sync=True, norms=False)
-    with Operators() as updated:
-        session.apply_update(0.01)
+    computed, updated = of_a_step(frameworks.open_session(run), *batches(run, steps=2))
     assert (computed.counts.total() <= most[0], updated.counts.total() <= most[1]) == (True, True), (computed, updated)
 
 

@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from poc.data import Batch
+
 _LAUNCH_NOTHING = ("empty", "empty_like", "empty_strided", "detach", "_unsafe_view")
 
 
@@ -30,6 +32,17 @@ class Operators(TorchDispatchMode):
         if _launches(operator):
             self.counts[operator._schema.name] += 1
         return operator(*arguments, **(named or {}))
+
+
+def of_a_step(session: Any, first: Batch, second: Batch) -> tuple[Operators, Operators]:
+    """Return the operators of the passes and of the update of an eager step by `second`, after one by `first`."""
+    session.step(first, 0.01)
+    placed = session.place(second)
+    with Operators() as computed:
+        session._accumulate(placed, sync=True, norms=False)
+    with Operators() as updated:
+        session.apply_update(0.01)
+    return computed, updated
 
 
 class Tape(TorchDispatchMode):

@@ -1,0 +1,295 @@
+"""The first minutes on a GPU: whether each option trains as on the CPU, what a step costs, and the core rows.
+
+    .venv/bin/python -m tests.gpu [--part 1|2|3] [--results DIR]    about 25 minutes; each part less than ten
+    .venv/bin/python -m tests.gpu --cpu                             all of it in tiny sizes, without a GPU
+
+Part 1 checks training; part 2 measures recipes/throughput.py and tests/gpu_options.py, part 3 recipes/research/fast.py.
+The runs of parts 2 and 3 are in a journal; the same command goes on with those that did not fit into nine minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from tabulate import tabulate
+
+from poc import CIFAR10, SGD, AdamW, Fixed, Muon, Synthetic, TorchOptimizer, data, frameworks
+from poc.__main__ import main as poc
+from poc.config.run import Run
+from poc.frameworks import Session
+from poc.host import hardware, processes
+from poc.host.environment import cache
+from poc.records import journal
+from poc.run import step_profile
+from tests.framework_worker import Arrays, batches, planned, trained
+
+STEPS = 6  # more than those before one is recorded; still more would amplify the rounding of sums in another order
+RATE = Fixed(base=0.002, decay="linear")
+CORES = 8
+MINUTES = 9
+DROPOUT = "tests.gpu:with_dropout"
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"graphs": False},
+    {"layout": "NCHW"},
+    {"accumulate": 2},
+    {"label_smoothing": 0.1},
+    {"zero_init_gamma": True},
+    {"devices": 2, "emulated": True, "gradient_noise": 1},
+    {"data": Synthetic(size=16, crop=16, train=640, validation=70, fixed=True)},
+    {"optimizer": SGD(momentum_correction=True)},
+    {"optimizer": "nesterov"},
+    {"optimizer": "lars", "lr": 1.0},
+    {"optimizer": Muon(lr=0.005)},
+    {"optimizer": Muon(lr=0.005, unit_weights=True)},
+    # The step of a gradient near zero does not depend on its size, so epsilon is large here.
+    {"optimizer": AdamW(epsilon=1e-3), "lr": 0.001},
+    {"optimizer": TorchOptimizer("RMSprop", foreach=True, eps=1e-3), "lr": 0.001},
+    {"dtype": "tf32"},
+    {"dtype": "bfloat16"},
+    {"dtype": "bfloat16", "optimizer": Muon(lr=0.005), "label_smoothing": 0.1},
+    {"dtype": "float16"},
+    {"dtype": "float16", "accumulate": 2},
+    {"compile": True},
+    {"compile": True, "dtype": "bfloat16"},
+    {"model": DROPOUT},
+)
+TOLERANCES = {"float32": 0.05, "tf32": 0.2, "float16": 0.2, "bfloat16": 0.6}
+COUNTED: tuple[dict[str, Any], ...] = (
+    {"model": "cifar_resnet50_v2"},
+    {"model": "cifar_resnet50_v2", "dtype": "bfloat16"},
+    {"model": "cifar_airbench94", "dtype": "bfloat16", "optimizer": Muon(lr=0.02, unit_weights=True)},
+)
+
+
+def with_dropout(classes: int) -> Any:
+    """Return a model with drop-out."""
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * 32 * 32, 64), nn.ReLU(), nn.Linear(64, classes))
+
+
+def run_of(framework: str, kind: str, dtype: str = "float32", **fields: Any) -> tuple[Run, str]:
+    """Return a small run, and why it is not possible here, or ""; a CPU computes in every precision, if slowly."""
+    item = planned(framework, **{"lr": RATE, "steps": STEPS, "batch_per_device": 16, **fields})
+    run = dataclasses.replace(item.run, kind=kind, dtype=dtype)
+    is_possible = kind == "cpu" and not run.compile
+    return run, item.skip or ("" if is_possible else frameworks.unsupported_reason(run, hardware.detect()) or "")
+
+
+def opened(run: Run) -> Session:
+    """Open a session, in which a tape takes the place of CUDA graphs on a CPU."""
+    if run.kind == "gpu" or run.compile or not run.graphs:
+        return frameworks.open_session(run)
+    from poc.frameworks.pytorch.session import TorchSession
+    from tests.torch_tape import Tape
+
+    return TorchSession(run, new_graph=Tape)
+
+
+@functools.cache
+def expected(run: Run) -> Arrays:
+    """Return what a check is compared with: the same on the CPU; with drop-out, which draws otherwise there, eager."""
+    if run.model != DROPOUT:
+        run = dataclasses.replace(run, kind="cpu")
+    return trained(frameworks.open_session(dataclasses.replace(run, graphs=False)), run)
+
+
+def difference(seen: Arrays, wanted: Arrays) -> float:
+    """Return the largest relative difference of losses, norms, and of what training changed in any parameter.
+
+    What changed less than a hundredth of all parameters or all batch statistics counts as a hundredth.
+    """
+    relative = [
+        np.abs(np.subtract(seen[name], wanted[name])) / np.abs(wanted[name])
+        for name in ("losses", "norms")
+        if np.size(wanted[name])
+    ]
+    for is_statistic in (False, True):
+        start = {
+            name[6:]: array
+            for name, array in wanted.items()
+            if name.startswith("start/") and ("running" in name) == is_statistic
+        }
+        changed = {name: np.linalg.norm(wanted[name] - array) for name, array in start.items()}
+        least = 0.01 * np.linalg.norm([*changed.values()])
+        relative += [np.linalg.norm(seen[name] - wanted[name]) / max(size, least) for name, size in changed.items()]
+    return float(np.max([np.max(each) for each in relative]))
+
+
+def check(framework: str, kind: str, factor: float, only: str) -> bool:
+    """Print a line per variant with `only` in its name; return whether all are right. `factor` multiplies the rate."""
+    all_right = True
+    for fields in VARIANTS:
+        run, reason = run_of(framework, kind, **fields)
+        name = ", ".join(f"{field} {value}" for field, value in fields.items()) or "plain"
+        if only not in name:
+            continue
+        if reason:
+            print(f"  {name}: skipped, {reason}", flush=True)
+            continue
+        wanted = expected(dataclasses.replace(run, dtype="float32", layout="NCHW", compile=False, graphs=True))
+        session: Any = opened(run)
+        seen = trained(session, dataclasses.replace(run, learning_rate=factor * run.learning_rate))
+        largest, replays = difference(seen, wanted), getattr(session, "_replays", None)
+        verdict = "ok" if largest <= TOLERANCES[run.dtype] else "WRONG"
+        if replays and not replays.has_recorded:
+            verdict = "WRONG, no graph was recorded"
+        all_right &= verdict == "ok"
+        print(f"  {name}: {largest:.2g} {verdict}", flush=True)
+    return all_right
+
+
+def count(kind: str) -> None:
+    """Print the operators of a step of PyTorch, and the time of a step and of its enqueueing, by graphs and without."""
+    from tests.torch_tape import of_a_step
+
+    rows, batch = [], 128 if kind == "gpu" else 4
+    images = Synthetic(size=32, crop=32, train=640, validation=70, fixed=True)
+    for fields in COUNTED:
+        run, _ = run_of("pytorch", kind, **fields, data=images, batch_per_device=batch)
+        if reason := frameworks.unsupported_reason(run, hardware.detect()):
+            print(f"  {run.model}, {run.dtype}: skipped, {reason}")
+            continue
+        passes, update = of_a_step(frameworks.open_session(run), *batches(run, steps=2))
+        cells = [run.model, run.dtype, batch, passes.counts.total(), update.counts.total()]
+        for graphs in (True, False):
+            rounds = step_profile.ROUNDS if kind == "gpu" else 2
+            run = dataclasses.replace(run, graphs=graphs)
+            feed = batches(run, steps=step_profile.steps_of(rounds))
+            times = step_profile.measure(opened(run), feed, run, rounds)
+            cells += [1e3 * times.whole_step_seconds, 1e3 * (times.issue_seconds or 0.0)]
+        rows.append(cells)
+    headers = ["model", "precision", "batch", "operators: passes", "update", "step (ms)", "enqueue (ms)"]
+    print(tabulate(rows, headers=[*headers, "step, eager (ms)", "enqueue, eager (ms)"], floatfmt=".3g"), flush=True)
+
+
+def work(task: dict[str, Any]) -> int:
+    """Do part 1 for one framework, in a process of that framework's environment; return the exit code."""
+    print(f"{task['framework']}: largest relative difference from the CPU in float32", flush=True)
+    with contextlib.ExitStack() as stack:
+        if task["kind"] == "cpu":
+            # Optimizers take the CPU for a card, on which they read the learning rate from its memory.
+            for name in ("adam", "rmsprop"):
+                stack.enter_context(
+                    mock.patch(f"torch.optim.{name}._get_capturable_supported_devices", return_value=["cpu"])
+                )
+        all_right = check(**task)
+        if task["framework"] == "pytorch" and not task["only"]:
+            count(task["kind"])
+    return int(not all_right)
+
+
+def part_1(kind: str, wrong_rate: bool, only: str) -> int:
+    """Check training with every framework that can use the card, or PyTorch on the CPU; return 1 if any is wrong."""
+    machine, status = hardware.detect(), 0
+    for name in frameworks.FRAMEWORKS if kind == "gpu" else ["pytorch"]:
+        cards = [gpu for gpu in machine.gpus if not frameworks.unsupported(name, gpu, machine)]
+        if kind == "gpu" and not cards:
+            continue
+        task = {"framework": name, "kind": kind, "factor": 2.0 if wrong_rate else 1.0, "only": only}
+        with frameworks.load(name).cluster(planned(name).run, min(CORES, machine.cores)) as cluster:
+            environment = {**cluster.environments[0], **frameworks.library_path(name), "POC_CHECK": json.dumps(task)}
+        if kind == "gpu":
+            environment["CUDA_VISIBLE_DEVICES"] = str(cards[0].index)
+        process = processes.start("tests.gpu", environment, python=frameworks.interpreter(name))
+        status |= process.wait() != 0
+    return status
+
+
+def has_cifar() -> bool:
+    """Return whether CIFAR-10 is on this machine."""
+    folder = os.environ.get("POC_DATA")
+    return data.find(CIFAR10(), source=Path(folder) if folder else None, cache=cache()) is not None
+
+
+def measure(kind: str, results: Path, recipes: Sequence[str], **settings: Any) -> int:
+    """Run recipes by the command line, in tiny sizes on a CPU; return its exit code."""
+    words = ["run", *recipes, "--results", str(results), "--detail", "--hours", str(MINUTES / 60)]
+    if kind == "cpu":
+        words += ["--quick", "--cpu"]
+        settings.update(kind="cpu", steps=24, window=2, batch_per_device=8)
+    for name, setting in settings.items():
+        words += ["--set", f"{name}={setting}"]
+    return poc(words)
+
+
+def part_2(kind: str, results: Path) -> int:
+    """Measure the core rows, and then the options of PyTorch."""
+    settings = {"model": "cifar_resnet8_v2" if kind == "cpu" else "cifar_resnet50_v2"}
+    if not has_cifar():  # which poc run would download
+        print("CIFAR-10 is not on this machine: all rows are of synthetic images")
+        settings["data"] = 'synthetic("cifar", size=28)'
+    return measure(kind, results, ("throughput", "tests/gpu_options.py"), **settings)
+
+
+def part_3(kind: str, results: Path) -> int:
+    """Train to an accuracy of 0.90 and of 0.92, if CIFAR-10 is on this machine."""
+    if not has_cifar():
+        print("skipped: CIFAR-10 is not on this machine; POC_DATA=DIR names its folder")
+        return 0
+    return measure(kind, results, ["fast"], framework="pytorch", seeds=1)
+
+
+def table(results: Path) -> str:
+    """Return the speeds of all runs in the journals of a folder: medians of their repeats."""
+    columns: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in journal.read(journal.paths(results)):
+        values = {**record.speeds, **record.breakdown}
+        if "samples_per_second" not in values:
+            continue
+        for name in ("samples_per_second", "step_seconds", "issue_seconds"):
+            columns[str(record.run)][name] += [value for value in [values.get(name)] if value is not None]
+    rows = [
+        [run, len(lists["samples_per_second"]), *(statistics.median(each) if each else None for each in lists.values())]
+        for run, lists in columns.items()
+    ]
+    return tabulate(rows, headers=["run", "n", "samples/s", "step (s)", "enqueue (s)"], floatfmt=".4g")
+
+
+def main() -> int:
+    """Do the chosen parts; return 1 if anything is wrong or failed, 2 without a GPU that can be used."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--part", type=int, choices=(1, 2, 3), help="only this part")
+    parser.add_argument("--cpu", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--results", type=Path, default=Path("gpu_results"), metavar="DIR", help="for the journal")
+    parser.add_argument("--only", default="", metavar="TEXT", help="of part 1 the checks with this in their name")
+    parser.add_argument("--wrong-rate", action="store_true", help="double the rates that part 1 checks, which is wrong")
+    options = parser.parse_args()
+    kind, results, machine = "cpu" if options.cpu else "gpu", options.results.absolute(), hardware.detect()
+    pairs = [(name, gpu) for name in frameworks.FRAMEWORKS for gpu in machine.gpus]
+    reasons = [frameworks.unsupported(name, gpu, machine) for name, gpu in pairs]
+    if kind == "gpu" and all(reasons):
+        print(f"{hardware.gpu_problem() or next(filter(None, reasons), 'this machine has no GPU')}. Without: --cpu")
+        return 2
+    parts: dict[int, Callable[[], int]] = {
+        1: lambda: part_1(kind, options.wrong_rate, options.only),
+        2: lambda: part_2(kind, results),
+        3: lambda: part_3(kind, results),
+    }
+    status = 0
+    for number, part in parts.items():
+        if options.part in (None, number):
+            print(f"Part {number}", flush=True)
+            status |= part() != 0
+    if paths := journal.paths(results):
+        print(table(results), *paths, f"poc report --with {results} shows it beside other results", sep="\n")
+    return status
+
+
+if __name__ == "__main__":
+    asked = os.environ.get("POC_CHECK")
+    sys.exit(work(json.loads(asked)) if asked else main())
