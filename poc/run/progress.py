@@ -15,15 +15,8 @@ from poc.records.timing import throughput
 _FORMAT = "{desc}, {remaining} left {percentage:3.0f}%|{bar}|"
 # Not of interest in a line, or part of each label.
 _OMITTED = (
-    "learning_rate",
-    "grows_from",
-    "lr_rule",
-    "emulated",
-    "accumulate",
-    "window",
-    "evaluate",
-    "seconds",
-    "target_accuracy",
+    *("learning_rate", "grows_from", "lr_rule", "emulated", "accumulate", "window", "evaluate", "seconds"),
+    *("target_accuracy", "pause_after"),
 )
 
 
@@ -37,8 +30,7 @@ def label(run: Run, details: Collection[str] = ()) -> str:
     batch = f"{run.batch_per_device} x {devices}" + (f" accumulate {run.accumulate}" if run.accumulate > 1 else "")
     rate = f"{run.grows_from:g} to {run.learning_rate:g}" if run.is_range_test else f"{run.learning_rate:g}"
     parts = [f"{model} batch {batch} lr {rate}"]
-    named = {*details} - {"pause_after"}
-    parts += [word for name, word in labels(run).items() if name in named]
+    parts += [word for name, word in labels(run).items() if name in details]
     if run.pause_after:
         parts.append(f"to epoch {run.pause_after} of {run.epochs}")
     return ", ".join(parts)

@@ -79,14 +79,14 @@ def _steps(
     The devices have nothing to do when that begins, so their queue is not full, and it does not wait for them.
     """
     session.barrier()
-    start, waited = time.monotonic(), 0.0
-    calls = []
-    for _ in range(_WINDOW_STEPS):
+    start, waited, first_call = time.monotonic(), 0.0, 0.0
+    for number in range(_WINDOW_STEPS):
         request = time.monotonic()
         batch = next(batches)
-        waited += time.monotonic() - request
-        called = time.monotonic()
+        arrived = time.monotonic()
+        waited += arrived - request
         session.step(batch, learning_rate, sync=sync)
-        calls.append(time.monotonic() - called)
+        if number == 0:
+            first_call = time.monotonic() - arrived
     session.drain()
-    return time.monotonic() - start, waited, calls[0]
+    return time.monotonic() - start, waited, first_call
