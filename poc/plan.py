@@ -211,6 +211,7 @@ def _with_framework(
         framework=name,
         kind=kind,
         emulated=emulated,
+        data=setting.data.on_gpu() if kind == "gpu" else setting.data,
         workers=workers,
         cores_per_worker=cores,
         layout=framework.LAYOUT if setting.layout == AUTO else setting.layout,

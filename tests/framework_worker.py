@@ -53,9 +53,18 @@ def planned(framework: str, **fields: Any) -> Planned:
     return only
 
 
+def dataset_of(run: Run) -> data.Dataset:
+    """Return the images of a run; in place of CIFAR-10, 640 of noise."""
+    if run.data.name != "cifar10":
+        return data.load(run.data, source=None, cache=Path("unused"))
+    pixels = np.random.default_rng(0).integers(0, 256, (640, 32, 32, 3), np.uint8)
+    split = data.Images(pixels, (np.arange(640) % 10).astype(np.int32))
+    return data.Dataset("cifar10", split, split.part(np.arange(70)))
+
+
 def batches(run: Run, worker: int = 0, first_step: int = 0, steps: int | None = None) -> Iterator[Batch]:
     return data.training_batches(
-        data.load(run.data, source=None, cache=Path("unused")),
+        dataset_of(run),
         run.data,
         global_batch=run.global_batch,
         accumulate=run.accumulate,
@@ -68,8 +77,7 @@ def batches(run: Run, worker: int = 0, first_step: int = 0, steps: int | None = 
 
 
 def validation(run: Run, batch: int, worker: int = 0) -> Iterator[Batch]:
-    dataset = data.load(run.data, source=None, cache=Path("unused"))
-    return data.validation_batches(dataset, run.data, batch=batch, worker=worker, workers=run.workers)
+    return data.validation_batches(dataset_of(run), run.data, batch=batch, worker=worker, workers=run.workers)
 
 
 def parameters(session: Session) -> Arrays:
@@ -88,6 +96,8 @@ def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) 
     """
     start = {f"start/{name}": array for name, array in parameters(session).items()}
     losses = []
+    if run.data.on_device:
+        session.upload_images(data.device_images(dataset_of(run), run.data))
     for number, batch in enumerate(batches(run, worker), start=1):
         session.step(batch, run.rate(number - 1), norms=bool(run.gradient_noise))
         if number in (run.steps // 2, run.steps):

@@ -50,6 +50,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"zero_init_gamma": True},
     {"devices": 2, "emulated": True, "gradient_noise": 1},
     {"data": Synthetic(size=16, crop=16, train=640, validation=70, fixed=True)},
+    {"data": CIFAR10(crop=32, jitter=False, on_device=True)},
     {"optimizer": SGD(momentum_correction=True)},
     {"optimizer": "nesterov"},
     {"optimizer": "lars", "lr": 1.0},

@@ -234,6 +234,22 @@ def test_numbers_and_lists_of_numpy_and_of_the_library_are_those_of_python(
         json.dumps([run.to_json() for run in first])
 
 
+@pytest.mark.parametrize(
+    ("machine", "kind", "options", "on_device"),
+    [
+        (gpus(1), "gpu", {"jitter": False}, True),
+        (gpus(1), "gpu", {}, False),
+        (gpus(1), "gpu", {"jitter": False, "cutout": 4}, False),
+        (CPU, "cpu", {"jitter": False}, False),
+    ],
+)
+def test_gpus_augment_images_themselves_where_they_can(
+    machine: Hardware, kind: str, options: dict[str, Any], on_device: bool
+) -> None:
+    (item,) = planned(machine, kind=kind, data=CIFAR10(**options))
+    assert item.run.data == CIFAR10(**options, on_device=on_device)
+
+
 def test_an_id_names_what_is_computed_and_nothing_else() -> None:
     (first,), (other_name,) = (plan(name, Recipe(model="cifar_resnet8_v2"), CPU) for name in ("one", "two"))
     assert first.run.id == other_name.run.id == planned(restarts=2)[0].run.id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 from poc import Linear, SquareRoot, report
 from poc.published import prices
 from poc.records import journal
+from poc.records.record import DIVERGED, Record
 from poc.report import chart, explorer
+from poc.report.results import Results
+from poc.report.sections import search
 from tests import simulated
 from tests.builders import build
 from tests.pages import check, number, tables
@@ -74,3 +78,42 @@ def test_candidates_of_different_searches_or_half_a_search_choose_nothing(tmp_pa
     assert not half.chosen.any()
     missing = made[0].run.learning_rate
     assert not build(*(record for record in made if record.run.learning_rate != missing)).chosen.any()
+
+
+def test_a_search_is_compared_with_the_full_grid_of_the_seeds_that_have_one(tmp_path: Path) -> None:
+    made = journal.read([simulated.write_journal("8 V100", "search", tmp_path)])
+    candidates = [record for record in made if record.run.search]
+    whole = {record.run.id: record for record in candidates if not record.run.pause_after}
+    grid: dict[str, Record] = {}
+    for record in candidates:
+        run = dataclasses.replace(record.run, pause_after=None, search=None, tunes=None)
+        if run.id not in whole:
+            example = next(other for other in whole.values() if other.run.global_batch == run.global_batch)
+            evaluation = dataclasses.replace(example.evaluations[-1], accuracy=0.1)
+            grid[run.id] = dataclasses.replace(example, run=run, run_id=run.id, evaluations=(evaluation,))
+
+    def lines() -> list[Any]:
+        results = Results(table=build(*made, *grid.values()), machine=made[0].infrastructure)
+        return search.against_grid(results).sort_values("global_batch").to_dict("records")
+
+    winners = [row for row in build(*made).to_dict("records") if row["chosen"] and row["global_batch"] == 128]
+    first = next(row for row in winners if row["seed"] == 0)
+    # A candidate that the search gave up is better by 0.02 than its choice, and the rate four times smaller.
+    better = min(
+        (record for record in grid.values() if (record.run.seed, record.run.global_batch) == (0, 128)),
+        key=lambda record: abs(record.run.learning_rate - first["lr"] / 4),
+    )
+    evaluation = dataclasses.replace(better.evaluations[-1], accuracy=first["accuracy"] + 0.02)
+    grid[better.run_id] = dataclasses.replace(better, evaluations=(evaluation,))
+    small, large = lines()
+    assert (small["n"], small["near"], large["n"], large["near"]) == (2, 1, 2, 2)
+    assert small["factor"] == pytest.approx(first["lr"] / better.run.learning_rate)
+    assert (small["loss"], small["most_loss"]) == pytest.approx((0.01, 0.02))
+    assert (large["factor"], large["most_loss"]) == (1, 0)
+    assert (small["spent"], small["grid"]) == (82, 240)
+    # Without one of its candidates a seed's grid is not whole; a diverged one is a result.
+    failed = {"outcome": DIVERGED, "evaluations": (), "windows": ()}
+    grid[better.run_id] = dataclasses.replace(better, **failed)
+    assert lines()[0]["most_loss"] == 0
+    del grid[better.run_id]
+    assert [line["n"] for line in lines()] == [1, 2]

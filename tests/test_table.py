@@ -60,6 +60,16 @@ def monitored(*devices: dict[str, Any], of_windows: bool = True) -> dict[str, An
     return {"monitor": {"samples": 30, "of_windows": of_windows, "devices": devices}}
 
 
+def test_versions_of_a_changed_model_file_are_models_of_their_own_and_the_latest_has_the_plain_name() -> None:
+    old, new = ({"model": "net.py:small", "model_hash": text} for text in ("3fa9c1d2", "0b7e55aa"))
+    started = [f"2026-11-21T10:0{minute}:00+00:00" for minute in range(3)]
+    first, second = record_of(run=old, started=started[0]), record_of(run=new, started=started[1])
+    assert {*build(second, first).model} == {"net.py:small@3fa9c1", "net.py:small"}
+    again = record_of(run=old, started=started[2])
+    table = build(first, second, again)
+    assert [*table.sort_values("started").model] == ["net.py:small", "net.py:small@0b7e55", "net.py:small"]
+
+
 def test_known_answers_of_one_record() -> None:
     row = row_of(record_of())
     texts = dict(origin="measured", framework="MXNet 1.9.1", model="cifar_resnet50_v2", kind="cpu", kvstore="")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args
 
 import pydantic
 from annotated_types import Gt, Le
+from typing_extensions import Self
 
 from poc.config.fields import by_name, configuration, field, labels, local_fields
 from poc.values import Count, CountOrZero, Flag, UserError, suggest
@@ -72,6 +73,10 @@ class _Images:
         """Return its name with all options that are not at their default."""
         return " ".join([self.name, *labels(self).values()])
 
+    def on_gpu(self: Self) -> Self:
+        """Return what a run on GPUs reads: the same, augmented on them where that can be."""
+        return self
+
     def check_crop(self, size: int) -> None:
         """Raise UserError if the crop is larger than images of `size` x `size` pixels."""
         if self.crop > size:
@@ -96,8 +101,8 @@ class Cifar(_Images):
     cutout: CountOrZero = field(default=0, label="cutout {} px")
     """Height and width of a square, anywhere in the crop, that is made grey (127) (DeVries and Taylor 2017)."""
     on_device: Flag = field(default=False, label="augmented on the device")
-    """The training images stay in the device's memory, where they are cropped and flipped; without `jitter` and
-    `cutout`."""
+    """The training images stay in the device's memory, where they are cropped and flipped, to the same batches; without
+    `jitter` and `cutout`. On GPUs it is set wherever it works."""
     validate_on: ValidateOn = _VALIDATE_ON
     """"held-out": a tenth of the training images, at most 5,000, the same share of each class and always the same. They
     are not trained on: for tuning, so that the test set is left for the tuned recipes."""
@@ -106,6 +111,9 @@ class Cifar(_Images):
     def train(self) -> int:
         """Images that are trained on."""
         return 50_000 - (held_out_images(50_000) if self.validate_on == HELD_OUT else 0)
+
+    def on_gpu(self) -> Self:
+        return self if self.jitter or self.cutout else dataclasses.replace(self, on_device=True)
 
     def __post_init__(self) -> None:
         self.check_crop(32)

@@ -59,6 +59,7 @@ def build(records: Sequence[Record], studies: Iterable[Study], prices: Prices) -
     records = [record for record in records if not record.run.is_range_test]
     rows = [_measured(record) for record in records]
     searches.add_choices(rows, records)
+    _name_versions(rows, records)
     rows += [_published(row) for study in studies for row in study.rows]
     table = _without_superseded(_typed(pd.DataFrame(rows, columns=list(COLUMNS)))).copy()
     _add_peaks(table)
@@ -103,6 +104,14 @@ def _published(row: Row) -> dict[str, Any]:
         "straggler": 0.0,
         "samples_per_second": rate(row),
     }
+
+
+def _name_versions(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> None:
+    """Add the start of its hash to the name of a model whose file has changed since; the latest keeps its name."""
+    latest = {record.run.model: record.run.model_hash for record in sorted(records, key=lambda record: record.started)}
+    for row, record in zip(rows, records):
+        if record.run.model_hash != latest[record.run.model]:
+            row["model"] += f"@{record.run.model_hash[:6]}"
 
 
 def _without_superseded(table: pd.DataFrame) -> pd.DataFrame:

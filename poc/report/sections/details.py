@@ -63,6 +63,18 @@ def learning_rate(results: Results) -> list[Block]:
             ("seed", lambda row: markdown.count(row.seed)),
         ),
         *listing(
+            "Searches against the full grid",
+            "Where all candidates were trained to the end, too, on the same validation split with the same seeds: "
+            "medians over n seeds; the largest factor between the rate that a search found and the grid's best; what "
+            "the grid's best is more accurate; epochs of all seeds.",
+            search.against_grid(results),
+            *("machine", "model", "global batch", ("lr found", "lr"), ("grid's best lr", "best_lr")),
+            ("factor", lambda row: markdown.formatted(row.factor, ".2f")),
+            ("seeds within 2x", lambda row: f"{row.near} of {row.n}"),
+            ("accuracy loss (largest)", lambda row: f"{row.loss:.3f} ({row.most_loss:.3f})"),
+            ("epochs (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f}), {row.spent / row.grid:.0%}"),
+        ),
+        *listing(
             "Gradient noise scale",
             noise,
             runs.sort_values(["model", "global_batch"], kind="stable"),

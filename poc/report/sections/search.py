@@ -10,9 +10,11 @@ from poc.records.record import COMPLETED
 from poc.report import chart, markdown
 from poc.report.page import Block, figure
 from poc.report.results import Results, Subject
+from poc.report.table import TRAINING
 from poc.search import FOUND, LINEAR, SQUARE_ROOT
 
 _BATCH = ["global_batch", "devices", "batch_per_device"]
+_CONDITIONS = ["machine", "data_checksum", "model", "framework", "dtype", "seed", *_BATCH]
 _CANDIDATE = ["seed", "lr", "training_recipe", "schedule"]
 
 
@@ -52,19 +54,54 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def against_grid(results: Results) -> pd.DataFrame:
+    """Return one row per search and global batch whose full grid was trained, too, on the same validation split.
+
+    A candidate and the same training without a search are one run. `n` seeds have both. `lr` and `best_lr` are the
+    medians over them of the rate that was found and of the grid's best, `factor` the largest factor between the two,
+    and `near` the number of seeds in which it is two or less, give or take the rounding of rates. `loss` and
+    `most_loss` are the median and the maximum of what the grid's best is more accurate, `spent` and `grid` the epochs.
+    """
+    rows = candidates(results)
+    whole = results.runs[(results.runs.length == TRAINING) & (results.runs.accuracy_on != "test set")]
+    lines = []
+    for _, group in rows.groupby(["machine", "search", *_BATCH], sort=False):
+        seeds = []
+        for winner in group[group.chosen].to_dict("records"):
+            own = group[group.seed == winner["seed"]]
+            grid = whole[(whole[_CONDITIONS] == pd.Series(winner)[_CONDITIONS]).all(axis=1)]
+            grid = grid[(grid.epochs == winner["epochs"]) | (grid.outcome != COMPLETED)]
+            grid = grid.merge(own[_CANDIDATE]).drop_duplicates(_CANDIDATE, keep="last")
+            if len(grid) == winner["candidates"]:
+                best = grid.loc[grid.accuracy.idxmax()]
+                factor = max(winner["lr"] / best.lr, best.lr / winner["lr"])
+                epochs = own.epochs.sum(), len(grid) * winner["epochs"]
+                seeds.append((winner["lr"], best.lr, factor, best.accuracy - winner["accuracy"], *epochs))
+        if seeds:
+            found = pd.DataFrame(seeds, columns=["lr", "best_lr", "factor", "loss", "spent", "grid"])
+            line = {**group.iloc[-1].to_dict(), **found.median().to_dict(), "n": len(found)}
+            line.update(factor=found.factor.max(), near=(found.factor < 2.05).sum(), most_loss=found.loss.max())
+            lines.append({**line, "spent": found.spent.sum(), "grid": found.grid.sum()})
+    return pd.DataFrame(lines)
+
+
 def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
     """Return the median accuracies, and learning rates, of the trainings on the test set after a search."""
     runs = results.runs[(results.runs.machine == results.machine) & (results.runs.outcome == COMPLETED)]
     runs = runs[runs.data_checksum.isin(winners.data_checksum)]
     runs = runs.sort_values("started", kind="stable").drop_duplicates("run_id", keep="last").set_index("run_id")
-    named = [dict(entry.split(":") for entry in text.split()) for text in winners.test_runs]
+    ids = pd.DataFrame([dict(entry.split(":") for entry in text.split()) for text in winners.test_runs])
     tested: dict[str, Any] = {"test_recipe": ""}
+    of_found = pd.Series(dtype=float)
     for name in (FOUND, LINEAR, SQUARE_ROOT):
-        completed = runs.loc[[ids[name] for ids in named if ids.get(name) in runs.index]]
-        column = name.replace("-", "_")
-        tested.update({column: completed.accuracy.median(), f"{column}_lr": completed.lr.median()})
-        if name == FOUND and len(completed):
-            tested["test_recipe"] = completed.training_recipe.iloc[0]
+        # By seed: a failed one has no row.
+        completed = runs.reindex(ids.get(name, []))
+        column, accuracies = name.replace("-", "_"), completed.accuracy.reset_index(drop=True)
+        of_found = accuracies if name == FOUND else of_found
+        tested.update({column: accuracies.median(), f"{column}_lr": completed.lr.median()})
+        tested[f"{column}_change"] = (accuracies - of_found).median()
+        if name == FOUND and accuracies.notna().any():
+            tested["test_recipe"] = completed.training_recipe.dropna().iloc[0]
     return tested
 
 
@@ -79,15 +116,16 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         ("best lr found", _rate),
         ("with", "with"),
         ("accuracy", lambda row: markdown.formatted(row.found, ".3f")),
-        ("linear rule", lambda row: _rule(row.linear, row.linear_lr)),
-        ("square-root rule", lambda row: _rule(row.square_root, row.square_root_lr)),
+        ("linear rule", lambda row: _rule(row.linear, row.linear_change, row.linear_lr)),
+        ("square-root rule", lambda row: _rule(row.square_root, row.square_root_change, row.square_root_lr)),
         ("epochs spent (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f})"),
         ("n", lambda row: markdown.count(row.n)),
     ]
     about = (
         "Searched by successive halving on a validation split, once for each of n seeds. Then one training each with "
         "the best rate, and with those to which the linear and the square-root rule scale the best rate at the "
-        "smallest batch: accuracy on the test set (learning rate), medians over seeds. Epochs: of all candidates."
+        "smallest batch: accuracy on the test set (change from the best rate, learning rate), medians over seeds. "
+        "Epochs: of all candidates."
     )
     drawn = [
         block
@@ -102,8 +140,8 @@ def _rate(row: Any) -> str:
     return f"{row.lr:.3g}{spread}"
 
 
-def _rule(accuracy: float, rate: float) -> str:
-    return "" if pd.isna(accuracy) else f"{accuracy:.3f} (lr {rate:.3g})"
+def _rule(accuracy: float, change: float, rate: float) -> str:
+    return "" if pd.isna(accuracy) else f"{accuracy:.3f} ({change:+.3f}, lr {rate:.3g})"
 
 
 def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> str:
