@@ -32,4 +32,7 @@ if __name__ == "__main__":
 
     import runpy
 
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:  # it was still importing what would have handled it
+        sys.exit(130)

@@ -98,8 +98,8 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
         completed = runs.reindex(ids.get(name, []))
         column, accuracies = name.replace("-", "_"), completed.accuracy.reset_index(drop=True)
         of_found = accuracies if name == FOUND else of_found
-        tested.update({column: accuracies.median(), f"{column}_lr": completed.lr.median()})
-        tested[f"{column}_change"] = (accuracies - of_found).median()
+        values = {column: accuracies, f"{column}_lr": completed.lr, f"{column}_change": accuracies - of_found}
+        tested.update({key: each.dropna().median() for key, each in values.items()})
         if name == FOUND and accuracies.notna().any():
             tested["test_recipe"] = completed.training_recipe.dropna().iloc[0]
     return tested
