@@ -29,6 +29,7 @@ from poc import (
     Steps,
     Synthetic,
     config,
+    data,
     frameworks,
 )
 from poc.config.run import Run
@@ -41,6 +42,8 @@ from tests.launch import HOME
 from tests.test_host import use
 
 RECIPES = sorted((HOME / "recipes").rglob("*.py"))
+PAGES = [HOME / "README.md", *(HOME / "docs").glob("*.md")]
+DOCUMENTED = [block.split("```")[0] for page in PAGES for block in page.read_text().split("```python\n")[1:]]
 CPU = Hardware(cpu="Test CPU", cores=2, memory_bytes=2**34, cpu_flops=2e11)
 
 
@@ -474,6 +477,17 @@ def test_every_recipe_can_be_planned_and_runs_somewhere(path: Path, quick: bool)
     runs = [one for machine in (CPU, gpus(8)) for one in plan(path.stem, config.load(path), machine, quick=quick)]
     assert any(not one.skip for one in runs)
     assert all(one.seconds > 0 and one.run.quick == quick for one in runs)
+
+
+@pytest.mark.parametrize("text", DOCUMENTED)
+def test_recipes_in_the_documentation_can_be_planned(text: str, tmp_path: Path) -> None:
+    for split, label in itertools.product(("train", "val"), ("cat", "dog")):
+        (tmp_path / "photos" / split / label).mkdir(parents=True)
+        for number in range(32):
+            (tmp_path / "photos" / split / label / f"{number}.png").touch()
+    (tmp_path / "mine.py").write_text(text)
+    runs = plan("mine", config.load(tmp_path / "mine.py", count=data.count), gpus(8))
+    assert any(not item.skip for item in runs)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ class Network:
     def check_input(self, size: int) -> None:
         """Raise UserError unless it accepts images of `size` x `size` pixels."""
         if not self.smallest <= size <= self.largest:
-            limits = f"{self.smallest} to {self.largest}"
+            limits = f"{self.smallest}" if self.smallest == self.largest else f"{self.smallest} to {self.largest}"
             raise UserError(f"data: crop: {size} is not allowed with {self.name}; use images of {limits} pixels")
 
 
