@@ -9,17 +9,21 @@ details. On a CPU, and with one seed: `--set kind=cpu --set seeds=1`.
 from poc import CIFAR10, Recipe, Search
 
 search = Search(low=0.005, high=2.56, points=10)
+sizes = {"cifar_resnet8_v2": 28, "cifar_lenet": 32}
 
 recipe = Recipe(
-    model=["cifar_resnet8_v2", "cifar_lenet"],
+    model="cifar_resnet8_v2",
     epochs=8,
     kind="gpu",
     priority=9,
     batch_per_device=[128, 512, 2048],
     seeds=5,
     cases=[
-        dict(lr=search, data=CIFAR10(crop=32)),
-        dict(lr=search.rates, data=CIFAR10(crop=32, validate_on="held-out")),
+        *(dict(model=model, lr=search, data=CIFAR10(crop=size)) for model, size in sizes.items()),
+        *(
+            dict(model=model, lr=search.rates, data=CIFAR10(crop=size, validate_on="held-out"))
+            for model, size in sizes.items()
+        ),
     ],
-    quick=dict(cases=[dict(lr=search.rates[:2], data=CIFAR10(crop=32))], seeds=1, steps=8, window=2, evaluate=False),
+    quick=dict(cases=[dict(lr=search.rates[:2])], seeds=1, steps=8, window=2, evaluate=False),
 )
