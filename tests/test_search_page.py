@@ -60,6 +60,10 @@ def test_a_simulated_machine_s_page_shows_rates_rules_and_epochs(
                 expected = [tested[s, rule(base=smallest[s], per=128).at(batch)] for s in (0, 1)]
                 assert number(line[name]) == pytest.approx(sum(expected) / 2, abs=6e-4)
     assert f"at global batch 1,024 use {number(table[1]['best lr found']):g}" in page
+    # No other table takes the rate that is best on the test set.
+    (best,) = [lines for lines in tables(page)["Learning rate and global batch"] if "best lr" in lines[0]]
+    assert number(best[1]["best lr"]) in rates
+    assert f"{number(best[1]['best lr']):g} at 1,024, best of 10 tried" in page
     # All 10 rates of a batch are in its line; no paused run is in a table of accuracies or speeds.
     (lines,) = [lines for title, lines in curves if title == "Accuracy against learning rate"]
     assert [(line.label, len(line.points)) for line in lines] == [("global batch 128", 10), ("global batch 1,024", 10)]
@@ -71,7 +75,9 @@ def test_candidates_of_different_searches_or_half_a_search_choose_nothing(tmp_pa
     table = build(*made)
     assert (table.search != "").sum() == sum(record.run.search is not None for record in made)
     assert table.search[table.search != ""].nunique() == 1
-    assert table.chosen.sum() == 4
+    assert (table.chosen & (table.search != "")).sum() == 4
+    # The trainings on the test set with these rates.
+    assert (table.chosen & (table.accuracy_on == "test set") & (table.candidates == 10)).sum() == 4
     assert set(table.length) == {"paused", "training"}
     assert table.samples_per_second[table.length == "paused"].isna().all()
     half = build(*(record for record in made if record.run.pause_after or not record.run.search))

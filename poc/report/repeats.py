@@ -53,7 +53,8 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
     rows[["accuracy", "accuracy_last4"]] = by_seed[["accuracy", "accuracy_last4"]].median()
     rates = clean_repeats.samples_per_second
     rows = rows.assign(rate_low=rates.min(), rate_high=rates.max(), n=rates.count(), seeds=by_seed.accuracy.count())
-    rows["noisy"] = completed.groupby("setting").noisy.all()
+    of_setting = completed.groupby("setting")
+    rows["noisy"], rows["chosen"] = of_setting.noisy.all(), of_setting.chosen.any()
     # In the order of the table, whatever the order of the starts.
     return rows.loc[table.setting[table.setting.isin(rows.index)].drop_duplicates()].reset_index(drop=True)
 

@@ -13,9 +13,10 @@ from poc.records.record import COMPLETED, Record
 
 
 def add_choices(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> None:
-    """Fill in the columns `chosen` and `test_runs` of the row of each record."""
-    searches = defaultdict(list)
+    """Fill in the columns `chosen` and `test_runs` of the row of each record, and the `candidates` of a test run."""
+    searches, rows_by_run = defaultdict(list), defaultdict(list)
     for row, record in zip(rows, records):
+        rows_by_run[row["machine"], row["run_id"], row["outcome"]].append(row)
         if row["search"]:
             searches[row["search"], record.run.seed].append((record.started, record, row))
     for members in searches.values():
@@ -24,6 +25,9 @@ def add_choices(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> No
             for _, record, row in members:
                 if record.run.id == winner.id and record.outcome == COMPLETED:
                     row.update(chosen=True, test_runs=test_runs)
+                    found = test_runs.split()[0].removeprefix(f"{search.FOUND}:")
+                    for tested in rows_by_run[row["machine"], found, COMPLETED]:
+                        tested.update(chosen=True, candidates=row["candidates"])
 
 
 def _choices(records: Sequence[Record]) -> list[tuple[Run, str]]:

@@ -17,17 +17,18 @@ _MAX_TUNED = 3
 def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     """Return the setting with the best learning rate at each global batch, its index, smallest first.
 
-    Only trainings of equal length compare: of 12 epochs, else of the most frequent number. A learning rate that was
-    tried in several settings counts by the one with the `reference` batch per device, else by the one with most seeds.
-    `change` is the change of the accuracy from that global batch, `tried` how many learning rates were compared.
+    It is the one that a search chose on the validation split, if there was one, else the most accurate. Only trainings
+    of equal length compare: of 12 epochs, else of the most frequent number. A learning rate that was tried in several
+    settings counts by the one with the `reference` batch per device, else by the one with most seeds. `change` is the
+    change of the accuracy from that global batch, `tried` how many learning rates were compared.
     """
     rows = same_length(trainings(rows))
     rows = rows[rows.lr.notna()].assign(at_reference=rows.batch_per_device == reference)
     rows = rows.sort_values(["at_reference", "seeds", "started"], kind="stable")
     by_lr = rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
-    best = by_lr.sort_values("accuracy", kind="stable").drop_duplicates("global_batch", keep="last")
+    best = by_lr.sort_values(["chosen", "accuracy"], kind="stable").drop_duplicates("global_batch", keep="last")
     best = best.set_index("global_batch", drop=False).sort_index()
-    best["tried"] = rows.groupby("global_batch").lr.nunique()
+    best["tried"] = best.candidates.fillna(rows.groupby("global_batch").lr.nunique()).astype(int)
     change = best.accuracy - best.accuracy.get(reference, math.nan)
     return best.assign(change=change.where(best.index != reference))
 
@@ -60,6 +61,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         f"Test accuracy of {subject.label} at the best learning rate that was tried, {results.recipe(subject)}"
         f"{epochs}; published: accuracy (learning rate). n is the number of seeds. Emulated devices count: "
         "their accuracy is that of real ones."
+        + (" A rate that a search chose comes before all others." if measured.chosen.any() else "")
     )
     curves = [chart.Line("this machine", measured.accuracy.to_dict(), measured=True)]
     curves += [chart.Line(name, best.accuracy.to_dict()) for name, best in published.items()]
