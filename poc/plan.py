@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from poc import frameworks, search
 from poc.config import AUTO, NODE, Device, Recipe, Search, Setting, Training, networks
@@ -48,8 +48,7 @@ class Planned:
     smaller: tuple[Run, ...] = ()
     """The same with smaller batches, descending: the first that fits in memory is done if `run` does not."""
     searched: tuple[tuple[Run, ...], ...] = ()
-    """Of a search for a learning rate the candidates at each global batch, ascending (`poc/search.py`); `run` is the
-    first of them."""
+    """Of a search (`poc/search.py`) the candidates at each global batch, ascending; `run` is the first of them."""
     repeat: int = 1
     """Number of this repeat, counted from 1."""
 
@@ -95,10 +94,9 @@ def plan(
                 names.update(model_folder=str(recipe.folder) if source_hash else "", model_hash=source_hash)
             is_search = isinstance(setting.lr, Search)
             for item in _searches(group, hardware, names) if is_search else [_planned(setting, hardware, names)]:
-                if setting.kind == "cpu" and not cpu and not item.skip:
-                    item = dataclasses.replace(item, skip="CPU run on a machine with GPUs (--cpu runs it)")
-                number_of_repeat = 1 if item.skip else repeat + 1
-                item = dataclasses.replace(item, repeat=number_of_repeat, priority=setting.priority)
+                left_out = "CPU run on a machine with GPUs (--cpu runs it)" if setting.kind == "cpu" and not cpu else ""
+                skip = item.skip or left_out
+                item = dataclasses.replace(item, skip=skip, repeat=1 if skip else repeat + 1, priority=setting.priority)
                 # Folders of the same size differ only in their paths, which are no part of the id.
                 key = (item.run.id, item.run.data.key, bool(item.smaller), item.searched, item.repeat)
                 planned.setdefault(key, item)
@@ -130,18 +128,15 @@ def _searches(settings: Iterable[Setting], hardware: Hardware, names: dict[str, 
         if skip:
             planned.append(Planned(run=run, skip=skip, seconds=estimate(run, hardware)))
             continue
-        framework_choice = choice
-        shared: dict[str, Any] = {"search": setting.lr}
-        candidates = [
-            dataclasses.replace(with_rate(run, candidate), tunes=with_rate(training, tuned), **shared)
+        framework_choice, rates = choice, cast(Search, setting.lr)
+        candidates = (
+            dataclasses.replace(with_rate(run, candidate), tunes=with_rate(training, tuned), search=rates)
             for candidate, tuned in pairs
-        ]
+        )
         batches.append(tuple(candidates))
     if batches:
-        seconds = _search_seconds(batches, hardware)
-        run = batches[0][0]
-        item = Planned(run=run, searched=tuple(batches), seconds=seconds, framework_choice=framework_choice)
-        planned.append(item)
+        run, seconds = batches[0][0], _search_seconds(batches, hardware)
+        planned.append(Planned(run=run, searched=tuple(batches), seconds=seconds, framework_choice=framework_choice))
     return planned
 
 
@@ -205,9 +200,9 @@ def _with_framework(
     cores, too_few_cores = _cores(setting, kind, workers, hosts, hardware)
     schedule, per_epoch = setting.schedule, steps_per_epoch(setting.data.train_images, setting.global_batch)
     fields = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
-    fields.update(names)
-    fields.update(vars(schedule))
     fields.update(
+        **names,
+        **vars(schedule),
         framework=name,
         kind=kind,
         emulated=emulated,

@@ -131,9 +131,8 @@ def trainings(winner: Run, smallest: Run | None) -> dict[str, Run]:
         for name, rule in ((LINEAR, Linear), (SQUARE_ROOT, SquareRoot)):
             scaled = rule(base=smallest.learning_rate, per=smallest.global_batch)
             rate = scaled.at(winner.global_batch)
-            is_found = rate == winner.learning_rate
             by_rule = dataclasses.replace(winner.tunes, learning_rate=rate, lr_rule=str(scaled))
-            runs[name] = winner.tunes if is_found else by_rule
+            runs[name] = winner.tunes if rate == winner.learning_rate else by_rule
     return runs
 
 
@@ -156,10 +155,9 @@ def _ranked(runs: Sequence[Run], result_of: ResultOf) -> list[Run] | None:
 
     The higher accuracy is better, then the lower loss, then the lower learning rate.
     """
-    results = [result_of(run) for run in runs]
-    pairs = [(run, result) for run, result in zip(runs, results) if result]
-    if len(pairs) < len(runs):
+    results = [(run, result_of(run)) for run in runs]
+    if not all(result for _, result in results):
         return None
-    completed = [(run, result) for run, result in pairs if result.completed]
-    completed.sort(key=lambda pair: (-pair[1].accuracy, pair[1].loss, pair[0].learning_rate))
-    return [run for run, _ in completed]
+    completed = [(-result.accuracy, result.loss, run) for run, result in results if result and result.completed]
+    completed.sort(key=lambda ranked: (*ranked[:2], ranked[2].learning_rate))
+    return [run for *_, run in completed]

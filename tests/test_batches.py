@@ -88,7 +88,7 @@ def test_held_out_images_are_never_trained_on_nor_the_test_set_read(workers: int
     assert len(held_out) == len(set(held_out)) == 600
     assert not trained_on & set(held_out)
     assert np.bincount(labels[held_out]).tolist() == [60] * 10
-    assert spec.train == CIFAR10().train - 5_000
+    assert spec.train_images == CIFAR10().train_images - 5_000
 
 
 # Augmentation

@@ -15,12 +15,11 @@ from poc.values import Count, CountOrZero, Flag, UserError, suggest
 _IMAGENET_TRAIN = 1_281_167
 HELD_OUT: Final = "held-out"
 """Validate on training images that are excluded from training."""
-MOST_HELD_OUT = 5_000
 
 
 def held_out_images(images: int) -> int:
     """Return the size of the validation split of a training set: a tenth of it, at most 5,000 images."""
-    return max(1, min(MOST_HELD_OUT, images // 10))
+    return max(1, min(5_000, images // 10))
 
 
 class DataId(NamedTuple):
@@ -47,6 +46,7 @@ class _Images:
     crop: int
     classes: int
     train: Any
+    """Images of the training set, or their file."""
     validate_on: Any = "test"
     fixed = False
     alternate = False
@@ -57,7 +57,7 @@ class _Images:
     @property
     def train_images(self) -> int:
         """Images that an epoch trains on; 0 if the user's own files were not counted yet."""
-        return int(self.train)
+        return int(self.train - (held_out_images(self.train) if self.validate_on == HELD_OUT else 0))
 
     @property
     def key(self) -> str:
@@ -107,10 +107,7 @@ class Cifar(_Images):
     """"held-out": a tenth of the training images, at most 5,000, the same share of each class and always the same. They
     are not trained on: for tuning, so that the test set is left for the tuned recipes."""
 
-    @property
-    def train(self) -> int:
-        """Images that are trained on."""
-        return 50_000 - (held_out_images(50_000) if self.validate_on == HELD_OUT else 0)
+    train = 50_000
 
     def on_gpu(self) -> Self:
         return self if self.jitter or self.cutout else dataclasses.replace(self, on_device=True)
@@ -179,8 +176,7 @@ class Synthetic(_Images):
 def synthetic(like: str, *, size: int | None = None, fixed: bool = True) -> Synthetic:
     """Return generated images in the shape of a data set, "cifar" (32 pixels) or "imagenet" (224), or of `size` pixels.
 
-    They are one fixed batch in the device's memory; without `fixed` they pass through the whole input pipeline. Raises
-    UserError for another name.
+    They are one fixed batch in the device's memory; without `fixed` they pass through the whole input pipeline.
     """
     sizes = {"cifar": 32, "imagenet": 224}
     if like not in sizes:
@@ -210,13 +206,8 @@ class ImageNet(_Images):
     validation: Count = field(default=50_000, label="{:,} for validation")
     """Images in the validation file."""
     validate_on: ValidateOn = _VALIDATE_ON
-    """As of `CIFAR10`."""
 
     classes = 1000
-
-    @property
-    def train_images(self) -> int:
-        return self.train - (held_out_images(self.train) if self.validate_on == HELD_OUT else 0)
 
     def __post_init__(self) -> None:
         self.check_crop(self.resize)
@@ -276,12 +267,9 @@ class Arrays(_Images):
     name: Literal["arrays"] = "arrays"
     path: str = field(local=True)
     crop: CountOrZero = field(default=0, label="crop {}")
-    """Height and width of the model's input, in pixels: a random crop in training, the centre in validation. 0: the
-    shorter side."""
+    """As in `CIFAR10`; 0: the shorter side."""
     pad: CountOrZero = field(default=0, label="pad {}")
-    """Pixels of border (value 127) put around the image before the random crop."""
     mirror: Flag = field(default=False, label="horizontal flip")
-    """Flip with probability 1/2."""
     validate_on: ValidateOn = _VALIDATE_ON
     classes: CountOrZero = 0
     train_images: CountOrZero = 0

@@ -94,10 +94,8 @@ def changed(options: Any) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     for declared in dataclasses.fields(options):
-        value = getattr(options, declared.name)
-        if declared.metadata.get("local"):
-            continue
-        if declared.name == "name" or value != declared.default:
+        value, is_local = getattr(options, declared.name), declared.metadata.get("local")
+        if not is_local and (declared.name == "name" or value != declared.default):
             fields[declared.name] = changed(value) if dataclasses.is_dataclass(value) else value
     return fields
 

@@ -101,16 +101,14 @@ class DistAsync(KVStore):
     sums = False
 
 
-def _staleness_label(steps: int | None) -> str:
-    return "unbounded staleness" if steps is None else f"staleness {steps}"
-
-
 @configuration
 class SSP(KVStore):
     """Stale synchronous parallel on top of `DistAsync`: bounded staleness (Ho et al. 2013)."""
 
     name: Literal["ssp"] = "ssp"
-    staleness: CountOrZero | None = field(label=_staleness_label)
+    staleness: CountOrZero | None = field(
+        label=lambda steps: "unbounded staleness" if steps is None else f"staleness {steps}"
+    )
     """Steps that a worker may be ahead of the slowest: 0 is synchronous, None sets no bound."""
     servers: Count = field(default=1, label="{} servers")
 
@@ -123,7 +121,6 @@ class Horovod(KVStore):
 
     name: Literal["horovod"] = "horovod"
     gradient_bits: Literal[16, 32] = field(default=32, label="{}-bit")
-    """16: gradients travel as float16."""
 
 
 @configuration

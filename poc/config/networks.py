@@ -21,7 +21,6 @@ CIFAR_RESNET_V2 = (8, 20, 32, 44, 50, 56, 110, 164)
 """Layers of the ResNets for CIFAR; those with 164 have bottlenecks."""
 ZOOS = ("timm", "torchvision", "gluoncv")
 """Packages whose models a recipe names as "timm:resnet18"."""
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 COSTS = Path(__file__).with_name("network_costs.csv")
 
 
@@ -72,7 +71,7 @@ class Network:
         `mean` and `std`, of pixels in 0..1, replace its own; 1/58 is about ImageNet's standard deviation.
         """
         if self.name not in NETWORKS:
-            mean, std = mean or _IMAGENET_MEAN, std or _IMAGENET_STD
+            mean, std = mean or (0.485, 0.456, 0.406), std or (0.229, 0.224, 0.225)  # ImageNet's
         own_scale = 1.0 if self.normalises_input else 1 / 58.0
         scale = own_scale if std is None else (1 / (255 * std[0]), 1 / (255 * std[1]), 1 / (255 * std[2]))
         return (255 * mean[0], 255 * mean[1], 255 * mean[2]) if mean else MEAN, scale
@@ -96,22 +95,19 @@ class Network:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
-def _read() -> dict[str, Network]:
-    costs = {row.pop("network"): row for row in _rows(COSTS)}
-    rows = _rows(Path(__file__).with_name("networks.csv"))
-    return {row["name"]: from_plain(Network, {**row, "cost": costs.get(row["name"], UNKNOWN)}) for row in rows}
-
-
-NETWORKS: dict[str, Network] = _read()
+_costs = {row.pop("network"): row for row in _rows(COSTS)}
+NETWORKS: dict[str, Network] = {
+    row["name"]: from_plain(Network, {**row, "cost": _costs.get(row["name"], UNKNOWN)})
+    for row in _rows(Path(__file__).with_name("networks.csv"))
+}
 
 
 def network(name: str) -> Network:
     """Return the registered model `name`; raises UserError with the most similar valid name."""
-    if not isinstance(name, str) or name not in NETWORKS:
+    if name not in NETWORKS:
         raise UserError(f"model: {name!r} is unknown; {suggest(name, NETWORKS)}")
     return NETWORKS[name]
 

@@ -70,8 +70,7 @@ class Muon(_Momentum):
 
     name: Literal["muon"] = "muon"
     lr: Positive = field(label="lr {:g} for convolutions")
-    """Learning rate of the convolutions while the other parameters have the recipe's `lr`; warm-up and decay are the
-    same."""
+    """Learning rate of the convolutions while the others have the recipe's `lr`; warm-up and decay are the same."""
     unit_weights: Flag = field(default=False, label="unit-norm convolutions")
     """Before each step a convolution is scaled to the norm of an orthogonal one, the square root of its number of
     outputs (Jordan 2024, `airbench94_muon`), so that a learning rate is the same share of it at every step. Weights

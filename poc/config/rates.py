@@ -12,8 +12,6 @@ from annotated_types import Ge, Gt, Le, Len, Lt
 from poc.config.fields import configuration, field
 from poc.values import Count, CountOrZero, Flag, Positive, PositiveOrZero, Share, UserError, as_list, checked, invalid
 
-BASE = "base"
-"""Warm-up from the learning rate that is not scaled."""
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
     "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
@@ -57,16 +55,11 @@ class Fixed:
 
     def schedule(self, global_batch: int, steps_per_epoch: int, steps: int) -> Schedule:
         """Return the rate of each of `steps` steps, at a global batch."""
-        drops: dict[str, Any] = {"decay": self.decay}
+        fields: dict[str, Any] = {"learning_rate": self.at(global_batch), "steps": steps, "decay": self.decay}
         if isinstance(self.decay, Steps):
-            drops = {"decay": "steps", "decay_at": self.decay.at, "decay_factor": self.decay.factor}
-        return Schedule(
-            learning_rate=self.at(global_batch),
-            warmup_from=float(self.base if self.warmup_from == BASE else self.warmup_from),
-            warmup_steps=round(self.warmup_epochs * steps_per_epoch),
-            steps=steps,
-            **drops,
-        )
+            fields |= {"decay": "steps", "decay_at": self.decay.at, "decay_factor": self.decay.factor}
+        warmup_from = float(self.base if self.warmup_from == "base" else self.warmup_from)
+        return Schedule(warmup_from=warmup_from, warmup_steps=round(self.warmup_epochs * steps_per_epoch), **fields)
 
     def __str__(self) -> str:
         return "fixed"
@@ -158,9 +151,8 @@ class Search:
         if (count := len(self.candidates)) > _MOST_CANDIDATES:
             raise UserError(f"Search: {count:,} candidates; the maximum is {_MOST_CANDIDATES:,}")
         if len({*self.rates}) < len(self.rates):
-            raise invalid(
-                "Search.points", self.points, f"{self.low:g} to {self.high:g} has fewer rates of three digits"
-            )
+            reason = f"{self.low:g} to {self.high:g} has fewer rates of three digits"
+            raise invalid("Search.points", self.points, reason)
 
     @property
     def rates(self) -> list[float]:

@@ -27,8 +27,7 @@ PER_DEVICE = "per-device"
 LARGEST = "largest"
 """Batch per device: the largest that fits."""
 AUTO: Final = "auto"
-"""Framework: the first that supports the run. Precision: bfloat16 if this machine has it. Layout: the framework's
-fastest."""
+"""The first framework that supports the run; bfloat16 if this machine has it; the framework's fastest layout."""
 EPOCHS = 12
 """Length of a recipe that sets none: the main study's."""
 _MOST_RUNS = 10_000
@@ -56,8 +55,7 @@ class Training:
     devices: Count = 1
     """Number of devices that train together. A single CPU device has all cores."""
     emulated: Flag = field(default=False, label="emulated")
-    """If the machine has too few devices of the kind, one of them does the work of all, one after another: the accuracy
-    is valid, the speed is not."""
+    """If the machine has too few devices of the kind, one does all the work: its accuracy is valid, not its speed."""
     batch_per_device: Annotated[Count, Or(LARGEST)] = 128
     """Samples per device and micro-batch; the global batch is that times the devices times `accumulate`. "largest": as
     many as fit into its memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536, tried from above."""
@@ -186,12 +184,11 @@ class Setting(Training):
     def candidates(self) -> list[tuple[Setting, Setting]]:
         """Return each candidate of its search: with the validation split, and the training that it stands for."""
         assert isinstance(self.lr, Search)
-        pairs = []
+        data, trainings = with_validation_split(self.data), []
         for rate, replaced in self.lr.candidates:
             optimizer = dataclasses.replace(self.optimizer, **replaced)  # type: ignore[arg-type]
-            training = dataclasses.replace(self, lr=rate, optimizer=optimizer)
-            pairs.append((dataclasses.replace(training, data=with_validation_split(self.data)), training))
-        return pairs
+            trainings.append(dataclasses.replace(self, lr=rate, optimizer=optimizer))
+        return [(dataclasses.replace(training, data=data), training) for training in trainings]
 
     @property
     def schedule(self) -> Schedule:
@@ -286,8 +283,7 @@ class Recipe:
         settings = self.settings()
         for setting in settings:
             setting.check_schedule()
-        several = any(setting.devices > 1 for setting in settings)
-        accumulates = any(setting.accumulate > 1 for setting in settings)
+        several, accumulates = (any(getattr(each, name) > 1 for each in settings) for name in ("devices", "accumulate"))
         for name, setting in itertools.product(("kvstore", "emulated", "gradient_noise"), settings):
             value, has_effect = getattr(setting, name), several or (accumulates and name == "gradient_noise")
             if not has_effect and value != getattr(Setting, name):

@@ -25,8 +25,7 @@ def load(
     """Read the recipe in the Python file `path`, whose framework must be one of `frameworks`, if there are any.
 
     It may import files in its folder. `fields` replace its own (`Recipe.with_fields`). `count` (`poc.data.count`)
-    completes each data set by its files, whose paths are relative to the recipe's folder. Raises UserError if there is
-    no recipe or it is wrong.
+    completes each data set by its files, with paths relative to that folder. Raises UserError for a wrong recipe.
     """
     if not path.is_file():
         raise UserError(f"recipe: {path} is not a file")

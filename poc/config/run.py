@@ -77,7 +77,7 @@ class Run(Schedule, Training):
     @property
     def uses_validation_split(self) -> bool:
         """True if its accuracy is of images held out from training, not of the test set."""
-        return getattr(self.data, "validate_on", "") == HELD_OUT
+        return bool(self.data.validate_on == HELD_OUT)
 
     @property
     def whole_epochs(self) -> bool:
@@ -105,13 +105,9 @@ class Run(Schedule, Training):
         devices = f"{self.devices} {self.kind}" + (" (emulated)" if self.emulated else "")
         epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
         length = epochs if self.steps == self.epochs * self.steps_per_epoch else f"{self.steps} steps"
-        parts = [self.model, f"{self.batch_per_device} x {devices}", length]
-        if self.synchronises:
-            parts.append(self.kvstore_label)
-        options = labels(self)
-        for name in ("emulated", "kvstore", "straggler"):  # above
-            options.pop(name, None)
-        return ", ".join([*parts, *options.values()])
+        kvstore = [self.kvstore_label] if self.synchronises else []
+        options = [text for name, text in labels(self).items() if name not in ("emulated", "kvstore", "straggler")]
+        return ", ".join([self.model, f"{self.batch_per_device} x {devices}", length, *kvstore, *options])
 
     @property
     def kvstore_label(self) -> str:
@@ -127,12 +123,9 @@ class Run(Schedule, Training):
             parts.append(str(data))
         if isinstance(data, Cifar):
             parts.append(f"crop {data.crop} of {32 + 2 * data.pad}")
-            if data.mirror:
-                parts.append("flip every other epoch" if data.alternate else "horizontal flip")
-            if data.jitter:
-                parts.append("colour jitter")
-            if data.cutout:
-                parts.append(f"cutout {data.cutout}")
+            flip = "flip every other epoch" if data.alternate else "horizontal flip"
+            options = {flip: data.mirror, "colour jitter": data.jitter, f"cutout {data.cutout}": data.cutout}
+            parts += [text for text, is_on in options.items() if is_on]
         return ", ".join(parts)
 
     @property
@@ -159,9 +152,7 @@ class Run(Schedule, Training):
         Two runs with equal fingerprints compute the same but for these fields. Values at their default are left out, so
         that a field which is added later changes no id.
         """
-        fields = changed(self)
-        for name in (*ignoring, *_NOT_COMPUTED):
-            fields.pop(name, None)
+        fields = {name: value for name, value in changed(self).items() if name not in (*ignoring, *_NOT_COMPUTED)}
         return json.dumps(fields, sort_keys=True)
 
     def to_json(self) -> dict[str, Any]:
