@@ -159,9 +159,9 @@ def test_a_folder_has_the_images_of_its_files_by_sorted_names(tmp_path: Path) ->
     train = load(folder_in(tmp_path), tmp_path).train
     assert train.files.names[:4] == ["cat/0.png", "cat/1.JPG", "cat/10.png", "cat/11.JPG"]
     assert "cat/more/3.JPG" in train.files.names
-    label, pixels = train.files.read(train.files.names.index("dog/14.png"))
-    assert label == 1
-    np.testing.assert_array_equal(pixels[..., ::-1], picture(1, 14))
+    index = train.files.names.index("dog/14.png")
+    assert train.labels[index] == 1
+    np.testing.assert_array_equal(train.files.read(index)[..., ::-1], picture(1, 14))
 
 
 def test_grey_arrays_have_three_equal_colours_and_the_crop_is_the_whole_image(tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def boxes(height: int, width: int, scale: float, count: int = 2000) -> Any:
         def __len__(self) -> int:
             return count
 
-        def read(self, index: int) -> tuple[float, Any]:
+        def read(self, index: int) -> Any:
             rows, columns = np.mgrid[0:height, 0:width]
-            return 0.0, np.stack([rows, columns, rows], axis=-1).astype(np.uint8)
+            return np.stack([rows, columns, rows], axis=-1).astype(np.uint8)
 
     original = photos._scaled
 

@@ -69,8 +69,7 @@ def training_batches(
 
     The parts of all workers and steps of an epoch are a partition of its whole batches; `workers` x `accumulate`
     divides `global_batch`, whose first part has the first micro-batches of all workers, the next one the second, and so
-    on. A fixed batch is the same object every time. Batches are made by up to 16 threads, one per core, or by the
-    caller's thread if not `threaded`.
+    on. A fixed batch is the same object every time. If `threaded`, one thread per core, up to 16, makes the batches.
     """
     samples, share = len(dataset.train), global_batch // workers
     if isinstance(spec, Synthetic) and spec.fixed:

@@ -40,8 +40,7 @@ class Release:
     folders: tuple[str, str]
     """Folders of the binary and the Python version in their archives."""
     labels: tuple[str, int]
-    """Key of the labels in a file of the Python version, and the labels before an image in the binary version, of
-    which the last counts."""
+    """Key of the labels in the Python version; labels per image in the binary one, of which the last counts."""
     train: int = CIFAR10().train
     validation: int = 10_000
 
@@ -140,25 +139,16 @@ def decode(files: Mapping[Path, bytes], release: Release) -> Dataset:
 
 def _unpack(content: bytes, archive: Path, release: Release) -> dict[Path, bytes]:
     """Return the files of the binary or Python version in an archive."""
-    contents = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(gzip.decompress(content)), mode="r:") as tar:
-            for member in tar:
-                if member.isfile():
-                    # Only the last part of a path counts, and nothing is written anywhere.
-                    contents[Path(member.name).name] = member
+            # Only the last part of a path counts, and nothing is written anywhere.
+            contents = {Path(member.name).name: member for member in tar if member.isfile()}
             version = max(release.binary, release.files, key=lambda names: len(contents.keys() & set(names)))
             if absent := [name for name in version if name not in contents]:
                 raise UserError(f"data: {archive} is incomplete, {absent[0]} is missing; download it again")
-            return {archive / name: _read(tar, contents[name]) for name in version}
+            return {archive / name: (tar.extractfile(contents[name]) or io.BytesIO()).read() for name in version}
     except (EOFError, OSError, RecursionError, ValueError, tarfile.TarError, zlib.error) as error:
         raise UserError(f"data: {archive} is truncated or damaged ({error}); download it again") from None
-
-
-def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    assert file is not None
-    return file.read()
 
 
 def _decode_binary(content: bytes, where: Path, release: Release) -> Images:
@@ -192,9 +182,8 @@ def _decode_python(content: bytes, where: Path, release: Release) -> Images:
             raise ValueError(f"its pixels are {rows.dtype} in the shape {rows.shape}")
     except Exception as error:  # a damaged or hostile pickle can raise anything
         detail = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"data: {where} is not a {release.title} batch (Python version), or damaged ({detail}); download it again"
-        ) from None
+        damage = f"is not a {release.title} batch (Python version), or damaged ({detail})"
+        raise UserError(f"data: {where} {damage}; download it again") from None
     return _from_planes(rows, labels, where, release)
 
 
@@ -207,11 +196,10 @@ def _decode_records(content: bytes, path: Path, release: Release) -> tuple[Image
     images = []
     for number, record in enumerate(recordio.records(content, path)):
         where = f"{path}, record {number}"
-        image = recordio.image(content[record], where)
-        height, width, _ = image.pixels.shape
+        images.append(recordio.image(content[record], where))
+        height, width, _ = images[-1].pixels.shape
         if (height, width) != (_SIZE, _SIZE):
             raise UserError(f"data: {where}: {width} x {height} pixels, {release.title} has 32 x 32; download it again")
-        images.append(image)
     blue_green_red = np.array([image.pixels for image in images], np.uint8).reshape(-1, _SIZE, _SIZE, 3)
     labels = np.array([image.label for image in images])
     return _check_labels(blue_green_red[..., ::-1], labels, path, release), any(image.lossy for image in images)

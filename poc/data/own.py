@@ -33,8 +33,7 @@ _NAME_DIGITS = 6
 def count(spec: Any, folder: Path) -> Any:
     """Return the user's own data set with absolute paths and the numbers of its classes and images; others as they are.
 
-    Relative paths start at `folder`. Raises UserError if files are missing, or damaged as far as that shows without
-    decoding photos.
+    Relative paths start at `folder`. Raises UserError if files are missing or damaged; photos are not decoded.
     """
     if not isinstance(spec, Own):
         return spec

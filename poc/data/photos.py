@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import mmap
 import os
 from collections.abc import Callable
@@ -54,9 +55,9 @@ class RecordFile:
     def __len__(self) -> int:
         return len(self._records)
 
-    def read(self, index: int) -> tuple[float, Pixels]:
-        """Return the label of an image, and its pixels, (height, width, 3), blue first; raises UserError."""
-        return recordio.image(self._content[self._records[index]], self._where(index))[:2]
+    def read(self, index: int) -> Pixels:
+        """Return the pixels of an image, (height, width, 3), blue first; raises UserError."""
+        return recordio.image(self._content[self._records[index]], self._where(index)).pixels
 
     def summary(self) -> bytes:
         """Return the size of the file, where its records start, and some of them; all would take minutes to read."""
@@ -78,32 +79,26 @@ class ClassFolders:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.is_dir():
-            raise UserError(
-                f"data: {path} is missing; use a folder with train/ and val/, and in each a folder per class"
-            )
+            hint = "use a folder with train/ and val/, and in each a folder per class"
+            raise UserError(f"data: {path} is missing; {hint}")
         self.classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
         if not self.classes:
             raise UserError(f"data: {path} has no folder per class")
-        self.names: list[str] = []
+        names = [_images_in(path, name) for name in self.classes]
+        self.names = list(itertools.chain(*names))
         """Paths of the images relative to `path`, with slashes."""
-        labels: list[int] = []
-        for label, name in enumerate(self.classes):
-            files = _images_in(path, name)
-            self.names += files
-            labels += [label] * len(files)
-        self.labels = np.array(labels, np.int32)
+        self.labels = np.repeat(np.arange(len(names), dtype=np.int32), [*map(len, names)])
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def read(self, index: int) -> tuple[float, Pixels]:
+    def read(self, index: int) -> Pixels:
         """Return an image as `RecordFile.read` does."""
         path = self.path / self.names[index]
         try:
-            encoded = path.read_bytes()
+            return recordio.decode(path.read_bytes(), path)
         except OSError as error:
             raise UserError(f"data: {path} cannot be read ({error.strerror})") from None
-        return float(self.labels[index]), recordio.decode(encoded, path)
 
 
 def _images_in(path: Path, name: str) -> list[str]:
@@ -163,14 +158,13 @@ class Photos(Split):
     ) -> tuple[Pixels, Labels]:
         """Decode images; `cut` returns the part of one to show, given its place in `indices`."""
 
-        def show(number: int) -> tuple[Pixels, float]:
-            label, image = self.files.read(int(self._indices[indices[number]]))
-            view = cut(number, image)[:, :, ::-1]  # red first
+        def show(number: int) -> Pixels:
+            view = cut(number, self.files.read(int(self._indices[indices[number]])))[:, :, ::-1]  # red first
             view = view[:, ::-1] if flipped[number] else view
-            return np.ascontiguousarray(view.transpose(2, 0, 1)), label
+            return np.ascontiguousarray(view.transpose(2, 0, 1))
 
-        images, labels = zip(*self._pool.map(show, range(len(indices))))
-        return np.stack(images), np.array(labels, np.float32)
+        images = [*self._pool.map(show, range(len(indices)))]
+        return np.stack(images), self.labels[indices].astype(np.float32)
 
 
 def scaled_crop(image: Pixels, spec: Any, y: float, x: float) -> Pixels:
@@ -217,9 +211,7 @@ def open_imagenet(spec: ImageNet, source: Path | None) -> Dataset:
     train, validation = (RecordFile(source / name, spec.classes, f"use a folder with {names}") for name in IMAGENET)
     for name, file, expected in zip(IMAGENET, (train, validation), (spec.train, spec.validation)):
         if len(file) != expected:
-            raise UserError(
-                f"data: {source / name} has {len(file)} images, the recipe expects {expected}; set train= and "
-                "validation= of ImageNet(...), or download it again"
-            )
+            hint = "set train= and validation= of ImageNet(...), or download it again"
+            raise UserError(f"data: {source / name} has {len(file)} images, the recipe expects {expected}; {hint}")
     digest = hashlib.sha256(train.summary() + validation.summary()).hexdigest()[:CHECKSUM_DIGITS]
     return Dataset(spec.name, Photos(train), Photos(validation), checksum=digest, source=source)

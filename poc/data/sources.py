@@ -34,26 +34,22 @@ def load(
 
     Raises UserError if files are missing, damaged or something else, or if `cache` cannot be written.
     """
-    dataset = _load(spec, source, cache, release, fallback)
-    return split_off_validation(dataset) if spec.validate_on == HELD_OUT else dataset
-
-
-def _load(spec: Data, source: Path | None, cache: Path, release: Release | None, fallback: bool) -> Dataset:
-    """Return the images of `spec` as `load` does, with the test set."""
+    dataset: Dataset | None
     if isinstance(spec, Synthetic):
-        return synthetic.make(spec)
-    if isinstance(spec, ImageNet):
-        return photos.open_imagenet(spec, source)
-    if isinstance(spec, Arrays):
-        return own.named(_decoded([Path(spec.path)], cache, spec.name, own.decode_arrays))
-    if not isinstance(spec, Cifar):
-        return own.open_photos(spec, cache)
-    release = release or RELEASES[spec.name]
-    dataset = None if fallback else _load_cifar(source, cache, release)
-    if dataset is None:
-        shape = Synthetic(classes=spec.classes, train=release.train, validation=release.validation)
-        dataset = synthetic.make(shape)
-    return dataset
+        dataset = synthetic.make(spec)
+    elif isinstance(spec, ImageNet):
+        dataset = photos.open_imagenet(spec, source)
+    elif isinstance(spec, Arrays):
+        dataset = own.named(_decoded([Path(spec.path)], cache, spec.name, own.decode_arrays))
+    elif not isinstance(spec, Cifar):
+        dataset = own.open_photos(spec, cache)
+    else:
+        release = release or RELEASES[spec.name]
+        dataset = None if fallback else _load_cifar(source, cache, release)
+        if dataset is None:
+            shape = Synthetic(classes=spec.classes, train=release.train, validation=release.validation)
+            dataset = synthetic.make(shape)
+    return split_off_validation(dataset) if spec.validate_on == HELD_OUT else dataset
 
 
 def identify(specs: Iterable[Data], *, source: Path | None, cache: Path) -> dict[str, DataId]:
