@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from poc import frameworks
 from poc.__main__ import main
-from poc.frameworks import builds, installed
+from poc.frameworks import builds
 from poc.frameworks.pytorch import probe
 from poc.host import hardware, nvml
 from poc.host.hardware import Hardware
@@ -96,17 +96,17 @@ def test_a_torch_is_used_if_release_and_machine_code_fit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     python, simulated = fake_python(**facts), machine(name)
-    monkeypatch.setattr(installed, "named_python", lambda: python)
-    found = installed.find("pytorch", python, simulated)
-    assert (found.build is None) == bool(reason)
-    assert reason in found.reason
+    monkeypatch.setattr(builds, "named_python", lambda: python)
+    found = builds.find_installed("pytorch", python, simulated)
+    assert isinstance(found, str) == bool(reason)
+    assert reason in str(found)
     # The same for make_environment.sh. One that does not fit is a line, and the published build is installed.
     assert main(["environment", "--framework", "pytorch"]) == 0
     printed = capsys.readouterr()
     assert (printed.out == ".venv-pytorch installed\n") == (not reason)
     assert ("requirements/torch-c" in printed.out) == bool(reason)
     assert [line for line in printed.err.splitlines() if "not the installed one" in line and reason in line] == (
-        [f"pytorch: not the installed one: {found.reason}"] if reason else []
+        [f"pytorch: not the installed one: {found}"] if reason else []
     )
     assert main(["environment", "--framework", "pytorch", "--installed"]) == (2 if reason else 0)
     printed = capsys.readouterr()
@@ -119,7 +119,7 @@ def test_without_a_torch_the_published_build_is_installed_silently(
     python = fake_python(without="torch")
     machine("1 H100")
     for named in (python, ""):
-        monkeypatch.setattr(installed, "named_python", lambda named=named: named)
+        monkeypatch.setattr(builds, "named_python", lambda named=named: named)
         assert main(["environment"]) == 0
         printed = capsys.readouterr()
         assert ".venv-pytorch requirements/torch-cu13.txt" in printed.out
@@ -136,7 +136,7 @@ def test_a_linked_environment_is_planned_with_its_own_release(
     venv.create(own, with_pip=False)
     (packages,) = own.glob("lib/python3*/site-packages")
     (theirs,) = Path(python).parents[1].glob("lib/python3*/site-packages")
-    (packages / installed.LINK).write_text(f"{theirs}\n")
+    (packages / builds.LINK).write_text(f"{theirs}\n")
     monkeypatch.setattr(frameworks, "environment", lambda name: own if name == "pytorch" else tmp_path / "none")
     monkeypatch.setattr(frameworks, "versions", versions)
     assert frameworks.interpreter("pytorch") == str(own / "bin/python")

@@ -15,7 +15,7 @@ from tabulate import tabulate
 from poc import data, frameworks
 from poc.cli.options import HOME, Options
 from poc.config import CIFAR10
-from poc.frameworks import Build, installed
+from poc.frameworks import Build, builds
 from poc.frameworks.builds import shared_library
 from poc.host import hardware
 from poc.host.environment import cache
@@ -148,11 +148,11 @@ def _offered(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[tuple[s
     for name, build in wanted.items():
         if build.is_installed(frameworks.versions(name)):
             continue
-        installed_build = installed.find(name, installed.named_python(), machine)
-        if installed_build.build:
-            yield name, installed_build.build
-        elif installed_build.reason:
-            print(f"{name}: not the installed one: {installed_build.reason}", file=sys.stderr)
+        found = builds.find_installed(name, builds.named_python(), machine)
+        if isinstance(found, Build):
+            yield name, found
+        elif found:
+            print(f"{name}: not the installed one: {found}", file=sys.stderr)
 
 
 def _without_downloads(wanted: Mapping[str, Build]) -> dict[str, Build]:
@@ -162,7 +162,7 @@ def _without_downloads(wanted: Mapping[str, Build]) -> dict[str, Build]:
     }
     absent = [name for name in wanted if name not in there]
     if not there:
-        python = installed.named_python() or sys.executable
+        python = builds.named_python() or sys.executable
         raise UserError(f"--installed: {python} has no {' and no '.join(absent)} that fits; leave out --installed")
     if absent:
         print(f"{', '.join(absent)}: left out, since it is not installed", file=sys.stderr)

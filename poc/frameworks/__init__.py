@@ -26,7 +26,7 @@ import numpy as np
 from poc.config import NCCL, Training
 from poc.config.networks import Cost
 from poc.config.run import Run
-from poc.frameworks import builds, installed
+from poc.frameworks import builds
 from poc.frameworks.builds import Build as Build
 from poc.frameworks.session import Evaluation as Evaluation
 from poc.frameworks.session import Session
@@ -100,8 +100,7 @@ class Framework(Protocol):
     def cluster(self, run: Run, cores: int, hosts: Sequence[str] = ...) -> AbstractContextManager[Cluster]:
         """Start the processes that the kvstore of `run` needs besides its workers, and end them on exit.
 
-        Each worker will have `cores` cores. `hosts` are the addresses of the hosts that share the workers equally, this
-        one's first.
+        Each worker will have `cores` cores. `hosts` are the addresses of all hosts, which share the workers equally.
         """
 
     def unsupported_reason(self, run: Run, machine: Hardware) -> str | None:
@@ -198,8 +197,8 @@ def versions(name: str) -> dict[str, str]:
 
 def has_any_build(name: str) -> bool:
     """Return whether some build of framework `name` is installed, or it needs none."""
-    packages = {build.package for build in load(name).BUILDS}
-    return not packages or not packages.isdisjoint(versions(name))
+    candidates = load(name).BUILDS
+    return not candidates or any(build.package in versions(name) for build in candidates)
 
 
 def environment(name: str) -> Path:
@@ -218,7 +217,7 @@ def _package_folders(name: str) -> list[str]:
     if interpreter(name) == sys.executable:
         return sys.path
     folders = list(environment(name).glob("lib/python*/site-packages"))
-    linked = [line for folder in folders for line in text(folder / installed.LINK).splitlines()]
+    linked = [line for folder in folders for line in text(folder / builds.LINK).splitlines()]
     return [*map(str, folders), *linked]
 
 
@@ -245,10 +244,11 @@ def available(name: str, machine: Hardware) -> list[Build]:
     """
     published, current = load(name).BUILDS, versions(name)
     version = current.get(published[0].package) if published else None
-    found = None
+    candidates = [build for build in published if platform.machine() in build.processors]
     if version and not any(build.is_installed(current) for build in published):
-        found = installed.find(name, interpreter(name), machine, version).build
-    return [*([found] if found else []), *(build for build in published if platform.machine() in build.processors)]
+        found = builds.find_installed(name, interpreter(name), machine, version)
+        return [found, *candidates] if isinstance(found, Build) else candidates
+    return candidates
 
 
 def usable(name: str, machine: Hardware) -> list[GPU]:
@@ -280,9 +280,9 @@ def wanted(
         for name in (*FRAMEWORKS, *named)
     }
     chosen = {name: build for name in candidates if (build := builds.choose(candidates[name], machine))}
-    on_cards = [name for name in FRAMEWORKS if name in chosen and chosen[name].code]
-    first = [name for name in FRAMEWORKS if name in chosen][:1]
-    names = [only] if only else dict.fromkeys([*first, *on_cards, *named])
+    possible = [name for name in FRAMEWORKS if name in chosen]
+    on_cards = [name for name in possible if chosen[name].code]
+    names = [only] if only else dict.fromkeys([*possible[:1], *on_cards, *named])
     return {name: chosen[name] for name in names if name in chosen}
 
 

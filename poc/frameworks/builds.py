@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from poc.host.hardware import GPU, Hardware
 from poc.values import value
 
-if TYPE_CHECKING:
-    from poc.host.hardware import GPU, Hardware
+LINK = "installed.pth"
+"""File in an environment of make_environment.sh that lists the folders of packages of the user's Python."""
+_FOLDER = Path(__file__).resolve().parent
+_NAMED_PYTHON = _FOLDER.parents[1] / ".venv/made-by-make_environment.sh/python"
+_PROBE_SECONDS = 120
+"""Time limit: an import from a cold network disk takes a minute."""
 
 
 @value
@@ -80,6 +86,44 @@ def unsupported(builds: Sequence[Build], gpu: GPU, driver: str) -> str | None:
     candidates = [build for build in gpu_builds if build.has_code(gpu)] or gpu_builds[:1]
     reasons = [build.refuses(gpu, driver) for build in candidates]
     return None if None in reasons else "; ".join(filter(None, reasons)) or "no build for GPUs"
+
+
+def named_python() -> str:
+    """Return the Python that make_environment.sh was started with; empty if unknown."""
+    return _NAMED_PYTHON.read_text().strip() if _NAMED_PYTHON.exists() else ""
+
+
+@functools.cache  # planning asks for every run and card
+def find_installed(name: str, python: str, machine: Hardware, version: str = "") -> Build | str:
+    """Return the release of framework `name` that the interpreter `python` has, or why it does not run on `machine`.
+
+    The reason is empty if the framework is not there. Importing a framework takes seconds, so that the answer is cached
+    in this process, for each `version`. The interpreter runs the file probe.py in the framework's folder, if there is
+    one; it needs nothing but Python's own modules. It prints a JSON object: `reason`, why this release cannot be used,
+    or its `package` and `version`, and `code`, the compute capabilities that it has machine code for.
+    """
+    probe = _FOLDER / name / "probe.py"
+    if not python or not probe.exists():
+        return ""
+    command = [python, "-I", str(probe), *(["--gpu"] if machine.gpus else [])]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"{python} did not import {name} in {_PROBE_SECONDS} s"
+    except OSError as error:
+        return f"{python}: {error.strerror}"
+    try:
+        answer = json.loads(process.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        return ": ".join([f"{python} cannot import {name}", *process.stderr.splitlines()[-1:]])
+    if "reason" in answer:
+        return answer["reason"] and f"{answer['reason']} ({python})"
+    answer["code"] = tuple((int(major), int(minor)) for major, minor in answer["code"])
+    build = Build(**answer, requirements=(), gigabytes=0.0, separate=True, python=python)
+    refused = [build.refuses(gpu, machine.driver) for gpu in machine.gpus]
+    if refused and None not in refused:
+        return f"{refused[0]} ({python})"
+    return build
 
 
 @functools.cache  # a plan asks for every run and card

@@ -49,13 +49,8 @@ _CUDA_12 = dataclasses.replace(
     code=((7, 0), *_CUDA_13.code),
     driver="525.60.13",
 )
-_CPU = Build(
-    package="torch",
-    version="2.13.0",
-    requirements=("requirements/torch.txt", "requirements/torch-cpu.txt"),
-    gigabytes=0.9,
-    processors=_CUDA_13.processors,
-)
+_REQUIREMENTS = ("requirements/torch.txt", "requirements/torch-cpu.txt")
+_CPU = dataclasses.replace(_CUDA_13, requirements=_REQUIREMENTS, gigabytes=0.9, separate=False, code=(), driver="")
 BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, _CPU)
 """Their machine code is that of `torch.cuda.get_arch_list()`."""
 LAYOUT = "NHWC"

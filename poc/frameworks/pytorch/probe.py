@@ -1,6 +1,6 @@
 """Print which torch the running Python has, and whether this project and, with --gpu, the cards here can use it.
 
-`poc.frameworks.installed` starts this file with the user's Python and describes the output.
+`poc.frameworks.builds` starts this file with the user's Python and describes the output.
 """
 
 import importlib.metadata
