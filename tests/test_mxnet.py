@@ -15,8 +15,8 @@ import pytest
 from poc import LARS, SSP, DistAsync, DistSync, Horovod, Synthetic, frameworks
 from poc.config.kvstores import KVStore
 from poc.config.run import Run
-from poc.frameworks import loss_scale
 from poc.frameworks.mxnet import compatibility
+from poc.frameworks.session import LossScale
 from poc.host.hardware import detect
 from tests import fake_gpus
 from tests.builders import MACHINE
@@ -280,7 +280,7 @@ def test_a_step_that_overflows_on_one_device_is_skipped_on_all_and_halves_the_sc
 
 
 def test_the_scale_doubles_after_two_thousand_finite_steps_in_a_row() -> None:
-    scaler = loss_scale.LossScale(8.0)
+    scaler = LossScale(8.0)
     seen = [(0, 8.0)]
     for step in range(1, 4100):
         scaler.update(float(step != 50))

@@ -179,7 +179,10 @@ def _ask(run: Run) -> Inspected:
 
 def _answer(run: Run) -> Inspected:
     try:
-        return Inspected(cost=frameworks.load(run.framework).count_model(run))
+        cost = frameworks.load(run.framework).count_model(run)
+        if not cost.parameters:
+            raise UserError("it has no parameter to train")
+        return Inspected(cost=cost)
     except OtherFrameworkError as error:
         return Inspected(refusal=f"model={run.model}: {error}")
     except UserError as error:

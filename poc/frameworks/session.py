@@ -50,11 +50,36 @@ class Evaluation:
     """Mean cross-entropy per sample, in nats."""
 
 
+class LossScale:
+    """Dynamic loss scaling for float16 (Micikevicius et al. 2018, Mixed Precision Training).
+
+    float16 has no values below 6e-8, which gradients have: the loss is multiplied by a scale before the backward pass,
+    and the gradients are divided by it after. The scale doubles after 2,000 finite steps in a row, and halves after a
+    step that overflows, which is skipped. That is the rule of PyTorch's GradScaler; nothing is fetched to follow it.
+    """
+
+    START = 1024.0
+    """Scale of one sample's loss in the first step."""
+
+    def __init__(self, start: Any) -> None:
+        self.scale = start
+        """A number, or an array of any framework with one value."""
+        self.finite_steps = start * 0
+        """Steps since the scale changed or a step overflowed."""
+
+    def update(self, finite: Any) -> None:
+        """Set the scale of the next step, in place: `finite` is 1.0 after a step with finite gradients, else 0.0."""
+        self.finite_steps += 1
+        self.finite_steps *= finite
+        grows = (self.finite_steps >= 2000) * finite
+        self.scale *= 0.5 + 0.5 * finite + grows
+        self.finite_steps *= 1 - grows
+
+
 class Session(abc.ABC):
     """Training of one network on the devices of one process.
 
-    Work is asynchronous, so time is read after `drain`. Methods that are not abstract suit a framework that enqueues
-    nothing and has no other workers.
+    Work is asynchronous, so time is read after `drain`. The other methods suit a framework that enqueues nothing.
     """
 
     parameters: int
@@ -129,7 +154,7 @@ class Session(abc.ABC):
                 replaces = is_first or norms
                 self.forward_backward(parts, sync=sync and not norms, is_first=replaces, is_last=number == last)
                 if norms:
-                    squares += map(self._squared_norm, self._local_devices)
+                    squares += map(self._squared_norm, self._devices)
             for total, values in zip(sums, averaged):
                 total += values
                 if (number + 1) % emulated == 0:
@@ -137,7 +162,6 @@ class Session(abc.ABC):
         return squares
 
     def _inputs(self, placed: PlacedBatch, number: int) -> list[Part]:
-        """Return a micro-batch as the network's input on each device."""
         if number not in placed.prepared:
             if not self._run.data.fixed:
                 placed.prepared.clear()  # memory for one micro-batch is enough
@@ -145,14 +169,14 @@ class Session(abc.ABC):
         return placed.prepared[number]
 
     @property
-    def _local_devices(self) -> range:
+    def _devices(self) -> range:
         """Numbers of the devices of this process."""
         return range(1 if self._run.emulated else self._run.devices // self._run.workers)
 
     @contextlib.contextmanager
     def _added_gradients(self, adds: bool) -> Iterator[None]:
         """Add the present gradients to those that the block computes in their place, if `adds`."""
-        devices = self._local_devices if adds else ()
+        devices = self._devices if adds else ()
         before = [values + 0 for device in devices for values in self._gradients(device)]
         yield
         after = [values for device in devices for values in self._gradients(device)]
@@ -163,9 +187,8 @@ class Session(abc.ABC):
     def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
         """Compute every device's gradients of its part of a micro-batch, and add its loss.
 
-        The gradients of the first micro-batch of a step replace those that are there, others are added to them. A
-        framework whose all-reduce overlaps the backward pass sums them over the devices in the last one if `sync`; its
-        `sync_gradients` is empty.
+        The gradients of a step's first micro-batch replace those that are there, others are added. A framework whose
+        all-reduce overlaps the backward pass does it in the last one if `sync`; its `sync_gradients` is empty.
         """
 
     def sync_gradients(self) -> None:
@@ -187,15 +210,13 @@ class Session(abc.ABC):
     def place(self, batch: Batch) -> PlacedBatch:
         """Copy a batch to the devices; a batch that comes again is there already.
 
-        May run in one other thread, ahead of the steps. CPU devices may share the batch's arrays, so nobody writes to
-        them from then on.
+        May run in one other thread, ahead of the steps. CPU devices may share its arrays, so nobody writes to them.
         """
         if isinstance(batch, PlacedBatch):
             return batch
         if self._placed is None or self._placed.source is not batch:
-            count = self._run.accumulate * (self._run.devices if self._run.emulated else 1)
-            samples = len(batch) // count
-            parts = [batch.part(number * samples, (number + 1) * samples) for number in range(count)]
+            samples = len(batch) // (self._run.accumulate * (self._run.devices if self._run.emulated else 1))
+            parts = [batch.part(first, first + samples) for first in range(0, len(batch), samples)]
             self._placed = PlacedBatch(batch.images, batch.labels, batch, [*map(self._upload, parts)], {})
         return self._placed
 
@@ -219,13 +240,11 @@ class Session(abc.ABC):
         They are pairs of squares: of one device's mean gradient, averaged over the devices, and of the mean gradient.
         """
         norms, self._norms = self._norms, []
-        local_scale = self._run.batch_per_device / self._run.global_batch * self._gradient_scale
+        scale = self._gradient_scale
+        local_scale = self._run.batch_per_device / self._run.global_batch * scale
         return [
-            (
-                statistics.fmean(map(self._to_float, local_squares)) / local_scale**2,
-                self._to_float(square_of_sum) / self._gradient_scale**2,
-            )
-            for local_squares, square_of_sum in norms
+            (statistics.fmean(map(self._to_float, squares)) / local_scale**2, self._to_float(total) / scale**2)
+            for squares, total in norms
         ]
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
@@ -237,7 +256,7 @@ class Session(abc.ABC):
         samples = 0
         for batch in batches:
             parts = self._prepare(self._upload(batch))
-            pending.extend(self._correct_and_loss(self._scores(images), labels) for images, labels in parts)
+            pending.extend(self._correct_and_loss(images, labels) for images, labels in parts)
             samples += len(batch)
             # Two batches stay in progress while the next one is placed, not the images of all at once.
             while len(pending) > 2 * len(parts):
@@ -279,13 +298,12 @@ class Session(abc.ABC):
         run = self._run
         if not (run.synchronises and run.kvstore.sums) or getattr(run.kvstore, "two_bit", None) is not None:
             return None
-        local_devices = self._local_devices
-        for device in local_devices:
+        for device in self._devices:
             for gradient in self._gradients(device):
-                gradient[:] = self._worker * len(local_devices) + device + 1
+                gradient[:] = self._worker * len(self._devices) + device + 1
         self.all_reduce_gradients()
         expected = run.devices * (run.devices + 1) / 2
-        gradients = [gradient for device in local_devices for gradient in self._gradients(device)]
+        gradients = [gradient for device in self._devices for gradient in self._gradients(device)]
         is_correct = all(self._to_float(abs(gradient - expected).max()) == 0 for gradient in gradients)
         for gradient in gradients:
             gradient[:] = 0  # in padding, too, which no backward pass overwrites
@@ -352,16 +370,11 @@ class Session(abc.ABC):
 
     def _prepare(self, uploaded: Any) -> list[Part]:
         """Compute the network's input on each device from what `_upload` returned, as a part of the step."""
-        parts: list[Part] = uploaded
-        return parts
+        return uploaded
 
     @abc.abstractmethod
-    def _scores(self, images: Any) -> Any:
-        """Return the network's scores in evaluation, (n, classes) in float32."""
-
-    @abc.abstractmethod
-    def _correct_and_loss(self, scores: Any, labels: Any) -> tuple[Scalar, Scalar]:
-        """Return the number of correctly classified images and the sum of their losses."""
+    def _correct_and_loss(self, images: Any, labels: Any) -> tuple[Scalar, Scalar]:
+        """Return the number of images that the network classifies correctly and the sum of their losses."""
 
     @abc.abstractmethod
     def _gradients(self, device: int = 0) -> list[Any]:
@@ -387,8 +400,7 @@ class Session(abc.ABC):
 def crop_indices(crops: Any, along: Any) -> tuple[Any, Any, Any]:
     """Return the image, row and column of all pixels of `crops`; they broadcast to (n, crop, crop).
 
-    `crops` has arrays of any framework, (n,), as `Crops`; `along` counts up to the crop's size. A flipped crop has its
-    columns from right to left.
+    `crops` has arrays of any framework, (n,), as `Crops`; `along` counts up to the crop's size.
     """
     image, first_row, first_column, flipped = (values.reshape((-1, 1, 1)) for values in crops)
     column = along.reshape((1, 1, -1))

@@ -237,16 +237,9 @@ class ServerSGD(mx.optimizer.SGD):
             super().update_multi_precision(index, weight, grad, state)
 
 
-SESSIONS: dict[type[Any], type[MXNetSession]] = {
-    config.DistAsync: AsyncSession,
-    config.SSP: SSPSession,
-    config.Horovod: HorovodSession,
-}
-"""Sessions of the kvstores that do not sum on servers."""
-
-
 def session_type(run: Run) -> type[MXNetSession]:
     """Return the session for the kvstore of `run`."""
     if run.workers == 1 and not isinstance(run.kvstore, ON_SERVERS):
         return MXNetSession
-    return SESSIONS.get(type(run.kvstore), DistributedSession)
+    kinds = {config.DistAsync: AsyncSession, config.SSP: SSPSession, config.Horovod: HorovodSession}
+    return kinds.get(type(run.kvstore), DistributedSession)

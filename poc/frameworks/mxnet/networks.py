@@ -42,22 +42,19 @@ def _conv(channels: int, kernel: Any, stride: int = 1, padding: Any = None, *, e
     return _sequence(convolution, nn.BatchNorm(epsilon=epsilon), nn.Activation("relu"))
 
 
-class _SpatialMean(nn.HybridBlock):
-    """Global average pooling, (n, c, h, w) to (n, c), as a mean.
+def _spatial_mean() -> Any:
+    """Return global average pooling, (n, c, h, w) to (n, c), as a mean.
 
     On the CPU the gradient of MXNet's pooling operator is slow for a blocked layout: ResNet-50 at batch 128 trained at
     290 samples/s with it and at 320 without, on two cores.
     """
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803 (MXNet's name)
-        return F.mean(x, axis=(2, 3))
+    return nn.HybridLambda(lambda ops, x: ops.mean(x, axis=(2, 3)))
 
 
 class _PreactivationUnit(nn.HybridBlock):
     """A pre-activation unit of He et al. 2016: batch norm, ReLU and convolution, two or three times.
 
-    The projection follows the first batch norm and ReLU, as in MXNet 0.11 and the paper; GluonCV projects the unit's
-    raw input, and learns more slowly.
+    The projection follows the first batch norm and ReLU, as in MXNet 0.11 and the paper; GluonCV's does not.
     """
 
     def __init__(self, layers: int, width: int, stride: int, norm: bool, *, projects: bool) -> None:
@@ -77,7 +74,7 @@ class _PreactivationUnit(nn.HybridBlock):
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         y = self.preactivation(x)
-        residual = self.projection(y) if self.projection else x
+        residual = self.projection(y) if self.projection else x  # first: the order decides what a seed draws
         return self.branch(y) + residual
 
 
@@ -208,13 +205,8 @@ def cifar_densenet(classes: int, layers: int, growth: int) -> Any:
         net.add(nn.BatchNorm(), nn.Activation("relu"))
         if block < 2:
             net.add(nn.Conv2D(width, 1, use_bias=False), nn.AvgPool2D(2, 2))
-    net.add(_SpatialMean(), nn.Dense(classes))
+    net.add(_spatial_mean(), nn.Dense(classes))
     return net
-
-
-class _LocalNorm(nn.HybridBlock):
-    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
-        return F.LRN(x, nsize=9, alpha=0.001, beta=0.75, knorm=1.0)
 
 
 def cifar_alexnet(classes: int) -> Any:
@@ -222,9 +214,12 @@ def cifar_alexnet(classes: int) -> Any:
 
     The local response normalisations follow the first pooling and precede the second, as in the original.
     """
+    first_norm, second_norm = (
+        nn.HybridLambda(lambda ops, x: ops.LRN(x, nsize=9, alpha=0.001, beta=0.75, knorm=1.0)) for _ in range(2)
+    )
     return _sequence(
-        *(nn.Conv2D(64, 5, padding=2, activation="relu"), nn.MaxPool2D(3, 2, 1), _LocalNorm()),
-        *(nn.Conv2D(64, 5, padding=2, activation="relu"), _LocalNorm(), nn.MaxPool2D(3, 2, 1)),
+        *(nn.Conv2D(64, 5, padding=2, activation="relu"), nn.MaxPool2D(3, 2, 1), first_norm),
+        *(nn.Conv2D(64, 5, padding=2, activation="relu"), second_norm, nn.MaxPool2D(3, 2, 1)),
         *(nn.Dense(384, activation="relu"), nn.Dense(192, activation="relu"), nn.Dense(classes)),
     )
 
@@ -253,7 +248,7 @@ def cifar_inception(classes: int) -> Any:
     return _sequence(
         *(_conv(96, 3), simple(32, 32), simple(32, 48), down(80)),
         *(simple(112, 48), simple(96, 64), simple(80, 80), simple(48, 96), down(96)),
-        *(simple(176, 160), simple(176, 160), _SpatialMean(), nn.Dense(classes)),
+        *(simple(176, 160), simple(176, 160), _spatial_mean(), nn.Dense(classes)),
     )
 
 
@@ -278,39 +273,29 @@ def inception_v4(classes: int) -> Any:
     def pooled(channels: int) -> Any:
         return _sequence(nn.AvgPool2D(3, 1, 1, count_include_pad=False), _conv(channels, 1))
 
-    def across(channels: int) -> Any:
-        return _concat([(channels, (1, 3))], [(channels, (3, 1))])
-
-    def block_a() -> Any:
-        return _concat([(96, 1)], [(64, 1), (96, 3)], [(64, 1), (96, 3), (96, 3)], pooled(96))
-
-    def block_b() -> Any:
-        twice = [(192, 1), (192, columns), (224, rows), (224, columns), (256, rows)]
-        return _concat([(384, 1)], [(192, 1), (224, rows), (256, columns)], twice, pooled(128))
+    def across() -> Any:
+        return _concat([(256, (1, 3))], [(256, (3, 1))])
 
     def block_c() -> Any:
-        split = _sequence(_conv(384, 1), across(256))
-        deeper = _sequence(_conv(384, 1), _conv(448, (3, 1)), _conv(512, (1, 3)), across(256))
-        return _concat([(256, 1)], split, deeper, pooled(256))
+        deeper = _sequence(_conv(384, 1), _conv(448, (3, 1)), _conv(512, (1, 3)), across())
+        return _concat([(256, 1)], _sequence(_conv(384, 1), across()), deeper, pooled(256))
 
+    block_a = [(96, 1)], [(64, 1), (96, 3)], [(64, 1), (96, 3), (96, 3)]
+    twice = [(192, 1), (192, columns), (224, rows), (224, columns), (256, rows)]
+    block_b = [(384, 1)], [(192, 1), (224, rows), (256, columns)], twice
     wide = [(256, 1), (256, rows), (320, columns), (320, 3, 2, 0)]
     return _sequence(
         *(_conv(32, 3, 2, 0), _conv(32, 3, 1, 0), _conv(64, 3)),
         _concat(nn.MaxPool2D(3, 2), [(96, 3, 2, 0)]),
         _concat([(64, 1), (96, 3, 1, 0)], [(64, 1), (64, rows), (64, columns), (96, 3, 1, 0)]),
         _concat([(192, 3, 2, 0)], nn.MaxPool2D(3, 2)),
-        *(block_a() for _ in range(4)),
+        *(_concat(*block_a, pooled(96)) for _ in range(4)),
         _concat([(384, 3, 2, 0)], [(192, 1), (224, 3), (256, 3, 2, 0)], nn.MaxPool2D(3, 2)),
-        *(block_b() for _ in range(7)),
+        *(_concat(*block_b, pooled(128)) for _ in range(7)),
         _concat([(192, 1), (192, 3, 2, 0)], wide, nn.MaxPool2D(3, 2)),
         *(block_c() for _ in range(3)),
-        *(_SpatialMean(), nn.Dropout(0.2), nn.Dense(classes)),
+        *(_spatial_mean(), nn.Dropout(0.2), nn.Dense(classes)),
     )
-
-
-def googlenet(classes: int) -> Any:
-    """GluonCV's GoogLeNet, without the auxiliary classifiers."""
-    return gluoncv("googlenet").GoogLeNet(classes=classes, aux_logits=False)
 
 
 def gluon_zoo(classes: int, name: str) -> Any:
@@ -334,7 +319,7 @@ BUILDERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "cifar_inception": (cifar_inception, ()),
     "cifar_lenet": (cifar_lenet, ()),
     "cifar_mlp": (cifar_mlp, ()),
-    "googlenet": (googlenet, ()),
+    "googlenet": (lambda classes: gluoncv("googlenet").GoogLeNet(classes=classes, aux_logits=False), ()),
     "inception_v4": (inception_v4, ()),
     "inception_v3": (gluon_zoo, ("inceptionv3",)),
     **{name: (gluon_zoo, (name,)) for name in ("alexnet", "vgg16", "vgg19", "densenet121", *_GLUON_RESNETS)},
@@ -346,8 +331,7 @@ def registered(name: str, classes: int, *, fused: bool) -> Any:
     """Return the uninitialised Gluon block of a registered network for inputs (n, 3, h, w).
 
     `fused`: batch norm and ReLU as one operator, which gives the same numbers; but if two layers use its output its
-    gradient is right only once the block is hybridized. On two cores it made ResNet-50 at batch 128 8% faster (median
-    of 16 pairs of 6 steps each).
+    gradient is right only once the block is hybridized. On two cores it made ResNet-50 at batch 128 8% faster.
     """
     builder, arguments = BUILDERS[name]
     net = builder(classes, *arguments)
@@ -366,7 +350,7 @@ def _optimise(net: Any, *, fused: bool) -> None:
         # A pooling of 7 x 7 or 8 x 8 averages all values of an image, in the networks that have one.
         averages_all = isinstance(layer, nn.AvgPool2D) and layer._kwargs["kernel"] in ((7, 7), (8, 8))
         if averages_all or isinstance(layer, nn.GlobalAvgPool2D):
-            net._children[name] = _SpatialMean()
+            net._children[name] = _spatial_mean()
         elif fused and isinstance(layer, nn.BatchNorm) and getattr(follower, "_act_type", "") == "relu":
             layer.fuse_relu = True
             del net._children[after]

@@ -21,14 +21,17 @@ _TRUST = 0.001  # LARS's coefficient eta
 class Optimizer:
     """Updates the parameters of a flat buffer on one device."""
 
+    arrays: tuple[str, ...] = ("momentum",)
+    """Names of the arrays on the device that `step` changes, which a checkpoint contains."""
+
     def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
+        self._run, self._buffer = run, buffer
         self._options: Any = run.optimizer
-        self._buffer = buffer
         self._values, self._gradients = buffer.values[device], buffer.gradients[device]
         self._decay = run.optimizer.weight_decay * buffer.decays
         self._scale = 1.0 / run.global_batch
-        self._state: dict[str, Any] = {}
-        """Arrays on the device that `step` changes, which a checkpoint contains."""
+        likes = {name: self._values[:1] if name.endswith("of_ones") else self._values for name in self.arrays}
+        self._state: dict[str, Any] = {name: mx.nd.zeros_like(like) for name, like in likes.items()}
         self._previous_rate = 0.0
 
     def update(self, rate: float) -> None:
@@ -50,7 +53,6 @@ class Optimizer:
         return {**arrays, "rate": np.array(self._previous_rate)}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore the state from a checkpoint's arrays."""
         self._previous_rate = float(state["rate"])
         for name, array in self._state.items():
             array[:] = state[name]
@@ -62,27 +64,15 @@ class SGD(Optimizer):
     With momentum correction the velocity is scaled when the rate changes (Goyal et al. 2017, section 3.1, remark 3).
     """
 
-    def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
-        super().__init__(run, buffer, device)
-        self._velocity = self._state["momentum"] = mx.nd.zeros_like(self._values)
-
     def update(self, rate: float) -> None:
         momentum = self._options.momentum
         if getattr(self._options, "momentum_correction", False) and self._previous_rate:
             momentum *= rate / self._previous_rate
-        mx.nd.sgd_mom_update(
-            self._values,
-            self._gradients,
-            self._velocity,
-            out=self._values,
-            lr=rate,
-            wd=self._decay,
-            momentum=momentum,
-            rescale_grad=self._scale,
-        )
+        options = {"lr": rate, "wd": self._decay, "momentum": momentum, "rescale_grad": self._scale}
+        mx.nd.sgd_mom_update(self._values, self._gradients, self._state["momentum"], out=self._values, **options)
 
 
-class Nesterov(SGD):
+class Nesterov(Optimizer):
     """SGD with Nesterov momentum.
 
     MXNet's operator decays the momentum by the weight that it has just written, but only where it writes in place,
@@ -92,18 +82,16 @@ class Nesterov(SGD):
     def update(self, rate: float) -> None:
         gradient = self._gradients * self._scale
         gradient = gradient + self._decay * self._values if self._decay else gradient
-        momentum = self._options.momentum
-        mx.nd.nag_mom_update(
-            self._values, gradient, self._velocity, out=self._values, lr=rate, momentum=momentum, wd=0.0
-        )
+        options = {"lr": rate, "wd": 0.0, "momentum": self._options.momentum}
+        mx.nd.nag_mom_update(self._values, gradient, self._state["momentum"], out=self._values, **options)
 
 
 class LARS(SGD):
     """SGD whose rate for each weight is scaled by |weight| / |gradient| (You et al. 2017), not for betas and gammas."""
 
-    def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
-        super().__init__(run, buffer, device)
-        self._views = [buffer.views(flat) for flat in (self._values, self._gradients, self._velocity)]
+    @functools.cached_property
+    def _views(self) -> list[list[Any]]:
+        return [self._buffer.views(flat) for flat in (self._values, self._gradients, self._state["momentum"])]
 
     def update(self, rate: float) -> None:
         if self._buffer.dimensions == 1:
@@ -113,20 +101,15 @@ class LARS(SGD):
         rates, decays = (mx.nd.full(len(values), number, ctx=values[0].context) for number in (rate, self._decay))
         squares = (mx.nd.multi_sum_sq(*views, num_arrays=len(views)) for views in (values, gradients))
         rates = mx.nd.multi_lars(rates, *squares, decays, eta=_TRUST, eps=0.0, rescale_grad=self._scale)
+        options = {"momentum": self._options.momentum, "rescale_grad": self._scale}
         for first in range(0, len(values), _ARRAYS_PER_CALL):
             part = slice(first, first + _ARRAYS_PER_CALL)
-            mx.nd.preloaded_multi_sgd_mom_update(
-                *itertools.chain.from_iterable(zip(values[part], gradients[part], velocities[part])),
-                rates[part],
-                decays[part],
-                out=values[part],
-                num_weights=len(values[part]),
-                momentum=self._options.momentum,
-                rescale_grad=self._scale,
-            )
+            arrays = itertools.chain(*zip(values[part], gradients[part], velocities[part]), (rates[part], decays[part]))
+            count = len(values[part])
+            mx.nd.preloaded_multi_sgd_mom_update(*arrays, out=values[part], num_weights=count, **options)
 
 
-class Muon(SGD):
+class Muon(Optimizer):
     """SGD with Nesterov momentum whose direction for convolutions is orthogonalised (Jordan et al. 2024, "Muon").
 
     The momentum of a convolution, (out, in, height, width), is seen as a matrix (out, the rest), and five Newton-Schulz
@@ -134,22 +117,18 @@ class Muon(SGD):
     their own, a multiple of the others'. Weight decay is decoupled for them, and a part of the gradient for the others.
     """
 
-    def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
-        super().__init__(run, buffer, device)
-        self._rate_factor = self._options.lr / run.learning_rate
-
     def update(self, rate: float) -> None:
-        decay, values, momentum = self._decay, self._values, self._options.momentum
+        decay, values, momentum, velocity = self._decay, self._values, self._options.momentum, self._state["momentum"]
         are_matrices = self._buffer.dimensions == 4
         gradient = self._gradients * self._scale
         if decay and not are_matrices:
             gradient = gradient + decay * values
-        self._velocity[:] = momentum * self._velocity + gradient
-        direction = gradient + momentum * self._velocity
+        velocity[:] = momentum * velocity + gradient
+        direction = gradient + momentum * velocity
         if not are_matrices:
             values[:] = values - rate * direction
             return
-        rate *= self._rate_factor
+        rate *= self._options.lr / self._run.learning_rate
         direction = self._buffer.joined(map(orthogonalised, self._buffer.stacks(direction)))
         if self._options.unit_weights:
             values = self._buffer.joined(map(_with_unit_rows, self._buffer.stacks(values)))
@@ -163,16 +142,11 @@ class AdamW(Optimizer):
     device, where a step that overflows is undone.
     """
 
-    def __init__(self, run: Run, buffer: FlatBuffer, device: int) -> None:
-        super().__init__(run, buffer, device)
-        number = self._values[:1]
-        likes = {"mean": self._values, "square": self._values, "mean_of_ones": number, "square_of_ones": number}
-        self._state = {name: mx.nd.zeros_like(like) for name, like in likes.items()}
+    arrays = ("mean", "square", "mean_of_ones", "square_of_ones")
 
     def update(self, rate: float) -> None:
         gradient = self._gradients * self._scale
-        averaged = {"mean": gradient, "square": gradient.square(), "mean_of_ones": 1.0, "square_of_ones": 1.0}
-        for name, values in averaged.items():
+        for name, values in zip(self.arrays, (gradient, gradient.square(), 1.0, 1.0)):
             beta = self._options.beta1 if name.startswith("mean") else self._options.beta2
             self._state[name][:] = beta * self._state[name] + (1 - beta) * values
         mean = mx.nd.broadcast_div(self._state["mean"], self._state["mean_of_ones"])
@@ -188,11 +162,6 @@ OPTIMIZERS: dict[type[Any], type[Optimizer]] = {
     config.Muon: Muon,
     config.AdamW: AdamW,
 }
-
-
-def build(run: Run, buffer: FlatBuffer, device: int) -> Optimizer:
-    """Return the optimizer of `run` for the parameters in a flat buffer, on one device."""
-    return OPTIMIZERS[type(run.optimizer)](run, buffer, device)
 
 
 def _with_unit_rows(stack: Any) -> Any:
@@ -231,7 +200,6 @@ _newton_schulz = functools.cache(lambda shape, context: _NewtonSchulz(shape))
 def orthogonalised(stack: Any) -> Any:
     """Bring the singular values of convolutions of one shape, seen as matrices (out, the rest), near to one.
 
-    A matrix with more rows than columns is scaled by the root of rows / columns, so that the step of an output does not
-    depend on their number.
+    A matrix with more rows than columns is scaled by the root of rows / columns: no output's step depends on them.
     """
     return _newton_schulz(stack.shape, stack.context)(stack)

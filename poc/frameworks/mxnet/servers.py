@@ -34,12 +34,11 @@ def parameter_servers(run: Run, cores: int, hosts: Sequence[str], common: Mappin
         # Several servers share every array that is not tiny; by default only those of a million values.
         "MXNET_KVSTORE_BIGARRAY_BOUND": str(10_000 if servers > 1 else 1_000_000),
     }
-    roles = {"scheduler": "scheduler", **{f"server {number}": "server" for number in range(servers)}}
     helpers: dict[str, subprocess.Popen[str]] = {}
     try:
-        for name, role in roles.items():
-            environment = {**common, "DMLC_ROLE": role, "DMLC_NODE_HOST": hosts[0], "OMP_NUM_THREADS": "1"}
-            helpers[name] = processes.start(_THIS_MODULE, environment)
+        for name in ("scheduler", *(f"server {number}" for number in range(servers))):
+            own = {"DMLC_ROLE": name.split()[0], "DMLC_NODE_HOST": hosts[0], "OMP_NUM_THREADS": "1"}
+            helpers[name] = processes.start(_THIS_MODULE, {**common, **own})
         common = {**common, "DMLC_ROLE": "worker"}
         environments = worker_environments(run, cores, hosts, common, {"DMLC_NODE_HOST": "host"})
         yield Cluster(environments=environments, helpers=helpers)

@@ -20,16 +20,14 @@ from mxnet.contrib import amp
 from poc import config
 from poc.config.run import Run
 from poc.data import Batch, Crops
-from poc.frameworks.loss_scale import START, LossScale
 from poc.frameworks.mxnet import optimizers
 from poc.frameworks.mxnet.flat_buffers import flatten
 from poc.frameworks.mxnet.networks import branch_ends, can_fuse, registered
 from poc.frameworks.mxnet.zoo import own
-from poc.frameworks.session import Part, Session, crop_indices, fastest
+from poc.frameworks.session import LossScale, Part, Session, crop_indices, fastest
 
 _threads = functools.cache(ThreadPoolExecutor)
-"""A pool per number of devices and purpose, shared by all sessions of a process: what MXNet keeps for a thread outlives
-it."""
+"""A pool per number of devices and purpose, for all sessions: what MXNet keeps for a thread outlives it."""
 _MOST_AHEAD = 4
 """Steps that may be enqueued on GPUs before they are done; an engine without bound would take batches faster than they
 are made, and the loop would wait for them while the devices compute."""
@@ -68,8 +66,7 @@ class MXNetSession(Session):
             amp.init(run.dtype)
         self._peak_bytes = 0
         context = mx.gpu if run.kind == "gpu" else mx.cpu
-        self._contexts = [context(number) for number in range(1 if run.emulated else run.devices // run.workers)]
-        self._devices = range(len(self._contexts))
+        self._contexts = [context(number) for number in self._devices]
         # A thread per device issues its work: MXNet's calls take longer than what they enqueue.
         self._map_devices: Callable[..., Iterable[Any]] = _threads(len(self._devices)).map if self._devices[1:] else map
         copies = run.kind == "gpu" and len(self._devices) > 1
@@ -106,16 +103,15 @@ class MXNetSession(Session):
         self._batch_stats = [buffer.values[0] for buffer in self._statistics_buffers]
         self._loss_scale: LossScale | None = None
         if run.dtype == "float16":
-            self._loss_scale = LossScale(mx.nd.full(1, START, ctx=self._contexts[0]))
+            self._loss_scale = LossScale(mx.nd.full(1, LossScale.START, ctx=self._contexts[0]))
         self._optimizers: dict[tuple[int, int], optimizers.Optimizer] = {}
         """Optimizers by buffer and device."""
         self._two_bit = getattr(run.kvstore, "two_bit", None)
         self._sent_dtype = np.float16 if getattr(run.kvstore, "gradient_bits", 32) == 16 else np.float32
-        every_device = isinstance(run.kvstore, (config.NCCL, config.NoSync))
-        self._owners: list[Sequence[int]] = [
-            self._devices if every_device else [number % len(self._devices)] for number in range(len(self._buffers))
-        ]
+        self._owners: list[Sequence[int]] = [self._devices] * len(self._buffers)
         """The devices that update each buffer."""
+        if not isinstance(run.kvstore, (config.NCCL, config.NoSync)):
+            self._owners = [[number % len(self._devices)] for number in range(len(self._buffers))]
         self._keys: list[int] = []
         """The kvstore's key of each buffer that is trained; none without synchronisation."""
         self._key_count = 0
@@ -211,11 +207,9 @@ class MXNetSession(Session):
         block = _NetworkWithLoss(self._net, self._run.label_smoothing)
         block.hybridize(static_alloc=True, static_shape=True)
         block._build_cache(mx.nd.zeros(1), mx.nd.zeros(1))
+        arguments = block._cached_op_args
         return [
-            (
-                block._cached_op,
-                [value if is_input else value.data(context) for is_input, value in block._cached_op_args],
-            )
+            (block._cached_op, [value if is_input else value.data(context) for is_input, value in arguments])
             for context in self._contexts
         ]
 
@@ -247,16 +241,20 @@ class MXNetSession(Session):
 
         def update_on(device: int) -> None:
             for number, devices in enumerate(updating):
-                key = number, device
                 if device in devices:
-                    if key not in self._optimizers:
-                        self._optimizers[key] = optimizers.build(self._run, self._buffers[number], device)
-                    self._optimizers[key].step(learning_rate, finite)
+                    self._optimizer(number, device).step(learning_rate, finite)
 
         list(self._map_devices(update_on, self._devices))
         for buffer, devices in zip(self._buffers, updating):
             if len(devices) == 1:
                 buffer.broadcast(devices[0])
+
+    def _optimizer(self, number: int, device: int) -> optimizers.Optimizer:
+        """Return the optimizer of a buffer on a device, made at its first use."""
+        if (number, device) not in self._optimizers:
+            kind = optimizers.OPTIMIZERS[type(self._run.optimizer)]
+            self._optimizers[number, device] = kind(self._run, self._buffers[number], device)
+        return self._optimizers[number, device]
 
     def _unscale(self, loss_scale: LossScale, updating: list[Sequence[int]]) -> Any:
         """Divide the gradients by the loss scale; return 1 if all of them are finite, else 0, without fetching it."""
@@ -302,9 +300,8 @@ class MXNetSession(Session):
     def _upload_part(self, device: int, part: Batch) -> Part:
         """Copy a part of a batch to a device, and normalise its images there."""
         context, scale = self._contexts[device], self._scale[device]
-        pixels = (
-            self._crop(part.images, device) if isinstance(part.images, Crops) else self._array(part.images, context)
-        )
+        images = part.images
+        pixels = self._crop(images, device) if isinstance(images, Crops) else self._array(images, context)
         centred = pixels.astype(np.float32) - self._mean[device]
         centred = centred if isinstance(scale, float) and scale == 1 else centred * scale
         return centred, self._array(part.labels, context)
@@ -336,10 +333,8 @@ class MXNetSession(Session):
         for buffer in self._statistics_buffers:
             buffer.average()
 
-    def _scores(self, images: Any) -> Any:
-        return self._evaluating_net(images)
-
-    def _correct_and_loss(self, scores: Any, labels: Any) -> tuple[Any, Any]:
+    def _correct_and_loss(self, images: Any, labels: Any) -> tuple[Any, Any]:
+        scores = self._evaluating_net(images)
         losses = -mx.nd.pick(mx.nd.log_softmax(scores), labels)
         return (scores.argmax(axis=1) == labels).sum(), losses.sum()
 
@@ -357,9 +352,8 @@ class MXNetSession(Session):
         for number, owners in enumerate(self._owners):
             if optimizer := self._optimizers.get((number, owners[0])):
                 arrays.update({f"optimizer/{number}/{name}": array for name, array in optimizer.state().items()})
-        if self._loss_scale:
-            numbers = self._loss_scale.scale, self._loss_scale.finite_steps
-            arrays["loss_scale"] = np.array([number.asscalar() for number in numbers])
+        if scale := self._loss_scale:
+            arrays["loss_scale"] = np.array([scale.scale.asscalar(), scale.finite_steps.asscalar()])
         return arrays
 
     def _load_optimizers(self, state: Mapping[str, np.ndarray]) -> None:
@@ -367,13 +361,9 @@ class MXNetSession(Session):
             prefix = f"optimizer/{number}/"
             arrays = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
             for device in owners if arrays else ():
-                optimizer = self._optimizers[number, device] = optimizers.build(
-                    self._run, self._buffers[number], device
-                )
-                optimizer.load_state(arrays)
+                self._optimizer(number, device).load_state(arrays)
         if self._loss_scale:
-            numbers = [mx.nd.array([number], ctx=self._contexts[0]) for number in state["loss_scale"]]
-            self._loss_scale.scale, self._loss_scale.finite_steps = numbers
+            self._loss_scale.scale[:], self._loss_scale.finite_steps[:] = state["loss_scale"].tolist()
 
     def _load_parameters(self, state: Mapping[str, np.ndarray]) -> None:
         for name, parameter in self._net._collect_params_with_prefix().items():

@@ -45,9 +45,7 @@ def _from_gluoncv(name: str, run: Run) -> Any:
     zoo = {key: getattr(module, function) for key, function in pairs for module in modules if hasattr(module, function)}
     if name not in zoo:
         raise UserError(f"gluoncv has no classifier {name!r}; {suggest(name, zoo)}")
-    options: dict[str, Any] = {"use_aux": False} if name.startswith("nasnet") else {}
-    if name == "googlenet":
-        options = {"aux_logits": False}
+    options = {"aux_logits": False} if name == "googlenet" else {"use_aux": False} if name[:6] == "nasnet" else {}
     return zoo[name](classes=run.data.classes, **options)
 
 
@@ -87,7 +85,5 @@ def count(net: Any, classes: int, size: int) -> Cost:
             positions = shape[2:] if node["op"] == "Convolution" else shape[1:-1]
             multiply_adds += math.prod(positions) * math.prod(arguments[nodes[weight]["name"]])
     trained = [name for name, parameter in net.collect_params().items() if parameter.grad_req != "null"]
-    if not trained:
-        raise UserError("it has no parameter to train")
     parameters = sum(math.prod(arguments[name]) for name in trained)
     return Cost(parameters=parameters, forward_multiply_adds=multiply_adds, activations=activations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -21,18 +21,8 @@ Batch = list[list[torch.Tensor]]
 """The tensors of each micro-batch of a step."""
 
 
-class Graph(Protocol):
-    """Work on the device that can run again, on the same memory, without the Python that issued it."""
-
-    def record(self, work: Callable[[], None]) -> None:
-        """Record what `work` enqueues, and run it once."""
-
-    def replay(self) -> None:
-        """Run the recorded work again."""
-
-
 class CUDAGraph:
-    """A `Graph` on the current stream, which is not CUDA's default one."""
+    """Work on the current stream, not CUDA's default one, that can run again without the Python that issued it."""
 
     def __init__(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -60,10 +50,10 @@ class CUDAGraph:
 class Replays:
     """The recorded steps of a session, one of each kind, which read their batch from memory of their own."""
 
-    def __init__(self, new_graph: Callable[[], Graph], warmup_steps: int, *, required: bool) -> None:
+    def __init__(self, new_graph: Callable[[], Any], warmup_steps: int, *, required: bool) -> None:
         self._new_graph, self._warmup_steps, self._required = new_graph, warmup_steps, required
         self._eager_steps: Counter[Hashable] = Counter()
-        self._recorded: dict[Hashable, tuple[Graph, Batch]] = {}
+        self._recorded: dict[Hashable, tuple[Any, Batch]] = {}
         self._failed = False
 
     @property

@@ -110,12 +110,6 @@ class Airbench(nn.Module):
         x = functional.gelu(functional.conv2d(x, self.whitening.weight, 10 * self.whitening.bias))
         return self.output(self.blocks(x).amax(dim=(2, 3))) / 7
 
-    def start_as_identity(self) -> None:
-        """Set the first outputs of each convolution to its inputs."""
-        for layer in self.blocks:
-            if isinstance(layer, nn.Conv2d):
-                nn.init.dirac_(layer.weight[: layer.in_channels])
-
 
 @functools.cache
 def declare_operators() -> None:
@@ -132,8 +126,7 @@ def torchvision(classes: int, name: str, **options: Any) -> nn.Module:
     """A network of torchvision, whose import takes seconds."""
     declare_operators()
     models = importlib.import_module("torchvision.models")
-    net: nn.Module = getattr(models, name)(num_classes=classes, weights=None, **options)
-    return net
+    return getattr(models, name)(num_classes=classes, weights=None, **options)
 
 
 def torchvision_resnet(classes: int, name: str) -> nn.Module:
@@ -170,8 +163,7 @@ BUILDERS: dict[str, tuple[Callable[..., nn.Module], tuple[Any, ...]]] = {
 def registered(name: str, classes: int, *, zero_branches: bool, seed: int) -> nn.Module:
     """Return the module of a registered network for inputs (n, 3, h, w), its weights drawn from `seed` as in the study.
 
-    They have He's normal distribution, of variance 2 / fan-in; biases are zero. With `zero_branches` residual units
-    start as identities.
+    He's normal distribution has variance 2 / fan-in; biases are zero. `zero_branches`: units start as identities.
     """
     builder, arguments = BUILDERS[name]
     net = builder(classes, *arguments)
@@ -182,8 +174,9 @@ def registered(name: str, classes: int, *, zero_branches: bool, seed: int) -> nn
                 layer.weight.normal_(0.0, math.sqrt(2.0 / layer.weight[0].numel()), generator=generator)
                 if layer.bias is not None:
                     layer.bias.zero_()
-        if isinstance(net, Airbench):
-            net.start_as_identity()
+        for layer in net.blocks if isinstance(net, Airbench) else ():
+            if isinstance(layer, nn.Conv2d):  # its first outputs are its inputs
+                nn.init.dirac_(layer.weight[: layer.in_channels])
         if zero_branches:
             # Gammas of zero before the last ReLU of a pre-activation unit would pass no gradient.
             ends = [unit.branch[-1] for unit in net.modules() if isinstance(unit, _Unit)]

@@ -11,8 +11,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,6 @@ class Momentum(Optimizer):
 
 
 def _unit_scales(weights: Tensors) -> list[torch.Tensor]:
-    """Return the factors that bring each weight to the norm of an orthogonal one, the root of its outputs."""
     norms = torch._foreach_norm(weights)
     torch._foreach_add_(norms, 1e-7)
     torch._foreach_reciprocal_(norms)
@@ -102,33 +100,50 @@ def orthogonalised(directions: Tensors, dtype: torch.dtype = torch.float32) -> l
     return [orthogonal[index].reshape(direction.shape) for index, direction in enumerate(directions)]
 
 
-def _sgd(run: Run, groups: Any, capturable: bool) -> Optimizer:
-    for group in groups:
-        group["nesterov"] = isinstance(run.optimizer, config.Nesterov)
-        if not getattr(run.optimizer, "momentum_correction", False):
-            group["velocity_factor"] = 1.0
-    return Momentum(groups, momentum=run.optimizer.momentum)
+def build(run: Run, parameters: Tensors, decays: Sequence[bool], *, capturable: bool = False) -> Optimizer:
+    """Return the optimizer of `run`; weight decay applies to the parameters with a true `decays`.
 
-
-def _muon(run: Run, groups: Any, capturable: bool) -> Optimizer:
+    If it is `capturable`, the step counts are on the device, too, so that nothing is fetched. Its state exists from the
+    start, so that a first step which overflows in float16 can be undone, except for those of `torch.optim`.
+    """
     options: Any = run.optimizer
-    for group in groups:
-        group["nesterov"] = True
-        group["lr_scale"] = options.lr / run.learning_rate if group["orthogonal"] else 1.0
-    # Jordan et al. orthogonalise in bfloat16, too.
-    dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32
-    return Momentum(groups, momentum=options.momentum, unit_weights=options.unit_weights, dtype=dtype)
+    is_muon = isinstance(options, config.Muon)
+    members: dict[tuple[bool, bool], list[torch.Tensor]] = defaultdict(list)
+    for parameter, decay in zip(parameters, decays):
+        members[decay, is_muon and parameter.dim() == 4].append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": group, "weight_decay": options.weight_decay if decay else 0.0, "orthogonal": orthogonal}
+        for (decay, orthogonal), group in members.items()
+    ]
+    if isinstance(options, config.TorchOptimizer):
+        return of_torch(options, groups, capturable)
+    if isinstance(options, config.AdamW):
+        betas = options.beta1, options.beta2
+        names = ["step", "exp_avg", "exp_avg_sq"]
+        optimizer: Optimizer = torch.optim.AdamW(
+            groups, 0.0, betas, options.epsilon, foreach=True, capturable=capturable
+        )
+    else:
+        for group in groups:
+            group["nesterov"] = isinstance(options, (config.Nesterov, config.Muon))
+            if is_muon:
+                group["lr_scale"] = options.lr / run.learning_rate if group["orthogonal"] else 1.0
+            elif not getattr(options, "momentum_correction", False):
+                group["velocity_factor"] = 1.0
+        # Jordan et al. orthogonalise in bfloat16, too.
+        dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32
+        names, unit_weights = ["momentum_buffer"], getattr(options, "unit_weights", False)
+        optimizer = Momentum(groups, momentum=options.momentum, unit_weights=unit_weights, dtype=dtype)
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            name: torch.zeros((), device=parameter.device) if name == "step" else torch.zeros_like(parameter)
+            for name in names
+        }
+    return optimizer
 
 
-def _adamw(run: Run, groups: Any, capturable: bool) -> Optimizer:
-    options: Any = run.optimizer
-    betas = options.beta1, options.beta2
-    return torch.optim.AdamW(groups, 0.0, betas, options.epsilon, foreach=True, capturable=capturable)
-
-
-def _torch_optim(run: Any, groups: Any, capturable: bool) -> Optimizer:
-    """Return the optimizer of `torch.optim` that a `TorchOptimizer` names; raises UserError for an unknown name."""
-    optimizer: config.TorchOptimizer = run.optimizer
+def of_torch(optimizer: config.TorchOptimizer, groups: Any, capturable: bool = False) -> Optimizer:
+    """Return the optimizer of `torch.optim`; raises UserError for an unknown name."""
     kinds = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and kind is not Optimizer}
     if optimizer.algorithm not in kinds:
         raise UserError(f"no class {optimizer.algorithm!r}; {suggest(optimizer.algorithm, kinds)}")
@@ -139,39 +154,6 @@ def _torch_optim(run: Any, groups: Any, capturable: bool) -> Optimizer:
     if capturable and "capturable" in accepted:
         options.setdefault("capturable", True)
     return kind(groups, lr=0.0, weight_decay=optimizer.weight_decay, **options)
-
-
-BUILDERS: dict[type[Any], tuple[Callable[[Run, Any, bool], Optimizer], tuple[str, ...]]] = {
-    config.SGD: (_sgd, ("momentum_buffer",)),
-    config.Nesterov: (_sgd, ("momentum_buffer",)),
-    config.Muon: (_muon, ("momentum_buffer",)),
-    config.AdamW: (_adamw, ("step", "exp_avg", "exp_avg_sq")),
-    config.TorchOptimizer: (_torch_optim, ()),
-}
-"""The optimizers, and the names of their state; empty: they make it themselves."""
-
-
-def build(run: Run, parameters: Tensors, decays: Sequence[bool], *, capturable: bool = False) -> Optimizer:
-    """Return the optimizer of `run`; weight decay applies to the parameters with a true `decays`.
-
-    If it is `capturable`, the step counts are on the device, too, so that nothing is fetched. Its state exists from the
-    start, so that a first step which overflows in float16 can be undone, except for those of `torch.optim`.
-    """
-    members: dict[tuple[bool, bool], list[torch.Tensor]] = defaultdict(list)
-    for parameter, decay in zip(parameters, decays):
-        members[decay, isinstance(run.optimizer, config.Muon) and parameter.dim() == 4].append(parameter)
-    groups = [
-        {"params": group, "weight_decay": run.optimizer.weight_decay if decay else 0.0, "orthogonal": orthogonal}
-        for (decay, orthogonal), group in members.items()
-    ]
-    builder, names = BUILDERS[type(run.optimizer)]
-    optimizer = builder(run, groups, capturable)
-    for parameter in parameters if names else ():
-        optimizer.state[parameter] = {
-            name: torch.zeros((), device=parameter.device) if name == "step" else torch.zeros_like(parameter)
-            for name in names
-        }
-    return optimizer
 
 
 def put_rates_on_device(optimizer: Optimizer, device: torch.device) -> bool:
@@ -203,7 +185,6 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def _set(group: dict[str, Any], name: str, number: float) -> None:
-    """Set a number of a parameter group, on the device if it is there."""
     if isinstance(group[name], torch.Tensor):
         group[name].fill_(number)
     else:
@@ -222,7 +203,7 @@ def scale_velocity(optimizer: Optimizer) -> None:
 
 def state_tensors(optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """Return the tensors of the optimizer's state, named "optimizer/PARAMETER/NAME"."""
-    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    parameters = itertools.chain(*(group["params"] for group in optimizer.param_groups))
     return {
         f"optimizer/{index}/{name}": tensor
         for index, parameter in enumerate(parameters)
@@ -259,5 +240,4 @@ def load_state(optimizer: Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
 if __name__ == "__main__":
     weight = torch.ones(2, 2, requires_grad=True)
     weight.grad = torch.ones_like(weight)
-    chosen = from_plain(config.TorchOptimizer, json.load(sys.stdin))
-    _torch_optim(SimpleNamespace(optimizer=chosen), [weight], capturable=False).step()
+    of_torch(from_plain(config.TorchOptimizer, json.load(sys.stdin)), [weight]).step()

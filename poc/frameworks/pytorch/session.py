@@ -22,11 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from poc.config.run import Run
 from poc.data import Batch, Crops
-from poc.frameworks.loss_scale import START, LossScale
 from poc.frameworks.pytorch import graphs, optimizers
 from poc.frameworks.pytorch.networks import LowPrecision, registered, stop_counting_batches
 from poc.frameworks.pytorch.zoo import own
-from poc.frameworks.session import Part, Session, crop_indices, fastest
+from poc.frameworks.session import LossScale, Part, Session, crop_indices, fastest
 from poc.host.processes import interface
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -36,8 +35,8 @@ class TorchSession(Session):
     """Trains the network of `run` on this process's device, which may emulate all devices.
 
     Gradients are those of the mean loss over the global batch: each process computes its samples' part, and an
-    all-reduce sums the parts. On a GPU most steps are replays of a CUDA graph (`graphs.py`); `new_graph` is what takes
-    its place in a test.
+    all-reduce sums the parts. On a GPU most steps are replays of a CUDA graph (`graphs.py`); `new_graph` makes what
+    takes its place in a test, with the methods of `graphs.CUDAGraph`.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class TorchSession(Session):
         *,
         first_step: int = 0,
         state: Mapping[str, np.ndarray] | None = None,
-        new_graph: Callable[[], graphs.Graph] | None = None,
+        new_graph: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(run, first_step)
         self._set_up_device()
@@ -73,9 +72,11 @@ class TorchSession(Session):
         self._loss = torch.zeros((), device=self._device)
         self._loss_scale: LossScale | None = None
         if run.dtype == "float16":
-            self._loss_scale = LossScale(torch.full((), START * run.global_batch, device=self._device))
+            self._loss_scale = LossScale(torch.full((), LossScale.START * run.global_batch, device=self._device))
         capturable = self._device.type == "cuda" or new_graph is not None
-        self._optimizer = optimizers.build(run, self._trained, self._decays(), capturable=capturable)
+        gammas = {id(layer.weight) for layer in self._net.modules() if isinstance(layer, nn.BatchNorm2d)}
+        decays = [run.optimizer.decay_gammas if id(each) in gammas else each.dim() > 1 for each in self._trained]
+        self._optimizer = optimizers.build(run, self._trained, decays, capturable=capturable)
         self._replays = self._new_replays(new_graph) if new_graph else None
         if self._loss_scale:
             self._buffer = _flatten([*self._trained, *optimizers.state_tensors(self._optimizer).values()])
@@ -110,14 +111,13 @@ class TorchSession(Session):
             backend.allow_tf32 = self._run.dtype == "tf32"
         torch.backends.cudnn.benchmark = True
 
-    def _new_replays(self, new_graph: Callable[[], graphs.Graph]) -> graphs.Replays | None:
+    def _new_replays(self, new_graph: Callable[[], Any]) -> graphs.Replays | None:
         """Return what records and replays steps; None if this run's steps are eager."""
-        distributed = self._run.workers > 1
         # A straggler is slowed down in the middle of a step; emulated devices are not there to be fast.
-        if self._run.straggler or self._run.emulated:
+        is_eager = self._run.straggler or self._run.emulated
+        if is_eager or not optimizers.put_rates_on_device(self._optimizer, self._device):
             return None
-        if not optimizers.put_rates_on_device(self._optimizer, self._device):
-            return None
+        distributed = self._run.workers > 1
         warmup_steps = graphs.DDP_WARMUP_STEPS if distributed else graphs.WARMUP_STEPS
         return graphs.Replays(new_graph, warmup_steps, required=distributed)
 
@@ -137,14 +137,6 @@ class TorchSession(Session):
         backend, device = ("nccl", self._device) if self._device.type == "cuda" else ("gloo", None)
         # With the device NCCL connects at once, and never to a card that it infers from the worker's number.
         dist.init_process_group(backend, store=store, rank=self._worker, world_size=workers, device_id=device)
-
-    def _decays(self) -> list[bool]:
-        """Return for each trained parameter whether it has weight decay: weights, and gammas unless the run says no."""
-        gammas = {id(layer.weight) for layer in self._net.modules() if isinstance(layer, nn.BatchNorm2d)}
-        return [
-            self._run.optimizer.decay_gammas if id(parameter) in gammas else parameter.dim() > 1
-            for parameter in self._trained
-        ]
 
     def step(self, batch: Batch, learning_rate: float, *, sync: bool = True, norms: bool = False) -> None:
         placed = self.place(batch)
@@ -234,12 +226,7 @@ class TorchSession(Session):
         self._optimizer.step()
         # An update by gradients that are not finite is undone on the device, in all tensors together.
         self._buffer.copy_(torch.where(overflow > 0, before, self._buffer))
-        present = loss_scale.scale, loss_scale.finite_steps
-        loss_scale.update(1 - overflow)
-        # In place, where a replay finds them.
-        loss_scale.scale, loss_scale.finite_steps = map(
-            torch.Tensor.copy_, present, (loss_scale.scale, loss_scale.finite_steps)
-        )
+        loss_scale.update(1 - overflow)  # in place, where a replay finds it
 
     def _add_loss(self, device: int, loss: torch.Tensor) -> None:
         self._loss += loss
@@ -325,14 +312,11 @@ class TorchSession(Session):
             torch._foreach_div_(self._batch_stats, self._run.workers)
 
     @torch.no_grad()
-    def _scores(self, images: torch.Tensor) -> torch.Tensor:
+    def _correct_and_loss(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self._net.eval()
         with self._autocast():
             scores = self._net(images).float()
         self._net.train()
-        return scores
-
-    def _correct_and_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         loss = functional.cross_entropy(scores, labels, reduction="sum")
         return (scores.argmax(dim=1) == labels).sum(), loss
 

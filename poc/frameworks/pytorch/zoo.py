@@ -83,11 +83,8 @@ def count(run: Run) -> Cost:
     if shape != (images, run.data.classes):
         got = f"a tensor of {shape}" if shape else type(scores).__name__
         raise UserError(f"it returns {got} for {images} images, not ({images}, {run.data.classes})")
-    trained = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
-    if not trained:
-        raise UserError("it has no parameter to train")
     return Cost(
-        parameters=trained,
+        parameters=sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad),
         forward_multiply_adds=flops.get_total_flops() // 2 // images,
         activations=outputs.count // images,
     )

@@ -125,11 +125,8 @@ class NumpySession(Session):
         self._hub.sum(np.zeros(1, np.float32))
 
     @_quiet
-    def _scores(self, images: np.ndarray) -> np.ndarray:
+    def _correct_and_loss(self, images: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
         *_, scores = self._forward(self._layers(self._parameters[0]), images)
-        return scores
-
-    def _correct_and_loss(self, scores: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
         losses, _ = _cross_entropy(scores, labels)
         return int((scores.argmax(axis=1) == labels).sum()), float(losses.sum())
 
