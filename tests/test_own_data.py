@@ -425,7 +425,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit_and_a_moved_folder_is_the_same_da
     (expected,) = records(undisturbed)
     with held(hold), start(tmp_path / "mine.py", tmp_path, environment={"POC_HOLD": str(hold)}) as process:
         family(process.pid, 1)
-        eventually(lambda: list(tmp_path.glob("checkpoints/*/*-40-*.npz")), unless=lambda: process.poll() is not None)
+        eventually(lambda: list(tmp_path.glob("checkpoints/*/*-40.npz")), unless=lambda: process.poll() is not None)
         process.kill()
         process.communicate()
     moved = tmp_path / "moved"

@@ -183,7 +183,7 @@ def test_a_run_continues_only_on_its_own_images(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     with held(hold), start(recipe, tmp_path, environment={"POC_DATA": str(first), "POC_HOLD": str(hold)}) as process:
         family(process.pid, 1)
-        eventually(lambda: list(tmp_path.glob("checkpoints/*/*-40-*.npz")), unless=lambda: process.poll() is not None)
+        eventually(lambda: list(tmp_path.glob("checkpoints/*/*-40.npz")), unless=lambda: process.poll() is not None)
         process.kill()
         process.communicate()
     checkpoints = {path: path.read_bytes() for path in tmp_path.glob("checkpoints/*/*.npz")}
