@@ -36,13 +36,10 @@ class GPU:
 
     index: int
     name: str
-    capability: tuple[int, int]
-    """CUDA compute capability, major and minor."""
+    capability: tuple[int, int]  # CUDA compute capability, major and minor
     memory_bytes: int
-    flops: float = 0.0
-    """Peak float32 operations per second (2 per core and cycle), for estimates of time; 0 if unknown."""
-    numa_node: int | None = None
-    """The NUMA node that it is attached to; None if unknown."""
+    flops: float = 0.0  # peak float32 operations per second (2 per core and cycle), for estimates of time; 0 if unknown
+    numa_node: int | None = None  # the NUMA node that it is attached to; None if unknown
 
 
 @value
@@ -50,20 +47,15 @@ class Hardware:
     """The hardware of one machine, as far as this process may use it."""
 
     cpu: str
-    cores: int
-    """Logical cores, less those excluded by CPU affinity and the control groups' quota."""
-    memory_bytes: int
-    """All memory, or the limit of the control groups."""
-    cpu_flops: float
-    """Operations per second of a float32 matrix product on all cores, for estimates of time."""
+    cores: int  # logical cores, less those excluded by CPU affinity and the control groups' quota
+    memory_bytes: int  # all memory, or the limit of the control groups
+    cpu_flops: float  # operations per second of a float32 matrix product on all cores, for estimates of time
     bfloat16: bool = False
     """Whether the CPU has instructions for bfloat16 products (AVX-512 bf16)."""
     gpus: tuple[GPU, ...] = ()
     driver: str = ""
-    numa_nodes: tuple[int, ...] = ()
-    """Usable cores of each NUMA node that has any; empty if unknown."""
-    hosts: int = 1
-    """Number of machines like this one that run together."""
+    numa_nodes: tuple[int, ...] = ()  # usable cores of each NUMA node that has any; empty if unknown
+    hosts: int = 1  # number of machines like this one that run together
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Hardware:

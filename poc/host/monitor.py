@@ -34,10 +34,8 @@ _COUNTERS = (
     *("busy_seconds", "joules"),  # totals
     *nvml.THROTTLE_REASONS,  # 1 if it reduces the clocks, else 0
 )
-Counters = dict[str, "float | None"]
-"""Values of `_COUNTERS` at one time; None if the device has no such counter."""
-Spans = Sequence[tuple[float, float]]
-"""Start and end (s, of `time.monotonic`) of consecutive intervals."""
+Counters = dict[str, "float | None"]  # values of `_COUNTERS`; None if the device has no such counter
+Spans = Sequence[tuple[float, float]]  # start and end (s, of `time.monotonic`) of consecutive intervals
 
 
 @value
@@ -45,8 +43,7 @@ class DeviceUse:
     """Means of one device's counters, and its peak memory, within the timed windows; None if it has no such counter."""
 
     device: str
-    seconds: float | None = None
-    """Time within the windows between the first and the last sample."""
+    seconds: float | None = None  # time within the windows between the first and the last sample
     utilisation: float | None = None
     """Fraction of the time in which a GPU computed, or used core-seconds / available core-seconds of a CPU."""
     sm_clock_mhz: float | None = None
@@ -58,8 +55,7 @@ class DeviceUse:
     """By the GPU's own energy counter if it has one (Volta and later), else the integral of power over time."""
     throttled: dict[str, float] = dataclasses.field(default_factory=dict)
     """Fraction of the time in which a reason of `nvml.THROTTLE_REASONS` reduced the clocks."""
-    lost: str = ""
-    """Why and when the device stopped answering."""
+    lost: str = ""  # why and when the device stopped answering
 
 
 @value
@@ -78,8 +74,7 @@ class Device:
     def __init__(self, name: str, read: Callable[[], Counters]) -> None:
         self.name, self.read = name, read
         self._lost = ""
-        self.samples: list[np.ndarray] = []
-        """Time (s) and `_COUNTERS`, NaN for missing ones."""
+        self.samples: list[np.ndarray] = []  # time (s) and `_COUNTERS`, NaN for missing ones
 
     def sample(self, at: float) -> bool:
         """Read the device at the time `at` (s); False if it is lost, now or before."""

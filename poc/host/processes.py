@@ -17,8 +17,7 @@ import psutil
 from poc.host import control_groups, isolated
 from poc.host.environment import inherited_variables
 
-Lost = tuple[str, str]
-"""The name of the process to blame for a failure, and the reason."""
+Lost = tuple[str, str]  # the name of the process to blame for a failure, and the reason
 
 _HOME = Path(__file__).resolve().parents[2]
 _CHECK_SECONDS = 1.0

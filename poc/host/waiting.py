@@ -19,8 +19,7 @@ from pathlib import Path
 from poc.host import hardware
 from poc.values import UserError
 
-_BUSY_CORES = 0.25
-"""Cores that other processes may use beyond the spare ones before it counts."""
+_BUSY_CORES = 0.25  # cores that other processes may use beyond the spare ones before it counts
 _SHORT_CHECK_SECONDS, _LONG_CHECK_SECONDS = 0.25, 2.0
 _CHECK_SECONDS = 0.5
 

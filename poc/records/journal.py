@@ -20,8 +20,7 @@ from poc.records.record import SCHEMA, Record
 from poc.values import UserError
 
 FILE = "journal.jsonl"
-TRACES = "traces"
-"""Folder beside a journal, with traces whose names start with the ids of their runs."""
+TRACES = "traces"  # folder beside a journal, with traces whose names start with the ids of their runs
 
 # Names of machines that are folder names, too; not those of files in the folder of results.
 _PLAIN = re.compile(r"(?!.*\.(csv|html|jsonl|lock|md)$)[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")

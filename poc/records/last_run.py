@@ -21,16 +21,12 @@ _NUMBER = re.compile(r"(?<![\w.-])(\d+(?:\.\d+)?)(?![\w-]|\.\d)")
 class LastRun:
     """One use of the command `run`, on one machine or on a cluster."""
 
-    recipes: tuple[str, ...]
-    """Their names as the user gave them."""
-    runs: tuple[str, ...]
-    """Ids of the runs that were planned and not skipped, whether they were done already or not."""
-    skipped: dict[str, int]
-    """Number of skipped runs by reason."""
+    recipes: tuple[str, ...]  # their names as the user gave them
+    runs: tuple[str, ...]  # ids of the runs that were planned and not skipped, whether they were done already or not
+    skipped: dict[str, int]  # number of skipped runs by reason
     machine: str
     quick: bool = False
-    started: str = ""
-    """UTC, in ISO 8601."""
+    started: str = ""  # UTC, in ISO 8601
 
 
 def now() -> str:

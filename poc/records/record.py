@@ -20,20 +20,14 @@ from poc.records.timing import Window, split, throughput, warmup
 from poc.search import Result
 from poc.values import from_plain, to_plain, value
 
-SCHEMA = 3
-"""Version of the records in journals."""
+SCHEMA = 3  # version of the records in journals
 COMPLETED, DIVERGED, FAILED, SKIPPED = "completed", "diverged", "failed", "skipped"
 OUT_OF_MEMORY = "out of memory"
-INTERRUPTED = "interrupted"
-"""Reason of a run that its user, or the end of its time, stopped."""
-LOST = ": lost ("
-"""Part of the reason of a run that failed because a node of a cluster was lost."""
-DONE = (COMPLETED, DIVERGED)
-"""Outcomes of a training that came to its end."""
-SETTLED = (*DONE, OUT_OF_MEMORY)
-"""Outcomes after which a run need not be repeated."""
-LAUNCH_BOUND_SHARE = 0.9
-"""A run on GPUs is launch-bound if the host takes this share of a step's time to enqueue it."""
+INTERRUPTED = "interrupted"  # reason of a run that its user, or the end of its time, stopped
+LOST = ": lost ("  # part of the reason of a run that failed because a node of a cluster was lost
+DONE = (COMPLETED, DIVERGED)  # outcomes of a training that came to its end
+SETTLED = (*DONE, OUT_OF_MEMORY)  # outcomes after which a run need not be repeated
+LAUNCH_BOUND_SHARE = 0.9  # a run on GPUs is launch-bound if the host takes this share of a step's time to enqueue it
 BUSY_SHARE = 0.05
 """A run is noisy if other processes or machines took more than this share of the cores that it could use."""
 
@@ -47,21 +41,18 @@ class Evaluation:
     """One pass over the whole validation set."""
 
     epoch: int
-    at: float
-    """Seconds since the run began."""
+    at: float  # seconds since the run began
     seconds: float
     accuracy: float
     samples: int
-    loss: float | None = None
-    """Mean cross-entropy per sample, in nats; None if it was not finite."""
+    loss: float | None = None  # mean cross-entropy per sample, in nats; None if it was not finite
 
 
 @value
 class Memory:
     """Peak memory, in bytes."""
 
-    host_peak_bytes: int | None = None
-    """Sum over all workers."""
+    host_peak_bytes: int | None = None  # sum over all workers
     device_peak_bytes: int | None = None
     """Maximum over the devices, PyTorch's of its tensors; None if the framework does not report it."""
     device_reserved_bytes: int | None = None
@@ -72,8 +63,7 @@ class Memory:
 class SyncStats:
     """Statistics of bounded staleness."""
 
-    staleness: dict[str, int]
-    """Number of steps at which this worker was so many steps ahead of the slowest."""
+    staleness: dict[str, int]  # number of steps at which this worker was so many steps ahead of the slowest
     stale_wait_seconds: float
 
 
@@ -92,17 +82,13 @@ class Worker:
 class Breakdown:
     """Step-time breakdown, from a pass after the training: medians, in seconds per step (`poc/run/step_profile.py`)."""
 
-    whole_step_seconds: float
-    """With gradient synchronisation."""
-    independent_step_seconds: float
-    """Computation and update only."""
-    exchange_seconds: float
-    """Synchronisation of the model's gradients only."""
+    whole_step_seconds: float  # with gradient synchronisation
+    independent_step_seconds: float  # computation and update only
+    exchange_seconds: float  # synchronisation of the model's gradients only
     bus_bytes_per_second: float | None
     synchronisation_seconds: float | None
     """Wait of a worker for the others without synchronisation; None with one worker."""
-    data_seconds: float
-    """Wait for data."""
+    data_seconds: float  # wait for data
     issue_seconds: float | None = None
     """Time in which the host enqueues a step to devices that have nothing to do; None if a step waits for them."""
 
@@ -113,30 +99,24 @@ class CheckpointNote:
 
     step: int
     why: str
-    at: float = 0.0
-    """Seconds since the run began."""
+    at: float = 0.0  # seconds since the run began
 
 
 @value
 class WorkerResult:
     """Measurements of one worker of a run, or of all of them together."""
 
-    outcome: str = ""
-    """`COMPLETED`, `DIVERGED`, `OUT_OF_MEMORY`, `FAILED` or `SKIPPED`."""
+    outcome: str = ""  # `COMPLETED`, `DIVERGED`, `OUT_OF_MEMORY`, `FAILED` or `SKIPPED`
     reason: str = ""
-    dataset: str = ""
-    """Name of the images (`DataId.name`)."""
-    data_checksum: str = ""
-    """Their checksum (`DataId.checksum`)."""
+    dataset: str = ""  # name of the images (`DataId.name`)
+    data_checksum: str = ""  # their checksum (`DataId.checksum`)
     parameters: int | None = None
-    threads: int | None = None
-    """OpenMP threads of each worker; None if unknown."""
+    threads: int | None = None  # OpenMP threads of each worker; None if unknown
     windows: tuple[Window, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of wall time by phase (`poc.records.timing.PARTS`)."""
-    wall: float | None = None
-    """Seconds from the start of its process to its end; None if it was lost."""
+    wall: float | None = None  # seconds from the start of its process to its end; None if it was lost
     memory: Memory = Memory()
     peak_flops: float | None = None
     """Operations per second of a large matrix product on the same devices, right after the training."""
@@ -156,13 +136,10 @@ class WorkerResult:
 class Record(WorkerResult):
     """Configuration, machine and results of one run."""
 
-    run_id: str
-    """The same as `run.id`."""
+    run_id: str  # the same as `run.id`
     run: Run
-    started: str
-    """UTC, in ISO 8601."""
-    infrastructure: str
-    """The user's name of the machine."""
+    started: str  # UTC, in ISO 8601
+    infrastructure: str  # the user's name of the machine
     hardware: Hardware
     versions: dict[str, str]
     commit: str
@@ -172,15 +149,11 @@ class Record(WorkerResult):
     """Cores that other processes kept busy meanwhile, of `usable_cores`, or of all if that is None."""
     stolen_cores: float | None = None
     """Those of these cores that the hypervisor gave to other machines although there was work for them."""
-    usable_cores: int | None = None
-    """Cores that the run's processes could use, on the noisiest host."""
+    usable_cores: int | None = None  # cores that the run's processes could use, on the noisiest host
     monitor: Monitored | None = None
-    framework_choice: str = ""
-    """Reason for its framework, if the plan chose it."""
-    price_per_hour: float | None = None
-    """Dollars, set by the user; published prices are looked up when pages are made."""
-    workers: tuple[Worker, ...] = ()
-    """Empty for a single worker."""
+    framework_choice: str = ""  # reason for its framework, if the plan chose it
+    price_per_hour: float | None = None  # dollars, set by the user; published prices are looked up when pages are made
+    workers: tuple[Worker, ...] = ()  # empty for a single worker
     speed_withdrawn: str = ""
     """Reason not to show its times, e.g. a defect of the version that measured them; empty if they may be shown."""
 

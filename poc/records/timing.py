@@ -15,8 +15,7 @@ PARTS = ("initialise", "warmup", "train", "data", "evaluate", "checkpoint", "res
 
 WARMUP_STEPS = 5
 STABLE_WITHIN = 0.10
-WINDOW_SECONDS = 0.5
-"""Least length of a window on GPUs, whose steps are so short that the wait at its end would count."""
+WINDOW_SECONDS = 0.5  # least length of a window on GPUs, whose steps are so short that the wait at its end would count
 WARMUP_RULE = (
     f"windows are dropped until at least {WARMUP_STEPS} steps have gone by and the next window is no more than "
     f"{STABLE_WITHIN:.0%} slower than the median of the windows from it on; a run without a window after that has no "
@@ -29,15 +28,12 @@ class Window:
     """Steps between two points at which the device had finished all work."""
 
     epoch: int
-    start: float
-    """Seconds since the run began."""
+    start: float  # seconds since the run began
     steps: int
     samples: int
     seconds: float
-    waited: float
-    """Seconds of these in which the loop waited for data."""
-    loss: float | None = None
-    """Mean training loss, in nats; None if it was not finite."""
+    waited: float  # seconds of these in which the loop waited for data
+    loss: float | None = None  # mean training loss, in nats; None if it was not finite
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or self.samples <= 0 or self.steps <= 0:
@@ -57,8 +53,7 @@ class Throughput:
     spread: float
     """1.4826 x the median absolute deviation: the standard deviation, if the windows were normally distributed."""
     windows: int
-    dropped: int
-    """Number of warm-up windows, which are left out."""
+    dropped: int  # number of warm-up windows, which are left out
 
 
 class Clock:

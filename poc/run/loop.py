@@ -16,13 +16,10 @@ from poc.records.noise import Norms
 from poc.records.record import COMPLETED, DIVERGED, Evaluation
 from poc.records.timing import WARMUP_STEPS, WINDOW_SECONDS, Clock, Window
 
-EXPLODED = 1e4
-"""Mean loss of a window or an evaluation, in nats, from which no run comes back."""
-LARGEST_PARAMETER = 1e6
-"""Absolute value that no parameter has in a training that learns."""
+EXPLODED = 1e4  # mean loss of a window or an evaluation, in nats, from which no run comes back
+LARGEST_PARAMETER = 1e6  # absolute value that no parameter has in a training that learns
 
-CHECKPOINT_SECONDS = 30.0
-"""Least time between the checkpoints after epochs on GPUs."""
+CHECKPOINT_SECONDS = 30.0  # least time between the checkpoints after epochs on GPUs
 
 
 @dataclasses.dataclass
@@ -33,8 +30,7 @@ class Loop:
     session: Session
     validation: Callable[[], Iterable[Batch]]
     clock: Clock
-    emit: Callable[[str, Any], None]
-    """Write an event, given its name and a `Window`, `Norms` or `Evaluation`."""
+    emit: Callable[[str, Any], None]  # write an event, given its name and a `Window`, `Norms` or `Evaluation`
     save: Callable[[int], None]
     """Write a checkpoint, given the steps done: after every epoch, on GPUs if `CHECKPOINT_SECONDS` went by since the
     last one, and within an epoch after `save_every` steps."""
@@ -43,8 +39,7 @@ class Loop:
     save_every: int | None = None
     trained: float = 0.0  # seconds of all windows so far
     correct: int = 0
-    evaluated: int = 0
-    """Images that this worker classified correctly in the last evaluation, and all of them."""
+    evaluated: int = 0  # images that this worker classified correctly in the last evaluation, and all of them
     silence: float = math.inf
     """Seconds of steps that are enqueued without waiting for them: in a longer window, a run that hangs would look
     like a slow one."""

@@ -50,8 +50,7 @@ class Sweep:
             for recipe, planned in plans
             for number, item in enumerate(planned, start=1)
         )
-        self.failed: list[str] = []
-        """The ids of the runs that failed."""
+        self.failed: list[str] = []  # the ids of the runs that failed
         records = journal.read(journal.paths(results))
         self._records = [record for record in records if record.infrastructure == context.infrastructure]
         self._recorded = {record.run.id for record in self._records}
