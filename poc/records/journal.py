@@ -51,14 +51,13 @@ def misplaced(results: Path) -> list[str]:
     return [f"journal: {path} is not read; move it to {results / 'MACHINE' / FILE}" for path in strays]
 
 
-def _lock(file: IO[Any], *, wait: bool) -> None:
-    """Lock a file until it is closed; BlockingIOError if another process has it. Some file systems have no locks."""
+def _lock(file: IO[Any], mode: int) -> bool:
+    """Lock a file until it is closed; return False if another process has it. Some file systems have no locks."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        pass
+        fcntl.flock(file, mode)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True
 
 
 @contextlib.contextmanager
@@ -74,10 +73,8 @@ def claimed(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"results: cannot write to {path.parent} ({error.strerror}); use another folder") from error
     with file:
-        try:
-            _lock(file, wait=False)
-        except BlockingIOError:
-            raise UserError(f"results: another process is writing to {path}; wait, or use another --results") from None
+        if not _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            raise UserError(f"results: another process is writing to {path}; wait, or use another --results")
         yield
 
 
@@ -89,7 +86,7 @@ def append(path: Path, record: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(record.to_json(), sort_keys=True, allow_nan=False) + "\n"
     with path.open("a+b", buffering=0) as file:
-        _lock(file, wait=True)
+        _lock(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
         # A line torn by a crash must not swallow this one; `read` skips it.
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":

@@ -6,7 +6,7 @@ import datetime
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from poc.values import UserError, from_plain, to_plain, value, write_atomically
@@ -52,15 +52,13 @@ def by_reason(reasons: Iterable[str]) -> dict[str, int]:
 
     Those that differ only in numbers are one: "needs 2 to 8 GPUs, this machine has none".
     """
-    similar: dict[str, list[str]] = defaultdict(list)
+    similar: dict[str, list[list[str]]] = defaultdict(list)
     for reason in reasons:
-        similar[_NUMBER.sub("N", reason)].append(reason)
-    counts = {_merged(group): len(group) for group in similar.values()}
+        similar[_NUMBER.sub("N", reason)].append(_NUMBER.split(reason))
+    counts = {"".join(map(_range, zip(*group))): len(group) for group in similar.values()}
     return dict(sorted(counts.items(), key=lambda entry: -entry[1]))
 
 
-def _merged(reasons: Iterable[str]) -> str:
-    """Return reasons that differ only in numbers as one, with the range of each number."""
-    parts = [list(dict.fromkeys(part)) for part in zip(*map(_NUMBER.split, reasons))]
-    ranges = (part if len(part) == 1 else [min(part, key=float), max(part, key=float)] for part in parts)
-    return "".join(map(" to ".join, ranges))
+def _range(parts: Sequence[str]) -> str:
+    """Return the least and the largest of several numbers; a text, or a number that is always the same, as it is."""
+    return parts[0] if len({*parts}) == 1 else f"{min(parts, key=float)} to {max(parts, key=float)}"

@@ -6,14 +6,14 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from poc.config import Synthetic
 from poc.config.datasets import Cifar, DataId
 from poc.config.run import Run
 from poc.host.hardware import Hardware
-from poc.host.monitor import Monitored
+from poc.host.monitor import DeviceUse, Monitored
 from poc.records import noise
 from poc.records.noise import Norms
 from poc.records.timing import Window, split, throughput, warmup
@@ -28,12 +28,9 @@ LOST = ": lost ("  # part of the reason of a run that failed because a node of a
 DONE = (COMPLETED, DIVERGED)  # outcomes of a training that came to its end
 SETTLED = (*DONE, OUT_OF_MEMORY)  # outcomes after which a run need not be repeated
 LAUNCH_BOUND_SHARE = 0.9  # a run on GPUs is launch-bound if the host takes this share of a step's time to enqueue it
-BUSY_SHARE = 0.05
-"""A run is noisy if other processes or machines took more than this share of the cores that it could use."""
-
+BUSY_SHARE = 0.05  # a run is noisy if others took more than this share of the cores that it could use
+# Sensors are slow, and the windows of a shorter run lie between other work that they also measure.
 LEAST_SECONDS_OF_ENERGY = 10.0
-"""Energy is given only for so many seconds of windows: sensors are slow, and windows of a short run lie between other
-work that they also measure."""
 
 
 @value
@@ -53,10 +50,8 @@ class Memory:
     """Peak memory, in bytes."""
 
     host_peak_bytes: int | None = None  # sum over all workers
-    device_peak_bytes: int | None = None
-    """Maximum over the devices, PyTorch's of its tensors; None if the framework does not report it."""
-    device_reserved_bytes: int | None = None
-    """What PyTorch's allocator holds for them, with the memory of CUDA graphs; None as above."""
+    device_peak_bytes: int | None = None  # maximum over the devices, PyTorch's of its tensors; None if unknown
+    device_reserved_bytes: int | None = None  # what PyTorch's allocator holds for them, with memory of CUDA graphs
 
 
 @value
@@ -86,11 +81,9 @@ class Breakdown:
     independent_step_seconds: float  # computation and update only
     exchange_seconds: float  # synchronisation of the model's gradients only
     bus_bytes_per_second: float | None
-    synchronisation_seconds: float | None
-    """Wait of a worker for the others without synchronisation; None with one worker."""
+    synchronisation_seconds: float | None  # wait of a worker for others, without synchronisation; None with one worker
     data_seconds: float  # wait for data
-    issue_seconds: float | None = None
-    """Time in which the host enqueues a step to devices that have nothing to do; None if a step waits for them."""
+    issue_seconds: float | None = None  # the host's, to enqueue a step to idle devices; None if a step waits for them
 
 
 @value
@@ -114,12 +107,10 @@ class WorkerResult:
     threads: int | None = None  # OpenMP threads of each worker; None if unknown
     windows: tuple[Window, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
-    parts: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of wall time by phase (`poc.records.timing.PARTS`)."""
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds by phase (`poc.records.timing.PARTS`)
     wall: float | None = None  # seconds from the start of its process to its end; None if it was lost
     memory: Memory = Memory()
-    peak_flops: float | None = None
-    """Operations per second of a large matrix product on the same devices, right after the training."""
+    peak_flops: float | None = None  # per second, of a large matrix product on the same devices, after the training
     sync_stats: SyncStats | None = None
     detail: Breakdown | None = None
     norms: tuple[Norms, ...] = ()
@@ -143,19 +134,15 @@ class Record(WorkerResult):
     hardware: Hardware
     versions: dict[str, str]
     commit: str
-    environment: dict[str, str] | None = None
-    """The inherited environment variables that change speed (`poc.host.environment`); None if unknown."""
-    others_busy_cores: float | None = None
-    """Cores that other processes kept busy meanwhile, of `usable_cores`, or of all if that is None."""
-    stolen_cores: float | None = None
-    """Those of these cores that the hypervisor gave to other machines although there was work for them."""
+    environment: dict[str, str] | None = None  # `poc.host.environment.speed_variables`; None if unknown
+    others_busy_cores: float | None = None  # of `usable_cores` (None: of all), kept busy by other processes
+    stolen_cores: float | None = None  # of the same, given to other machines although there was work for them
     usable_cores: int | None = None  # cores that the run's processes could use, on the noisiest host
     monitor: Monitored | None = None
     framework_choice: str = ""  # reason for its framework, if the plan chose it
     price_per_hour: float | None = None  # dollars, set by the user; published prices are looked up when pages are made
     workers: tuple[Worker, ...] = ()  # empty for a single worker
-    speed_withdrawn: str = ""
-    """Reason not to show its times, e.g. a defect of the version that measured them; empty if they may be shown."""
+    speed_withdrawn: str = ""  # reason not to show its times, e.g. a defect of the version that measured them
 
     def to_json(self) -> dict[str, Any]:
         """Return nested plain values, from which `from_json` makes the same record."""
@@ -196,6 +183,16 @@ class Record(WorkerResult):
         return last.accuracy <= guess + 3 * math.sqrt(guess * (1 - guess) / last.samples)
 
     @property
+    def steps(self) -> int:
+        """Optimizer steps that it did."""
+        return sum(window.steps for window in self.windows)
+
+    @property
+    def devices(self) -> tuple[DeviceUse, ...]:
+        """Use of its devices; empty if they were not monitored."""
+        return self.monitor.devices if self.monitor else ()
+
+    @property
     def synthetic_fallback(self) -> bool:
         """True if synthetic images replaced those of CIFAR-10 or CIFAR-100."""
         return isinstance(self.run.data, Cifar) and self.dataset == Synthetic.name
@@ -212,9 +209,9 @@ class Record(WorkerResult):
 
         None if a device has no energy counter, or the windows last less than `LEAST_SECONDS_OF_ENERGY`.
         """
-        devices = self.monitor.devices if self.monitor and self.monitor.of_windows else ()
+        devices = self.devices if self.monitor and self.monitor.of_windows else ()
         timed = self.windows[warmup(self.windows) :]
-        seconds = sum(window.seconds for window in timed)
+        seconds = _seconds(timed)
         if seconds < LEAST_SECONDS_OF_ENERGY or not devices or any(device.joules is None for device in devices):
             return None
         watts = sum(device.joules / device.seconds for device in devices if device.joules and device.seconds)
@@ -223,33 +220,31 @@ class Record(WorkerResult):
     @property
     def steps_ahead(self) -> list[int]:
         """Steps that a worker was ahead of the slowest, once per step and worker, under bounded staleness."""
-        counts = [worker.sync_stats.staleness for worker in self.workers if worker.sync_stats]
-        return [int(ahead) for staleness in counts for ahead, count in staleness.items() for _ in range(count)]
+        counts = [pair for worker in self.workers if worker.sync_stats for pair in worker.sync_stats.staleness.items()]
+        return [int(ahead) for ahead, count in counts for _ in range(count)]
 
     @property
     def speeds(self) -> dict[str, float | None]:
         """Columns of rows.csv from the windows: epochs and steps, and after warm-up speed and arithmetic."""
-        run, windows = self.run, self.windows
-        if not windows:
+        run, steps = self.run, self.steps
+        if not steps:
             return {}
-        steps = sum(window.steps for window in windows)
         values: dict[str, float | None] = {"epochs": steps // run.steps_per_epoch, "steps": steps}
-        values["samples_trained"] = sum(window.samples for window in windows)
+        values["samples_trained"] = sum(window.samples for window in self.windows)
         speed = throughput(self.timed)
         if speed is None:
             return values
         timed = self.timed[speed.dropped :]
         epochs = [list(group) for _, group in itertools.groupby(self.timed, key=lambda window: window.epoch)]
         complete = [each for each in epochs if sum(window.steps for window in each) == run.steps_per_epoch]
-        seconds = [sum(window.seconds for window in each) for each in complete]
         multiply_adds = run.network.multiply_adds(run.data.crop) or None
         return {
             **values,
-            "seconds_per_epoch": statistics.median(seconds) if seconds else None,
+            "seconds_per_epoch": statistics.median(map(_seconds, complete)) if complete else None,
             "samples_per_second": speed.median,
             "spread": speed.spread,
             "windows": speed.windows,
-            "data_wait": sum(window.waited for window in timed) / sum(window.seconds for window in timed),
+            "data_wait": sum(window.waited for window in timed) / _seconds(timed),
             "multiply_adds": multiply_adds,
             "flops": 6 * multiply_adds * speed.median if multiply_adds else None,
         }
@@ -279,16 +274,13 @@ class Record(WorkerResult):
     def notes(self) -> list[str]:
         """Remarks on how the run went, for readers of its row."""
         notes = []
-        steps = sum(window.steps for window in self.windows)
-        if self.outcome == COMPLETED and steps % self.run.steps_per_epoch:
-            notes.append(f"stopped after {steps} steps")
+        if self.outcome == COMPLETED and self.steps % self.run.steps_per_epoch:
+            notes.append(f"stopped after {self.steps} steps")
         if self.resumed:
             notes.append(f"resumed from a checkpoint {len(self.resumed)} times")
-        throttled: dict[str, float] = {}
-        for device in self.monitor.devices if self.monitor else ():
-            for reason, share in device.throttled.items():
-                throttled[reason] = max(share, throttled.get(reason, 0.0))
-        for reason, share in throttled.items():
+        shares = [pair for device in self.devices for pair in device.throttled.items()]
+        for reason in dict(shares):
+            share = max(share for name, share in shares if name == reason)
             if share > BUSY_SHARE:
                 notes.append(f"clocks reduced by {reason} for {share:.0%} of the time")
         if self.detail and is_launch_bound(self.run.kind, self.detail.issue_seconds, self.detail.whole_step_seconds):
@@ -309,19 +301,11 @@ class Record(WorkerResult):
 
     def without_speed(self) -> Record:
         """Return this record with its accuracies, losses and steps, and with every time and speed missing or NaN."""
-        nan = math.nan
-        return dataclasses.replace(
-            self,
-            windows=tuple(dataclasses.replace(window, start=nan, seconds=nan, waited=nan) for window in self.windows),
-            evaluations=tuple(dataclasses.replace(scored, at=nan, seconds=nan) for scored in self.evaluations),
-            wall=None,
-            parts={},
-            workers=(),
-            detail=None,
-            sync_stats=None,
-            monitor=None,
-            peak_flops=None,
-        )
+        nan, replace = math.nan, dataclasses.replace
+        fields: dict[str, Any] = dict.fromkeys(("wall", "detail", "sync_stats", "monitor", "peak_flops"))
+        fields["windows"] = tuple(replace(window, start=nan, seconds=nan, waited=nan) for window in self.windows)
+        fields["evaluations"] = tuple(replace(scored, at=nan, seconds=nan) for scored in self.evaluations)
+        return replace(self, **fields, parts={}, workers=())
 
     @property
     def noise(self) -> dict[str, float | None]:
@@ -333,6 +317,10 @@ class Record(WorkerResult):
             return {}
         low, high = noise.interval(norms, small_batch=small, large_batch=large)
         return {"noise_scale": scale, "noise_low": low, "noise_high": high if math.isfinite(high) else None}
+
+
+def _seconds(windows: Iterable[Window]) -> float:
+    return sum(window.seconds for window in windows)
 
 
 def is_launch_bound(kind: str, issue_seconds: float | None, step_seconds: float) -> bool:

@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any, Union
 
 MEASURED, PUBLISHED = "measured", "published"
-WEAK, STRONG = "weak", "strong"
-"""What a scaling series keeps: the batch per device, or the global batch."""
+WEAK, STRONG = "weak", "strong"  # what a scaling series keeps: the batch per device, or the global batch
 
 # None if unknown. `Any` lets arithmetic follow a check that the type checker cannot see, in another function.
 Count = Union[int, Any]
@@ -79,21 +78,10 @@ _OF_RUNS = {
         *("dollars_per_hour", "given_dollars_per_hour", "dollars_per_run"),
     ),
 }
-COLUMNS: dict[str, str] = {
-    **{field.name: str(field.type) for field in dataclasses.fields(Row)},
-    **{name: kind for kind, names in _OF_RUNS.items() for name in names},
-}
-"""Type of each column, by name."""
+COLUMNS = {field.name: str(field.type) for field in dataclasses.fields(Row)}  # type of each column, by name
+COLUMNS.update((name, kind) for kind, names in _OF_RUNS.items() for name in names)
 COUNTS = tuple(name for name, kind in COLUMNS.items() if kind == "Count")
 NUMBERS = tuple(name for name, kind in COLUMNS.items() if kind in ("Count", "Measure"))
-TITLES = {
-    **{name: name.replace("_", " ") for name in COLUMNS},
-    **{"run_id": "id", "dataset": "data", "input_shape": "input", "dtype": "precision", "lr": "learning rate"},
-    **{"seconds_per_epoch": "s/epoch", "samples_per_second": "samples/s", "accuracy_last4": "mean of last 4 epochs"},
-    **{"train_seconds_per_5120": "train (s/5,120)", "communication_seconds_per_5120": "communication (s/5,120)"},
-    **{"sync_seconds_per_5120": "sync (s/5,120)", "printed": "the source's text"},
-}
-"""Columns as tables and messages call them."""
 
 
 def rate(row: Row) -> float | None:

@@ -50,8 +50,7 @@ class Throughput:
     """Samples per second over the windows after warm-up."""
 
     median: float
-    spread: float
-    """1.4826 x the median absolute deviation: the standard deviation, if the windows were normally distributed."""
+    spread: float  # 1.4826 x the median absolute deviation, which is the standard deviation of a normal distribution
     windows: int
     dropped: int  # number of warm-up windows, which are left out
 

@@ -140,8 +140,7 @@ def _measured(record: Record) -> dict[str, Any]:
     accuracies = [evaluation.accuracy for evaluation in record.evaluations]
     ends = [] if record.speed_withdrawn else epochs
     trained = {epoch: sum(window.seconds for window in record.windows if window.epoch <= epoch) for epoch in ends}
-    devices = record.monitor.devices if record.monitor else ()
-    used = [device.utilisation for device in devices if device.utilisation is not None]
+    used = [device.utilisation for device in record.devices if device.utilisation is not None]
     framework, hardware = frameworks.label(run.framework, record.versions), machine.describe()
     environment = " ".join(f"{name}={value}" for name, value in (record.environment or {}).items())
     # An unknown environment differs from an empty one.

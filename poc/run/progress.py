@@ -58,7 +58,7 @@ def result(record: Record, title: str) -> str:
     if record.run.whole_epochs or record.run.pause_after:
         length = counted(record.run.last_epoch, "epoch")
     else:
-        length = counted(sum(window.steps for window in record.windows), "step")
+        length = counted(record.steps, "step")
     wall = "" if record.wall is None else f", {duration(record.wall)}"
     return f"{title}: {', '.join(figures)} ({length}{wall})"
 
