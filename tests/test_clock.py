@@ -216,7 +216,7 @@ def test_a_run_ends_with_the_evaluation_that_reaches_its_target(target: float, e
     assert done.epochs_evaluated == list(range(1, epochs + 1))  # each finds 0.75
     assert (done.saved[-1], done.outcome) == (epochs * 10, COMPLETED)
     # Resumed from its last checkpoint, it does nothing more.
-    resumed = Driven(short(epochs=3, target_accuracy=target), first_step=epochs * 10, correct=30, evaluated=40)
+    resumed = Driven(short(epochs=3, target_accuracy=target), first_step=epochs * 10, scored=(30, 40))
     assert (resumed.windows, resumed.outcome) == ([], COMPLETED)
 
 

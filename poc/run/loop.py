@@ -38,8 +38,7 @@ class Loop:
     first_step: int = 0
     save_every: int | None = None
     trained: float = 0.0  # seconds of all windows so far
-    correct: int = 0
-    evaluated: int = 0  # images that this worker classified correctly in the last evaluation, and all of them
+    scored: tuple[int, int] = (0, 0)  # images that this worker classified correctly in the last evaluation, of how many
     silence: float = math.inf
     """Seconds of steps that are enqueued without waiting for them: in a longer window, a run that hangs would look
     like a slow one."""
@@ -112,7 +111,7 @@ class Loop:
         if self.run.target_accuracy is None:
             return False
         with self.clock.part("evaluate"):
-            correct, evaluated = self.session.sum_over_workers(np.array([self.correct, self.evaluated]))
+            correct, evaluated = self.session.sum_over_workers(np.array(self.scored))
         return bool(evaluated and correct / evaluated >= self.run.target_accuracy)
 
     def _window(self, batches: Iterator[Batch], epoch: int, count: int) -> float:
@@ -160,11 +159,11 @@ class Loop:
     def _evaluate(self, epoch: int) -> Evaluation:
         start = self.clock.elapsed()
         with self.clock.part("evaluate"):
-            scored = self.session.evaluate(self.validation())
-        self.correct, self.evaluated = scored.correct, scored.samples
-        seconds, accuracy = self.clock.elapsed() - start, scored.correct / scored.samples
+            result = self.session.evaluate(self.validation())
+        self.scored = correct, samples = result.correct, result.samples
+        seconds, loss = self.clock.elapsed() - start, _finite(result.loss)
         evaluation = Evaluation(
-            epoch=epoch, at=start, seconds=seconds, accuracy=accuracy, samples=scored.samples, loss=_finite(scored.loss)
+            epoch=epoch, at=start, seconds=seconds, accuracy=correct / samples, samples=samples, loss=loss
         )
         self.emit("evaluation", evaluation)
         return evaluation

@@ -131,13 +131,14 @@ def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:
     # first failure: workers that were stopped because of it only report that.
     ordered = sorted(ended, key=lambda worker: worker.outcome not in (OUT_OF_MEMORY, DIVERGED))
     decisive = next((worker for worker in ordered if worker.outcome != COMPLETED), slowest)
-    host_bytes = [worker.memory.host_peak_bytes or 0 for worker in results]
-    device_bytes = [worker.memory.device_peak_bytes or 0 for worker in results]
-    reserved_bytes = [worker.memory.device_reserved_bytes or 0 for worker in results]
     of_each = [
         Worker(worker=number, **{name: getattr(result, name) for name in ("windows", "parts", "wall", "sync_stats")})
         for number, result in enumerate(results)
     ]
+
+    def peaks(name: str) -> list[int]:
+        return [getattr(worker.memory, name) or 0 for worker in results]  # 0: unknown
+
     return {
         **{name: value for name, value in vars(slowest).items() if value not in (None, "")},
         "outcome": decisive.outcome,
@@ -145,9 +146,9 @@ def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:
         "windows": tuple(map(_merge_windows, zip(*(worker.windows for worker in results)))),
         "evaluations": tuple(map(_merge_evaluations, zip(*(worker.evaluations for worker in results)))),
         "memory": Memory(
-            host_peak_bytes=sum(host_bytes) or None,  # 0: unknown
-            device_peak_bytes=max(device_bytes) or None,
-            device_reserved_bytes=max(reserved_bytes) or None,
+            host_peak_bytes=sum(peaks("host_peak_bytes")) or None,
+            device_peak_bytes=max(peaks("device_peak_bytes")) or None,
+            device_reserved_bytes=max(peaks("device_reserved_bytes")) or None,
         ),
         "peak_flops": _total([worker.peak_flops for worker in results]),
         "workers": tuple(of_each) if len(results) > 1 else (),

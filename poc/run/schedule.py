@@ -41,50 +41,44 @@ class DoneRepeats:
     def __init__(self, records: Iterable[Record], images: Mapping[str, DataId]) -> None:
         """Count the repeats in `records`; `images` as in `RunContext.images`."""
         self._images = images
-        self._outcomes: dict[tuple[str, DataId | None], list[str]] = defaultdict(list)
-        self._results: dict[tuple[str, DataId | None], Result] = {}
+        self._records: dict[str, list[Record]] = defaultdict(list)  # by id of the run
         for record in records:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """Count a repeat; one that failed or was skipped does not count. A failure is a result in a search."""
-        if record.synthetic_fallback and record.run.data.key not in self._images:
-            return
-        for key in ((record.run.id, record.data_id), (record.run.id, None)):
-            if record.outcome in SETTLED:
-                self._outcomes[key].append(record.outcome)
-            if result := record.result:
-                self._results[key] = result
+        """Add a repeat that has just been done."""
+        if not record.synthetic_fallback or record.run.data.key in self._images:
+            self._records[record.run.id].append(record)
 
-    def _key(self, run: Run) -> tuple[str, DataId | None]:
-        """Return id and images of a run; any images will do if the planned ones are synthetic or not opened yet."""
+    def _of(self, run: Run) -> list[Record]:
+        """Return the records of a run on the planned images: on any if those are synthetic or not opened yet."""
         planned = self._images.get(run.data.key)
-        return run.id, None if planned is None or planned.name == Synthetic.name else planned
+        any_images = planned is None or planned.name == Synthetic.name
+        return [record for record in self._records[run.id] if any_images or record.data_id == planned]
 
-    def _of(self, run: Run) -> list[str]:
-        """Return the outcomes of a run on its images."""
-        return self._outcomes.get(self._key(run), [])
+    def _outcomes(self, run: Run) -> list[str]:
+        """Return the outcomes of the repeats of a run; one that failed or was skipped does not count."""
+        return [record.outcome for record in self._of(run) if record.outcome in SETTLED]
 
     def result(self, run: Run) -> Result | None:
-        """Return the result of a candidate of a search; None if there is none."""
-        return self._results.get(self._key(run))
+        """Return the result of a candidate of a search, in which a failure is one, too; None if there is none."""
+        return next((result for record in reversed(self._of(run)) if (result := record.result)), None)
 
     def outcome(self, run: Run) -> str | None:
         """Return the outcome of the last repeat of a run; None if there is none."""
-        return next(reversed(self._of(run)), None)
+        return next(reversed(self._outcomes(run)), None)
 
     def enough(self, run: Run, number: int) -> bool:
         """Return whether a run has that many repeats, or an outcome that no repeat would change."""
-        outcomes = self._of(run)
-        return len(outcomes) >= number or (bool(outcomes) and outcomes[-1] != COMPLETED)
+        outcomes = self._outcomes(run)
+        return len(outcomes) >= number or outcomes[-1:] not in ([], [COMPLETED])
 
     def over(self, planned: Planned) -> bool:
         """Return whether a planned repeat is done, with the largest batch that fits, or all of a search."""
         if planned.searched:
             return not any(map(self.pending, search.stages(planned.searched, self.result)))
-        fitting = (run for run in (planned.run, *planned.smaller) if self.outcome(run) != OUT_OF_MEMORY)
-        run = next(fitting, None)
-        return run is None or self.enough(run, planned.repeat)
+        fitting = [run for run in (planned.run, *planned.smaller) if self.outcome(run) != OUT_OF_MEMORY]
+        return not fitting or self.enough(fitting[0], planned.repeat)
 
     def pending(self, stage: Stage) -> list[Run]:
         """Return the runs of a stage of a search that are to be done.
@@ -92,16 +86,15 @@ class DoneRepeats:
         A failed candidate is not repeated, unless all others of its rung failed or are to be done, too.
         """
         pending = [run for run in stage.runs if not self.enough(run, 1)]
-        if stage.is_rung and len(pending) < len(stage.runs):
-            return [run for run in pending if self.result(run) is None]
-        return pending
+        all_pending = len(pending) == len(stage.runs)
+        return [run for run in pending if all_pending or not stage.is_rung or self.result(run) is None]
 
     def share_left(self, planned: Planned) -> float:
         """Return the share of the epochs of a search that are not done, at most."""
         if self.over(planned):
             return 0.0
         searching, _, after = search.most_epochs(planned.searched)
-        stages = list(search.stages(planned.searched, self.result))
+        stages = search.stages(planned.searched, self.result)
         epochs_done = sum(stage.epochs * (len(stage.runs) - len(self.pending(stage))) for stage in stages)
         return 1 - epochs_done / (searching + after)
 

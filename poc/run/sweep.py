@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,45 +25,33 @@ from poc.run.workload import Line
 from poc.values import UserError
 
 
+@dataclasses.dataclass(eq=False)
 class Sweep:
     """The runs of some recipes on one machine: what is to do, and how."""
 
-    def __init__(
-        self,
-        plans: Sequence[tuple[str, Sequence[Planned]]],
-        results: Path,
-        context: RunContext,
-        *,
-        detail: int = 0,
-        again: bool = False,
-        verbose: bool = False,
-        prefix: str = "",
-    ) -> None:
-        """Collect the runs of `plans`, by the names of their recipes; records go to the machine's journal in `results`.
+    plans: Sequence[tuple[str, Sequence[Planned]]]  # by the names of their recipes
+    results: Path  # folder, in which the machine has a folder with its journal
+    context: RunContext
+    detail: int = 0  # that of `execute`
+    again: bool = False  # repeat what is in the journal already
+    verbose: bool = False
+    prefix: str = ""  # comes before each message
 
-        Runs that are in the journal are repeated only with `again`. `detail` is that of `execute`; `prefix` comes
-        before each message.
-        """
-        self.results = results
-        self.path = journal.folder(results, context.infrastructure) / journal.FILE
+    def __post_init__(self) -> None:
+        self.path = journal.folder(self.results, self.context.infrastructure) / journal.FILE
         self.items = schedule.in_order(
             Item(recipe, f"{recipe} {number}/{len(planned)}", item)
-            for recipe, planned in plans
+            for recipe, planned in self.plans
             for number, item in enumerate(planned, start=1)
         )
         self.failed: list[str] = []  # the ids of the runs that failed
-        records = journal.read(journal.paths(results))
-        self._records = [record for record in records if record.infrastructure == context.infrastructure]
+        records = journal.read(journal.paths(self.results))
+        self._records = [record for record in records if record.infrastructure == self.context.infrastructure]
         self._recorded = {record.run.id for record in self._records}
-        self._again = again
-        self._detail = detail
-        self._verbose = verbose
-        self._prefix = prefix
-        runs = [item.planned.run for item in self.items if not item.planned.skip]
-        runs += [run for item in self.items for candidates in item.planned.searched for run in candidates]
-        self._details = varied(runs)
-        self.context = context
-        self.use(context.images)
+        planned = [item.planned for item in self.items if not item.planned.skip]
+        searched = [candidates for item in planned for candidates in item.searched]
+        self._details = varied(itertools.chain([item.run for item in planned], *searched))
+        self.use(self.context.images)
 
     def use(self, images: Mapping[str, DataId]) -> None:
         """Set the data sets of the runs (`RunContext.images`), which decide what in the journal is done.
@@ -72,15 +61,15 @@ class Sweep:
         self.context = dataclasses.replace(self.context, images=images)
         self.pace = schedule.RuntimeEstimator(self.context, self._records)
         environments = (None, self.context.environment)
-        same = [record for record in self._records if record.environment in environments and not self._again]
+        same = [record for record in self._records if record.environment in environments and not self.again]
         self._done = schedule.DoneRepeats(same, images)
 
     def say(self, line: str, *, detail: bool = False) -> None:
         """Print a line on standard error; a `detail` only if the sweep is verbose."""
-        if self._verbose or not detail:
+        if self.verbose or not detail:
             # Remove the progress line that a killed worker may have left. One write: other threads may print, too.
             start = "\r\x1b[K" if sys.stderr.isatty() else ""
-            sys.stderr.write(f"{start}{self._prefix}{line}\n")
+            sys.stderr.write(f"{start}{self.prefix}{line}\n")
 
     def lines(self) -> list[Line]:
         """Return a line for each run of the plan."""
@@ -116,10 +105,12 @@ class Sweep:
 
     def pending(self, items: Iterable[Item]) -> list[Item]:
         """Return what of the `items` is neither skipped nor done yet, each repeat once."""
-        to_do = [item for item in items if not item.planned.skip and not self._done.over(item.planned)]
-        planned = [(item.planned, item) for item in to_do]
-        keys = [(run.run.id, run.run.data.key, run.repeat, run.smaller, run.searched) for run, _ in planned]
-        return list(dict(zip(keys, to_do)).values())
+        to_do: dict[tuple[object, ...], Item] = {}
+        for item in items:
+            planned, run = item.planned, item.planned.run
+            if not planned.skip and not self._done.over(planned):
+                to_do[(run.id, run.data.key, planned.repeat, planned.smaller, planned.searched)] = item
+        return list(to_do.values())
 
     def do(self, item: Item, launcher: Launcher | None = None) -> bool:
         """Do an item with `launcher`, by default on this host; return False if it does not fit before the bound.
@@ -157,10 +148,9 @@ class Sweep:
 
     def _repeat(self, item: Item, run: Run, launcher: Launcher | None) -> str:
         """Do a repeat of `run` unless it is done, and return its outcome."""
-        number = item.planned.repeat
-        suffix = f", repeat {number}" if number > 1 else ""
+        suffix = f", repeat {item.planned.repeat}" if item.planned.repeat > 1 else ""
         title = f"{item.title} [{run.id}] {run}{suffix}"
-        if self._done.enough(run, number):
+        if self._done.enough(run, item.planned.repeat):
             self.say(f"{title}: in the journal already (--again repeats it)", detail=True)
             return self._done.outcome(run) or COMPLETED
         if run.id in self.failed:  # it may have hung, and would again
@@ -169,15 +159,8 @@ class Sweep:
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.pace.factor(run), label(run, self._details) + suffix
         self.say(f"{title}: about {duration(pace * estimate(run, self.context.machine))}", detail=True)
-        record, interrupted = execute(
-            run,
-            self.context,
-            launcher,
-            detail=self._detail,
-            pace=pace,
-            title=name,
-            framework_choice=item.planned.framework_choice,
-        )
+        fields = {"title": name, "framework_choice": item.planned.framework_choice}
+        record, interrupted = execute(run, self.context, launcher, detail=self.detail, pace=pace, **fields)
         try:
             journal.append(self.path, record)
         except OSError as error:

@@ -27,7 +27,7 @@ from poc.config.run import Run
 from poc.frameworks import Session
 from poc.frameworks.session import WHITENING_IMAGES
 from poc.host.waiting import spin_guard
-from poc.records.record import COMPLETED, FAILED, INTERRUPTED, OUT_OF_MEMORY
+from poc.records.record import COMPLETED, FAILED, INTERRUPTED, OUT_OF_MEMORY, Breakdown
 from poc.records.timing import Clock
 from poc.run import checkpoint, step_profile
 from poc.run.loop import Loop
@@ -104,13 +104,7 @@ class Worker:
         self._emit("ready", {**images, "parameters": session.parameters, "threads": threads})
         share = {"worker": self._number, "workers": run.workers}
         batch = evaluation_batch(run, len(dataset.validation))
-        # A CPU's cores belong to the training, which one thread can feed.
-        options = {"global_batch": run.global_batch, "seed": run.seed, "threaded": run.kind != "cpu", **share}
-        options["accumulate"] = run.accumulate
-        windows, evaluations = (
-            [event for event in self._events if event["event"] == name] for name in ("window", "evaluation")
-        )
-        accuracy, evaluated = (evaluations[-1][name] for name in ("accuracy", "samples")) if evaluations else (0.0, 0)
+        earlier = [event for event in self._events if event["event"] == "evaluation"]
         loop = Loop(
             run,
             session,
@@ -121,13 +115,16 @@ class Worker:
             worker=self._number,
             first_step=self._first_step,
             save_every=self._request["checkpoint_every"],
-            trained=sum(window["seconds"] for window in windows),
-            correct=round(accuracy * evaluated),
-            evaluated=evaluated,
+            trained=sum(event["seconds"] for event in self._events if event["event"] == "window"),
+            scored=[(0, 0), *((round(last["accuracy"] * last["samples"]), last["samples"]) for last in earlier)][-1],
             silence=self._silence,
         )
         steps = run.last_step - self._first_step + step_profile.steps_of(rounds) + self._request["trace_steps"]
-        host_batches = data.training_batches(dataset, run.data, first_step=self._first_step, steps=steps, **options)
+        # A CPU's cores belong to the training, which one thread can feed.
+        options = {"accumulate": run.accumulate, "seed": run.seed, "threaded": run.kind != "cpu", **share}
+        host_batches = data.training_batches(
+            dataset, run.data, global_batch=run.global_batch, first_step=self._first_step, steps=steps, **options
+        )
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they need.
         with (
@@ -163,9 +160,9 @@ class Worker:
         except (Exception, KeyboardInterrupt) as error:
             print(f"  no trace: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
 
-    def _profile(self, batches: Iterator[data.Batch], rounds: int) -> Any:
+    def _profile(self, batches: Iterator[data.Batch], rounds: int) -> Breakdown | None:
         try:
-            return to_plain(step_profile.measure(self._session, batches, self.run, rounds))
+            return step_profile.measure(self._session, batches, self.run, rounds)
         except Exception as error:
             # Other workers would wait for this one.
             if self.run.workers > 1 or isinstance(error, step_profile.WrongSumError):
@@ -176,8 +173,7 @@ class Worker:
     def _load(self) -> data.Dataset:
         """Return the images, which must be those of the plan."""
         request, planned = self._request, DataId(*self._request["conditions"]["images"])
-        source = Path(request["source"]) if request["source"] else None
-        fallback = planned.name == Synthetic.name
+        source, fallback = Path(request["source"]) if request["source"] else None, planned.name == Synthetic.name
         dataset = data.load(self.run.data, source=source, cache=Path(request["cache"]), fallback=fallback)
         if dataset.data_id != planned:
             raise UserError(

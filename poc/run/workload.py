@@ -82,9 +82,7 @@ def listed(lines: Sequence[Line]) -> str:
     """Return a table of all runs, and why their frameworks were chosen."""
     rows = []
     for line in lines:
-        time = "done" if line.done else duration(line.seconds)
-        if line.skipped:
-            time = f"skipped: {line.skipped}"
+        time = f"skipped: {line.skipped}" if line.skipped else "done" if line.done else duration(line.seconds)
         rows.append([line.recipe, line.id, line.run, line.global_batch, time])
     headers = ["recipe", "id", "run", "global batch", "time, or why skipped"]
     choices = sorted({line.framework for line in lines} - {""})
