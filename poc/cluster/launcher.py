@@ -15,10 +15,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from poc.cluster.node import STOPPED, Supervisor
 from poc.config.run import Run
-from poc.run.launcher import HostResult, RunContext, failure_reason
+from poc.run.launcher import HostResult, RunContext
 from poc.values import UserError
 
-_LABEL = "infrastructure"
 _LOOK_SECONDS = 1.0
 
 
@@ -34,7 +33,7 @@ class Node:
         self.id: str = entry["NodeID"]
         self.address: str = entry["NodeManagerAddress"]
         self.name = f"{entry['NodeManagerHostname']} ({self.address})"
-        self.label: str = entry["Labels"].get(_LABEL, "")
+        self.label: str = entry["Labels"].get("infrastructure", "")
         self.type = ""  # the label, or without one the hardware, once the node may be used
         self.is_free = True
         self.lost = ""  # why the node cannot be used any more
@@ -77,29 +76,28 @@ class RayLauncher:
     over: threading.Event  # interrupts the run, as does the end of the context's time
     replacement: Callable[[], Node | None]  # waits for a free node of the type
 
-    def _workers(self, run: Run) -> Iterator[tuple[Node, range]]:
+    def _parts(self, run: Run) -> Iterator[tuple[Node, range]]:
         per_host = run.workers // len(self.nodes)
         for host, node in enumerate(self.nodes):
             yield node, range(host * per_host, (host + 1) * per_host)
 
     def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
         with contextlib.suppress(NodeLostError):  # the attempt reports it
-            steps = [
-                node.get(node.actor.begin.remote(run, conditions, workers, self.context))
-                for node, workers in self._workers(run)
-            ]
+            steps: list[set[int]] = []
+            for node, part in self._parts(run):
+                steps.append(node.get(node.actor.begin.remote(run, conditions, part, self.context)))
             return set.intersection(*steps)
         return set()
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
-        first = self.nodes[0]
-        addresses = [node.address for node in self.nodes] if len(self.nodes) > 1 else ["127.0.0.1"]
+        first, *others = self.nodes
+        addresses = [node.address for node in self.nodes] if others else ["127.0.0.1"]
         trainings: dict[Any, Node] = {}
         with contextlib.suppress(NodeLostError):
             environments = first.get(first.actor.open.remote(run, addresses))
-            for node, workers in self._workers(run):
-                variables = environments[workers.start : workers.stop]
-                trainings[node.actor.train.remote(request, workers.start, variables)] = node
+            for node, part in self._parts(run):
+                variables = environments[part.start : part.stop]
+                trainings[node.actor.train.remote(request, part.start, variables)] = node
         results = self._wait(trainings)
         for node in self.nodes:
             with contextlib.suppress(NodeLostError):
@@ -110,8 +108,8 @@ class RayLauncher:
         failures = [result.failure for result in results.values() if result.failure]
         # A lost node or a killed process is the cause, even if a process that missed it failed and reported that first.
         failures.sort(key=lambda failure: (failure == STOPPED, "signal" not in failure[1]))
-        failures = lost_nodes + failures
-        reason = failure_reason(failures[0], single=run.workers == 1 and not lost_nodes) if failures else ""
+        process, reason = [*lost_nodes, *failures, ("", "")][0]
+        reason = f"{process}: {reason}" if process and (run.workers > 1 or lost_nodes) else reason
         return [results[node] for node in self.nodes if node in results], reason
 
     def _wait(self, trainings: dict[Any, Node]) -> dict[Node, HostResult]:

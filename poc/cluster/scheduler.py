@@ -28,21 +28,20 @@ from poc.run.launcher import RunContext
 from poc.run.schedule import Item
 from poc.run.sweep import Sweep
 from poc.run.workload import summary
-from poc.values import UserError
+from poc.values import UserError, from_plain
 
 _SAME_EVERYWHERE = ("RAY_AUTH_MODE", "commit", "python", "numpy")
 _JOIN_SECONDS, _LOOK_SECONDS, _REPLACE_SECONDS = 60.0, 2.0, 30.0
 _MAX_THREADS = 1000
 
 
-@dataclasses.dataclass
-class HostSweep:
+@dataclasses.dataclass(eq=False)
+class HostSweep(Sweep):
     """The sweep on `hosts` nodes of a type together, which results show as one machine."""
 
-    node_type: str
-    hosts: int
-    sweep: Sweep
-    todo: list[Item]
+    node_type: str = ""
+    hosts: int = 1
+    todo: list[Item] = field(default_factory=list)
     postponed: list[Item] = field(default_factory=list)  # do not fit before the bound
     running: set[str] = field(default_factory=set)  # run ids: two repeats of a run would share their checkpoints
 
@@ -58,7 +57,7 @@ class Cluster:
     plan_options: Mapping[str, bool]
     sweep_options: Mapping[str, Any]
     prices: Prices
-    note: Callable[[list[Sweep]], object]  # is called with all sweeps whenever there is a new one
+    note: Callable[[Sequence[Sweep]], object]  # is called with all sweeps whenever there is a new one
 
     def __post_init__(self) -> None:
         self._nodes: list[Node] = []  # all that were ever seen; a node that comes back is a new one
@@ -90,11 +89,11 @@ class Cluster:
         for future in self._runs:
             future.result()
         failed = []
-        for queue in self._sweeps:
-            queue.sweep.say_left(queue.postponed + queue.todo)
-            failed += queue.sweep.failed
+        for sweep in self._sweeps:
+            sweep.say_left(sweep.postponed + sweep.todo)
+            failed += sweep.failed
             if time.monotonic() < self.context.until:  # too few nodes are left
-                failed += [item.planned.run.id for item in queue.todo]
+                failed += [item.planned.run.id for item in sweep.todo]
         return failed
 
     def _new_nodes(self, seconds: float) -> list[Node]:
@@ -139,15 +138,15 @@ class Cluster:
 
     def _add_sweep(self, node: Node, hosts: int, plans: Plans) -> None:
         """Add what so many nodes of a type can do, and fewer cannot."""
-        smaller = [queue for queue in self._sweeps if queue.node_type == node.type]
-        planned_before = [item.planned for queue in smaller for item in queue.sweep.items if not item.planned.skip]
+        smaller = [sweep for sweep in self._sweeps if sweep.node_type == node.type]
+        planned_before = [item.planned for sweep in smaller for item in sweep.items if not item.planned.skip]
         keys = {item.run.fingerprint("cores_per_worker") for item in planned_before}
         for _, planned in plans:
             planned[:] = [item for item in planned if item.run.fingerprint("cores_per_worker") not in keys]
-        if any(queue.hosts == hosts for queue in smaller) or not any(planned for _, planned in plans):
+        if hosts in [sweep.hosts for sweep in smaller] or not any(planned for _, planned in plans):
             return
         name = node.type if hosts == 1 else f"{hosts} hosts, each {node.type}"
-        machine = Hardware.from_json(node.description["machine"])
+        machine = from_plain(Hardware, node.description["machine"])
         context = dataclasses.replace(
             self.context,
             machine=dataclasses.replace(machine, hosts=hosts),
@@ -156,7 +155,8 @@ class Cluster:
             subfolder=journal.folder(self.results, name).name,
             images=dict(self._images),
         )
-        sweep = Sweep(plans, self.results, context, prefix=f"{name}: ", **self.sweep_options)
+        options: dict[str, Any] = {"prefix": f"{name}: ", "node_type": node.type, "hosts": hosts, **self.sweep_options}
+        sweep = HostSweep(plans, self.results, context, **options)
         self._claims.enter_context(journal.claimed(sweep.path))
         price = self.prices.of(node.type, machine.describe())
         sweep.say(f"\n{summary(sweep.lines(), hosts * price.dollars_per_hour if price else None)}\n")
@@ -164,11 +164,11 @@ class Cluster:
             if item.planned.skip:
                 sweep.do(item)
         # Rounds of repeats, so that those of different runs are close in time; the longest run of a round first.
-        todo = sweep.pending(sweep.items)
-        todo.sort(key=lambda item: (item.planned.repeat, -sweep.seconds(item.planned)))
+        sweep.todo = sweep.pending(sweep.items)
+        sweep.todo.sort(key=lambda item: (item.planned.repeat, -sweep.seconds(item.planned)))
         with self._change:
-            self._sweeps.append(HostSweep(node.type, hosts, sweep, todo))
-        self.note([queue.sweep for queue in self._sweeps])
+            self._sweeps.append(sweep)
+        self.note(self._sweeps)
 
     def _schedule(self, pool: ThreadPoolExecutor) -> None:
         """Start runs until there are none left, or too few nodes for them."""
@@ -178,24 +178,24 @@ class Cluster:
                 if startable := self._next():
                     self._runs.append(pool.submit(self._run, *startable))
                     continue
-                if any(queue.running for queue in self._sweeps):
+                if any(sweep.running for sweep in self._sweeps):
                     active = time.monotonic()
                 # A lost node may come back, or another one join.
-                elif not any(q.todo for q in self._sweeps) or time.monotonic() - active > _REPLACE_SECONDS:
+                elif not any(sweep.todo for sweep in self._sweeps) or time.monotonic() - active > _REPLACE_SECONDS:
                     return
                 self._change.wait(_LOOK_SECONDS)
 
     def _next(self) -> tuple[HostSweep, Item, list[Node]] | None:
         """Return the next item that can start, with its nodes; items for several nodes first, or they would starve."""
         waiting = +self._replacing
-        for queue in sorted(self._sweeps, key=lambda queue: -queue.hosts):
-            items = [item for item in queue.todo if item.planned.run.id not in queue.running]
-            if items and not waiting[queue.node_type] and queue.hosts <= len(self._alive(queue.node_type)):
-                if nodes := self._reserve(queue.node_type, queue.hosts):
-                    queue.todo.remove(items[0])
-                    queue.running.add(items[0].planned.run.id)
-                    return queue, items[0], nodes
-                waiting[queue.node_type] += 1
+        for sweep in sorted(self._sweeps, key=lambda sweep: -sweep.hosts):
+            items = [item for item in sweep.todo if item.planned.run.id not in sweep.running]
+            if items and not waiting[sweep.node_type] and sweep.hosts <= len(self._alive(sweep.node_type)):
+                if nodes := self._reserve(sweep.node_type, sweep.hosts):
+                    sweep.todo.remove(items[0])
+                    sweep.running.add(items[0].planned.run.id)
+                    return sweep, items[0], nodes
+                waiting[sweep.node_type] += 1
         return None
 
     def _alive(self, node_type: str) -> list[Node]:
@@ -219,23 +219,22 @@ class Cluster:
             self._replacing[node_type] -= 1
         return nodes[0] if nodes else None
 
-    def _run(self, queue: HostSweep, item: Item, nodes: list[Node]) -> None:
-        launcher = RayLauncher(nodes, queue.sweep.context, self._over, lambda: self._replacement(queue.node_type))
+    def _run(self, sweep: HostSweep, item: Item, nodes: list[Node]) -> None:
+        launcher = RayLauncher(nodes, sweep.context, self._over, lambda: self._replacement(sweep.node_type))
         try:
             for node in nodes:
                 node.get(node.actor.close.remote())  # a run must not fail because of a node that was lost before
-            if not queue.sweep.do(item, launcher):
-                queue.postponed.append(item)
-        except NodeLostError:
-            queue.todo.append(item)
+            if not sweep.do(item, launcher):
+                sweep.postponed.append(item)
         except BaseException as error:
-            queue.todo.append(item)
-            self._over.set()
-            if not isinstance(error, KeyboardInterrupt):
+            sweep.todo.append(item)
+            if not isinstance(error, NodeLostError):
+                self._over.set()
+            if not isinstance(error, (NodeLostError, KeyboardInterrupt)):
                 raise
         finally:
             with self._change:
-                queue.running.remove(item.planned.run.id)
+                sweep.running.remove(item.planned.run.id)
                 for node in launcher.nodes:
                     node.is_free = True
                 self._change.notify_all()

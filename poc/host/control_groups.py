@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+# Folders in /sys/fs/cgroup by controller; the empty name is version 2, for all its controllers.
 _MOUNTS = {"": ("", "unified"), "cpu": ("cpu", "cpu,cpuacct"), "memory": ("memory",)}
-"""Folders in /sys/fs/cgroup by controller; the empty name is version 2, for all its controllers."""
 
 
 def core_quota(system: Path = Path("/")) -> float | None:

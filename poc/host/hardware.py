@@ -9,25 +9,19 @@ import re
 import timeit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 
 from poc.host import control_groups, nvml
 from poc.host.control_groups import number, text
-from poc.values import UserError, from_plain, value
+from poc.values import UserError, value
 
 PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
-_NVIDIA, _AMD = "0x10de", "0x1002"
-_GPU_CLASSES = {
-    _NVIDIA: ("0x0300", "0x0302"),  # VGA and 3D controllers
-    # 3D and display controllers and accelerators. The chip of a server's or laptop's screen is a VGA controller
-    # (0x0300), as Radeon cards are, and its driver makes /dev/kfd, too.
-    _AMD: ("0x0302", "0x0380", "0x1200"),
-}
-"""Starts of the PCI classes of devices that somebody would rent to train on, by vendor."""
+# Starts of the PCI classes of devices that somebody would rent to train on: VGA and 3D controllers of NVIDIA; of AMD 3D
+# and display controllers and accelerators, since the chip of a server's or laptop's screen is a VGA controller, too.
+_NVIDIA_CLASSES, _AMD_CLASSES = ("0x0300", "0x0302"), ("0x0302", "0x0380", "0x1200")
 
 
 @value
@@ -50,24 +44,17 @@ class Hardware:
     cores: int  # logical cores, less those excluded by CPU affinity and the control groups' quota
     memory_bytes: int  # all memory, or the limit of the control groups
     cpu_flops: float  # operations per second of a float32 matrix product on all cores, for estimates of time
-    bfloat16: bool = False
-    """Whether the CPU has instructions for bfloat16 products (AVX-512 bf16)."""
+    bfloat16: bool = False  # whether the CPU has instructions for bfloat16 products (AVX-512 bf16)
     gpus: tuple[GPU, ...] = ()
     driver: str = ""
     numa_nodes: tuple[int, ...] = ()  # usable cores of each NUMA node that has any; empty if unknown
     hosts: int = 1  # number of machines like this one that run together
 
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> Hardware:
-        """Return the machine of a record; earlier versions also recorded its description."""
-        return from_plain(Hardware, {name: field for name, field in fields.items() if name != "description"})
-
     def describe(self) -> str:
         """Return a line for tables: "8x Tesla P100-SXM2-16GB" or "CPU: AMD EPYC, 2 cores"."""
-        names = collections.Counter(gpu.name for gpu in self.gpus)
-        description = " + ".join(f"{count}x {name}" for name, count in sorted(names.items()))
-        if not names:
-            description = f"CPU: {self.cpu}, {self.cores} core" + ("s" if self.cores != 1 else "")
+        names = sorted(collections.Counter(gpu.name for gpu in self.gpus).items())
+        cpu = f"CPU: {self.cpu}, {self.cores} core" + ("s" if self.cores != 1 else "")
+        description = " + ".join(f"{count}x {name}" for name, count in names) or cpu
         return description if self.hosts == 1 else f"{self.hosts} hosts, each {description}"
 
 
@@ -115,14 +102,12 @@ def gpu_problem() -> str:
 
 def _unused(device: Path, why: str) -> str:
     """Return that a PCI device is a GPU without a working driver, because of `why`; empty if it is none."""
-    vendor = text(device / "vendor")
-    if not text(device / "class").startswith(_GPU_CLASSES.get(vendor, ("no class",))):
-        return ""
-    if vendor == _AMD:
-        return f"PCI device {device.name} is an AMD GPU; only NVIDIA's are supported"
-    return (
-        f"PCI device {device.name} is an NVIDIA GPU, but {why}; repair the driver, or start the container with --gpus"
-    )
+    vendor, device_class, name = text(device / "vendor"), text(device / "class"), f"PCI device {device.name}"
+    if vendor == "0x1002" and device_class.startswith(_AMD_CLASSES):
+        return f"{name} is an AMD GPU; only NVIDIA's are supported"
+    if vendor == "0x10de" and device_class.startswith(_NVIDIA_CLASSES):
+        return f"{name} is an NVIDIA GPU, but {why}; repair the driver, or start the container with --gpus"
+    return ""
 
 
 def usable_cores(system: Path = Path("/")) -> int:
@@ -133,8 +118,8 @@ def usable_cores(system: Path = Path("/")) -> int:
 
 def usable_memory(system: Path = Path("/")) -> int:
     """Return the machine's memory in bytes, or the limit of this process's control groups if lower."""
-    memory, limit = int(psutil.virtual_memory().total), control_groups.memory_limit(system)
-    return memory if limit is None else min(memory, limit)
+    limits = psutil.virtual_memory().total, control_groups.memory_limit(system)
+    return min(int(limit) for limit in limits if limit is not None)
 
 
 def product_name() -> str:

@@ -25,8 +25,7 @@ from poc.values import value
 
 # A driver in trouble may block its caller; the run waits no longer than this for the last sample.
 _LAST_SAMPLE_SECONDS = 5.0
-GPU_INTERVAL = 0.1
-"""Seconds between samples of GPUs: drivers renew their power sensors every 20 to 100 ms (Yang et al. 2024)."""
+GPU_INTERVAL = 0.1  # seconds; drivers renew their power sensors every 20 to 100 ms (Yang et al. 2024)
 # Sampling takes at most this share of a core, however long the driver takes to answer.
 _SHARE_OF_CORE = 0.05
 _COUNTERS = (
@@ -44,17 +43,13 @@ class DeviceUse:
 
     device: str
     seconds: float | None = None  # time within the windows between the first and the last sample
-    utilisation: float | None = None
-    """Fraction of the time in which a GPU computed, or used core-seconds / available core-seconds of a CPU."""
+    utilisation: float | None = None  # share of the time in which a GPU computed, of the core-seconds that a CPU used
     sm_clock_mhz: float | None = None
     power_watts: float | None = None
     temperature_celsius: float | None = None
-    memory_peak_bytes: float | None = None
-    """Memory in use on a GPU, by all its users, or resident memory of the run's processes."""
-    joules: float | None = None
-    """By the GPU's own energy counter if it has one (Volta and later), else the integral of power over time."""
-    throttled: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Fraction of the time in which a reason of `nvml.THROTTLE_REASONS` reduced the clocks."""
+    memory_peak_bytes: float | None = None  # of a GPU, by all its users, or resident memory of the run's processes
+    joules: float | None = None  # by the GPU's energy counter if it has one (Volta and later), else from its power
+    throttled: dict[str, float] = dataclasses.field(default_factory=dict)  # share of the time, by `THROTTLE_REASONS`
     lost: str = ""  # why and when the device stopped answering
 
 
@@ -64,17 +59,17 @@ class Monitored:
 
     samples: int
     devices: tuple[DeviceUse, ...]
-    of_windows: bool = False
-    """Whether only the windows after warm-up count; in earlier versions all the time of the processes did."""
+    of_windows: bool = False  # False in earlier versions, which counted all the time of the processes
 
 
+@dataclasses.dataclass(eq=False)
 class Device:
     """A device and its samples; `read` may raise, which ends its sampling."""
 
-    def __init__(self, name: str, read: Callable[[], Counters]) -> None:
-        self.name, self.read = name, read
-        self._lost = ""
-        self.samples: list[np.ndarray] = []  # time (s) and `_COUNTERS`, NaN for missing ones
+    name: str
+    read: Callable[[], Counters]
+    samples: list[np.ndarray] = dataclasses.field(default_factory=list)  # time (s) and `_COUNTERS`, NaN if missing
+    _lost: str = ""
 
     def sample(self, at: float) -> bool:
         """Read the device at the time `at` (s); False if it is lost, now or before."""
@@ -94,8 +89,7 @@ class Device:
         over that time, and a GPU reports means over up to its last second.
         """
         times, *columns = np.array(self.samples[:]).reshape(-1, 1 + len(_COUNTERS)).T
-        counters = dict(zip(_COUNTERS, columns))
-        weights = _seconds_within(spans, times)
+        counters, weights = dict(zip(_COUNTERS, columns)), _seconds_within(spans, times)
 
         def mean(values: np.ndarray) -> float | None:
             rows = (weights > 0) & ~np.isnan(values)
@@ -105,15 +99,15 @@ class Device:
             rates = np.diff(counters[total], prepend=np.nan) / np.diff(times, prepend=np.nan)
             return np.where(np.isnan(rates), counters[fallback], rates)
 
-        memory_bytes = counters["memory_bytes"][weights > 0]
+        memory_bytes, seconds = counters["memory_bytes"][weights > 0], float(weights.sum())
         watts = mean(per_second("joules", fallback="power_watts"))
         means = {name: mean(counters[name]) for name in ("sm_clock_mhz", "power_watts", "temperature_celsius")}
         return DeviceUse(
             device=self.name,
-            seconds=float(weights.sum()) if len(times) else None,
+            seconds=seconds if len(times) else None,
             utilisation=mean(per_second("busy_seconds", fallback="utilisation")),
             memory_peak_bytes=max(memory_bytes[~np.isnan(memory_bytes)].tolist(), default=None),
-            joules=None if watts is None else watts * float(weights.sum()),
+            joules=None if watts is None else watts * seconds,
             throttled={reason: share for reason in nvml.THROTTLE_REASONS if (share := mean(counters[reason]))},
             lost=self._lost,
             **means,

@@ -114,14 +114,13 @@ def ended_early(status: int) -> str:
     """Say how a process failed from its exit `status`, and why if known."""
     if status >= 0:
         return f"its process ended early with exit code {status}"
-    hint = _HINTS.get(-status)
-    return f"its process ended early with signal {-status}" + (f"; {hint}" if hint else "")
+    return "; ".join(filter(None, (f"its process ended early with signal {-status}", _HINTS.get(-status))))
 
 
 def interface(address: str) -> str:
     """Return the network interface of this host with the IP `address`, such as "eth0"; raises OSError if none."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
+        if address in [entry.address for entry in addresses]:
             return str(name)
     raise OSError(f"no network interface of this host has the address {address}")
 

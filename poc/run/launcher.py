@@ -21,7 +21,7 @@ from poc.config.run import Run
 from poc.host import hardware, monitor, processes
 from poc.host.environment import speed_variables
 from poc.host.hardware import GPU, Hardware
-from poc.host.monitor import Device, Monitor, Monitored
+from poc.host.monitor import Monitor, Monitored
 from poc.host.waiting import chosen_threads, free_cores
 from poc.records import provenance
 from poc.records.record import COMPLETED, FAILED, WorkerResult
@@ -43,25 +43,20 @@ class RunContext:
     infrastructure: str  # the machine's name in results
     source: Path | None  # folder or file with the data set, if the user named one
     cache: Path
-    checkpoints: Path | None = None
-    """Folder that keeps the last checkpoint of each run; None: checkpoints are in the cache until a run has ended."""
+    checkpoints: Path | None = None  # folder that keeps the last ones; None: in the cache until a run has ended
     subfolder: str = ""  # for checkpoints, if several machines share their folder
     price_per_hour: float | None = None  # in dollars
-    images: Mapping[str, DataId] = dataclasses.field(default_factory=dict)
-    """Identity of each data set that was opened, by its `key`; synthetic images may replace CIFAR-10."""
+    images: Mapping[str, DataId] = dataclasses.field(default_factory=dict)  # those that were opened, by `Data.key`
     patience: float = 300.0  # seconds without a step after which a run is ended
     trace_steps: int = 0  # length of the traced pass after each run; 0: none
     traces: Path = Path("traces")  # folder of the traces
     until: float = math.inf  # when a run is interrupted, on the monotonic clock
-    software: dict[str, Any] | None = None
-    """What `software` returns for each framework on a remote machine; None on this one."""
+    software: dict[str, Any] | None = None  # of each framework on a remote machine, from `software`; None on this one
 
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables on the machine that change speed."""
-        if self.software:
-            return next(iter(self.software.values())).get("environment", {})
-        return speed_variables()
+        return next(iter(self.software.values()))["environment"] if self.software else speed_variables()
 
     def images_of(self, run: Run) -> DataId:
         """Return the identity of the images that `run` trains on; without a checksum if they were not opened."""
@@ -79,7 +74,7 @@ class HostResult:
     """The results of one host's workers."""
 
     workers: tuple[WorkerResult, ...]
-    failure: tuple[str, str] | None  # the process to blame, and the reason
+    failure: processes.Lost | None
     interrupted: bool
     monitor: Monitored | None
     core_use: dict[str, float]  # fields of a record (`core_use`)
@@ -99,11 +94,6 @@ class Launcher(Protocol):
 
     def forget(self, run: Run) -> None:
         """Remove the checkpoints of a run that is recorded."""
-
-
-def failure_reason(failure: processes.Lost, *, single: bool) -> str:
-    """Return why a run failed, with the process to blame unless it is the `single` one."""
-    return failure[1] if single else ": ".join(failure)
 
 
 def core_seconds() -> tuple[float, float, float, float]:
@@ -138,7 +128,7 @@ class LocalLauncher:
         self._context = context
         self._before = core_seconds()
         self._services = contextlib.ExitStack()
-        self._helpers: Mapping[str, subprocess.Popen[str]] = {}
+        self._helpers: dict[str, subprocess.Popen[str]] = {}
 
     def steps(self, run: Run, conditions: dict[str, Any], workers: Iterable[int] | None = None) -> set[int]:
         folder = self._context.checkpoints_of(run)
@@ -147,10 +137,9 @@ class LocalLauncher:
     def open(self, run: Run, addresses: Sequence[str] = ("127.0.0.1",)) -> tuple[dict[str, str], ...]:
         """Start the processes that serve the workers of all hosts; return the environment of each worker."""
         threads = _threads(run, self._context.machine.cores * len(addresses))
-        cluster = frameworks.load(run.framework).cluster(run, threads, addresses)
-        opened = self._services.enter_context(cluster)
-        self._helpers = opened.helpers
-        return tuple(opened.environments)
+        cluster = self._services.enter_context(frameworks.load(run.framework).cluster(run, threads, addresses))
+        self._helpers = cluster.helpers
+        return tuple(cluster.environments)
 
     def train(self, request: dict[str, Any], first: int, environments: Sequence[dict[str, str]]) -> HostResult:
         """Train this host's workers by `request` to their end, or until `_failure_elsewhere`; gather their results.
@@ -185,9 +174,7 @@ class LocalLauncher:
                         variables["OMP_NUM_THREADS"] = str(min(bound, int(variables.get("OMP_NUM_THREADS", bound))))
                     fields = {"worker": first + index, "cores": cores[index], "events": str(path), "began": began}
                     workers[name] = self._start(run, {**request, **fields}, variables)
-                pids = [process.pid for process in workers.values()]
-                interval = monitor.GPU_INTERVAL if run.kind == "gpu" else 1.0
-                with Monitor(_sensors(run, machine, pids, cards), interval) as watcher:
+                with _monitor(run, machine, [process.pid for process in workers.values()], cards) as watcher:
                     failure = processes.watch(
                         workers, self._helpers, [*events.values()], patience, self._failure_elsewhere, has_completed
                     )
@@ -247,7 +234,8 @@ class LocalLauncher:
             result = self.train(request, 0, self.open(run))
         # All attempts and the helpers count.
         result = dataclasses.replace(result, core_use=self.close())
-        return [result], failure_reason(result.failure, single=run.workers == 1) if result.failure else ""
+        process, reason = result.failure or ("", "")
+        return [result], f"{process}: {reason}" if process and run.workers > 1 else reason
 
     def renewed(self) -> bool:
         return True
@@ -292,15 +280,10 @@ def _timed_spans(result: WorkerResult, began: float) -> list[tuple[float, float]
     return [(start + window.start, start + window.start + window.seconds) for window in windows]
 
 
-def _sensors(run: Run, machine: Hardware, pids: Sequence[int], cards: Sequence[Sequence[GPU]]) -> list[Device]:
+def _monitor(run: Run, machine: Hardware, pids: Sequence[int], cards: Sequence[Sequence[GPU]]) -> Monitor:
     if run.kind == "gpu":
-        return monitor.gpus([card.index for worker_cards in cards for card in worker_cards])
-    return monitor.processes(pids, (run.cores_per_worker or machine.cores) * len(pids))
-
-
-def _near(card: GPU, nodes: Mapping[int, list[int]]) -> list[int]:
-    """Return the cores of a card's NUMA node; none if it is unknown."""
-    return [] if card.numa_node is None else nodes.get(card.numa_node, [])
+        return Monitor(monitor.gpus([card.index for own in cards for card in own]), monitor.GPU_INTERVAL)
+    return Monitor(monitor.processes(pids, (run.cores_per_worker or machine.cores) * len(pids)))
 
 
 def own_cores(run: Run, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
@@ -309,10 +292,11 @@ def own_cores(run: Run, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
     Another node's cores would enqueue work, and read pinned memory, across the link between the processors.
     """
     nodes, usable = hardware.numa_nodes(), sorted(os.sched_getaffinity(0))
-    if not run.cores_per_worker:
-        return [sorted({core for card in own for core in _near(card, nodes) or usable}) or usable for own in cards]
-    near = [worker_cards[0].numa_node for worker_cards in cards] if run.kind == "gpu" else None
-    return hardware.core_groups(nodes, len(cards), run.cores_per_worker, near)
+    if run.cores_per_worker:
+        near = [worker_cards[0].numa_node for worker_cards in cards] if run.kind == "gpu" else None
+        return hardware.core_groups(nodes, len(cards), run.cores_per_worker, near)
+    numbers = [[-1 if card.numa_node is None else card.numa_node for card in own] for own in cards]
+    return [sorted({core for node in own for core in nodes.get(node, usable)}) or usable for own in numbers]
 
 
 def own_gpus(run: Run, machine: Hardware, workers: int) -> list[list[GPU]]:
