@@ -41,22 +41,20 @@ class Supervisor(LocalLauncher):
         del versions["system"]  # kernels may differ
         return {"machine": to_plain(machine), "software": software, "versions": versions}
 
-    def plan(self, recipes: Iterable[tuple[str, Recipe]], hosts: int, only: tuple[str, ...], **options: bool) -> Plans:
-        """Plan recipes for `hosts` machines like this one; return the runs whose ids start with one of `only`.
+    def plan(
+        self, recipes: Iterable[tuple[str, Recipe]], context: RunContext, hosts: int, only: list[str], **options: bool
+    ) -> tuple[Plans, dict[str, DataId]]:
+        """Plan recipes for `hosts` machines like this one; return the runs of the ids `only`, and their images.
 
-        What several hosts cannot do is left out, and not skipped.
+        What several hosts cannot do is left out, and not skipped. Raises UserError if a data set cannot be opened.
         """
+        self._use(context)
         machine, plans = dataclasses.replace(self._context.machine, hosts=hosts), []
         for name, recipe in recipes:
-            planned = [item for item in plan(name, recipe, machine, **options) if item.run.id.startswith(only)]
+            planned = [item for item in plan(name, recipe, machine, **options) if item.run.id.startswith(tuple(only))]
             plans.append((name, [item for item in planned if hosts == 1 or not item.skip]))
-        return plans
-
-    def identify(self, plans: Plans, context: RunContext) -> dict[str, DataId]:
-        """Open the data sets of planned runs; return their identities. Raises UserError."""
-        self._use(context)
         specs = dict.fromkeys(item.run.data for _, planned in plans for item in planned if not item.skip)
-        return data.identify(specs, source=self._context.source, cache=self._context.cache)
+        return plans, data.identify(specs, source=self._context.source, cache=self._context.cache)
 
     def begin(self, run: Run, conditions: dict[str, Any], workers: range, context: RunContext) -> set[int]:
         """Begin an attempt; return `steps`."""

@@ -126,9 +126,9 @@ class Cluster:
         node_type = node.label or versions["hardware"]
         if earlier := next((earlier for earlier in self._nodes if earlier.type == node_type), None):
             node.require_same(versions, f"{earlier.name} of the same type", earlier.description["versions"])
-        hosts, only = 1 + len(self._alive(node_type)), tuple(self.only or [""])
-        plans: Plans = node.get(node.actor.plan.remote(self.recipes, hosts, only, **self.plan_options))
-        images = node.get(node.actor.identify.remote(plans, self.context))
+        hosts, only = 1 + len(self._alive(node_type)), self.only or [""]
+        planning = node.actor.plan.remote(self.recipes, self.context, hosts, only, **self.plan_options)
+        plans, images = node.get(planning)
         node.require_same({**self._images, **images}, "the other nodes", self._images)
         self._images.update(images)
         with self._change:
