@@ -31,17 +31,13 @@ class Loop:
     validation: Callable[[], Iterable[Batch]]
     clock: Clock
     emit: Callable[[str, Any], None]  # write an event, given its name and a `Window`, `Norms` or `Evaluation`
-    save: Callable[[int], None]
-    """Write a checkpoint, given the steps done: after every epoch, on GPUs if `CHECKPOINT_SECONDS` went by since the
-    last one, and within an epoch after `save_every` steps."""
+    save: Callable[[int], None]  # write a checkpoint, given the steps done
     worker: int = 0
     first_step: int = 0
-    save_every: int | None = None
+    save_every: int | None = None  # steps after which to do so within an epoch, too
     trained: float = 0.0  # seconds of all windows so far
     scored: tuple[int, int] = (0, 0)  # images that this worker classified correctly in the last evaluation, of how many
-    silence: float = math.inf
-    """Seconds of steps that are enqueued without waiting for them: in a longer window, a run that hangs would look
-    like a slow one."""
+    silence: float = math.inf  # seconds of steps enqueued without a wait; in longer windows a hang would look slow
 
     def __post_init__(self) -> None:
         self._step = self._saved = self.first_step
@@ -94,7 +90,7 @@ class Loop:
         return float(total)
 
     def _window_steps(self, steps_left: int) -> int:
-        """Return the steps of the next window, of the `left` ones of this epoch.
+        """Return the steps of the next window, of the `steps_left` of this epoch.
 
         On GPUs it has as many as take `WINDOW_SECONDS`, by the steps of the window before, and the rest of the epoch is
         divided equally, so that its last window is no shorter.
@@ -169,10 +165,7 @@ class Loop:
         return evaluation
 
     def _checkpoint_is_due(self) -> bool:
-        """Return whether to write a checkpoint after this epoch, the same answer in all workers.
-
-        On GPUs an epoch may take less time than to write one.
-        """
+        """Return whether to write a checkpoint after this epoch: on GPUs one may take longer than the epoch."""
         if self.run.kind == "cpu" or not self.run.workers_agree:
             return True
         return self._decide(self.clock.elapsed() - self._saved_at >= CHECKPOINT_SECONDS) > 0
