@@ -10,6 +10,7 @@ from pathlib import Path
 from poc import config, data, frameworks
 from poc.config import Recipe, literals
 from poc.host import hardware
+from poc.host.control_groups import text
 from poc.host.hardware import Hardware
 from poc.plan import Planned, plan, select
 from poc.published import prices
@@ -29,7 +30,7 @@ class Options(argparse.Namespace):
 
     def machine_name(self, machine: Hardware) -> str:
         """Return what results call this machine: --machine, its type of cloud instance, or its hardware."""
-        name = hardware.product_name()
+        name = text(hardware.PRODUCT_NAME)
         return self.machine or (name if name in prices.load({}).by_name else machine.describe())
 
     def prices(self, name: str) -> Prices:

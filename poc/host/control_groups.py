@@ -26,9 +26,9 @@ def core_quota(system: Path = Path("/")) -> float | None:
 def memory_limit(system: Path = Path("/")) -> int | None:
     """Return the bytes that the processes of this group may use together; None if unlimited."""
     # Above memory.high the kernel slows processes down until they hardly run.
-    limits = [number(group / f"memory.{name}") for group in _groups("", system) for name in ("max", "high")]
-    limits += [number(group / "memory.limit_in_bytes") for group in _groups("memory", system)]
-    return min((limit for limit in limits if limit is not None), default=None)
+    limits = [text(group / f"memory.{name}") for group in _groups("", system) for name in ("max", "high")]
+    limits += [text(group / "memory.limit_in_bytes") for group in _groups("memory", system)]
+    return min((int(limit) for limit in limits if limit.isdigit()), default=None)
 
 
 def memory_kills(system: Path = Path("/")) -> int | None:
@@ -63,9 +63,3 @@ def text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def number(path: Path) -> int | None:
-    """Return the integer in a kernel file; None if there is none or it is negative, the kernel's "not set"."""
-    content = text(path)
-    return int(content) if content.isdigit() else None

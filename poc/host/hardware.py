@@ -14,10 +14,10 @@ import numpy as np
 import psutil
 
 from poc.host import control_groups, nvml
-from poc.host.control_groups import number, text
+from poc.host.control_groups import text
 from poc.values import UserError, value
 
-PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
+PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")  # the firmware's, on AWS the instance type ("p4d.24xlarge")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 # Starts of the PCI classes of devices that somebody would rent to train on: VGA and 3D controllers of NVIDIA; of AMD 3D
 # and display controllers and accelerators, since the chip of a server's or laptop's screen is a VGA controller, too.
@@ -122,11 +122,6 @@ def usable_memory(system: Path = Path("/")) -> int:
     return min(int(limit) for limit in limits if limit is not None)
 
 
-def product_name() -> str:
-    """Return the firmware's name of this machine, on AWS its instance type ("p4d.24xlarge"); empty if unknown."""
-    return text(PRODUCT_NAME)
-
-
 def core_times() -> tuple[int, float, float]:
     """Return the number of usable cores, and their busy and stolen core-seconds since the machine started.
 
@@ -197,4 +192,5 @@ def gpu_numa_node(index: int, system: Path = Path("/sys")) -> int | None:
     pci = nvml.query("nvmlDeviceGetPciInfo", index)
     if pci is None:
         return None
-    return number(system / f"bus/pci/devices/{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0/numa_node")
+    node = text(system / f"bus/pci/devices/{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0/numa_node")
+    return int(node) if node.isdigit() else None  # -1: not set
