@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from poc.advice import advise, scaling
-from poc.advice.scaling import Estimate
-from poc.cli import main
+from poc.cli import advise, main
+from poc.cli.advise import Estimate
 from poc.config import Setting, load
 from poc.plan import plan
 from poc.published.prices import Price
@@ -29,19 +28,19 @@ SPEED = Estimate(median=1000.0, low=900.0, high=1100.0)
 
 
 def test_a_prediction_keeps_the_efficiency_and_its_interval_is_widened_by_that_of_published_series() -> None:
-    for doublings, hosts_added in scaling.deviations():
-        low, high = scaling.deviations()[doublings, hosts_added]
+    for doublings, hosts_added in advise.deviations():
+        low, high = advise.deviations()[doublings, hosts_added]
         assert low < 1 <= high
-        predicted = scaling.predict(SPEED, 2, 2 * 2**doublings, hosts_added=hosts_added)
+        predicted = advise.predict(SPEED, 2, 2 * 2**doublings, hosts_added=hosts_added)
         expected = [2**doublings * number for number in (1000.0, low * 900.0, high * 1100.0)]
-        assert predicted.numbers == pytest.approx(expected)
+        assert predicted == pytest.approx(expected)
 
 
 def test_the_table_is_the_fit_to_the_published_series_and_holds_for_studies_that_are_left_out() -> None:
     pairs = fit_scaling.load()
     assert len({pair.study for pair in pairs}) == 7
     fitted = fit_scaling.fit(pairs)
-    assert {cell: pytest.approx(ends, abs=0.0006) for cell, ends in scaling.deviations().items()} == fitted
+    assert {cell: pytest.approx(ends, abs=0.0006) for cell, ends in advise.deviations().items()} == fitted
     by_study = fit_scaling.left_out(pairs)
     inside = []
     for pair in pairs:
@@ -92,31 +91,31 @@ SETTING = Setting(model="cifar_resnet50_v2", batch_per_device=128, epochs=12)
 
 def test_hours_and_dollars_follow_from_the_throughput() -> None:
     price = Price(machine="x", dollars_per_hour=8.0, devices=8)
-    one, *_, eight = advise.options(SETTING, {1: SPEED}, price)
-    assert one.hours.numbers == pytest.approx((600 / 3600, 600 / 3960, 600 / 3240))
+    one, *_, eight = advise.choices(SETTING, {1: SPEED}, price)
+    assert one.hours == pytest.approx((600 / 3600, 600 / 3960, 600 / 3240))
     assert one.dollars is not None
-    assert one.dollars.numbers == pytest.approx(one.hours.numbers)  # an eighth of the machine
+    assert one.dollars == pytest.approx(one.hours)  # an eighth of the machine
     assert (eight.global_batch, eight.samples_per_second.median, eight.machines) == (1024, 8000, 1)
     assert eight.hours.low < eight.hours.median < eight.hours.high
-    half = advise.options(SETTING, {1: SPEED}, dataclasses.replace(price, devices=4))
+    half = advise.choices(SETTING, {1: SPEED}, dataclasses.replace(price, devices=4))
     assert [option.devices for option in half] == [1, 2, 4]
-    no_price = advise.options(dataclasses.replace(SETTING, batch_per_device=8192), {1: SPEED})
+    no_price = advise.choices(dataclasses.replace(SETTING, batch_per_device=8192), {1: SPEED})
     assert [(option.devices, option.dollars) for option in no_price] == [(1, None), (2, None), (4, None)]
 
 
 def test_more_cpus_are_more_machines() -> None:
     price = Price(machine="x", dollars_per_hour=8.0, devices=1)
-    chosen = advise.options(dataclasses.replace(SETTING, kind="cpu"), {1: SPEED}, price)
+    chosen = advise.choices(dataclasses.replace(SETTING, kind="cpu"), {1: SPEED}, price)
     assert [option.machines for option in chosen] == [1, 2, 4, 8]
-    between_hosts = scaling.predict(SPEED, 1, 8, hosts_added=True)
-    assert chosen[-1].samples_per_second.numbers == pytest.approx(between_hosts.numbers)
+    between_hosts = advise.predict(SPEED, 1, 8, hosts_added=True)
+    assert chosen[-1].samples_per_second == pytest.approx(between_hosts)
 
 
 def test_the_interval_of_a_measurement_is_that_of_its_windows() -> None:
     # 1.4826 x the median deviation of five windows after the first.
     record = record_of(epoch_seconds=[1280 / rate for rate in (100, 98, 99, 100, 101, 104)])
     factor = math.exp(1.645 * 1.4826 / 100)
-    assert advise.measured_speed(record).numbers == pytest.approx((100, 100 / factor, 100 * factor))
+    assert advise.measured_speed(record) == pytest.approx((100, 100 / factor, 100 * factor))
 
 
 @pytest.mark.usefixtures("pytorch_planned")

@@ -13,7 +13,7 @@ import pytest
 
 from poc import CIFAR10, Recipe, frameworks
 from poc.__main__ import main
-from poc.advice import advise as advice
+from poc.cli import advise as advice
 from poc.frameworks import builds
 from poc.host import hardware, nvml
 from poc.host.hardware import Hardware

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from poc import SGD, AdamW, Exponential, Recipe, report
-from poc.advice.lr_range import RangeTest, find_rates, plan_tests, range_test
 from poc.cli import main
+from poc.cli.lr_range import RangeTest, find_rates, plan_tests, range_test
 from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED
 from tests.builders import GLUON, MACHINE, SMALL, TWO_WORKERS, executed, recipe_file, record_of

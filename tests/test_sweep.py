@@ -182,8 +182,8 @@ def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
 
 def test_every_price_has_a_source_and_the_user_s_come_first() -> None:
     listed = prices.load({"DGX-1, 8x P100": 12.0, "p3.2xlarge": 3.0})
-    assert len(listed.by_name) > 20
-    for price in listed.by_name.values():
+    assert len(listed) > 20
+    for price in listed.values():
         assert price.source == prices.GIVEN or (price.source.startswith("https://") and len(price.date) == 10)
     dollars = [listed.of(*names) for names in (("p3.2xlarge", ""), ("2", "DGX-1, 8x P100"), ("my machine", "CPU"))]
     assert [price and price.dollars_per_hour for price in dollars] == [3.0, 12.0, None]

@@ -1,42 +1,42 @@
-"""Fit poc/advice/scaling.csv: how far published throughput deviates from the efficiency measured on fewer devices.
+"""Fit poc/cli/scaling.csv: how far published throughput deviates from the efficiency measured on fewer devices.
 
     .venv/bin/python -m tools.fit_scaling
 
 It also prints how well the intervals hold for each study when they are fitted without that study. Sources:
-poc/published/ and tools/series/, which has studies of nothing but scaling. Only weak scaling counts, with the
-same batch per device.
+poc/published/ and tools/series/, which has studies of nothing but scaling. Only weak scaling counts.
 """
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pandas as pd
 from tabulate import tabulate
 
 from poc import published
-from poc.advice import scaling
+from poc.cli.advise import DEVIATIONS
 from poc.records.row import WEAK, Row, rate
-from poc.values import value
 
 SERIES = Path(__file__).parent / "series"
 MOST_DOUBLINGS = 3
 MIN_STUDIES = 3
 """Intervals between hosts from fewer studies are at least as wide as those inside a host."""
-_SAME = ("study", "machine", "hardware", "framework", "model", "dataset", "input_shape", "dtype", "layout")
+_SAME = (
+    *("study", "machine", "hardware", "framework", "model", "dataset", "input_shape", "dtype", "layout"),
+    "batch_per_device",
+)
 Cell = tuple[int, bool]
 """Doublings of devices, and whether hosts are added."""
 Intervals = dict[Cell, tuple[float, float]]
 
 
-@value
-class Pair:
+class Pair(NamedTuple):
     """Throughput on some devices of a series, and on 2, 4 or 8 times as many."""
 
     study: str
@@ -44,42 +44,27 @@ class Pair:
     ratio: float
     """Actual throughput / that at the efficiency of the fewer devices."""
 
-    @property
-    def error(self) -> float:
-        """Return the error of the prediction, as a share of the actual throughput."""
-        return abs(1 / self.ratio - 1)
-
-
-def series(rows: Iterable[Row]) -> list[list[Row]]:
-    """Group rows that differ only in the number of devices, fewest devices first.
-
-    Rows whose figures contradict each other are left out; of several with the same number of devices the first counts.
-    One device synchronises nothing, so its row belongs to the series of every kvstore.
-    """
-    groups: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = defaultdict(dict)
-    for row in rows:
-        if row.scaling == WEAK and row.model and row.devices and rate(row) and not row.contradicts:
-            key = (*(getattr(row, name) for name in _SAME), row.batch_per_device)
-            kvstore = "" if row.devices == 1 else row.kvstore
-            groups[key].setdefault(kvstore, {}).setdefault(row.devices, row)
-    found = []
-    for by_kvstore in groups.values():
-        single = {count: row for count, row in by_kvstore.get("", {}).items() if count == 1}
-        for by_devices in by_kvstore.values():
-            found.append([row for _, row in sorted({**by_devices, **single}.items())])
-    return found
-
 
 def pairs(rows: Iterable[Row]) -> list[Pair]:
-    """Return every pair of rows of a series whose numbers of devices differ by a factor of 2, 4 or 8."""
+    """Return every pair of rows of a series whose numbers of devices differ by a factor of 2, 4 or 8.
+
+    Rows of a series differ only in the number of devices; of several with the same number the first counts. One device
+    synchronises nothing, so its row belongs to the series of every kvstore. Rows whose figures contradict each other
+    are left out.
+    """
+    groups: dict[tuple[Any, ...], dict[tuple[int, str], Row]] = defaultdict(dict)
+    for row in rows:
+        if row.scaling == WEAK and row.model and row.devices and rate(row) and not row.contradicts:
+            kvstore = "" if row.devices == 1 else row.kvstore
+            groups[tuple(getattr(row, name) for name in _SAME)].setdefault((row.devices, kvstore), row)
     found = []
-    for points in series(rows):
-        for fewer, more in itertools.combinations(points, 2):
+    for group in groups.values():
+        for fewer, more in itertools.permutations(group.values(), 2):
             doublings = math.log2(more.devices / fewer.devices)
-            if doublings in range(1, MOST_DOUBLINGS + 1):
+            if doublings in range(1, MOST_DOUBLINGS + 1) and (fewer.devices == 1 or fewer.kvstore == more.kvstore):
                 cell = (int(doublings), (more.hosts or 1) > (fewer.hosts or 1))
                 ratio = (rate(more) or 0.0) / more.devices / ((rate(fewer) or 1.0) / fewer.devices)
-                found.append(Pair(study=more.study, cell=cell, ratio=ratio))
+                found.append(Pair(more.study, cell, ratio))
     return found
 
 
@@ -111,7 +96,7 @@ def left_out(known: Sequence[Pair]) -> dict[str, Intervals]:
 
 def _summary(name: str, chosen: Sequence[Pair], by_study: Mapping[str, Intervals]) -> list[str]:
     inside = [low <= pair.ratio <= high for pair in chosen for low, high in [by_study[pair.study][pair.cell]]]
-    errors = [pair.error for pair in chosen]
+    errors = [abs(1 / pair.ratio - 1) for pair in chosen]  # as shares of the actual throughput
     return [name, f"{len(chosen)}", f"{statistics.fmean(inside):.1%}", f"{statistics.median(errors):.1%}"]
 
 
@@ -129,22 +114,18 @@ def report(known: Sequence[Pair]) -> str:
 
 
 def load() -> list[Pair]:
-    """Return the pairs of all published series."""
     known = [*published.load(), *published.load(folder=SERIES)]
     return pairs(row for study in known for row in study.rows)
 
 
 def save(known: Sequence[Pair]) -> None:
-    """Write the file of the package."""
-    with scaling.FILE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["doublings", "hosts_added", "low", "median", "high", "pairs", "studies"])
-        for cell, (low, high) in fit(known).items():
-            chosen = [pair for pair in known if pair.cell == cell]
-            median = statistics.median(pair.ratio for pair in chosen)
-            numbers = [f"{number:.3f}" for number in (low, median, high)]
-            studied = len({pair.study for pair in chosen})
-            writer.writerow([cell[0], "yes" if cell[1] else "no", *numbers, len(chosen), studied])
+    rows = []
+    for (doublings, hosts_added), (low, high) in fit(known).items():
+        chosen = [pair for pair in known if pair.cell == (doublings, hosts_added)]
+        row = {"doublings": doublings, "hosts_added": "yes" if hosts_added else "no", "low": low}
+        row.update(median=statistics.median(pair.ratio for pair in chosen), high=high, pairs=len(chosen))
+        rows.append({**row, "studies": len({pair.study for pair in chosen})})
+    pd.DataFrame(rows).to_csv(DEVIATIONS, index=False, float_format="%.3f", lineterminator="\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Callable, NoReturn
 import pydantic
 from annotated_types import Ge, Le, Lt
 
-from poc.advice.advise import STEPS
 from poc.cli import ab, advise, doctor, look, lr_range, options, run
 from poc.cli.options import Options
 from poc.export import TRACKERS
@@ -87,7 +86,6 @@ def _share(text: str) -> float:
 
 
 def _groups() -> dict[str, _Parser]:
-    """Return the options that several commands share."""
     groups: dict[str, _Parser] = defaultdict(lambda: _Parser(add_help=False))
     add = groups["machine"].add_argument
     add("--machine", metavar="NAME", help="its name in results (default: cloud instance type, else hardware)")
@@ -134,7 +132,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_run_commands(command: _Command) -> None:
-    """Add the commands that plan and do the runs of recipes."""
     add = command(doctor.doctor, "what this machine has, what it can run, and what is missing", "machine", "data")
     add("--json", **_JSON)
 
@@ -157,7 +154,6 @@ def _add_run_commands(command: _Command) -> None:
 
 
 def _add_other_commands(command: _Command) -> None:
-    """Add the commands that show or compare results, and those that measure something else."""
     add = command(look.report, "write results.md again from the journals", "results", "others", "studies")
     add("--price", type=prices.named, metavar="NAME=DOLLARS", help="price of a machine per hour", **_LIST)
 
@@ -191,7 +187,8 @@ def _add_other_commands(command: _Command) -> None:
     about = "throughput, time and cost on more devices, from short runs"
     add = command(advise.advise, about, "machine", "data", "results", "others", "studies")
     add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting that can run here")
-    add("--steps", type=_number(Annotated[Count, Ge(20)]), default=STEPS, metavar="N", help="length of each short run")
+    steps = _number(Annotated[Count, Ge(20)])
+    add("--steps", type=steps, default=advise.STEPS, metavar="N", help="length of each short run")
 
     about = "which learning rates are worth trying: the loss while the rate grows, in an epoch of each setting"
     add = command(lr_range.lr_range, about, "machine", "data", "results")
@@ -200,7 +197,7 @@ def _add_other_commands(command: _Command) -> None:
     add("--low", type=_positive, default=1e-4, metavar="RATE", help="learning rate of the first step (0.0001)")
     add("--high", type=_positive, default=10.0, metavar="RATE", help="learning rate of the last step (10)")
 
-    command(advise.networks, "the models that a recipe may name, with what they cost")
+    command(look.networks, "the models that a recipe may name, with what they cost")
 
     add = command(doctor.environment, "what make_environment.sh is to install here")
     add("--torch", help="PyTorch, too, on a machine without GPUs", **_FLAG)

@@ -43,10 +43,7 @@ class _Side(NamedTuple):
 
 
 def ab(options: Options) -> int:
-    """Measure a recipe at two commits in interleaved repeats; return the exit code of the gate, or of a failed run.
-
-    Raises UserError for a mistake, before any run starts.
-    """
+    """Measure a recipe at two commits in interleaved repeats; return the exit code of the gate, or of a failed run."""
     words = [str(cli.recipe_path(options.recipe).absolute()), *(f"--set={setting}" for setting in options.settings)]
     words += [f"--{name}={getattr(options, name)}" for name in ("machine", "price") if getattr(options, name)]
     data = [f"--data={options.data}"] if options.data else []

@@ -1,22 +1,82 @@
-"""Throughput, time and cost on more devices, and the models that a recipe may name."""
+"""`poc advise`: throughput, time and cost on more devices, from short runs of a recipe's first setting."""
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import functools
+import math
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from tabulate import tabulate
 
 from poc import config, data, frameworks
-from poc.advice import advise as advice
 from poc.cli.look import write_report
 from poc.cli.options import Options, check_gpus, recipe_path
-from poc.config.networks import NETWORKS
+from poc.config import EPOCHS, LARGEST, Recipe, Setting
 from poc.host import hardware
-from poc.host.environment import cache
+from poc.host.hardware import Hardware
+from poc.plan import Planned, plan
+from poc.published.prices import Price
 from poc.records import journal
-from poc.records.record import COMPLETED
-from poc.run.launcher import RunContext
-from poc.run.progress import result
+from poc.records.record import COMPLETED, DONE, Record
+from poc.records.timing import throughput
+from poc.run.launcher import LocalLauncher, RunContext
+from poc.run.parent import execute
+from poc.run.progress import duration, result
+from poc.values import UserError, value
+
+STEPS = 30
+"""Optimizer steps of a short run, unless the user sets them."""
+DEVIATIONS = Path(__file__).with_name("scaling.csv")
+"""How far published throughput deviates from predictions; tools/fit_scaling.py writes the file."""
+_DEVICES = (1, 2, 4, 8)
+_NINETY_PERCENT = 1.645
+"""Standard deviations on each side of the mean that contain 90% of a normal distribution."""
+# Fields that a short run does not copy from the setting: its length, and the share of a CPU.
+_REPLACED = ("cores_per_worker", "epochs", "seconds", "target_accuracy")
+_NOTE = (
+    "Samples/s on more devices than were measured: at the same efficiency, with the 90% interval of published series. "
+    "Hours are for {epochs} epochs without evaluation, dollars = hours x machines x price per hour. A larger global "
+    "batch may need another learning rate and lose accuracy."
+)
+
+
+class Estimate(NamedTuple):
+    """A number with a 90% interval."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        median, low, high = (f"{number:,.0f}" if number >= 100 else f"{number:.3g}" for number in self)
+        return median if low == high else f"{median} ({low} to {high})"
+
+    def times(self, factor: float) -> Estimate:
+        """Return the estimate of `factor` times as much."""
+        return Estimate(*(factor * number for number in self))
+
+    def divide(self, amount: float) -> Estimate:
+        """Return the estimate of `amount` / this number."""
+        return Estimate(amount / self.median, amount / self.high, amount / self.low)
+
+
+@value
+class Choice:
+    """A number of devices, and the throughput, time and cost of the setting's epochs on them."""
+
+    devices: int
+    global_batch: int
+    samples_per_second: Estimate
+    hours: Estimate
+    machines: float
+    """Machines whose price is paid; a part of one if not all of its devices are used."""
+    dollars: Estimate | None
+    """None if no price is known."""
 
 
 def advise(options: Options) -> int:
@@ -24,30 +84,129 @@ def advise(options: Options) -> int:
     path, machine = recipe_path(options.recipe), hardware.detect()
     loaded = config.load(path, frameworks.FRAMEWORKS, count=data.count)
     check_gpus([loaded])
-    setting = advice.first_setting(loaded, machine)
-    name = options.machine_name(machine)
+    setting = first_setting(loaded, machine)
+    context = options.context(machine)
+    name = context.infrastructure
     known_prices = options.prices(name)
-    planned = advice.plan_probes(path.stem, setting, machine, options.steps)
-    context = RunContext(machine=machine, infrastructure=name, source=options.source(), cache=cache())
-    records = advice.measure(planned, context, journal.folder(options.results, name) / journal.FILE)
+    planned = plan_probes(path.stem, setting, machine, options.steps)
+    records = _measure(planned, context, journal.folder(options.results, name) / journal.FILE)
     if records[-1].outcome != COMPLETED:
         print(f"poc: {result(records[-1], records[-1].run.model)}", file=sys.stderr)
         return 1
-    speeds = {record.run.devices: advice.measured_speed(record) for record in records}
+    speeds = {record.run.devices: measured_speed(record) for record in records}
     for record in records:
         print(f"Measured on {record.dataset} images: run {record.run.id}, {record.run}")
-    choices = advice.options(setting, speeds, known_prices.of(name, machine.describe()))
-    print(advice.text(setting, choices))
+    listed = choices(setting, speeds, known_prices.of(name, machine.describe()))
+    rows = [{**vars(choice), "machines": f"{choice.machines:g}", "dollars": choice.dollars or ""} for choice in listed]
+    headers = ["devices", "global batch", "samples/s (90% interval)", "hours", "machines", "dollars"]
+    print(tabulate([row.values() for row in rows], headers=headers, disable_numparse=True))
+    print(f"\n{_NOTE.format(epochs=setting.epochs or EPOCHS)}")
+    if not listed[0].dollars:
+        print("The price of this machine is not known: set --price, or --machine to a name in prices.csv.")
     write_report(options, known_prices)
     return 0
 
 
-def networks(options: Options) -> None:
-    """Print the models that a recipe may name."""
-    headers = ["model", "input", "parameters", "multiply-adds of a forward pass (M)", "source"]
-    rows = []
-    for network in NETWORKS.values():
-        size, cost = f"3x{network.input_size}x{network.input_size}", network.cost
-        source = network.source + (f" ({network.note})" if network.note else "")
-        rows.append([network.name, size, cost.parameters, cost.forward_multiply_adds / 1e6, source])
-    print(tabulate(rows, headers, intfmt=",", floatfmt=",.1f"))
+def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
+    """Return the recipe's first setting that `machine` can run, on its GPUs if any can.
+
+    Raises UserError if its batch is to be searched for.
+    """
+    settings = recipe.without_search().settings()
+    runnable = [setting for setting in settings if not plan("", Recipe(**vars(setting)), machine)[0].skip]
+    on_gpus = [setting for setting in runnable if setting.kind == "gpu"]
+    first = [*on_gpus, *runnable, *settings][0]
+    if first.batch_per_device == LARGEST:  # type: ignore[comparison-overlap]
+        raise UserError("advise: batch_per_device='largest' is not allowed; use a number")
+    return first
+
+
+def plan_probes(recipe: str, setting: Setting, machine: Hardware, steps: int = STEPS) -> list[Planned]:
+    """Return short runs on one device and, if the machine has two such GPUs, on two; raises UserError if it cannot."""
+    fields = {name: entry for name, entry in vars(setting).items() if name not in _REPLACED}
+    fields.update(workers=1, straggler=0.0, kvstore="device", emulated=False, seeds=1, repeats=1, evaluate=False)
+    fields.update(batch_per_device=setting.batches[-1], gradient_noise=None, steps=steps, window=5)
+    on_one, on_two = (plan(recipe, Recipe(**{**fields, "devices": count}), machine)[0] for count in (1, 2))
+    if on_one.skip:
+        raise UserError(f"{recipe}.py: {on_one.skip}")
+    # Two devices of one CPU share its cores, which shows nothing about two machines.
+    return [on_one] if on_two.skip or setting.kind == "cpu" else [on_one, on_two]
+
+
+def _measure(planned: Sequence[Planned], context: RunContext, file: Path) -> list[Record]:
+    """Do short runs up to the first that fails or is interrupted; append their records to the journal `file`."""
+    images = data.identify([item.run.data for item in planned], source=context.source, cache=context.cache)
+    context = dataclasses.replace(context, images=images)
+    records: list[Record] = []
+    with journal.claimed(file):
+        for item in planned:
+            print(f"{item}: about {duration(item.seconds)}", file=sys.stderr)
+            record, interrupted = execute(item.run, context)
+            if record.outcome in DONE:
+                LocalLauncher(context).forget(item.run)
+            journal.append(file, record)
+            if interrupted:
+                raise KeyboardInterrupt
+            records.append(record)
+            if record.outcome != COMPLETED:
+                break
+    return records
+
+
+def measured_speed(record: Record) -> Estimate:
+    """Return the samples/s of a short run, with the interval of its windows; raises UserError if it has none."""
+    speed = throughput(record.timed)
+    if speed is None:
+        raise UserError("advise: the run has no window after its warm-up; use more --steps")
+    factor = math.exp(_NINETY_PERCENT * speed.spread / speed.median)
+    return Estimate(speed.median, speed.median / factor, speed.median * factor)
+
+
+@functools.cache
+def deviations() -> dict[tuple[int, bool], tuple[float, float]]:
+    """Return the 90% interval of actual / predicted throughput, by doublings of devices and whether hosts are added."""
+    with DEVIATIONS.open(newline="", encoding="utf-8") as file:
+        return {
+            (int(line["doublings"]), line["hosts_added"] == "yes"): (float(line["low"]), float(line["high"]))
+            for line in csv.DictReader(file)
+        }
+
+
+def predict(measured: Estimate, measured_devices: int, devices: int, *, hosts_added: bool = False) -> Estimate:
+    """Predict samples/s on up to eight times the measured devices, at the same efficiency.
+
+    The interval is that of the measurement, widened by how much published series deviate from such predictions.
+    """
+    factor = devices / measured_devices
+    low, high = deviations()[math.ceil(math.log2(factor)), hosts_added]
+    expected = measured.times(factor)
+    return Estimate(expected.median, low * expected.low, high * expected.high)
+
+
+def choices(setting: Setting, speeds: Mapping[int, Estimate], price: Price | None = None) -> list[Choice]:
+    """Return what the setting's epochs need on 1 to 8 devices, at its batch per device.
+
+    `speeds` are the measured samples/s by number of devices. A run on a CPU uses the whole machine, so more devices are
+    more machines. On GPUs there are at most as many as the price is for, and each has an equal share of the price.
+    """
+    on_cpu, measured = setting.kind == "cpu", max(speeds)
+    priced_devices = price.devices if price and not on_cpu else None
+    listed = []
+    for devices in _DEVICES:
+        global_batch = setting.batches[-1] * devices * setting.accumulate
+        if global_batch > setting.data.train_images or (priced_devices and devices > priced_devices):
+            continue
+        speed = speeds.get(devices) or predict(speeds[measured], measured, devices, hosts_added=on_cpu)
+        hours = speed.divide((setting.epochs or EPOCHS) * setting.data.train_images / 3600)
+        machines = devices if on_cpu else devices / (priced_devices or devices)
+        listed.append(
+            Choice(
+                devices=devices,
+                global_batch=global_batch,
+                samples_per_second=speed,
+                hours=hours,
+                machines=machines,
+                dollars=hours.times(machines * price.dollars_per_hour) if price else None,
+            )
+        )
+    return listed

@@ -97,7 +97,6 @@ def as_json(comparison: Any) -> str:
 
 
 def text(comparison: dict[str, Any]) -> str:
-    """Return the result of `compare` in words."""
     rate, accuracy = comparison["samples/s"], comparison["accuracy"]
     rows = [[name, *values] for name, values in comparison["differences"].items()]
     rows.append(["samples/s", *(_range(side, ",.1f") for side in rate["sides"])])
@@ -123,9 +122,8 @@ def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[p
     common = named[0].machine[named[0].machine.isin(named[1].machine)]
     if runs[0] != runs[1] and len(common):
         named = [rows[rows.machine == common.iloc[-1]] for rows in named]
-    sides = []
-    for name, rows in zip(names, named):
-        sides.append(show.only(table[table.setting == _latest(rows).setting.iloc[-1]], name.split("@")[1:]))
+    latest = [_latest(rows).setting.iloc[-1] for rows in named]
+    sides = [show.only(table[table.setting == each], name.split("@")[1:]) for name, each in zip(names, latest)]
     if sides[0].index.isin(sides[1].index).any():  # one setting: the names differ in the seed, or not at all
         sides = [side[side.run_id == run] for side, run in zip(sides, runs)]
     if sides[0].index.isin(sides[1].index).any():
@@ -152,7 +150,6 @@ def _rate(sides: Sequence[pd.DataFrame], same_machine: bool, slower: float | Non
 
 
 def _accuracy(sides: Sequence[pd.DataFrame]) -> dict[str, Any]:
-    """Return the accuracies of both sides, one per seed, and their difference."""
     evaluated = [side[side.accuracy.notna()].sort_values("started", kind="stable") for side in sides]
     accuracies = [side.drop_duplicates("seed", keep="last").accuracy for side in evaluated]
     return {"sides": accuracies, **_difference(accuracies)}

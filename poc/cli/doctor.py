@@ -48,9 +48,8 @@ def doctor(options: Options) -> None:
 
 def _facts(options: Options) -> Iterator[tuple[str, str]]:
     machine, source = hardware.detect(), options.source()
-    machine_name = options.machine_name(machine)
     cores, gib = counted(machine.cores, "core"), machine.memory_bytes / 2**30
-    yield "machine", machine_name
+    yield "machine", options.machine_name(machine)
     yield "CPU", f"{machine.cpu}, {cores}, {gib:.0f} GiB of memory"
     for gpu in machine.gpus:
         major, minor = gpu.capability
@@ -72,7 +71,7 @@ def _facts(options: Options) -> Iterator[tuple[str, str]]:
     folder = data.find(CIFAR10(), source=source, cache=cache())
     if folder:
         yield "data", f"CIFAR-10 in {folder}"
-    if price := options.prices(machine_name).of(machine_name, machine.describe()):
+    if price := options.known_price(machine):
         yield "price", f"{price.dollars_per_hour:.2f} dollars/h for {price.machine} ({price.region}, {price.date})"
     else:
         yield "price", "not known: pages show no cost unless run gets --price or --machine"

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tabulate import tabulate
+
 from poc import published
 from poc.cli import options as cli
 from poc.cli.options import Options
+from poc.config.networks import NETWORKS
 from poc.export import export as to_tracker
 from poc.host.environment import cache
 from poc.published import prices
@@ -24,11 +27,10 @@ if TYPE_CHECKING:
 
 def report(options: Options) -> None:
     """Write the pages again; raises UserError if there are no journals, or for a price of an unknown machine."""
-    names = {
-        name for study in published.load(options.study) for row in study.rows for name in (row.machine, row.hardware)
-    }
-    for record in options.all_records():
-        names |= {record.infrastructure, record.hardware.describe()}
+    rows = [row for study in published.load(options.study) for row in study.rows]
+    machines = [(row.machine, row.hardware) for row in rows]
+    machines += [(record.infrastructure, record.hardware.describe()) for record in options.all_records()]
+    names = {name for machine in machines for name in machine}
     for name, _ in options.price:
         if name not in names:
             raise UserError(f"--price: no row is of a machine {name!r}; {suggest(name, filter(None, names))}")
@@ -68,12 +70,10 @@ def publish(options: Options) -> None:
 
 
 def export(options: Options) -> None:
-    """Copy the runs of the journals to an experiment tracker."""
     print(to_tracker(options.all_records(), options.tracker, options.target))
 
 
 def show(options: Options) -> None:
-    """Print one run of the journals."""
     from poc.cli import show
 
     records = options.all_records()
@@ -100,6 +100,16 @@ def compare_folders(folders: Sequence[Path], slower: float | None, as_json: bool
     print(compare.as_json(comparisons) if as_json else "\n\n".join(map(compare.text, comparisons)))
     # A run that is slower decides, and then one with too few repeats.
     return max((each["exit_code"] for each in comparisons), key=[0, 1, compare.TOO_FEW, compare.SLOWER].index)
+
+
+def networks(options: Options) -> None:
+    headers = ["model", "input", "parameters", "multiply-adds of a forward pass (M)", "source"]
+    rows = []
+    for network in NETWORKS.values():
+        size, cost = f"3x{network.input_size}x{network.input_size}", network.cost
+        source = network.source + (f" ({network.note})" if network.note else "")
+        rows.append([network.name, size, cost.parameters, cost.forward_multiply_adds / 1e6, source])
+    print(tabulate(rows, headers, intfmt=",", floatfmt=",.1f"))
 
 
 def _table(records: Sequence[Record]) -> pd.DataFrame:

@@ -11,12 +11,14 @@ from poc import config, data, frameworks
 from poc.config import Recipe, literals
 from poc.host import hardware
 from poc.host.control_groups import text
+from poc.host.environment import cache
 from poc.host.hardware import Hardware
 from poc.plan import Planned, plan, select
 from poc.published import prices
-from poc.published.prices import Prices
+from poc.published.prices import Price, Prices
 from poc.records import journal
 from poc.records.record import Record
+from poc.run.launcher import RunContext
 from poc.values import UserError, suggest
 
 HOME = Path(__file__).resolve().parents[2]
@@ -31,11 +33,21 @@ class Options(argparse.Namespace):
     def machine_name(self, machine: Hardware) -> str:
         """Return what results call this machine: --machine, its type of cloud instance, or its hardware."""
         name = text(hardware.PRODUCT_NAME)
-        return self.machine or (name if name in prices.load({}).by_name else machine.describe())
+        return self.machine or (name if name in prices.load({}) else machine.describe())
 
     def prices(self, name: str) -> Prices:
         """Return the known prices, with the one that the user gave for this machine."""
         return prices.load({} if self.price is None else {name: self.price})
+
+    def known_price(self, machine: Hardware) -> Price | None:
+        """Return the price of this machine; None if it is not known."""
+        name = self.machine_name(machine)
+        return self.prices(name).of(name, machine.describe())
+
+    def context(self, machine: Hardware) -> RunContext:
+        """Return the context of short runs on this machine. Raises UserError as `source`."""
+        name = self.machine_name(machine)
+        return RunContext(machine=machine, infrastructure=name, source=self.source(), cache=cache())
 
     def source(self) -> Path | None:
         """Return the folder or file of real images; None if the user named none.
@@ -59,7 +71,6 @@ class Options(argparse.Namespace):
 
     @property
     def plan_options(self) -> dict[str, bool]:
-        """Return the options of `poc.plan.plan`."""
         return {"quick": self.quick, "cpu": self.cpu, "named": bool(self.recipes or self.only)}
 
     def load_recipes(self) -> list[tuple[str, Recipe]]:

@@ -32,8 +32,8 @@ def plan(options: Options) -> None:
     name = options.machine_name(machine)
     context = RunContext(machine=machine, infrastructure=name, source=None, cache=cache())
     sweep = Sweep(options.plans(machine), options.results, context)
-    known_price = options.prices(name).of(name, machine.describe())
-    lines, price = sweep.lines(), known_price.dollars_per_hour if known_price else None
+    lines, known_price = sweep.lines(), options.known_price(machine)
+    price = known_price.dollars_per_hour if known_price else None
     if options.json:
         facts = {"machine": name, **workload.totals(lines), "price_per_hour": price, "skipped": workload.skipped(lines)}
         print(json.dumps({**facts, "planned": to_plain(lines)}, indent=1))

@@ -82,7 +82,6 @@ def _repeats(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _epochs(record: Record) -> pd.DataFrame:
-    """Return loss, speed, time and accuracy by epoch."""
     windows = pd.DataFrame([{**vars(window), "samples/s": window.rate} for window in record.windows])
     aggregates = {"loss": "last", "samples/s": "median", "seconds": lambda seconds: seconds.sum(skipna=False)}
     epochs = windows.groupby("epoch").agg(aggregates).reset_index()

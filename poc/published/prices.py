@@ -32,31 +32,28 @@ class Price:
     """An address, or `GIVEN`."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Prices:
+class Prices(dict[str, Price]):
     """Prices by the names of machines."""
-
-    by_name: Mapping[str, Price]
 
     def of(self, machine: str, hardware: str = "") -> Price | None:
         """Return the price of a machine by its name, else by its hardware; None if neither is known."""
-        return self.by_name.get(machine) or self.by_name.get(hardware)
+        return self.get(machine) or self.get(hardware)
 
 
 def load(user_prices: Mapping[str, float]) -> Prices:
     """Return the prices of prices.csv, overridden by those of the user by name. Raises UserError."""
-    by_name = {}
+    prices = Prices()
     with FILE.open(newline="", encoding="utf-8") as file:
         for cells in csv.DictReader(file):
             names = [cells["machine"], *filter(None, map(str.strip, cells.pop("known_as").split(";")))]
             texts = {name: cells[name] for name in ("machine", "region", "date", "source")}
             price = Price(**texts, devices=int(cells["devices"]), dollars_per_hour=float(cells["dollars_per_hour"]))
-            by_name.update(dict.fromkeys(names, price))
+            prices.update(dict.fromkeys(names, price))
     for name, dollars in user_prices.items():
         checked(f"--price {name}", dollars, Positive)
-        devices = by_name[name].devices if name in by_name else None
-        by_name[name] = Price(machine=name, dollars_per_hour=float(dollars), devices=devices, source=GIVEN)
-    return Prices(by_name=by_name)
+        devices = prices[name].devices if name in prices else None
+        prices[name] = Price(machine=name, dollars_per_hour=float(dollars), devices=devices, source=GIVEN)
+    return prices
 
 
 def named(text: str) -> tuple[str, float]:
