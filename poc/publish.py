@@ -31,10 +31,7 @@ _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
 
 def scrubber() -> Callable[[str], str]:
-    """Return a function that replaces what identifies the machine's owner by placeholders.
-
-    That are paths, addresses, and the names of user and host.
-    """
+    """Return a function that replaces paths, addresses, and the names of user and host by placeholders."""
     users = {os.environ.get(name, "") for name in ("USER", "LOGNAME")}
     with contextlib.suppress(KeyError, OSError):  # a user without a name
         users.add(getpass.getuser())
@@ -58,8 +55,6 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _scrubbed(record: Record, scrub: Callable[[str], str]) -> Record:
-    """Return the record with placeholders in every free text."""
-
     def clean(entry: Any) -> Any:
         if isinstance(entry, str):
             return scrub(entry)

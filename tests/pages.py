@@ -13,7 +13,7 @@ from matplotlib import font_manager
 from PIL import ImageFont
 
 from poc.records.record import Record
-from poc.report.page import Block
+from poc.report.markdown import Block
 from tests.builders import TEST_CPU, record_of
 
 Lines = list[dict[str, str]]

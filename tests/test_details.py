@@ -11,7 +11,7 @@ from poc import published
 from poc.published import Study
 from poc.records.record import Record
 from poc.report import PAGES, markdown
-from poc.report.page import Block
+from poc.report.markdown import Block
 from poc.report.results import Results
 from tests.builders import build, record_of
 from tests.pages import Lines, on_gpus, tables
@@ -25,7 +25,7 @@ def results_of(*records: Record, studies: Sequence[Study] = ()) -> Results:
 
 def blocks_of(results: Results, name: str) -> list[Block]:
     """Return the blocks of a page."""
-    return next(page for page in PAGES if page.name == name).blocks(results)
+    return PAGES[name][1](results)
 
 
 def only_table(results: Results, name: str, title: str) -> Lines:

@@ -16,7 +16,7 @@ from poc.records import last_run
 from poc.records.record import Record
 from poc.report import chart, explorer, markdown
 from poc.report import table as tables_of
-from poc.report.page import figure as figures
+from poc.report.markdown import figure as figures
 from poc.report.results import LastRun, Results
 from tests.builders import build, record_of
 from tests.pages import Lines, on_gpus, tables, trained
@@ -35,7 +35,7 @@ def fast_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(
             chart, "svg", lambda figure: "\n".join(text.get_text() for text in figure.legends[0].get_texts())
         )
-        monkeypatch.setattr(report, "PAGES", [page for page in report.PAGES if page.name == "settings"])
+        monkeypatch.setattr(report, "PAGES", {"settings": report.PAGES["settings"]})
 
 
 @pytest.fixture

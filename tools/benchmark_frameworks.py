@@ -25,27 +25,14 @@ from tabulate import tabulate
 from poc import frameworks
 from poc.config import Recipe
 from poc.config.datasets import synthetic
-from poc.config.run import Run
 from poc.data import Batch
 from poc.host.hardware import detect
 from poc.plan import plan
 
 HOME = Path(__file__).resolve().parents[1]
+MODEL = "cifar_resnet50_v2"
 STEPS = 4
 BATCH, RATE, MOMENTUM, DECAY = 128, 0.01, 0.9, 1e-4
-
-
-def planned(framework: str) -> Run:
-    """Return the run of ResNet-50 at batch 128 on this machine's CPU."""
-    data = synthetic("cifar", size=28)
-    recipe = Recipe("cifar_resnet50_v2", framework=framework, kind="cpu", data=data, batch_per_device=BATCH, lr=RATE)
-    return plan("", recipe, detect())[0].run
-
-
-def fixed_batch() -> Batch:
-    """Return noise with labels 0 to 9."""
-    pixels = np.random.default_rng(0).integers(0, 256, (BATCH, 3, 28, 28), np.uint8)
-    return Batch(pixels, (np.arange(BATCH) % 10).astype(np.float32))
 
 
 def bare_gluon(batch: Batch) -> Callable[[], None]:
@@ -55,7 +42,7 @@ def bare_gluon(batch: Batch) -> Callable[[], None]:
 
     from poc.frameworks.mxnet.networks import can_fuse, registered
 
-    net = registered("cifar_resnet50_v2", 10, fused=can_fuse())
+    net = registered(MODEL, 10, fused=can_fuse())
     net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
     net.hybridize(static_alloc=True, static_shape=True)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -80,8 +67,7 @@ def bare_pytorch(batch: Batch) -> Callable[[], None]:
 
     from poc.frameworks.pytorch.networks import registered
 
-    net = registered("cifar_resnet50_v2", 10, zero_branches=False, seed=0)
-    net = net.to(memory_format=torch.channels_last)
+    net = registered(MODEL, 10, zero_branches=False, seed=0).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
     images = (torch.from_numpy(np.array(batch.images)).float() - 120).contiguous(memory_format=torch.channels_last)
     labels = torch.from_numpy(batch.labels).long()
@@ -97,8 +83,11 @@ def bare_pytorch(batch: Batch) -> Callable[[], None]:
 
 def compare(framework: str, rounds: int) -> dict[str, Any]:
     """Measure both; return medians in ms per step and the ratio of neighbouring windows. Round 0 is warm-up."""
-    session = frameworks.load(framework).open_session(planned(framework))
-    batch = fixed_batch()
+    data = synthetic("cifar", size=28)
+    recipe = Recipe(MODEL, framework=framework, kind="cpu", data=data, batch_per_device=BATCH, lr=RATE)
+    session = frameworks.load(framework).open_session(plan("", recipe, detect())[0].run)
+    pixels = np.random.default_rng(0).integers(0, 256, (BATCH, 3, 28, 28), np.uint8)
+    batch = Batch(pixels, (np.arange(BATCH) % 10).astype(np.float32))
     bare = {"mxnet": bare_gluon, "pytorch": bare_pytorch}[framework](batch)
 
     def ours() -> None:
@@ -137,8 +126,8 @@ def main() -> None:
             print("PyTorch is not installed: ./make_environment.sh --torch")
             continue
         command = [sys.executable, "-W", "ignore", "-m", "tools.benchmark_frameworks", str(rounds), framework]
-        threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-        output = subprocess.check_output(command, cwd=HOME, env={**os.environ, **threads}, text=True)
+        variables = {**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+        output = subprocess.check_output(command, cwd=HOME, env=variables, text=True)
         rows.append(json.loads(output.splitlines()[-1]))
     print(tabulate(rows, headers="keys", floatfmt=".3f"))
 

@@ -16,7 +16,6 @@ from poc.frameworks.mxnet.networks import registered  # noqa: E402
 
 
 def count(network: Network) -> Cost:
-    """Count the cost of `network`."""
     net = registered(network.name, network.classes, fused=False)
     return zoo.count(net, network.classes, network.input_size)
 

@@ -1,8 +1,6 @@
 """Make the sample pages from the journals in reference/: results.md, and all pages in reference/.
 
-    .venv/bin/python -m tools.sample
-
-Run it after a change of the pages; tests/test_reference.py compares.
+.venv/bin/python -m tools.sample
 """
 
 from __future__ import annotations
@@ -25,11 +23,8 @@ SAMPLE = f"**This is a sample page.** {REFERENCE} Your first run of `./run_all.s
 
 
 def write(home: Path = HOME) -> None:
-    """Write `home`/results.md and the pages in `home`/reference; remove pages that an earlier version wrote there."""
+    """Write `home`/results.md and the pages in `home`/reference."""
     folder = home / "reference"
-    for path in [*folder.glob("*.md"), *folder.glob("*.html")]:
-        if path.name != "README.md":
-            path.unlink()
     records, studies = journal.read(journal.paths(HOME / "reference")), published.load()
     report.write(records, studies, page=home / "results.md", folder=folder, sample=SAMPLE)
     results = Results(table.read(folder / "rows.csv"), studies, MACHINE)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from poc.published import prices
-from poc.records.row import COLUMNS, COUNTS, NUMBERS, PUBLISHED, STRONG, WEAK, Row
+from poc.records.row import COUNTS, NUMBERS, PUBLISHED, STRONG, WEAK, Row
 from poc.values import UserError, suggest, value
 
 MAIN_MODEL = "cifar_resnet50_v2"
@@ -37,8 +37,6 @@ MAIN_BATCH = 128
 MAIN_EPOCHS = 12
 MAIN_RECIPE = "SGD with momentum 0.9, crops of 28, horizontal flip, colour jitter"
 _ALLOWED = {field.name for field in dataclasses.fields(Row)} - {"origin", "study", "kind"}
-PRINTED = tuple(name for name in COLUMNS if name in _ALLOWED - {"flag", "contradicts"})
-"""The columns that a source has."""
 _MOST = {"accuracy": 1.0, "utilisation": 1.0, "efficiency_throughput": 2.0, "efficiency_wall": 2.0}
 _MAY_BE_ZERO = ("devices", "spread", "utilisation", "communication_seconds_per_5120", "sync_seconds_per_5120")
 _DATASETS = ("cifar10", "cifar100", "imagenet")
@@ -108,7 +106,6 @@ def _comment(line: str) -> tuple[str, str]:
 
 
 def _row(study: str, cells: Mapping[str | None, Any]) -> Row:
-    """Return the row of a file; raises ValueError for a wrong cell."""
     if any(cells.get(None, ())):
         raise ValueError("it has more cells than the header")
     values: dict[str, Any] = {}

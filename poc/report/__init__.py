@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -19,25 +18,22 @@ from poc.records.record import SKIPPED, Record
 from poc.records.row import MEASURED
 from poc.report import chart, explorer, markdown
 from poc.report import table as tables
-from poc.report.page import Block, Figure
+from poc.report.markdown import Block, Figure
 from poc.report.results import TARGET, Results, Subject
-from poc.report.sections import PAGES, cost, header, learning_rate, recipes, scaling, scorecard, throughput
+from poc.report.sections import cost, details, header, learning_rate, recipes, scaling, scorecard, throughput
 from poc.values import write_atomically
 
 MAX_LINES = 120
 """Lines of results.md: its first two screens answer the questions, and the rest must stay readable."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """Result of `write`."""
-
-    page: Path
-    scorecard: str
-    """The first scorecard as plain text; empty if nothing was measured."""
-
-    def __str__(self) -> str:
-        return "\n\n".join(filter(None, [self.scorecard, f"Written: {self.page}"]))
+PAGES: dict[str, tuple[str, Callable[[Results], list[Block]]]] = {
+    "learning_rate": ("Learning rate", details.learning_rate),
+    "scaling": ("Scaling and gradient synchronisation", details.scaling_and_kvstores),
+    "models": ("Models, batch sizes and precisions", details.models),
+    "settings": ("All settings", recipes.every_setting),
+    "studies": ("Published studies", details.studies),
+    "method": ("How it was measured", details.method),
+}
+"""Titles and contents of the pages of details by the names of their files, in the order of their links."""
 
 
 def write(
@@ -51,9 +47,10 @@ def write(
     sample: str = "",
     cache: Path | None = None,
     others: Sequence[Record] = (),
-) -> Written:
+) -> str:
     """Write `page`, and in `folder` the pages of details, rows.csv, explorer.html and figures/.
 
+    Return the first scorecard as plain text, if anything was measured, and where the page is.
     The page is about a machine of `records`; those of `others` are shown with it. A `sample` page starts with that text
     and has no explorer. Links are relative to their page. The same records give the same bytes in any order. Each file
     is replaced atomically. `cache` is a folder for what is slow to make.
@@ -71,28 +68,28 @@ def write(
     return write_pages(results, page=page, folder=folder, sample=sample)
 
 
-def write_pages(results: Results, *, page: Path, folder: Path, sample: str = "") -> Written:
-    """Write the pages and figures from the table of a rows.csv alone."""
+def write_pages(results: Results, *, page: Path, folder: Path, sample: str = "") -> str:
+    """Write the pages and figures from the table of a rows.csv alone; return the same as `write`."""
     subject, *more_subjects = results.subjects() or [Subject(MAIN_MODEL, "cifar10")]
-    details = [(each.name, each.title, each.blocks(results)) for each in PAGES]
+    contents = {name: (title, blocks(results)) for name, (title, blocks) in PAGES.items()}
     for each in more_subjects:
-        blocks = _sections(results, each, scorecard.lines(results, each))
-        details.append((markdown.file_name(f"model_{each.model}_{each.dataset}"), each.label, blocks))
-    details = [(name, title, blocks) for name, title, blocks in details if blocks]
-    links = {f"{name}.md": title for name, title, _ in details}
+        name = markdown.file_name(f"model_{each.model}_{each.dataset}")
+        contents[name] = each.label, _sections(results, each, scorecard.lines(results, each))
+    contents = {name: (title, blocks) for name, (title, blocks) in contents.items() if blocks}
+    links = {f"{name}.md": title for name, (title, _) in contents.items()}
     links.update({"rows.csv": "rows.csv"} if sample else {"explorer.html": "Explorer", "rows.csv": "rows.csv"})
-    listed = " · ".join(f"[{title}]({_link(folder / name, page)})" for name, title in links.items())
+    listed = " · ".join(markdown.link(title, _path(folder / name, page)) for name, title in links.items())
     card = scorecard.lines(results, subject)
     heading = f"# {subject.label}: throughput, scaling, learning rate and cost"
     above = [*filter(None, [heading, sample, header.lines(results)]), *_sections(results, subject, card)]
     below = [*recipes.not_run(results), "## Notes", header.notes(results), f"**Details:** {listed}"]
     # Each block has an empty line after it.
     lines = sum((block.count("\n") if isinstance(block, str) else 0) + 2 for block in (*above, *below))
-    pages = {folder / f"{name}.md": [f"# {title}", *blocks] for name, title, blocks in details}
+    pages = {folder / f"{name}.md": [f"# {title}", *blocks] for name, (title, blocks) in contents.items()}
     pages[page] = [*above, *recipes.blocks(results, MAX_LINES - lines), *below]
     _write(folder, pages)
     plain = tabulate([{key: cell.replace("`", "") for key, cell in row.items()} for row in card], headers="keys")
-    return Written(page, plain if results.machine else "")
+    return f"{plain}\n\nWritten: {page}" if results.machine else f"Written: {page}"
 
 
 def _sections(results: Results, subject: Subject, card: list[dict[str, str]]) -> list[Block]:
@@ -116,15 +113,15 @@ def _write(folder: Path, pages: Mapping[Path, Sequence[Block]]) -> None:
         for block in blocks:
             if isinstance(block, Figure):
                 file = folder / "figures" / f"{block.name}.svg"
-                figures[file], block = block, f"![{block.caption}]({_link(file, path)})"
+                figures[file], block = block, f"![{block.caption}]({_path(file, path)})"
             paragraphs.append(block)
         write_atomically(path, "\n\n".join(paragraphs) + "\n")
     for file, figure in figures.items():
         write_atomically(file, chart.svg(figure.figure))
-    details = {folder / f"{each.name}.md" for each in PAGES}
-    for file in {*(folder / "figures").glob("*.svg"), *folder.glob("model_*.md"), *details} - {*pages, *figures}:
+    own = {*(folder / "figures").glob("*.svg"), *folder.glob("model_*.md"), *(folder / f"{name}.md" for name in PAGES)}
+    for file in own - {*pages, *figures}:
         file.unlink(missing_ok=True)
 
 
-def _link(target: Path, page: Path) -> str:
+def _path(target: Path, page: Path) -> str:
     return Path(os.path.relpath(target, page.parent)).as_posix()

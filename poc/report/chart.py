@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import matplotlib
+from matplotlib import style
 from matplotlib.figure import Figure
 
 _STYLE: dict[str, Any] = {
@@ -31,8 +30,8 @@ _LONG_LABEL = 34
 _OWN = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _OTHERS = ("#555555", "#888888", "#333333", "#AAAAAA", "#6B6B6B", "#999999", "#444444")
 _MARKERS = "os^Dv*Px"
-_OWN_STYLE = {"linestyle": "-", "linewidth": 3.0, "markersize": 9}
-_OTHER_STYLE = {"linestyle": "--", "linewidth": 1.8, "markersize": 7}
+_OWN_STYLE: dict[str, Any] = {"linestyle": "-", "linewidth": 3.0, "markersize": 9}
+_OTHER_STYLE: dict[str, Any] = {"linestyle": "--", "linewidth": 1.8, "markersize": 7}
 _MOST_MARKERS = 24
 MAX_LINES = 7
 _TICK_LETTERS = 44
@@ -50,14 +49,7 @@ class Line(NamedTuple):
     """An interval of x: a bar in the line's colour above the x axis."""
 
 
-@contextlib.contextmanager
-def _styled() -> Iterator[None]:
-    matplotlib.rcdefaults()  # not the user's own matplotlibrc
-    with matplotlib.rc_context(_STYLE):
-        yield
-
-
-@_styled()
+@style.context(_STYLE, after_reset=True)  # not the user's own matplotlibrc
 def lines(
     curves: Sequence[Line], title: str, xlabel: str, ylabel: str, *, log2: bool = False, **properties: Any
 ) -> Figure:
@@ -71,14 +63,13 @@ def lines(
     colours = {True: iter(_OWN), False: iter(_OTHERS)}
     drawn = curves[:MAX_LINES]
     for line, marker in zip(drawn, _MARKERS):
-        style: dict[str, Any] = {"label": line.label, "color": next(colours[line.measured]), "marker": marker}
-        style.update(_OWN_STYLE if line.measured else _OTHER_STYLE)
-        if len(line.points) > _MOST_MARKERS:
-            style["markevery"] = len(line.points) // _MOST_MARKERS + 1
-        axes.plot(list(line.points), list(line.points.values()), **style)
+        colour, kind = next(colours[line.measured]), _OWN_STYLE if line.measured else _OTHER_STYLE
+        every = len(line.points) // _MOST_MARKERS + 1 if len(line.points) > _MOST_MARKERS else None
+        points = list(line.points), list(line.points.values())
+        axes.plot(*points, label=line.label, color=colour, marker=marker, markevery=every, **kind)
         if line.interval:
             height = 0.03 * (1 + drawn.index(line))  # of the axes' height
-            bar = {"color": style["color"], "linewidth": 5, "solid_capstyle": "butt"}
+            bar: dict[str, Any] = {"color": colour, "linewidth": 5, "solid_capstyle": "butt"}
             axes.plot(line.interval, (height, height), transform=axes.get_xaxis_transform(), **bar)
     if log2:
         axes.set_xscale("log", base=2)
@@ -94,7 +85,7 @@ def lines(
     return figure
 
 
-@_styled()
+@style.context(_STYLE, after_reset=True)
 def svg(figure: Figure) -> str:
     """Return the text of the figure's file, without its date and writer."""
     buffer = io.StringIO()

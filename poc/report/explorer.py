@@ -44,10 +44,7 @@ _KNOWN_NUMBER = "function (value) { return Number.isNaN(value) ? '' : value; }"
 
 
 def page(table: pd.DataFrame, cache: Path | None) -> str:
-    """Return the text of explorer.html: all rows of `table`. The same table gives the same text.
-
-    The script of Vega-Lite, which takes seconds to assemble, is kept in the folder `cache`.
-    """
+    """Return the text of explorer.html; Vega-Lite's script, which takes seconds to assemble, is kept in `cache`."""
     digits = {name: table[name].map("{:.6g}".format).astype(float) for name in table if COLUMNS[name] == "Measure"}
     machines = [markdown.machine(row) for row in markdown.records(table)]
     table = table.assign(machine=machines, **digits).reset_index(drop=True)
@@ -79,7 +76,6 @@ def _rows(table: pd.DataFrame) -> str:
 
 @functools.cache
 def _vega(cache: Path | None) -> str:
-    """Return the script of Vega-Lite, which defines `vegaEmbed`."""
     if cache is None:
         return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed"))
     file = cache / f"vega-{metadata.version('vl-convert-python')}.js"

@@ -1,19 +1,51 @@
-"""Tables in Markdown: their columns, and how a value of rows.csv is printed in a cell."""
+"""Building blocks of a page: sections, figures, tables, and how a value of rows.csv is printed in a cell."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Callable, Union
+from typing import Any, Callable, NamedTuple, Union
 
+import matplotlib.figure
 import pandas as pd
 from tabulate import tabulate
 
 from poc.config import networks
+from poc.report import chart
 
 _NUMBER = re.compile(r"(\*\*)?[-+≤$]? ?[\d.,]+[%x]?( .*)?(\*\*)?")
 _LONG_NAME = 24
+
+
+class Figure(NamedTuple):
+    """A figure; `name` is that of its file without an ending."""
+
+    name: str
+    caption: str
+    figure: matplotlib.figure.Figure
+
+
+Block = Union[str, Figure]
+
+
+def figure(name: str, caption: str, lines: Sequence[chart.Line], *titles: str, **axes: Any) -> list[Figure]:
+    """Return a figure of lines, with the titles and axes of `chart.lines`; nothing if no line has two points."""
+    if not any(len(line.points) > 1 for line in lines):
+        return []
+    hidden = len(lines) - chart.MAX_LINES
+    caption += f" {hidden} more are in the table." if hidden > 0 else ""
+    return [Figure(file_name(name), caption, chart.lines(lines, *titles, **axes))]
+
+
+def section(title: str, *blocks: Block | Iterable[Figure]) -> list[Block]:
+    """Return texts, tables and figures under a heading; nothing if there is no table or figure among them."""
+    flat: list[Block] = []
+    for block in blocks:
+        flat += [block] if isinstance(block, (str, Figure)) else block
+    if not any(isinstance(block, Figure) or block.startswith("|") for block in flat):
+        return []
+    return [f"## {title}", *(block for block in flat if block)]
 
 
 def table(lines: Sequence[Mapping[str, str]]) -> str:
@@ -66,12 +98,6 @@ def duration(seconds: float) -> str:
     return f"{number(seconds / 60, 2)} min" if seconds < 7200 else f"{number(seconds / 3600, 2)} h"
 
 
-def days(started: Iterable[str]) -> str:
-    """Return the day of the first and of the last start, or the day of both."""
-    dates = sorted({start[:10] for start in started})
-    return " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
-
-
 def rate(row: Any) -> str:
     """Return samples/s of a setting with range and number of repeats, and remarks on their quality."""
     if pd.isna(row.samples_per_second):
@@ -106,7 +132,6 @@ def batch(row: Any) -> str:
 
 
 def model(name: str) -> str:
-    """Return a model's name for tables and figures."""
     return networks.NETWORKS[name].label if name in networks.NETWORKS else name
 
 
@@ -131,6 +156,11 @@ def devices(row: Any) -> str:
 
 def _plural(number: float, noun: str) -> str:
     return f"{number:.0f} {noun}" + ("s" if number > 1 else "")
+
+
+def link(text: str, address: str) -> str:
+    """Return a link, or just the text if there is no address."""
+    return f"[{text}]({address})" if address else text
 
 
 def machine(row: Any) -> str:
@@ -198,3 +228,8 @@ def _cell(row: Any, show: Show) -> str:
         return show(row)
     value = getattr(row, show)
     return value if isinstance(value, str) else number(value)
+
+
+def listing(title: str, about: str, rows: pd.DataFrame, *columns: Column) -> list[Block]:
+    """Return a section with a text and the table of `rows`; nothing if there are none."""
+    return section(title, about, table(lines(rows, *columns)))

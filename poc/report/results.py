@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from poc.published import MAIN_BATCH, MAIN_EPOCHS, MAIN_MODEL, Study
@@ -33,7 +33,6 @@ class Subject(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return the name for titles."""
         return f"{markdown.model(self.model).removesuffix(' (CIFAR)')} on {_DATASETS.get(self.dataset, self.dataset)}"
 
     @property
@@ -43,7 +42,6 @@ class Subject(NamedTuple):
 
     @property
     def figure(self) -> str:
-        """Return the end of the names of its figures."""
         return self.model if self.dataset in (*markdown.STUDIED, "synthetic") else f"{self.model}_{self.dataset}"
 
 
@@ -153,18 +151,14 @@ class Results:
         rows = rows[rows.kvstore.isin(SYNCHRONOUS) & ~cpu_contexts]
         if subject.is_main or rows.baseline.any():
             rows = rows[rows.baseline]
-        if not len(rows):
-            return rows
-        keys = ["kind", "framework", "dtype", "layout", "training_recipe"]
-        groups = rows.assign(real_devices=rows.devices.mask(rows.emulated, 0), full=~rows.quick).groupby(
-            keys, sort=False
-        )
-        ranks = groups.agg({"real_devices": "max", "full": "sum"}).reset_index()
-        ranks["gpu"], ranks["float32"] = ranks.kind == "gpu", ranks.dtype == "float32"
-        ranks["mxnet"] = ranks.framework.str.startswith("MXNet")
-        order = ["gpu", "real_devices", "full", "float32", "mxnet"]
-        best = ranks.sort_values(order, ascending=False, kind="stable")[keys].iloc[0]
-        return rows[(rows[keys] == best).all(axis=1)]
+
+        def rank(group: pd.DataFrame) -> tuple[Any, ...]:
+            first, real_devices = group.iloc[0], group.devices.mask(group.emulated, 0).max()
+            is_mxnet = first.framework.startswith("MXNet")
+            return first.kind == "gpu", real_devices, (~group.quick).sum(), first.dtype == "float32", is_mxnet
+
+        groups = rows.groupby(["kind", "framework", "dtype", "layout", "training_recipe"], sort=False)
+        return max((group for _, group in groups), key=rank, default=rows)
 
     def recipe(self, subject: Subject) -> str:
         """Describe the training recipe of the headline settings."""
@@ -208,8 +202,6 @@ def preferred(rows: pd.DataFrame, length: str = BURST) -> Any | None:
     timed = repeats.with_speed(rows)
     if not len(timed):
         return None
-    kvstores = timed.kvstore.map({name: rank for rank, name in enumerate(SYNCHRONOUS)}).fillna(len(SYNCHRONOUS))
-    # Apart from the rows, whose many columns are slow to sort.
-    ranks = pd.concat([timed.quick, timed.length != length, timed.noisy, kvstores, -timed.n, timed.lr], axis=1)
-    order = np.lexsort(ranks.to_numpy(dtype=float).T[::-1])
-    return timed.iloc[order[0]]
+    kvstores = [SYNCHRONOUS.index(name) if name in SYNCHRONOUS else len(SYNCHRONOUS) for name in timed.kvstore]
+    ranks = zip(timed.quick, timed.length != length, timed.noisy, kvstores, -timed.n, timed.lr.fillna(math.inf))
+    return timed.iloc[min(enumerate(ranks), key=lambda entry: entry[1])[0]]

@@ -6,10 +6,12 @@ texts are empty, unknown numbers NaN.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from poc.published import Study
 from poc.published.prices import GIVEN, Price, Prices
 from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
 from poc.records.row import COLUMNS, COUNTS, MEASURED, NUMBERS, Row, rate
-from poc.report import repeats, searches
+from poc.report import repeats
 
 TRAINING, BURST, PAUSED = "training", "burst", "paused"
 """Length classes: whole epochs, a run cut by steps or seconds to measure throughput, or a candidate that a search has
@@ -58,7 +60,7 @@ def build(records: Sequence[Record], studies: Iterable[Study], prices: Prices) -
     """
     records = [record for record in records if not record.run.is_range_test]
     rows = [_measured(record) for record in records]
-    searches.add_choices(rows, records)
+    _add_choices(rows, records)
     _name_versions(rows, records)
     rows += [_published(row) for study in studies for row in study.rows]
     table = _without_superseded(_typed(pd.DataFrame(rows, columns=list(COLUMNS)))).copy()
@@ -112,6 +114,43 @@ def _name_versions(rows: Sequence[dict[str, Any]], records: Sequence[Record]) ->
     for row, record in zip(rows, records):
         if record.run.model_hash != latest[record.run.model]:
             row["model"] += f"@{record.run.model_hash[:6]}"
+
+
+def _add_choices(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> None:
+    """Fill in `chosen` and `test_runs` of what each search for a learning rate chose, `candidates` of a test run."""
+    searches, rows_by_run = defaultdict(list), defaultdict(list)
+    for row, record in sorted(zip(rows, records), key=lambda pair: pair[1].started):
+        rows_by_run[row["machine"], row["run_id"], row["outcome"]].append(row)
+        if row["search"]:
+            searches[row["search"], record.run.seed].append((row, record))
+    for members in searches.values():
+        for winner, test_runs in _choices([record for _, record in members]):
+            for row, record in members:
+                if record.run.id == winner.id and record.outcome == COMPLETED:
+                    row.update(chosen=True, test_runs=test_runs)
+                    found = test_runs.split()[0].removeprefix(f"{search.FOUND}:")
+                    for tested in rows_by_run[row["machine"], found, COMPLETED]:
+                        tested.update(chosen=True, candidates=row["candidates"])
+
+
+def _choices(records: Sequence[Record]) -> list[tuple[Run, str]]:
+    """Return the chosen candidate at each global batch, where the search is over, and its trainings as NAME:ID."""
+    results = {record.run.id: record.result for record in records if record.result}
+    batches: dict[tuple[int, ...], dict[str, Run]] = defaultdict(dict)
+    for record in records:
+        candidate = dataclasses.replace(record.run, pause_after=None)
+        batch = candidate.global_batch, candidate.devices, candidate.batch_per_device
+        batches[batch].setdefault(candidate.id, candidate)
+    winners = []
+    for _, candidates in sorted(batches.items()):
+        ordered = sorted(candidates.values(), key=lambda run: run.learning_rate)
+        is_complete = ordered[0].search is not None and len(ordered) == len(ordered[0].search.candidates)
+        winners.append(search.chosen(ordered, lambda run: results.get(run.id)) if is_complete else None)
+    return [
+        (winner, " ".join(f"{name}:{run.id}" for name, run in search.trainings(winner, winners[0]).items()))
+        for winner in winners
+        if winner
+    ]
 
 
 def _without_superseded(table: pd.DataFrame) -> pd.DataFrame:

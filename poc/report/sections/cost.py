@@ -8,15 +8,12 @@ import pandas as pd
 
 from poc.records.row import MEASURED
 from poc.report import markdown
-from poc.report.page import Block, section
+from poc.report.markdown import Block, section
 from poc.report.results import Results, Subject, trainings
 
 
 def best(rows: pd.DataFrame, column: str) -> Any | None:
-    """Return the setting with the least `seconds_to_target` or `dollars_to_target`; None if none reached the target.
-
-    Without prices it is the fastest.
-    """
+    """Return the setting with the least time or cost to the target, without prices the fastest; None if none did."""
     rows = trainings(rows[~rows.emulated])
     reached = rows[rows.seconds_to_target.notna() & ~rows.contradicts.str.contains("seconds_per_epoch")]
     return reached.sort_values([column, "seconds_to_target"]).iloc[0] if len(reached) else None

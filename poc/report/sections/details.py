@@ -8,8 +8,7 @@ from poc.published import MAIN_RECIPE, Study
 from poc.records import timing
 from poc.records.record import BUSY_SHARE, COMPLETED, LAUNCH_BOUND_SHARE, SKIPPED, is_launch_bound
 from poc.report import markdown, repeats
-from poc.report.markdown import RATE
-from poc.report.page import Block, listing, section
+from poc.report.markdown import RATE, Block, listing, section
 from poc.report.results import SYNCHRONOUS, Results, preferred, trainings
 from poc.report.sections import scaling, search
 from poc.report.table import FLOPS_RULE
@@ -146,8 +145,7 @@ def studies(results: Results) -> list[Block]:
 
 def _study(results: Results, study: Study) -> list[Block]:
     title = study.title or study.name
-    linked = f"[{title}]({study.address})" if study.address else title
-    facts = [fact for fact in (linked, study.authors, study.year, study.about) if fact]
+    facts = [fact for fact in (markdown.link(title, study.address), study.authors, study.year, study.about) if fact]
     facts += [f"Contradiction in {row.printed}: {row.flag}" for row in study.rows if row.flag]
     rows = results.settings[results.settings.study == study.name]
     rows = rows.assign(own=[_own_rate(results, row) for row in markdown.records(rows)])

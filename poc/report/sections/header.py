@@ -6,7 +6,6 @@ import pandas as pd
 
 from poc.records.record import COMPLETED, DIVERGED, FAILED, SKIPPED
 from poc.records.row import MEASURED
-from poc.report import markdown
 from poc.report.results import Results
 
 _NOTHING_MEASURED = "Nothing has been measured yet: `./run_all.sh --quick` takes about five minutes."
@@ -29,9 +28,11 @@ def lines(results: Results) -> str:
     counts = {outcome: (outcomes == outcome).sum() for outcome in (COMPLETED, DIVERGED, FAILED)}
     counts[SKIPPED] = sum(results.skipped.values())
     listed = [f"{count} {outcome}" for outcome, count in counts.items() if count or outcome != DIVERGED]
+    days = sorted(ran.started.str[:10])
+    dates = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
     software = (
         f"**Measured with:** {_listed(ran.framework)}; {_listed(ran.dtype)}; data: {_listed(ran.dataset)}; "
-        f"{markdown.days(ran.started)}; commit {_listed(ran.commit.str[:7])}"
+        f"{dates}; commit {_listed(ran.commit.str[:7])}"
     )
     facts = [f"**Machine:** {name}{hardware}", software if len(ran) else _NOTHING_MEASURED]
     return "\n".join(f"- {fact}" for fact in [*facts, f"**Runs:** {', '.join(listed)}"])

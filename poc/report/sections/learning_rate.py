@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from poc.report import chart, markdown
-from poc.report.page import Block, figure, section
+from poc.report.markdown import Block, figure, section
 from poc.report.results import Results, Subject, same_length, trainings
 from poc.report.sections import search
 
@@ -73,15 +73,12 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         log2=True,
     )
     searched = search.found(results, subject)
-    recommendation = _recommendation(measured, _of_recipe(searched, rows), published, reference, subject)
-    title = "Learning rate and global batch"
-    search_blocks = search.blocks(results, subject, searched)
-    return section(title, about, markdown.table(lines), recommendation, drawn, *search_blocks, _tuned(results, subject))
-
-
-def _of_recipe(searched: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rates that searches found for the training recipe of the headline settings."""
-    return searched[searched.test_recipe.isin(rows.training_recipe)] if len(searched) else searched
+    same_recipe = searched[searched.test_recipe.isin(rows.training_recipe)] if len(searched) else searched
+    return section(
+        "Learning rate and global batch",
+        *(about, markdown.table(lines), _recommendation(measured, same_recipe, published, reference, subject), drawn),
+        *(*search.blocks(results, subject, searched), _tuned(results, subject)),
+    )
 
 
 def _recommendation(
@@ -116,7 +113,7 @@ def _sentence(texts: dict[float, str]) -> str:
 
 
 def _tuned(results: Results, subject: Subject) -> str:
-    """Return the table of tuned recipes: the most accurate at each global batch."""
+    """Return the most accurate tuned recipe at each global batch."""
     rows = results.of(subject)
     rows = same_length(trainings(rows[~rows.baseline]))
     validated = {*results.measured[results.measured.accuracy_on == "validation split"].training_recipe}

@@ -10,7 +10,7 @@ import pandas as pd
 from poc.records.record import COMPLETED, SKIPPED
 from poc.records.row import MEASURED
 from poc.report import markdown
-from poc.report.page import Block, section
+from poc.report.markdown import Block, section
 from poc.report.results import Results
 from poc.report.table import PAUSED, TRAINING
 
@@ -20,10 +20,7 @@ _MAX_REASONS = 5
 
 
 def blocks(results: Results, max_lines: int) -> list[Block]:
-    """Return the table of the last run's settings in at most `max_lines` lines of text, or with three settings.
-
-    The other settings are on the page of all settings.
-    """
+    """Return the table of the last run's settings in at most `max_lines` lines of text, or with three settings."""
     rows = settings(results)
     lines = [line(row) for row in rows[: max(_MIN_ROWS, max_lines - _HEADING_LINES)]]
     hidden = len(rows) - len(lines)
@@ -65,7 +62,6 @@ def every_setting(results: Results) -> list[Block]:
 
 
 def line(row: Any) -> dict[str, str]:
-    """Return a setting's cells."""
     is_synthetic = row.dataset == "synthetic"
     model = [markdown.model(row.model), *{row.dtype} - {"float32"}, *filter(None, [markdown.images(row)])]
     accuracy = "" if is_synthetic else markdown.accuracy(row)

@@ -10,7 +10,7 @@ import pandas as pd
 from poc.published import MAIN_BATCH
 from poc.records.row import MEASURED, WEAK
 from poc.report import chart, markdown, repeats
-from poc.report.page import Block, figure, section
+from poc.report.markdown import Block, figure, section
 from poc.report.results import Results, Subject, preferred
 from poc.report.table import BURST
 
@@ -24,13 +24,14 @@ def series(results: Results, rows: pd.DataFrame) -> list[pd.DataFrame]:
     `pairs`: repeats on the side with fewer. For each batch the length class that reaches most devices counts: bursts
     before whole trainings, quick runs last.
     """
+
+    def rank(curve: pd.DataFrame) -> tuple[Any, ...]:
+        return curve.quick[0], -curve.devices.max(), curve.length[0] != BURST
+
     every_series = []
     for _, same_batch in rows[~rows.emulated].groupby("batch_per_device"):
         candidates = [_series(results, group) for _, group in same_batch.groupby(["quick", "length"])]
-        candidates = [curve for curve in candidates if len(curve) > 1]
-        every_series += sorted(
-            candidates, key=lambda curve: (curve.quick[0], -curve.devices.max(), curve.length[0] != BURST)
-        )[:1]
+        every_series += sorted((curve for curve in candidates if len(curve) > 1), key=rank)[:1]
     return every_series
 
 

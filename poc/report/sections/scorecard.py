@@ -8,13 +8,12 @@ import pandas as pd
 
 from poc.records.row import MEASURED
 from poc.report import markdown
-from poc.report.page import Block, section
+from poc.report.markdown import Block, section
 from poc.report.results import Results, Subject, preferred
 from poc.report.sections import cost, learning_rate, scaling
 
 
 def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> list[Block]:
-    """Return the scorecard of a subject, whose lines are `card`."""
     caption = (
         "Medians of repeats. Published rows are single runs from 2017 as printed. Speed-up: samples/s on all devices "
         "over samples/s on one device, at a fixed batch per device; efficiency: speed-up / devices. Accuracy: test "

@@ -8,7 +8,7 @@ import pandas as pd
 
 from poc.records.record import COMPLETED
 from poc.report import chart, markdown
-from poc.report.page import Block, figure
+from poc.report.markdown import Block, figure
 from poc.report.results import Results, Subject
 from poc.report.table import TRAINING
 from poc.search import FOUND, LINEAR, SQUARE_ROOT
@@ -20,7 +20,7 @@ _CANDIDATE = ["seed", "lr", "training_recipe", "schedule"]
 
 def candidates(results: Results) -> pd.DataFrame:
     """Return one row per candidate of each search, where it got furthest."""
-    rows = results.runs[(results.runs.search != "")]
+    rows = results.runs[results.runs.search != ""]
     rows = rows.sort_values(["epochs", "started"], kind="stable", na_position="first")
     return rows.drop_duplicates(["search", *_BATCH, *_CANDIDATE], keep="last")
 
@@ -36,11 +36,11 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
     rows = candidates(results)
     rows = rows[(rows.machine == results.machine) & (rows.model == subject.model) & (rows.family == subject.dataset)]
     lines = []
-    for (search, *_), group in rows.groupby(["search", *_BATCH], sort=True):
+    for _, group in rows.groupby(["search", *_BATCH]):
         winners = group[group.chosen]
         if not len(winners):
             continue
-        line = {**winners.iloc[-1].to_dict(), "search": search, "n": len(winners)}
+        line = {**winners.iloc[-1], "n": len(winners)}
         # One that was trained: of an even number the lower of the two in the middle.
         line.update(lr=winners.lr.quantile(interpolation="lower"), lr_low=winners.lr.min(), lr_high=winners.lr.max())
         line["at_edge"] = winners.lr.isin([group.lr.min(), group.lr.max()]).any()
@@ -49,8 +49,7 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
         line["incomplete"] = (over.outcome != COMPLETED).sum()
         varied = [name for name in ("schedule", "training_recipe") if group[name].nunique() > 1]
         line["with"] = ", ".join(filter(None, (line[name] for name in varied)))
-        line.update(_tested(results, winners))
-        lines.append(line)
+        lines.append({**line, **_tested(results, winners)})
     return pd.DataFrame(lines)
 
 
@@ -91,17 +90,13 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
     runs = runs[runs.data_checksum.isin(winners.data_checksum)]
     runs = runs.sort_values("started", kind="stable").drop_duplicates("run_id", keep="last").set_index("run_id")
     ids = pd.DataFrame([dict(entry.split(":") for entry in text.split()) for text in winners.test_runs])
-    tested: dict[str, Any] = {"test_recipe": ""}
-    of_found = pd.Series(dtype=float)
-    for name in (FOUND, LINEAR, SQUARE_ROOT):
-        # By seed: a failed one has no row.
-        completed = runs.reindex(ids.get(name, []))
-        column, accuracies = name.replace("-", "_"), completed.accuracy.reset_index(drop=True)
-        of_found = accuracies if name == FOUND else of_found
-        values = {column: accuracies, f"{column}_lr": completed.lr, f"{column}_change": accuracies - of_found}
-        tested.update({key: each.dropna().median() for key, each in values.items()})
-        if name == FOUND and accuracies.notna().any():
-            tested["test_recipe"] = completed.training_recipe.dropna().iloc[0]
+    # By seed: a failed one has no row.
+    trained = {name: runs.reindex(ids.get(name, [])).reset_index() for name in (FOUND, LINEAR, SQUARE_ROOT)}
+    tested: dict[str, Any] = {"test_recipe": next(iter(trained[FOUND].training_recipe.dropna()), "")}
+    for name, completed in trained.items():
+        change = completed.accuracy - trained[FOUND].accuracy
+        medians = {"": completed.accuracy, "_lr": completed.lr, "_change": change}
+        tested.update({name.replace("-", "_") + end: values.dropna().median() for end, values in medians.items()})
     return tested
 
 
@@ -130,7 +125,7 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
     drawn = [
         block
         for number, search in enumerate(rates.search.unique())
-        for block in _figure(results, subject, search, number)
+        for block in _figure(results, subject, search, f"_{number + 1}" if number else "")
     ]
     return [about, markdown.table(markdown.lines(rates, *columns)), _remarks(results, subject, rates), *drawn]
 
@@ -145,11 +140,10 @@ def _rule(accuracy: float, change: float, rate: float) -> str:
 
 
 def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> str:
-    remarks = []
-    for row in markdown.records(rates[rates.at_edge]):
-        remarks.append(
-            f"At global batch {row.global_batch:,.0f} the best rate is at the edge of the searched interval: widen it."
-        )
+    remarks = [
+        f"At global batch {batch:,.0f} the best rate is at the edge of the searched interval: widen it."
+        for batch in rates.global_batch[rates.at_edge]
+    ]
     if failed := rates.incomplete.sum():
         remarks.append(f"{failed:,} candidates diverged, failed or did not fit in memory.")
     runs = results.runs[(results.runs.model == subject.model) & (results.runs.family == subject.dataset)]
@@ -163,8 +157,7 @@ def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> str:
     return " ".join(remarks)
 
 
-def _figure(results: Results, subject: Subject, search: str, number: int) -> list[Any]:
-    """Return the figure of one search: validation accuracy against learning rate, a line per global batch."""
+def _figure(results: Results, subject: Subject, search: str, suffix: str) -> list[Any]:
     rows = candidates(results)
     rows = rows[(rows.search == search) & (rows.outcome == COMPLETED)]
     best = rows.groupby(["global_batch", "lr", "seed"]).accuracy.max().groupby(["global_batch", "lr"]).mean()
@@ -172,7 +165,6 @@ def _figure(results: Results, subject: Subject, search: str, number: int) -> lis
         chart.Line(f"global batch {batch:,.0f}", points.droplevel(0).to_dict(), measured=True)
         for batch, points in best.groupby("global_batch")
     ]
-    suffix = f"_{number + 1}" if number else ""
     return figure(
         f"learning_rate_search_{subject.figure}{suffix}",
         f"Validation accuracy of {subject.label} against the learning rate, at the last epoch that each candidate of "

@@ -8,7 +8,7 @@ import pandas as pd
 
 from poc.published import MAIN_BATCH, MAIN_EPOCHS, MAIN_RECIPE
 from poc.report import markdown
-from poc.report.page import Block, section
+from poc.report.markdown import Block, section
 from poc.report.results import Results, Subject, preferred, same_length, trainings
 from poc.report.table import TRAINING
 
@@ -16,12 +16,16 @@ _MAX_SCHEDULES = 2
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
-    """Return the comparison of a subject."""
     published = results.published(subject)
     cpus = markdown.records(published[published.devices == 0].drop_duplicates("hardware"))
+    address = results.studies[0].address if results.studies else ""
+
+    def machine(row: Any) -> str:
+        return markdown.link(markdown.short_machine(row), address) if row.study else results.bold(row.machine)
+
     lines = markdown.lines(
         [*(row for _, group in results.machines(subject) for row in _shown(group)), *cpus],
-        ("machine", lambda row: _linked(results, row) if row.study else results.bold(row.machine)),
+        ("machine", machine),
         *("devices", "global batch", "lr", markdown.RATE, ("accuracy", _accuracy)),
         *(("s/epoch", "seconds_per_epoch"), ("$ per run", lambda row: markdown.dollars(row.dollars_per_run))),
     )
@@ -37,11 +41,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
 
 
 def _shown(rows: pd.DataFrame) -> list[Any]:
-    """Return settings on one and on all devices at the main study's batch.
-
-    Those are the most accurate training of each schedule of the learning rate; without trainings the setting that was
-    timed best.
-    """
+    """Return the most accurate training of each schedule, else the best timed setting, on one and on all devices."""
     rows = rows[~rows.emulated]
     shown: list[Any] = []
     for devices in sorted({1.0, rows.devices.max()} if len(rows) else ()):
@@ -58,11 +58,6 @@ def _shown(rows: pd.DataFrame) -> list[Any]:
 def _some(rows: pd.DataFrame, mask: pd.Series[bool]) -> pd.DataFrame:
     """Return the rows for which the mask is true, or all if it is true for none."""
     return rows[mask] if mask.any() else rows
-
-
-def _linked(results: Results, row: Any) -> str:
-    name, address = markdown.short_machine(row), results.studies[0].address
-    return f"[{name}]({address})" if address else name
 
 
 def _accuracy(row: Any) -> str:
