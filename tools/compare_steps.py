@@ -1,0 +1,162 @@
+"""Compare a training step on the CPU with that of another checkout, or of a bare loop, step by step.
+
+    .venv/bin/python -m tools.compare_steps FOLDER|bare [--framework pytorch] [--model NAME] [--batch N] [--rounds N]
+
+Each side has a process for the whole time, which does a step whenever it is its turn. So load from elsewhere, which
+changes from one minute to the next, hits both, unlike with `poc ab`, whose runs take a minute each. The bare loop is
+what the framework's tutorials show: its own SGD and its own cross-entropy, the batch already in memory as floats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HOME = Path(__file__).resolve().parents[1]
+WARM_UP = 3
+RATE, MOMENTUM, DECAY = 0.01, 0.9, 1e-4
+
+
+def session(framework: str, model: str, pixels: np.ndarray, labels: np.ndarray) -> Callable[[], None]:
+    """Return a function that does a step of the framework's session. `poc` is that of the current folder."""
+    from poc import frameworks
+    from poc.config import Recipe
+    from poc.config.datasets import synthetic
+    from poc.data import Batch
+    from poc.host.hardware import detect
+    from poc.plan import plan
+
+    data = synthetic("cifar", size=28)
+    recipe = Recipe(model=model, framework=framework, kind="cpu", data=data, batch_per_device=len(labels), lr=RATE)
+    opened, batch = frameworks.open_session(plan("", recipe, detect())[0].run), Batch(pixels, labels)
+
+    def step() -> None:
+        opened.step(batch, RATE)
+        opened.drain()
+
+    return step
+
+
+def bare_mxnet(model: str, pixels: np.ndarray, labels: np.ndarray) -> Callable[[], None]:
+    """Return a function that does a step as Gluon's tutorials write it."""
+    from poc.frameworks.mxnet import compatibility
+
+    compatibility.prepare()
+    import mxnet as mx
+    from mxnet import autograd, gluon
+
+    from poc.frameworks.mxnet.networks import can_fuse, registered
+
+    net = registered(model, 10, fused=can_fuse())
+    net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
+    net.hybridize(static_alloc=True, static_shape=True)
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    options = {"learning_rate": RATE, "momentum": MOMENTUM, "wd": DECAY}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options, kvstore=None)
+    images, classes = mx.nd.array(pixels.astype(np.float32) - 120), mx.nd.array(labels)
+
+    def step() -> None:
+        with autograd.record():
+            loss = loss_of(net(images), classes)
+        loss.backward()
+        trainer.step(len(labels))
+        mx.nd.waitall()
+
+    return step
+
+
+def bare_pytorch(model: str, pixels: np.ndarray, labels: np.ndarray) -> Callable[[], None]:
+    """Return a function that does a step as PyTorch's tutorials write it, channels-last."""
+    import torch
+
+    from poc.frameworks.pytorch.networks import registered
+
+    net = registered(model, 10, zero_branches=False, seed=0).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    images = (torch.from_numpy(pixels).float() - 120).contiguous(memory_format=torch.channels_last)
+    classes = torch.from_numpy(labels).long()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(images), classes).backward()
+        optimizer.step()
+
+    return step
+
+
+def work(side: str, framework: str, model: str, batch: int) -> None:
+    """Do a step for each line of standard input, and print its seconds."""
+    pixels = np.random.default_rng(0).integers(0, 256, (batch, 3, 28, 28), np.uint8)
+    labels = (np.arange(batch) % 10).astype(np.float32)
+    if side == "session":
+        step = session(framework, model, pixels, labels)
+    else:
+        step = {"mxnet": bare_mxnet, "pytorch": bare_pytorch}[framework](model, pixels, labels)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        step()
+        print(time.perf_counter() - start, flush=True)
+
+
+def seconds_of_a_step(worker: subprocess.Popen[str]) -> float:
+    """Let the worker do a step."""
+    assert worker.stdin
+    assert worker.stdout
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+    return float(worker.stdout.readline())
+
+
+def main() -> None:
+    """Print the median ratio of neighbouring steps, this checkout over the other side, with its 95% interval."""
+    parser = argparse.ArgumentParser(prog="python -m tools.compare_steps")
+    parser.add_argument("other", metavar="FOLDER|bare")
+    parser.add_argument("--framework", default="mxnet")
+    parser.add_argument("--model", default="cifar_resnet20_v2")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=150)
+    options = parser.parse_args()
+    threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "OMP_WAIT_POLICY": "PASSIVE"}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    other_side = (HOME, "bare") if options.other == "bare" else (Path(options.other).resolve(), "session")
+    workers = []
+    for folder, side in ((HOME, "session"), other_side):
+        words = [sys.executable, "-W", "ignore", __file__, "work", side]
+        words += [options.framework, options.model, str(options.batch)]
+        variables = {**os.environ, **threads, "PYTHONPATH": str(folder)}
+        workers.append(subprocess.Popen(words, cwd=folder, env=variables, **pipes))
+    times: list[list[float]] = [[], []]
+    for number in range(-WARM_UP, options.rounds):
+        # The one that goes first may find warmer caches, so the order alternates.
+        for index in (0, 1) if number % 2 else (1, 0):
+            seconds = seconds_of_a_step(workers[index])
+            if number >= 0:
+                times[index].append(seconds)
+    for worker in workers:
+        worker.kill()
+    ratios = [own / other for own, other in zip(*times)]
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
+    own, other = (1e3 * statistics.median(each) for each in times)
+    print(
+        f"{options.framework}, {options.model}, batch {options.batch}: {own:.1f} ms here, {other:.1f} ms there, ratio "
+        f"{statistics.median(ratios):.3f} (95% interval {medians[25]:.3f} to {medians[974]:.3f}, n = {len(ratios)})"
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["work"]:
+        side, framework, model, batch = sys.argv[2:]
+        work(side, framework, model, int(batch))
+    else:
+        main()
