@@ -12,7 +12,7 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,23 +94,20 @@ def left_out(known: Sequence[Pair]) -> dict[str, Intervals]:
     return {name: fit([pair for pair in known if pair.study != name]) for name in names}
 
 
-def _summary(name: str, chosen: Sequence[Pair], by_study: Mapping[str, Intervals]) -> list[str]:
-    inside = [low <= pair.ratio <= high for pair in chosen for low, high in [by_study[pair.study][pair.cell]]]
-    errors = [abs(1 / pair.ratio - 1) for pair in chosen]  # as shares of the actual throughput
-    return [name, f"{len(chosen)}", f"{statistics.fmean(inside):.1%}", f"{statistics.median(errors):.1%}"]
-
-
 def report(known: Sequence[Pair]) -> str:
     """Return a table of how well predictions and intervals hold for studies that they were not fitted to."""
     by_study = left_out(known)
-    rows = [_summary("all", known, by_study)]
-    for doublings, hosts_added in sorted({pair.cell for pair in known}):
-        name = f"{2**doublings} times the devices, {'between hosts' if hosts_added else 'inside a host'}"
-        rows.append(_summary(name, [pair for pair in known if pair.cell == (doublings, hosts_added)], by_study))
-    for study in by_study:
-        rows.append(_summary(study, [pair for pair in known if pair.study == study], by_study))
+    rows = []
+    for pair in sorted(known, key=lambda pair: pair.cell):
+        (doublings, hosts_added), (low, high) = pair.cell, by_study[pair.study][pair.cell]
+        cell = f"{2**doublings} times the devices, {'between hosts' if hosts_added else 'inside a host'}"
+        error = abs(1 / pair.ratio - 1)  # as a share of the actual throughput
+        rows.append({"study": pair.study, "cell": cell, "inside": low <= pair.ratio <= high, "error": error})
+    table = pd.DataFrame(rows)
+    groups = [("all", table), *table.groupby("cell", sort=False), *table.groupby("study")]
+    lines = [[name, len(each), f"{each.inside.mean():.1%}", f"{each.error.median():.1%}"] for name, each in groups]
     headers = ["each study left out in turn", "pairs", "inside the 90% interval", "median error"]
-    return tabulate(rows, headers=headers, disable_numparse=True)
+    return tabulate(lines, headers=headers, disable_numparse=True)
 
 
 def load() -> list[Pair]:

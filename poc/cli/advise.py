@@ -27,7 +27,7 @@ from poc.records.timing import throughput
 from poc.run.launcher import LocalLauncher, RunContext
 from poc.run.parent import execute
 from poc.run.progress import duration, result
-from poc.values import UserError, value
+from poc.values import UserError
 
 STEPS = 30
 """Optimizer steps of a short run, unless the user sets them."""
@@ -65,8 +65,7 @@ class Estimate(NamedTuple):
         return Estimate(amount / self.median, amount / self.high, amount / self.low)
 
 
-@value
-class Choice:
+class Choice(NamedTuple):
     """A number of devices, and the throughput, time and cost of the setting's epochs on them."""
 
     devices: int
@@ -97,9 +96,9 @@ def advise(options: Options) -> int:
     for record in records:
         print(f"Measured on {record.dataset} images: run {record.run.id}, {record.run}")
     listed = choices(setting, speeds, known_prices.of(name, machine.describe()))
-    rows = [{**vars(choice), "machines": f"{choice.machines:g}", "dollars": choice.dollars or ""} for choice in listed]
+    rows = [[*choice[:4], f"{choice.machines:g}", choice.dollars or ""] for choice in listed]
     headers = ["devices", "global batch", "samples/s (90% interval)", "hours", "machines", "dollars"]
-    print(tabulate([row.values() for row in rows], headers=headers, disable_numparse=True))
+    print(tabulate(rows, headers=headers, disable_numparse=True))
     print(f"\n{_NOTE.format(epochs=setting.epochs or EPOCHS)}")
     if not listed[0].dollars:
         print("The price of this machine is not known: set --price, or --machine to a name in prices.csv.")
@@ -199,14 +198,6 @@ def choices(setting: Setting, speeds: Mapping[int, Estimate], price: Price | Non
         speed = speeds.get(devices) or predict(speeds[measured], measured, devices, hosts_added=on_cpu)
         hours = speed.divide((setting.epochs or EPOCHS) * setting.data.train_images / 3600)
         machines = devices if on_cpu else devices / (priced_devices or devices)
-        listed.append(
-            Choice(
-                devices=devices,
-                global_batch=global_batch,
-                samples_per_second=speed,
-                hours=hours,
-                machines=machines,
-                dollars=hours.times(machines * price.dollars_per_hour) if price else None,
-            )
-        )
+        dollars = hours.times(machines * price.dollars_per_hour) if price else None
+        listed.append(Choice(devices, global_batch, speed, hours, machines, dollars))
     return listed
