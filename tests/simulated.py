@@ -395,13 +395,14 @@ def write_journal(name: str, content: str, results: Path) -> Path:
             for title, made in chosen.recipes().items()
         ]
         common = {"python": "3.11.7", "numpy": "1.26.4", "system": "Linux"}
+        software = {"environment": {}, "commit": "simulated"}
         place = RunContext(
             machine=trainer.machine,
             infrastructure=f"simulated {name}",
             source=None,
             cache=results / "cache",
             price_per_hour=MACHINES[name][4],
-            software={each: {"versions": {**common, **held}, "commit": "simulated"} for each, held in versions.items()},
+            software={each: {**software, "versions": {**common, **held}} for each, held in versions.items()},
         )
         sweep = Sweep(plans, results, place, detail=chosen.detail)
         with mock.patch.object(parent, "datetime", trainer.datetime):
