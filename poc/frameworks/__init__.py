@@ -229,11 +229,8 @@ def library_path(name: str) -> dict[str, str]:
     folders = list(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
     brought = [path for folder in _package_folders(name) for path in Path(folder).glob("nvidia/cudnn/lib/libcudnn*")]
     names, own = {path.name for path in brought}, {path.parent.resolve() for path in brought}
-    kept = [
-        folder
-        for folder in folders
-        if Path(folder).resolve() in own or not any((Path(folder) / library).exists() for library in names)
-    ]
+    copies = [folder for folder in folders if any((Path(folder) / library).exists() for library in names)]
+    kept = [folder for folder in folders if folder not in copies or Path(folder).resolve() in own]
     return {"LD_LIBRARY_PATH": os.pathsep.join(kept)} if kept != folders else {}
 
 

@@ -286,12 +286,10 @@ class Session(abc.ABC):
 
     def largest_parameter(self) -> float:
         """Return the largest absolute value of any trained parameter; not finite if one of them is not."""
-        maxima = [
-            np.abs(values).max(initial=0.0)
-            for name, values in self.state().items()
-            if name.startswith("parameter/") and "running_" not in name
-        ]
-        return float(np.max(maxima))  # unlike Python's max, NumPy's does not ignore nan
+        state = self.state()
+        trained = [name for name in state if name.startswith("parameter/") and "running_" not in name]
+        # Unlike Python's max, NumPy's does not ignore nan.
+        return float(np.max([np.abs(state[name]).max(initial=0.0) for name in trained]))
 
     def sync_is_correct(self) -> bool | None:
         """Check that `all_reduce_gradients` sums over all devices; overwrites the gradients. None if it need not."""

@@ -40,10 +40,7 @@ class FlatBuffer:
     def views(self, flat: Any) -> list[Any]:
         """Return views of a flat array, one per parameter in order, in their shapes."""
         starts = itertools.accumulate(map(_padded_size, self.parameters), initial=0)
-        return [
-            flat[start : start + _size(parameter)].reshape(parameter.shape)
-            for parameter, start in zip(self.parameters, starts)
-        ]
+        return [flat[start : start + _size(each)].reshape(each.shape) for each, start in zip(self.parameters, starts)]
 
     def stacks(self, flat: Any) -> Iterator[Any]:
         """Yield the parameters in a flat array, those of one shape stacked: (count, *shape)."""

@@ -137,12 +137,10 @@ class Airbench(nn.HybridBlock):
         self.whitening = _Whitening(24, 2, in_channels=3)
         self.whitening.weight.grad_req = "null"
         self.blocks = nn.HybridSequential(prefix="")
-        inputs = 24
+        inputs, options = 24, {"use_bias": False, "weight_initializer": _Identity()}
         for width in widths:
             for channels, pools in ((inputs, True), (width, False)):
-                self.blocks.add(
-                    nn.Conv2D(width, 3, 1, 1, use_bias=False, in_channels=channels, weight_initializer=_Identity())
-                )
+                self.blocks.add(nn.Conv2D(width, 3, 1, 1, in_channels=channels, **options))
                 if pools:
                     self.blocks.add(nn.MaxPool2D(2, 2))
                 self.blocks.add(_Shift(scale=False, epsilon=_NORM["epsilon"], momentum=0.6), nn.GELU())

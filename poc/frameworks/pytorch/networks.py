@@ -143,6 +143,8 @@ def torchvision_resnet(classes: int, name: str) -> nn.Module:
     return net
 
 
+# Without the auxiliary classifiers and their own, slow initialisation.
+_without_auxiliary = functools.partial(torchvision, aux_logits=False, init_weights=False)
 BUILDERS: dict[str, tuple[Callable[..., nn.Module], tuple[Any, ...]]] = {
     **{f"cifar_resnet{layers}_v2": (PreactivationResNet, (layers,)) for layers in CIFAR_RESNET_V2},
     "cifar_resnet20_v2_no_norm": (PreactivationResNet, (20, False)),
@@ -150,11 +152,7 @@ BUILDERS: dict[str, tuple[Callable[..., nn.Module], tuple[Any, ...]]] = {
     "cifar_airbench94_slim": (Airbench, (64, 128, 256)),
     "cifar_airbench95": (Airbench, (128, 384, 384)),
     **{name: (torchvision, (name,)) for name in ("alexnet", "vgg16", "vgg19", "densenet121")},
-    # Without the auxiliary classifiers and their own, slow initialisation.
-    **{
-        name: (functools.partial(torchvision, aux_logits=False, init_weights=False), (name,))
-        for name in ("googlenet", "inception_v3")
-    },
+    **{name: (_without_auxiliary, (name,)) for name in ("googlenet", "inception_v3")},
     **{f"resnet{layers}_v1": (torchvision_resnet, (f"resnet{layers}",)) for layers in (50, 101, 152)},
 }
 """Builders of the networks in `pytorch.NETWORKS`, and their arguments after the number of classes."""

@@ -118,11 +118,8 @@ def build(run: Run, parameters: Tensors, decays: Sequence[bool], *, capturable: 
     if isinstance(options, config.TorchOptimizer):
         return of_torch(options, groups, capturable)
     if isinstance(options, config.AdamW):
-        betas = options.beta1, options.beta2
-        names = ["step", "exp_avg", "exp_avg_sq"]
-        optimizer: Optimizer = torch.optim.AdamW(
-            groups, 0.0, betas, options.epsilon, foreach=True, capturable=capturable
-        )
+        names, betas = ["step", "exp_avg", "exp_avg_sq"], (options.beta1, options.beta2)
+        optimizer = torch.optim.AdamW(groups, 0.0, betas, options.epsilon, foreach=True, capturable=capturable)
     else:
         for group in groups:
             group["nesterov"] = isinstance(options, (config.Nesterov, config.Muon))
@@ -179,16 +176,12 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         previous = group.get("rate", 0.0)
         group["rate"] = rate * group.get("lr_scale", 1.0)
-        _set(group, "lr", group["rate"])
-        if "velocity_factor" in group:
-            _set(group, "velocity_factor", previous / rate if rate else 1.0)
-
-
-def _set(group: dict[str, Any], name: str, number: float) -> None:
-    if isinstance(group[name], torch.Tensor):
-        group[name].fill_(number)
-    else:
-        group[name] = number
+        numbers = {"lr": group["rate"], "velocity_factor": previous / rate if rate else 1.0}
+        for name in numbers.keys() & group.keys():
+            if isinstance(group[name], torch.Tensor):
+                group[name].fill_(numbers[name])
+            else:
+                group[name] = numbers[name]
 
 
 @torch.no_grad()

@@ -64,9 +64,8 @@ class TorchSession(Session):
         if isinstance(self._scale, np.ndarray):
             self._scale = torch.from_numpy(self._scale).to(self._device)
         self._trained = [parameter for parameter in self._net.parameters() if parameter.requires_grad]
-        self._batch_stats = [
-            buffer for name, buffer in self._net.named_buffers() if name.endswith(("running_mean", "running_var"))
-        ]
+        statistics = ("running_mean", "running_var")
+        self._batch_stats = [buffer for name, buffer in self._net.named_buffers() if name.endswith(statistics)]
         self._has_dropout = run.has_own_model or any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
         self.parameters = sum(parameter.numel() for parameter in self._trained)
         self._loss = torch.zeros((), device=self._device)
