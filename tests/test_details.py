@@ -24,7 +24,6 @@ def results_of(*records: Record, studies: Sequence[Study] = ()) -> Results:
 
 
 def blocks_of(results: Results, name: str) -> list[Block]:
-    """Return the blocks of a page."""
     return PAGES[name][1](results)
 
 

@@ -42,7 +42,6 @@ EMULATED = {"devices": 4, "emulated": True, "batch_per_device": 32, "gradient_no
 
 
 def row_of(record: Record, **prices: float) -> Any:
-    """Return the row that a record becomes."""
     (row,) = build(record, **prices).itertuples()
     return row
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
+
 from poc.published import MAIN_RECIPE, Study
 from poc.records import timing
 from poc.records.record import BUSY_SHARE, COMPLETED, LAUNCH_BOUND_SHARE, SKIPPED, is_launch_bound
@@ -140,15 +142,20 @@ def models(results: Results) -> list[Block]:
 
 def studies(results: Results) -> list[Block]:
     """Return the rows of each published study, with this machine's speed of the same setting."""
-    return [block for study in results.studies for block in _study(results, study)]
+    own = results.timed
+    own = own[(own.machine == results.machine) & (own.dtype == "float32") & own.kvstore.isin(SYNCHRONOUS)]
+    own = own[(own.straggler == 0) & ((own.devices > 1) | own.cores_per_worker.isna())]
+    own = own[own.family.isin([*markdown.STUDIED, "synthetic"])]
+    own = own[own.global_batch == own.batch_per_device * own.devices]  # without accumulation
+    return [block for study in results.studies for block in _study(results, study, own)]
 
 
-def _study(results: Results, study: Study) -> list[Block]:
+def _study(results: Results, study: Study, own: pd.DataFrame) -> list[Block]:
     title = study.title or study.name
     facts = [fact for fact in (markdown.link(title, study.address), study.authors, study.year, study.about) if fact]
     facts += [f"Contradiction in {row.printed}: {row.flag}" for row in study.rows if row.flag]
     rows = results.settings[results.settings.study == study.name]
-    rows = rows.assign(own=[_own_rate(results, row) for row in markdown.records(rows)])
+    rows = rows.assign(own=[_own_rate(own, row) for row in markdown.records(rows)])
     return listing(
         title.split(":")[0],
         "\n".join(f"- {fact}" for fact in facts),
@@ -164,14 +171,9 @@ def _batch(row: Any) -> str:
     return f"{batch} x {devices}" if row.devices != 0 else f"{markdown.count(row.global_batch)} on a CPU"
 
 
-def _own_rate(results: Results, row: Any) -> str:
-    """Return the samples/s of this machine with a published row's model, batch per device and number of devices."""
-    rows = results.timed
-    rows = rows[(rows.machine == results.machine) & (rows.dtype == "float32") & rows.kvstore.isin(SYNCHRONOUS)]
-    rows = rows[(rows.straggler == 0) & ((rows.devices > 1) | rows.cores_per_worker.isna())]
-    rows = rows[rows.family.isin([*markdown.STUDIED, "synthetic"])]
+def _own_rate(rows: pd.DataFrame, row: Any) -> str:
+    """Return the samples/s in `rows` with a published row's model, batch per device and number of devices."""
     rows = rows[(rows.model == row.model) & (rows.batch_per_device == row.batch_per_device)]
-    rows = rows[rows.global_batch == rows.batch_per_device * rows.devices]  # without accumulation
     same = preferred(
         rows[(rows.kind == "cpu") & (rows.devices == 1) if row.devices == 0 else rows.devices == row.devices]
     )
