@@ -61,6 +61,11 @@ def survives(fault: str, times: int = 1) -> Iterator[None]:
     _survived[fault] += times
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the long tests, so that none of them is left alone at the end."""
+    items.sort(key=lambda item: not {"slow", "faults"} & {mark.name for mark in item.iter_markers()})
+
+
 @contextlib.contextmanager
 def no_file_beyond(size: int) -> Iterator[None]:
     """Let no file of this process grow beyond `size` bytes, as on a full disk."""

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from poc.host import isolated
-from tests.launch import DEADLINE_SECONDS, HEEDFUL, HOME, eventually, held
+from tests.launch import DEADLINE_SECONDS, HEEDFUL, HOME, NO_PAGES, eventually, held
 
 PORT = 6379
 _INSIDE = ("--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -194,7 +194,7 @@ def cluster(folder: Path) -> Iterator[Nodes]:
 
 @contextlib.contextmanager
 def drive(
-    host: Host, recipe: Path, folder: Path, *words: object, **variables: str | None
+    host: Host, recipe: Path, folder: Path, *words: object, module: str = NO_PAGES, **variables: str | None
 ) -> Iterator[subprocess.Popen[str]]:
     """Start `poc run` on `host`, by default for its cluster, with results and checkpoints in `folder`.
 
@@ -205,7 +205,7 @@ def drive(
         options += ["--cluster", f"{host.address}:{PORT}"]
     python = [*HEEDFUL, sys.executable, "-W", "ignore", "-I", isolated.__file__]  # as run_all.sh starts it
     driver = subprocess.Popen(
-        host.command(*python, "poc", "run", recipe, *options, *words),
+        host.command(*python, module, "run", recipe, *options, *words),
         env=host.environment(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -219,9 +219,9 @@ def drive(
         driver.wait()
 
 
-def driven(host: Host, recipe: Path, folder: Path, *words: object, status: int = 0, **variables: str | None) -> str:
+def driven(host: Host, recipe: Path, folder: Path, *words: object, status: int = 0, **options: str | None) -> str:
     """Run `drive` to its end; return its output, and fail if its exit code is another one."""
-    with drive(host, recipe, folder, *words, **variables) as process:
+    with drive(host, recipe, folder, *words, **options) as process:
         output, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == status, output
     return output

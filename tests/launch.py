@@ -29,6 +29,7 @@ T = TypeVar("T")
 HOME = Path(__file__).resolve().parent.parent
 DEADLINE_SECONDS = 600.0
 HELD_AT = 45  # before this step a run of the reference framework waits for the fault that a test injects
+NO_PAGES = "tests.pageless_poc"  # is `poc`, but its runs write no pages, which takes seconds
 # Before a command: a process that was started in the background ignores some signals, and so would its children. Not
 # done by a preexec_fn, which hangs now and then if a framework has threads.
 HEEDFUL = ("env", "--default-signal=INT,HUP")
@@ -55,12 +56,14 @@ def eventually(look: Callable[[], T], unless: Callable[[], bool] = lambda: False
         time.sleep(0.005 + 5 * (time.thread_time() - began))
 
 
-def start(recipe: Path, folder: Path, *, command: str = "run", **options: Any) -> subprocess.Popen[str]:
-    """Start `poc run`, or another `command`, with results and checkpoints in `folder`.
+def start(
+    recipe: Path, folder: Path, *, command: str = "run", module: str = NO_PAGES, **options: Any
+) -> subprocess.Popen[str]:
+    """Start `poc run`, or another `command`, with results and checkpoints in `folder`; "poc" as `module` writes pages.
 
     `options` are those of Popen; `environment` adds variables to this process's own, or removes them by None.
     """
-    words = [*HEEDFUL, *options.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", "poc"]
+    words = [*HEEDFUL, *options.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", module]
     words += [command, str(recipe), "--results", str(folder / "results")]
     if command == "run":
         words += ["--machine", "here", "--verbose", "--checkpoints", str(folder / "checkpoints")]

@@ -79,7 +79,8 @@ def send_to_driver(host: Host, number: signal.Signals) -> None:
 def test_two_node_types_in_one_command_and_page(nodes: Nodes, second: Host, tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", lr=0.1, kind=["cpu", "gpu"], repeats=2)
     with nodes.another("other"):
-        output = driven(nodes.head, recipe, tmp_path, "--set", "lr=0.01,0.02", "--set", "kind=cpu", "--verbose")
+        options = ("--set", "lr=0.01,0.02", "--set", "kind=cpu", "--verbose")
+        output = driven(nodes.head, recipe, tmp_path, *options, module="poc")
     ids = {record.run_id for record in records_of(tmp_path, "pair")}
     assert all(run_id in output for run_id in ids)
     request = last_run.read(tmp_path / "results")

@@ -97,6 +97,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     monkeypatch.setenv("POC_FAULT", str(limit))
+    monkeypatch.setattr("poc.cli.run.write_report", lambda options, known_prices: None)
     data = Synthetic(train=640 if limit else 4, validation=160)
     recipe_file(folder / "mine.py", data=data, batch_per_device="largest", epochs=1, repeats=2)
     assert main(["plan", "mine.py", "--verbose"]) == 0
@@ -196,7 +197,7 @@ def test_a_user_without_a_name_or_a_home_to_write_in_sees_no_traceback(home: str
     # Root's capability to read, since Python may be in root's home, but not to write there.
     prefix = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--inh-caps=+dac_read_search"]
     prefix.append("--ambient-caps=+dac_read_search")
-    assert "Traceback" not in finish(recipe, tmp_path, prefix=prefix, environment=variables)
+    assert "Traceback" not in finish(recipe, tmp_path, prefix=prefix, environment=variables, module="poc")
     assert [record.outcome for record in records(tmp_path)] == ["completed"]
 
 

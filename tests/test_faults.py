@@ -70,7 +70,7 @@ def killed(process: subprocess.Popen[str], moment: Callable[[], bool]) -> bool:
 
 @survives("SIGKILL of everything at a random moment of a training", KILLS)
 def test_a_run_killed_at_any_moment_continues_and_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", epochs=40)
+    recipe = recipe_file(tmp_path / "mine.py", epochs=20)
     seed = int.from_bytes(os.urandom(4), "big")
     print(f"moments from seed {seed}")
     moments = random.Random(seed)
@@ -260,7 +260,7 @@ def test_only_cache_results_and_checkpoints_are_written(tmp_path: Path) -> None:
     environment = {variable: str(tmp_path / name) for variable, name in names.items()}
     unset = dict.fromkeys(("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR"))
     before, recipe = checkout(), recipe_file(tmp_path / "mine.py", epochs=1)
-    finish(recipe, tmp_path, environment={**environment, **unset})
+    finish(recipe, tmp_path, environment={**environment, **unset}, module="poc")
     assert [*(tmp_path / "home").iterdir(), *(tmp_path / "temporary").iterdir()] == []
     assert checkout() == before
     assert {path.name for path in tmp_path.iterdir()} == {"mine.py", "results", "checkpoints", *names.values()}

@@ -16,7 +16,7 @@ import pytest
 
 from poc.run.progress import label, result, varied
 from tests.builders import recipe_file, record_of
-from tests.launch import HOME
+from tests.launch import HOME, NO_PAGES
 
 RUN = dict(kind="gpu", devices=4, global_batch=512, learning_rate=0.2, epochs=12, steps=120)
 
@@ -57,7 +57,7 @@ def test_a_label_names_the_fields_that_differ() -> None:
 def test_a_terminal_shows_progress_and_then_only_the_result(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", lr=[0.01, 0.02])
     terminal, end = pty.openpty()
-    command = [sys.executable, "-m", "poc", "run", str(recipe), "--results", str(tmp_path / "results")]
+    command = [sys.executable, "-m", NO_PAGES, "run", str(recipe), "--results", str(tmp_path / "results")]
     environment = {**os.environ, "POC_CACHE": str(tmp_path), "PYTHONPATH": str(HOME), "COLUMNS": "100"}
     output = b""
     with subprocess.Popen(command, stdout=end, stderr=end, env=environment, cwd=tmp_path) as process:
