@@ -147,25 +147,25 @@ def _offered(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[tuple[s
     for name, build in wanted.items():
         if build.is_installed(frameworks.versions(name)):
             continue
-        found = builds.find_installed(name, builds.named_python(), machine)
-        if isinstance(found, Build):
-            yield name, found
-        elif found:
-            print(f"{name}: not the installed one: {found}", file=sys.stderr)
+        installed = builds.find_installed(name, builds.named_python(), machine)
+        if isinstance(installed, Build):
+            yield name, installed
+        elif installed:
+            print(f"{name}: not the installed one: {installed}", file=sys.stderr)
 
 
 def _without_downloads(wanted: Mapping[str, Build]) -> dict[str, Build]:
-    """Return those of the `wanted` builds that are there already; raises UserError if none is."""
-    there = {
+    """Return those of the `wanted` builds that are present already; raises UserError if none is."""
+    present = {
         name: build for name, build in wanted.items() if build.python or build.is_installed(frameworks.versions(name))
     }
-    absent = [name for name in wanted if name not in there]
-    if not there:
+    absent = [name for name in wanted if name not in present]
+    if not present:
         python = builds.named_python() or sys.executable
         raise UserError(f"--installed: {python} has no {' and no '.join(absent)} that fits; leave out --installed")
     if absent:
         print(f"{', '.join(absent)}: left out, since it is not installed", file=sys.stderr)
-    return there
+    return present
 
 
 def _builds(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[str]:

@@ -228,10 +228,10 @@ def library_path(name: str) -> dict[str, str]:
     """
     folders = list(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
     brought = [path for folder in _package_folders(name) for path in Path(folder).glob("nvidia/cudnn/lib/libcudnn*")]
-    names, own = {path.name for path in brought}, {path.parent.resolve() for path in brought}
+    names, brought_folders = {path.name for path in brought}, {path.parent.resolve() for path in brought}
     copies = [folder for folder in folders if any((Path(folder) / library).exists() for library in names)]
-    kept = [folder for folder in folders if folder not in copies or Path(folder).resolve() in own]
-    return {"LD_LIBRARY_PATH": os.pathsep.join(kept)} if kept != folders else {}
+    remaining = [folder for folder in folders if folder not in copies or Path(folder).resolve() in brought_folders]
+    return {"LD_LIBRARY_PATH": os.pathsep.join(remaining)} if remaining != folders else {}
 
 
 def available(name: str, machine: Hardware) -> list[Build]:
@@ -243,8 +243,8 @@ def available(name: str, machine: Hardware) -> list[Build]:
     version = current.get(published[0].package) if published else None
     candidates = [build for build in published if platform.machine() in build.processors]
     if version and not any(build.is_installed(current) for build in published):
-        found = builds.find_installed(name, interpreter(name), machine, version)
-        return [found, *candidates] if isinstance(found, Build) else candidates
+        installed = builds.find_installed(name, interpreter(name), machine, version)
+        return [installed, *candidates] if isinstance(installed, Build) else candidates
     return candidates
 
 

@@ -118,8 +118,12 @@ def _write(folder: Path, pages: Mapping[Path, Sequence[Block]]) -> None:
         write_atomically(path, "\n\n".join(paragraphs) + "\n")
     for file, figure in figures.items():
         write_atomically(file, chart.svg(figure.figure))
-    own = {*(folder / "figures").glob("*.svg"), *folder.glob("model_*.md"), *(folder / f"{name}.md" for name in PAGES)}
-    for file in own - {*pages, *figures}:
+    former = {
+        *(folder / "figures").glob("*.svg"),
+        *folder.glob("model_*.md"),
+        *(folder / f"{name}.md" for name in PAGES),
+    }
+    for file in former - {*pages, *figures}:
         file.unlink(missing_ok=True)
 
 

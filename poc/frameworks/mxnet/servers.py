@@ -37,8 +37,8 @@ def parameter_servers(run: Run, cores: int, hosts: Sequence[str], common: Mappin
     helpers: dict[str, subprocess.Popen[str]] = {}
     try:
         for name in ("scheduler", *(f"server {number}" for number in range(servers))):
-            own = {"DMLC_ROLE": name.split()[0], "DMLC_NODE_HOST": hosts[0], "OMP_NUM_THREADS": "1"}
-            helpers[name] = processes.start(_THIS_MODULE, {**common, **own})
+            role = {"DMLC_ROLE": name.split()[0], "DMLC_NODE_HOST": hosts[0], "OMP_NUM_THREADS": "1"}
+            helpers[name] = processes.start(_THIS_MODULE, {**common, **role})
         common = {**common, "DMLC_ROLE": "worker"}
         environments = worker_environments(run, cores, hosts, common, {"DMLC_NODE_HOST": "host"})
         yield Cluster(environments=environments, helpers=helpers)

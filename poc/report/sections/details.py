@@ -142,20 +142,20 @@ def models(results: Results) -> list[Block]:
 
 def studies(results: Results) -> list[Block]:
     """Return the rows of each published study, with this machine's speed of the same setting."""
-    own = results.timed
-    own = own[(own.machine == results.machine) & (own.dtype == "float32") & own.kvstore.isin(SYNCHRONOUS)]
-    own = own[(own.straggler == 0) & ((own.devices > 1) | own.cores_per_worker.isna())]
-    own = own[own.family.isin([*markdown.STUDIED, "synthetic"])]
-    own = own[own.global_batch == own.batch_per_device * own.devices]  # without accumulation
-    return [block for study in results.studies for block in _study(results, study, own)]
+    timed = results.timed
+    timed = timed[(timed.machine == results.machine) & (timed.dtype == "float32") & timed.kvstore.isin(SYNCHRONOUS)]
+    timed = timed[(timed.straggler == 0) & ((timed.devices > 1) | timed.cores_per_worker.isna())]
+    timed = timed[timed.family.isin([*markdown.STUDIED, "synthetic"])]
+    timed = timed[timed.global_batch == timed.batch_per_device * timed.devices]  # without accumulation
+    return [block for study in results.studies for block in _study(results, study, timed)]
 
 
-def _study(results: Results, study: Study, own: pd.DataFrame) -> list[Block]:
+def _study(results: Results, study: Study, timed: pd.DataFrame) -> list[Block]:
     title = study.title or study.name
     facts = [fact for fact in (markdown.link(title, study.address), study.authors, study.year, study.about) if fact]
     facts += [f"Contradiction in {row.printed}: {row.flag}" for row in study.rows if row.flag]
     rows = results.settings[results.settings.study == study.name]
-    rows = rows.assign(own=[_own_rate(own, row) for row in markdown.records(rows)])
+    rows = rows.assign(own=[_own_rate(timed, row) for row in markdown.records(rows)])
     return listing(
         title.split(":")[0],
         "\n".join(f"- {fact}" for fact in facts),

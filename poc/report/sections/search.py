@@ -62,25 +62,27 @@ def against_grid(results: Results) -> pd.DataFrame:
     `most_loss` are the median and the maximum of what the grid's best is more accurate, `spent` and `grid` the epochs.
     """
     rows = candidates(results)
-    whole = results.runs[(results.runs.length == TRAINING) & (results.runs.accuracy_on != "test set")]
+    full_length = results.runs[(results.runs.length == TRAINING) & (results.runs.accuracy_on != "test set")]
     lines = []
     for _, group in rows.groupby(["machine", "search", *_BATCH], sort=False):
         seeds = []
         for winner in group[group.chosen].to_dict("records"):
-            own = group[group.seed == winner["seed"]]
-            grid = whole[(whole[_CONDITIONS] == pd.Series(winner)[_CONDITIONS]).all(axis=1)]
+            of_seed = group[group.seed == winner["seed"]]
+            grid = full_length[(full_length[_CONDITIONS] == pd.Series(winner)[_CONDITIONS]).all(axis=1)]
             grid = grid[(grid.epochs == winner["epochs"]) | (grid.outcome != COMPLETED)]
-            grid = grid.merge(own[_CANDIDATE]).drop_duplicates(_CANDIDATE, keep="last")
+            grid = grid.merge(of_seed[_CANDIDATE]).drop_duplicates(_CANDIDATE, keep="last")
             if len(grid) == winner["candidates"]:
                 best = grid.loc[grid.accuracy.idxmax()]
                 factor = max(winner["lr"] / best.lr, best.lr / winner["lr"])
-                epochs = own.epochs.sum(), len(grid) * winner["epochs"]
+                epochs = of_seed.epochs.sum(), len(grid) * winner["epochs"]
                 seeds.append((winner["lr"], best.lr, factor, best.accuracy - winner["accuracy"], *epochs))
         if seeds:
-            found = pd.DataFrame(seeds, columns=["lr", "best_lr", "factor", "loss", "spent", "grid"])
-            line = {**group.iloc[-1].to_dict(), **found.median().to_dict(), "n": len(found)}
-            line.update(factor=found.factor.max(), near=(found.factor < 2.05).sum(), most_loss=found.loss.max())
-            lines.append({**line, "spent": found.spent.sum(), "grid": found.grid.sum()})
+            outcomes = pd.DataFrame(seeds, columns=["lr", "best_lr", "factor", "loss", "spent", "grid"])
+            line = {**group.iloc[-1].to_dict(), **outcomes.median().to_dict(), "n": len(outcomes)}
+            line.update(
+                factor=outcomes.factor.max(), near=(outcomes.factor < 2.05).sum(), most_loss=outcomes.loss.max()
+            )
+            lines.append({**line, "spent": outcomes.spent.sum(), "grid": outcomes.grid.sum()})
     return pd.DataFrame(lines)
 
 
