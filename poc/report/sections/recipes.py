@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,20 @@ _MAX_REASONS = 5
 
 
 def blocks(results: Results, max_lines: int) -> list[Block]:
-    """Return the table of the last run's settings in at most `max_lines` lines of text, or with three settings."""
-    rows = settings(results)
-    lines = [line(row) for row in rows[: max(_MIN_ROWS, max_lines - _HEADING_LINES)]]
+    """Return the table of the last run's settings in at most `max_lines` lines of text, or with three settings.
+
+    If that is too little for all of them, each recipe gets the same number of lines.
+    """
+    rows, most = settings(results), max(_MIN_ROWS, max_lines - _HEADING_LINES)
+    shown, counts = rows, Counter[str]()
+    if len(rows) > most:
+        share = max(1, most // len({row.recipe for row in rows}))
+        shown = []
+        for row in rows:
+            counts[row.recipe] += 1
+            if counts[row.recipe] <= share and len(shown) < most:
+                shown.append(row)
+    lines = [line(row) for row in shown]
     hidden = len(rows) - len(lines)
     about = 'Settings of the last run on this machine, the latest first. "batch" is per device.'
     link = [f"{hidden} more settings are in the page of all settings."] if hidden else []
@@ -32,13 +44,15 @@ def blocks(results: Results, max_lines: int) -> list[Block]:
 def settings(results: Results, machine: str | None = None) -> list[Any]:
     """Return one row per setting that ran on a machine, also of failed ones; by default those of the last run.
 
+    Candidates of searches are left out: they have a table of their own.
+
     Recipes that were given by path come first, quick runs last, then the latest first.
     """
     table = results.table
     rows = table[(table.origin == MEASURED) & (table.machine == (machine or results.machine))]
     if machine is None and results.last_run and results.last_run.runs:
         rows = rows[rows.run_id.isin(results.last_run.runs)]
-    rows = rows[(rows.outcome != SKIPPED) & (rows.length != PAUSED)]
+    rows = rows[(rows.outcome != SKIPPED) & (rows.length != PAUSED) & (rows.search == "")]
     failed = rows[rows.outcome != COMPLETED].sort_values("started").drop_duplicates("setting", keep="last")
     completed = results.settings[results.settings.setting.isin(rows.setting)]
     failed = failed[~failed.setting.isin(completed.setting)].assign(n=0, seeds=1)
