@@ -55,8 +55,8 @@ def test_the_breakdown_says_which_gpus_wait_for_the_host() -> None:
 def test_each_precision_and_batch_size_has_its_speed_on_one_device() -> None:
     records = [on_gpus(1000), on_gpus(2000, run={"dtype": "float16"}), on_gpus(1200, batch=256), on_gpus(3000, 4)]
     lines = only_table(results_of(*records), "models", "One device")
-    rates = {(line["framework"], line["batch per device"]): line[markdown.RATE] for line in lines}
-    mxnet = lines[0]["framework"].split(",")[0]
+    rates = {(line["model, framework"], line["batch per device"]): line[markdown.RATE] for line in lines}
+    mxnet = lines[0]["model, framework"]
     assert rates == {(mxnet, "128"): "1,000", (f"{mxnet}, float16", "128"): "2,000", (mxnet, "256"): "1,200"}
 
 
