@@ -45,6 +45,26 @@ def load(folder: Path | None) -> data.Dataset:
     return data.load(SPEC, source=folder, cache=Path("unused"))
 
 
+def test_training_images_are_crops_of_the_resized_ones_with_their_labels(folder: Path) -> None:
+    dataset = load(folder)
+    assert (dataset.name, len(dataset.train), len(dataset.validation)) == ("imagenet", 10, 5)
+
+    def first(**share: int) -> Any:
+        return next(data.training_batches(dataset, SPEC, global_batch=10, seed=0, steps=1, **share))
+
+    batch = first()
+    shares = [first(worker=worker, workers=2).images for worker in range(2)]
+    assert np.array_equal(np.concatenate(shares), batch.images)
+    assert batch.images.shape == (10, 3, 224, 224)
+    assert batch.images.dtype == np.uint8
+    numbers = (batch.labels / 100).astype(int)
+    assert sorted(numbers) == list(range(10))
+    # Red first, and of the picture that the label names.
+    reds = batch.images[:, 0].mean(axis=(1, 2))
+    assert np.all(np.abs(reds - (20 * numbers + 15)) < 8)
+    assert np.all(batch.images[:, 1].std(axis=(1, 2)) > 20)
+
+
 def test_crop_and_mirror_are_those_drawn_for_the_epoch(folder: Path) -> None:
     train, mirrored = load(folder).train, 0
     for epoch in range(8):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ def timed(*epoch_seconds: float, minute: int = 0, **changes: Any) -> list[Record
 
 
 def summary_of(*records: Record) -> Any:
+    """Return the only row that these records are summarized to."""
     (row,) = repeats.summarize(build(*records)).itertuples()
     return row
 
@@ -179,6 +181,7 @@ def test_a_series_never_mixes() -> None:
 
 @pytest.fixture(scope="module")
 def published() -> pd.DataFrame:
+    """Return the table of all published rows."""
     return build(studies=load())
 
 
@@ -189,3 +192,25 @@ def test_speedups_of_the_theano_study_with_the_time_that_workers_wait_and_withou
     (alexnet,) = theano[theano.printed == "AlexNet_128b, t_8GPU"].itertuples()
     assert alexnet.speedup_throughput == pytest.approx(20.50 / (2.63 + 0.61 + 3.03))
     assert alexnet.speedup_without_sync == pytest.approx(20.50 / (2.63 + 0.61))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "printed", "speedup"),
+    [
+        ("K80", "128x8=1024 (lr=0.4) | 6800 (8-80%)", 6800 / 1100),
+        ("K80", "256x8=2048 (lr=0.4) | 9400 (8-90%)", 9400 / 1300),
+        ("P100", "128x8=1024 (lr=0.4) | 11000 (8-40%)", 11000 / 2900),
+        ("K80", "512x8 (lr=3.2)", 11000 / 1400),
+        ("K80", "64x8 (lr=0.4)", None),  # its 64x1 has no throughput
+        ("P100", "256x8=2048 (lr=0.4) | 17000 (67%)", None),  # its 256x1 contradicts itself
+    ],
+)
+def test_speedups_of_the_main_study(
+    published: pd.DataFrame, hardware: str, printed: str, speedup: float | None
+) -> None:
+    rows = published[(published.model == "cifar_resnet50_v2") & published.hardware.str.contains(hardware)]
+    (row,) = rows[rows.printed == printed].itertuples()
+    assert row.speedup_throughput == pytest.approx(math.nan if speedup is None else speedup, nan_ok=True)
+    # Of the two rows on one GPU with 512 per device, the one whose learning rate grows to this one's counts.
+    (same,) = rows[rows.printed == "512x1 (lr=0.4)"].itertuples() if hardware == "K80" else [None]
+    assert same is None or same.samples_per_second == 1400
