@@ -14,14 +14,14 @@ import pytest
 
 from poc import SGD, Recipe, Synthetic, frameworks
 from poc.config import networks
-from poc.config.networks import Cost
+from poc.config.networks import NETWORKS, Cost
 from poc.config.run import Run
 from poc.frameworks import own_models
 from poc.plan import Planned, plan
 from poc.publish import _scrubbed
 from poc.records.record import COMPLETED
 from poc.values import UserError
-from tests.builders import MACHINE, TWO_WORKERS, executed, record_of, run_of
+from tests.builders import MACHINE, TWO_WORKERS, course, end_of, executed, record_of, run_of
 from tests.conftest import give_memory_back
 from tests.framework_worker import batches, distance, parameters, planned, trained, workers
 
@@ -306,11 +306,15 @@ def test_a_run_in_its_own_process_trains_and_evaluates(
     framework: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    record = executed(tmp_path, framework=framework, model=MODEL[framework], epochs=2)
-    assert (record.outcome, record.reason) == (COMPLETED, "")
-    assert len(record.evaluations) == 2
-    assert record.parameters == PARAMETERS
-    assert record.speeds["multiply_adds"] == MULTIPLY_ADDS
+    fields = {"framework": framework, "model": MODEL[framework], "epochs": 2}
+    records = [executed(tmp_path / name, **fields) for name in "ab"]
+    assert [record.outcome for record in records] == [COMPLETED] * 2, records[0].reason
+    assert course(records[0]) == course(records[1])
+    assert len(records[0].evaluations) == 2
+    assert records[0].parameters == PARAMETERS
+    ends = [end_of(tmp_path / name, record.run) for name, record in zip("ab", records)]
+    assert all((ends[0][name] == ends[1][name]).all() for name in ends[0])
+    assert records[0].speeds["multiply_adds"] == MULTIPLY_ADDS
 
 
 ZOO_MODELS = {
@@ -382,3 +386,8 @@ def test_a_typo_in_a_zoo_s_name_gets_the_nearest_name(model: str, nearest: str) 
 def test_without_timm_the_message_says_how_to_install_it() -> None:
     with pytest.raises(UserError, match=r"timm is not installed: .* -r .*requirements/timm\.txt"):
         plans("timm:resnet18", Path())
+
+
+def test_all_registered_models_have_their_normalisation_of_before() -> None:
+    for network in NETWORKS.values():
+        assert network.normalisation(None, None) == (networks.MEAN, 1.0 if network.normalises_input else 1 / 58.0)
