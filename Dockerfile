@@ -1,6 +1,7 @@
 # MXNet for CPUs; /results of the container gets the page and the records, /data may have CIFAR-10:
 #     docker build -t poc .
 #     docker run --rm -v "$PWD/results:/results" -v ~/cifar:/data -e POC_DATA=/data poc run --quick --results /results
+# Checkpoints and downloads outlive the container with -v ~/.cache/poc-mxnet:/cache -e POC_CACHE=/cache.
 # For GPUs, where the host has a driver and the NVIDIA Container Toolkit. CUDA's libraries are in the packages, so that the
 # base may have them or not (BASE=nvidia/cuda:11.8.0-base-ubuntu22.04):
 #     docker build -t poc-cuda --build-arg REQUIREMENTS=requirements.txt .

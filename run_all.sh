@@ -8,20 +8,20 @@ usage() {
     cat <<'USAGE'
 usage: ./run_all.sh [RECIPE ...] [OPTION ...]
 
-Runs recipes and writes results.md. First it says what will run, how long that takes and what it costs. The most telling
-runs come first; the same command goes on with what is left.
+Runs recipes and writes results.md. First it prints what will run, how long that takes and what it costs. Runs that answer
+the main questions start first. If the command is stopped, the same command continues.
 
 Which runs
   RECIPE            a name in recipes/, recipes/studies/ or recipes/research/, or a Python file (default: those in recipes/)
   --all             those in recipes/studies/ and recipes/research/, too
   --set FIELD=VALUE[,VALUE]   set a field of the recipes: --set batch_per_device=256,512 --set lr=0.1
-  --quick           a first look: about 5 minutes on two CPU cores
-  --cpu             CPU runs, too, on a machine with GPUs
-  --only ID         only runs whose id starts so (poc plan --verbose lists them)
-  --again           repeat runs that the journal holds already
+  --quick           a first page: each run cut short, 1 to 2 minutes
+  --cpu             on a machine with GPUs, also do the CPU runs
+  --only ID         only runs whose id starts with ID (poc plan --verbose lists the ids)
+  --again           repeat runs that are already in the journal
 
 This machine
-  --machine NAME    what results call it; an instance type such as p3.16xlarge has a price
+  --machine NAME    its name in the results; prices of instance types such as p3.16xlarge are known
   --price DOLLARS   its price per hour
   --data DIR        where CIFAR-10 is (default: $POC_DATA, then the cache, then a download)
   --cluster ADDRESS run on every machine of a Ray cluster (docs/hosts.md)
@@ -29,21 +29,21 @@ This machine
   --installed       download nothing: use the packages of the Python that PYTHON names
 
 How long
-  --hours H         end by then, with what there is
-  --dollars D       the same, when so much is spent
-  --patience SECONDS   end a run that makes no step for so long
-  --checkpoints DIR keep checkpoints here
+  --hours H         stop after H hours
+  --dollars D       stop when D dollars are spent at the machine's price
+  --patience SECONDS   end a run that completes no step for this long (default: 300)
+  --checkpoints DIR keep checkpoints in DIR (default: in the cache, deleted when a run has ended)
 
 Results
   --results DIR     where the journal, the figures and results.md go (default: results/, with results.md beside it)
-  --target ACCURACY the accuracy for the time and cost to reach it (default: 0.75)
-  --with FOLDER     show the measurements in this folder, too, e.g. reference/
+  --target ACCURACY the accuracy of "time to accuracy" and "cost to accuracy" (default: 0.75)
+  --with FOLDER     also show the results in FOLDER, e.g. reference/
   --study FILE      a published study of your own, a CSV like those in poc/published/
-  --detail          measure what of a step is computation and communication, too
+  --detail          also measure computation and communication within a step
   --trace N         trace N steps after each run, for https://ui.perfetto.dev
-  --verbose         say each run's id, settings and expected time, too
+  --verbose         also print each run's id, settings and expected time
 
-`.venv/bin/poc --help`, or `.venv/bin/python -m poc --help`, lists the other commands: doctor, plan, report, publish, ...
+`.venv/bin/python -m poc --help`, started in the checkout, lists the other commands: doctor, plan, report, publish, ...
 The first start makes .venv, with Python 3.10 to 3.12 (PYTHON=/path/to/python chooses one).
 USAGE
 }

@@ -98,7 +98,7 @@ def publish(
     date = max(record.started for record in chosen)[:10]
     target = output / f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-.')[:60] or 'machine'}_{date}"
     if target.exists() and not (target / MARK).is_file():
-        raise UserError(f"publish: {target} is there and was not made by publish; move it, or give another --output")
+        raise UserError(f"publish: {target} exists and was not made by publish; move it, or give another --output")
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=f".{target.name}.") as scratch:
         unfinished = Path(scratch) / target.name

@@ -1,8 +1,8 @@
 """Which learning rate keeps the accuracy at a larger global batch: ResNet-50 on CIFAR-10 at 256 to 4,096.
 
 At each global batch the linear rule and its neighbours. Where the machine has fewer GPUs than a row asks for, one GPU
-emulates them: the accuracy is that of real devices, the speed is not. On a CPU: `--set kind=cpu` (50 minutes per run on
-two cores).
+emulates them: the accuracy is that of real devices, the speed is not. On a CPU: `--set kind=cpu` (10 runs of 50
+to 70 minutes on two cores).
     ./run_all.sh learning_rate
 """
 

@@ -67,7 +67,7 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     assert main([*arguments, "--verbose"]) == 0
     progress = capfd.readouterr().err
     # The same run of another recipe shares its repeats.
-    assert len(re.findall(r"yours [12]/3 .*: in the journal already", progress)) == 2
+    assert len(re.findall(r"yours [12]/3 .*: already in the journal", progress)) == 2
     records = journal.read(journal.paths(folder / "out"))
     assert all(record.run_id in progress for record in records)
     assert [record.outcome for record in records] == ["completed", "skipped", "completed", "completed"]
@@ -81,7 +81,7 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     assert (last.recipes, last.machine, last.quick) == (("mine.py", "yours.py"), "A machine", False)
     assert (last.runs, list(last.skipped.values())) == ((records[0].run_id,), [1])
     assert main([*arguments, "--verbose"]) == 0
-    assert capfd.readouterr().err.count("in the journal already") == 5
+    assert capfd.readouterr().err.count("already in the journal") == 5
     assert journal.read(journal.paths(folder / "out")) == records
     assert (folder / "out" / "results.md").read_text() == page
     # Another machine has a journal of its own.

@@ -186,7 +186,7 @@ def test_such_an_outcome_does_not_end_the_sweep_and_is_not_repeated(
     if outcome == DIVERGED:
         assert first.windows[-1].loss is None
         assert len(first.windows) < len(second.windows)
-    assert finish(recipe, tmp_path, prefix=prefix).count("in the journal already") == 3
+    assert finish(recipe, tmp_path, prefix=prefix).count("already in the journal") == 3
 
 
 @survives("a kill for memory")
@@ -199,7 +199,7 @@ def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory(tmp_path: Path)
         first, second = records(tmp_path)
         assert (first.outcome, second.outcome) == (OUT_OF_MEMORY, COMPLETED)
         assert "memory ran out" in first.reason
-        assert finish(recipe, tmp_path, prefix=inside).count("in the journal already") == 2
+        assert finish(recipe, tmp_path, prefix=inside).count("already in the journal") == 2
 
 
 @survives("a loss that explodes")

@@ -436,7 +436,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit_and_a_moved_folder_is_the_same_da
     (resumed,) = records(tmp_path)
     assert (resumed.outcome, course(resumed)) == (COMPLETED, course(expected))
     assert [noted.step for noted in resumed.resumed] == [40]
-    assert "in the journal already" in finish(moved / "mine.py", tmp_path)
+    assert "already in the journal" in finish(moved / "mine.py", tmp_path)
     target, _ = publish(tmp_path / "results", tmp_path / "published", lambda records, folder: None)
     (shared,) = journal.read(journal.paths(target))
     assert (shared.run.id, shared.run.data.path) == (resumed.run.id, "")

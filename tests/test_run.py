@@ -191,7 +191,7 @@ def test_a_run_continues_only_on_its_own_images(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in checkpoints} == checkpoints
     for path, is_done in ((first, False), (second, True), (first, True)):
         output = finish(recipe, tmp_path, environment={"POC_DATA": str(path)})
-        assert ("in the journal already" in output) == is_done
+        assert ("already in the journal" in output) == is_done
     of_second, of_first = records(tmp_path)
     for record, expected in zip((of_first, of_second), undisturbed):
         assert (record.outcome, record.data_id, course(record)) == (COMPLETED, expected.data_id, course(expected))

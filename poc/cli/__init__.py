@@ -109,8 +109,8 @@ def _groups() -> dict[str, _Parser]:
     add("--all", help="those in recipes/studies/ and recipes/research/, too", **_FLAG)
     add("--set", dest="settings", metavar="FIELD=VALUE[,VALUE]", help="set a field of the recipes", **_LIST)
     add("--quick", help="a first look: each run cut short, and marked as quick", **_FLAG)
-    add("--cpu", help="CPU runs, too, on a machine with GPUs", **_FLAG)
-    add("--only", metavar="ID", help="only runs whose id starts so (see plan --verbose)", **_LIST)
+    add("--cpu", help="on a machine with GPUs, also do the CPU runs", **_FLAG)
+    add("--only", metavar="ID", help="only runs whose id starts with ID (see plan --verbose)", **_LIST)
     return groups
 
 
@@ -141,16 +141,16 @@ def _add_run_commands(command: _Command) -> None:
 
     about = "run the recipes, add the results to the journal, write results.md"
     add = command(run.run, about, "recipes", "machine", "data", "results", "others", "studies")
-    add("--hours", type=_positive, metavar="H", help="end by then; the same command goes on with what is left")
-    add("--dollars", type=_positive, metavar="D", help="the same, when so much is spent at the machine's price")
-    add("--again", help="repeat runs that the journal holds already", **_FLAG)
-    add("--detail", help="afterwards, measure what of a step is computation and communication", **_FLAG)
+    add("--hours", type=_positive, metavar="H", help="stop after H hours; the same command continues")
+    add("--dollars", type=_positive, metavar="D", help="stop when D dollars are spent at the machine's price")
+    add("--again", help="repeat runs that are already in the journal", **_FLAG)
+    add("--detail", help="after each run, measure computation and communication within a step", **_FLAG)
     steps = _number(Annotated[Count, Le(1000)])
-    add("--trace", type=steps, metavar="N", help="afterwards, trace N steps, for https://ui.perfetto.dev")
-    add("--checkpoints", type=_path, metavar="DIR", help="keep checkpoints here (default: in the cache, until the end)")
-    add("--patience", type=_positive, default=300.0, metavar="S", help="end a run that makes no step for S seconds")
+    add("--trace", type=steps, metavar="N", help="after each run, trace N steps, for https://ui.perfetto.dev")
+    add("--checkpoints", type=_path, metavar="DIR", help="keep checkpoints in DIR (default: the cache, until the end)")
+    add("--patience", type=_positive, default=300.0, metavar="S", help="end a run that completes no step for S seconds")
     add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")
-    add("--verbose", help="say each run's id, settings and expected time, too", **_FLAG)
+    add("--verbose", help="also print each run's id, settings and expected time", **_FLAG)
 
 
 def _add_other_commands(command: _Command) -> None:
@@ -159,7 +159,7 @@ def _add_other_commands(command: _Command) -> None:
 
     add = command(look.publish, "make a folder of a machine's results, to commit or send", "results", "studies")
     add("--machine", default="", metavar="NAME", help="the machine to publish (default: the one that ran last)")
-    add("--output", type=_path, default=Path(), metavar="DIR", help="put the folder NAME_DATE here (default: here)")
+    add("--output", type=_path, default=Path(), metavar="DIR", help="put the folder NAME_DATE into DIR (default: .)")
 
     add = command(look.export, "copy the runs to TensorBoard or MLflow; those that are there stay", "results", "others")
     add("tracker", choices=TRACKERS, help="the package of that name is needed")
@@ -199,7 +199,7 @@ def _add_other_commands(command: _Command) -> None:
 
     command(look.networks, "the models that a recipe may name, with what they cost")
 
-    add = command(doctor.environment, "what make_environment.sh is to install here")
+    add = command(doctor.environment, "print the packages that make_environment.sh installs on this machine")
     add("--torch", help="PyTorch, too, on a machine without GPUs", **_FLAG)
     add("--framework", default="", metavar="NAME", help="only this framework: mxnet or pytorch")
     add("--installed", help="download nothing: use the packages of the Python that is named by PYTHON", **_FLAG)

@@ -39,9 +39,9 @@ _NINETY_PERCENT = 1.645
 # Fields that a short run does not copy from the setting: its length, and the share of a CPU.
 _REPLACED = ("cores_per_worker", "epochs", "seconds", "target_accuracy")
 _NOTE = (
-    "Samples/s on more devices than were measured: at the same efficiency, with the 90% interval of published series. "
-    "Hours are for {epochs} epochs without evaluation, dollars = hours x machines x price per hour. A larger global "
-    "batch may need another learning rate and lose accuracy."
+    "Samples/s on more devices than were measured are predicted at the measured efficiency; their 90% interval comes "
+    "from published scaling series. Hours: {epochs} epochs without evaluation. Dollars: hours x machines x price per "
+    "hour. A larger global batch may need another learning rate and lose accuracy."
 )
 
 
@@ -101,7 +101,7 @@ def advise(options: Options) -> int:
     print(tabulate(rows, headers=headers, disable_numparse=True))
     print(f"\n{_NOTE.format(epochs=setting.epochs or EPOCHS)}")
     if not listed[0].dollars:
-        print("The price of this machine is not known: set --price, or --machine to a name in prices.csv.")
+        print("The price of this machine is unknown: give --price DOLLARS, or --machine with a name in prices.csv.")
     write_report(options, known_prices)
     return 0
 

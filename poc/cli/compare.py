@@ -26,7 +26,7 @@ _CONDITIONS = [
     *("length", "epochs", "target_accuracy", "accuracy_on", "quick"),
 ]
 NOT_SLOWER, SLOWER, TOO_FEW = 0, 3, 4
-_VERDICTS = {NOT_SLOWER: "not slower", SLOWER: "slower", TOO_FEW: "too few repeats to say"}
+_VERDICTS = {NOT_SLOWER: "not slower", SLOWER: "slower", TOO_FEW: "inconclusive: too few repeats"}
 
 
 def compare(table: pd.DataFrame, first: str, second: str, slower: float | None = None) -> dict[str, Any]:
@@ -105,13 +105,13 @@ def text(comparison: dict[str, Any]) -> str:
     lines.append(_verdict("Accuracy, first - second", accuracy, "+.4f"))
     lines.append(_verdict("Samples/s, first / second", rate, ".3f"))
     if rate["interval"] is None and comparison["same_machine"]:
-        lines.append("On one machine only repeats count that started within an hour of one of the other run.")
+        lines.append("On one machine, only repeats that started within an hour of one of the other run are compared.")
     if gate := rate["gate"]:
-        lines.append(f"Gate: second / first at least {gate['limit']:.3f}? {_VERDICTS[gate['exit_code']]}")
+        lines.append(f"Gate (second / first at least {gate['limit']:.3f}): {_VERDICTS[gate['exit_code']]}")
         if "bounds" in gate:
-            lines[-1] += ": {:.3f} ({:.3f} to {:.3f})".format(gate["ratio"], *gate["bounds"])
+            lines[-1] += ", {:.3f} ({:.3f} to {:.3f})".format(gate["ratio"], *gate["bounds"])
         if gate["exit_code"] == TOO_FEW:
-            lines[-1] += f"; about {gate['repeats_needed']} interleaved repeats on each side would tell"
+            lines[-1] += f"; about {gate['repeats_needed']} interleaved repeats on each side would decide"
     return "\n".join(lines)
 
 

@@ -77,7 +77,7 @@ def _facts(options: Options) -> Iterator[tuple[str, str]]:
         yield "price", "not known: pages show no cost unless run gets --price or --machine"
     if folder is None:
         where = f"CIFAR-10 in {source}" if source else "CIFAR-10 (optional: the first run downloads it)"
-        yield "missing", f"{where}: export POC_DATA=FOLDER, one that holds CIFAR-10 in any usual form"
+        yield "missing", f"{where}; to use a copy of your own: export POC_DATA=FOLDER"
     yield from (("missing", line) for line in _missing(machine, wanted))
 
 
@@ -95,7 +95,7 @@ def _missing(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[str]:
         yield f"shared memory: {_SHARED_MEMORY} has {megabytes} MB, several GPUs need more: docker run --shm-size 2g"
     free = shutil.disk_usage(HOME).free / 1e9
     if free < _FREE_GIGABYTES:
-        yield f"room in {HOME}, where {free:.1f} GB are free: free {_FREE_GIGABYTES:g} GB"
+        yield f"disk space: {HOME} has {free:.1f} GB free, {_FREE_GIGABYTES:g} GB are needed"
 
 
 def environment(options: Options) -> None:
@@ -151,7 +151,7 @@ def _offered(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[tuple[s
         if isinstance(installed, Build):
             yield name, installed
         elif installed:
-            print(f"{name}: not the installed one: {installed}", file=sys.stderr)
+            print(f"{name}: the installed version is not used: {installed}", file=sys.stderr)
 
 
 def _without_downloads(wanted: Mapping[str, Build]) -> dict[str, Build]:

@@ -77,7 +77,7 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
     """Do the runs on all machines of a cluster; return those that failed, and the prices."""
     for name in ("machine", "price", "dollars", "trace"):
         if getattr(options, name) is not None:
-            raise UserError(f"--{name} is for a single machine; remove it. A node has the name of its label")
+            raise UserError(f"--{name} works on a single machine only; remove it (docs/hosts.md)")
     recipes = options.load_recipes()  # mistakes are found before a node is connected
     from poc.cluster import connect  # Ray is an extra
 

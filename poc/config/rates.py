@@ -151,7 +151,7 @@ class Search:
         if (count := len(self.candidates)) > _MOST_CANDIDATES:
             raise UserError(f"Search: {count:,} candidates; the maximum is {_MOST_CANDIDATES:,}")
         if len({*self.rates}) < len(self.rates):
-            reason = f"{self.low:g} to {self.high:g} has fewer rates of three digits"
+            reason = f"{self.low:g} to {self.high:g} has fewer distinct rates of three digits; use fewer points"
             raise invalid("Search.points", self.points, reason)
 
     @property

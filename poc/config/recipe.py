@@ -211,7 +211,7 @@ class Setting(Training):
         steps = [schedule.warmup_steps, *drops, schedule.steps]
         if any(step >= following for step, following in itertools.pairwise(steps)):
             field_name = "Steps.at" if drops else "warmup_epochs"
-            ends = f"warm-up, drops and training end at steps {steps}, which must ascend"
+            ends = f"warm-up, drops and end of training are at steps {steps}, which must increase"
             raise UserError(f"lr: {field_name}: {ends}; change it, or train longer")
 
     @property

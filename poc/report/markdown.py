@@ -103,7 +103,8 @@ def rate(row: Any) -> str:
     if pd.isna(row.samples_per_second):
         return "too short to time" if row.outcome == "completed" and not row.speed_withdrawn else ""
     remarks = {
-        f"{number(row.rate_low)}–{number(row.rate_high)}, n={row.n:.0f}": row.n > 1,
+        f"{number(row.rate_low)}–{number(row.rate_high)}": row.n > 1,
+        f"n={row.n:.0f}": row.n > 0 and row.origin == "measured",
         **{"noisy": row.noisy, "waits for data": row.data_wait > 0.05, "quick": row.quick},
     }
     listed = ", ".join(remark for remark, applies in remarks.items() if applies)
@@ -111,8 +112,9 @@ def rate(row: Any) -> str:
 
 
 def accuracy(row: Any) -> str:
-    """Return the accuracy of a setting, with the number of seeds if there are several."""
-    return formatted(row.accuracy, ".3f") + (f" (n={row.seeds:.0f})" if row.seeds > 1 else "")
+    """Return the accuracy of a setting, with the number of seeds if it was measured."""
+    known = pd.notna(row.accuracy) and row.origin == "measured" and row.seeds > 0
+    return formatted(row.accuracy, ".3f") + (f" (n={row.seeds:.0f})" if known else "")
 
 
 def lr(row: Any) -> str:

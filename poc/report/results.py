@@ -76,8 +76,8 @@ class Results:
 
     @functools.cached_property
     def runs(self) -> pd.DataFrame:
-        """Measured rows of the table, with the texts of `_presented`."""
-        return self._presented(self.table.assign(seeds=1))
+        """Measured rows of the table, with the texts of `_presented`; each is one run, and its cells have no n."""
+        return self._presented(self.table.assign(seeds=0))
 
     @property
     def timed(self) -> pd.DataFrame:

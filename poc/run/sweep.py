@@ -151,10 +151,10 @@ class Sweep:
         suffix = f", repeat {item.planned.repeat}" if item.planned.repeat > 1 else ""
         title = f"{item.title} [{run.id}] {run}{suffix}"
         if self._done.enough(run, item.planned.repeat):
-            self.say(f"{title}: in the journal already (--again repeats it)", detail=True)
+            self.say(f"{title}: already in the journal (--again repeats it)", detail=True)
             return self._done.outcome(run) or COMPLETED
         if run.id in self.failed:  # it may have hung, and would again
-            self.say(f"{title}: not tried again, it has failed", detail=True)
+            self.say(f"{title}: not tried again: it failed before in this command", detail=True)
             return FAILED
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.pace.factor(run), label(run, self._details) + suffix
@@ -165,8 +165,8 @@ class Sweep:
             journal.append(self.path, record)
         except OSError as error:
             raise UserError(
-                f"results: no room for the record of {run.id} in {self.path} ({error.strerror}); make some and "
-                "start again: the run goes on from its last checkpoint"
+                f"results: cannot write the record of {run.id} to {self.path} ({error.strerror}); free disk space and "
+                "start the same command again: the run continues from its last checkpoint"
             ) from error
         self.say(result(record, name))
         if record.outcome in SETTLED and not (run.pause_after and record.outcome == COMPLETED):
@@ -180,12 +180,10 @@ class Sweep:
         return record.outcome
 
     def say_left(self, items: Iterable[Item]) -> None:
-        """Print how many of the `items` are not done because they did not fit before the bound, if any."""
+        """Print how many of the `items` are not done yet, if any."""
         if pending := self.pending(items):
-            duration_left = duration(sum(self.seconds(item.planned) for item in pending))
-            self.say(
-                f"{len(pending)} are left, about {duration_left}, beyond the bound: the same command goes on with them"
-            )
+            seconds = sum(self.seconds(item.planned) for item in pending)
+            self.say(f"Not done: {counted(len(pending), 'run')}, about {duration(seconds)}; the same command continues")
 
 
 def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None = None) -> list[str]:
@@ -203,7 +201,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
         if sweep.context.trace_steps and (done_runs := workload.totals(sweep.lines())["done"]):
             sweep.say(
-                f"--trace: no trace of {counted(done_runs, 'run')} in the journal already; add --again to repeat\n"
+                f"--trace: {counted(done_runs, 'run')} already in the journal get no trace; add --again to repeat\n"
             )
         unstarted: list[Item] = []
         for number, item in enumerate(sweep.items):
@@ -212,6 +210,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
                     unstarted.append(item)
             except KeyboardInterrupt:
                 if time.monotonic() < sweep.context.until:
+                    sweep.say("Interrupted: the same command continues; `poc report` makes the page of the runs so far")
                     raise
                 unstarted += sweep.items[number:]
                 break

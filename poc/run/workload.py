@@ -59,19 +59,19 @@ def summary(lines: Sequence[Line], price: float | None) -> str:
     rows = [[name, f"{each['runs']:,}", f"{each['done']:,}", duration(each["seconds"])] for name, each in sums]
     headers = ["recipe", "runs", "done", "time left"]
     if any(line.epochs for line in runs):
-        headers.append("epochs of searches, at most")
+        headers.append("search epochs (max)")
         for row, each in zip(rows, [*recipes, None]):
             epochs = sum(line.epochs for line in runs if each in (line.recipe, None))
             row.append(f"{epochs:,}" if epochs else "")
     table = tabulate(rows, headers=headers, disable_numparse=True, colalign=["left", *["right"] * (len(headers) - 1)])
     cost = f"{counted(total['runs'] - total['done'], 'run')} to do: about {duration(total['seconds'])}"
     if price is None:
-        cost += " (price not known: --price DOLLARS)"
+        cost += " (cost unknown: give --price DOLLARS per hour)"
     else:
         cost += f", about ${total['seconds'] / 3600 * price:.2f} at ${price:.2f} per hour"
     reasons = list(skipped(lines).items())
     if reasons:
-        cost += f"\nSkipped, {counted(sum(count for _, count in reasons), 'run')}:"
+        cost += f"\nSkipped: {counted(sum(count for _, count in reasons), 'run')}"
     if len(reasons) > _MOST_REASONS:
         rest = sum(count for _, count in reasons[_MOST_REASONS - 1 :])
         reasons[_MOST_REASONS - 1 :] = [("other reasons (plan --verbose)", rest)]

@@ -85,7 +85,7 @@ def _recommendation(
     measured: pd.DataFrame, searched: pd.DataFrame, published: dict[str, pd.DataFrame], reference: int, subject: Subject
 ) -> str:
     """Recommend a learning rate per global batch: one that a search found, else the best tried or published."""
-    texts = _best_rates(measured, reference)
+    texts = _best_rates(measured[measured.tried > 1], reference)  # of one alone nothing follows
     for row in markdown.records(searched):
         rule = f"; linear rule: {row.linear:.3f} at {row.linear_lr:.3g}" if pd.notna(row.linear) else ""
         texts[row.global_batch] = f"{row.lr:.3g} (found by a search: accuracy {row.found:.3f}{rule})"

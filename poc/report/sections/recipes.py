@@ -36,7 +36,7 @@ def blocks(results: Results, max_lines: int) -> list[Block]:
                 shown.append(row)
     lines = [line(row) for row in shown]
     hidden = len(rows) - len(lines)
-    about = 'Settings of the last run on this machine, the latest first. "batch" is per device.'
+    about = 'Settings of the last command on this machine, the latest first. "batch" is per device.'
     link = [f"{hidden} more settings are in the page of all settings."] if hidden else []
     return [*section("Your recipes", about, markdown.table(lines)), *link]
 

@@ -16,10 +16,10 @@ from poc.report.sections import cost, learning_rate, scaling
 def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> list[Block]:
     caption = (
         "Medians of repeats. Published rows are single runs from 2017 as printed. Speed-up: samples/s on all devices "
-        "over samples/s on one device, at a fixed batch per device; efficiency: speed-up / devices. Accuracy: test "
-        f"set, after the last epoch, {results.recipe(subject)}. Time: training until the accuracy is first "
-        f'{results.target:g} at the end of an epoch; "≤": the study printed only the end. Cost: price of the whole '
-        "instance."
+        "over samples/s on one, at a fixed batch per device (on a CPU a device is a worker with its cores; in the "
+        "first row all cores together); efficiency: speed-up / devices. Accuracy: test set, after the last epoch, "
+        f"{results.recipe(subject)}. Time: training until the accuracy is first {results.target:g} at the end of an "
+        'epoch; "≤": the study printed only the end. Cost: price of the whole instance.'
     )
     return section(f"Scorecard: {subject.label}", markdown.table(card), caption)
 
@@ -74,7 +74,11 @@ def _cells(results: Results, rows: pd.DataFrame, batch: int) -> list[str]:
     best = learning_rate.best_by_batch(rows, batch)
     ends = best[(best.index == batch) | (best.index == best.index.max())]
     largest = best[(best.index > batch) | (best.tried > 1) | (best.origin != MEASURED)].tail(1)
-    tuned = [f"{row.lr:g} at {row.global_batch:,.0f}, best of {row.tried} tried" for row in markdown.records(largest)]
+    tuned = [
+        f"{row.lr:g} at {row.global_batch:,.0f}, "
+        + (f"best of {row.tried} tried" if row.tried > 1 else "the only one tried")
+        for row in markdown.records(largest)
+    ]
     return [
         _rate(preferred(single)),
         _rate(preferred(multiple)),
