@@ -52,19 +52,28 @@ def test_a_run_continues_from_the_steps_of_all_its_workers(tmp_path: Path) -> No
     assert checkpoint.steps(tmp_path / "nowhere", [0], HERE) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "renamed"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "shape", "empty", "renamed"])
 def test_a_damaged_checkpoint_is_not_used(damage: str, tmp_path: Path) -> None:
     write(tmp_path, 10, 20)
     (last,) = tmp_path.glob("worker0-20.npz")
     content = last.read_bytes()
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 1
-    last.write_bytes({"cut": content[:-1], "flipped": flipped, "empty": b""}.get(damage, content))
+    damaged = {"cut": content[:-1], "flipped": flipped, "shape": content.replace(b"(3, 2)", b"(2, 2)"), "empty": b""}
+    last.write_bytes(damaged.get(damage, content))
     if damage == "renamed":
         last.rename(tmp_path / "worker0-21.npz")
     assert checkpoint.steps(tmp_path, [0], HERE) == [10]
     with pytest.raises(OSError, match="step 20"):
         checkpoint.read(tmp_path, 0, 20)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    (tmp_path / "worker0-20.npz").symlink_to("worker0-20.npz")
+    with pytest.raises(OSError, match="symbolic links"):
+        checkpoint.steps(tmp_path, [0], HERE)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_all_checkpoints_or_all_but_one_step_can_be_removed(tmp_path: Path) -> None:

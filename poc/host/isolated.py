@@ -17,9 +17,12 @@ if __name__ == "__main__":
     checkouts = [folder for folder in sys.path if os.path.exists(os.path.join(folder, "poc", "__init__.py"))]
     # Python's own modules and installed packages come before the checkout.
     sys.path[:] = [folder for folder in sys.path if folder not in (package, *checkouts)] + [home]
+
+    import runpy
+    import signal
+
     if sys.argv[1] == "--parent":
         import ctypes
-        import signal
 
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != int(sys.argv[2]):
@@ -29,10 +32,8 @@ if __name__ == "__main__":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         del sys.argv[1:3]
     del sys.argv[0]
-
-    import runpy
-
     try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    except KeyboardInterrupt:  # it was still importing what would have handled it
-        sys.exit(130)
+    except KeyboardInterrupt:  # it was still importing what would have handled it: end as Python does, but silently
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
