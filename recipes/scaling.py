@@ -24,7 +24,7 @@ recipe = Recipe(
             steps=20,
             window=2,
         ),
-        dict(kind="gpu", kvstore="device", batch_per_device=[128, 256, 512], steps=200, window=20),
+        dict(kind="gpu", kvstore="device", batch_per_device=[128, 256, 512], steps=1000, seconds=15, window=20),
     ],
     quick=dict(
         devices=[1, 2, 4, 8],

@@ -66,6 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not {"slow", "faults"} & {mark.name for mark in item.iter_markers()})
 
 
+def pytest_collection_finish() -> None:
+    """Leave modules and test items out of later garbage collections."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextlib.contextmanager
 def no_file_beyond(size: int) -> Iterator[None]:
     """Let no file of this process grow beyond `size` bytes, as on a full disk."""

@@ -135,10 +135,10 @@ def check(framework: str, kind: str, factor: float, only: str) -> bool:
     """Print a line per variant with `only` in its name; return whether all are right. `factor` multiplies the rate."""
     all_right = True
     for fields in VARIANTS:
-        run, reason = run_of(framework, kind, **fields)
         name = ", ".join(f"{field} {value}" for field, value in fields.items()) or "plain"
         if only not in name:
             continue
+        run, reason = run_of(framework, kind, **fields)
         if reason:
             print(f"  {name}: skipped, {reason}", flush=True)
             continue

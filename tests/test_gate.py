@@ -75,10 +75,11 @@ def test_at_most_5_percent_of_equal_journals_of_the_recorded_spread_raise_an_ala
     tables, codes = [build(*records([300.0] * N, side)) for side in (0, 1)], []
     for number in range(JOURNALS):
         drift = generator.normal(0, 0.1) * (number % 2)
-        rates = np.exp(logarithms(generator, generator.choice(spreads), drift=drift))
-        sides = [table.assign(samples_per_second=values) for table, values in zip(tables, rates)]
-        codes += [compared["exit_code"] for compared in compare.same_runs(sides, LIMIT)]
-    assert len(codes) == JOURNALS
+        values = logarithms(generator, generator.choice(spreads), drift=drift)
+        codes.append(compare.gate([*map(pd.Series, values)], LIMIT)["exit_code"])
+        if number % 20 == 0:  # the same for journals
+            sides = [table.assign(samples_per_second=rates) for table, rates in zip(tables, np.exp(values))]
+            assert [compared["exit_code"] for compared in compare.same_runs(sides, LIMIT)] == codes[-1:]
     assert codes.count(SLOWER) <= 0.05 * JOURNALS
     assert f"{codes.count(SLOWER) / JOURNALS:.1%} of\nequal comparisons" in (HOME / "docs" / "ci.md").read_text()
 
@@ -192,7 +193,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         git(folder, "add", "--all")
         git(folder, "commit", "--quiet", "--message", tag)
         git(folder, "tag", tag)
-    recipe_file(folder / "mine.py", epochs=2, evaluate=False)
+    recipe_file(folder / "mine.py", epochs=1, window=2, evaluate=False)
     return folder
 
 
@@ -254,12 +255,12 @@ def test_a_slower_commit_is_found_though_the_command_is_interrupted_and_killed(c
 
 
 @pytest.mark.slow
-def test_a_commit_is_not_slower_than_itself_under_two_interpreters(checkout: Path, tmp_path: Path) -> None:
+def test_a_commit_is_compared_with_itself_under_two_interpreters(checkout: Path, tmp_path: Path) -> None:
     python = ("--python", sys.executable)
-    words = ("fast", "fast", "mine.py", "--repeats", "3", *python, *python)
+    words = ("fast", "fast", "mine.py", "--repeats", "1", *python, *python)
     status, output, errors = ended(start_ab(checkout, tmp_path, *words))
-    assert status in (NOT_SLOWER, TOO_FEW), errors
-    assert json.loads(output)[0]["samples/s"]["n"] == [3, 3]
+    assert status == TOO_FEW, errors
+    assert json.loads(output)[0]["samples/s"]["n"] == [1, 1]
 
 
 @pytest.mark.slow

@@ -143,22 +143,28 @@ def test_replayed_steps_of_two_workers_are_eager_ones_bit_for_bit(tmp_path: Path
             np.testing.assert_array_equal(ours[name], array, err_msg=name)
 
 
-def test_a_step_that_cannot_be_recorded_runs_eagerly_or_ends_a_run_of_several_workers(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from poc.frameworks.pytorch.graphs import Replays
+@pytest.mark.parametrize("ends_badly", [False, True])
+def test_a_step_that_cannot_be_recorded_is_an_error_with_the_first_reason(ends_badly: bool) -> None:
+    import torch
+
     from tests.torch_tape import Tape
 
     class Broken(Tape):
+        reason: Exception = RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+
         def record(self, work: Any) -> None:
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+            try:
+                raise self.reason
+            finally:
+                if ends_badly:
+                    raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
     run = run_of(**VARIANTS[1])
-    broken, eager = train(opened(run, Broken), run), train(never_warm(opened(run, Tape)), run)
-    assert all(np.array_equal(broken[name], array) for name, array in eager.items())
-    assert capsys.readouterr().err.count("\n") == 1
-    with pytest.raises(RuntimeError, match="not permitted"):
-        Replays(Broken, 0, required=True).run("kind", [], lambda batch: None)
+    with pytest.raises(RuntimeError, match=r"graphs=False .*: CUDA error: operation not permitted"):
+        train(opened(run, Broken), run)
+    Broken.reason = torch.OutOfMemoryError("CUDA out of memory.")
+    with pytest.raises(torch.OutOfMemoryError):
+        train(opened(run, Broken), run)
 
 
 @pytest.mark.parametrize(

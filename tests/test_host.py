@@ -38,6 +38,8 @@ def use(library: RecordedNVML, monkeypatch: pytest.MonkeyPatch) -> RecordedNVML:
         ("-1", []),
         ("5,99,1", [5]),
         ("GPU-3f00,GPU-7f00", [3, 7]),
+        ("GPU-5,GPU-3f", [5, 3]),
+        ("4,GPU-", [4]),
     ],
 )
 def test_the_cards_that_cuda_uses(setting: str, cards: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +67,9 @@ def test_a_divided_card_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -
     assert hardware.gpu_problem() == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77")
     assert (hardware.detect().gpus, "MIG-5d5ba0d6" in hardware.gpu_problem()) == ((), True)
+    for setting, is_problem in (("GPU-9", True), ("8", True), ("-1", False), ("", False)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+        assert (hardware.detect().gpus, bool(hardware.gpu_problem())) == ((), is_problem)
 
 
 NVIDIA_CARD, NVIDIA_DISPLAY = ("0x030200", "0x10de"), ("0x030000", "0x10de")

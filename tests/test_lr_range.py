@@ -110,7 +110,7 @@ def test_two_workers_lose_as_one_at_the_same_global_batch(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [{}, {**GLUON, **TWO_WORKERS}, {**GLUON, "framework": "pytorch"}])
+@pytest.mark.parametrize("fields", [{}, {**GLUON, **TWO_WORKERS}])
 def test_the_command_prints_an_interval_draws_a_figure_and_adds_nothing_to_the_pages(
     fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

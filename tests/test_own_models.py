@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from poc.publish import _scrubbed
 from poc.records.record import COMPLETED
 from poc.values import UserError
 from tests.builders import MACHINE, TWO_WORKERS, course, end_of, executed, record_of, run_of
-from tests.conftest import give_memory_back
 from tests.framework_worker import batches, distance, parameters, planned, trained, workers
 
 GLUON = """\
@@ -74,12 +72,10 @@ needs_torch = pytest.mark.skipif(len(slow_by_framework) < 2, reason="PyTorch is 
 
 
 @pytest.fixture(autouse=True)
-def cache_is_empty(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def cache_is_empty(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POC_CACHE", str(tmp_path_factory.mktemp("cache")))
     own_models._inspected.clear()
     monkeypatch.setattr(own_models, "_ask", own_models._answer)  # frameworks need seconds to start in a process
-    yield
-    give_memory_back()
 
 
 @pytest.fixture

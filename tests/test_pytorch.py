@@ -14,11 +14,11 @@ import pytest
 from poc import AdamW, Muon, Synthetic, frameworks
 from poc.frameworks import Session
 from poc.frameworks.pytorch import NETWORKS
+from poc.host import processes
 from poc.host.hardware import detect
-from poc.run.launcher import RunContext
 from poc.run.parent import execute
 from tests import fake_gpus
-from tests.builders import MACHINE
+from tests.builders import MACHINE, place_in
 from tests.extras import needs_compiler, needs_torch
 from tests.framework_worker import Arrays, batches, distance, interleaved, parameters, planned, trained, workers
 
@@ -54,12 +54,20 @@ def test_initial_weights_have_he_s_distribution(name: str) -> None:
 
 @of_torch
 @pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")
-def test_a_run_of_two_processes_completes(tmp_path: Path) -> None:
-    item = planned("pytorch", devices=2, evaluate=True, straggler=0.5)
+def test_a_run_of_two_processes_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item, watch, statuses = planned("pytorch", devices=2, evaluate=True, straggler=0.5), processes.watch, []
+
+    def watched(workers: Any, *rest: Any) -> Any:
+        failure = watch(workers, *rest)
+        statuses.extend(process.poll() for process in workers.values())
+        return failure
+
+    monkeypatch.setattr(processes, "watch", watched)
     run = item.run
     assert (run.workers, item.skip) == (2, "")
-    record, _ = execute(run, RunContext(machine=detect(), infrastructure="here", source=None, cache=tmp_path), detail=3)
+    record, _ = execute(run, place_in(tmp_path, patience=60.0), detail=3)
     assert (record.outcome, record.reason) == ("completed", "")
+    assert statuses == [0, 0]  # none hangs at its exit
     assert record.detail
     assert record.evaluations[0].samples == 70
     assert "torch" in record.versions
@@ -101,7 +109,7 @@ def test_bfloat16_trains_to_nearly_the_same_weights_which_stay_in_float32() -> N
 def test_a_step_has_few_operators(fields: dict[str, Any], dtype: Any, most: tuple[int, int]) -> None:
     from tests.torch_tape import of_a_step
 
-    run = dataclasses.replace(planned("pytorch", layout="NHWC", **fields).run, dtype=dtype)
+    run = dataclasses.replace(planned("pytorch", layout="NHWC", batch_per_device=2, **fields).run, dtype=dtype)
     computed, updated = of_a_step(frameworks.open_session(run), *batches(run, steps=2))
     assert (computed.counts.total() <= most[0], updated.counts.total() <= most[1]) == (True, True), (computed, updated)
 

@@ -20,6 +20,11 @@ TORCH: dict[str, Any] = {**SHORT, "framework": "pytorch"}
 STEPS = 4
 
 
+@pytest.fixture(autouse=True)
+def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poc.cli.run.write_report", lambda options, known_prices: None)
+
+
 def ranges_of(path: Path) -> Counter[str]:
     """Count the ranges of a trace by name."""
     events = json.loads(path.read_text())["traceEvents"]
@@ -35,7 +40,6 @@ def run(folder: Path, *options: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        SHORT,
         {**SHORT, "devices": 2},
         pytest.param({**SHORT, **TWO_WORKERS}, id="mxnet, two workers"),
         pytest.param(TORCH, marks=needs_torch),
@@ -59,7 +63,8 @@ def test_each_worker_traces_its_steps_and_the_record_is_the_same(
         ranges = ranges_of(trace)
         assert {ranges[name] for name in ("step", "forward_backward", "sync_gradients", "apply_update")} == {STEPS}
         assert any("conv" in name.lower() for name in ranges)
-    assert course(record) == course(executed(tmp_path / "untraced", **fields))
+    if record.run.workers == 1:
+        assert course(record) == course(executed(tmp_path / "untraced", **fields))
     capsys.readouterr()
     main(["show", record.run.id, "--results", str(tmp_path / "results")])
     shown = capsys.readouterr().out
@@ -74,7 +79,7 @@ def test_a_recorded_run_is_not_repeated_for_a_trace_and_traces_are_not_published
     recipe_file(tmp_path / "mine.py", **SHORT)
     run(tmp_path)
     run(tmp_path, "--trace", "2")
-    assert "--trace: no trace of 1 run" in capfd.readouterr().err
+    assert "--trace: 1 run already in the journal" in capfd.readouterr().err
     folder = tmp_path / "results" / "here" / journal.TRACES
     assert not folder.exists()
     run(tmp_path, "--trace", "2", "--again")

@@ -93,7 +93,9 @@ def gpu_problem() -> str:
         if divided:
             return f"GPU {divided[0]} is divided into MIG instances; use whole GPUs (sudo nvidia-smi -mig 0)"
         if nvml.query("nvmlDeviceGetCount"):
-            return ""
+            setting = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            is_unknown = re.match(r"GPU-|\d", setting) and not nvml.visible_gpus()
+            return f"CUDA_VISIBLE_DEVICES: {setting} is no GPU of this machine" if is_unknown else ""
         why = f"driver {nvml.query('nvmlSystemGetDriverVersion')} does not support it"
     except nvml.NoAnswerError as error:
         why = str(error)

@@ -63,7 +63,7 @@ def _initialise(library: Any) -> None:
 def visible_gpus() -> list[int]:
     """Return the GPUs that CUDA uses, in its order: all, or those in CUDA_VISIBLE_DEVICES.
 
-    As in CUDA, an entry is an index or a UUID, and the first that is neither ends the list.
+    As in CUDA, an entry is an index or the start of a UUID, and the first that is of no GPU, or of several, ends it.
     """
     gpus = range(query("nvmlDeviceGetCount") or 0)
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -75,9 +75,12 @@ def visible_gpus() -> list[int]:
             names[str(query("nvmlDeviceGetUUID", gpu))] = gpu
     visible: list[int] = []
     for entry in map(str.strip, setting.split(",")):
-        if entry not in names:
+        found = {
+            gpu for name, gpu in names.items() if name == entry or (entry[:4] == "GPU-" and name.startswith(entry))
+        }
+        if len(found) != 1:
             break
-        visible.append(names[entry])
+        visible += found
     return visible
 
 

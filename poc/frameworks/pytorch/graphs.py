@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -22,17 +21,20 @@ Batch = list[list[torch.Tensor]]
 
 
 class CUDAGraph:
-    """Work on the current stream, not CUDA's default one, that can run again without the Python that issued it."""
+    """Work on the current stream, not CUDA's default one, that can run again without the Python that issued it.
 
-    def __init__(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+    Graphs may share the memory of a `pool` if no two of them run at once and none needs what another one left there.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
         self._ends: deque[torch.cuda.Event] = deque()
 
     def record(self, work: Callable[[], None]) -> None:
         """Record `work` and run it. Raises what it raises, or what CUDA cannot record."""
         # Another thread may put batches on the card meanwhile, which the mode "global" makes an error.
-        mode = "thread_local"
-        with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream(), capture_error_mode=mode):
+        options: dict[str, Any] = {"capture_error_mode": "thread_local", "stream": torch.cuda.current_stream()}
+        with torch.cuda.graph(self._graph, pool=self._pool, **options):
             work()
         self.replay()
 
@@ -50,11 +52,10 @@ class CUDAGraph:
 class Replays:
     """The recorded steps of a session, one of each kind, which read their batch from memory of their own."""
 
-    def __init__(self, new_graph: Callable[[], Any], warmup_steps: int, *, required: bool) -> None:
-        self._new_graph, self._warmup_steps, self._required = new_graph, warmup_steps, required
+    def __init__(self, new_graph: Callable[[], Any], warmup_steps: int) -> None:
+        self._new_graph, self._warmup_steps = new_graph, warmup_steps
         self._eager_steps: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, tuple[Any, Batch]] = {}
-        self._failed = False
 
     @property
     def has_recorded(self) -> bool:
@@ -64,13 +65,13 @@ class Replays:
     def is_warm(self, kind: Hashable) -> bool:
         """Count a step of this kind, and return whether it need not run eagerly any more."""
         self._eager_steps[kind] += 1
-        return self._eager_steps[kind] > self._warmup_steps and not self._failed
+        return self._eager_steps[kind] > self._warmup_steps
 
-    def run(self, kind: Hashable, batch: Batch, work: Callable[[Batch], None]) -> bool:
+    def run(self, kind: Hashable, batch: Batch, work: Callable[[Batch], None]) -> None:
         """Run `work` on a batch: record it, if it is the first of its kind, or else replay the record.
 
-        If it cannot be recorded, say so and return False; nothing has run then. If graphs are required, as between
-        workers who must all have them or none, raise the reason.
+        Raises RuntimeError if it cannot be recorded, or what shows that the memory is too small. Eager steps in its
+        place would be another measurement, and after a failed recording CUDA's allocator may believe in it for good.
         """
         if kind in self._recorded:
             graph, static_batch = self._recorded[kind]
@@ -78,17 +79,15 @@ class Replays:
                 for tensor, value in zip(tensors, values):
                     tensor.copy_(value)
             graph.replay()
-            return True
+            return
         static_batch = [[tensor.clone() for tensor in tensors] for tensors in batch]
         graph = self._new_graph()
         try:
             graph.record(lambda: work(static_batch))
         except Exception as error:
-            if self._required:
-                raise
             reason = error.__context__ or error  # the end of a failed recording fails, too
-            print(f"  no CUDA graph, steps run eagerly: {type(reason).__name__}: {one_line(reason)}", file=sys.stderr)
-            self._failed = True
-            return False
+            if isinstance(reason, torch.OutOfMemoryError):
+                raise reason from None
+            text = f"{type(reason).__name__}: {one_line(reason)}"
+            raise RuntimeError(f"the step cannot be a CUDA graph; graphs=False does without ({text})") from error
         self._recorded[kind] = graph, static_batch
-        return True

@@ -50,7 +50,7 @@ class TorchSession(Session):
         super().__init__(run, first_step)
         self._set_up_device()
         if self._device.type == "cuda" and run.graphs:
-            new_graph = graphs.CUDAGraph
+            new_graph = functools.partial(graphs.CUDAGraph, torch.cuda.graph_pool_handle())
         torch.manual_seed(run.seed)
         if run.has_own_model:
             net = own(run)
@@ -116,9 +116,7 @@ class TorchSession(Session):
         is_eager = self._run.straggler or self._run.emulated
         if is_eager or not optimizers.put_rates_on_device(self._optimizer, self._device):
             return None
-        distributed = self._run.workers > 1
-        warmup_steps = graphs.DDP_WARMUP_STEPS if distributed else graphs.WARMUP_STEPS
-        return graphs.Replays(new_graph, warmup_steps, required=distributed)
+        return graphs.Replays(new_graph, graphs.DDP_WARMUP_STEPS if self._run.workers > 1 else graphs.WARMUP_STEPS)
 
     def _init_process_group(self) -> None:
         """Join the other workers, by torchrun's variables."""
@@ -151,9 +149,7 @@ class TorchSession(Session):
 
         self._seed_step()
         optimizers.set_learning_rate(self._optimizer, learning_rate)
-        if not self._replays.run(kind, placed.uploaded, work):
-            self._seed_step()
-            work(placed.uploaded)
+        self._replays.run(kind, placed.uploaded, work)
         self._step += 1
         self._samples += len(batch)
 
