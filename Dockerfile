@@ -1,7 +1,7 @@
 # MXNet for CPUs; /results of the container gets the page and the records, /data may have CIFAR-10:
 #     docker build -t poc .
 #     docker run --rm -v "$PWD/results:/results" -v ~/cifar:/data -e POC_DATA=/data poc run --quick --results /results
-# Checkpoints and downloads outlive the container with -v ~/.cache/poc-mxnet:/cache -e POC_CACHE=/cache.
+# Checkpoints and downloads outlive the container with -v ~/.cache/poc-mxnet:/cache.
 # For GPUs, where the host has a driver and the NVIDIA Container Toolkit. CUDA's libraries are in the packages, so that the
 # base may have them or not (BASE=nvidia/cuda:11.8.0-base-ubuntu22.04):
 #     docker build -t poc-cuda --build-arg REQUIREMENTS=requirements.txt .
@@ -17,7 +17,8 @@ RUN apt-get update \
         ca-certificates git libgomp1 libquadmath0 python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
-ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+RUN mkdir -m 1777 /cache
+ENV POC_CACHE=/cache PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /poc
 

@@ -7,6 +7,7 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 mark=made-by-make_environment.sh # a folder in each environment, with copies of the lists that are installed
 stop() { printf '%s\n' "$1" >&2 && exit 2; }
 is_supported() { [[ $("$1" --version 2>/dev/null) == "Python 3.1"[0-2].* ]]; }
+has_venv() { "$1" -I -c 'import ensurepip' 2>/dev/null; }
 is_installed() { [[ $(cat "$1/$mark/$2" 2>/dev/null) == "$(<"$here/requirements/$2")" ]]; }
 
 # make_venv ENVIRONMENT: with the packages that every framework needs. An outdated environment is replaced.
@@ -14,7 +15,8 @@ make_venv() {
     if [ "$("$1/bin/python" --version 2>&1)" = "$version" ]; then
         if is_installed "$1" common.txt || { $offline && [ -e "$1/$mark/borrowed" ]; }; then return; fi
     fi
-    "$python" -I -c 'import ensurepip' 2>/dev/null || stop "$version lacks venv: sudo apt-get install python3-venv"
+    local minor=${version#Python }
+    has_venv "$python" || stop "$version lacks venv: install it (apt-get install python${minor%.*}-venv), or set PYTHON"
     if [ -L "$1" ] || { [ -e "$1" ] && [ ! -e "$1/$mark" ]; }; then
         stop "$1 was not made by make_environment.sh, so it is not replaced: move it away."
     fi
@@ -46,6 +48,10 @@ borrow() {
 add() {
     if is_installed "$1" "$2"; then return; fi
     echo "Installing requirements/$2 in $1." >&2
+    # An installation that was cut off (a full disk, a kill) may have left half a package, which counts as installed.
+    local again=() begun=$1/$mark/.$2
+    [ ! -e "$begun" ] || again=(--reinstall)
+    : >"$begun"
     if [[ $2 == mxnet* ]] && rm -f "$1/$mark"/mxnet*; then # all builds of MXNet install into the same folder
         "$1/bin/python" -I -m pip uninstall --quiet --yes mxnet mxnet-cu102 mxnet-cu112 2>/dev/null || true
     fi
@@ -65,36 +71,48 @@ has to have ${lacking//$'\n'/, }, too.}"
     }
     local site=("$1"/lib/python3*/site-packages)
     [ "$2" != ray.txt ] || echo "$here" >"${site[0]}/poc.pth" # for processes of Ray
-    cp "$here/requirements/$2" "$1/$mark/"
+    cp "$here/requirements/$2" "$1/$mark/" && rm -f "$begun"
 }
 
 # install ENVIRONMENT LIST: with uv, which does not read pip's settings, or with pip if there is no uv or it fails.
 install() {
     local -x PYTHONPATH=$here/requirements/horovod_build UV_INDEX_STRATEGY=unsafe-best-match
+    if [ "$(stat -c %d "$here")" != "$(stat -c %d "${HOME:-/}" 2>/dev/null)" ]; then # where caches may fill a small disk
+        local -x UV_CACHE_DIR=${UV_CACHE_DIR:-$here/.venv/$mark/uv} TMPDIR=$here/.venv/$mark PIP_NO_CACHE_DIR=1
+    fi
     local uv index options=(--quiet --no-deps --require-hashes --no-build-isolation -r "$here/requirements/$2")
     mapfile -t index < <("$1/bin/python" -I -m pip config list | sed 's/^[^=]*\.//; /^find-links/s/ /,/g' |
         sort -s -u -t= -k1,1 | # a setting in a variable comes before the same in a file
         sed -nE "s/^(.*index-url|find-links|trusted-host|cert)='(.*)'$/--\1=\2/p; s/^no-index=.*/--no-index/p")
-    ! uv=$(PATH=$here/.venv/bin:$PATH type -P uv) ||
-        ! "$uv" pip install --python "$1/bin/python" "${index[@]}" "${options[@]}" 2>/dev/null || return 0
+    if uv=$(PATH=$here/.venv/bin:$PATH type -P uv); then
+        ! "$uv" pip install --python "$1/bin/python" "${again[@]}" "${index[@]}" "${options[@]}" 2>/dev/null || return 0
+        again=(--reinstall)
+    fi
+    options=("${again[@]/--reinstall/--force-reinstall}" "${options[@]}")
     "$1/bin/python" -I -m pip install --no-user --target= --disable-pip-version-check "${options[@]}"
 }
 
-exec 9<"$here" && { flock 9 2>/dev/null || true; } # a second start waits; a network file system may have no locks
+# A second start waits; a network file system may have no locks.
+exec 9<"$here" && { flock -n 9 2>/dev/null || [ $? != 1 ] || { echo "Waiting for another start." >&2 && flock 9; }; }
 python=${PYTHON:-} && [[ $python != [!/]*/* ]] || python=$PWD/$python
 # Obey nothing in the user's folder, nor variables that change what is installed or where.
 cd / && unset "${!PYTHON@}" PIP_{TARGET,PREFIX,ROOT,USER,REQUIREMENT,EDITABLE,DRY_RUN,PYTHON,REPORT}
 export PIP_CONSTRAINT=/dev/null # constraints of an image or of pip's files would clash with the pinned versions
-offline=false lacking=
+offline=false lacking= again=()
 [[ " $* " != *" --installed "* ]] || offline=true
 first=$(cat "$here/.venv/$mark/python" 2>/dev/null || readlink -f "$here/.venv/bin/python") || true
 for candidate in "$first" python3.11 python3.10 python3.12 python3; do
+    [ -n "$python" ] || ! is_supported "$candidate" || ! has_venv "$candidate" || python=$candidate
+done
+for candidate in python3.11 python3.10 python3.12; do
     [ -n "$python" ] || ! is_supported "$candidate" || python=$candidate
 done
 version=$("${python:=python3}" --version 2>/dev/null) || version="not a Python that starts"
-is_supported "$python" || stop "$python is $version, not 3.10-3.12: sudo apt-get install python3.11-venv or set PYTHON"
+is_supported "$python" ||
+    stop "$python is $version, not 3.10-3.12: install one (apt-get install python3.11-venv, dnf install python3.11) or set PYTHON"
 make_venv "$here/.venv"
-type -P "$python" >"$here/.venv/$mark/python" # whose packages may be used
+named=$here/.venv/$mark/python # whose packages may be used
+[ "$(cat "$named" 2>/dev/null)" = "$(type -P "$python")" ] || type -P "$python" >"$named"
 chosen=$("$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc environment "$@") || exit
 [ -n "$chosen" ] || ! $offline || exit 0
 while read -r folder list <&3; do

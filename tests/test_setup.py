@@ -20,7 +20,23 @@ from tests.launch import HOME
 
 LISTS = HOME / "requirements"
 SCRIPTS = ("run_all.sh", "make_environment.sh")
-TOOLS = ("bash", "cat", "cp", "dirname", "env", "flock", "ln", "mkdir", "readlink", "rm", "sed", "sh", "sort", "tee")
+TOOLS = (
+    "bash",
+    "cat",
+    "cp",
+    "dirname",
+    "env",
+    "flock",
+    "ln",
+    "mkdir",
+    "readlink",
+    "rm",
+    "sed",
+    "sh",
+    "sort",
+    "stat",
+    "tee",
+)
 MARK = "made-by-make_environment.sh"
 PYTHON = """echo "$PWD${{PIP_TARGET:-}}${{PIP_CONSTRAINT#/dev/null}}|$PYTHONPATH|$*" >>"$CALLS"
 case "$*" in
@@ -120,7 +136,7 @@ def script(path: Path, text: str) -> Path:
         ("3.1.0", {}, "is Python 3.1.0"),
         ("2.7.18", {"PYTHON": "../2.7.18/python"}, "is Python 2.7.18"),
         ("3.11.7", {"PYTHON": "/no/such/python"}, "/no/such/python"),
-        ("3.11.7", {"NO_VENV": "1"}, "apt-get install python3-venv"),
+        ("3.11.7", {"NO_VENV": "1"}, "apt-get install python3.11-venv"),
     ],
 )
 def test_an_unsupported_python_is_one_line(
@@ -176,6 +192,21 @@ def test_a_failed_installation_is_repeated(checkout: Checkout, fault: str) -> No
     assert checkout.calls("poc run") == []
     checkout.start("run_all.sh", PYTHON=python)
     assert fault in checkout.installed()
+    # What was cut off may have left half a package, but for a new environment.
+    assert [Path(line).name for line in checkout.calls("--reinstall")] == [fault][fault == "common.txt" :]
+    (checkout.root / "requirements" / "mxnet.txt").write_text("one-more==1.0\n")
+    checkout.start("run_all.sh")
+    assert (checkout.installed(), checkout.calls("--reinstall")) == (["mxnet.txt"], [])
+
+
+def test_a_python_without_venv_is_left_for_one_that_has_it(checkout: Checkout) -> None:
+    broken, works = checkout.python("3.11.7", "python3.11"), checkout.python("3.12.1", "python3.12")
+    broken.write_text(broken.read_text().replace("${NO_VENV:-0}", "1"))
+    path = f"{checkout.tools}:{broken.parent}:{works.parent}"
+    assert "Python 3.12.1" in checkout.start("run_all.sh", PATH=path).stderr.splitlines()[0]
+    works.unlink()
+    shutil.rmtree(checkout.venv)
+    assert "python3.11-venv" in only_line(checkout.start("run_all.sh", PATH=path, status=2).stderr)
 
 
 @pytest.mark.parametrize("form", ["folder", "link", "file"])

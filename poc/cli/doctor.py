@@ -17,7 +17,7 @@ from poc.cli.options import HOME, Options
 from poc.config import CIFAR10
 from poc.frameworks import Build, builds
 from poc.frameworks.builds import shared_library
-from poc.host import hardware
+from poc.host import hardware, nvml
 from poc.host.environment import cache
 from poc.host.hardware import Hardware
 from poc.records import provenance
@@ -30,6 +30,8 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 """Where NCCL's processes exchange data."""
 _DOCKER_SHARED_MEMORY = 64 << 20
 """Its size in a container by default, which is too small for that."""
+_IDLE_PERCENT, _IDLE_BYTES = 10, 2 << 30
+"""Use of a GPU that may be idle: its driver takes some memory, too."""
 _EXTRAS = ("dev", "ray", "horovod")
 _MXNET_LIBRARIES = {"libquadmath.so.0": "libquadmath0", "libgomp.so.1": "libgomp1"}
 
@@ -89,13 +91,22 @@ def _missing(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[str]:
             yield f"{build}: ./make_environment.sh"
         elif build is None and not frameworks.has_any_build(name):
             yield f"{frameworks.load(name).LABEL} (optional): ./make_environment.sh --torch"
+    yield from _warnings(machine)
+    free = shutil.disk_usage(HOME).free / 1e9
+    if free < _FREE_GIGABYTES:
+        yield f"disk space: {HOME} has {free:.1f} GB free, {_FREE_GIGABYTES:g} GB are needed"
+
+
+def _warnings(machine: Hardware) -> Iterator[str]:
+    """Say what will disturb runs on GPUs."""
     shared = shutil.disk_usage(_SHARED_MEMORY).total
     if len(machine.gpus) > 1 and shared <= _DOCKER_SHARED_MEMORY:
         megabytes = shared >> 20
         yield f"shared memory: {_SHARED_MEMORY} has {megabytes} MB, several GPUs need more: docker run --shm-size 2g"
-    free = shutil.disk_usage(HOME).free / 1e9
-    if free < _FREE_GIGABYTES:
-        yield f"disk space: {HOME} has {free:.1f} GB free, {_FREE_GIGABYTES:g} GB are needed"
+    for gpu in machine.gpus:
+        rates, memory = (nvml.query(f"nvmlDeviceGet{name}", gpu.index) for name in ("UtilizationRates", "MemoryInfo"))
+        if rates and memory and (rates.gpu > _IDLE_PERCENT or memory.used > _IDLE_BYTES):
+            yield f"GPU {gpu.index} is in use by another process, which makes runs slower: see nvidia-smi"
 
 
 def environment(options: Options) -> None:
@@ -105,6 +116,8 @@ def environment(options: Options) -> None:
     UserError if the machine lacks something for them, or room on the disk.
     """
     machine = hardware.detect()
+    for warning in _warnings(machine):
+        print(f"WARNING: {warning}", file=sys.stderr)
     if options.framework:
         frameworks.load(options.framework)
     named = ["pytorch"] if options.torch or options.installed else []
@@ -117,7 +130,8 @@ def environment(options: Options) -> None:
         wanted = _without_downloads(wanted)
     missing = [package for library, package in _MXNET_LIBRARIES.items() if not shared_library(library)]
     if "mxnet" in wanted and missing:
-        raise UserError(f"MXNet needs system libraries that are missing: sudo apt-get install {' '.join(missing)}")
+        names = " ".join(missing)
+        raise UserError(f"MXNet needs system libraries: apt-get install {names} as root, or --framework pytorch")
     if options.horovod and ("mxnet" not in wanted or wanted["mxnet"].code):
         raise UserError("--horovod builds Horovod without NCCL, for MXNet on CPUs only: leave it out here")
     if options.horovod and not all(map(shutil.which, ("g++", "cmake", "make"))):

@@ -21,6 +21,9 @@ from poc.data.cifar import RELEASES, Release
 from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, checksum, split_off_validation
 from poc.values import UserError
 
+_ATTEMPTS = 3
+"""How often a download is tried: without the images a whole run is of synthetic ones."""
+
 
 def load(
     spec: Data, *, source: Path | None, cache: Path, release: Release | None = None, fallback: bool = False
@@ -124,10 +127,11 @@ def _download(release: Release, cache: Path) -> Path | None:
         try:
             if not (cache / release.archives[0]).exists():  # another process may have downloaded it in the meantime
                 print(f"Downloading {release.title} from {release.url} (only once).", file=sys.stderr)
-            archive = pooch.retrieve(
-                release.url, f"sha256:{release.sha256}", release.archives[0], cache, downloader=downloader
-            )
-            return Path(archive)
+            name, digest = release.archives[0], f"sha256:{release.sha256}"
+            for _ in range(_ATTEMPTS - 1):
+                with contextlib.suppress(OSError, ValueError):
+                    return Path(pooch.retrieve(release.url, digest, name, cache, downloader=downloader))
+            return Path(pooch.retrieve(release.url, digest, name, cache, downloader=downloader))
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             print(

@@ -22,6 +22,7 @@ _RECORDED = (
 )
 _SPEED_NEUTRAL_ENDINGS = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_HOME", "_PATH", "_DIR", "_ROOT", "_VERSION"),
+    *("_ARCH_LIST", "_COMPONENT_LIST", "_BUILD_NUMBER"),  # of images in which packages are built
 )
 
 

@@ -6,6 +6,8 @@ import collections
 import os
 import platform
 import re
+import subprocess
+import sys
 import timeit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,12 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 # Starts of the PCI classes of devices that somebody would rent to train on: VGA and 3D controllers of NVIDIA; of AMD 3D
 # and display controllers and accelerators, since the chip of a server's or laptop's screen is a VGA controller, too.
 _NVIDIA_CLASSES, _AMD_CLASSES = ("0x0300", "0x0302"), ("0x0302", "0x0380", "0x1200")
+_CUDA_HINTS = {
+    802: "start nvidia-fabricmanager, of the driver's version",
+    803: "restart the machine, whose driver was updated",
+    804: "take the folder of cuda-compat out of LD_LIBRARY_PATH",
+    999: "sudo modprobe nvidia-uvm",
+}
 
 
 @value
@@ -91,15 +99,27 @@ def gpu_problem() -> str:
     try:
         divided = [index for index in nvml.visible_gpus() if nvml.is_divided(index)]
         if divided:
-            return f"GPU {divided[0]} is divided into MIG instances; use whole GPUs (sudo nvidia-smi -mig 0)"
+            way_out = "use whole GPUs (sudo nvidia-smi -mig 0), or name the others in CUDA_VISIBLE_DEVICES"
+            return f"GPU {divided[0]} is divided into MIG instances; {way_out}"
         if nvml.query("nvmlDeviceGetCount"):
             setting = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-            is_unknown = re.match(r"GPU-|\d", setting) and not nvml.visible_gpus()
+            if nvml.visible_gpus():
+                return _cuda_problem()
+            is_unknown = re.match(r"GPU-|\d", setting)
             return f"CUDA_VISIBLE_DEVICES: {setting} is no GPU of this machine" if is_unknown else ""
         why = f"driver {nvml.query('nvmlSystemGetDriverVersion')} does not support it"
     except nvml.NoAnswerError as error:
         why = str(error)
     return next(filter(None, (_unused(device, why) for device in sorted(PCI_DEVICES.glob("*")))), "")
+
+
+def _cuda_problem() -> str:
+    """Return why CUDA does not start though the driver answers; empty if it does, or its library is elsewhere."""
+    probe = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    done = subprocess.run([sys.executable, "-I", "-c", probe], capture_output=True, text=True)
+    if (error := int(done.stdout or 0)) == 0:
+        return ""
+    return f"CUDA does not start (error {error}): {_CUDA_HINTS.get(error, 'restart the machine or the container')}"
 
 
 def _unused(device: Path, why: str) -> str:
