@@ -98,7 +98,9 @@ def test_hours_and_dollars_follow_from_the_throughput() -> None:
     assert (eight.global_batch, eight.samples_per_second.median, eight.machines) == (1024, 8000, 1)
     assert eight.hours.low < eight.hours.median < eight.hours.high
     half = advise.choices(SETTING, {1: SPEED}, dataclasses.replace(price, devices=4))
-    assert [option.devices for option in half] == [1, 2, 4]
+    assert [(option.machines, option.dollars is None) for option in half] == [
+        *((0.25, False), (0.5, False), (1, False), (None, True))
+    ]
     no_price = advise.choices(dataclasses.replace(SETTING, batch_per_device=8192), {1: SPEED})
     assert [(option.devices, option.dollars) for option in no_price] == [(1, None), (2, None), (4, None)]
 

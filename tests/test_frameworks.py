@@ -104,6 +104,19 @@ def emulated(run: Run) -> Arrays:
     return results(dataclasses.replace(run, emulated=True, workers=1, cores_per_worker=None, kvstore=Device()))
 
 
+@pytest.mark.parametrize("framework", ["mxnet", "pytorch"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "tf32"])
+def test_products_are_rounded_to_tf32_only_on_request(
+    framework: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = dataclasses.replace(planned("mxnet").run, framework=framework, kind="gpu", dtype=dtype)
+    with frameworks.load(framework).cluster(run, 1) as cluster:
+        assert cluster.environments[0].get("NVIDIA_TF32_OVERRIDE") == (None if dtype == "tf32" else "0")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    reason = frameworks.unsupported_reason(run, MACHINE) or ""
+    assert ("NVIDIA_TF32_OVERRIDE" in reason) == (dtype == "tf32") or "not installed" in reason
+
+
 def test_frameworks_are_folders_here_and_in_poc_frameworks(tmp_path: Path) -> None:
     assert {"mxnet", "reference"} <= set(INSTALLED)
     with pytest.raises(UserError, match="mxnet"):

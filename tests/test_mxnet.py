@@ -91,6 +91,19 @@ def test_a_batch_is_copied_to_all_gpus_at_the_same_time(
     np.testing.assert_array_equal(np.concatenate([labels.asnumpy() for _, labels in parts]), batch.labels)
 
 
+def test_each_gpu_draws_masks_in_a_thread_of_its_own_by_the_seed_of_the_step(
+    session_on_gpus: tuple[Run, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, session = session_on_gpus
+    threads: dict[Any, set[int]] = {context: set() for context in session._contexts}
+    monkeypatch.setattr(mx.random, "seed", lambda seed, ctx: threads[ctx].add(threading.get_ident()))
+    for seed in range(20):
+        session._seed_dropout(seed)
+        list(session._map_devices(lambda context: threads[context].add(threading.get_ident()), session._contexts))
+    (first,), (second,) = threads.values()
+    assert len({first, second, threading.get_ident()}) == 3
+
+
 def test_few_steps_are_enqueued_on_gpus_before_they_are_done(
     session_on_gpus: tuple[Run, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,12 +127,6 @@ def test_operators_are_fused_only_if_the_driver_can_read_the_code(machine: str, 
     code = "import os; from poc.frameworks.mxnet import compatibility; compatibility.prepare(); "
     code += "print(os.environ.get('MXNET_USE_FUSION'))"
     assert python(code, **fake_gpus.environment(machine)).stdout.split() == [fusion]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "tf32"])
-def test_products_are_rounded_to_tf32_only_on_request(dtype: str) -> None:
-    with frameworks.load("mxnet").cluster(dataclasses.replace(run_of(), dtype=dtype), 1) as cluster:
-        assert cluster.environments[0].get("NVIDIA_TF32_OVERRIDE") == (None if dtype == "tf32" else "0")
 
 
 def test_peak_memory_of_a_card_is_read_at_the_edges_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,12 @@ def test_nine_in_ten_intervals_contain_the_noise_scale() -> None:
 
 
 def test_without_signal_or_measurements_there_is_no_noise_scale() -> None:
+    # Norms of single workers: now and then the small batch's gradient is the smaller one.
+    smalls = np.random.default_rng(1).normal(1.0, 0.2, 60)
+    low, high = noise.interval(
+        [Norms(step=1, small=small, large=1.0) for small in smalls], small_batch=8, large_batch=64
+    )
+    assert 0 == low < high < 2
     no_signal = [Norms(step=step, small=8.0, large=0.9) for step in range(9)]
     assert noise.interval(no_signal, small_batch=8, large_batch=64) == (float("inf"), float("inf"))
     for norms, small, large in (([], 8, 64), (no_signal, 4, 4), (no_signal, 8, 64)):

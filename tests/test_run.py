@@ -215,8 +215,10 @@ def test_a_worker_with_other_images_than_planned_fails_the_run(tmp_path: Path) -
     ("fields", "samples", "batch"),
     [
         ({}, 10_000, 1_000),
-        ({"workers": 8}, 10_000, 625),  # two batches of 1,250, not 1,000 and 250
-        ({"workers": 7}, 10_000, 715),
+        ({"devices": 8}, 10_000, 5_000),
+        ({"devices": 8, "emulated": True}, 10_000, 1_000),
+        ({"devices": 8, "workers": 8}, 10_000, 625),  # two batches of 1,250, not 1,000 and 250
+        ({"devices": 7, "workers": 7}, 10_000, 715),
         ({}, 70, 70),
         ({"kind": "cpu"}, 10_000, 250),
         ({"data": Synthetic(size=224, crop=224)}, 10_000, 250),

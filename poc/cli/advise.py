@@ -72,10 +72,10 @@ class Choice(NamedTuple):
     global_batch: int
     samples_per_second: Estimate
     hours: Estimate
-    machines: float
-    """Machines whose price is paid; a part of one if not all of its devices are used."""
+    machines: float | None
+    """Machines whose price is paid; a part of one if not all of its devices are used, None if one has fewer devices."""
     dollars: Estimate | None
-    """None if no price is known."""
+    """None if no price is known for so many devices."""
 
 
 def advise(options: Options) -> int:
@@ -95,8 +95,11 @@ def advise(options: Options) -> int:
     speeds = {record.run.devices: measured_speed(record) for record in records}
     for record in records:
         print(f"Measured on {record.dataset} images: run {record.run.id}, {record.run}")
-    listed = choices(setting, speeds, known_prices.of(name, machine.describe()))
-    rows = [[*choice[:4], f"{choice.machines:g}", choice.dollars or ""] for choice in listed]
+    price = known_prices.of(name, machine.describe())
+    if price and price.devices is None:  # the user's, for this machine with all its GPUs
+        price = dataclasses.replace(price, devices=len(machine.gpus) or None)
+    listed = choices(setting, speeds, price)
+    rows = [[*choice[:4], choice.machines and f"{choice.machines:g}", choice.dollars] for choice in listed]
     headers = ["devices", "global batch", "samples/s (90% interval)", "hours", "machines", "dollars"]
     print(tabulate(rows, headers=headers, disable_numparse=True))
     print(f"\n{_NOTE.format(epochs=setting.epochs or EPOCHS)}")
@@ -186,18 +189,20 @@ def choices(setting: Setting, speeds: Mapping[int, Estimate], price: Price | Non
     """Return what the setting's epochs need on 1 to 8 devices, at its batch per device.
 
     `speeds` are the measured samples/s by number of devices. A run on a CPU uses the whole machine, so more devices are
-    more machines. On GPUs there are at most as many as the price is for, and each has an equal share of the price.
+    more machines. Each GPU has an equal share of the price of the machine, which has no price with more GPUs.
     """
     on_cpu, measured = setting.kind == "cpu", max(speeds)
     priced_devices = price.devices if price and not on_cpu else None
     listed = []
     for devices in _DEVICES:
         global_batch = setting.batches[-1] * devices * setting.accumulate
-        if global_batch > setting.data.train_images or (priced_devices and devices > priced_devices):
+        if global_batch > setting.data.train_images:
             continue
         speed = speeds.get(devices) or predict(speeds[measured], measured, devices, hosts_added=on_cpu)
         hours = speed.divide((setting.epochs or EPOCHS) * setting.data.train_images / 3600)
-        machines = devices if on_cpu else devices / (priced_devices or devices)
-        dollars = hours.times(machines * price.dollars_per_hour) if price else None
+        machines: float | None = devices if on_cpu else devices / (priced_devices or devices)
+        if priced_devices and devices > priced_devices:
+            machines = None
+        dollars = hours.times(machines * price.dollars_per_hour) if price and machines else None
         listed.append(Choice(devices, global_batch, speed, hours, machines, dollars))
     return listed

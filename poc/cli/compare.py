@@ -22,7 +22,17 @@ from poc.values import UserError
 _CONDITIONS = [
     *("machine", "hardware", "cores", "driver", "framework", "commit", "environment", "threads", "cores_per_worker"),
     *("model", "dataset", "data_checksum", "fixed", "input_shape", "kind", "devices", "emulated", "workers", "dtype"),
-    *("batch_per_device", "global_batch", "lr", "lr_rule", "training_recipe", "kvstore", "straggler", "layout"),
+    *(
+        "batch_per_device",
+        "global_batch",
+        "lr",
+        "lr_rule",
+        "schedule",
+        "training_recipe",
+        "kvstore",
+        "straggler",
+        "layout",
+    ),
     *("length", "epochs", "target_accuracy", "accuracy_on", "quick"),
 ]
 NOT_SLOWER, SLOWER, TOO_FEW = 0, 3, 4
@@ -72,12 +82,12 @@ def gate(logarithms: Sequence[pd.Series[float]], slower: float, runs: int = 1) -
 
 
 def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, judged: int) -> dict[str, Any]:
-    """Compare the repeats of two runs, of which the gate judges `judged` pairs together."""
+    """Compare the repeats of two runs, one of `judged` pairs that are judged together."""
     conditions = pd.concat([side.tail(1) for side in sides])[_CONDITIONS].convert_dtypes().astype(str)
     differences = conditions.loc[:, conditions.nunique() > 1].to_dict("list")
     same_machine = not {"machine", "hardware"} & differences.keys()
     completed = [side[side.outcome == COMPLETED] for side in sides]
-    rate, accuracy = _rate(completed, same_machine, slower, judged), _accuracy(completed)
+    rate, accuracy = _rate(completed, same_machine, slower, judged), _accuracy(completed, judged)
     worse = {"samples/s": rate["significant"] and rate["estimate"] > 1}
     worse["accuracy"] = accuracy["significant"] and accuracy["estimate"] > 0
     return {
@@ -144,23 +154,28 @@ def _rate(sides: Sequence[pd.DataFrame], same_machine: bool, slower: float | Non
         sides = [side.assign(started="2000-01-01T00:00:00") for side in sides]
     rates = [repeats.clean(side[side.samples_per_second.notna()]).samples_per_second for side in sides]
     logarithms = [np.log(side.samples_per_second) for side in repeats.pair(*sides)]
-    result = {**_difference(logarithms), "gate": slower and gate(logarithms, slower, judged)}
+    result = {**_difference(logarithms, judged), "gate": slower and gate(logarithms, slower, judged)}
     interval = result["interval"] and [math.exp(end) for end in result["interval"]]
     return {**result, "sides": rates, "estimate": math.exp(result["estimate"]), "interval": interval}
 
 
-def _accuracy(sides: Sequence[pd.DataFrame]) -> dict[str, Any]:
+def _accuracy(sides: Sequence[pd.DataFrame], judged: int) -> dict[str, Any]:
     evaluated = [side[side.accuracy.notna()].sort_values("started", kind="stable") for side in sides]
     accuracies = [side.drop_duplicates("seed", keep="last").accuracy for side in evaluated]
-    return {"sides": accuracies, **_difference(accuracies)}
+    return {"sides": accuracies, **_difference(accuracies, judged)}
 
 
-def _difference(sides: Sequence[pd.Series[float]]) -> dict[str, Any]:
-    """Return the difference of means, with its interval if there are enough values on both sides."""
+def _difference(sides: Sequence[pd.Series[float]], judged: int) -> dict[str, Any]:
+    """Return the difference of means, with its interval if there are enough values on both sides.
+
+    It is significant if it is so among `judged` pairs, which share the 5% (Bonferroni).
+    """
     n, difference, interval = [len(side) for side in sides], sides[0].mean() - sides[1].mean(), None
     if min(n) >= repeats.MIN_REPEATS:
-        interval = [*ttest_ind(*sides, equal_var=False).confidence_interval(repeats.CONFIDENCE)]
-    significant = interval and not interval[0] <= 0 <= interval[1]
+        welch = ttest_ind(*sides, equal_var=False)
+        interval = [*welch.confidence_interval(repeats.CONFIDENCE)]
+        low, high = welch.confidence_interval(1 - (1 - repeats.CONFIDENCE) / judged)
+    significant = interval and not low <= 0 <= high
     return {"n": n, "estimate": difference, "interval": interval, "significant": significant}
 
 

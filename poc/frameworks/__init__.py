@@ -162,6 +162,8 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
         return f"gradient_noise={run.gradient_noise} needs an exact sum of the gradients, not kvstore={run.kvstore}"
     if run.dtype == "float16" and run.gradient_noise:
         return f"gradient_noise={run.gradient_noise} is not supported with dtype=float16, which scales gradients"
+    if run.dtype == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        return "dtype=tf32 needs the variable NVIDIA_TF32_OVERRIDE unset"
     if run.kind == "gpu":
         return next(filter(None, (_emulated(run, gpu) for gpu in usable(run.framework, machine))), None)
     if run.synchronises and isinstance(run.kvstore, NCCL):
@@ -285,11 +287,12 @@ def wanted(
 
 def label(name: str, versions: Mapping[str, str]) -> str:
     """Return the framework's label with its version in a record; the name alone if its folder is missing."""
-    if name not in FRAMEWORKS:
-        return name
-    framework = load(name)
-    recorded = [versions[package] for package in framework.PACKAGES if package in versions]
-    return " ".join([framework.LABEL, *recorded[:1]])
+    return f"{load(name).LABEL} {versions.get(package(name, versions), '')}".rstrip() if name in FRAMEWORKS else name
+
+
+def package(name: str, versions: Mapping[str, str]) -> str:
+    """Return the first of the framework's packages that a record has a version of, or ""."""
+    return next((each for each in load(name).PACKAGES if each in versions), "") if name in FRAMEWORKS else ""
 
 
 def load(name: str) -> Framework:

@@ -32,10 +32,15 @@ def scale(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> floa
     """
     if not norms or small_batch >= large_batch:
         return None
+    variance, signal = _estimates(norms, small_batch, large_batch)
+    return variance / signal if signal > 0 and variance > 0 else None
+
+
+def _estimates(norms: Sequence[Norms], small_batch: int, large_batch: int) -> tuple[float, float]:
+    """Return the estimates of S and |G|^2."""
     small, large = (statistics.fmean(getattr(pair, name) for pair in norms) for name in ("small", "large"))
     signal = (large_batch * large - small_batch * small) / (large_batch - small_batch)
-    variance = (small - large) / (1 / small_batch - 1 / large_batch)
-    return variance / signal if signal > 0 and variance > 0 else None
+    return (small - large) / (1 / small_batch - 1 / large_batch), signal
 
 
 def interval(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> tuple[float, float]:
@@ -50,7 +55,7 @@ def interval(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> t
     scales = []
     for _ in range(_RESAMPLES):
         resample = [pair for _ in range(-(-len(norms) // length)) for pair in draws.choice(blocks)]
-        resampled = scale(resample, small_batch=small_batch, large_batch=large_batch)
-        scales.append(math.inf if resampled is None else resampled)
+        variance, signal = _estimates(resample, small_batch, large_batch)
+        scales.append(max(0.0, variance) / signal if signal > 0 else math.inf)
     scales.sort()
     return scales[_RESAMPLES // 20], scales[-_RESAMPLES // 20]

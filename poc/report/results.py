@@ -12,7 +12,7 @@ import pandas as pd
 
 from poc.published import MAIN_BATCH, MAIN_EPOCHS, MAIN_MODEL, Study
 from poc.records.last_run import LastRun, by_reason
-from poc.records.record import SKIPPED
+from poc.records.record import DONE, SKIPPED
 from poc.records.row import MEASURED
 from poc.report import markdown, repeats
 from poc.report.table import BURST, TRAINING
@@ -60,10 +60,12 @@ class Results:
     def settings(self) -> pd.DataFrame:
         """One row per setting (`repeats.summarize`), with the median time and cost to the target.
 
-        They are missing if a seed did not reach it. A published row has those of its whole training, an upper bound.
+        They are missing if a seed did not reach it, or diverged before. A published row has those of its whole
+        training, an upper bound.
         """
         table = self.table.assign(seconds_to_target=repeats.seconds_to(self.target, self.table))
-        trained = table[table.accuracy.notna()].drop_duplicates(["setting", "seed"], keep="last")
+        ended = table[(table.origin != MEASURED) | table.outcome.isin(DONE)]
+        trained = ended.drop_duplicates(["setting", "seed"], keep="last")
         seconds = trained.groupby("setting").seconds_to_target.agg(lambda values: values.median(skipna=False))
         settings = repeats.summarize(table)
         settings["seconds_to_target"] = settings.setting.map(seconds)
@@ -142,9 +144,9 @@ class Results:
     def headline(self, subject: Subject, machine: str | None = None) -> pd.DataFrame:
         """Settings of the subject that are compared with published rows.
 
-        They share device kind, framework, precision, layout and recipe: those on GPUs before those on CPUs, then the
-        group that reached most devices, has most settings, is float32, and is MXNet. Only synchronous training counts,
-        and only the baseline recipe, except for another model that was not trained with it.
+        They share device kind, framework, precision, layout, recipe and images: those on GPUs before those on CPUs,
+        then the group that reached most devices, has most settings, is float32, and is MXNet. Only synchronous training
+        counts, and only the baseline recipe, except for another model that was not trained with it.
         """
         rows = self.of(subject, machine)
         cpu_contexts = (rows.kind == "cpu") & (rows.workers < rows.devices) & ~rows.emulated  # they share their threads
@@ -157,7 +159,7 @@ class Results:
             is_mxnet = first.framework.startswith("MXNet")
             return first.kind == "gpu", real_devices, (~group.quick).sum(), first.dtype == "float32", is_mxnet
 
-        groups = rows.groupby(["kind", "framework", "dtype", "layout", "training_recipe"], sort=False)
+        groups = rows.groupby(["kind", "framework", "dtype", "layout", "training_recipe", "dataset"], sort=False)
         return max((group for _, group in groups), key=rank, default=rows)
 
     def recipe(self, subject: Subject) -> str:

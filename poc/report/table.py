@@ -43,13 +43,13 @@ _OF_RECORD = (
     *("parameters", "dataset", "outcome", "reason", "started", "data_checksum", "threads", "fewer_threads"),
     *("commit", "speed_withdrawn", "at_chance", "joules_per_sample"),
 )
-_OF_HARDWARE = ("cpu", "cores", "driver")
+_OF_HARDWARE = ("cpu", "cores", "driver", "hosts")
 # Fields of a run that differ within a scaling series, or that only set its length.
 _NOT_OF_WORKLOAD = (
     *("framework", "layout", "devices", "emulated", "batch_per_device", "global_batch", "kvstore", "workers"),
     *("straggler", "learning_rate", "lr_rule", "warmup_from", "warmup_steps", "decay", "decay_at", "decay_factor"),
     *("seed", "epochs", "steps", "steps_per_epoch", "window", "seconds", "evaluate", "quick", "target_accuracy"),
-    *("gradient_noise", "restarts"),
+    "restarts",
 )
 
 
@@ -181,6 +181,7 @@ def _measured(record: Record) -> dict[str, Any]:
     trained = {epoch: sum(window.seconds for window in record.windows if window.epoch <= epoch) for epoch in ends}
     used = [device.utilisation for device in record.devices if device.utilisation is not None]
     framework, hardware = frameworks.label(run.framework, record.versions), machine.describe()
+    package = frameworks.package(run.framework, record.versions)  # MXNet's builds have one version
     environment = " ".join(f"{name}={value}" for name, value in (record.environment or {}).items())
     # An unknown environment differs from an empty one.
     conditions = (record.infrastructure, hardware, record.data_id, environment, record.environment is None)
@@ -196,7 +197,7 @@ def _measured(record: Record) -> dict[str, Any]:
         "lr": run.learning_rate,
         "input_shape": "x".join(map(str, run.data.input_shape)),
         "kvstore": run.kvstore_label if run.synchronises else "",
-        "setting": _hash(*conditions, record.fewer_threads, framework, run.fingerprint("seed")),
+        "setting": _hash(*conditions, record.fewer_threads, framework, package, run.fingerprint("seed")),
         "workload": _hash(*conditions, record.fewer_threads, run.fingerprint(*_NOT_OF_WORKLOAD)),
         "length": _length(run),
         # Not all conditions of a setting: records of another version count in a search that goes on.

@@ -96,7 +96,8 @@ class Loop:
         divided equally, so that its last window is no shorter.
         """
         run, steps = self.run, self.run.window
-        if run.kind == "gpu" and run.workers_agree and self._step - self.first_step >= WARMUP_STEPS:
+        is_timed = not run.is_range_test  # which needs the loss at each rate
+        if run.kind == "gpu" and run.workers_agree and is_timed and self._step - self.first_step >= WARMUP_STEPS:
             wanted = max(steps, math.ceil(WINDOW_SECONDS / self._step_seconds))
             steps = int(self._decide(min(wanted, steps_left)))
             steps = math.ceil(steps_left / (steps_left // steps))

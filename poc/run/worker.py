@@ -46,12 +46,14 @@ def evaluation_batch(run: Run, samples: int) -> int:
     """Return the batch in which a worker evaluates its part of the `samples`.
 
     On GPUs it is up to 1,000 small images, since many passes would take longer to enqueue than to compute. The batches
-    are of nearly one size, for each of which frameworks search for the fastest algorithms.
+    are of nearly one size, for each of which frameworks search for the fastest algorithms. Several GPUs of one worker
+    share a batch.
     """
     if run.kind == "cpu" or run.data.crop > 32:  # large images would take more memory than the training
         return EVALUATION_BATCH
     part = max(1, math.ceil(samples / run.workers))
-    return math.ceil(part / math.ceil(part / _GPU_EVALUATION_BATCH))
+    most = _GPU_EVALUATION_BATCH * (1 if run.emulated else run.devices // run.workers)
+    return math.ceil(part / math.ceil(part / most))
 
 
 class Worker:
@@ -132,7 +134,7 @@ class Worker:
             data.prefetch(map(session.place, ahead), depth=2) as placed,
         ):
             batches = self._with_heartbeat(placed)
-            with spin_guard(threads):
+            with spin_guard(threads) if run.kind == "cpu" else contextlib.nullcontext():
                 end = self._end(*loop.train(batches))
             end["sync_stats"] = session.sync_stats() or None
             end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below

@@ -10,7 +10,7 @@ Cost: about 45 min on two CPU cores.
 from poc import CIFAR10, Recipe
 
 BOTH = ["mxnet", "pytorch"]
-TWO = dict(devices=2, workers=2, cores_per_worker=1)
+TWO = dict(devices=2, cores_per_worker=1)
 
 recipe = Recipe(
     model="cifar_resnet50_v2",
@@ -25,8 +25,8 @@ recipe = Recipe(
     cases=[
         dict(framework=BOTH, cores_per_worker=1),
         dict(framework=BOTH),
-        dict(TWO, framework="mxnet", kvstore="dist_sync"),
-        dict(TWO, framework="pytorch"),
+        dict(TWO, framework="mxnet", workers=2, kvstore="dist_sync"),
+        dict(TWO, framework="pytorch"),  # a process per device in any case
     ],
     quick=dict(model="cifar_resnet20_v2", batch_per_device=32, steps=8, window=2, seconds=None),
 )

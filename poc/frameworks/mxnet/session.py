@@ -27,10 +27,18 @@ from poc.frameworks.mxnet.zoo import own
 from poc.frameworks.session import LossScale, Part, Session, crop_indices, fastest
 
 _threads = functools.cache(ThreadPoolExecutor)
-"""A pool per number of devices and purpose, for all sessions: what MXNet keeps for a thread outlives it."""
+"""Pools by size and name, for all sessions: what MXNet keeps for a thread outlives it."""
 _MOST_AHEAD = 4
 """Steps that may be enqueued on GPUs before they are done; an engine without bound would take batches faster than they
 are made, and the loop would wait for them while the devices compute."""
+
+
+def _map_in_own_threads(function: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
+    """Call the function for each device at the same time, for the same one always in the same thread."""
+    futures = [
+        _threads(1, f"device {number}").submit(function, *of_device) for number, of_device in enumerate(zip(*arguments))
+    ]
+    return [future.result() for future in futures]
 
 
 class _NetworkWithLoss(gluon.HybridBlock):
@@ -68,7 +76,7 @@ class MXNetSession(Session):
         context = mx.gpu if run.kind == "gpu" else mx.cpu
         self._contexts = [context(number) for number in self._devices]
         # A thread per device issues its work: MXNet's calls take longer than what they enqueue.
-        self._map_devices: Callable[..., Iterable[Any]] = _threads(len(self._devices)).map if self._devices[1:] else map
+        self._map_devices: Callable[..., Iterable[Any]] = _map_in_own_threads if self._devices[1:] else map
         copies = run.kind == "gpu" and len(self._devices) > 1
         # A copy to a GPU blocks its thread. Those that issue work must not wait for it.
         self._map_copies: Callable[..., Iterable[Any]] = _threads(len(self._devices), "copies").map if copies else map
@@ -286,7 +294,10 @@ class MXNetSession(Session):
         return self._peak_bytes or None
 
     def _seed_dropout(self, seed: int) -> None:
-        mx.random.seed(seed >> 1)
+        if self._run.kind == "cpu":
+            mx.random.seed(seed >> 1)
+        else:  # each thread has generators of its own
+            list(self._map_devices(lambda context: mx.random.seed(seed >> 1, ctx=context), self._contexts))
 
     def upload_images(self, images: np.ndarray) -> None:
         _, self._height, self._width, _ = images.shape

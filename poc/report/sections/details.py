@@ -47,7 +47,10 @@ def learning_rate(results: Results) -> list[Block]:
         "Whole trainings, quick runs aside. Accuracy on the test set after the last epoch, median over n seeds. The "
         f"baseline recipe is {MAIN_RECIPE}."
     )
-    tuning = "Accuracy on 5,000 training images that were held out, after training on the other 45,000."
+    tuning = (
+        "Accuracy on the validation split, a tenth of the training images (at most 5,000), after training on the "
+        "others."
+    )
     runs = results.runs[results.runs.noise_scale.notna() & (results.runs.outcome == COMPLETED) & ~results.runs.quick]
     noise = (
         "Gradient noise scale (McCandlish et al. 2018) of the second half of a training, in samples. Well below it, "
@@ -171,8 +174,9 @@ def _batch(row: Any) -> str:
 
 
 def _own_rate(rows: pd.DataFrame, row: Any) -> str:
-    """Return the samples/s in `rows` with a published row's model, batch per device and number of devices."""
-    rows = rows[(rows.model == row.model) & (rows.batch_per_device == row.batch_per_device)]
+    """Return the samples/s in `rows` with a published row's model, images, batch per device and number of devices."""
+    rows = rows[(rows.model == row.model) & (rows.batch_per_device == row.batch_per_device) & ~rows.fixed]
+    rows = rows[(rows.input_shape == row.input_shape) | (row.input_shape == "")]
     same = preferred(
         rows[(rows.kind == "cpu") & (rows.devices == 1) if row.devices == 0 else rows.devices == row.devices]
     )

@@ -17,7 +17,8 @@ _MAX_TUNED = 3
 def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     """Return the setting with the best learning rate at each global batch, its index, smallest first.
 
-    It is the one that a search chose on the validation split, if there was one, else the most accurate. Only trainings
+    It is the one that a search chose on the validation split, if there was one (with most seeds), else the most
+    accurate. Only trainings
     of equal length compare: of 12 epochs, else of the most frequent number. A learning rate that was tried in several
     settings counts by the one with the `reference` batch per device, else by the one with most seeds. `change` is the
     change of the accuracy from that global batch, `tried` how many learning rates were compared.
@@ -26,7 +27,10 @@ def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     rows = rows[rows.lr.notna()].assign(at_reference=rows.batch_per_device == reference)
     rows = rows.sort_values(["at_reference", "seeds", "started"], kind="stable")
     by_lr = rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
-    best = by_lr.sort_values(["chosen", "accuracy"], kind="stable").drop_duplicates("global_batch", keep="last")
+    # Of several that searches chose the one of most seeds, then the lowest: not the best one on the test set.
+    rank = by_lr.accuracy.mask(by_lr.chosen, by_lr.seeds - by_lr.lr / (1 + by_lr.lr.max()))
+    best = by_lr.assign(rank=rank).sort_values(["chosen", "rank"], kind="stable")
+    best = best.drop_duplicates("global_batch", keep="last")
     best = best.set_index("global_batch", drop=False).sort_index()
     best["tried"] = best.candidates.fillna(rows.groupby("global_batch").lr.nunique()).astype(int)
     change = best.accuracy - best.accuracy.get(reference, math.nan)
@@ -116,12 +120,18 @@ def _tuned(results: Results, subject: Subject) -> str:
     """Return the most accurate tuned recipe at each global batch."""
     rows = results.of(subject)
     rows = same_length(trainings(rows[~rows.baseline]))
-    validated = {*results.measured[results.measured.accuracy_on == "validation split"].training_recipe}
+    tuning = results.measured[results.measured.accuracy_on == "validation split"]
+    validated = {*tuning[(tuning.model == subject.model) & (tuning.family == subject.dataset)].training_recipe}
+    tried = rows.groupby("global_batch").setting.nunique()
     best = rows.sort_values("accuracy", kind="stable").drop_duplicates("global_batch", keep="last")
     lines = markdown.lines(
         best.sort_values("global_batch").head(_MAX_TUNED),
         *(("tuned recipe", "training_recipe"), "global batch", ("lr", lambda row: f"{row.lr:g}")),
         *(("accuracy", lambda row: f"{row.accuracy:.3f}"), ("n", "seeds")),
-        ("tuned on", lambda row: "validation split" if row.training_recipe in validated else "test set"),
+        ("best of", lambda row: markdown.count(tried[row.global_batch])),
+        (
+            "tuned on",
+            lambda row: "validation split" if row.training_recipe in validated else "test set",
+        ),
     )
     return markdown.table(lines)

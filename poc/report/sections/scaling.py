@@ -20,9 +20,9 @@ _MAX_COUNTS = 4
 def series(results: Results, rows: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the series among settings of one model, framework and precision, by batch per device.
 
-    A series is one setting for each number of devices, including one device, with its `speedup` and the number of
-    `pairs`: repeats on the side with fewer. For each batch the length class that reaches most devices counts: bursts
-    before whole trainings, quick runs last.
+    A series is one setting of a workload for each number of devices, including one device, with its `speedup` and the
+    number of `pairs`: repeats on the side with fewer. For each batch the workload and length class that reaches most
+    devices counts: bursts before whole trainings, quick runs last.
     """
 
     def rank(curve: pd.DataFrame) -> tuple[Any, ...]:
@@ -30,7 +30,7 @@ def series(results: Results, rows: pd.DataFrame) -> list[pd.DataFrame]:
 
     every_series = []
     for _, same_batch in rows[~rows.emulated].groupby("batch_per_device"):
-        candidates = [_series(results, group) for _, group in same_batch.groupby(["quick", "length"])]
+        candidates = [_series(results, group) for _, group in same_batch.groupby(["quick", "length", "workload"])]
         every_series += sorted((curve for curve in candidates if len(curve) > 1), key=rank)[:1]
     return every_series
 

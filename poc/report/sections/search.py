@@ -99,6 +99,7 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
         change = completed.accuracy - trained[FOUND].accuracy
         medians = {"": completed.accuracy, "_lr": completed.lr, "_change": change}
         tested.update({name.replace("-", "_") + end: values.dropna().median() for end, values in medians.items()})
+        tested[name.replace("-", "_") + "_n"] = completed.accuracy.notna().sum()
     return tested
 
 
@@ -112,9 +113,9 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         "global batch",
         ("best lr found", _rate),
         ("with", "with"),
-        ("accuracy", lambda row: markdown.formatted(row.found, ".3f")),
-        ("linear rule", lambda row: _rule(row.linear, row.linear_change, row.linear_lr)),
-        ("square-root rule", lambda row: _rule(row.square_root, row.square_root_change, row.square_root_lr)),
+        ("accuracy", lambda row: markdown.formatted(row.found, ".3f") + _only(row.found_n, row.n)),
+        ("linear rule", lambda row: _rule(row, "linear")),
+        ("square-root rule", lambda row: _rule(row, "square_root")),
         ("epochs spent (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f})"),
         ("n", lambda row: markdown.count(row.n)),
     ]
@@ -137,8 +138,14 @@ def _rate(row: Any) -> str:
     return f"{row.lr:.3g}{spread}"
 
 
-def _rule(accuracy: float, change: float, rate: float) -> str:
-    return "" if pd.isna(accuracy) else f"{accuracy:.3f} ({change:+.3f}, lr {rate:.3g})"
+def _rule(row: Any, name: str) -> str:
+    accuracy, change, rate, seeds = (getattr(row, name + end) for end in ("", "_change", "_lr", "_n"))
+    return "" if pd.isna(accuracy) else f"{accuracy:.3f} ({change:+.3f}, lr {rate:.3g})" + _only(seeds, row.n)
+
+
+def _only(seeds: int, n: int) -> str:
+    """Return a remark if not all of the n seeds completed, whose accuracy is unknown."""
+    return f" ({seeds:.0f} of {n:.0f} seeds)" if 0 < seeds < n else ""
 
 
 def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> str:
