@@ -159,6 +159,8 @@ def test_a_window_on_a_gpu_lasts_half_a_second(step_seconds: float, lengths: lis
     done = Driven(on_gpu, lambda step: step_seconds if step else 60.0, silence=30.0)
     assert [window.steps for window in done.windows] == lengths
     assert all(window.seconds >= 0.5 for window in done.windows[2:])
+    # A range test needs the loss at each rate, not a speed.
+    assert {window.steps for window in Driven(dataclasses.replace(on_gpu, grows_from=1e-4)).windows} == {4}
 
 
 def test_all_workers_have_the_windows_of_the_first_one_or_the_recipe_s() -> None:

@@ -56,6 +56,22 @@ def test_what_differs_and_by_how_much() -> None:
     assert compared([*slow, *fast], fast[0].run.id, slow[0].run.id)["second_is_worse"] == ["samples/s"]
 
 
+def test_another_schedule_is_a_difference() -> None:
+    constant, linear = repeats_of(SLOW), repeats_of(SLOW, run={"decay": "linear"})
+    assert compared([*constant, *linear], constant[0].run.id, linear[0].run.id)["differences"].keys() == {"schedule"}
+
+
+@pytest.mark.parametrize(("runs", "significant"), [(1, True), (10, False)])
+def test_several_runs_share_the_5_percent(runs: int, significant: bool) -> None:
+    """Welch's test of these repeats has p = 0.04."""
+    sides = [
+        build(*(record for seed in range(runs) for record in repeats_of(seconds, run={"seed": seed})))
+        for seconds in ((4.0, 4.1, 3.9), (4.25, 4.35, 4.15))
+    ]
+    for values in compare.same_runs(sides, None):
+        assert (values["samples/s"]["significant"], values["exit_code"]) == (significant, int(significant))
+
+
 def test_fewer_than_three_repeats_give_a_ratio_and_no_test() -> None:
     first, second = repeats_of((4.0,)), repeats_of((1.0, 2.0), run=OTHER)
     rate = compared([*first, *second], first[0].run.id, second[0].run.id)["samples/s"]

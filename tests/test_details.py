@@ -55,7 +55,7 @@ def test_the_breakdown_says_which_gpus_wait_for_the_host() -> None:
 def test_each_precision_and_batch_size_has_its_speed_on_one_device() -> None:
     records = [on_gpus(1000), on_gpus(2000, run={"dtype": "float16"}), on_gpus(1200, batch=256), on_gpus(3000, 4)]
     lines = only_table(results_of(*records), "models", "One device")
-    rates = {(line["model, framework"], line["batch per device"]): line[markdown.RATE] for line in lines}
+    rates = {(line["model, framework"], line["batch per device"]): line[markdown.RATE].split()[0] for line in lines}
     mxnet = lines[0]["model, framework"]
     assert rates == {(mxnet, "128"): "1,000", (f"{mxnet}, float16", "128"): "2,000", (mxnet, "256"): "1,200"}
 
@@ -65,8 +65,8 @@ def test_tuning_runs_are_separate_and_machines_are_named_if_there_are_several() 
     records = [record_of(), record_of(accuracies=(0.9,) * 6, run={"data": tuning, "learning_rate": 0.1})]
     by_title = tables(blocks_of(results_of(*records), "learning_rate"))
     ((trained,),), ((tuned,),) = by_title["Every training"], by_title["Tuning runs"]
-    assert (trained["accuracy"], trained["lr"]) == ("0.750", "0.05")
-    assert (tuned["accuracy"], tuned["lr"], tuned.get("machine")) == ("0.900", "0.1", None)
+    assert (trained["accuracy"], trained["lr"]) == ("0.750 (n=1)", "0.05")
+    assert (tuned["accuracy"], tuned["lr"], tuned.get("machine")) == ("0.900 (n=1)", "0.1", None)
     results = results_of(record_of(), record_of(infrastructure="other"))
     lines = only_table(results, "learning_rate", "Every training")
     assert [line["machine"] for line in lines] == ["test machine", "other"]
@@ -90,7 +90,8 @@ def test_every_row_of_a_study_is_shown_as_printed_with_its_numbers(name: str) ->
 def test_this_machine_is_shown_with_the_published_rows_of_the_same_setting() -> None:
     study = STUDIES["beeva_poc_mxnet"]
     on_cpu = record_of(run={"batch_per_device": 512, "global_batch": 512})
-    results = results_of(on_gpus(1000), on_gpus(3000, 4, 1), on_cpu, studies=[study])
+    larger = on_gpus(500, run={"data": {"name": "cifar10", "crop": 32}, "learning_rate": 0.01})  # other images
+    results = results_of(on_gpus(1000), on_gpus(3000, 4, 1), larger, on_cpu, studies=[study])
     (lines,) = tables(blocks_of(results, "studies"))["beeva-poc-mxnet"]
     rates = {(128, 1): "1,000 GPU", (128, 4): "3,000 GPU", (512, 0): "1,280 CPU", (512, 1): "1,280 CPU"}
     for row, line in zip(study.rows, lines):

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_the_scorecard_has_known_answers(page: str) -> None:
         "1,000 (990–1,020, n=3), 1 GPU",
         "3,700 (3,600–3,900, n=3), 4 GPUs",
         "3.70x (92%) / 2.00x (100%) on 2 / —",
-        "0.800 at 128 → 0.720 at 1,024",
+        "0.800 (n=1) at 128 → 0.720 (n=1) at 1,024",
         "0.4 at 1,024, best of 2 tried",
         f"{seconds:.0f} s, 4 GPUs",
         f"${dollars:.2f}, 4 GPUs",
@@ -141,7 +142,12 @@ def test_time_and_cost_are_of_settings_all_of_whose_seeds_reached_the_accuracy(t
     seeds = [trained(1000, 0.8, epoch, run={"seed": seed}, minute=seed) for seed, epoch in enumerate((3, 9, 5))]
     missed = trained(9000, 0.8, 2, devices=2), trained(9000, 0.7, devices=2, run={"seed": 1})
     tuned = trained(500, 0.9, 4, run={"optimizer": "nesterov"})
-    lines = first_table(written(tmp_path, *seeds, *missed, tuned), "Time")
+    # A seed that diverged has not reached it; a repeat that was interrupted says nothing.
+    lost = trained(9000, 0.3, devices=4, run={"seed": 1})
+    unstable = trained(9000, 0.8, 2, devices=4), replace(lost, outcome="diverged", reason="nan", evaluations=())
+    cut = trained(1000, 0.3, run={"seed": 0}, minute=300)
+    interrupted = replace(cut, outcome="failed", reason="interrupted", evaluations=cut.evaluations[:2])
+    lines = first_table(written(tmp_path, *seeds, *missed, *unstable, interrupted, tuned), "Time")
     # The median seed: 5.5 times 50 s.
     assert [(line["devices"], line["recipe"], line["time"], line["n"]) for line in lines[:-2]] == [
         ("1 GPU", "baseline", "4.6 min", "3"),
@@ -195,7 +201,7 @@ def test_records_of_others_are_added_and_the_page_stays_about_this_machine(tmp_p
     own = on_gpus(1000), on_gpus(3000, 4)
     others = [on_gpus(5000 * n, n, minute=600, infrastructure="theirs") for n in (1, 4)]
     page = written(tmp_path, *own, others=others)
-    assert scorecard(page)[0].startswith("1,000,")
+    assert scorecard(page)[0].startswith("1,000 (n=1),")
     assert [line["machine"] for line in first_table(page, "Scaling")][:2] == ["test machine", "theirs"]
     assert ("**test machine**" in page, "**theirs**" in page) == (True, False)
     assert "theirs" in (tmp_path / "figures" / "scaling_cifar_resnet50_v2.svg").read_text()
@@ -216,7 +222,7 @@ def test_your_recipes_has_every_setting_of_the_last_run_also_quick_and_failed_on
     runs = [quick, failed, chance]
     page = written_after(tmp_path, quick, failed, before, chance, runs=runs, skipped=skipped)
     lines = first_table(page, "Your recipes")
-    (name,) = (line["recipe"] for line in lines if line[RATE] == "1,500")
+    (name,) = (line["recipe"] for line in lines if line[RATE] == "1,500 (n=1)")
     assert ("quick" in name, len(lines)) == (True, 3)
     assert all(any(word in line["accuracy"] for line in lines) for word in ("killed by signal 9", "chance"))
     assert sorted(line["environment"] for line in lines) == ["", "", "DNNL_MAX_CPU_ISA=SSE41"]
@@ -241,7 +247,7 @@ def test_each_other_model_has_a_page_and_pages_of_earlier_reports_are_removed(tm
     text = path.read_text()
     assert f"({path.name})" in page
     # Without the baseline recipe it is about the recipe with most settings.
-    assert scorecard(text)[:3] == ["3,000, 1 GPU", "12,000, 4 GPUs", "4.00x (100%) / — / —"]
+    assert scorecard(text)[:3] == ["3,000 (n=1), 1 GPU", "12,000 (n=1), 4 GPUs", "4.00x (100%) / — / —"]
     assert K80 not in text
     names = set(re.findall(r"\(figures/(.*?)\)", page + text))
     assert {path.name for path in (tmp_path / "figures").iterdir()} == names
@@ -255,8 +261,8 @@ def test_the_scorecard_of_another_model_is_at_the_batch_that_it_was_run_with(tmp
     run = {"model": MODEL, "batch_per_device": 32}
     records = [trained(900 * n, 0.8, devices=n, run={**run, "global_batch": 32 * n}) for n in (1, 4)]
     page = written(tmp_path, *records, trained(500, 0.7, run={**run, "batch_per_device": 64, "global_batch": 64}))
-    assert scorecard(page)[:3] == ["900, 1 GPU", "3,600, 4 GPUs", "4.00x (100%) / — / —"]
-    assert "0.800 at 32" in scorecard(page)[3]
+    assert scorecard(page)[:3] == ["900 (n=1), 1 GPU", "3,600 (n=1), 4 GPUs", "4.00x (100%) / — / —"]
+    assert "0.800 (n=1) at 32" in scorecard(page)[3]
 
 
 def test_before_anything_was_measured_there_is_a_page_with_what_to_do(tmp_path: Path, complete: None) -> None:

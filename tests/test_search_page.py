@@ -62,7 +62,7 @@ def test_a_simulated_machine_s_page_shows_rates_rules_and_epochs(
     assert f"at global batch 1,024 use {number(table[1]['best lr found']):g}" in page
     # No other table takes the rate that is best on the test set.
     (best,) = [lines for lines in tables(page)["Learning rate and global batch"] if "best lr" in lines[0]]
-    assert number(best[1]["best lr"]) in rates
+    assert number(best[1]["best lr"]) == min(rates)
     assert f"{number(best[1]['best lr']):g} at 1,024, best of 10 tried" in page
     # All 10 rates of a batch are in its line; no paused run is in a table of accuracies or speeds.
     (lines,) = [lines for title, lines in curves if title == "Accuracy against learning rate"]
@@ -84,6 +84,22 @@ def test_candidates_of_different_searches_or_half_a_search_choose_nothing(tmp_pa
     assert not half.chosen.any()
     missing = made[0].run.learning_rate
     assert not build(*(record for record in made if record.run.learning_rate != missing)).chosen.any()
+
+
+def test_a_rule_whose_rate_diverges_for_a_seed_says_so(tmp_path: Path) -> None:
+    made = journal.read([simulated.write_journal("8 V100", "search", tmp_path)])
+    table = build(*made)
+    (winner,) = table[
+        table.chosen & (table.seed == 0) & (table.global_batch == 1024) & (table.search != "")
+    ].itertuples()
+    lost = dict(entry.split(":") for entry in winner.test_runs.split())["linear"]
+    diverged = {"outcome": DIVERGED, "reason": "nan", "evaluations": ()}
+    records = [dataclasses.replace(each, **diverged) if each.run.id == lost else each for each in made]
+    results = Results(table=build(*records), machine=made[0].infrastructure)
+    (subject,) = results.subjects()
+    _, shown, *_ = search.blocks(results, subject, search.found(results, subject))
+    cells = tables(f"\n## x\n{shown}")["x"][0][1]
+    assert [cells[name].endswith("(1 of 2 seeds)") for name in ("linear rule", "square-root rule")] == [True, False]
 
 
 def test_a_search_is_compared_with_the_full_grid_of_the_seeds_that_have_one(tmp_path: Path) -> None:
