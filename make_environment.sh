@@ -62,7 +62,7 @@ add() {
         install "$1" torch-cu13.txt
     fi || {
         if [ "$2" != common.txt ] || ! borrow "$1"; then
-            stop "Installing requirements/$2 failed (see above); run this again to retry.${lacking:+ Without a network $python \
+            stop "Installing requirements/$2 failed (see above); run this again to retry, or first delete $1.${lacking:+ Without a network $python \
 has to have ${lacking//$'\n'/, }, too.}"
         fi
         echo "Using the packages of $python." >&2
@@ -102,7 +102,8 @@ offline=false lacking= again=()
 [[ " $* " != *" --installed "* ]] || offline=true
 first=$(cat "$here/.venv/$mark/python" 2>/dev/null || readlink -f "$here/.venv/bin/python") || true
 for candidate in "$first" python3.11 python3.10 python3.12 python3; do
-    [ -n "$python" ] || ! is_supported "$candidate" || ! has_venv "$candidate" || python=$candidate
+    [ -n "$python" ] || ! is_supported "$candidate" || { [ "$candidate" != "$first" ] && ! has_venv "$candidate"; } ||
+        python=$candidate
 done
 for candidate in python3.11 python3.10 python3.12; do
     [ -n "$python" ] || ! is_supported "$candidate" || python=$candidate

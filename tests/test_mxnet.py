@@ -96,12 +96,19 @@ def test_each_gpu_draws_masks_in_a_thread_of_its_own_by_the_seed_of_the_step(
 ) -> None:
     _, session = session_on_gpus
     threads: dict[Any, set[int]] = {context: set() for context in session._contexts}
-    monkeypatch.setattr(mx.random, "seed", lambda seed, ctx: threads[ctx].add(threading.get_ident()))
-    for seed in range(20):
+    seeds = []
+
+    def seeded(seed: int, ctx: Any) -> None:
+        threads[ctx].add(threading.get_ident())
+        seeds.append(seed)
+
+    monkeypatch.setattr(mx.random, "seed", seeded)
+    for seed in range(0, 80, 4):
         session._seed_dropout(seed)
         list(session._map_devices(lambda context: threads[context].add(threading.get_ident()), session._contexts))
     (first,), (second,) = threads.values()
     assert len({first, second, threading.get_ident()}) == 3
+    assert len(set(seeds)) == len(seeds) == 40
 
 
 def test_few_steps_are_enqueued_on_gpus_before_they_are_done(

@@ -172,11 +172,11 @@ def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
     # Estimated at an hour, and at 6 s; the second fits.
     done = sweep("a", 600.0, batch_per_device=[32, 64], epochs=[100_000_000, 1])
     assert done == [(1, COMPLETED, "")] * 2
-    assert "2 are left" in capsys.readouterr().err
+    assert "Not done: 2 runs" in capsys.readouterr().err
     # Estimated at less than 8 s, it takes minutes: steps of one image, which an estimate does not know to be slow.
     long = {"batch_per_device": 1, "epochs": 200, "evaluate": False}
     assert sweep("b", 15.0, **long) == [(200, FAILED, "interrupted")]
-    assert "1 are left" in capsys.readouterr().err
+    assert "Not done: 1 run," in capsys.readouterr().err
     assert len(sweep("b", -1.0, **long)) == 1
 
 

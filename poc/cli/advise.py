@@ -41,7 +41,8 @@ _REPLACED = ("cores_per_worker", "epochs", "seconds", "target_accuracy")
 _NOTE = (
     "Samples/s on more devices than were measured are predicted at the measured efficiency; their 90% interval comes "
     "from published scaling series. Hours: {epochs} epochs without evaluation. Dollars: hours x machines x price per "
-    "hour. A larger global batch may need another learning rate and lose accuracy."
+    "hour; more GPUs than this machine has are not priced. A larger global batch may need another learning rate and "
+    "lose accuracy."
 )
 
 

@@ -168,15 +168,20 @@ def _accuracy(sides: Sequence[pd.DataFrame], judged: int) -> dict[str, Any]:
 def _difference(sides: Sequence[pd.Series[float]], judged: int) -> dict[str, Any]:
     """Return the difference of means, with its interval if there are enough values on both sides.
 
-    It is significant if it is so among `judged` pairs, which share the 5% (Bonferroni).
+    The intervals of `judged` pairs share the 5% (Bonferroni).
     """
     n, difference, interval = [len(side) for side in sides], sides[0].mean() - sides[1].mean(), None
+    confidence = 1 - (1 - repeats.CONFIDENCE) / judged
     if min(n) >= repeats.MIN_REPEATS:
-        welch = ttest_ind(*sides, equal_var=False)
-        interval = [*welch.confidence_interval(repeats.CONFIDENCE)]
-        low, high = welch.confidence_interval(1 - (1 - repeats.CONFIDENCE) / judged)
-    significant = interval and not low <= 0 <= high
-    return {"n": n, "estimate": difference, "interval": interval, "significant": significant}
+        interval = [*ttest_ind(*sides, equal_var=False).confidence_interval(confidence)]
+    significant = interval and not interval[0] <= 0 <= interval[1]
+    return {
+        "n": n,
+        "estimate": difference,
+        "interval": interval,
+        "confidence": confidence,
+        "significant": significant,
+    }
 
 
 def _range(values: pd.Series[float], digits: str) -> str:
@@ -194,4 +199,4 @@ def _verdict(title: str, result: dict[str, Any], digits: str) -> str:
         return f"{estimate}; no significance test: {counts}, needs {repeats.MIN_REPEATS}."
     low, high = (f"{end:{digits}}" for end in result["interval"])
     word = "significant" if result["significant"] else "not significant"
-    return f"{estimate}, {word} (95% interval {low} to {high}, {counts})."
+    return f"{estimate}, {word} ({100 * result['confidence']:.4g}% interval {low} to {high}, {counts})."

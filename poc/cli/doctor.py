@@ -80,10 +80,11 @@ def _facts(options: Options) -> Iterator[tuple[str, str]]:
     if folder is None:
         where = f"CIFAR-10 in {source}" if source else "CIFAR-10 (optional: the first run downloads it)"
         yield "missing", f"{where}; to use a copy of your own: export POC_DATA=FOLDER"
-    yield from (("missing", line) for line in _missing(machine, wanted))
+    yield from (("missing", line) for line in _missing(wanted))
+    yield from (("warning", line) for line in _warnings(machine))
 
 
-def _missing(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[str]:
+def _missing(wanted: Mapping[str, Build]) -> Iterator[str]:
     """Say what else this machine lacks, and how to get it."""
     for name in frameworks.FRAMEWORKS:
         build = wanted.get(name)
@@ -91,7 +92,6 @@ def _missing(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[str]:
             yield f"{build}: ./make_environment.sh"
         elif build is None and not frameworks.has_any_build(name):
             yield f"{frameworks.load(name).LABEL} (optional): ./make_environment.sh --torch"
-    yield from _warnings(machine)
     free = shutil.disk_usage(HOME).free / 1e9
     if free < _FREE_GIGABYTES:
         yield f"disk space: {HOME} has {free:.1f} GB free, {_FREE_GIGABYTES:g} GB are needed"
@@ -99,7 +99,7 @@ def _missing(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[str]:
 
 def _warnings(machine: Hardware) -> Iterator[str]:
     """Say what will disturb runs on GPUs."""
-    shared = shutil.disk_usage(_SHARED_MEMORY).total
+    shared = shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0
     if len(machine.gpus) > 1 and shared <= _DOCKER_SHARED_MEMORY:
         megabytes = shared >> 20
         yield f"shared memory: {_SHARED_MEMORY} has {megabytes} MB, several GPUs need more: docker run --shm-size 2g"

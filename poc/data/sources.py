@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,8 @@ from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, checksum, split_of
 from poc.values import UserError
 
 _ATTEMPTS = 3
-"""How often a download is tried: without the images a whole run is of synthetic ones."""
+"""How often a download is tried; without it all runs would be on synthetic images."""
+_PAUSE_SECONDS = 2.0
 
 
 def load(
@@ -131,6 +133,7 @@ def _download(release: Release, cache: Path) -> Path | None:
             for _ in range(_ATTEMPTS - 1):
                 with contextlib.suppress(OSError, ValueError):
                     return Path(pooch.retrieve(release.url, digest, name, cache, downloader=downloader))
+                time.sleep(_PAUSE_SECONDS)
             return Path(pooch.retrieve(release.url, digest, name, cache, downloader=downloader))
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]

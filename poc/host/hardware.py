@@ -116,8 +116,12 @@ def gpu_problem() -> str:
 def _cuda_problem() -> str:
     """Return why CUDA does not start though the driver answers; empty if it does, or its library is elsewhere."""
     probe = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-    done = subprocess.run([sys.executable, "-I", "-c", probe], capture_output=True, text=True)
-    if (error := int(done.stdout or 0)) == 0:
+    try:
+        done = subprocess.run([sys.executable, "-I", "-c", probe], capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return "CUDA does not start within a minute: restart the machine or the container"
+    *_, answer = ["0", *done.stdout.split()]  # a preloaded library may print, too
+    if (error := int(answer)) == 0:
         return ""
     return f"CUDA does not start (error {error}): {_CUDA_HINTS.get(error, 'restart the machine or the container')}"
 

@@ -46,8 +46,7 @@ def misplaced(results: Path) -> list[str]:
     """
     if (results / FILE).exists() and not paths(results):
         raise UserError(f"--results: {results} has no MACHINE/{FILE}, but {FILE}; use --results {results.parent}")
-    deeper = [path for path in results.glob(f"*/*/{FILE}") if path.parent.parent != results / "withdrawn"]
-    strays = [*results.glob(FILE), *sorted(deeper)]
+    strays = [*results.glob(FILE), *sorted(results.glob(f"*/*/{FILE}"))]
     return [f"journal: {path} is not read; move it to {results / 'MACHINE' / FILE}" for path in strays]
 
 

@@ -71,7 +71,7 @@ class Replays:
         """Run `work` on a batch: record it, if it is the first of its kind, or else replay the record.
 
         Raises RuntimeError if it cannot be recorded, or what shows that the memory is too small. Eager steps in its
-        place would be another measurement, and after a failed recording CUDA's allocator may believe in it for good.
+        place would be another measurement, and after a failed recording PyTorch's allocator may stay in recording mode.
         """
         if kind in self._recorded:
             graph, static_batch = self._recorded[kind]
@@ -89,5 +89,5 @@ class Replays:
             if isinstance(reason, torch.OutOfMemoryError):
                 raise reason from None
             text = f"{type(reason).__name__}: {one_line(reason)}"
-            raise RuntimeError(f"the step cannot be a CUDA graph; graphs=False does without ({text})") from error
+            raise RuntimeError(f"the step cannot be recorded as a CUDA graph: use graphs=False ({text})") from error
         self._recorded[kind] = graph, static_batch

@@ -48,8 +48,8 @@ def notes(results: Results) -> str:
     """Return what a reader has to know to trust the numbers."""
     rows = results.measured[results.measured.machine == results.machine]
     applies = {
-        "Samples/s: median over n repeats, each in fresh processes, with their range. A burst is a run that is cut short "
-        "(after seconds, at most a minute or two) to measure samples/s; it is never pooled with whole trainings.": True,
+        "Samples/s: median over n repeats, each in fresh processes, with their range. A burst is a run that is cut "
+        "short, after some seconds or a minute, to measure samples/s; it is never pooled with whole trainings.": True,
         "Published rows: the main study on MXNet 0.11 in 2017, one run each, as printed.": True,
         "Accuracy was measured on JPEG copies of CIFAR-10, on which the main study's own script also stays below what "
         "it printed; see the page on how it was measured.": rows.dataset.str.contains("jpeg").any(),

@@ -22,11 +22,11 @@ def series(results: Results, rows: pd.DataFrame) -> list[pd.DataFrame]:
 
     A series is one setting of a workload for each number of devices, including one device, with its `speedup` and the
     number of `pairs`: repeats on the side with fewer. For each batch the workload and length class that reaches most
-    devices counts: bursts before whole trainings, quick runs last.
+    devices counts: bursts before whole trainings, quick runs last, then the one with most repeats.
     """
 
     def rank(curve: pd.DataFrame) -> tuple[Any, ...]:
-        return curve.quick[0], -curve.devices.max(), curve.length[0] != BURST
+        return curve.quick[0], -curve.devices.max(), curve.length[0] != BURST, -curve.pairs.iloc[-1]
 
     every_series = []
     for _, same_batch in rows[~rows.emulated].groupby("batch_per_device"):

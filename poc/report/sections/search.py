@@ -144,7 +144,7 @@ def _rule(row: Any, name: str) -> str:
 
 
 def _only(seeds: int, n: int) -> str:
-    """Return a remark if not all of the n seeds completed, whose accuracy is unknown."""
+    """Return a remark with the number of seeds that completed, if not all n did."""
     return f" ({seeds:.0f} of {n:.0f} seeds)" if 0 < seeds < n else ""
 
 
