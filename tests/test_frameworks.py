@@ -399,6 +399,7 @@ SLIM = {"model": "cifar_airbench94_slim", "data": Synthetic(crop=32, train=640, 
 STEPS: tuple[dict[str, Any], ...] = (
     {"lr": Fixed(base=0.02, decay="linear", **WARM_UP)},
     {"lr": Fixed(base=0.02, **WARM_UP), "optimizer": SGD(momentum_correction=True)},
+    {"lr": Fixed(base=0.02, warmup_epochs=0.2), "optimizer": SGD(momentum_correction=True)},  # from 0
     {"lr": Fixed(base=0.01, decay="cosine"), "optimizer": "nesterov"},
     # Orthogonalising makes as much of a direction that is nearly rounding as of any other: small steps.
     {"lr": 0.001, "optimizer": Muon(lr=0.001)},

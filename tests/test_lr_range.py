@@ -8,14 +8,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from poc import SGD, AdamW, Exponential, Recipe, report
+from poc import SGD, AdamW, Exponential, Muon, Recipe, frameworks, report
 from poc.cli import main
 from poc.cli.lr_range import RangeTest, find_rates, plan_tests, range_test
 from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED
 from tests.builders import GLUON, MACHINE, SMALL, TWO_WORKERS, executed, recipe_file, record_of
+from tests.extras import needs_torch
+from tests.framework_worker import batches, planned
 from tests.launch import records
 from tests.pages import trained
 
@@ -96,6 +99,25 @@ def test_a_range_test_is_planned_for_each_model_optimizer_and_global_batch() -> 
 
 
 GROWING = {"lr": Exponential(low=1e-3, high=0.2), "epochs": None, "steps": 60, "window": 1, "evaluate": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["mxnet", pytest.param("pytorch", marks=needs_torch)])
+def test_convolutions_keep_the_rate_of_muon(framework: str) -> None:
+    run = planned(framework, **{**GROWING, "optimizer": Muon(lr=0.02)}).run
+    changes = []
+    for rate in (0.01, 0.1):
+        session = frameworks.open_session(run)
+        before = session.state()
+        session.step(next(batches(run)), rate)
+        after = session.state()
+        changes.append({name: after[name] - array for name, array in before.items() if name.startswith("parameter/")})
+    names = {axes: [name for name, change in changes[0].items() if change.ndim == axes] for axes in (2, 4)}
+    assert len(names[4]) > 3
+    for axes, factor in ((2, 10), (4, 1)):
+        for name in names[axes]:
+            assert np.abs(changes[0][name]).max() > 0
+            np.testing.assert_allclose(factor * changes[0][name], changes[1][name], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -109,7 +109,8 @@ class SSP(KVStore):
     staleness: CountOrZero | None = field(
         label=lambda steps: "unbounded staleness" if steps is None else f"staleness {steps}"
     )
-    """Steps that a worker may be ahead of the slowest: 0 is synchronous, None sets no bound."""
+    """Steps that a worker may be ahead of the slowest: with 0 all advance together, None sets no bound. Momentum decays
+    with every push: with n workers by momentum^n per step, also with 0."""
     servers: Count = field(default=1, label="{} servers")
 
     sums = False

@@ -129,7 +129,11 @@ class Airbench(nn.HybridBlock):
     """The network of Jordan 2024 ("94% on CIFAR-10 in 3.29 Seconds on a Single GPU").
 
     Its first convolution whitens patches of 2 x 2, and only its shifts are trained; three blocks of two convolutions
-    follow, which begin as identities. Constant factors replace the original's separate learning rates.
+    follow, which begin as identities. Constant factors replace the original's separate learning rates. What else
+    differs from the original's training, in this repository's recipes: five Newton-Schulz iterations and not three; the
+    head and the shifts have Muon's momentum and no weight decay; the whitening's shifts are trained to the end; images
+    are padded with grey, not reflected; other initial weights; an epsilon of 2e-5 in the norms; no test-time
+    augmentation.
     """
 
     def __init__(self, classes: int, *widths: int) -> None:
@@ -366,6 +370,8 @@ def branch_ends(net: Any) -> list[Any]:
     def collect(block: Any) -> None:
         if isinstance(block, _PreactivationUnit):
             ends.append(block.branch[-1].weight)
+        elif isinstance(block, vision.BottleneckV2):
+            ends.append(block.conv3.weight)
         elif hasattr(block, "body"):
             ends.extend([layer.gamma for layer in block.body if isinstance(layer, nn.BatchNorm)][-1:])
 

@@ -114,7 +114,8 @@ class Muon(Optimizer):
 
     The momentum of a convolution, (out, in, height, width), is seen as a matrix (out, the rest), and five Newton-Schulz
     iterations bring it near to the orthogonal matrix of the same singular vectors. Convolutions have a learning rate of
-    their own, a multiple of the others'. Weight decay is decoupled for them, and a part of the gradient for the others.
+    their own, a multiple of the others'; in a range test, which varies the others', it stays. Weight decay is decoupled
+    for them, and a part of the gradient for the others.
     """
 
     def update(self, rate: float) -> None:
@@ -128,7 +129,7 @@ class Muon(Optimizer):
         if not are_matrices:
             values[:] = values - rate * direction
             return
-        rate *= self._options.lr / self._run.learning_rate
+        rate = self._options.lr if self._run.is_range_test else rate * self._options.lr / self._run.learning_rate
         direction = self._buffer.joined(map(orthogonalised, self._buffer.stacks(direction)))
         if self._options.unit_weights:
             values = self._buffer.joined(map(_with_unit_rows, self._buffer.stacks(values)))

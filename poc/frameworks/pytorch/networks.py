@@ -143,6 +143,14 @@ def torchvision_resnet(classes: int, name: str) -> nn.Module:
     return net
 
 
+def torchvision_alexnet(classes: int) -> nn.Module:
+    """AlexNet with dropout after its two hidden dense layers (Krizhevsky et al. 2012), as Gluon's."""
+    net = torchvision(classes, "alexnet")
+    first_drop, fc6, relu6, second_drop, fc7, relu7, output = net.classifier
+    net.classifier = nn.Sequential(fc6, relu6, first_drop, fc7, relu7, second_drop, output)
+    return net
+
+
 # Without the auxiliary classifiers and their own, slow initialisation.
 _without_auxiliary = functools.partial(torchvision, aux_logits=False, init_weights=False)
 BUILDERS: dict[str, tuple[Callable[..., nn.Module], tuple[Any, ...]]] = {
@@ -151,8 +159,11 @@ BUILDERS: dict[str, tuple[Callable[..., nn.Module], tuple[Any, ...]]] = {
     "cifar_airbench94": (Airbench, (64, 256, 256)),
     "cifar_airbench94_slim": (Airbench, (64, 128, 256)),
     "cifar_airbench95": (Airbench, (128, 384, 384)),
-    **{name: (torchvision, (name,)) for name in ("alexnet", "vgg16", "vgg19", "densenet121")},
-    **{name: (_without_auxiliary, (name,)) for name in ("googlenet", "inception_v3")},
+    "alexnet": (torchvision_alexnet, ()),
+    **{name: (torchvision, (name,)) for name in ("vgg16", "vgg19", "densenet121")},
+    # Szegedy et al. 2015, as in GluonCV; torchvision's is half of that.
+    "googlenet": (functools.partial(_without_auxiliary, dropout=0.4), ("googlenet",)),
+    "inception_v3": (_without_auxiliary, ("inception_v3",)),
     **{f"resnet{layers}_v1": (torchvision_resnet, (f"resnet{layers}",)) for layers in (50, 101, 152)},
 }
 """Builders of the networks in `pytorch.NETWORKS`, and their arguments after the number of classes."""

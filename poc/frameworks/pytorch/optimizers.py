@@ -123,10 +123,12 @@ def build(run: Run, parameters: Tensors, decays: Sequence[bool], *, capturable: 
     else:
         for group in groups:
             group["nesterov"] = isinstance(options, (config.Nesterov, config.Muon))
-            if is_muon:
-                group["lr_scale"] = options.lr / run.learning_rate if group["orthogonal"] else 1.0
-            elif not getattr(options, "momentum_correction", False):
-                group["velocity_factor"] = 1.0
+            if not is_muon:
+                group.update(velocity_factor=1.0, corrects=getattr(options, "momentum_correction", False))
+            elif group["orthogonal"] and run.is_range_test:  # which varies the others' rate
+                group["own_rate"] = options.lr
+            elif group["orthogonal"]:
+                group["lr_scale"] = options.lr / run.learning_rate
         # Jordan et al. orthogonalise in bfloat16, too.
         dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32
         names, unit_weights = ["momentum_buffer"], getattr(options, "unit_weights", False)
@@ -170,13 +172,16 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     """Set the learning rate of the next step, so that SGD takes the steps of MXNet's.
 
     MXNet: v = m v - rate g, w = w + v. PyTorch: b = m b + g, w = w - rate b. So b is -v / rate, and is scaled by old
-    rate / new rate when the rate changes (`scale_velocity`). (Momentum correction scales v by new rate / old rate: that
-    leaves b as it is.) After a rate of 0, which moves nothing, the momentum is 0.
+    rate / new rate when the rate changes (`scale_velocity`). Momentum correction scales v by new rate / old rate: that
+    leaves b as it is. After a rate of 0, which moves nothing, the momentum is 0.
     """
     for group in optimizer.param_groups:
         previous = group.get("rate", 0.0)
-        group["rate"] = rate * group.get("lr_scale", 1.0)
-        numbers = {"lr": group["rate"], "velocity_factor": previous / rate if rate else 1.0}
+        group["rate"] = group.get("own_rate", rate * group.get("lr_scale", 1.0))
+        factor = previous / rate if rate else 1.0
+        if group.get("corrects"):
+            factor = 0.0 if rate and not previous else 1.0
+        numbers = {"lr": group["rate"], "velocity_factor": factor}
         for name in numbers.keys() & group.keys():
             if isinstance(group[name], torch.Tensor):
                 group[name].fill_(numbers[name])

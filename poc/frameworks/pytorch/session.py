@@ -73,7 +73,8 @@ class TorchSession(Session):
         if run.dtype == "float16":
             self._loss_scale = LossScale(torch.full((), LossScale.START * run.global_batch, device=self._device))
         capturable = self._device.type == "cuda" or new_graph is not None
-        gammas = {id(layer.weight) for layer in self._net.modules() if isinstance(layer, nn.BatchNorm2d)}
+        norms = nn.modules.batchnorm._BatchNorm
+        gammas = {id(layer.weight) for layer in self._net.modules() if isinstance(layer, norms)}
         decays = [run.optimizer.decay_gammas if id(each) in gammas else each.dim() > 1 for each in self._trained]
         self._optimizer = optimizers.build(run, self._trained, decays, capturable=capturable)
         self._replays = self._new_replays(new_graph) if new_graph else None
