@@ -16,8 +16,8 @@ HOME = Path(__file__).resolve().parents[1]
 MACHINE = "EPYC-2 without AVX-512"
 """The machine of the latest record: the pages are about it and show the others with it."""
 REFERENCE = (
-    f"These are this project's own measurements on the machine {MACHINE}, a virtual machine with two CPU cores, and on "
-    "two others like it."
+    f"These are this project's own measurements on the machine {MACHINE}, a virtual machine with two CPU cores; "
+    "accuracies of two others are shown with them."
 )
 SAMPLE = f"**This is a sample page.** {REFERENCE} Your first run of `./run_all.sh` replaces it with your page."
 

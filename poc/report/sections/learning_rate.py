@@ -97,7 +97,8 @@ def _recommendation(
         return f"**Recommendation:** {_sentence(texts)}."
     for name, best in published.items():
         if texts := _best_rates(best, reference):
-            command = "; run `./run_all.sh learning_rate` to measure it on this machine"
+            option = " --set kind=cpu" if len(measured) and (measured.kind == "cpu").all() else ""
+            command = f"; run `./run_all.sh learning_rate{option}` to measure it on this machine"
             text = _sentence(texts) + (command if subject.is_main else "")
             return f"**Recommendation, as published for {name}:** {text}."
     return ""
