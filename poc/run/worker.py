@@ -246,8 +246,10 @@ def main() -> None:
     request = json.load(sys.stdin)
     os.sched_setaffinity(0, request["cores"])
     with Path(request["events"]).open("a") as events:
-        outcome = Worker(request, events).work()
-    # All events are written; at a normal exit CUDA may crash, and a distributed kvstore waits for other workers.
+        worker = Worker(request, events)
+        outcome = worker.work()
+    # All events are written. At a normal exit CUDA may crash, and a distributed kvstore waits for other workers; and if
+    # the worker were freed before, PyTorch's process group could wait for a thread of Gloo that waits for Python.
     sys.stderr.flush()
     os._exit(outcome != COMPLETED)
 
