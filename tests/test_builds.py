@@ -233,7 +233,12 @@ def test_the_lists_to_install(name: str, options: list[str], lines: list[str], s
 @pytest.mark.parametrize(
     ("name", "option", "patch", "reason"),
     [
-        ("4 V100", "--dev", ("shutil.disk_usage", lambda path: SimpleNamespace(free=3e9)), "12.9 are needed"),
+        (
+            "4 V100",
+            "--dev",
+            ("shutil.disk_usage", lambda path: SimpleNamespace(total=1e12, free=3e9)),
+            "12.9 are needed",
+        ),
         ("no driver", "--ray", ("poc.cli.doctor.shared_library", lambda name: None), "install libquadmath0 libgomp1"),
     ],
 )

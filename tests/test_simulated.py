@@ -284,19 +284,21 @@ def expected_scorecard(rows: pd.DataFrame, is_own: bool) -> list[str]:
 
     def rate(devices: float) -> str:
         values = timed(rows, devices, 128).samples_per_second
-        spread = f" ({printed(values.min())}–{printed(values.max())}, n={len(values)})" if len(values) > 1 else ""
-        return f"{printed(values.median())}{spread}, {devices_printed(devices)}"
+        spread = f"{printed(values.min())}–{printed(values.max())}, " if len(values) > 1 else ""
+        remarks = f" ({spread}n={len(values)})" if is_own else ""
+        return f"{printed(values.median())}{remarks}, {devices_printed(devices)}"
 
     most, accuracies, seconds = rows[~rows.emulated].devices.max(), best(rows), to_target(rows)
     ratios = [speedup(rows, most, batch)[0] for batch in (128, 256, 512)]
     cells = [f"{ratio:.2f}x ({ratio / most:.0%})" if ratio > 0 else "—" for ratio in ratios]
     first, last = accuracies.loc[128], accuracies.iloc[-1]
     dollars = (seconds / 3600 * rows.dollars_per_hour).dropna()
-    bound = "" if is_own else "≤ "
+    bound, n = ("", " (n=1)") if is_own else ("≤ ", "")
     return [
         *(rate(1), rate(most), " / ".join(cells)),
-        f"{first.accuracy:.3f} at 128 → {last.accuracy:.3f} at {last.name:,.0f}",
-        f"{last.lr:g} at {last.name:,.0f}, best of {last.tried:.0f} tried",
+        f"{first.accuracy:.3f}{n} at 128 → {last.accuracy:.3f}{n} at {last.name:,.0f}",
+        f"{last.lr:g} at {last.name:,.0f}, "
+        + (f"best of {last.tried:.0f} tried" if last.tried > 1 else "the only one tried"),
         f"{bound}{seconds_printed(seconds.min())}, {devices_printed(rows.devices[seconds.idxmin()])}",
         f"{bound}${dollars.min():.2f}, {devices_printed(rows.devices[dollars.idxmin()])}"
         if len(dollars)
