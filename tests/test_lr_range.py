@@ -108,7 +108,7 @@ def test_convolutions_keep_the_rate_of_muon(framework: str) -> None:
     changes = []
     for rate in (0.01, 0.1):
         session = frameworks.open_session(run)
-        before = session.state()
+        before = {name: array.copy() for name, array in session.state().items()}
         session.step(next(batches(run)), rate)
         after = session.state()
         changes.append({name: after[name] - array for name, array in before.items() if name.startswith("parameter/")})
