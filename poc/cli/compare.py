@@ -22,18 +22,8 @@ from poc.values import UserError
 _CONDITIONS = [
     *("machine", "hardware", "cores", "driver", "framework", "commit", "environment", "threads", "cores_per_worker"),
     *("model", "dataset", "data_checksum", "fixed", "input_shape", "kind", "devices", "emulated", "workers", "dtype"),
-    *(
-        "batch_per_device",
-        "global_batch",
-        "lr",
-        "lr_rule",
-        "schedule",
-        "training_recipe",
-        "kvstore",
-        "straggler",
-        "layout",
-    ),
-    *("length", "epochs", "target_accuracy", "accuracy_on", "quick"),
+    *("batch_per_device", "global_batch", "lr", "lr_rule", "schedule", "training_recipe", "kvstore", "straggler"),
+    *("layout", "length", "epochs", "target_accuracy", "accuracy_on", "quick"),
 ]
 NOT_SLOWER, SLOWER, TOO_FEW = 0, 3, 4
 _VERDICTS = {NOT_SLOWER: "not slower", SLOWER: "slower", TOO_FEW: "inconclusive: too few repeats"}

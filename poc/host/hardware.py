@@ -99,8 +99,8 @@ def gpu_problem() -> str:
     try:
         divided = [index for index in nvml.visible_gpus() if nvml.is_divided(index)]
         if divided:
-            way_out = "use whole GPUs (sudo nvidia-smi -mig 0), or name the others in CUDA_VISIBLE_DEVICES"
-            return f"GPU {divided[0]} is divided into MIG instances; {way_out}"
+            advice = "use whole GPUs (sudo nvidia-smi -mig 0), or name the others in CUDA_VISIBLE_DEVICES"
+            return f"GPU {divided[0]} is divided into MIG instances; {advice}"
         if nvml.query("nvmlDeviceGetCount"):
             setting = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             if nvml.visible_gpus():

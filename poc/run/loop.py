@@ -93,11 +93,11 @@ class Loop:
         """Return the steps of the next window, of the `steps_left` of this epoch.
 
         On GPUs it has as many as take `WINDOW_SECONDS`, by the steps of the window before, and the rest of the epoch is
-        divided equally, so that its last window is no shorter.
+        divided equally, so that its last window is no shorter. Not in a range test, which needs the loss at each rate.
         """
         run, steps = self.run, self.run.window
-        is_timed = not run.is_range_test  # which needs the loss at each rate
-        if run.kind == "gpu" and run.workers_agree and is_timed and self._step - self.first_step >= WARMUP_STEPS:
+        is_timed = run.kind == "gpu" and run.workers_agree and not run.is_range_test
+        if is_timed and self._step - self.first_step >= WARMUP_STEPS:
             wanted = max(steps, math.ceil(WINDOW_SECONDS / self._step_seconds))
             steps = int(self._decide(min(wanted, steps_left)))
             steps = math.ceil(steps_left / (steps_left // steps))

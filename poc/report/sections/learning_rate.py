@@ -130,9 +130,6 @@ def _tuned(results: Results, subject: Subject) -> str:
         *(("tuned recipe", "training_recipe"), "global batch", ("lr", lambda row: f"{row.lr:g}")),
         *(("accuracy", lambda row: f"{row.accuracy:.3f}"), ("n", "seeds")),
         ("best of", lambda row: markdown.count(tried[row.global_batch])),
-        (
-            "tuned on",
-            lambda row: "validation split" if row.training_recipe in validated else "test set",
-        ),
+        ("tuned on", lambda row: "validation split" if row.training_recipe in validated else "test set"),
     )
     return markdown.table(lines)
