@@ -6,6 +6,8 @@
 # base may have them or not (BASE=nvidia/cuda:11.8.0-base-ubuntu22.04):
 #     docker build -t poc-cuda --build-arg REQUIREMENTS=requirements.txt .
 #     docker run --rm --gpus all --shm-size 2g -v "$PWD/results:/results" poc-cuda run --results /results
+# MXNet has no code for H100 and later: PyTorch has, with
+#     --build-arg REQUIREMENTS="requirements/common.txt requirements/torch.txt requirements/torch-cu13.txt"
 # Both run as another user, too: docker run --user "$(id -u):$(id -g)" ...
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}

@@ -26,7 +26,7 @@ This machine
   --data DIR        where CIFAR-10 is (default: $POC_DATA, then the cache, then a download)
   --cluster ADDRESS run on every machine of a Ray cluster (docs/hosts.md)
   --framework NAME  install and use only mxnet or pytorch
-  --installed       download nothing: use the packages of the Python that PYTHON names
+  --installed       download no packages: use those of the Python that PYTHON names
 
 How long
   --hours H         stop after H hours

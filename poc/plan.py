@@ -13,7 +13,7 @@ from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
 from poc.frameworks import own_models
 from poc.frameworks.own_models import Inspected
-from poc.host.hardware import Hardware
+from poc.host.hardware import Hardware, gpu_problem
 from poc.values import UserError, value
 
 # For estimates only: the share of its peak that training reaches on a CPU, and on a GPU: 0.129 and 0.140 from the
@@ -71,16 +71,14 @@ def plan(
     """Return every run of `recipe` with its repeats, in rounds over the grid; `quick` plans its quick version.
 
     A round measures what is compared at about the same time. Every other round goes backwards, so that none of two
-    always comes first. On a machine with usable GPUs, CPU runs are skipped, because they would take hours at a GPU's
-    price, unless `cpu` asks for them, or the user `named` a recipe that has no others.
+    always comes first. On a machine with GPUs, CPU runs are skipped, because they would take hours at a GPU's price,
+    unless `cpu` asks for them, or the user `named` a recipe that has no others.
     """
     planned: dict[tuple[Any, ...], Planned] = {}
     settings = (recipe.quick_version() if quick else recipe).settings()
     groups = _groups(settings)
     named_for_cpu = named and all(setting.kind == "cpu" for setting in recipe.settings())
-    pairs = itertools.product(frameworks.FRAMEWORKS, hardware.gpus)
-    has_usable_gpus = any(not frameworks.unsupported(framework, gpu, hardware) for framework, gpu in pairs)
-    cpu = cpu or named_for_cpu or not has_usable_gpus
+    cpu = cpu or named_for_cpu or not hardware.gpus
     repeats = range(max(setting.repeats for setting in settings))
     places = range(max(len(setting.seeds) for setting in settings))
     for number, (repeat, place) in enumerate(itertools.product(repeats, places)):
@@ -103,6 +101,16 @@ def plan(
     return list(planned.values())
 
 
+def check_gpus(recipes: Iterable[Recipe], machine: Hardware, option: str) -> None:
+    """Raise UserError if `machine`, this one, has GPUs that cannot be used, unless all `recipes` are for CPUs.
+
+    The message names the `option` of the command for CPU runs.
+    """
+    is_for_cpu = all(setting.kind == "cpu" for recipe in recipes for setting in recipe.settings())
+    if not is_for_cpu and (problem := gpu_problem() or frameworks.gpu_problem(machine)):
+        raise UserError(f"{problem}. For CPU runs at this machine's price: {option}")
+
+
 def _groups(settings: Iterable[Setting]) -> list[list[Setting]]:
     """Group the settings of each search, which differ only in their batch; any other setting is a group of its own."""
     groups: dict[Any, list[Setting]] = {}
@@ -117,23 +125,14 @@ def _searches(settings: Iterable[Setting], hardware: Hardware, names: dict[str, 
     planned: list[Planned] = []
     batches: list[tuple[Run, ...]] = []
     framework_choice = ""
-
-    def with_rate(run: Run, setting: Setting) -> Run:
-        schedule = vars(setting.schedule)
-        return dataclasses.replace(run, **schedule, optimizer=setting.optimizer, lr_rule=str(setting.lr))
-
     for setting in sorted(settings, key=lambda setting: (setting.global_batch, setting.devices)):
-        pairs = setting.candidates()
-        (run, skip, choice), (training, _, _) = (_resolve(first, hardware, names) for first in pairs[0])
+        first, tuned = setting.candidates()[0]
+        (run, skip, choice), (training, _, _) = (_resolve(each, hardware, names) for each in (first, tuned))
         if skip:
             planned.append(Planned(run=run, skip=skip, seconds=estimate(run, hardware)))
             continue
         framework_choice, rates = choice, cast(Search, setting.lr)
-        candidates = (
-            dataclasses.replace(with_rate(run, candidate), tunes=with_rate(training, tuned), search=rates)
-            for candidate, tuned in pairs
-        )
-        batches.append(tuple(candidates))
+        batches.append(tuple(search.candidates(dataclasses.replace(run, tunes=training, search=rates))))
     if batches:
         run, seconds = batches[0][0], _search_seconds(batches, hardware)
         planned.append(Planned(run=run, searched=tuple(batches), seconds=seconds, framework_choice=framework_choice))
@@ -181,11 +180,13 @@ def _resolve(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> tup
             first = f"first supported framework of {', '.join(frameworks.FRAMEWORKS)}"
             return run, "", "set by the recipe" if is_set else "; ".join(rejected) or first
         attempts.append((run, skip, model))
-    mistakes = [model.refusal for _, _, model in attempts if model.is_mistake]
+    accepted = [attempt for attempt in attempts if attempt[2].cost]
+    mistakes = [model.refusal for _, _, model in attempts if model.is_mistake and not accepted]
     if mistakes or not (is_set or any(not model.refusal for _, _, model in attempts)):
         refusals = [f"{frameworks.load(run.framework).LABEL}: {model.refusal}" for run, _, model in attempts]
         raise UserError("model: " + (mistakes[0] if mistakes else "; ".join(refusals)))
-    run, skip, _ = next((attempt for attempt in attempts if not attempt[2].refusal), attempts[0])
+    not_refused = [attempt for attempt in attempts if not attempt[2].refusal]
+    run, skip, _ = [*accepted, *not_refused, *attempts][0]
     return run, skip, "set by the recipe" if is_set else ""
 
 
@@ -224,6 +225,9 @@ def _with_framework(
         if not unsupported:
             break
     model = own_models.inspect(run) if run.has_own_model else Inspected()
+    if model.refusal and setting.layout == AUTO and run.layout != "NCHW":  # `view` may need the usual layout
+        run = dataclasses.replace(run, layout="NCHW")
+        model = own_models.inspect(run)
     run = dataclasses.replace(run, cost=model.cost)
     uneven = f"workers={workers} cannot be divided equally over {hosts} hosts" if workers % hosts else ""
     reasons = (unsupported, model.refusal, _too_large(run, hardware), too_few_cores, uneven, too_few_devices)

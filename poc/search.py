@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from poc.config import Linear, SquareRoot
+from poc.config import Fixed, Linear, SquareRoot
 from poc.config.run import Run
 
 FOUND, LINEAR, SQUARE_ROOT = "found", "linear", "square-root"
@@ -48,6 +48,22 @@ class Stage(NamedTuple):
 
 ResultOf = Callable[[Run], "Result | None"]
 """Return the result of a run; None if it has none yet."""
+
+
+def candidates(run: Run) -> list[Run]:
+    """Return the candidates of the search at the global batch of `run`, which is one of them, in ascending order."""
+    assert run.search
+    assert run.tunes
+
+    def with_rate(trained: Run, rate: Fixed, replaced: Mapping[str, float]) -> Run:
+        schedule = vars(rate.schedule(trained.global_batch, trained.steps_per_epoch, trained.steps))
+        optimizer = dataclasses.replace(trained.optimizer, **replaced)  # type: ignore[arg-type]
+        return dataclasses.replace(trained, **schedule, optimizer=optimizer, lr_rule=str(rate))
+
+    return [
+        dataclasses.replace(with_rate(_whole(run), *candidate), tunes=with_rate(run.tunes, *candidate))
+        for candidate in run.search.candidates
+    ]
 
 
 def rungs(epochs: int, candidates: int) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,18 @@ def record_of(
     plain.update(parts={"initialise": 3.0, "evaluate": float(len(epoch_seconds))}, others_busy_cores=0.01)
     plain.update(changes)
     return Record.from_json(plain)
+
+
+SAMPLES = 1280
+"""Samples of an epoch of `record_of`: samples/s are these over the seconds of an epoch."""
+
+
+def repeats_of(epoch_seconds: Iterable[float], *, hour: int = 10, **changes: Any) -> list[Record]:
+    """Return a repeat per duration of an epoch, with these changes; they start five minutes apart, first at `hour`."""
+    return [
+        record_of(epoch_seconds=[seconds] * 6, started=f"2026-11-21T{hour:02}:{5 * number:02}:00+00:00", **changes)
+        for number, seconds in enumerate(epoch_seconds)
+    ]
 
 
 def build(*records: Record, studies: Sequence[Study] = (), **prices: float) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -17,3 +18,8 @@ needs_torch = _needs("torch", "PyTorch", "--torch")
 needs_horovod = _needs("horovod", "Horovod", "--horovod")
 needs_ray = _needs("ray", "Ray", "--ray")
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed: sudo apt-get install g++")
+
+
+def of_torch(test: Any) -> Any:
+    """Mark a test that needs PyTorch and takes seconds."""
+    return pytest.mark.slow(needs_torch(test))

@@ -165,27 +165,34 @@ def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     return {"sent": np.concatenate([*map(np.ravel, sent)]), "received": np.concatenate([*map(np.ravel, received)])}
 
 
-def exchanges(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
-    """Return how often each step sends each array of gradients, and the number of these arrays: flat buffers."""
+def counted(session: Any, run: Run, worker: int = 0, folder: Path = Path()) -> Arrays:
+    """Return what `trained` does, how many arrays of gradients each step sums, and how many there are: flat buffers."""
     sent: list[object] = []
-    if distributed := sys.modules.get("torch.distributed"):
+    counts: list[int] = []
+    arrays, step = 0, session.step
+    if getattr(session, "_ddp", None) is not None:
+        distributed = sys.modules["torch.distributed"]
 
         def all_reduce(state, bucket):  # type: ignore[no-untyped-def]  # DistributedDataParallel checks annotations
-            sent.append(bucket)
-            summed = distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
-            return summed.then(lambda done: done.value()[0])
+            if bucket.is_last():
+                sent.append(bucket.index())
+            mean = distributed.all_reduce(bucket.buffer().div_(run.workers), async_op=True).get_future()
+            return mean.then(lambda done: done.value()[0])
 
         session._ddp.register_comm_hook(None, all_reduce)
-        arrays = 1  # of so few parameters
-    else:
-        place, name = (session, "_sum") if hasattr(session, "_sum") else (session._hub, "sum")
-        total, arrays = getattr(place, name), len(session._gradients())
-        setattr(place, name, lambda key, *rest, **options: sent.append(key) or total(key, *rest, **options))
-    counts = [0]
-    for number, batch in enumerate(batches(run, worker)):
-        session.step(batch, run.rate(number))
-        counts.append(len(sent))
-    return {"per step": np.diff(counts), "arrays": np.array([arrays])}
+        arrays = 1  # all buckets of a backward pass
+    elif run.devices > 1:
+        total, arrays = session._sum, len(session._gradients())
+        session._sum = lambda key, *rest, **options: sent.append(key) or total(key, *rest, **options)
+
+    def counted_step(*arguments: Any, **options: Any) -> None:
+        before = len(sent)
+        step(*arguments, **options)
+        counts.append(len(sent) - before)
+
+    session.step = counted_step
+    seen = trained(session, run, worker, folder)
+    return {**seen, "per step": np.array(counts), "arrays": np.array([arrays])}
 
 
 def replayed(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
@@ -238,7 +245,7 @@ def peaks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 
 TASKS = {
     task.__name__: task
-    for task in (replayed, never_replayed, trained, gradients, placed_ahead, clocks, sums, exchanges, wrong_sums, peaks)
+    for task in (replayed, never_replayed, trained, gradients, placed_ahead, clocks, sums, counted, wrong_sums, peaks)
 }
 
 
@@ -285,17 +292,19 @@ def distance(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) ->
 
 def main() -> None:
     path = Path(os.environ["POC_TASKS"])
-    worker = int(path.stem)
+    worker, sessions = int(path.stem), []
     for number, task in enumerate(json.loads(path.read_text())):
         os.environ.update(task["environment"])
         run = Run.from_json(task["run"])
         session = frameworks.open_session(run)
+        sessions.append(session)
         session.barrier()
         np.savez(path.parent / f"{worker}-{number}.npz", **TASKS[task["task"]](session, run, worker, path.parent))
         session.barrier()
         session.close()
         if distributed := sys.modules.get("torch.distributed"):
             assert not distributed.is_initialized()
+    os._exit(0)  # before the sessions are freed, as in poc/run/worker.py
 
 
 if __name__ == "__main__":

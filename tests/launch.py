@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from unittest import mock
 
 import psutil
 
+from poc.cli import main
 from poc.host import processes
 from poc.records import journal
 from poc.records.record import Record
@@ -64,14 +66,19 @@ def start(
     `options` are those of Popen; `environment` adds variables to this process's own, or removes them by None.
     """
     words = [*HEEDFUL, *options.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", module]
-    words += [command, str(recipe), "--results", str(folder / "results")]
-    if command == "run":
-        words += ["--machine", "here", "--verbose", "--checkpoints", str(folder / "checkpoints")]
+    words += _arguments(recipe, folder, command)
     folders = {"POC_CACHE": f"{_FOLDER}/cache", "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FOLDER}
     variables = {**os.environ, **folders, **options.pop("environment", {})}
     environment = {name: value for name, value in variables.items() if value is not None}
     options = {"cwd": folder, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
     return subprocess.Popen(words, env=environment, text=True, **options)
+
+
+def _arguments(recipe: Path, folder: Path, command: str = "run") -> list[str]:
+    words = [command, str(recipe), "--results", str(folder / "results")]
+    if command == "run":
+        words += ["--machine", "here", "--verbose", "--checkpoints", str(folder / "checkpoints")]
+    return words
 
 
 def finish(recipe: Path, folder: Path, *, status: int = 0, **options: Any) -> str:
@@ -80,6 +87,19 @@ def finish(recipe: Path, folder: Path, *, status: int = 0, **options: Any) -> st
         output, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == status, output
     return output
+
+
+def run_here(recipe: Path, folder: Path, *options: str, **variables: str) -> str:
+    """Do in this process what `finish` does, without pages, and fail as it does; workers are processes as always.
+
+    `options` are those of `poc run`, `variables` of the environment. Return what the command, but no worker, says.
+    """
+    environment = mock.patch.dict(os.environ, {"POC_CACHE": f"{_FOLDER}/cache", **variables})
+    pageless = mock.patch("poc.cli.run.write_report")
+    with environment, pageless, contextlib.redirect_stderr(io.StringIO()) as said:
+        status = main([*_arguments(recipe, folder), *options])
+    assert status == 0, said.getvalue()
+    return said.getvalue()
 
 
 def records(folder: Path) -> list[Record]:

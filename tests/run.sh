@@ -5,16 +5,19 @@
 set -euo pipefail
 
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
-extras=(ray torch horovod)
+extras=(ray torch horovod) lists=(timm trackers)
 if [ "${1:-}" = --quick ]; then
     shift
     set -- -m "not slow and not faults" "$@"
-    extras=()
+    extras=() lists=()
 fi
 ./make_environment.sh --dev
 missing=()
 for extra in "${extras[@]}"; do
     ./make_environment.sh "--$extra" || missing+=("$extra")
+done
+for list in "${lists[@]}"; do
+    .venv/bin/python -m pip install --quiet --no-deps --require-hashes -r "requirements/$list.txt" || missing+=("$list")
 done
 [ ${#missing[@]} = 0 ] || echo "Not installed (see above), so their tests are skipped: ${missing[*]}" >&2
 unset "${!PYTHON@}"

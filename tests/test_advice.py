@@ -127,10 +127,20 @@ def test_every_recipe_can_be_advised_on(path: Path) -> None:
     setting = advise.first_setting(recipe, MACHINE)
     if all(planned.skip for planned in plan("", recipe, MACHINE)):  # it is for GPUs
         with pytest.raises(UserError, match=r"^x\.py"):
-            advise.plan_probes("x", setting, MACHINE)
+            advise.plan_probes(Path("x.py"), setting, MACHINE)
     else:
-        (planned,) = advise.plan_probes("x", setting, MACHINE)
+        (planned,) = advise.plan_probes(Path("x.py"), setting, MACHINE)
         assert planned.run.steps == advise.STEPS
+
+
+@pytest.mark.slow
+def test_an_own_model_is_found_beside_the_recipe(tmp_path: Path) -> None:
+    code = "from mxnet.gluon import nn\n\n\ndef dense(classes):\n    return nn.Dense(classes)\n"
+    (tmp_path / "net.py").write_text(code)
+    path = recipe_file(tmp_path / "mine.py", framework="mxnet", model="net.py:dense", kind="cpu")
+    setting = advise.first_setting(load(path), MACHINE)
+    (planned,) = advise.plan_probes(path, setting, MACHINE)
+    assert (planned.run.model_folder, planned.skip) == (str(tmp_path.resolve()), "")
 
 
 def test_a_batch_that_is_to_be_searched_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

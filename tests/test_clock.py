@@ -71,7 +71,7 @@ class Driven:
         loop = Loop(run, session, list, clock, self._emit, self._save, **options)
         self.outcome, self.reason = loop.train(self._batches(run))
         self.wall = clock.elapsed()
-        self.split = timing.split(self.wall, clock.parts, self.windows)
+        self.split = timing.split(self.wall, clock.parts, self.windows, timing.warmup(self.windows))
 
     def step(self, batch: Batch, learning_rate: float, **options: bool) -> None:
         self._enqueued += self._seconds(len(self.rates))
@@ -129,7 +129,7 @@ def test_an_asynchronous_framework_does_not_fool_the_clock() -> None:
     booked = {"initialise": 11.0, "warmup": 10.0, "train": 6.0, "data": 5.0, "evaluate": 14.0, "checkpoint": 6.0}
     assert done.split == {**dict.fromkeys(timing.PARTS, 0.0), **booked}
     assert (tuple(done.split), sum(done.split.values())) == (timing.PARTS, done.wall)
-    assert timing.split(12.0, {"initialise": 3.0}, [])["rest"] == 9.0
+    assert timing.split(12.0, {"initialise": 3.0}, [], 0)["rest"] == 9.0
 
 
 def test_only_slow_steps_are_waited_for_within_a_window() -> None:

@@ -20,7 +20,7 @@ from poc.published import prices
 from poc.records import journal, last_run
 from poc.records.record import Record
 from tests.builders import recipe_file, record_of, run_of
-from tests.launch import HOME, finish, python, records
+from tests.launch import HOME, finish, python, records, run_here
 from tests.test_builds import simulate  # noqa: F401  # a fixture
 
 
@@ -94,22 +94,18 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [320, 0])
 def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limit: int
+    folder: Path, capsys: pytest.CaptureFixture[str], limit: int
 ) -> None:
-    monkeypatch.setenv("POC_FAULT", str(limit))
-    monkeypatch.setattr("poc.cli.run.write_report", lambda options, known_prices: None)
-    data = Synthetic(train=640 if limit else 4, validation=160)
-    recipe_file(folder / "mine.py", data=data, batch_per_device="largest", epochs=1, repeats=2)
+    data = Synthetic(train=640 if limit else 2, validation=160)
+    recipe = recipe_file(folder / "mine.py", data=data, batch_per_device="largest", epochs=1, repeats=2)
     assert main(["plan", "mine.py", "--verbose"]) == 0
-    assert capfd.readouterr().out.count("or the largest batch that fits") == 2
-    arguments = ["run", "mine.py", "--results", "out", "--machine", "here"]
-    assert main(arguments) == 0
-    records = journal.read(journal.paths(folder / "out"))
-    tried = [(record.run.batch_per_device, record.outcome) for record in records]
-    too_large = [(batch, "out of memory") for batch in ((512, 384) if limit else (4, 3, 2, 1))]
+    assert capsys.readouterr().out.count("or the largest batch that fits") == 2
+    run_here(recipe, folder, POC_FAULT=str(limit))
+    tried = [(record.run.batch_per_device, record.outcome) for record in records(folder)]
+    too_large = [(batch, "out of memory") for batch in ((512, 384) if limit else (2, 1))]
     assert tried == [*too_large, *[(256, "completed")] * (2 if limit else 0)]
-    assert main(arguments) == 0
-    assert journal.read(journal.paths(folder / "out")) == records
+    run_here(recipe, folder, POC_FAULT=str(limit))
+    assert len(records(folder)) == len(tried)
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,10 @@ from scipy.stats import ttest_ind
 from poc.cli import compare
 from poc.records.record import Record
 from poc.values import UserError
-from tests.builders import TEST_CPU, build, record_of
+from tests.builders import SAMPLES, TEST_CPU, build, record_of, repeats_of
 
 SLOW, FAST = (4.0, 4.1, 3.9, 4.2), (2.0, 2.1, 1.9)
-SAMPLES = 1280
-"""Samples of an epoch: samples/s are these over the seconds of an epoch."""
 OTHER = {"learning_rate": 0.4}
-
-
-def repeats_of(epoch_seconds: Sequence[float], hour: int = 10, **changes: Any) -> list[Record]:
-    """Return one repeat per duration of an epoch; they start five minutes apart."""
-    return [
-        record_of(epoch_seconds=[seconds] * 6, started=f"2026-11-21T{hour:02}:{5 * number:02}:00+00:00", **changes)
-        for number, seconds in enumerate(epoch_seconds)
-    ]
 
 
 def compared(records: Sequence[Record], first: str, second: str) -> dict[str, Any]:

@@ -120,9 +120,10 @@ def load(source: Path | None, cache: Path, release: Release | None = None) -> An
 
 
 @pytest.fixture(autouse=True)
-def nothing_at_the_usual_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_at_the_usual_places_and_no_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MXNET_HOME", "KERAS_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr("poc.data.sources._PAUSE_SECONDS", 0.0)
 
 
 def check(dataset: Any) -> None:
@@ -323,6 +324,15 @@ def test_an_image_that_would_fill_the_memory_is_refused_and_a_large_photo_is_not
     with pytest.raises(UserError, match=r"^data: a\.rec"):
         recordio.image(part(0, large), "a.rec")
     assert recordio.image(part(0, small), "a.rec").pixels.shape == (8_000, 8_000, 3)
+
+
+def test_a_record_without_the_labels_that_its_header_announces_is_refused() -> None:
+    one, cut = (part(0, struct.pack("<IfQQ", *header)) for header in ((0, 3.0, 7, 0), (1, 0.0, 7, 0)))
+    more = part(0, struct.pack("<IfQQ", 1, 0.0, 7, 0) + np.float32(5).tobytes())
+    labels = [recordio.label(content, slice(0, len(content)), "a.rec") for content in (one, more)]
+    assert labels == [3.0, 5.0]
+    with pytest.raises(UserError, match=r"a\.rec"):
+        recordio.label(cut, slice(0, len(cut)), "a.rec")
 
 
 def test_real_files(tmp_path: Path) -> None:

@@ -199,14 +199,12 @@ def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory(tmp_path: Path)
         first, second = records(tmp_path)
         assert (first.outcome, second.outcome) == (OUT_OF_MEMORY, COMPLETED)
         assert "memory ran out" in first.reason
-        assert finish(recipe, tmp_path, prefix=inside).count("already in the journal") == 2
 
 
 @survives("a loss that explodes")
 @pytest.mark.parametrize("evaluate", [True, False])
-@pytest.mark.parametrize("framework", [{}, GLUON], ids=["reference", "mxnet"])
-def test_a_divergence_in_the_last_update_is_found(tmp_path: Path, framework: dict[str, Any], evaluate: bool) -> None:
-    record = executed(tmp_path, **framework, steps=1, epochs=None, lr=1e9, evaluate=evaluate)
+def test_a_divergence_in_the_last_update_is_found(tmp_path: Path, evaluate: bool) -> None:
+    record = executed(tmp_path, **GLUON, steps=1, epochs=None, lr=1e9, evaluate=evaluate)
     assert record.outcome == DIVERGED
     assert record.windows[-1].loss < 100  # before the update
 
@@ -243,9 +241,16 @@ def test_a_run_that_hangs_is_ended_and_continues_later(tmp_path: Path) -> None:
 
 @survives("a run that spins")
 def test_cpu_time_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = processes.watch
+
+    def watched(*arguments: Any) -> Any:
+        family(None, 1)  # the patience with a process that is still starting is not what is tested
+        return watch(*arguments)
+
+    monkeypatch.setattr(processes, "watch", watched)
     monkeypatch.setenv("POC_FAULT", "spin")
     record, _ = execute(run_of(), place_in(tmp_path, patience=3.0))
-    assert record.outcome == FAILED
+    assert (record.outcome, bool(record.windows)) == (FAILED, True)
     assert "--patience" in record.reason
 
 

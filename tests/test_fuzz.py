@@ -34,6 +34,8 @@ from tests.test_recipe import CPU
 pytestmark = pytest.mark.faults
 KINDS = "CIFAR10 ImageNet Synthetic Linear SquareRoot Fixed Steps Muon AdamW SSP DistSync SGD"
 THOROUGH = settings(max_examples=600)
+FOLDER = Path(published.__file__).parent
+STUDIES = {study.name: (FOLDER / f"{study.name}.csv").read_bytes() for study in published.load()}
 
 numbers = st.one_of(
     st.integers(),
@@ -188,7 +190,7 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
 
 @THOROUGH
 @given(
-    study=st.sampled_from([study.name for study in published.load()]),
+    study=st.sampled_from([*STUDIES]),
     place=st.floats(0, 1),
     put=st.one_of(
         st.binary(max_size=6),
@@ -200,19 +202,14 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
 def test_a_published_study_of_rubbish_is_refused_in_one_line_or_read(
     study: str, place: float, put: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.getbasetemp() / "published"
-    if not folder.exists():
-        shutil.copytree(Path(published.__file__).parent, folder)
-    path = folder / f"{study}.csv"
-    whole = path.read_bytes()
+    path, empty = (tmp_path_factory.getbasetemp() / name for name in (f"{study}.csv", "no studies"))
+    whole = STUDIES[study]
     position = int(place * len(whole))
     path.write_bytes(whole[:position] + put + whole[position + cut :])
     try:
-        assert len(published.load(folder=folder)) == 5
+        assert [read.name for read in published.load([path], folder=empty)] == [study]
     except UserError as error:
-        _in_one_line(error, names=f"{study}.csv")
-    finally:
-        path.write_bytes(whole)
+        _in_one_line(error, names=path.name)
 
 
 @THOROUGH

@@ -80,8 +80,9 @@ def test_at_most_5_percent_of_equal_journals_of_the_recorded_spread_raise_an_ala
         if number % 20 == 0:  # the same for journals
             sides = [table.assign(samples_per_second=rates) for table, rates in zip(tables, np.exp(values))]
             assert [compared["exit_code"] for compared in compare.same_runs(sides, LIMIT)] == codes[-1:]
-    assert codes.count(SLOWER) <= 0.05 * JOURNALS
-    assert f"{codes.count(SLOWER) / JOURNALS:.1%} of\nequal comparisons" in (HOME / "docs" / "ci.md").read_text()
+    share = codes.count(SLOWER) / JOURNALS
+    assert share <= 0.05
+    assert f"{share:.1%}" in (HOME / "docs" / "ci.md").read_text()
 
 
 @pytest.mark.slow
@@ -250,8 +251,6 @@ def test_a_slower_commit_is_found_though_the_command_is_interrupted_and_killed(c
         if record.outcome == "completed"
     )
     assert "".join("AB"[side] for _, side in starts) == "ABBAABBAAB"
-    # All is there: nothing is measured again.
-    assert ended(start_ab(checkout, tmp_path, *words))[0] == SLOWER
 
 
 @pytest.mark.slow
@@ -272,13 +271,24 @@ def test_a_commit_is_compared_with_itself_under_two_interpreters(checkout: Path,
         ("fast slow mine.py --set epoch=3", "did you mean 'epochs'?"),
         ("fast slow mine.py --set kind=gpu", "none"),
         ("fast slow mine.py --set steps=1000000000", "hour"),
+        ("fast slow mine.py --set batch_per_device=largest", "largest"),
+        ("fast slow mine.py --set lr=Search(low=0.1,high=1)", "Search"),
         ("fast slow mine.py --python nowhere", "nowhere"),
         ("fast slow mine.py --slower 5", "--slower"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(checkout: Path, tmp_path: Path, words: str, hint: str) -> None:
-    status, output, errors = ended(start_ab(checkout, tmp_path, *words.split()))
-    assert (status, output, len(errors.splitlines())) == (2, "", 1), errors
-    assert hint in errors
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    checkout: Path, tmp_path: Path, words: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("poc.cli.options.HOME", checkout)
+    monkeypatch.chdir(checkout)
+    monkeypatch.delenv("POC_FRAMEWORKS")
+    monkeypatch.setenv("POC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    status = main(["ab", *words.split(), "--results", str(tmp_path), "--machine", "here", "--json"])
+    printed = capsys.readouterr()
+    assert (status, printed.out, len(printed.err.splitlines())) == (2, "", 1), printed.err
+    assert hint in printed.err
     assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
     assert len(git(checkout, "worktree", "list").splitlines()) <= 3  # of a command that another test kills

@@ -122,7 +122,7 @@ def test_without_a_torch_the_published_build_is_installed_silently(
         assert main(["environment"]) == 0
         printed = capsys.readouterr()
         assert ".venv-pytorch requirements/torch-cu13.txt" in printed.out
-        assert "not the installed" not in printed.err
+        assert "is not used" not in printed.err
 
 
 def test_a_linked_environment_is_planned_with_its_own_release(

@@ -35,9 +35,10 @@ def process(code: str, *arguments: object) -> subprocess.Popen[str]:
     """Start a process with `code`, which has a journal's `path` and `append` for records with a name and a reason."""
     head = (
         "import sys, time; from pathlib import Path; from poc.records import journal\n"
-        "from tests.builders import record_of\n"
-        "path = Path(sys.argv[1])\n"
-        "def append(name, reason): journal.append(path, record_of(run_id=name, reason=reason))\n"
+        "from poc.records.record import Record\n"
+        f"path, plain = Path(sys.argv[1]), {record_of().to_json()!r}\n"
+        "def append(name, reason):\n"
+        "    journal.append(path, Record.from_json({**plain, 'run_id': name, 'reason': reason}))\n"
     )
     command = [sys.executable, "-c", head + code, *map(str, arguments)]
     return subprocess.Popen(command, cwd=HOME, stdout=subprocess.PIPE, text=True)
@@ -80,6 +81,10 @@ def test_records_of_others_join_once_and_another_machine_of_a_name_gets_a_number
     # The folder of one machine, and folders of several.
     joined = journal.read_with(own, [other / "p3", third, other])
     assert machines(joined) == [("p3 (2)", "d"), ("K80", "f"), ("p3 (3)", "e")]
+    for name, run in (("p3", "g"), ("p3 (2)", "h")):
+        appended(tmp_path / "numbered" / name / journal.FILE, run, infrastructure=name)
+    numbered = journal.read_with(own, [tmp_path / "numbered"])
+    assert sorted(machines(numbered)) == [("p3 (2)", "h"), ("p3 (3)", "g")]
     for folder in ("missing", "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(UserError, match=f"--with: .*{folder}"):

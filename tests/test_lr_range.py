@@ -16,7 +16,7 @@ from poc.cli import main
 from poc.cli.lr_range import RangeTest, find_rates, plan_tests, range_test
 from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED
-from tests.builders import GLUON, MACHINE, SMALL, TWO_WORKERS, executed, recipe_file, record_of
+from tests.builders import MACHINE, SMALL, TWO_WORKERS, executed, recipe_file, record_of
 from tests.extras import needs_torch
 from tests.framework_worker import batches, planned
 from tests.launch import records
@@ -132,13 +132,12 @@ def test_two_workers_lose_as_one_at_the_same_global_batch(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [{}, {**GLUON, **TWO_WORKERS}])
 def test_the_command_prints_an_interval_draws_a_figure_and_adds_nothing_to_the_pages(
-    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("POC_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    recipe_file(tmp_path / "mine.py", **{**fields, "lr": [0.1, 0.2]})
+    recipe_file(tmp_path / "mine.py", **TWO_WORKERS, lr=[0.1, 0.2])
     arguments = ["lr-range", "mine.py", "--results", "results", "--machine", "here", "--high", "1000"]
     assert main(arguments) == 0
     (record,) = records(tmp_path)

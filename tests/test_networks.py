@@ -66,6 +66,13 @@ LITERATURE: dict[str, tuple[float, float | None, float, str]] = {
     "resnet50_v2": (25_557_032, 4_089, 0.001, TORCHVISION),
     "densenet121": (7_978_856, 2_834, 0.001, TORCHVISION),
 }
+DEEPER = {
+    *(f"cifar_resnet{layers}_v2" for layers in (20, 32, 44, 56, 110)),
+    *(f"cifar_resnet{layers}_v1" for layers in (32, 44, 50, 56, 110)),
+    *(f"resnet{layers}_v{version}" for layers in (101, 152) for version in (1, 2)),
+    *("cifar_densenet100_k12", "cifar_vgg19", "vgg19", "cifar_airbench94", "cifar_airbench95"),
+}
+"""Networks that differ from another one by more of its units or by their width alone: they are built and counted."""
 
 
 @pytest.mark.parametrize("name", LITERATURE)
@@ -100,7 +107,7 @@ def test_an_unknown_network_is_refused_and_multiply_adds_grow_with_the_area() ->
     small = NETWORKS["cifar_resnet8_v2"]
     assert small.multiply_adds(64) == 4 * small.cost.forward_multiply_adds
     run = dataclasses.replace(planned("mxnet").run, model="unknown")
-    assert frameworks.unsupported_reason(run, MACHINE) == "model=unknown is not supported by MXNet"
+    assert (frameworks.unsupported_reason(run, MACHINE) or "").startswith("model=unknown")
 
 
 @pytest.mark.parametrize(
@@ -122,10 +129,11 @@ def small(name: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_networks_train_and_are_compiled_to_the_same(part: int) -> None:
     # In processes of their own, whose end frees the memory; without the limit MXNet would cache much of a DenseNet.
-    command = [sys.executable, "-W", "ignore", "-m", "tests.test_networks", *list(NETWORKS)[part::4]]
+    names = [name for name in NETWORKS if name not in DEEPER]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.test_networks", *names[part::2]]
     subprocess.run(command, check=True, cwd=HOME, env={**os.environ, "MXNET_MKLDNN_CACHE_NUM": "4"})
 
 

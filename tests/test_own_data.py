@@ -351,6 +351,31 @@ def test_a_mistake_is_one_line_before_anything_is_spent(
         data.identify([data.count(SPECS[kind], tmp_path)], source=None, cache=tmp_path / "cache")
 
 
+def test_hidden_folders_and_links_back_hold_no_images(tmp_path: Path) -> None:
+    spec = folder_in(tmp_path)
+    before = data.count(spec, tmp_path)
+    inside = next((tmp_path / "photos" / "train").iterdir())
+    shutil.copytree(inside, inside / ".thumbnails")
+    (inside / "back").symlink_to(inside)
+    assert data.count(spec, tmp_path) == before
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    folder_in(tmp_path)
+    for split in ("train", "val"):
+        (tmp_path / "one" / split).mkdir(parents=True)
+        (tmp_path / "photos" / split).rename(tmp_path / "one" / split / "images")
+    with pytest.raises(UserError, match="only one class"):
+        data.count(Folder("one"), tmp_path)
+
+
+def test_the_shorter_side_of_a_validation_image_follows_the_crop() -> None:
+    assert [Folder("x", crop=crop).resized for crop in (224, 64)] == [256, 73]
+    assert Folder("x", crop=64, resize=64).resized == 64
+    with pytest.raises(UserError, match="crop: 64 is larger than resize=63"):
+        Folder("x", crop=64, resize=63)
+
+
 def test_a_recipe_with_too_few_images_or_too_large_a_crop_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
     folder_in(tmp_path)
     arrays_in(tmp_path)
@@ -389,27 +414,22 @@ def test_own_data_can_be_a_dimension_and_part_of_cases_and_quick_versions(tmp_pa
 
 
 @slow
-def test_a_folder_trains_with_both_frameworks_on_one_and_on_two_workers(tmp_path: Path) -> None:
+def test_a_folder_trains_with_both_frameworks_on_two_workers(tmp_path: Path) -> None:
     spec = folder_in(tmp_path)
     (tmp_path / "mine.py").write_text(
         f"from poc import *\nrecipe = Recipe(model='cifar_resnet8_v2', data={spec!r}, kind='cpu', epochs=8, window=2, "
-        "lr=0.02, cases=[dict(framework=['mxnet', 'pytorch'], batch_per_device=16), dict(framework='mxnet', devices=2, "
-        "workers=2, kvstore='dist_sync', batch_per_device=8), "
-        "dict(framework='pytorch', devices=2, batch_per_device=8)])\n"
+        "lr=0.02, devices=2, batch_per_device=8, "
+        "cases=[dict(framework='mxnet', workers=2, kvstore='dist_sync'), dict(framework='pytorch')])\n"
     )
     finish(tmp_path / "mine.py", tmp_path, environment={"POC_DATA": str(tmp_path / "nothing")})
     done = records(tmp_path)
-    assert [each.outcome for each in done] == [COMPLETED] * 4
-    assert {(each.run.framework, each.run.workers) for each in done} == {
-        ("mxnet", 1), ("mxnet", 2), ("pytorch", 1), ("pytorch", 2)
-    }  # fmt: skip
+    assert [each.outcome for each in done] == [COMPLETED] * 2
+    assert {(each.run.framework, each.run.workers) for each in done} == {("mxnet", 2), ("pytorch", 2)}
     for each in done:
         assert each.evaluations[-1].samples == 12
         assert each.evaluations[-1].accuracy > 0.6
     (shared,) = {each.data_id for each in done}
     assert shared.name.startswith("folder-")
-    page = (tmp_path / "results.md").read_text() if (tmp_path / "results.md").exists() else ""
-    assert "K80" not in page
 
 
 @slow

@@ -21,6 +21,7 @@ from poc.publish import _scrubbed
 from poc.records.record import COMPLETED
 from poc.values import UserError
 from tests.builders import MACHINE, TWO_WORKERS, course, end_of, executed, record_of, run_of
+from tests.extras import needs_torch
 from tests.framework_worker import batches, distance, parameters, planned, trained, workers
 
 GLUON = """\
@@ -68,7 +69,6 @@ slow_by_framework = [
     if name == "mxnet" or frameworks.versions(name).keys() >= {"torch", "torchvision"}
 ]
 both = pytest.mark.parametrize("framework", slow_by_framework)
-needs_torch = pytest.mark.skipif(len(slow_by_framework) < 2, reason="PyTorch is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +137,28 @@ def test_the_hash_covers_the_file_and_what_it_imports_beside_it(folder: Path) ->
     (folder / "pytorch_net.py").write_text("syntax error(")
     assert len({before, changed, own_models.source_hash("pytorch_net.py:net", folder)}) == 3
     assert own_models.source_hash("timm:resnet18", folder) == ""
+
+
+def test_the_hash_covers_packages_beside_the_file_and_what_they_import(tmp_path: Path) -> None:
+    files = {
+        "net.py": "from layers.blocks import Block\nimport json\n",
+        "layers/__init__.py": "",
+        "layers/blocks.py": "from . import parts\nfrom .deep.more import x\n",
+        "layers/parts.py": "",
+        "layers/deep/__init__.py": "",
+        "layers/deep/more.py": "from ..shared import y\nimport helpers\n",
+        "layers/shared.py": "",
+        "helpers.py": "",
+    }
+    for name, code in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(code)
+    hashes = [own_models.source_hash("net.py:net", tmp_path)]
+    for name, code in files.items():
+        (tmp_path / name).write_text(f"{code}\n# changed")
+        hashes.append(own_models.source_hash("net.py:net", tmp_path))
+    assert len({*hashes}) == len(files) + 1
+    assert own_models.source_hash("layers.deep.more:x", tmp_path) not in hashes
 
 
 def test_a_module_is_one_of_the_folder_or_an_installed_one(tmp_path: Path) -> None:
@@ -225,16 +247,94 @@ def test_a_changed_file_is_another_run_and_does_not_train_as_the_old_one(framewo
         frameworks.open_session(before)
 
 
+USUAL = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3, stride=4), nn.LazyLinear(classes)
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf))
+
+    def forward(self, images):
+        features = self.first(images)
+        return self.last(features.view(features.size(0), -1))
+
+
+def net(classes):
+    return Net(classes)
+
+
+def unused(classes):
+    net = Net(classes)
+    net.extra = nn.Linear(2, 3)
+    return net
+"""
+DEFERRED = """\
+import mxnet as mx
+from mxnet.gluon import nn
+
+
+def net(classes):
+    net = nn.HybridSequential()
+    net.add(nn.Flatten(), nn.Dense(classes))
+    net.initialize(mx.init.Constant(0.25))
+    return net
+
+
+def unused(classes):
+    class Net(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.used, self.extra = nn.Dense(classes), nn.Dense(3, in_units=2)
+
+        def hybrid_forward(self, F, images):
+            return self.used(images)
+
+    return Net()
+"""
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_torch_model_may_be_lazy_use_view_and_have_infinite_buffers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text(USUAL)
+    item = own("pytorch", tmp_path, model="net.py:net")
+    assert (item.skip, item.run.layout) == ("", "NCHW")
+    monkeypatch.chdir(tmp_path)
+    record = executed(tmp_path / "results", framework="pytorch", model="net.py:net", **CIFAR)
+    assert record.outcome == COMPLETED, record.reason
+
+
+@pytest.mark.slow
+def test_a_gluon_block_keeps_the_initializer_of_layers_whose_shapes_are_not_known_yet(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(DEFERRED)
+    run = own("mxnet", tmp_path, model="net.py:net").run
+    weights = [values for name, values in parameters(frameworks.open_session(run)).items() if "weight" in name]
+    assert [np.unique(values).tolist() for values in weights] == [[0.25]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "code"), [("mxnet", DEFERRED), pytest.param("pytorch", USUAL, marks=needs_torch)]
+)
+def test_a_parameter_that_the_scores_do_not_depend_on_is_refused(framework: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(code)
+    with pytest.raises(UserError, match=r"do not depend on .*(extra|dense)"):
+        own(framework, tmp_path, model="net.py:unused")
+
+
 @needs_torch
 @pytest.mark.slow
 def test_a_framework_that_cannot_train_it_is_skipped_with_the_reason(folder: Path) -> None:
     for framework, model in MODEL.items():
         (other,) = {*MODEL} - {framework}
         assert f"model={model}: it " in own(other, folder, model=model).skip
-        assert (
-            frameworks.load(other).LABEL in own(other, folder, model="gluoncv:cifar_resnet20_v1").skip
-            or other == "mxnet"
-        )
+    assert frameworks.load("pytorch").LABEL in own("pytorch", folder, model="gluoncv:cifar_resnet20_v1").skip
     assert own("reference", folder, model=MODEL["mxnet"]).skip.endswith("NumPy trains registered models only")
 
 

@@ -103,11 +103,11 @@ def test_the_scorecard_has_known_answers(page: str) -> None:
     assert scorecard(page) == [
         "1,000 (990–1,020, n=3), 1 GPU",
         "3,700 (3,600–3,900, n=3), 4 GPUs",
-        "3.70x (92%) / 2.00x (100%) on 2 / —",
+        "3.70x (92%, n=3) / 2.00x (100%, n=1) on 2 / —",
         "0.800 (n=1) at 128 → 0.720 (n=1) at 1,024",
         "0.4 at 1,024, best of 2 tried",
-        f"{seconds:.0f} s, 4 GPUs",
-        f"${dollars:.2f}, 4 GPUs",
+        f"{seconds:.0f} s (n=1), 4 GPUs",
+        f"${dollars:.2f} (n=1), 4 GPUs",
     ]
     speeds = ["2,900, 1 GPU", "11,000, 8 GPUs", "3.79x (47%) / — / —"]
     rates = ["0.817 at 128 → 0.604 at 4,096", "0.4 at 4,096, best of 2 tried"]
@@ -247,7 +247,7 @@ def test_each_other_model_has_a_page_and_pages_of_earlier_reports_are_removed(tm
     text = path.read_text()
     assert f"({path.name})" in page
     # Without the baseline recipe it is about the recipe with most settings.
-    assert scorecard(text)[:3] == ["3,000 (n=1), 1 GPU", "12,000 (n=1), 4 GPUs", "4.00x (100%) / — / —"]
+    assert scorecard(text)[:3] == ["3,000 (n=1), 1 GPU", "12,000 (n=1), 4 GPUs", "4.00x (100%, n=1) / — / —"]
     assert K80 not in text
     names = set(re.findall(r"\(figures/(.*?)\)", page + text))
     assert {path.name for path in (tmp_path / "figures").iterdir()} == names
@@ -261,7 +261,7 @@ def test_the_scorecard_of_another_model_is_at_the_batch_that_it_was_run_with(tmp
     run = {"model": MODEL, "batch_per_device": 32}
     records = [trained(900 * n, 0.8, devices=n, run={**run, "global_batch": 32 * n}) for n in (1, 4)]
     page = written(tmp_path, *records, trained(500, 0.7, run={**run, "batch_per_device": 64, "global_batch": 64}))
-    assert scorecard(page)[:3] == ["900 (n=1), 1 GPU", "3,600 (n=1), 4 GPUs", "4.00x (100%) / — / —"]
+    assert scorecard(page)[:3] == ["900 (n=1), 1 GPU", "3,600 (n=1), 4 GPUs", "4.00x (100%, n=1) / — / —"]
     assert "0.800 (n=1) at 32" in scorecard(page)[3]
 
 

@@ -13,23 +13,18 @@ import pytest
 
 from poc import AdamW, Muon, Synthetic, frameworks
 from poc.frameworks import Session
-from poc.frameworks.pytorch import NETWORKS
 from poc.host import processes
 from poc.host.hardware import detect
 from poc.run.parent import execute
 from tests import fake_gpus
 from tests.builders import MACHINE, place_in
-from tests.extras import needs_compiler, needs_torch
+from tests.extras import needs_compiler, of_torch
 from tests.framework_worker import Arrays, batches, distance, interleaved, parameters, planned, trained, workers
 
 AIRBENCH: dict[str, Any] = {
     "model": "cifar_airbench94",
     "data": Synthetic(size=32, crop=32, train=640, validation=70),
 }
-
-
-def of_torch(test: Any) -> Any:
-    return pytest.mark.slow(needs_torch(test))
 
 
 def on_card(test: Any) -> Any:
@@ -40,7 +35,7 @@ def on_card(test: Any) -> Any:
 
 
 @of_torch
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name.startswith("cifar_resnet")])
+@pytest.mark.parametrize("name", ["cifar_resnet20_v2", "cifar_resnet164_v2", "cifar_resnet20_v2_no_norm"])
 def test_initial_weights_have_he_s_distribution(name: str) -> None:
     session = frameworks.open_session(planned("pytorch", model=name).run)
     for key, weight in session.state().items():
@@ -251,7 +246,7 @@ def test_compile_needs_a_compiler_and_python_s_header(tmp_path: Path, monkeypatc
     (tmp_path / "Python.h").touch()
     assert skip() == ""
     compiler.unlink()
-    assert skip() == "compile=True needs a C++ compiler: sudo apt-get install g++"
+    assert "g++" in skip()
 
 
 def test_a_worker_beside_a_gpu_has_one_openmp_thread() -> None:

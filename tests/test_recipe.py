@@ -17,21 +17,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from poc import (
-    CIFAR10,
-    SGD,
-    SSP,
-    DistSync,
-    Fixed,
-    Linear,
-    Muon,
-    Recipe,
-    Steps,
-    Synthetic,
-    config,
-    data,
-    frameworks,
-)
+from poc import CIFAR10, SGD, SSP, DistSync, Fixed, Linear, Muon, Recipe, Steps, Synthetic, config, data, frameworks
 from poc.config.run import Run
 from poc.host import hardware
 from poc.host.hardware import GPU, Hardware
@@ -139,7 +125,10 @@ def test_a_mistake_is_one_line_with_field_and_value(fields: dict[str, Any], mess
 def test_a_mistake_in_an_option_is_refused_where_it_is_made(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make()
-    assert SSP(2) == SSP(staleness=2)  # the only field without a default may be given by position
+
+
+def test_the_only_field_without_a_default_may_be_given_by_position() -> None:
+    assert SSP(2) == SSP(staleness=2)
 
 
 @pytest.mark.parametrize("fields", [{"kvstore": "local"}, {"emulated": True}, {"gradient_noise": 5}], ids=str)
@@ -408,7 +397,10 @@ def test_a_schedule_with_a_rate_that_no_step_has_is_refused(fields: dict[str, An
     recipe = Recipe(model="cifar_resnet8_v2", **fields)
     with pytest.raises(UserError, match=f"^lr: {name}") if name else contextlib.nullcontext():
         recipe.check_effects()
-    (item,) = planned(lr=WARM, quick=True)  # a first look may end in the warm-up
+
+
+def test_a_first_look_may_end_in_the_warm_up() -> None:
+    (item,) = planned(lr=WARM, quick=True)
     assert item.run.steps < item.run.warmup_steps
 
 

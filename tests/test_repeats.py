@@ -12,19 +12,9 @@ import pytest
 from poc.published import load
 from poc.records.record import Record
 from poc.report import repeats
-from tests.builders import TEST_CPU, build, record_of
+from tests.builders import SAMPLES, TEST_CPU, build, record_of, repeats_of
 
-SAMPLES = 1280
-"""Samples of an epoch: samples/s are these over the seconds of an epoch."""
-NOISY = {"others_busy_cores": 1.0}
-
-
-def timed(*epoch_seconds: float, minute: int = 0, **changes: Any) -> list[Record]:
-    """Return a record per duration of an epoch; they start a minute apart."""
-    return [
-        record_of(epoch_seconds=[seconds] * 6, started=f"2026-11-21T10:{at:02}:00+00:00", **changes)
-        for at, seconds in enumerate(epoch_seconds, start=minute)
-    ]
+NOISY: dict[str, Any] = {"others_busy_cores": 1.0}
 
 
 def summary_of(*records: Record) -> Any:
@@ -64,13 +54,13 @@ def test_repeats_of_a_setting_differ_in_the_seed_and_in_names_only() -> None:
 
 
 def test_a_setting_is_summarized_by_the_median_range_and_number_of_its_clean_repeats() -> None:
-    clean, noisy = timed(4.0, 5.0, 8.0), timed(2.0, minute=30, **NOISY)
+    clean, noisy = repeats_of((4.0, 5.0, 8.0)), repeats_of((2.0,), hour=11, **NOISY)
     row = summary_of(*noisy, *clean)
     assert (row.samples_per_second, row.rate_low, row.rate_high, row.n) == (256.0, 160.0, 320.0, 3)
     assert (row.seconds_per_epoch, row.noisy) == (5.0, False)
     assert row.started == noisy[0].started  # the latest repeat tells all else
     # With none clean, noisy ones count, and the setting is marked.
-    row = summary_of(*timed(4.0, 2.0, **NOISY))
+    row = summary_of(*repeats_of((4.0, 2.0), **NOISY))
     assert (row.samples_per_second, row.n, row.noisy) == (480.0, 2, True)
     # What failed is no repeat.
     assert summary_of(*clean, record_of(outcome="failed", reason="lost", started="2026-11-25")).n == 3

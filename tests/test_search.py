@@ -25,7 +25,8 @@ from poc.run.parent import execute
 from poc.run.sweep import Sweep
 from poc.search import Result
 from poc.values import UserError, from_plain
-from tests.builders import MACHINE, SMALL, course, end_of, place_in, recipe_file, run_of
+from tests.builders import GLUON, MACHINE, SMALL, course, end_of, place_in, recipe_file, run_of
+from tests.extras import needs_torch
 from tests.launch import finish, records, start
 from tests.test_faults import killed, written
 
@@ -144,6 +145,8 @@ def test_schedule_and_optimizer_can_be_searched_too() -> None:
         (lambda: dict(evaluate=False), "remove evaluate=False"),
         (lambda: dict(repeats=2), "use seeds= in place of repeats=2"),
         (lambda: dict(batch_per_device="largest"), "number as batch_per_device"),
+        (lambda: dict(data=CIFAR10(crop=32, validate_on="held-out")), "remove validate_on="),
+        (lambda: dict(lr=Search(low=0.1, high=1.0, momentum=[0.9, 0.9])), r"Search\.momentum.*once"),
         (lambda: dict(batch_per_device=48_000), "larger than the 45000 training images"),
     ],
 )
@@ -388,20 +391,8 @@ def test_a_bound_ends_a_search_between_candidates(tmp_path: Path, test_reads: Co
 @slow
 @pytest.mark.parametrize(
     "fields",
-    [
-        {},
-        {
-            "framework": "mxnet",
-            "model": "cifar_resnet8_v2",
-            "data": Synthetic(size=16, crop=16, train=160, validation=70),
-        },
-        {
-            "framework": "pytorch",
-            "model": "cifar_resnet8_v2",
-            "data": Synthetic(size=16, crop=16, train=160, validation=70),
-        },
-    ],
-    ids=["reference", "mxnet", "pytorch"],
+    [{}, pytest.param({**GLUON, "framework": "pytorch"}, marks=needs_torch)],
+    ids=["reference", "pytorch"],
 )
 def test_a_training_that_a_search_pauses_ends_bit_for_bit_as_an_uninterrupted_one(fields: Any, tmp_path: Path) -> None:
     lr = Fixed(base=0.02, warmup_epochs=0.7, decay="cosine")  # it depends on the length

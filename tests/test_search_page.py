@@ -21,8 +21,14 @@ from tests.builders import build
 from tests.pages import check, number, tables
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    """The records of a search on a simulated machine."""
+    return journal.read([simulated.write_journal("8 V100", "search", tmp_path_factory.mktemp("simulated"))])
+
+
 def test_a_simulated_machine_s_page_shows_rates_rules_and_epochs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explorer, "page", lambda table, cache: "")
     curves = []
@@ -33,7 +39,6 @@ def test_a_simulated_machine_s_page_shows_rates_rules_and_epochs(
         return draw(lines, title, *words, **options)
 
     monkeypatch.setattr(chart, "lines", drawn)
-    made = journal.read([simulated.write_journal("8 V100", "search", tmp_path)])
     report.write(made, [], page=tmp_path / "results.md", folder=tmp_path, prices=prices.load({}))
     page = (tmp_path / "results.md").read_text()
     for name in tmp_path.glob("*.md"):
@@ -70,8 +75,7 @@ def test_a_simulated_machine_s_page_shows_rates_rules_and_epochs(
     assert "paused" not in page
 
 
-def test_candidates_of_different_searches_or_half_a_search_choose_nothing(tmp_path: Path) -> None:
-    made = journal.read([simulated.write_journal("8 V100", "search", tmp_path)])
+def test_candidates_of_different_searches_or_half_a_search_choose_nothing(made: list[Record]) -> None:
     table = build(*made)
     assert (table.search != "").sum() == sum(record.run.search is not None for record in made)
     assert table.search[table.search != ""].nunique() == 1
@@ -86,24 +90,53 @@ def test_candidates_of_different_searches_or_half_a_search_choose_nothing(tmp_pa
     assert not build(*(record for record in made if record.run.learning_rate != missing)).chosen.any()
 
 
-def test_a_rule_whose_rate_diverges_for_a_seed_says_so(tmp_path: Path) -> None:
-    made = journal.read([simulated.write_journal("8 V100", "search", tmp_path)])
+def test_a_rule_whose_rate_diverges_for_a_seed_says_so(made: list[Record]) -> None:
     table = build(*made)
     (winner,) = table[
         table.chosen & (table.seed == 0) & (table.global_batch == 1024) & (table.search != "")
     ].itertuples()
-    lost = dict(entry.split(":") for entry in winner.test_runs.split())["linear"]
+    lost = dict(entry.split(":")[1:] for entry in winner.test_runs.split())["linear"]
     diverged = {"outcome": DIVERGED, "reason": "nan", "evaluations": ()}
-    records = [dataclasses.replace(each, **diverged) if each.run.id == lost else each for each in made]
-    results = Results(table=build(*records), machine=made[0].infrastructure)
+    every = {row.test_runs for row in table.itertuples() if row.test_runs and row.global_batch == 1024}
+    linear = {entry.split(":")[2] for texts in every for entry in texts.split() if ":linear:" in entry}
+    for ids, cell in (({lost}, "(1 of 2 seeds)"), (linear, "diverged (lr ")):
+        records = [dataclasses.replace(each, **diverged) if each.run.id in ids else each for each in made]
+        results = Results(table=build(*records), machine=made[0].infrastructure)
+        (subject,) = results.subjects()
+        _, shown, *_ = search.blocks(results, subject, search.found(results, subject))
+        cells = tables(f"\n## x\n{shown}")["x"][0][1]
+        assert [cell in cells[name] for name in ("linear rule", "square-root rule")] == [True, False]
+
+
+def found(records: list[Record]) -> list[dict[str, Any]]:
+    results = Results(table=build(*records), machine=records[0].infrastructure)
     (subject,) = results.subjects()
-    _, shown, *_ = search.blocks(results, subject, search.found(results, subject))
-    cells = tables(f"\n## x\n{shown}")["x"][0][1]
-    assert [cells[name].endswith("(1 of 2 seeds)") for name in ("linear rule", "square-root rule")] == [True, False]
+    return search.found(results, subject).to_dict("records")
 
 
-def test_a_search_is_compared_with_the_full_grid_of_the_seeds_that_have_one(tmp_path: Path) -> None:
-    made = journal.read([simulated.write_journal("8 V100", "search", tmp_path)])
+def test_a_search_counts_what_was_trained_without_it_or_for_another_one(made: list[Record]) -> None:
+    before = found(made)
+    # A grid had trained what the search would have trained to its end.
+    alone = {"search": None, "tunes": None}
+    ends = [dataclasses.replace(each.run, **alone) if not each.run.pause_after else each.run for each in made]
+    records = [dataclasses.replace(each, run=run) for each, run in zip(made, ends)]
+    assert [line["search"] for line in found(records)] == [line["search"] for line in before]
+    for name in ("lr", "n", "spent", "grid", "found", "linear"):
+        assert [line[name] for line in found(records)] == pytest.approx([line[name] for line in before], nan_ok=True)
+    # A changed search had nothing left to train but one candidate.
+    first = made[0].run
+    assert first.search
+    changed = dataclasses.replace(first, search=dataclasses.replace(first.search, rules=False))
+    both = found([dataclasses.replace(made[0], run=changed), *made[1:]])
+    assert len({line["search"] for line in both}) == 2
+    (other,) = [line for line in both if line["search"] != before[0]["search"]]
+    seed, batch = first.seed, first.global_batch
+    ends = [each for each in made if (each.run.seed, each.run.global_batch) == (seed, batch) and each.run.search]
+    best = max((each for each in ends if not each.run.pause_after), key=lambda each: each.evaluations[-1].accuracy)
+    assert (other["n"], other["lr"], other["spent"]) == (1, best.run.learning_rate, 41)
+
+
+def test_a_search_is_compared_with_the_full_grid_of_the_seeds_that_have_one(made: list[Record]) -> None:
     candidates = [record for record in made if record.run.search]
     whole = {record.run.id: record for record in candidates if not record.run.pause_after}
     grid: dict[str, Record] = {}

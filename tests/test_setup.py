@@ -20,23 +20,8 @@ from tests.launch import HOME
 
 LISTS = HOME / "requirements"
 SCRIPTS = ("run_all.sh", "make_environment.sh")
-TOOLS = (
-    "bash",
-    "cat",
-    "cp",
-    "dirname",
-    "env",
-    "flock",
-    "ln",
-    "mkdir",
-    "readlink",
-    "rm",
-    "sed",
-    "sh",
-    "sort",
-    "stat",
-    "tee",
-)
+TOOLS = "bash cat cp dirname env flock ln mkdir readlink rm sed sh sort stat tee"
+EXTRAS = "uv torch-cpu mxnet-cu102 mxnet mxnet-cu112 torch-cu13 torch-cu12 horovod ray timm dev"
 MARK = "made-by-make_environment.sh"
 PYTHON = """echo "$PWD${{PIP_TARGET:-}}${{PIP_CONSTRAINT#/dev/null}}|$PYTHONPATH|$*" >>"$CALLS"
 case "$*" in
@@ -81,7 +66,7 @@ class Checkout:
             shutil.copy(HOME / name, self.root / name)
         self.tools = folder / "tools"
         self.tools.mkdir()
-        for tool in TOOLS:
+        for tool in TOOLS.split():
             (self.tools / tool).symlink_to(str(shutil.which(tool)))
         script(self.tools / "uv", UV)
 
@@ -327,23 +312,7 @@ def pins(*names: str) -> dict[str, tuple[str, str]]:
     return versions
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        "",
-        "uv",
-        "torch-cpu",
-        "mxnet-cu102",
-        "mxnet",
-        "mxnet-cu112",
-        "torch-cu13",
-        "torch-cu12",
-        "horovod",
-        "ray",
-        "timm",
-        "dev",
-    ],
-)
+@pytest.mark.parametrize("extra", ["", *EXTRAS.split()])
 def test_every_requirement_is_pinned_once_and_within_the_ranges_of_pyproject(extra: str) -> None:
     project = pytest.importorskip("tomllib").loads((HOME / "pyproject.toml").read_text())["project"]
     names = {"torch-cu13": ["torch", extra], "torch-cu12": [extra], "": []}.get(extra, [extra])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,15 +10,7 @@ from poc.cli import show
 from poc.records.record import Record
 from poc.records.timing import PARTS
 from poc.values import UserError
-from tests.builders import build, record_of
-
-
-def repeats_of(*epoch_seconds: float, **run: Any) -> list[Record]:
-    """Return one repeat per duration of an epoch, a day apart."""
-    return [
-        record_of(epoch_seconds=[seconds] * 6, run=run, started=f"2026-11-2{day}T10:00:00+00:00")
-        for day, seconds in enumerate(epoch_seconds, start=1)
-    ]
+from tests.builders import build, record_of, repeats_of
 
 
 def shown(records: list[Record], name: str) -> str:
@@ -27,7 +18,7 @@ def shown(records: list[Record], name: str) -> str:
 
 
 def test_a_run_is_shown_with_all_its_repeats() -> None:
-    slow, fast = repeats_of(4.0, 5.0), repeats_of(2.0, learning_rate=0.4)
+    slow, fast = repeats_of((4.0, 5.0)), repeats_of((2.0,), run={"learning_rate": 0.4})
     elsewhere = record_of(epoch_seconds=[8.0] * 6, infrastructure="elsewhere", data_checksum="abcd")
     run_id = slow[0].run.id
     records = [*fast, *slow, elsewhere]
@@ -68,7 +59,7 @@ def test_a_withdrawn_speed_is_not_shown() -> None:
 
 @pytest.mark.parametrize("start", ["zz", "", "@test machine", "0@tset machine", "several"])
 def test_a_name_of_no_run_or_of_several_is_the_users_mistake(start: str) -> None:
-    records = [record for rate in range(1, 20) for record in repeats_of(4.0, learning_rate=rate / 100)]
+    records = [record_of(run={"learning_rate": rate / 100}) for rate in range(1, 20)]
     if start == "several":
         ids = [record.run.id for record in records]
         start = max("0123456789abcdef", key=lambda digit: sum(run_id.startswith(digit) for run_id in ids))

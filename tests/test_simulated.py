@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +25,48 @@ from tests import simulated
 from tests.pages import check, number, tables
 from tests.simulated import MACHINES
 
+Pair = tuple[str, str]
+"""A machine, and the content of its journal."""
 # One of each kind in the quick suite.
 QUICK = (("8 A100", "core"), ("4 A10G", "readme"), ("2 CPU cores", "quick"), ("8 V100", "other"), ("8 K80", "nothing"))
+NEWER = [machine for machine in MACHINES if machine not in ("8 V100", "8 K80")]
 EVERY = dict.fromkeys(
     [
         *QUICK,
-        *((machine, content) for content in ("core", "quick", "readme", "other") for machine in MACHINES),
+        *((machine, "core") for machine in MACHINES),
+        *((machine, content) for content in ("quick", "readme", "other") for machine in NEWER),
         *(("8 V100", "failures"), ("8 K80", "detail")),
     ]
 )
-GPUS = {machine: MACHINES[machine][1] for machine in MACHINES}
 STUDIES = load()
 K80, P100 = "8x Tesla K80 (2017)", "DGX-1, 8x P100 (2017)"
 PUBLISHED = ("8x Tesla K80", "DGX-1, 8x P100", "CPU of AWS p2.8x", "Intel Xeon E5-2666 v3", "Intel Core i5-6300U")
 MODEL = "cifar_resnet50_v2"
+Check = Callable[["Simulated"], None]
+CHECKS: list[tuple[Check, list[Pair]]] = []
+"""Functions that `test_pages` calls, and the pairs with whose pages it calls each."""
 
 
-def combinations(*contents: str) -> Any:
-    """Parametrise a test by the machines with any of these contents, all by default; most of them are slow."""
-    pairs = [pair for pair in EVERY if not contents or pair[1] in contents]
-    return pytest.mark.parametrize(
-        ("machine", "content"), [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in pairs]
-    )
+def checks(pairs: Iterable[Pair]) -> Callable[[Check], Check]:
+    """Add a function to `CHECKS`."""
+
+    def added(function: Check) -> Check:
+        CHECKS.append((function, [*pairs]))
+        return function
+
+    return added
+
+
+def having(*contents: str) -> list[Pair]:
+    return [pair for pair in EVERY if pair[1] in contents]
 
 
 class Simulated:
     """The pages of one machine and its journal; those of `QUICK[0]` with all studies and figures."""
 
     def __init__(self, folder: Path, machine: str, content: str) -> None:
-        self.folder, self.machine = folder, f"simulated {machine}"
+        self.folder, self.machine, self.content = folder, f"simulated {machine}", content
+        self.gpus = MACHINES[machine][1]
         is_complete = (machine, content) == QUICK[0]
         with contextlib.redirect_stderr(io.StringIO()), pytest.MonkeyPatch.context() as patch:
             patch.setattr(explorer, "page", lambda table, cache: "")
@@ -99,9 +112,8 @@ def simulate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], S
     return functools.cache(lambda machine, content: Simulated(base / f"{machine}, {content}", machine, content))
 
 
-@combinations()
-def test_every_page_is_complete_possible_and_about_this_machine(machine: str, content: str, simulate: Any) -> None:
-    made = simulate(machine, content)
+@checks(EVERY)
+def every_page_is_complete_possible_and_about_this_machine(made: Simulated) -> None:
     assert len(made.page.splitlines()) <= 120
     assert not re.search(r"(^|,)(nan|None|inf)(,|$)", (made.folder / "rows.csv").read_text(), re.MULTILINE)
     for name in made.pages:
@@ -116,12 +128,11 @@ def test_every_page_is_complete_possible_and_about_this_machine(machine: str, co
     for lines in made.tables.values():
         names = {re.sub(r" \(2017\)|, quick", "", line.get("machine", made.machine)) for line in lines}
         assert names <= {made.machine, *PUBLISHED}
-    assert set(made.scorecard) == {made.machine} | (set() if content == "other" else {K80, P100})
+    assert set(made.scorecard) == {made.machine} | (set() if made.content == "other" else {K80, P100})
 
 
-@combinations()
-def test_the_header_has_the_counts_of_the_journal(machine: str, content: str, simulate: Any) -> None:
-    made = simulate(machine, content)
+@checks(EVERY)
+def the_header_has_the_counts_of_the_journal(made: Simulated) -> None:
     counts = Counter(record["outcome"] for record in made.records)
     failed = sum(number for outcome, number in counts.items() if outcome not in ("completed", "diverged", "skipped"))
     diverged = [f"{counts['diverged']} diverged"] if counts["diverged"] else []
@@ -134,16 +145,15 @@ def test_the_header_has_the_counts_of_the_journal(machine: str, content: str, si
     assert all(cell in made.written for cell in made.scorecard[made.machine])
 
 
-@combinations("core")
-def test_the_scorecard_of_the_core_recipes_is_full(machine: str, content: str, simulate: Any) -> None:
-    made = simulate(machine, content)
+@checks(having("core"))
+def the_scorecard_of_the_core_recipes_is_full(made: Simulated) -> None:
     cells = made.scorecard[made.machine]
     measured = [cell for cell in cells if re.match(r"\$?\d", cell)]
-    if GPUS[machine] > 1:
+    if made.gpus > 1:
         assert len(measured) == 7
-        assert cells[1].endswith(f"{GPUS[machine]} GPUs")
+        assert cells[1].endswith(f"{made.gpus} GPUs")
         assert "—" not in cells[2]
-    elif GPUS[machine] == 1:
+    elif made.gpus == 1:
         assert [cell for cell in cells if cell not in measured] == ["same: one device", "one device"]
     else:
         assert len(measured) >= 5
@@ -153,24 +163,22 @@ def test_the_scorecard_of_the_core_recipes_is_full(machine: str, content: str, s
         assert (simulated.HOME / "recipes" / f"{recipe}.py").is_file()
 
 
-@combinations("readme")
-def test_the_readmes_recipe_joins_the_comparison_with_its_warm_up(machine: str, content: str, simulate: Any) -> None:
-    made = simulate(machine, content)
-    if not GPUS[machine]:  # it asks for GPUs
+@checks(having("readme"))
+def the_readmes_recipe_joins_the_comparison_with_its_warm_up(made: Simulated) -> None:
+    if not made.gpus:  # it asks for GPUs
         assert {record["outcome"] for record in made.records} == {"skipped"}
         return
     lines = [line for line in made.tables["Accuracy and throughput"] if line["machine"] == made.machine]
     devices = [line["devices"] for line in lines]
-    assert devices == (["1 GPU"] if GPUS[machine] == 1 else ["1 GPU", f"{GPUS[machine]} GPUs"])
+    assert devices == (["1 GPU"] if made.gpus == 1 else ["1 GPU", f"{made.gpus} GPUs"])
     assert all("warm-up" in line["lr"] for line in lines)
     assert all(line[column] for line in lines for column in (RATE, "accuracy", "s/epoch", "$ per run"))
     assert any(line["machine"] == K80 for line in made.tables["Scaling"])
     assert {line["recipe"] for line in made.tables["Your recipes"]} == {"mine"}
 
 
-@combinations("other")
-def test_other_models_have_pages_of_their_own(machine: str, content: str, simulate: Any) -> None:
-    made = simulate(machine, content)
+@checks(having("other"))
+def other_models_have_pages_of_their_own(made: Simulated) -> None:
     models = {record["run"]["model"] for record in made.records if record["outcome"] == "completed"}
     assert len(made.models) == len(models)
     for page in made.models:
@@ -185,11 +193,10 @@ def test_other_models_have_pages_of_their_own(machine: str, content: str, simula
     assert {page.split(" on ")[0] for page in made.models} == {titles[model] for model in models}
 
 
-@combinations("nothing", "failures")
-def test_what_failed_or_diverged_is_no_result_and_has_its_reason(machine: str, content: str, simulate: Any) -> None:
-    made = simulate(machine, content)
+@checks(having("nothing", "failures"))
+def what_failed_or_diverged_is_no_result_and_has_its_reason(made: Simulated) -> None:
     failed = [record for record in made.records if record["outcome"] not in ("completed", "skipped")]
-    outcomes = {"failed"} if content == "nothing" else {"diverged", "failed", "out of memory"}
+    outcomes = {"failed"} if made.content == "nothing" else {"diverged", "failed", "out of memory"}
     assert {record["outcome"] for record in failed} == outcomes
     assert all(record["reason"] in made.pages["method.md"] for record in failed)
     assert any(record["reason"] in line["accuracy"] for record in failed for line in made.tables["Your recipes"])
@@ -197,7 +204,7 @@ def test_what_failed_or_diverged_is_no_result_and_has_its_reason(machine: str, c
     sections = [section for page in made.pages.values() for section in tables(page).values()]
     lines = [line for section in sections for table in section for line in table]
     assert "0.100" not in [cell for line in lines for column, cell in line.items() if "accuracy" in column]
-    if content == "nothing":
+    if made.content == "nothing":
         assert all("./run_all.sh" in cell for cell in made.scorecard[made.machine])
         assert not [line for line in made.tables["Accuracy and throughput"] if line["machine"] == made.machine]
 
@@ -289,8 +296,10 @@ def expected_scorecard(rows: pd.DataFrame, is_own: bool) -> list[str]:
         return f"{printed(values.median())}{remarks}, {devices_printed(devices)}"
 
     most, accuracies, seconds = rows[~rows.emulated].devices.max(), best(rows), to_target(rows)
-    ratios = [speedup(rows, most, batch)[0] for batch in (128, 256, 512)]
-    cells = [f"{ratio:.2f}x ({ratio / most:.0%})" if ratio > 0 else "—" for ratio in ratios]
+    cells = []
+    for ratio, pairs in (speedup(rows, most, batch) for batch in (128, 256, 512)):
+        remark = f", n={pairs}" if is_own else ""
+        cells.append(f"{ratio:.2f}x ({ratio / most:.0%}{remark})" if ratio > 0 else "—")
     first, last = accuracies.loc[128], accuracies.iloc[-1]
     dollars = (seconds / 3600 * rows.dollars_per_hour).dropna()
     bound, n = ("", " (n=1)") if is_own else ("≤ ", "")
@@ -299,30 +308,24 @@ def expected_scorecard(rows: pd.DataFrame, is_own: bool) -> list[str]:
         f"{first.accuracy:.3f}{n} at 128 → {last.accuracy:.3f}{n} at {last.name:,.0f}",
         f"{last.lr:g} at {last.name:,.0f}, "
         + (f"best of {last.tried:.0f} tried" if last.tried > 1 else "the only one tried"),
-        f"{bound}{seconds_printed(seconds.min())}, {devices_printed(rows.devices[seconds.idxmin()])}",
-        f"{bound}${dollars.min():.2f}, {devices_printed(rows.devices[dollars.idxmin()])}"
+        f"{bound}{seconds_printed(seconds.min())}{n}, {devices_printed(rows.devices[seconds.idxmin()])}",
+        f"{bound}${dollars.min():.2f}{n}, {devices_printed(rows.devices[dollars.idxmin()])}"
         if len(dollars)
         else "no price known",
     ]
 
 
-TRACED = [
-    pytest.param("8 A100", "core"),
-    pytest.param("4 A10G", "readme"),
-    *(pytest.param(machine, "core", marks=pytest.mark.slow) for machine in ("4 A10G", "8 V100", "8 K80")),
-]
+TRACED = (*QUICK[:2], ("4 A10G", "core"), ("8 V100", "core"), ("8 K80", "core"))
 
 
-@pytest.mark.parametrize(("machine", "content"), TRACED)
-def test_every_number_of_the_scorecard_is_in_rows_csv(machine: str, content: str, simulate: Any) -> None:
-    made = simulate(machine, content)
+@checks(TRACED)
+def every_number_of_the_scorecard_is_in_rows_csv(made: Simulated) -> None:
     for name, cells in made.scorecard.items():
         assert cells == expected_scorecard(of_machine(made.rows, name), name == made.machine), name
 
 
-@pytest.mark.parametrize(("machine", "content"), TRACED)
-def test_every_number_of_scaling_is_in_rows_csv(machine: str, content: str, simulate: Any) -> None:
-    made = simulate(machine, content)
+@checks(TRACED)
+def every_number_of_scaling_is_in_rows_csv(made: Simulated) -> None:
     seen = set()
     for line in made.tables["Scaling"]:
         rows, batch = of_machine(made.rows, line["machine"]), int(number(line["batch per device"]))
@@ -340,6 +343,25 @@ def test_every_number_of_scaling_is_in_rows_csv(machine: str, content: str, simu
             batch for batch in rows.batch_per_device.unique() if any(speedup(rows, n, batch)[1] for n in (2, 4, 8))
         }
         assert batches == {batch for machine_name, batch in seen if machine_name == name}
+
+
+# All tests of a pair follow one another, so that a process which shares the tests with others makes few pairs.
+CASES = [
+    pytest.param(
+        pair,
+        function,
+        id=f"{', '.join(pair)}: {function.__name__}",
+        marks=() if pair in QUICK else pytest.mark.slow,
+    )
+    for pair in EVERY
+    for function, pairs in CHECKS
+    if pair in pairs
+]
+
+
+@pytest.mark.parametrize(("pair", "function"), CASES)
+def test_pages(pair: Pair, function: Check, simulate: Any) -> None:
+    function(simulate(*pair))
 
 
 def test_figures_have_the_lines_that_they_should_have_in_letters_that_can_be_read(simulate: Any) -> None:

@@ -27,10 +27,12 @@ def planned(seconds: float, **fields: Any) -> Planned:
     return Planned(run=run_of(**fields), seconds=seconds)
 
 
-def test_items_are_ordered_by_priority_then_duration_class_then_as_written() -> None:
+def test_items_are_ordered_by_priority_then_searches_then_duration_class_then_as_written() -> None:
     rows = [("a", 5, 60.0), ("b", 5, 7200.0), ("c", 5, 30.0), ("d", 1, 7200.0), ("e", 1, 90.0), ("f", 5, 600.0)]
     items = [Item(name, name, dataclasses.replace(planned(seconds), priority=n)) for name, n, seconds in rows]
-    assert "".join(item.recipe for item in schedule.in_order(items)) == "edacfb"
+    searching = dataclasses.replace(planned(9000.0), priority=5, searched=((run_of(),),))
+    items.append(Item("g", "g", searching))
+    assert "".join(item.recipe for item in schedule.in_order(items)) == "edgacfb"
 
 
 def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
@@ -173,9 +175,9 @@ def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
     done = sweep("a", 600.0, batch_per_device=[32, 64], epochs=[100_000_000, 1])
     assert done == [(1, COMPLETED, "")] * 2
     assert "Not done: 2 runs" in capsys.readouterr().err
-    # Estimated at less than 8 s, it takes minutes: steps of one image, which an estimate does not know to be slow.
-    long = {"batch_per_device": 1, "epochs": 200, "evaluate": False}
-    assert sweep("b", 15.0, **long) == [(200, FAILED, "interrupted")]
+    # Estimated at 7 s, it takes about a minute: steps of one image, which an estimate does not know to be slow.
+    long = {"batch_per_device": 1, "epochs": 100, "evaluate": False}
+    assert sweep("b", 9.0, **long) == [(100, FAILED, "interrupted")]
     assert "Not done: 1 run," in capsys.readouterr().err
     assert len(sweep("b", -1.0, **long)) == 1
 

@@ -124,15 +124,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"detail": STEP},
         {"train_seconds_per_5120": 0.4 * 40, "communication_seconds_per_5120": math.nan},
     ),
-    "launch-bound": (
-        {"run": {"kind": "gpu"}, "detail": {**STEP, "issue_seconds": 0.37}},
-        {"issue_seconds": 0.37, "note": "launch-bound: the host takes 90% or more of a step to enqueue it"},
-    ),
-    "not launch-bound": (
-        {"run": {"kind": "gpu"}, "detail": {**STEP, "issue_seconds": 0.35}},
-        {"issue_seconds": 0.35, "note": ""},
-    ),
-    "a CPU, which computes what it issues": ({"detail": {**STEP, "issue_seconds": 0.4}}, {"note": ""}),
     # Two devices during five windows of 4 s and 1,280 samples.
     "energy": (
         monitored(COUNTED, {**COUNTED, "utilisation": 0.9}),
@@ -169,6 +160,15 @@ def test_columns_of_a_record(case: str) -> None:
     numbers = {name: value for name, value in expected.items() if name not in texts}
     assert values(row, texts) == texts
     assert values(row, numbers) == pytest.approx(numbers, nan_ok=True)
+
+
+@pytest.mark.parametrize(("kind", "seconds", "bound"), [("gpu", 0.37, True), ("gpu", 0.35, False), ("cpu", 0.4, False)])
+def test_a_gpu_is_launch_bound_if_the_host_takes_most_of_a_step_to_enqueue_it(
+    kind: str, seconds: float, bound: bool
+) -> None:
+    """A step takes 0.4 s; a CPU computes what it enqueues."""
+    row = row_of(record_of(run={"kind": kind}, detail={**STEP, "issue_seconds": seconds}))
+    assert (row.issue_seconds, "launch-bound" in row.note) == (seconds, bound)
 
 
 def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:

@@ -14,26 +14,17 @@ from poc.records import journal
 from poc.records.record import COMPLETED
 from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, executed, recipe_file
 from tests.extras import needs_torch
+from tests.launch import records, run_here
 
 SHORT: dict[str, Any] = {**GLUON, "epochs": 2}
 TORCH: dict[str, Any] = {**SHORT, "framework": "pytorch"}
 STEPS = 4
 
 
-@pytest.fixture(autouse=True)
-def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poc.cli.run.write_report", lambda options, known_prices: None)
-
-
 def ranges_of(path: Path) -> Counter[str]:
     """Count the ranges of a trace by name."""
     events = json.loads(path.read_text())["traceEvents"]
     return Counter(event["name"] for event in events if event["ph"] in ("X", "B"))
-
-
-def run(folder: Path, *options: str) -> None:
-    arguments = ["run", str(folder / "mine.py"), "--results", str(folder / "results"), "--machine", "here", *options]
-    assert main(arguments) == 0
 
 
 @pytest.mark.slow
@@ -47,14 +38,12 @@ def run(folder: Path, *options: str) -> None:
     ],
 )
 def test_each_worker_traces_its_steps_and_the_record_is_the_same(
-    fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if fields.get("devices") == 2 and MACHINE.cores < 2:
         pytest.skip("two devices need two cores")
-    monkeypatch.setenv("POC_CACHE", str(tmp_path))
-    recipe_file(tmp_path / "mine.py", **fields)
-    run(tmp_path, "--trace", str(STEPS))
-    (record,) = journal.read([tmp_path / "results" / "here" / journal.FILE])
+    run_here(recipe_file(tmp_path / "mine.py", **fields), tmp_path, "--trace", str(STEPS))
+    (record,) = records(tmp_path)
     assert (record.outcome, record.reason) == (COMPLETED, "")
     folder = tmp_path / "results" / "here" / journal.TRACES
     traces = [folder / f"{record.run.id}_worker{worker}.json" for worker in range(record.run.workers)]
@@ -73,33 +62,32 @@ def test_each_worker_traces_its_steps_and_the_record_is_the_same(
 
 @pytest.mark.slow
 def test_a_recorded_run_is_not_repeated_for_a_trace_and_traces_are_not_published(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POC_CACHE", str(tmp_path))
-    recipe_file(tmp_path / "mine.py", **SHORT)
-    run(tmp_path)
-    run(tmp_path, "--trace", "2")
-    assert "--trace: 1 run already in the journal" in capfd.readouterr().err
+    recipe = recipe_file(tmp_path / "mine.py", epochs=2)
+    run_here(recipe, tmp_path)
+    assert "--trace" in run_here(recipe, tmp_path, "--trace", "2")
     folder = tmp_path / "results" / "here" / journal.TRACES
-    assert not folder.exists()
-    run(tmp_path, "--trace", "2", "--again")
-    assert len(list(folder.iterdir())) == 1
+    assert (folder.exists(), len(records(tmp_path))) == (False, 1)
+    # The repeated run tries to make a trace, and this framework has no profiler for one.
+    run_here(recipe, tmp_path, "--trace", "2", "--again")
+    assert (folder.exists(), len(records(tmp_path))) == (True, 2)
+    trace = folder / f"{records(tmp_path)[0].run_id}_worker0.json"
+    trace.write_text("{}")
     main(["publish", "--results", str(tmp_path / "results"), "--output", str(tmp_path / "sent")])
     published = {path.name for path in (tmp_path / "sent").rglob("*")}
     assert journal.FILE in published
-    assert not published & {folder.name, *(trace.name for trace in folder.iterdir())}
+    assert not published & {folder.name, trace.name}
 
 
-@pytest.mark.parametrize("fields", [{}, TWO_WORKERS])
 @pytest.mark.slow
 def test_a_framework_without_profiler_says_so_and_its_run_is_recorded(
-    fields: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("POC_CACHE", str(tmp_path))
-    recipe_file(tmp_path / "mine.py", **{**fields, "epochs": 1})
-    run(tmp_path, "--trace", "2")
-    assert "no trace: NotImplementedError: its framework has no profiler" in capfd.readouterr().err
-    (record,) = journal.read([tmp_path / "results" / "here" / journal.FILE])
+    run_here(recipe_file(tmp_path / "mine.py", **TWO_WORKERS, epochs=1), tmp_path, "--trace", "2")
+    assert "NotImplementedError" in capfd.readouterr().err
+    (record,) = records(tmp_path)
     assert record.outcome == COMPLETED
 
 

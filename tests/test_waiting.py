@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ from poc.host import environment, hardware, waiting
 from poc.records.record import COMPLETED
 from poc.values import UserError
 from tests.builders import GLUON, build, executed, recipe_file
-from tests.launch import eventually, finish, records
+from tests.launch import eventually, records, run_here
 
 CORES = 8
 
@@ -57,27 +56,29 @@ def test_threads_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_spinning_is_short_while_others_need_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard gives the real library more threads than there are cores, and ends them when the others end."""
     ctypes.CDLL("libgomp.so.1")
-    state = {"cores": 0.0, "seconds": 0.0, "since": time.monotonic()}
+    clock = SimpleNamespace(now=0.0, busy=0.0, others=0, process_time=lambda: 2 * clock.now)
 
-    def busy_seconds() -> float:
-        return state["seconds"] + state["cores"] * (time.monotonic() - state["since"])
-
-    def others_use(cores: float) -> None:
-        state.update(seconds=busy_seconds(), cores=cores, since=time.monotonic())
+    def monotonic() -> float:
+        """Let a second pass, in which this process keeps two cores busy."""
+        clock.now += 1
+        clock.busy += 2 + clock.others
+        return float(clock.now)
 
     def native_threads() -> int:
         return len(os.listdir("/proc/self/task"))
 
-    monkeypatch.setattr(hardware, "core_times", lambda: (CORES, busy_seconds() + time.process_time(), 0.0))
+    clock.monotonic = monotonic
+    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(hardware, "core_times", lambda: (CORES, clock.busy, 0.0))
     monkeypatch.setattr(waiting, "_CHECK_SECONDS", 0.05)
     before, pool = native_threads(), len(os.sched_getaffinity(0)) + 1
+    clock.others = 2  # 6 threads and 2 others have a core each
     with waiting.spin_guard(threads=6):
-        others_use(2)  # 6 threads and 2 others have a core each
-        time.sleep(0.3)
+        eventually(lambda: clock.now > 4)
         assert native_threads() <= before + 1
-        others_use(3)
+        clock.others = 3
         eventually(lambda: native_threads() >= before + 1 + pool)  # the guard's own thread and the pool
-        others_use(0)
+        clock.others = 0
         eventually(lambda: native_threads() <= before + 1)
     eventually(lambda: native_threads() <= before)
 
@@ -105,10 +106,9 @@ def test_a_run_ignores_what_another_program_left_in_the_environment(
 
 
 @pytest.mark.slow
-def test_a_run_in_another_environment_is_another_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_another_environment_is_another_setting(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", epochs=1)
     for setting in ("1", "1", "2"):
-        monkeypatch.setenv("MALLOC_ARENA_MAX", setting)
-        finish(recipe, tmp_path)
+        run_here(recipe, tmp_path, MALLOC_ARENA_MAX=setting)
     assert [record.environment["MALLOC_ARENA_MAX"] for record in records(tmp_path)] == ["1", "2"]
     assert build(*records(tmp_path)).setting.nunique() == 2

@@ -13,11 +13,11 @@ from poc.report import table
 from poc.report.results import Results
 
 HOME = Path(__file__).resolve().parents[1]
-MACHINE = "EPYC-2 without AVX-512"
+MACHINE = "EPYC Zen 5, 2 cores"
 """The machine of the latest record: the pages are about it and show the others with it."""
 REFERENCE = (
-    f"These are this project's own measurements on the machine {MACHINE}, a virtual machine with two CPU cores; "
-    "accuracies of two others are shown with them."
+    f"These are this project's own measurements on the machine {MACHINE}, a virtual machine with two CPU cores; those "
+    "of three others are shown with them."
 )
 SAMPLE = f"**This is a sample page.** {REFERENCE} Your first run of `./run_all.sh` replaces it with your page."
 

@@ -202,7 +202,7 @@ def _add_other_commands(command: _Command) -> None:
     add = command(doctor.environment, "print the packages that make_environment.sh installs on this machine")
     add("--torch", help="PyTorch, too, on a machine without GPUs", **_FLAG)
     add("--framework", default="", metavar="NAME", help="only this framework: mxnet or pytorch")
-    add("--installed", help="download nothing: use the packages of the Python that is named by PYTHON", **_FLAG)
+    add("--installed", help="download no packages: use those of the Python that is named by PYTHON", **_FLAG)
     add("--dev", help="what the tests need", **_FLAG)
     add("--ray", help="Ray, for clusters", **_FLAG)
     add("--horovod", help="Horovod, compiled for CPUs", **_FLAG)

@@ -14,9 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from poc import config, data, frameworks
 from poc.cli import look
 from poc.cli import options as cli
 from poc.cli.options import Options
+from poc.config import LARGEST, Search, literals
 from poc.records import journal
 from poc.records.record import COMPLETED
 from poc.values import UserError, suggest
@@ -44,9 +46,14 @@ class _Side(NamedTuple):
 
 def ab(options: Options) -> int:
     """Measure a recipe at two commits in interleaved repeats; return the exit code of the gate, or of a failed run."""
-    words = [str(cli.recipe_path(options.recipe).absolute()), *(f"--set={setting}" for setting in options.settings)]
+    path = cli.recipe_path(options.recipe).absolute()
+    recipe = config.load(path, frameworks.FRAMEWORKS, literals.fields(options.settings), data.count)
+    for setting in recipe.settings():  # what they run depends on results, which may differ at A and B
+        if setting.batch_per_device == LARGEST or isinstance(setting.lr, Search):  # type: ignore[comparison-overlap]
+            raise UserError("ab: batch_per_device='largest' and lr=Search(...) are not allowed; use a number")
+    words = [str(path), *(f"--set={setting}" for setting in options.settings)]
     words += [f"--{name}={getattr(options, name)}" for name in ("machine", "price") if getattr(options, name)]
-    data = [f"--data={options.data}"] if options.data else []
+    images = [f"--data={options.data}"] if options.data else []
     with contextlib.ExitStack() as stack:
         sides = _sides(options, stack)
         plans = [side.plan(*words, "--set=repeats=1", "--json") for side in sides]
@@ -63,7 +70,7 @@ def ab(options: Options) -> int:
                     continue
                 print(f"\n{side.name}, repeat {number} of {options.repeats}", file=sys.stderr)
                 # Not --again: an interrupted command goes on with the repeats that the journal lacks.
-                side_options = [f"--set=repeats={number}", *data, f"--results={side.results}"]
+                side_options = [f"--set=repeats={number}", *images, f"--results={side.results}"]
                 if status := _wait(side.start("run", *words, *side_options, stdout=subprocess.DEVNULL)):
                     return status
     return look.compare_folders([side.results for side in sides], options.slower, options.json, list(plans[0]))

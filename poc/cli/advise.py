@@ -15,11 +15,11 @@ from tabulate import tabulate
 
 from poc import config, data, frameworks
 from poc.cli.look import write_report
-from poc.cli.options import Options, check_gpus, recipe_path
+from poc.cli.options import Options, recipe_path
 from poc.config import EPOCHS, LARGEST, Recipe, Setting
 from poc.host import hardware
 from poc.host.hardware import Hardware
-from poc.plan import Planned, plan
+from poc.plan import Planned, check_gpus, plan
 from poc.published.prices import Price
 from poc.records import journal
 from poc.records.record import COMPLETED, DONE, Record
@@ -83,12 +83,12 @@ def advise(options: Options) -> int:
     """Print throughput, time and cost of a recipe on more devices, from short runs."""
     path, machine = recipe_path(options.recipe), hardware.detect()
     loaded = config.load(path, frameworks.FRAMEWORKS, count=data.count)
-    check_gpus([loaded])
+    check_gpus([loaded], machine, "a recipe for CPUs")
     setting = first_setting(loaded, machine)
     context = options.context(machine)
     name = context.infrastructure
     known_prices = options.prices(name)
-    planned = plan_probes(path.stem, setting, machine, options.steps)
+    planned = plan_probes(path, setting, machine, options.steps)
     records = _measure(planned, context, journal.folder(options.results, name) / journal.FILE)
     if records[-1].outcome != COMPLETED:
         print(f"poc: {result(records[-1], records[-1].run.model)}", file=sys.stderr)
@@ -116,7 +116,8 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
     Raises UserError if its batch is to be searched for.
     """
     settings = recipe.without_search().settings()
-    runnable = [setting for setting in settings if not plan("", Recipe(**vars(setting)), machine)[0].skip]
+    recipes = [Recipe(**vars(setting), folder=recipe.folder) for setting in settings]
+    runnable = [setting for setting, alone in zip(settings, recipes) if not plan("", alone, machine)[0].skip]
     on_gpus = [setting for setting in runnable if setting.kind == "gpu"]
     first = [*on_gpus, *runnable, *settings][0]
     if first.batch_per_device == LARGEST:  # type: ignore[comparison-overlap]
@@ -124,14 +125,20 @@ def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
     return first
 
 
-def plan_probes(recipe: str, setting: Setting, machine: Hardware, steps: int = STEPS) -> list[Planned]:
-    """Return short runs on one device and, if the machine has two such GPUs, on two; raises UserError if it cannot."""
+def plan_probes(recipe: Path, setting: Setting, machine: Hardware, steps: int = STEPS) -> list[Planned]:
+    """Return short runs of a setting of the file `recipe` on one device and, if the machine has two such GPUs, on two.
+
+    Raises UserError if the machine cannot do them.
+    """
     fields = {name: entry for name, entry in vars(setting).items() if name not in _REPLACED}
     fields.update(workers=1, straggler=0.0, kvstore="device", emulated=False, seeds=1, repeats=1, evaluate=False)
     fields.update(batch_per_device=setting.batches[-1], gradient_noise=None, steps=steps, window=5)
-    on_one, on_two = (plan(recipe, Recipe(**{**fields, "devices": count}), machine)[0] for count in (1, 2))
+    on_one, on_two = (
+        plan(recipe.stem, Recipe(**{**fields, "devices": count}, folder=recipe.resolve().parent), machine)[0]
+        for count in (1, 2)
+    )
     if on_one.skip:
-        raise UserError(f"{recipe}.py: {on_one.skip}")
+        raise UserError(f"{recipe.name}: {on_one.skip}")
     # Two devices of one CPU share its cores, which shows nothing about two machines.
     return [on_one] if on_two.skip or setting.kind == "cpu" else [on_one, on_two]
 

@@ -19,7 +19,7 @@ from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
 from poc.host import hardware
 from poc.host.hardware import Hardware
-from poc.plan import Planned, plan
+from poc.plan import Planned, check_gpus, plan
 from poc.records import journal
 from poc.records.record import DONE, Record
 from poc.run.progress import label, varied
@@ -59,6 +59,7 @@ def lr_range(options: Options) -> int:
     path, machine = recipe_path(options.recipe), hardware.detect()
     rate = Exponential(low=options.low, high=options.high)
     recipe = config.load(path, frameworks.FRAMEWORKS, literals.fields(options.settings), data.count)
+    check_gpus([recipe], machine, "--set kind=cpu")
     planned = plan_tests(path.stem, recipe, machine, rate)
     if all(item.skip for item in planned):
         raise UserError(f"{path.name}: {planned[0].skip}")

@@ -13,7 +13,7 @@ from poc.host import hardware
 from poc.host.control_groups import text
 from poc.host.environment import cache
 from poc.host.hardware import Hardware
-from poc.plan import Planned, plan, select
+from poc.plan import Planned, check_gpus, plan, select
 from poc.published import prices
 from poc.published.prices import Price, Prices
 from poc.records import journal
@@ -86,18 +86,11 @@ class Options(argparse.Namespace):
         """Return the runs of the chosen recipes on this machine, by recipe."""
         recipes = self.load_recipes()
         if not self.cpu:
-            check_gpus([recipe for _, recipe in recipes])
+            check_gpus([recipe for _, recipe in recipes], machine, "--cpu, or a recipe for CPUs")
         plans = [(name, plan(name, recipe, machine, **self.plan_options)) for name, recipe in recipes]
         ids = {item.run.id for item in select([item for _, items in plans for item in items], self.only)}
         plans = [(name, [item for item in items if item.run.id in ids]) for name, items in plans]
         return [(name, items) for name, items in plans if items]
-
-
-def check_gpus(recipes: Sequence[Recipe]) -> None:
-    """Raise UserError if this machine has a GPU that cannot be used, unless all `recipes` are for CPUs."""
-    is_for_cpu = all(setting.kind == "cpu" for recipe in recipes for setting in recipe.settings())
-    if not is_for_cpu and (problem := hardware.gpu_problem()):
-        raise UserError(f"{problem}. For CPU runs at this machine's price: --cpu, or a recipe for CPUs")
 
 
 def recipe_path(name: str) -> Path:

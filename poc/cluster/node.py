@@ -14,7 +14,7 @@ from poc.config.recipe import Recipe
 from poc.config.run import Run
 from poc.host import environment, hardware
 from poc.host.processes import Lost
-from poc.plan import Planned, plan
+from poc.plan import Planned, check_gpus, plan
 from poc.run import launcher
 from poc.run.launcher import LocalLauncher, RunContext
 from poc.values import to_plain
@@ -46,9 +46,12 @@ class Supervisor(LocalLauncher):
     ) -> tuple[Plans, dict[str, DataId]]:
         """Plan recipes for `hosts` machines like this one; return the runs of the ids `only`, and their images.
 
-        What several hosts cannot do is left out, and not skipped. Raises UserError if a data set cannot be opened.
+        What several hosts cannot do is left out, and not skipped. Raises UserError if a data set cannot be opened, or
+        this node's GPUs cannot be used.
         """
         self._use(context)
+        if not options.get("cpu"):
+            check_gpus([recipe for _, recipe in recipes], self._context.machine, "--cpu, or a recipe for CPUs")
         machine, plans = dataclasses.replace(self._context.machine, hosts=hosts), []
         for name, recipe in recipes:
             planned = [item for item in plan(name, recipe, machine, **options) if item.run.id.startswith(tuple(only))]

@@ -212,6 +212,10 @@ class ImageNet(_Images):
     def __post_init__(self) -> None:
         self.check_crop(self.resize)
 
+    @property
+    def resized(self) -> int:
+        return self.resize
+
 
 @configuration
 class _Photos(_Images):
@@ -224,8 +228,8 @@ class _Photos(_Images):
 
     crop: Count = field(default=224, label="crop {}")
     """Height and width of the model's input, in pixels."""
-    resize: Count = field(default=256, label="resize {}")
-    """Pixels of the shorter side before the validation crop."""
+    resize: CountOrZero = field(default=0, label="resize {}")
+    """Pixels of the shorter side before the validation crop; 0: 8/7 of `crop`, as 256 to 224."""
     scale: Annotated[float, pydantic.Strict(), Gt(0), Le(1)] = field(default=0.08, label="area from {:g}")
     """Smallest share of an image's area in a training crop."""
     mirror: Flag = field(default=True, label="without horizontal flip")
@@ -235,7 +239,13 @@ class _Photos(_Images):
     """Images in the validation set; 0 before they are counted, as those in the training set and the classes."""
 
     def __post_init__(self) -> None:
-        self.check_crop(self.resize)
+        if self.crop > self.resized:
+            raise UserError(f"data: crop: {self.crop} is larger than resize={self.resize}; use at most {self.resize}")
+
+    @property
+    def resized(self) -> int:
+        """Pixels of the shorter side before the validation crop."""
+        return self.resize or self.crop * 8 // 7
 
 
 @configuration

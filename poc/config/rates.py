@@ -148,6 +148,10 @@ class Search:
             raise invalid("Search.warmup_from", self.warmup_from, f"use at most low={self.low:g}")
         if self.warmup_from and not any(self.warmup_epochs):
             raise invalid("Search.warmup_from", self.warmup_from, "it needs warmup_epochs")
+        for name in ("warmup_epochs", "momentum", "weight_decay"):
+            values = getattr(self, name)
+            if len({*values}) < len(values):
+                raise invalid(f"Search.{name}", list(values), "each value once")
         if (count := len(self.candidates)) > _MOST_CANDIDATES:
             raise UserError(f"Search: {count:,} candidates; the maximum is {_MOST_CANDIDATES:,}")
         if len({*self.rates}) < len(self.rates):

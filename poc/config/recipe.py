@@ -13,7 +13,7 @@ import pydantic
 from annotated_types import Len
 
 from poc.config import networks
-from poc.config.datasets import CIFAR10, Data, with_validation_split
+from poc.config.datasets import CIFAR10, HELD_OUT, Data, with_validation_split
 from poc.config.fields import Or, configuration, field
 from poc.config.kvstores import SSP, AnyKVStore, Device, DistAsync
 from poc.config.optimizers import SGD, AnyOptimizer
@@ -176,6 +176,8 @@ class Setting(Training):
             f"lr=Search(...) needs whole epochs; remove seconds={self.seconds}": self.seconds,
             f"lr=Search(...) needs whole epochs; remove target_accuracy={self.target_accuracy}": self.target_accuracy,
             "lr=Search(...) needs evaluations; remove evaluate=False": not self.evaluate,
+            "lr=Search(...) uses the validation split in any case; remove validate_on='held-out', or the training with "
+            "the best rate would use it, too": self.data.validate_on == HELD_OUT,
             f"lr=Search(...) is done once per seed; use seeds= in place of repeats={self.repeats}": self.repeats > 1,
             "lr=Search(...) needs a number as batch_per_device": self.batch_per_device == LARGEST,  # type: ignore[comparison-overlap]
             f"lr: Search: optimizer={self.optimizer.name!r} has no {', '.join(missing)}; remove it": missing,

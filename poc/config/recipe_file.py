@@ -66,8 +66,16 @@ def _importable(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = path
-        for name in sys.modules.keys() - before:
-            if Path(getattr(sys.modules[name], "__file__", None) or "/").resolve().parent == folder:
+        files = {
+            name: Path(getattr(sys.modules[name], "__file__", None) or "/") for name in sys.modules.keys() - before
+        }
+        own = [
+            name
+            for name, file in files.items()
+            if file.resolve() in (folder / f"{name}.py", folder / name / "__init__.py")
+        ]
+        for name in files:
+            if name.split(".")[0] in own:
                 del sys.modules[name]
 
 

@@ -20,13 +20,12 @@ from poc.config import Arrays, Folder, Records
 from poc.config.datasets import HELD_OUT, Own, held_out_images
 from poc.config.fields import local_fields
 from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, Pixels, usable_threads
-from poc.data.photos import ClassFolders, Photos, RecordFile
+from poc.data.photos import ClassFolders, Photos, RecordFile, chunks, read
 from poc.values import UserError, write_atomically
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _IMAGES = (b"\xff\xd8", b"\x89PNG")
 """First bytes of JPEG and PNG files."""
-_CHUNK = 1 << 20
 _NAME_DIGITS = 6
 
 
@@ -53,6 +52,8 @@ def count(spec: Any, folder: Path) -> Any:
         counted = {"classes": len(train.classes)}
     else:
         train, validation = _record_files(spec)
+    if counted.get("classes", spec.classes) < 2:
+        raise UserError(f"data: {', '.join(paths.values())}: there is only one class, and nothing to tell apart")
     held_out = held_out_images(len(train)) if spec.validate_on == HELD_OUT else 0
     return dataclasses.replace(spec, train_images=len(train) - held_out, validation=len(validation), **counted)
 
@@ -78,14 +79,6 @@ def open_photos(spec: Folder | Records, cache: Path) -> Dataset:
 def named(dataset: Dataset) -> Dataset:
     """Return the same under a name with the start of its checksum, so that tables tell such data sets apart."""
     return dataclasses.replace(dataset, name=f"{dataset.name}-{dataset.checksum[:_NAME_DIGITS]}")
-
-
-def read(path: Path) -> bytes:
-    """Return the content of a file; raises UserError."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"data: {path} cannot be read ({error.strerror}); check the path") from None
 
 
 def decode_arrays(files: Mapping[Path, bytes]) -> Dataset:
@@ -143,14 +136,12 @@ def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path)
     """
 
     def digest(name: str, path: Path) -> bytes:
-        of_file = hashlib.sha256()
-        with path.open("rb") as file:
-            content = file.read(_CHUNK)
-            if not content.startswith(starts):
-                raise UserError(f"data: {path} is not an image (JPEG or PNG); replace or remove it")
-            while content:
-                of_file.update(content)
-                content = file.read(_CHUNK)
+        of_file, start = hashlib.sha256(), b""
+        for content in chunks(path):
+            start = start or content
+            of_file.update(content)
+        if not start.startswith(starts):
+            raise UserError(f"data: {path} is not an image (JPEG or PNG); replace or remove it")
         return name.encode(errors="surrogateescape") + b"\0" + of_file.digest()
 
     try:

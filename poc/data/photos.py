@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 _CENTRE = np.nextafter(0.5, 0)  # of an odd number of pixels, the smaller half is above and to the left
 _WIDEST = 4 / 3
 """Largest ratio of width to height, and of height to width, of a random resized crop."""
+_CHUNK = 1 << 20
 _TRIES = 10
 Numbers = npt.NDArray[np.float64]
 
@@ -95,20 +96,32 @@ class ClassFolders:
     def read(self, index: int) -> Pixels:
         """Return an image as `RecordFile.read` does."""
         path = self.path / self.names[index]
-        try:
-            return recordio.decode(path.read_bytes(), path)
-        except OSError as error:
-            raise UserError(f"data: {path} cannot be read ({error.strerror})") from None
+        return recordio.decode(read(path), path)
+
+
+def read(path: Path) -> bytes:
+    """Return the content of a file; raises UserError."""
+    return b"".join(chunks(path))
+
+
+def chunks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in parts; raises UserError."""
+    try:
+        with path.open("rb") as file:
+            while content := file.read(_CHUNK):
+                yield content
+    except OSError as error:
+        raise UserError(f"data: {path} cannot be read ({error.strerror}); check the path") from None
 
 
 def _images_in(path: Path, name: str) -> list[str]:
     """Return the files of class `name`, and of folders in it, relative to `path`, sorted."""
-    files = [
-        Path(folder, file).relative_to(path).as_posix()
-        for folder, _, names in os.walk(path / name, followlinks=True)
-        for file in names
-        if file[0] != "."
-    ]
+    files = list[str]()
+    for folder, folders, names in os.walk(path / name, followlinks=True):
+        files += [Path(folder, file).relative_to(path).as_posix() for file in names if file[0] != "."]
+        here = Path(folder).resolve()
+        places = {each: Path(folder, each).resolve() for each in folders if each[0] != "."}
+        folders[:] = [each for each, place in places.items() if place not in (here, *here.parents)]  # no link back
     for file in files:
         if not file.lower().endswith(SUFFIXES):
             raise UserError(f"data: {path / file} is not a JPEG or PNG file ({', '.join(SUFFIXES)}); remove it")
@@ -168,11 +181,11 @@ class Photos(Split):
 
 
 def scaled_crop(image: Pixels, spec: Any, y: float, x: float) -> Pixels:
-    """Scale the shorter side of an image to `spec.resize`, and crop at the shares `y` and `x` of the room around."""
+    """Scale the shorter side of an image to `spec.resized`, and crop at the shares `y` and `x` of the room around."""
     height, width = image.shape[:2]
-    factor = spec.resize / min(height, width)
-    # Rounding must not make a side shorter than `resize`.
-    resized = _scaled(image, (max(spec.resize, round(height * factor)), max(spec.resize, round(width * factor))))
+    factor = spec.resized / min(height, width)
+    # Rounding must not make a side shorter than `resized`.
+    resized = _scaled(image, (max(spec.resized, round(height * factor)), max(spec.resized, round(width * factor))))
     top, left = (int(share * (side - spec.crop + 1)) for share, side in zip((y, x), resized.shape))
     return resized[top : top + spec.crop, left : left + spec.crop]
 

@@ -59,10 +59,13 @@ def image(record: bytes, where: object) -> Image:
 def label(content: bytes | mmap.mmap, record: slice, where: object) -> float:
     """Return the label of a record without reading its image; raises UserError if it has none."""
     header = record.start + _PART_HEADER
-    if record.stop < header + _IMAGE_HEADER:
-        raise UserError(f"data: {where} has no image header; make it again")
-    more, first = struct.unpack_from("<If", content, header)
-    return float(struct.unpack_from("<f", content, header + _IMAGE_HEADER)[0] if more else first)
+    if record.stop >= header + _IMAGE_HEADER:
+        more, first = struct.unpack_from("<If", content, header)
+        if not more:
+            return float(first)
+        if record.stop >= header + _IMAGE_HEADER + 4:
+            return float(struct.unpack_from("<f", content, header + _IMAGE_HEADER)[0])
+    raise UserError(f"data: {where} has no image header; make it again")
 
 
 def decode(encoded: bytes, where: object) -> npt.NDArray[np.uint8]:

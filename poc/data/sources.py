@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import sys
 import time
@@ -148,13 +149,12 @@ def _download(release: Release, cache: Path) -> Path | None:
 
 def _decoded(paths: list[Path], cache: Path, name: str, decode: Callable[[Mapping[Path, bytes]], Dataset]) -> Dataset:
     """Return the images in these files, which `decode` decodes only if the cache does not have them."""
-    files = {path: own.read(path) for path in paths}
     digest = hashlib.sha256()
-    for content in files.values():
+    for content in itertools.chain(*map(photos.chunks, paths)):
         digest.update(content)
     entry = cache / f"{name}-{digest.hexdigest()[:16]}"
     if (dataset := _open(entry)) is None:
-        decoded = decode(files)
+        decoded = decode({path: photos.read(path) for path in paths})
         with _locked(cache):
             if _open(entry) is None:  # another process may have made it in the meantime
                 _save(decoded, entry)

@@ -205,7 +205,9 @@ def has_any_build(name: str) -> bool:
 
 def environment(name: str) -> Path:
     """Return the folder of framework `name`'s own environment, if it has one."""
-    return HOME / f".venv-{name}"
+    # Beside this process's environment where `poc ab` runs the code of a worktree.
+    folders = [home / f".venv-{name}" for home in (HOME, Path(sys.prefix).parent)]
+    return next((folder for folder in folders if folder.exists()), folders[0])
 
 
 def interpreter(name: str) -> str:
@@ -265,6 +267,19 @@ def unsupported(name: str, gpu: GPU, machine: Hardware) -> str | None:
     if build is None or build.is_installed(versions(name)):
         return None
     return f"{build} is not installed: ./make_environment.sh"
+
+
+def gpu_problem(machine: Hardware) -> str:
+    """Return why no framework can use any GPU of `machine`, in one line; empty if one can, or there is no GPU."""
+    reasons = [
+        f"{load(name).LABEL}: {reason}" if (reason := unsupported(name, gpu, machine)) else ""
+        for gpu in machine.gpus
+        for name in FRAMEWORKS
+        if load(name).BUILDS
+    ]
+    if not all(reasons):
+        return ""
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def wanted(

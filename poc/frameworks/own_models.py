@@ -17,7 +17,7 @@ import random
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -69,25 +69,34 @@ def source(model: str, folder: Path) -> Path | None:
 
 
 def source_hash(model: str, folder: Path) -> str:
-    """Return a hash of the file with a model's function, and of the files beside it that it imports; "" for a zoo's."""
+    """Return a hash of the file with a model's function, and of those that it imports; "" for a zoo's.
+
+    These are the files and packages beside it and in `folder`, and what they import of such.
+    """
     first = source(model, folder)
     files = [first] if first else []
     for file in files:  # which grows
-        imported = {file.with_name(f"{name}.py") for name in _imported(file.read_bytes())}
-        files += sorted(path for path in imported.difference(files) if path.is_file())
+        files += sorted(path for path in {*_imported(file, folder)}.difference(files) if path.is_file())
     digests = "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
     return hashlib.sha256(digests.encode()).hexdigest()[:16] if digests else ""
 
 
-def _imported(code: bytes) -> set[str]:
-    """Return the names of the modules that a file imports, without their packages' parts; none if it is no Python."""
+def _imported(file: Path, folder: Path) -> Iterator[Path]:
+    """Yield the files that a file may import beside it and from `folder`, if they exist; none if it is no Python."""
     try:
-        nodes = list(ast.walk(ast.parse(code)))
+        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
     except (SyntaxError, ValueError):
-        return set()
-    names = [alias.name for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
-    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-    return {name.split(".")[0] for name in names}
+        return
+    for node in nodes:
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        package, level = (node.module, node.level) if isinstance(node, ast.ImportFrom) else ("", 0)
+        for alias in node.names:
+            parts = [*filter(None, (package or "").split(".")), *alias.name.split(".")]
+            for base in [*file.parents][level - 1 : level] if level else [file.parent, folder]:
+                for last in range(1, len(parts) + 1):
+                    module = base.joinpath(*parts[:last])
+                    yield from (module.with_name(f"{module.name}.py"), module / "__init__.py")
 
 
 def make(run: Run, zoos: dict[str, Callable[[str, Run], Any]]) -> Any:
@@ -152,8 +161,10 @@ def inspect(run: Run) -> Inspected:
     """
     versions = frameworks.versions(run.framework)
     shape = [run.data.classes, *run.data.input_shape]
-    key = json.dumps([run.model, run.model_hash, run.model_folder, run.framework, versions, shape], sort_keys=True)
-    if not versions or key in _inspected:
+    key = json.dumps(
+        [run.model, run.model_hash, run.model_folder, run.framework, run.layout, versions, shape], sort_keys=True
+    )
+    if not versions or not frameworks.has_any_build(run.framework) or key in _inspected:
         return _inspected.get(key, Inspected())
     file = cache() / "models" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError, UserError):  # unreadable: it is made again

@@ -262,7 +262,7 @@ class Session(abc.ABC):
             while len(pending) > 2 * len(parts):
                 totals += [self._to_float(scalar) for scalar in pending.popleft()]
         correct, loss = totals + np.sum([[self._to_float(scalar) for scalar in pair] for pair in pending], axis=0)
-        return Evaluation(correct=int(correct), samples=samples, loss=loss / samples)
+        return Evaluation(correct=int(correct), samples=samples, loss=loss / max(1, samples))
 
     @property
     def gradient_bytes(self) -> int:

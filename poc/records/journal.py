@@ -151,11 +151,13 @@ def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record
         identities = {_identity(record) for record in (*records, *joined)}
         names = {record.infrastructure for record in (*records, *joined)}
         received = read(files)
-        for name in dict.fromkeys(record.infrastructure for record in received):
+        received_names = dict.fromkeys(record.infrastructure for record in received)
+        for name in received_names:
             of_machine = [record for record in received if record.infrastructure == name]
             new = [record for record in of_machine if _identity(record) not in identities]
             if name in names and len(new) == len(of_machine):
-                name = next(free for number in itertools.count(2) if (free := f"{name} ({number})") not in names)
+                taken = names | {*received_names}
+                name = next(free for number in itertools.count(2) if (free := f"{name} ({number})") not in taken)
             joined += [dataclasses.replace(record, infrastructure=name) for record in new]
     return joined
 

@@ -106,15 +106,12 @@ def throughput(windows: Sequence[Window]) -> Throughput | None:
     return Throughput(median=median, spread=spread, windows=len(rates), dropped=dropped)
 
 
-def split(
-    wall: float, parts: Mapping[str, float], windows: Sequence[Window], dropped: int | None = None
-) -> dict[str, float]:
+def split(wall: float, parts: Mapping[str, float], windows: Sequence[Window], dropped: int) -> dict[str, float]:
     """Split a worker's wall time into `PARTS`; the first `dropped` windows are warm-up.
 
     "rest" is the time that no part claims: mostly the start of its process and of the threads that make batches, and
     the writing of events between windows.
     """
-    dropped = warmup(windows) if dropped is None else dropped
     seconds = {name: parts.get(name, 0.0) for name in PARTS}
     seconds["warmup"] = sum(window.seconds - window.waited for window in windows[:dropped])
     seconds["train"] = sum(window.seconds - window.waited for window in windows[dropped:])

@@ -113,8 +113,13 @@ def rate(row: Any) -> str:
 
 def accuracy(row: Any) -> str:
     """Return the accuracy of a setting, with the number of seeds if it was measured."""
-    known = pd.notna(row.accuracy) and row.origin == "measured" and row.seeds > 0
-    return formatted(row.accuracy, ".3f") + (f" (n={row.seeds:.0f})" if known else "")
+    return formatted(row.accuracy, ".3f") + (seeds(row) if pd.notna(row.accuracy) else "")
+
+
+def seeds(row: Any) -> str:
+    """Return the number of seeds of a measured setting, to stand after its number; empty for a published one."""
+    diverged = f", {row.diverged:.0f} diverged" if getattr(row, "diverged", 0) > 0 else ""
+    return f" (n={row.seeds:.0f}{diverged})" if row.origin == "measured" and row.seeds > 0 else ""
 
 
 def lr(row: Any) -> str:
@@ -156,6 +161,11 @@ def devices(row: Any) -> str:
     return f"CPU, {_plural(row.cores_per_worker if row.cores_per_worker > 0 else row.cores, 'core')}"
 
 
+def devices_and_kvstore(row: Any) -> str:
+    """Return the devices, and how gradients are synchronised if that is not the usual way."""
+    return ", ".join([devices(row), *{row.kvstore} - {"", "device"}])
+
+
 def _plural(number: float, noun: str) -> str:
     return f"{number:.0f} {noun}" + ("s" if number > 1 else "")
 
@@ -171,7 +181,9 @@ def machine(row: Any) -> str:
 
 
 def short_machine(row: Any) -> str:
-    """Return a machine's name for a figure, without the part in brackets."""
+    """Return a machine's name for a figure, of a published one without the part in brackets."""
+    if row.origin == "measured":
+        return str(row.machine)
     name = machine(row).split(" (")[0]
     return name if len(name) <= _LONG_NAME else name.split(",")[0]
 
@@ -190,6 +202,10 @@ def _model(row: Any) -> str:
     return ", ".join(filter(None, [model(row.model), "fixed batch" if row.fixed else images(row)]))
 
 
+def model_and_framework(row: Any) -> str:
+    return ", ".join(filter(None, [_model(row), short_framework(row)]))
+
+
 STUDIED = ("cifar10", "imagenet")
 """First words of the data sets of published studies."""
 RATE = "samples/s (min–max, n)"
@@ -200,9 +216,10 @@ Column = Union[str, tuple[str, Show]]
 _COLUMNS: dict[str, Show] = {
     "machine": "machine_cell",
     "model": _model,
-    "model, framework": lambda row: ", ".join(filter(None, [_model(row), short_framework(row)])),
+    "model, framework": model_and_framework,
     "framework": short_framework,
     "devices": devices,
+    "devices, kvstore": devices_and_kvstore,
     "batch per device": batch,
     "global batch": lambda row: count(row.global_batch),
     "lr": lr,

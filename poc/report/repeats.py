@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from poc.records.record import COMPLETED
+from poc.records.record import COMPLETED, DIVERGED
 from poc.records.row import MEASURED, STRONG, WEAK
 
 MIN_REPEATS = 3
@@ -41,8 +41,9 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row per setting: the columns of its latest repeat, with summaries of all its completed repeats.
 
     Times and speeds become medians over clean repeats, with `rate_low`, `rate_high` and `n` of the samples/s.
-    `accuracy` and `accuracy_last4` become medians over seeds (the latest repeat of each), `seeds` is their number.
-    `noisy` is true if no repeat was clean.
+    `accuracy` and `accuracy_last4` become medians over seeds (the latest repeat of each), `seeds` is their number,
+    `choices` the number of those whose search chose it, `diverged` that of seeds that diverged. `noisy` is true if no
+    repeat was clean.
     """
     completed = table[(table.origin != MEASURED) | (table.outcome == COMPLETED)].sort_values("started", kind="stable")
     rows = completed.drop_duplicates("setting", keep="last").set_index("setting", drop=False)
@@ -55,6 +56,9 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(rate_low=rates.min(), rate_high=rates.max(), n=rates.count(), seeds=by_seed.accuracy.count())
     of_setting = completed.groupby("setting")
     rows["noisy"], rows["chosen"] = of_setting.noisy.all(), of_setting.chosen.any()
+    rows["candidates"], rows["choices"] = of_setting.candidates.max(), by_seed.chosen.sum()
+    diverged = table[table.outcome == DIVERGED].groupby("setting").seed.nunique()
+    rows["diverged"] = diverged.reindex(rows.index).fillna(0)
     # In the order of the table, whatever the order of the starts.
     return rows.loc[table.setting[table.setting.isin(rows.index)].drop_duplicates()].reset_index(drop=True)
 
@@ -64,9 +68,7 @@ def interleaved(rows: pd.DataFrame, partners: pd.DataFrame) -> pd.DataFrame:
     rows, partners = clean(rows), clean(partners)
     if (partners.origin != MEASURED).any() or (rows.origin != MEASURED).any():
         return rows
-    starts, partner_starts = (
-        np.array([start[:19] for start in side.started], dtype="datetime64[s]") for side in (rows, partners)
-    )
+    starts, partner_starts = (side.started.str[:19].to_numpy("datetime64[s]") for side in (rows, partners))
     return rows[(np.abs(starts[:, None] - partner_starts[None, :]) <= INTERLEAVED).any(axis=1)]
 
 

@@ -42,7 +42,7 @@ class Subject(NamedTuple):
 
     @property
     def figure(self) -> str:
-        return self.model if self.dataset in (*markdown.STUDIED, "synthetic") else f"{self.model}_{self.dataset}"
+        return self.model if self.dataset == "cifar10" else f"{self.model}_{self.dataset}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +60,12 @@ class Results:
     def settings(self) -> pd.DataFrame:
         """One row per setting (`repeats.summarize`), with the median time and cost to the target.
 
-        They are missing if a seed did not reach it, or diverged before. A published row has those of its whole
-        training, an upper bound.
+        They are missing if a seed did not reach it, or diverged before. Of each seed the latest clean repeat counts
+        whose speed is known. A published row has those of its whole training, an upper bound.
         """
         table = self.table.assign(seconds_to_target=repeats.seconds_to(self.target, self.table))
-        ended = table[(table.origin != MEASURED) | table.outcome.isin(DONE)]
+        ended = table[(table.origin != MEASURED) | (table.outcome.isin(DONE) & (table.speed_withdrawn == ""))]
+        ended = ended.sort_values(["noisy", "started"], ascending=[False, True], kind="stable")
         trained = ended.drop_duplicates(["setting", "seed"], keep="last")
         seconds = trained.groupby("setting").seconds_to_target.agg(lambda values: values.median(skipna=False))
         settings = repeats.summarize(table)
@@ -145,10 +146,13 @@ class Results:
         """Settings of the subject that are compared with published rows.
 
         They share device kind, framework, precision, layout, recipe and images: those on GPUs before those on CPUs,
-        then the group that reached most devices, has most settings, is float32, and is MXNet. Only synchronous training
-        counts, and only the baseline recipe, except for another model that was not trained with it.
+        then the group that reached most devices, has most settings, is float32, is MXNet, and is the latest. Of another
+        machine those are preferred that are like this one's. Only synchronous training counts, and only the baseline
+        recipe, except for another model that was not trained with it.
         """
-        rows = self.of(subject, machine)
+        rows, this = self.of(subject, machine), pd.DataFrame()
+        if machine not in (None, self.machine):
+            this = self.headline(subject)
         cpu_contexts = (rows.kind == "cpu") & (rows.workers < rows.devices) & ~rows.emulated  # they share their threads
         rows = rows[rows.kvstore.isin(SYNCHRONOUS) & ~cpu_contexts]
         if subject.is_main or rows.baseline.any():
@@ -156,10 +160,12 @@ class Results:
 
         def rank(group: pd.DataFrame) -> tuple[Any, ...]:
             first, real_devices = group.iloc[0], group.devices.mask(group.emulated, 0).max()
-            is_mxnet = first.framework.startswith("MXNet")
-            return first.kind == "gpu", real_devices, (~group.quick).sum(), first.dtype == "float32", is_mxnet
+            is_alike = len(this) > 0 and _comparable(first) == _comparable(this.iloc[0])
+            counts = is_alike, first.kind == "gpu", real_devices, (~group.quick).sum()
+            return *counts, first.dtype == "float32", first.framework.startswith("MXNet"), group.started.max()
 
-        groups = rows.groupby(["kind", "framework", "dtype", "layout", "training_recipe", "dataset"], sort=False)
+        shared = ["kind", "framework", "dtype", "layout", "training_recipe", "dataset", "input_shape"]
+        groups = rows.groupby(shared, sort=False)
         return max((group for _, group in groups), key=rank, default=rows)
 
     def recipe(self, subject: Subject) -> str:
@@ -188,6 +194,10 @@ class Results:
         return measured + self.published_machines(subject)
 
 
+def _comparable(row: Any) -> tuple[str, ...]:
+    return row.framework.split()[0], row.dtype, row.training_recipe
+
+
 def trainings(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep whole trainings with an accuracy on real images."""
     is_training = (rows.length == TRAINING) & ~rows.quick
@@ -205,5 +215,6 @@ def preferred(rows: pd.DataFrame, length: str = BURST) -> Any | None:
     if not len(timed):
         return None
     kvstores = [SYNCHRONOUS.index(name) if name in SYNCHRONOUS else len(SYNCHRONOUS) for name in timed.kvstore]
-    ranks = zip(timed.quick, timed.length != length, timed.noisy, kvstores, -timed.n, timed.lr.fillna(math.inf))
+    age = -timed.started.rank()  # the latest of equals
+    ranks = zip(timed.quick, timed.length != length, timed.noisy, kvstores, -timed.n, timed.lr.fillna(math.inf), age)
     return timed.iloc[min(enumerate(ranks), key=lambda entry: entry[1])[0]]

@@ -6,13 +6,13 @@ texts are empty, unknown numbers NaN.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,40 +117,60 @@ def _name_versions(rows: Sequence[dict[str, Any]], records: Sequence[Record]) ->
 
 
 def _add_choices(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> None:
-    """Fill in `chosen` and `test_runs` of what each search for a learning rate chose, `candidates` of a test run."""
-    searches, rows_by_run = defaultdict(list), defaultdict(list)
+    """Fill in `search` of candidates, `chosen` and `test_runs` of what a search chose, `candidates` of its test run.
+
+    A run that a search needs is its candidate whatever it was trained for: this search, another one, or none. Records
+    of another version count in a search that goes on.
+    """
+    together = defaultdict(list)
     for row, record in sorted(zip(rows, records), key=lambda pair: pair[1].started):
-        rows_by_run[row["machine"], row["run_id"], row["outcome"]].append(row)
-        if row["search"]:
-            searches[row["search"], record.run.seed].append((row, record))
-    for members in searches.values():
-        for winner, test_runs in _choices([record for _, record in members]):
-            for row, record in members:
-                if record.run.id == winner.id and record.outcome == COMPLETED:
-                    row.update(chosen=True, test_runs=test_runs)
-                    found = test_runs.split()[0].removeprefix(f"{search.FOUND}:")
-                    for tested in rows_by_run[row["machine"], found, COMPLETED]:
-                        tested.update(chosen=True, candidates=row["candidates"])
+        together[row["machine"], record.data_id, row["environment"]].append((row, record))
+    for conditions, members in together.items():
+        of_run = defaultdict(list)
+        for row, record in members:
+            of_run[record.run.id].append((row, record))
+        for identity, batches in _searches(record.run for _, record in members):
+            _add_choices_of(_hash(*conditions, identity), batches, dict(of_run))
 
 
-def _choices(records: Sequence[Record]) -> list[tuple[Run, str]]:
-    """Return the chosen candidate at each global batch, where the search is over, and its trainings as NAME:ID."""
-    results = {record.run.id: record.result for record in records if record.result}
-    batches: dict[tuple[int, ...], dict[str, Run]] = defaultdict(dict)
-    for record in records:
-        candidate = dataclasses.replace(record.run, pause_after=None)
-        batch = candidate.global_batch, candidate.devices, candidate.batch_per_device
-        batches[batch].setdefault(candidate.id, candidate)
-    winners = []
-    for _, candidates in sorted(batches.items()):
-        ordered = sorted(candidates.values(), key=lambda run: run.learning_rate)
-        is_complete = ordered[0].search is not None and len(ordered) == len(ordered[0].search.candidates)
-        winners.append(search.chosen(ordered, lambda run: results.get(run.id)) if is_complete else None)
-    return [
-        (winner, " ".join(f"{name}:{run.id}" for name, run in search.trainings(winner, winners[0]).items()))
-        for winner in winners
-        if winner
-    ]
+def _searches(runs: Iterable[Run]) -> list[tuple[str, list[list[Run]]]]:
+    """Return each search, with each seed, of which some `runs` are candidates, and all candidates at its batches."""
+    searches: dict[tuple[str, int], dict[tuple[Any, ...], list[Run]]] = defaultdict(dict)
+    for run in runs:
+        if run.search and run.tunes:
+            batches = searches[search.identity(run), run.seed]
+            batch = run.global_batch, run.devices, run.batch_per_device, run.workers, run.kvstore_label
+            batches[batch] = batches.get(batch) or search.candidates(run)
+    return [(identity, [batches[batch] for batch in sorted(batches)]) for (identity, _), batches in searches.items()]
+
+
+def _add_choices_of(name: str, batches: list[list[Run]], of_run: Mapping[str, list[tuple[Any, Record]]]) -> None:
+    """Fill in the rows of one search with one seed, `of_run` by the runs' ids."""
+
+    def result_of(run: Run) -> search.Result | None:
+        return next((record.result for _, record in reversed(of_run.get(run.id, [])) if record.result), None)
+
+    def completed(run: Run) -> list[Any]:
+        return [row for row, record in of_run.get(run.id, []) if record.outcome == COMPLETED]
+
+    winners: list[Run] = []
+    for candidates in batches:
+        count = len(candidates)
+        for run in itertools.chain(*(stage.runs for stage in search.halving(candidates, result_of))):
+            for row, _ in of_run.get(run.id, []):
+                row.update(search=f"{row['search']} {name}:{count}".strip(), candidates=count)
+        if winner := search.chosen(candidates, result_of):
+            # The smallest batch may not have been part of the command that trained with the rates of the rules.
+            bases: list[Run | None] = [base for base in winners if base.global_batch < winner.global_batch]
+            choices = [search.trainings(winner, base) for base in bases or [None]]
+            trained = [runs for runs in choices if all(run.id in of_run for run in runs.values())]
+            test_runs = [*trained, *choices][0]
+            ids = " ".join(f"{name}:{kind}:{run.id}" for kind, run in test_runs.items())
+            for row in completed(winner):
+                row.update(chosen=True, test_runs=f"{row['test_runs']} {ids}".strip())
+            for row in completed(test_runs[search.FOUND]):
+                row.update(chosen=True, candidates=count)
+            winners.append(winner)
 
 
 def _without_superseded(table: pd.DataFrame) -> pd.DataFrame:
@@ -168,7 +188,8 @@ def _add_peaks(table: pd.DataFrame) -> None:
     cores = table.cores_per_worker.fillna(table.fewer_threads).fillna(table.cores) * table.workers
     on_cpu = table.kind == "cpu"
     hardware, units = table.hardware.mask(on_cpu, table.cpu), table.devices.mask(table.emulated, 1).mask(on_cpu, cores)
-    best = table.groupby(["machine", "kind", "dtype", hardware, units], dropna=False).peak_flops.transform("max")
+    alike = ["machine", "kind", "dtype", "environment", hardware, units]
+    best = table.groupby(alike, dropna=False).peak_flops.transform("max")
     table["peak_flops"] = best.where(table.samples_per_second.notna() & (best > 0) & (table.origin == MEASURED))
     table["mfu"] = table.flops / table.peak_flops
 
@@ -184,7 +205,8 @@ def _measured(record: Record) -> dict[str, Any]:
     package = frameworks.package(run.framework, record.versions)  # MXNet's builds have one version
     environment = " ".join(f"{name}={value}" for name, value in (record.environment or {}).items())
     # An unknown environment differs from an empty one.
-    conditions = (record.infrastructure, hardware, record.data_id, environment, record.environment is None)
+    where = record.infrastructure, hardware, machine.cpu, machine.cores
+    conditions = (*where, record.data_id, environment, record.environment is None)
     return {
         **{name: getattr(run, name) for name in _OF_RUN},
         **{name: getattr(record, name) for name in _OF_RECORD},
@@ -200,9 +222,8 @@ def _measured(record: Record) -> dict[str, Any]:
         "setting": _hash(*conditions, record.fewer_threads, framework, package, run.fingerprint("seed")),
         "workload": _hash(*conditions, record.fewer_threads, run.fingerprint(*_NOT_OF_WORKLOAD)),
         "length": _length(run),
-        # Not all conditions of a setting: records of another version count in a search that goes on.
-        "search": _hash(record.infrastructure, record.data_id, environment, search.identity(run)) if run.search else "",
-        "candidates": len(run.search.candidates) if run.search else None,
+        "search": "",
+        "test_runs": "",
         "baseline": run.is_baseline,
         "schedule": run.schedule_label,
         "fixed": run.data.fixed,

@@ -160,7 +160,7 @@ class Loop:
         self.scored = correct, samples = result.correct, result.samples
         seconds, loss = self.clock.elapsed() - start, _finite(result.loss)
         evaluation = Evaluation(
-            epoch=epoch, at=start, seconds=seconds, accuracy=correct / samples, samples=samples, loss=loss
+            epoch=epoch, at=start, seconds=seconds, accuracy=correct / max(1, samples), samples=samples, loss=loss
         )
         self.emit("evaluation", evaluation)
         return evaluation

@@ -136,7 +136,7 @@ class Sweep:
     def _search(self, item: Item, launcher: Launcher | None) -> bool:
         """Do what is left of a search; return False if its next run does not fit before the bound."""
         for stage in search.stages(item.planned.searched, self._done.result):
-            for run in stage.dropped:
+            for run in stage.dropped if self._done.pending(stage) else ():
                 (launcher or LocalLauncher(self.context)).forget(run)
             for run in self._done.pending(stage):
                 if not self.pace.fits(Planned(run=run, seconds=estimate(run, self.context.machine))):

@@ -49,7 +49,10 @@ def evaluation_batch(run: Run, samples: int) -> int:
     are of nearly one size, for each of which frameworks search for the fastest algorithms. Several GPUs of one worker
     share a batch.
     """
-    if run.kind == "cpu" or run.data.crop > 32:  # large images would take more memory than the training
+    if run.data.crop > 32:  # large images must not take more memory than the training
+        devices = 1 if run.emulated else run.devices // run.workers
+        return min(EVALUATION_BATCH, max(8, 2 * run.batch_per_device * devices))
+    if run.kind == "cpu":
         return EVALUATION_BATCH
     part = max(1, math.ceil(samples / run.workers))
     most = _GPU_EVALUATION_BATCH * (1 if run.emulated else run.devices // run.workers)

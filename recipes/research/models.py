@@ -1,6 +1,6 @@
-"""Throughput and MFU of every model on one device, on one fixed batch.
+"""Throughput and MFU of the models of the five studies and related ones on one device, on one fixed batch.
 
-The models of the five studies and related ones. On a CPU the batch is what 8 GiB of memory can hold, so larger models
+On a CPU the batch is what 8 GiB of memory can hold, so larger models
 have smaller ones. Runs that other recipes have, too, are measured once.
 Cost: three repeats, about 45 min on two CPU cores; not measured on GPUs yet.
     ./run_all.sh models

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -159,9 +158,11 @@ class MXNetSession(Session):
             net.collect_params().setattr("grad_req", "null")
             net.collect_params().setattr("init", mx.init.Zero())
         # He's normal initialisation, as in the study: Gaussian with variance 2 / fan-in.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a model of the user's own may have weights already, and keeps them
-            net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2), ctx=self._contexts)
+        he = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
+        for parameter in net.collect_params().values():
+            # A model of the user's own may have weights already, or draw them when their shapes are known.
+            if parameter._data is None and not parameter._deferred_init:
+                parameter.initialize(ctx=self._contexts, default_init=he)
         if run.has_own_model:
             net.collect_params().reset_ctx(self._contexts)
         if run.zero_init_gamma:
@@ -289,6 +290,9 @@ class MXNetSession(Session):
             # MXNet keeps the memory that it has allocated, so its peak is what it has.
             free_and_total = [mx.context.gpu_memory_info(context.device_id) for context in self._contexts]
             self._peak_bytes = max(self._peak_bytes, *(total - free for free, total in free_and_total))
+
+    def largest_parameter(self) -> float:
+        return float(np.max([np.abs(buffer.values[0].asnumpy()).max() for buffer in self._buffers]))
 
     def peak_device_bytes(self) -> int | None:
         return self._peak_bytes or None

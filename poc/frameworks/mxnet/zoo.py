@@ -85,5 +85,7 @@ def count(net: Any, classes: int, size: int) -> Cost:
             positions = shape[2:] if node["op"] == "Convolution" else shape[1:-1]
             multiply_adds += math.prod(positions) * math.prod(arguments[nodes[weight]["name"]])
     trained = [name for name, parameter in net.collect_params().items() if parameter.grad_req != "null"]
+    if unused := [name for name in trained if name not in arguments]:
+        raise UserError(f"its scores do not depend on {unused[0]}: remove it, or set grad_req = 'null'")
     parameters = sum(math.prod(arguments[name]) for name in trained)
     return Cost(parameters=parameters, forward_multiply_adds=multiply_adds, activations=activations)

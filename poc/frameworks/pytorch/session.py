@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 import socket
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,11 @@ class TorchSession(Session):
         if run.workers > 1:
             self._init_process_group()
             # Batch statistics stay each device's own, as in the study. It gives all the first one's weights.
-            self._ddp = DistributedDataParallel(self._forward, broadcast_buffers=False, gradient_as_bucket_view=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # what 2.13 has in its place, earlier versions lack
+                self._ddp = DistributedDataParallel(
+                    self._forward, broadcast_buffers=False, gradient_as_bucket_view=True
+                )
             self._forward = self._ddp
         if state is not None:
             self._load_state(state)
@@ -294,6 +299,11 @@ class TorchSession(Session):
             self.barrier()
             self._replays = None  # NCCL waits until no graph uses it
             dist.destroy_process_group()
+
+    @torch.no_grad()
+    def largest_parameter(self) -> float:
+        self.wait()
+        return float(torch.stack([parameter.abs().max() for parameter in self._trained if parameter.numel()]).max())
 
     def wait(self) -> None:
         if self._device.type == "cuda":

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -24,7 +25,6 @@ from poc.values import UserError, suggest
 
 def _from_torchvision(name: str, run: Run) -> nn.Module:
     """Return a classifier of torchvision for the classes of `run`, without auxiliary outputs."""
-    declare_operators()
     models = importlib.import_module("torchvision.models")
     names = models.list_models(module=models)
     if name not in names:
@@ -38,7 +38,6 @@ def _from_timm(name: str, run: Run) -> nn.Module:
     if importlib.util.find_spec("timm") is None:
         install = f"{sys.executable} -m pip install --no-deps -r {HOME / 'requirements' / 'timm.txt'}"
         raise OtherFrameworkError(f"timm is not installed: {install}")
-    declare_operators()
     timm = importlib.import_module("timm")
     names = timm.list_models()
     if name.split(".")[0] not in names:  # after the point are weights
@@ -56,6 +55,10 @@ def own(run: Run) -> nn.Module:
     net = make(run, {"torchvision": _from_torchvision, "timm": _from_timm})
     if not isinstance(net, nn.Module):
         raise OtherFrameworkError(f"it returns {type(net).__name__}, not a module of PyTorch")
+    if any(map(is_lazy, net.parameters())):
+        with torch.no_grad():
+            net.eval()(torch.zeros(2, *run.data.input_shape))
+        net.train()
     return net
 
 
@@ -73,18 +76,26 @@ class _Outputs(TorchDispatchMode):
 
 def count(run: Run) -> Cost:
     """Return the cost of the model of `run`; raises UserError if it does not give scores, (n, classes)."""
-    torch.manual_seed(run.seed)
-    net = own(run).train()  # in evaluation PyTorch has fused operators that are not counted
+    layout = torch.channels_last if run.layout == "NHWC" else torch.contiguous_format
+    # In evaluation PyTorch has fused operators that are not counted.
+    net = own(run).to(memory_format=layout).train()
     images = 2  # a batch norm of one value would fail
+    batch = torch.zeros(images, *run.data.input_shape).to(memory_format=layout)
     # Attention in operators that are counted.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Outputs() as outputs, FlopCounterMode(display=False) as flops:
-        scores = net(torch.zeros(images, *run.data.input_shape))
+        scores = net(batch)
     shape = tuple(getattr(scores, "shape", ()))
     if shape != (images, run.data.classes):
         got = f"a tensor of {shape}" if shape else type(scores).__name__
         raise UserError(f"it returns {got} for {images} images, not ({images}, {run.data.classes})")
+    trained = {name: parameter for name, parameter in net.named_parameters() if parameter.requires_grad}
+    if trained:
+        net(batch).sum().backward()
+    if unused := [name for name, parameter in trained.items() if parameter.grad is None]:
+        # Workers would wait for its gradient.
+        raise UserError(f"its scores do not depend on {unused[0]}: remove it, or set requires_grad = False")
     return Cost(
-        parameters=sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad),
+        parameters=sum(parameter.numel() for parameter in trained.values()),
         forward_multiply_adds=flops.get_total_flops() // 2 // images,
         activations=outputs.count // images,
     )

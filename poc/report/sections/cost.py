@@ -9,12 +9,12 @@ import pandas as pd
 from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.markdown import Block, section
-from poc.report.results import Results, Subject, trainings
+from poc.report.results import SYNCHRONOUS, Results, Subject, trainings
 
 
 def best(rows: pd.DataFrame, column: str) -> Any | None:
     """Return the setting with the least time or cost to the target, without prices the fastest; None if none did."""
-    rows = trainings(rows[~rows.emulated])
+    rows = trainings(rows[~rows.emulated & rows.kvstore.isin(SYNCHRONOUS)])
     reached = rows[rows.seconds_to_target.notna() & ~rows.contradicts.str.contains("seconds_per_epoch")]
     return reached.sort_values([column, "seconds_to_target"]).iloc[0] if len(reached) else None
 

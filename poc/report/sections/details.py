@@ -30,7 +30,7 @@ _RULES = f"""## Rules
   of a product of large matrices on the same devices in the same precision, the best of all runs on that machine.
 - Accuracy is that of the test set, each image once, after the last epoch.
 - Emulated devices: one device computes the micro-batches of all and sums their gradients; each has its own batch
-  statistics. The accuracy is that of real devices; the speed is in no table.
+  statistics. The accuracy is that of real devices; no page shows the speed.
 - `cifar10` are the original images, `cifar10 (jpeg)` JPEG copies, on which the main study's own script also stays below
   what it printed. `synthetic` images are generated and serve for speed alone.
 - Dollars are on-demand prices of whole instances."""
@@ -42,7 +42,10 @@ def learning_rate(results: Results) -> list[Block]:
     order = {"by": ["elsewhere", "model", "global_batch", "accuracy"], "ascending": [True, True, True, False]}
     rows = rows.sort_values(**order)
     on_test_set = rows.accuracy_on == "test set"
-    columns = ("machine", "model, framework", "global batch", "training recipe", "lr", "epochs", "devices", "accuracy")
+    columns: tuple[markdown.Column, ...] = (
+        *("machine", "model, framework", "global batch", "training recipe", "lr"),
+        *(("epochs", _epochs), "devices, kvstore", "accuracy"),
+    )
     about = (
         "Whole trainings, quick runs aside. Accuracy on the test set after the last epoch, median over n seeds. The "
         f"baseline recipe is {MAIN_RECIPE}."
@@ -82,9 +85,19 @@ def learning_rate(results: Results) -> list[Block]:
             noise,
             runs.sort_values(["model", "global_batch"], kind="stable"),
             *("machine", "model", "global batch", "training recipe", "lr"),
-            *(("noise scale", "noise_scale"), ("90% from", "noise_low"), ("to", "noise_high")),
+            *(("noise scale", "noise_scale"), ("90% from", "noise_low"), ("to", _noise_high)),
         ),
     ]
+
+
+def _epochs(row: Any) -> str:
+    until = f", until {row.target_accuracy:g}" if pd.notna(row.target_accuracy) else ""
+    return markdown.count(row.epochs) + until
+
+
+def _noise_high(row: Any) -> str:
+    is_unbounded = pd.isna(row.noise_high) and pd.notna(row.noise_low)
+    return "no bound" if is_unbounded else markdown.number(row.noise_high)
 
 
 def scaling_and_kvstores(results: Results) -> list[Block]:
@@ -130,13 +143,25 @@ def models(results: Results) -> list[Block]:
     """Return samples/s of every model, framework, precision and batch size on one device, a CPU with all its cores."""
     rows = results.timed.sort_values(["elsewhere", "model", "batch_per_device"], kind="stable")
     rows = rows[(rows.devices == 1) & rows.cores_per_worker.isna()]
+    varied = [name for name in ("layout", "input_shape") if rows[name].nunique() > 1]
+
+    def model(row: Any) -> str:
+        return ", ".join([markdown.model_and_framework(row), *(getattr(row, name) for name in varied)])
+
     return listing(
         "One device",
         f"A fixed batch is in device memory, so without input pipeline. FLOP/s: {FLOPS_RULE}. MFU: see "
         "[method](method.md).",
         # The learning rate does not matter for speed: the setting with most repeats stands for its batch size.
         rows.drop_duplicates(["workload", "framework", "layout", "length", "kind", "batch_per_device"]),
-        *("machine", "model, framework", ("training recipe", "recipe_cell"), "batch per device", "length", RATE),
+        *(
+            "machine",
+            ("model, framework", model),
+            ("training recipe", "recipe_cell"),
+            "batch per device",
+            "length",
+            RATE,
+        ),
         ("GFLOP/s", lambda row: markdown.number(row.flops / 1e9)),
         ("MFU", lambda row: markdown.formatted(row.mfu, ".0%")),
     )
@@ -192,7 +217,9 @@ def method(results: Results) -> list[Block]:
         *listing(
             "Prices",
             "Sources: `poc/published/prices.csv`. `--price NAME=DOLLARS` sets the price of a machine.",
-            prices.drop_duplicates(["machine", "hardware", "dollars_per_hour", "price_source"]),
+            prices.assign(name=[*map(markdown.machine, markdown.records(prices))]).drop_duplicates(
+                ["name", "dollars_per_hour", "price_source"]
+            ),
             *(("machine", markdown.machine), ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour))),
             ("price of", "price_source"),
         ),
@@ -200,7 +227,7 @@ def method(results: Results) -> list[Block]:
             "Failed runs",
             "",
             runs[~runs.outcome.isin([COMPLETED, SKIPPED])],
-            *("machine", "model", "devices", "batch per device", ("day", lambda row: row.started[:10])),
+            *("machine", "model", "devices", "batch per device", "lr", ("day", lambda row: row.started[:10])),
             *("outcome", "reason"),
         ),
     ]

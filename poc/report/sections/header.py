@@ -8,7 +8,7 @@ from poc.records.record import COMPLETED, DIVERGED, FAILED, SKIPPED
 from poc.records.row import MEASURED
 from poc.report.results import Results
 
-_NOTHING_MEASURED = "Nothing has been measured yet: `./run_all.sh --quick` takes about five minutes."
+_NOTHING_MEASURED = "Nothing has been measured yet: `./run_all.sh --quick` takes one or two minutes."
 _LISTED_NAMES = 3
 _MAX_NOTES = 5
 

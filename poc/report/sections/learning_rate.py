@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 
 from poc.report import chart, markdown
@@ -17,19 +18,22 @@ _MAX_TUNED = 3
 def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     """Return the setting with the best learning rate at each global batch, its index, smallest first.
 
-    It is the one that a search chose on the validation split, if there was one (with most seeds), else the most
-    accurate. Only trainings
-    of equal length compare: of 12 epochs, else of the most frequent number. A learning rate that was tried in several
-    settings counts by the one with the `reference` batch per device, else by the one with most seeds. `change` is the
-    change of the accuracy from that global batch, `tried` how many learning rates were compared.
+    It is the one that a search chose on the validation split, if there was one (the median over seeds, as in the table
+    of searches), else the most accurate. Only trainings of equal length compare: of 12 epochs, else of the most
+    frequent number; those that ended at a target accuracy do not. A rate with which no seed diverged comes before
+    others. A learning rate that was tried in several settings counts by the one with the `reference` batch per
+    device, else by the one with most seeds. `change` is the change of the accuracy from that global batch, `tried` how
+    many learning rates were compared.
     """
-    rows = same_length(trainings(rows))
+    rows = same_length(trainings(rows[rows.target_accuracy.isna()]))
     rows = rows[rows.lr.notna()].assign(at_reference=rows.batch_per_device == reference)
     rows = rows.sort_values(["at_reference", "seeds", "started"], kind="stable")
     by_lr = rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
-    # Of several that searches chose the one of most seeds, then the lowest: not the best one on the test set.
-    rank = by_lr.accuracy.mask(by_lr.chosen, by_lr.seeds - by_lr.lr / (1 + by_lr.lr.max()))
-    best = by_lr.assign(rank=rank).sort_values(["chosen", "rank"], kind="stable")
+    # Of several that searches chose not the best one on the test set.
+    each = by_lr.loc[by_lr.index.repeat(by_lr.choices)].groupby("global_batch").lr
+    middle = by_lr.global_batch.map(each.quantile(interpolation="lower"))
+    by_lr = by_lr.assign(is_middle=by_lr.lr == middle, all_ended=by_lr.diverged == 0)
+    best = by_lr.sort_values(["is_middle", "chosen", "all_ended", "accuracy"], kind="stable")
     best = best.drop_duplicates("global_batch", keep="last")
     best = best.set_index("global_batch", drop=False).sort_index()
     best["tried"] = best.candidates.fillna(rows.groupby("global_batch").lr.nunique()).astype(int)
@@ -43,7 +47,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     reference = results.reference_batch(subject)
     measured = best_by_batch(rows, reference)
     published = {name: best_by_batch(group, reference) for name, group in results.published_machines(subject)}
-    trained = same_length(trainings(rows))
+    trained = same_length(trainings(rows[rows.target_accuracy.isna()]))
     batches = sorted({*measured.index, *(batch for best in published.values() for batch in best.index)})
     lines = [
         {
@@ -77,10 +81,13 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         log2=True,
     )
     searched = search.found(results, subject)
-    same_recipe = searched[searched.test_recipe.isin(rows.training_recipe)] if len(searched) else searched
+    same = searched
+    if len(searched):
+        alike = [searched[name].isin(trained[name]) for name in ("kind", "dtype", "framework", "epochs")]
+        same = searched[np.logical_and.reduce([searched.test_recipe.isin(rows.training_recipe), *alike])]
     return section(
         "Learning rate and global batch",
-        *(about, markdown.table(lines), _recommendation(measured, same_recipe, published, reference, subject), drawn),
+        *(about, markdown.table(lines), _recommendation(measured, same, published, reference, subject), drawn),
         *(*search.blocks(results, subject, searched), _tuned(results, subject)),
     )
 
@@ -90,9 +97,13 @@ def _recommendation(
 ) -> str:
     """Recommend a learning rate per global batch: one that a search found, else the best tried or published."""
     texts = _best_rates(measured[measured.tried > 1], reference)  # of one alone nothing follows
-    for row in markdown.records(searched):
+    # Of several searches at a batch the one with most seeds, then the best one on the validation split.
+    for row in markdown.records(searched.sort_values(["n", "accuracy"]) if len(searched) else searched):
+        schedule = getattr(row, "with") or row.schedule
         rule = f"; linear rule: {row.linear:.3f} at {row.linear_lr:.3g}" if pd.notna(row.linear) else ""
-        texts[row.global_batch] = f"{row.lr:.3g} (found by a search: accuracy {row.found:.3f}{rule})"
+        accuracy = f"accuracy {row.found:.3f}" if pd.notna(row.found) else row.found_end
+        text = f"{row.lr:.3g} with {schedule}" if schedule else f"{row.lr:.3g}"
+        texts[row.global_batch] = f"{text} (found by a search: {accuracy}{rule})"
     if texts:
         return f"**Recommendation:** {_sentence(texts)}."
     for name, best in published.items():
@@ -118,13 +129,13 @@ def _sentence(texts: dict[float, str]) -> str:
 
 
 def _tuned(results: Results, subject: Subject) -> str:
-    """Return the most accurate tuned recipe at each global batch."""
+    """Return the tuned recipe at each global batch that a search chose, else the most accurate one."""
     rows = results.of(subject)
     rows = same_length(trainings(rows[~rows.baseline]))
     tuning = results.measured[results.measured.accuracy_on == "validation split"]
     validated = {*tuning[(tuning.model == subject.model) & (tuning.family == subject.dataset)].training_recipe}
     tried = rows.groupby("global_batch").setting.nunique()
-    best = rows.sort_values("accuracy", kind="stable").drop_duplicates("global_batch", keep="last")
+    best = rows.sort_values(["chosen", "accuracy"], kind="stable").drop_duplicates("global_batch", keep="last")
     lines = markdown.lines(
         best.sort_values("global_batch").head(_MAX_TUNED),
         *(("tuned recipe", "training_recipe"), "global batch", ("lr", lambda row: f"{row.lr:g}")),

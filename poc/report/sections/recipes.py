@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ def blocks(results: Results, max_lines: int) -> list[Block]:
             counts[row.recipe] += 1
             if counts[row.recipe] <= share and len(shown) < most:
                 shown.append(row)
-    lines = [line(row) for row in shown]
+    lines = _lines(shown)
     hidden = len(rows) - len(lines)
     about = 'Settings of the last command on this machine, the latest first. "batch" is per device.'
     link = [f"{hidden} more settings are in the page of all settings."] if hidden else []
@@ -71,8 +73,18 @@ def every_setting(results: Results) -> list[Block]:
         'The latest first, quick runs last; "batch" is per device. [rows.csv](rows.csv) has every repeat.'
     ]
     for name in dict.fromkeys(results.runs.machine):
-        blocks += section(name, markdown.table([line(row) for row in settings(results, name)]))
+        blocks += section(name, markdown.table(_lines(settings(results, name))))
     return blocks
+
+
+def _lines(rows: Sequence[Any]) -> list[dict[str, str]]:
+    """Return a line for each setting; its model is followed by what is not the same in all of them."""
+    lines = [line(row) for row in rows]
+    named = [(row.framework, "baseline" if row.baseline else row.training_recipe, row.layout) for row in rows]
+    varied = [len({*values}) > 1 for values in zip(*named)]
+    for each, names in zip(lines, named):
+        each["model"] = ", ".join([each["model"], *itertools.compress(names, varied)])
+    return lines
 
 
 def line(row: Any) -> dict[str, str]:
@@ -87,7 +99,7 @@ def line(row: Any) -> dict[str, str]:
     return {
         "recipe": row.recipe,
         "model": ", ".join(model),
-        "devices": ", ".join([markdown.devices(row), *{row.kvstore} - {"", "device"}]),
+        "devices": markdown.devices_and_kvstore(row),
         "batch": markdown.batch(row),
         "lr": markdown.lr(row),
         markdown.RATE: "" if row.emulated else markdown.rate(row),

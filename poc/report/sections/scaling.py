@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from poc.published import MAIN_BATCH
+from poc.records.record import COMPLETED
 from poc.records.row import MEASURED, WEAK
 from poc.report import chart, markdown, repeats
 from poc.report.markdown import Block, figure, section
@@ -55,7 +56,7 @@ def _speedup(results: Results, base: Any, row: Any) -> tuple[float, int] | None:
     """Return the ratio of medians and the number of repeats on the side with fewer; None if not interleaved."""
     if row.origin != MEASURED:
         return None if pd.isna(row.speedup_throughput) else (row.speedup_throughput, 1)
-    table = results.table
+    table = results.table[results.table.outcome == COMPLETED]
     sides = repeats.pair(table[table.setting == row.setting], table[table.setting == base.setting])
     if not all(map(len, sides)):
         return None

@@ -6,21 +6,37 @@ from typing import Any
 
 import pandas as pd
 
-from poc.records.record import COMPLETED
+from poc.records.record import COMPLETED, SETTLED
 from poc.report import chart, markdown
 from poc.report.markdown import Block, figure
 from poc.report.results import Results, Subject
 from poc.report.table import TRAINING
 from poc.search import FOUND, LINEAR, SQUARE_ROOT
 
-_BATCH = ["global_batch", "devices", "batch_per_device"]
+_BATCH = ["global_batch", "devices", "batch_per_device", "workers", "kvstore"]
 _CONDITIONS = ["machine", "data_checksum", "model", "framework", "dtype", "seed", *_BATCH]
 _CANDIDATE = ["seed", "lr", "training_recipe", "schedule"]
 
 
 def candidates(results: Results) -> pd.DataFrame:
-    """Return one row per candidate of each search, where it got furthest."""
-    rows = results.runs[results.runs.search != ""]
+    """Return one row per candidate of each search, where it got furthest.
+
+    `search` is that search alone, `candidates`, `chosen` and `test_runs` are those of it.
+    """
+    rows = results.runs.assign(search=results.runs.search.str.split()).explode("search")
+    rows = rows[rows.search.notna()]
+    pairs = [text.split(":") for text in rows.search]
+    names = [name for name, _ in pairs]
+    test_runs = [
+        " ".join(entry.removeprefix(f"{name}:") for entry in texts.split() if entry.startswith(f"{name}:"))
+        for name, texts in zip(names, rows.test_runs)
+    ]
+    rows = rows.assign(
+        search=names,
+        candidates=[float(count) for _, count in pairs],
+        test_runs=test_runs,
+        chosen=[text != "" for text in test_runs],
+    )
     rows = rows.sort_values(["epochs", "started"], kind="stable", na_position="first")
     return rows.drop_duplicates(["search", *_BATCH, *_CANDIDATE], keep="last")
 
@@ -40,9 +56,10 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
         winners = group[group.chosen]
         if not len(winners):
             continue
-        line = {**winners.iloc[-1], "n": len(winners)}
         # One that was trained: of an even number the lower of the two in the middle.
-        line.update(lr=winners.lr.quantile(interpolation="lower"), lr_low=winners.lr.min(), lr_high=winners.lr.max())
+        middle = winners.lr.quantile(interpolation="lower")
+        line = {**winners[winners.lr == middle].iloc[-1], "n": len(winners)}
+        line.update(lr_low=winners.lr.min(), lr_high=winners.lr.max())
         line["at_edge"] = winners.lr.isin([group.lr.min(), group.lr.max()]).any()
         over = group[group.seed.isin(winners.seed)]
         line.update(spent=over.epochs.sum(), grid=(winners.candidates * winners.epochs).sum())
@@ -62,7 +79,9 @@ def against_grid(results: Results) -> pd.DataFrame:
     `most_loss` are the median and the maximum of what the grid's best is more accurate, `spent` and `grid` the epochs.
     """
     rows = candidates(results)
-    full_length = results.runs[(results.runs.length == TRAINING) & (results.runs.accuracy_on != "test set")]
+    tests = {entry.split(":")[-1] for text in results.runs.test_runs for entry in text.split()}
+    runs = results.runs[results.runs.outcome.isin(SETTLED) & ~results.runs.run_id.isin(tests)]
+    full_length = runs[(runs.length == TRAINING) & (runs.accuracy_on != "test set")]
     lines = []
     for _, group in rows.groupby(["machine", "search", *_BATCH], sort=False):
         seeds = []
@@ -79,6 +98,7 @@ def against_grid(results: Results) -> pd.DataFrame:
         if seeds:
             outcomes = pd.DataFrame(seeds, columns=["lr", "best_lr", "factor", "loss", "spent", "grid"])
             line = {**group.iloc[-1].to_dict(), **outcomes.median().to_dict(), "n": len(outcomes)}
+            line.update(outcomes[["lr", "best_lr"]].quantile(interpolation="lower").to_dict())  # rates that were tried
             line.update(
                 factor=outcomes.factor.max(), near=(outcomes.factor < 2.05).sum(), most_loss=outcomes.loss.max()
             )
@@ -87,19 +107,25 @@ def against_grid(results: Results) -> pd.DataFrame:
 
 
 def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
-    """Return the median accuracies, and learning rates, of the trainings on the test set after a search."""
-    runs = results.runs[(results.runs.machine == results.machine) & (results.runs.outcome == COMPLETED)]
+    """Return the median accuracies, and learning rates, of the trainings on the test set after a search.
+
+    The `_end` of those with a rate is what became of all of them, empty if some completed.
+    """
+    runs = results.runs[(results.runs.machine == results.machine) & results.runs.outcome.isin(SETTLED)]
     runs = runs[runs.data_checksum.isin(winners.data_checksum)]
     runs = runs.sort_values("started", kind="stable").drop_duplicates("run_id", keep="last").set_index("run_id")
     ids = pd.DataFrame([dict(entry.split(":") for entry in text.split()) for text in winners.test_runs])
     # By seed: a failed one has no row.
     trained = {name: runs.reindex(ids.get(name, [])).reset_index() for name in (FOUND, LINEAR, SQUARE_ROOT)}
     tested: dict[str, Any] = {"test_recipe": next(iter(trained[FOUND].training_recipe.dropna()), "")}
-    for name, completed in trained.items():
-        change = completed.accuracy - trained[FOUND].accuracy
-        medians = {"": completed.accuracy, "_lr": completed.lr, "_change": change}
-        tested.update({name.replace("-", "_") + end: values.dropna().median() for end, values in medians.items()})
-        tested[name.replace("-", "_") + "_n"] = completed.accuracy.notna().sum()
+    accuracies = {name: each.accuracy.where(each.outcome == COMPLETED) for name, each in trained.items()}
+    for name, accuracy in accuracies.items():
+        medians = {"": accuracy, "_lr": trained[name].lr, "_change": accuracy - accuracies[FOUND]}
+        name = name.replace("-", "_")
+        tested.update({name + end: values.dropna().median() for end, values in medians.items()})
+        tested[f"{name}_n"] = accuracy.notna().sum()
+        ends = trained[name.replace("_", "-")].outcome.dropna().unique()
+        tested[f"{name}_end"] = "" if tested[f"{name}_n"] else " or ".join(ends)
     return tested
 
 
@@ -109,11 +135,12 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         return []
     if rates.search.nunique() > 1:
         rates = rates.assign(**{"with": rates.recipe + rates["with"].map(lambda text: f", {text}" if text else "")})
+    several = rates.duplicated(["search", "global_batch"], keep=False).any()
     columns: list[markdown.Column] = [
-        "global batch",
+        ("global batch", lambda row: f"{row.global_batch:,.0f}" + (f" ({markdown.devices(row)})" if several else "")),
         ("best lr found", _rate),
         ("with", "with"),
-        ("accuracy", lambda row: markdown.formatted(row.found, ".3f") + _only(row.found_n, row.n)),
+        ("accuracy", lambda row: (markdown.formatted(row.found, ".3f") or row.found_end) + _only(row.found_n, row.n)),
         ("linear rule", lambda row: _rule(row, "linear")),
         ("square-root rule", lambda row: _rule(row, "square_root")),
         ("epochs spent (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f})"),
@@ -140,7 +167,11 @@ def _rate(row: Any) -> str:
 
 def _rule(row: Any, name: str) -> str:
     accuracy, change, rate, seeds = (getattr(row, name + end) for end in ("", "_change", "_lr", "_n"))
-    return "" if pd.isna(accuracy) else f"{accuracy:.3f} ({change:+.3f}, lr {rate:.3g})" + _only(seeds, row.n)
+    if pd.isna(accuracy):
+        end = getattr(row, f"{name}_end")
+        return f"{end} (lr {rate:.3g})" if end else ""
+    changed = f"{change:+.3f}, " if pd.notna(change) else ""
+    return f"{accuracy:.3f} ({changed}lr {rate:.3g})" + _only(seeds, row.n)
 
 
 def _only(seeds: int, n: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -20,11 +21,16 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     cpus = markdown.records(published[published.devices == 0].drop_duplicates("hardware"))
     address = results.studies[0].address if results.studies else ""
 
+    rows = [*(row for _, group in results.machines(subject) for row in _shown(group)), *cpus]
+    several = len({markdown.short_framework(row) for row in rows if not row.study}) > 1
+
     def machine(row: Any) -> str:
-        return markdown.link(markdown.short_machine(row), address) if row.study else results.bold(row.machine)
+        if row.study:
+            return markdown.link(markdown.short_machine(row), address)
+        return results.bold(row.machine) + (f", {markdown.short_framework(row)}" if several else "")
 
     lines = markdown.lines(
-        [*(row for _, group in results.machines(subject) for row in _shown(group)), *cpus],
+        rows,
         ("machine", machine),
         *("devices", "global batch", "lr", markdown.RATE, ("accuracy", _accuracy)),
         *(("s/epoch", "seconds_per_epoch"), ("$ per run", lambda row: markdown.dollars(row.dollars_per_run))),
@@ -48,10 +54,13 @@ def _shown(rows: pd.DataFrame) -> list[Any]:
         group = rows[rows.devices == devices]
         group = _some(group, group.cores_per_worker.isna())
         group = _some(group, group.batch_per_device == MAIN_BATCH)
-        trained = same_length(trainings(group)).sort_values(["accuracy", "started"], ascending=False, kind="stable")
+        trained = same_length(trainings(group[group.target_accuracy.isna()])).sort_values(
+            ["accuracy", "started"], ascending=False, kind="stable"
+        )
         best = trained.drop_duplicates("schedule").head(_MAX_SCHEDULES)
         timed = preferred(group, TRAINING)
-        shown += markdown.records(best) or ([] if timed is None else [timed])
+        # Not the series itself, whose `dtype` is another one.
+        shown += markdown.records(best) or ([] if timed is None else [SimpleNamespace(**timed)])
     return shown
 
 

@@ -1,0 +1,39 @@
+"""Write images of CIFAR-10 as PNG files in FOLDER/train/CLASS/ and FOLDER/val/CLASS/, as `Folder` reads them.
+
+.venv/bin/python -m tools.image_folders FOLDER    # 1,000 training images and 200 for validation of each class
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from poc import data
+from poc.config import CIFAR10
+from poc.host import environment
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+TRAIN, VALIDATION = 1_000, 200
+"""Images of each class: its first ones."""
+
+
+def write(folder: Path, dataset: data.Dataset) -> None:
+    for name, split, count in (("train", dataset.train, TRAIN), ("val", dataset.validation, VALIDATION)):
+        assert isinstance(split, data.Images)
+        for number, title in enumerate(CLASSES):
+            (folder / name / title).mkdir(parents=True)
+            for index in np.flatnonzero(split.labels == number)[:count]:
+                path = folder / name / title / f"{index}.png"
+                path.write_bytes(cv2.imencode(".png", split.images[index][..., ::-1])[1].tobytes())
+
+
+if __name__ == "__main__":
+    source = os.environ.get("POC_DATA")
+    images = data.load(CIFAR10(), source=Path(source) if source else None, cache=environment.cache())
+    if images.name == "synthetic" or Path(sys.argv[1]).exists():
+        sys.exit(f"CIFAR-10 is missing, or {sys.argv[1]} exists already")
+    write(Path(sys.argv[1]), images)
