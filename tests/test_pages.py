@@ -316,3 +316,14 @@ def test_a_chart_draws_own_lines_in_colour_and_at_most_as_many_as_can_be_told_ap
     assert len({(line.get_marker(), line.get_linestyle()) for line in drawn}) == chart.MAX_LINES
     assert "2 more" in caption
     assert not figures("name", "caption", [chart.Line("a point", {1: 1})], "title", "x", "y")
+
+
+def test_other_machines_are_shown_in_the_precision_of_this_one(tmp_path: Path) -> None:
+    other = {"infrastructure": "other machine"}
+    short = [
+        replace(trained(2000, 0.6, run={"dtype": "bfloat16", "learning_rate": rate}), **other) for rate in (0.1, 0.2)
+    ]
+    records = [trained(1000, 0.8, 9), replace(trained(900, 0.7), **other), *short]
+    page = written(tmp_path, *records)
+    accuracies = [line["accuracy"] for line in first_table(page, "Accuracy and throughput")]
+    assert accuracies[:2] == ["0.800 (n=1)", "0.700 (n=1)"]

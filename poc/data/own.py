@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import os
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -36,7 +37,9 @@ def count(spec: Any, folder: Path) -> Any:
     """
     if not isinstance(spec, Own):
         return spec
-    paths: dict[str, Any] = {name: str(folder / Path(path).expanduser()) for name, path in local_fields(spec).items()}
+    paths: dict[str, Any] = {
+        name: os.path.normpath(folder / Path(path).expanduser()) for name, path in local_fields(spec).items()
+    }
     spec = dataclasses.replace(spec, **paths)
     train: Any
     validation: Any

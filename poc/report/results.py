@@ -162,7 +162,7 @@ class Results:
             first, real_devices = group.iloc[0], group.devices.mask(group.emulated, 0).max()
             is_alike = len(this) > 0 and _comparable(first) == _comparable(this.iloc[0])
             counts = is_alike, first.kind == "gpu", real_devices, (~group.quick).sum()
-            return *counts, first.dtype == "float32", first.framework.startswith("MXNet"), group.started.max()
+            return *counts, first["dtype"] == "float32", first.framework.startswith("MXNet"), group.started.max()
 
         shared = ["kind", "framework", "dtype", "layout", "training_recipe", "dataset", "input_shape"]
         groups = rows.groupby(shared, sort=False)
@@ -194,8 +194,8 @@ class Results:
         return measured + self.published_machines(subject)
 
 
-def _comparable(row: Any) -> tuple[str, ...]:
-    return row.framework.split()[0], row.dtype, row.training_recipe
+def _comparable(row: pd.Series[Any]) -> tuple[str, ...]:
+    return row["framework"].split()[0], row["dtype"], row["training_recipe"]  # `row.dtype` is the series' own
 
 
 def trainings(rows: pd.DataFrame) -> pd.DataFrame:

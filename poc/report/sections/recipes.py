@@ -80,7 +80,7 @@ def every_setting(results: Results) -> list[Block]:
 def _lines(rows: Sequence[Any]) -> list[dict[str, str]]:
     """Return a line for each setting; its model is followed by what is not the same in all of them."""
     lines = [line(row) for row in rows]
-    named = [(row.framework, "baseline" if row.baseline else row.training_recipe, row.layout) for row in rows]
+    named = [(row.framework, "baseline" if row.baseline else row.training_recipe) for row in rows]
     varied = [len({*values}) > 1 for values in zip(*named)]
     for each, names in zip(lines, named):
         each["model"] = ", ".join([each["model"], *itertools.compress(names, varied)])
