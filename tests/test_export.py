@@ -245,7 +245,7 @@ def test_all_records_of_the_reference_have_names_and_curves_without_a_tracker(
     started = [record for record in journal.read(journal.paths(HOME / "reference")) if record.outcome != "skipped"]
     assert [*exported.values()] == started
     for name, record in exported.items():
-        assert [part for part in (record.run.model, record.run.id) if part not in name] == []
+        assert [part for part in (*record.run.model.split(":"), record.run.id) if part not in name] == []
         assert hyperparameters(record)["learning_rate"] == record.run.learning_rate
         known = scalars(record)
         values = [*record.evaluations, *([] if record.speed_withdrawn else record.windows)]
