@@ -50,8 +50,8 @@ def select(table: pd.DataFrame, name: str) -> pd.DataFrame:
     matching = rows[rows.run_id.str.startswith(start)]
     ids = matching.run_id.unique()
     if len(ids) != 1:
-        fitting = ", ".join(ids[:8]) or "rows.csv has all"
-        raise UserError(f"run: {name!r} fits {len(ids)} ids in the journals, not one: {fitting}")
+        found = f"{len(ids)} runs fit" if len(ids) else "no run fits"
+        raise UserError(f"run: {found} {name!r}: {', '.join(ids[:8]) or 'rows.csv has all ids'}")
     return matching
 
 
