@@ -327,3 +327,53 @@ def test_other_machines_are_shown_in_the_precision_of_this_one(tmp_path: Path) -
     page = written(tmp_path, *records)
     accuracies = [line["accuracy"] for line in first_table(page, "Accuracy and throughput")]
     assert accuracies[:2] == ["0.800 (n=1)", "0.700 (n=1)"]
+
+
+def seed(number: int, rate: float, last: float, reached: int | None = None, **changes: Any) -> Record:
+    """Return a training with this seed, which starts as many hours later."""
+    run = {**changes.pop("run", {}), "seed": number}
+    return trained(rate, last, reached, run=run, minute=200 + 60 * number, **changes)
+
+
+def test_seeds_that_diverged_are_counted_and_a_rate_without_one_comes_first(tmp_path: Path) -> None:
+    high = {"learning_rate": 1.6}
+    diverged = replace(seed(1, 1000, 0.1, run=high), outcome="diverged", reason="nan", evaluations=())
+    page = written(tmp_path, seed(0, 1000, 0.8, run=high), diverged)
+    assert "0.800 (n=1, 1 diverged)" in scorecard(page)[3]
+    page = written(tmp_path, seed(0, 1000, 0.8, run=high), diverged, seed(0, 1000, 0.7))
+    assert scorecard(page)[3].startswith("0.700 (n=1)")
+
+
+def test_time_to_accuracy_is_by_the_clean_repeat_of_a_seed(tmp_path: Path) -> None:
+    clean, noisy = seed(0, 1000, 0.8, 5), trained(100, 0.8, 5, minute=400)
+    noisy = replace(noisy, others_busy_cores=noisy.hardware.cores / 2)
+    alone = scorecard(written(tmp_path, clean))[5]
+    assert scorecard(written(tmp_path, clean, noisy))[5] == alone
+
+
+def test_a_training_that_ended_at_its_target_is_no_result_of_its_learning_rate(tmp_path: Path) -> None:
+    short = trained(1000, 0.9, run={"target_accuracy": 0.85, "learning_rate": 0.4})
+    page = written(tmp_path, trained(1000, 0.8), short)
+    assert scorecard(page)[3] == "0.800 (n=1) at 128"
+
+
+def test_machines_with_another_cpu_are_not_pooled() -> None:
+    one = trained(1000, 0.8)
+    other = replace(seed(1, 500, 0.8), hardware=replace(one.hardware, cpu="another", cores=4))
+    assert build(one, other).setting.nunique() == 2
+    assert build(one, seed(1, 500, 0.8)).setting.nunique() == 1
+
+
+def test_the_latest_version_of_a_framework_is_shown(tmp_path: Path) -> None:
+    before, after = trained(1000, 0.8), seed(1, 2000, 0.7)
+    after = replace(after, versions={**after.versions, "mxnet": "2.0.0"})
+    assert scorecard(written(tmp_path, before, after))[0].startswith("2,000 ")
+    assert scorecard(written(tmp_path, after, replace(before, started="2026-12-01T00:00:00+00:00")))[0].startswith(
+        "1,000 "
+    )
+
+
+def test_an_interrupted_repeat_is_no_repeat_of_an_efficiency(tmp_path: Path) -> None:
+    records = [on_gpus(1000, minute=minute) for minute in range(3)] + [on_gpus(2000, 2, 5 + m) for m in range(3)]
+    stopped = replace(on_gpus(500, 2, 9), outcome="failed", reason="interrupted")
+    assert scorecard(written(tmp_path, *records, stopped))[2].startswith("2.00x (100%, n=3)")
