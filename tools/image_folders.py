@@ -22,6 +22,7 @@ TRAIN, VALIDATION = 1_000, 200
 
 
 def write(folder: Path, dataset: data.Dataset) -> None:
+    """Write the first images of each class of both splits."""
     for name, split, count in (("train", dataset.train, TRAIN), ("val", dataset.validation, VALIDATION)):
         assert isinstance(split, data.Images)
         for number, title in enumerate(CLASSES):
@@ -32,8 +33,10 @@ def write(folder: Path, dataset: data.Dataset) -> None:
 
 
 if __name__ == "__main__":
-    source = os.environ.get("POC_DATA")
+    folder, source = Path(sys.argv[1]), os.environ.get("POC_DATA")
+    if folder.exists():
+        sys.exit(f"{folder} exists already: name another folder")
     images = data.load(CIFAR10(), source=Path(source) if source else None, cache=environment.cache())
-    if images.name == "synthetic" or Path(sys.argv[1]).exists():
-        sys.exit(f"CIFAR-10 is missing, or {sys.argv[1]} exists already")
-    write(Path(sys.argv[1]), images)
+    if images.name == "synthetic":
+        sys.exit("CIFAR-10 is missing: set POC_DATA")
+    write(folder, images)

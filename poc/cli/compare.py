@@ -163,8 +163,7 @@ def _difference(sides: Sequence[pd.Series[float]], judged: int) -> dict[str, Any
     n, difference, interval = [len(side) for side in sides], sides[0].mean() - sides[1].mean(), None
     confidence = 1 - (1 - repeats.CONFIDENCE) / judged
     if min(n) >= repeats.MIN_REPEATS:
-        ends = ttest_ind(*sides, equal_var=False).confidence_interval(confidence)
-        interval = [*np.nan_to_num(ends, nan=difference)]  # all values of each side are equal
+        interval = [*ttest_ind(*sides, equal_var=False).confidence_interval(confidence)]
     significant = interval and not interval[0] <= 0 <= interval[1]
     return {
         "n": n,

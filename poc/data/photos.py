@@ -101,7 +101,10 @@ class ClassFolders:
 
 def read(path: Path) -> bytes:
     """Return the content of a file; raises UserError."""
-    return b"".join(chunks(path))
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
 
 
 def chunks(path: Path) -> Iterator[bytes]:
@@ -111,7 +114,11 @@ def chunks(path: Path) -> Iterator[bytes]:
             while content := file.read(_CHUNK):
                 yield content
     except OSError as error:
-        raise UserError(f"data: {path} cannot be read ({error.strerror}); check the path") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"data: {path} cannot be read ({error.strerror}); check the path")
 
 
 def _images_in(path: Path, name: str) -> list[str]:

@@ -82,7 +82,7 @@ def source_hash(model: str, folder: Path) -> str:
 
 
 def _imported(file: Path, folder: Path) -> Iterator[Path]:
-    """Yield the files that a file may import beside it and from `folder`, if they exist; none if it is no Python."""
+    """Yield where the modules that a file imports may be, beside it and in `folder`; nothing if it is no Python."""
     try:
         nodes = [*ast.walk(ast.parse(file.read_bytes()))]
     except (SyntaxError, ValueError):

@@ -195,6 +195,7 @@ class Results:
 
 
 def _comparable(row: pd.Series[Any]) -> tuple[str, ...]:
+    """Return framework without version, precision and training recipe of a setting."""
     return row["framework"].split()[0], row["dtype"], row["training_recipe"]  # `row.dtype` is the series' own
 
 

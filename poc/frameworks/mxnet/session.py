@@ -158,11 +158,11 @@ class MXNetSession(Session):
             net.collect_params().setattr("grad_req", "null")
             net.collect_params().setattr("init", mx.init.Zero())
         # He's normal initialisation, as in the study: Gaussian with variance 2 / fan-in.
-        he = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
+        he_normal = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
         for parameter in net.collect_params().values():
             # A model of the user's own may have weights already, or draw them when their shapes are known.
             if parameter._data is None and not parameter._deferred_init:
-                parameter.initialize(ctx=self._contexts, default_init=he)
+                parameter.initialize(ctx=self._contexts, default_init=he_normal)
         if run.has_own_model:
             net.collect_params().reset_ctx(self._contexts)
         if run.zero_init_gamma:

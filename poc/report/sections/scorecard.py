@@ -106,7 +106,7 @@ def _speedup(row: Any, max_devices: float) -> str:
 
 
 def _quality(row: Any) -> list[str]:
-    return ["quick"] * bool(row.quick) + ["noisy"] * bool(row.noisy)
+    return [remark for remark, applies in (("quick", row.quick), ("noisy", row.noisy)) if applies]
 
 
 def _rate(row: Any | None) -> str:

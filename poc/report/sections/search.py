@@ -109,7 +109,8 @@ def against_grid(results: Results) -> pd.DataFrame:
 def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
     """Return the median accuracies, and learning rates, of the trainings on the test set after a search.
 
-    The `_end` of those with a rate is what became of all of them, empty if some completed.
+    `found_n`, `linear_n` and `square_root_n` are the numbers of seeds that completed; `found_end`, `linear_end` and
+    `square_root_end` the outcomes if none did.
     """
     runs = results.runs[(results.runs.machine == results.machine) & results.runs.outcome.isin(SETTLED)]
     runs = runs[runs.data_checksum.isin(winners.data_checksum)]
@@ -120,12 +121,10 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
     tested: dict[str, Any] = {"test_recipe": next(iter(trained[FOUND].training_recipe.dropna()), "")}
     accuracies = {name: each.accuracy.where(each.outcome == COMPLETED) for name, each in trained.items()}
     for name, accuracy in accuracies.items():
+        key, n, ends = name.replace("-", "_"), accuracy.notna().sum(), trained[name].outcome.dropna().unique()
         medians = {"": accuracy, "_lr": trained[name].lr, "_change": accuracy - accuracies[FOUND]}
-        name = name.replace("-", "_")
-        tested.update({name + end: values.dropna().median() for end, values in medians.items()})
-        tested[f"{name}_n"] = accuracy.notna().sum()
-        ends = trained[name.replace("_", "-")].outcome.dropna().unique()
-        tested[f"{name}_end"] = "" if tested[f"{name}_n"] else " or ".join(ends)
+        tested.update({key + end: values.dropna().median() for end, values in medians.items()})
+        tested.update({f"{key}_n": n, f"{key}_end": "" if n else " or ".join(ends)})
     return tested
 
 
