@@ -221,6 +221,9 @@ def test_your_recipes_has_every_setting_of_the_last_run_also_quick_and_failed_on
     skipped = {f"reason {number}": number for number in range(1, 9)}
     runs = [quick, failed, chance]
     page = written_after(tmp_path, quick, failed, before, chance, runs=runs, skipped=skipped)
+    assert {
+        count in page.split("**Runs:**")[1] for count in ("3 completed", "1 failed", f"{sum(range(9))} skipped")
+    } == {True}
     lines = first_table(page, "Your recipes")
     (name,) = (line["recipe"] for line in lines if line[RATE] == "1,500 (n=1)")
     assert ("quick" in name, len(lines)) == (True, 3)
@@ -376,4 +379,6 @@ def test_the_latest_version_of_a_framework_is_shown(tmp_path: Path) -> None:
 def test_an_interrupted_repeat_is_no_repeat_of_an_efficiency(tmp_path: Path) -> None:
     records = [on_gpus(1000, minute=minute) for minute in range(3)] + [on_gpus(2000, 2, 5 + m) for m in range(3)]
     stopped = replace(on_gpus(500, 2, 9), outcome="failed", reason="interrupted")
-    assert scorecard(written(tmp_path, *records, stopped))[2].startswith("2.00x (100%, n=3)")
+    page = written(tmp_path, *records, stopped)
+    assert scorecard(page)[2].startswith("2.00x (100%, n=3)")
+    assert "0 failed, 1 interrupted" in page

@@ -57,6 +57,12 @@ def test_a_withdrawn_speed_is_not_shown() -> None:
     assert not any(word in text for word in ("samples/s", "seconds", " s went"))
 
 
+def test_the_speed_of_emulated_devices_is_marked() -> None:
+    real, emulated = (record_of(run={"devices": 4, "emulated": emulated}) for emulated in (False, True))
+    heads = [shown([record], record.run.id).split("\n\n")[0].splitlines() for record in (real, emulated)]
+    assert len(heads[1]) == len(heads[0]) + 1
+
+
 @pytest.mark.parametrize("start", ["zz", "", "@test machine", "0@tset machine", "several"])
 def test_a_name_of_no_run_or_of_several_is_the_users_mistake(start: str) -> None:
     records = [record_of(run={"learning_rate": rate / 100}) for rate in range(1, 20)]

@@ -13,7 +13,7 @@ from scipy.stats import ttest_ind
 from tabulate import tabulate
 
 from poc.cli import show
-from poc.records.record import COMPLETED
+from poc.records.record import COMPLETED, DIVERGED, FAILED
 from poc.records.row import MEASURED
 from poc.report import repeats
 from poc.values import UserError
@@ -77,6 +77,7 @@ def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, 
     differences = conditions.loc[:, conditions.nunique() > 1].to_dict("list")
     same_machine = not {"machine", "hardware"} & differences.keys()
     completed = [side[side.outcome == COMPLETED] for side in sides]
+    others = [side.outcome[side.outcome.isin([DIVERGED, FAILED])].value_counts().to_dict() for side in sides]
     rate, accuracy = _rate(completed, same_machine, slower, judged), _accuracy(completed, judged)
     worse = {"samples/s": rate["significant"] and rate["estimate"] > 1}
     worse["accuracy"] = accuracy["significant"] and accuracy["estimate"] > 0
@@ -84,6 +85,7 @@ def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, 
         "runs": runs,
         "differences": differences,
         "same_machine": same_machine,
+        "not_completed": others,
         "samples/s": rate,
         "accuracy": accuracy,
         "second_is_worse": [name for name, is_worse in worse.items() if is_worse],
@@ -99,6 +101,9 @@ def as_json(comparison: Any) -> str:
 def text(comparison: dict[str, Any]) -> str:
     rate, accuracy = comparison["samples/s"], comparison["accuracy"]
     rows = [[name, *values] for name, values in comparison["differences"].items()]
+    if any(comparison["not_completed"]):
+        counts = [[f"{n} {outcome}" for outcome, n in each.items()] for each in comparison["not_completed"]]
+        rows.append(["not completed", *(", ".join(texts) or "none" for texts in counts)])
     rows.append(["samples/s", *(_range(side, ",.1f") for side in rate["sides"])])
     rows.append(["accuracy", *(_range(side, ".4f") for side in accuracy["sides"])])
     lines = [tabulate(rows, headers=["", *comparison["runs"]], disable_numparse=True), ""]

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from poc.config import ImageNet
 from poc.data import recordio
-from poc.data.images import CHECKSUM_DIGITS, Dataset, Indices, Labels, Pixels, Split, usable_threads
+from poc.data.images import CHECKSUM_DIGITS, Dataset, Indices, Labels, Pixels, Split
 from poc.data.randomness import AREA, CROP_X, CROP_Y, MIRROR, RATIO, uniform
 from poc.values import UserError
 
@@ -147,7 +148,7 @@ class Photos(Split):
         self.files = files
         self._indices = np.arange(len(files)) if indices is None else indices
         self.labels = files.labels[self._indices]
-        self._pool = ThreadPoolExecutor(usable_threads(), "decode")
+        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "decode")  # one photo takes a core some ms
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -159,7 +160,9 @@ class Photos(Split):
         y, x, flip = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
         flipped = (flip < 0.5) & spec.mirror
         if isinstance(spec, ImageNet):
-            return self._show(indices, flipped, lambda number, image: scaled_crop(image, spec, y[number], x[number]))
+            return self._show(
+                indices, flipped, spec, lambda number, image: scaled_crop(image, spec, y[number], x[number])
+            )
         drawn = uniform(seed, epoch, indices[:, None], [[[AREA]], [[RATIO]]], np.arange(_TRIES))
         areas, ratios = spec.scale + drawn[0] * (1 - spec.scale), _WIDEST ** (2 * drawn[1] - 1)
 
@@ -167,24 +170,24 @@ class Photos(Split):
             box = crop_box(image.shape[0], image.shape[1], areas[number], ratios[number], y[number], x[number])
             return _scaled(image[box], (spec.crop, spec.crop))
 
-        return self._show(indices, flipped, cut)
+        return self._show(indices, flipped, spec, cut)
 
     def center_crop(self, indices: Indices, spec: Any) -> tuple[Pixels, Labels]:
         unflipped = np.zeros(len(indices), bool)
-        return self._show(indices, unflipped, lambda number, image: scaled_crop(image, spec, _CENTRE, _CENTRE))
+        return self._show(indices, unflipped, spec, lambda _, image: scaled_crop(image, spec, _CENTRE, _CENTRE))
 
     def _show(
-        self, indices: Indices, flipped: npt.NDArray[np.bool_], cut: Callable[[int, Pixels], Pixels]
+        self, indices: Indices, flipped: npt.NDArray[np.bool_], spec: Any, cut: Callable[[int, Pixels], Pixels]
     ) -> tuple[Pixels, Labels]:
         """Decode images; `cut` returns the part of one to show, given its place in `indices`."""
+        images = np.empty((len(indices), 3, spec.crop, spec.crop), np.uint8)
 
-        def show(number: int) -> Pixels:
+        def show(number: int) -> None:
             view = cut(number, self.files.read(int(self._indices[indices[number]])))[:, :, ::-1]  # red first
-            view = view[:, ::-1] if flipped[number] else view
-            return np.ascontiguousarray(view.transpose(2, 0, 1))
+            images[number] = (view[:, ::-1] if flipped[number] else view).transpose(2, 0, 1)
 
-        images = [*self._pool.map(show, range(len(indices)))]
-        return np.stack(images), self.labels[indices].astype(np.float32)
+        deque(self._pool.map(show, range(len(indices))), maxlen=0)  # raises what a thread raised
+        return images, self.labels[indices].astype(np.float32)
 
 
 def scaled_crop(image: Pixels, spec: Any, y: float, x: float) -> Pixels:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from poc.records.record import COMPLETED, DIVERGED, FAILED, SKIPPED
+from poc.records.record import COMPLETED, DIVERGED, FAILED, INTERRUPTED, SKIPPED
 from poc.records.row import MEASURED
 from poc.report.results import Results
 
@@ -25,9 +25,11 @@ def lines(results: Results) -> str:
     name = f"{results.machine}: " if results.machine != last.hardware else ""
     ran = rows[rows.outcome != SKIPPED]
     outcomes = ran.outcome.where(ran.outcome.isin([COMPLETED, DIVERGED]), FAILED)
-    counts = {outcome: (outcomes == outcome).sum() for outcome in (COMPLETED, DIVERGED, FAILED)}
+    outcomes = outcomes.where(ran.reason != INTERRUPTED, INTERRUPTED)
+    counts = {outcome: (outcomes == outcome).sum() for outcome in (COMPLETED, DIVERGED, FAILED, INTERRUPTED)}
     counts[SKIPPED] = sum(results.skipped.values())
-    listed = [f"{count} {outcome}" for outcome, count in counts.items() if count or outcome != DIVERGED]
+    always = (COMPLETED, FAILED, SKIPPED)
+    listed = [f"{count} {outcome}" for outcome, count in counts.items() if count or outcome in always]
     days = sorted(ran.started.str[:10])
     dates = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
     software = (
