@@ -13,7 +13,7 @@ from poc.records.record import Record
 from poc.report import PAGES, markdown
 from poc.report.markdown import Block
 from poc.report.results import Results
-from tests.builders import build, record_of
+from tests.builders import TEST_CPU, build, record_of
 from tests.pages import Lines, on_gpus, tables
 
 STUDIES = {study.name: study for study in published.load()}
@@ -82,6 +82,7 @@ def test_every_row_of_a_study_is_shown_as_printed_with_its_numbers(name: str) ->
         assert line["as printed"] == " ".join(row.printed.split())
         assert not row.accuracy or float(line["accuracy"]) == pytest.approx(row.accuracy, abs=5e-4)
         assert not row.samples_per_second or line["samples/s"] == markdown.number(row.samples_per_second)
+        assert not row.speedup_wall or line["speed-up by wall time"] == markdown.number(row.speedup_wall)
     page = "\n".join(map(str, blocks))
     assert all(fact in page for fact in (study.title, study.authors, study.year, study.address, study.about))
     assert all(row.flag in page for row in study.rows)
@@ -91,10 +92,24 @@ def test_this_machine_is_shown_with_the_published_rows_of_the_same_setting() -> 
     study = STUDIES["beeva_poc_mxnet"]
     on_cpu = record_of(run={"batch_per_device": 512, "global_batch": 512})
     larger = on_gpus(500, run={"data": {"name": "cifar10", "crop": 32}, "learning_rate": 0.01})  # other images
-    results = results_of(on_gpus(1000), on_gpus(3000, 4, 1), larger, on_cpu, studies=[study])
+    # Later and with more repeats, but not on the study's kind of device, or not by its framework.
+    others = [on_gpus(100, minute=minute, hardware=TEST_CPU, run={"kind": "cpu"}) for minute in range(1, 6)]
+    others += [on_gpus(2000, minute=9, run={"framework": "pytorch"}, versions={"pytorch": "2.13.0"})]
+    fixed = on_gpus(9000, 2, run={"data": {"name": "synthetic", "crop": 28, "size": 28, "fixed": True}})
+    results = results_of(on_gpus(1000), on_gpus(3000, 4, 1), larger, on_cpu, *others, fixed, studies=[study])
     (lines,) = tables(blocks_of(results, "studies"))["beeva-poc-mxnet"]
     rates = {(128, 1): "1,000 GPU", (128, 4): "3,000 GPU", (512, 0): "1,280 CPU", (512, 1): "1,280 CPU"}
     for row, line in zip(study.rows, lines):
         expected = rates.get((row.batch_per_device, row.devices)) if row.model == "cifar_resnet50_v2" else None
         shown = re.match(r"([\d,]*\d).*([CG]PU)", line["this machine: samples/s"])
         assert (shown and " ".join(shown.groups())) == expected, row.printed
+
+
+@pytest.mark.parametrize(("size", "is_shown"), [(224, True), (64, False)])
+def test_a_fixed_batch_stands_beside_a_study_that_read_no_images_if_it_has_their_size(
+    size: int, is_shown: bool
+) -> None:
+    data = {"name": "synthetic", "size": size, "crop": size, "classes": 1000, "fixed": True}
+    record = on_gpus(300, batch=64, run={"model": "resnet50_v1", "data": data}, dataset="synthetic")
+    ((lines,),) = tables(blocks_of(results_of(record, studies=[STUDIES["theano_mpi"]]), "studies")).values()
+    assert sum(bool(line.get("this machine: samples/s")) for line in lines) == is_shown

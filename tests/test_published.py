@@ -111,6 +111,24 @@ def test_beeva_gives_the_source_table_back() -> None:
         assert {column: row[column] for column in expected} == expected
 
 
+def test_a_batch_of_the_keras_study_is_per_gpu_and_its_address_is_of_one_version() -> None:
+    rows = [row for row in of_study("keras_multi_gpu") if row.model == "keras_cifar10_cnn"]
+    assert len(rows) == 18
+    for row in rows:
+        batch = int(row.printed.rpartition(" ")[2])
+        assert (row.batch_per_device, row.global_batch, row.scaling) == (batch, batch * row.devices, "weak")
+    (address,) = (study.address for study in STUDIES if study.name == "keras_multi_gpu")
+    assert re.search(r"/blob/[0-9a-f]{40}/", address)
+
+
+def test_seconds_and_speeds_of_the_main_study_that_differ_by_more_than_a_tenth_are_flagged() -> None:
+    timed = [row for row in of_study("beeva_poc_mxnet") if row.samples_per_second and row.seconds_per_epoch]
+    for row in timed:
+        differs = abs(50_000 / row.seconds_per_epoch / row.samples_per_second - 1) > 0.1
+        assert differs <= ("samples_per_second" in row.contradicts), row.printed
+    assert len(timed) > 20
+
+
 def test_theano_gives_the_source_lists_back() -> None:
     theano = [row for row in of_study("theano_mpi") if "no-bind" not in row.printed]
     for (network, batch), line in THEANO.items():

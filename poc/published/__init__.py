@@ -12,8 +12,8 @@ its ResNet-50, counted from that script's network.
 `printed` is the source's own text of the row, `note` the source's remarks, `scaling` the batch that its series over
 devices keeps: per device (`weak`) or global (`strong`). `devices` is 0 for a CPU. The Theano study's seconds for 5,120
 images are those of all devices together, so they fall as devices are added. Where figures of a row contradict each
-other by more than their last digit, `contradicts` names the columns, separated by spaces, and `flag` says how: pages
-compute nothing from these.
+other, samples/s and seconds per epoch by more than a tenth, `contradicts` names the columns, separated by spaces, and
+`flag` says how: pages compute nothing from these.
 """
 
 from __future__ import annotations

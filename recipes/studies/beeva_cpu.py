@@ -1,4 +1,4 @@
-"""The CPU rows of the main study (beeva-poc-mxnet, Experiment 1): ResNet-50 at 256 and 512, and ResNet-110 at 128.
+"""The CPU rows of the main study (beeva-poc-mxnet, Experiments 1, 3 and 4): ResNet-50 at 256 and 512.
 
 Cost: 18 to 75 min per run on two CPU cores.
     ./run_all.sh beeva_cpu
@@ -13,8 +13,7 @@ recipe = Recipe(
     kind="cpu",
     cases=[
         dict(batch_per_device=256, lr=0.05),
-        dict(batch_per_device=512, lr=[0.05, 0.4]),
-        dict(model="cifar_resnet110_v2", batch_per_device=128, lr=0.05),
+        dict(batch_per_device=512, lr=0.4),
     ],
     quick=dict(cases=[dict(batch_per_device=256, lr=0.05)], steps=8, window=2, evaluate=False),
 )

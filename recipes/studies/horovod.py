@@ -1,6 +1,6 @@
 """Horovod, MXNet's parameter server and no synchronisation (upper bound), on 1 to 8 devices with one worker each.
 
-After the Hacksa study, which trained with Horovod on up to four GPUs. On a CPU: two workers with one core each. Horovod
+After the HackSA study, which trained with Horovod. On a CPU: two workers with one core each. Horovod
 is an extra (docs/what_runs_where.md); without it its rows are skipped.
 Cost: three repeats, about 10 min on two CPU cores (with `--detail` 20), less than a minute per row on GPUs.
     ./run_all.sh horovod --detail

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from poc.config.networks import NETWORKS
 from poc.published import MAIN_RECIPE, Study
 from poc.records import timing
 from poc.records.record import BUSY_SHARE, COMPLETED, LAUNCH_BOUND_SHARE, SKIPPED, is_launch_bound
@@ -189,6 +190,7 @@ def _study(results: Results, study: Study, timed: pd.DataFrame) -> list[Block]:
         rows,
         *(("machine", markdown.machine), "model", ("as printed", "printed"), ("batch x devices", _batch)),
         *(("samples/s", "samples_per_second"), ("speed-up", "speedup_throughput")),
+        ("speed-up by wall time", "speedup_wall"),
         *("accuracy", ("this machine: samples/s", "own")),
     )
 
@@ -199,13 +201,21 @@ def _batch(row: Any) -> str:
 
 
 def _own_rate(rows: pd.DataFrame, row: Any) -> str:
-    """Return the samples/s in `rows` with a published row's model, images, batch per device and number of devices."""
-    rows = rows[(rows.model == row.model) & (rows.batch_per_device == row.batch_per_device) & ~rows.fixed]
-    rows = rows[(rows.input_shape == row.input_shape) | (row.input_shape == "")]
-    same = preferred(
-        rows[(rows.kind == "cpu") & (rows.devices == 1) if row.devices == 0 else rows.devices == row.devices]
-    )
-    return "" if same is None else f"{markdown.rate(same)}, {markdown.devices(same)}"
+    """Return the samples/s in `rows` with a published row's model, images, batch per device and number of devices.
+
+    The study's framework and GPUs are preferred. A fixed batch counts where the study did not read images either.
+    """
+    rows = rows[(rows.model == row.model) & (rows.batch_per_device == row.batch_per_device)]
+    sizes = [each.input_size for each in [NETWORKS.get(row.model)] if each]
+    if shapes := [row.input_shape] if row.input_shape else [f"3x{size}x{size}" for size in sizes]:
+        rows = rows[rows.input_shape.isin(shapes)]
+    rows = rows[~rows.fixed | (not row.dataset.startswith("cifar"))]
+    rows = rows[(rows.kind == "cpu") & (rows.devices == 1) if row.devices == 0 else rows.devices == row.devices]
+    same_framework = rows.framework.str.startswith(row.framework.partition(" ")[0])
+    for is_like in (same_framework, rows.kind == ("gpu" if row.devices else "cpu")):
+        rows = rows[is_like[rows.index]] if is_like[rows.index].any() else rows
+    same = preferred(rows)
+    return "" if same is None else f"{markdown.rate(same)}, {same.framework}, {markdown.devices(same)}"
 
 
 def method(results: Results) -> list[Block]:

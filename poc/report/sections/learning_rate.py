@@ -107,7 +107,7 @@ def _recommendation(
     if texts:
         return f"**Recommendation:** {_sentence(texts)}."
     for name, best in published.items():
-        if texts := _best_rates(best, reference):
+        if texts := _best_rates(best[best.tried > 1], reference):
             option = " --set kind=cpu" if len(measured) and (measured.kind == "cpu").all() else ""
             command = f"; run `./run_all.sh learning_rate{option}` to measure it on this machine"
             text = _sentence(texts) + (command if subject.is_main else "")
