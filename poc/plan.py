@@ -199,6 +199,8 @@ def _with_framework(
     workers = framework.workers(setting.workers, setting.devices, emulated)
     hosts = hardware.hosts if workers > 1 else 1
     cores, too_few_cores = _cores(setting, kind, workers, hosts, hardware)
+    if names["quick"] and kind == "gpu" and setting.steps is not None:  # else it would measure the warm-up alone
+        setting = dataclasses.replace(setting, steps=setting.steps + framework.WARMUP_STEPS)
     schedule, per_epoch = setting.schedule, steps_per_epoch(setting.data.train_images, setting.global_batch)
     fields = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
     fields.update(

@@ -163,6 +163,16 @@ def test_a_window_on_a_gpu_lasts_half_a_second(step_seconds: float, lengths: lis
     assert {window.steps for window in Driven(dataclasses.replace(on_gpu, grows_from=1e-4)).windows} == {4}
 
 
+@pytest.mark.parametrize(("steps", "window"), [(30, 5), (8 + 12, 2), (12 + 12, 4), (200, 5), (1000, 20)])
+def test_steps_before_a_graph_is_recorded_are_no_speed(steps: int, window: int) -> None:
+    run = dataclasses.replace(short(steps=steps, epochs=None, window=window), kind="gpu", steps_per_epoch=steps)
+    slow = [0.01] * 11 + [0.2]
+    done = Driven(run, lambda step: slow[step] if step < len(slow) else 0.003, warmup_steps=len(slow))
+    speed = timing.throughput(done.windows)
+    assert speed
+    assert speed.median == pytest.approx(run.global_batch / 0.003, rel=0.01)
+
+
 def test_all_workers_have_the_windows_of_the_first_one_or_the_recipe_s() -> None:
     run = dataclasses.replace(short(data=Synthetic(train=1000, validation=40)), kind="gpu")
     first = Driven(run, lambda _: 1 / 32)

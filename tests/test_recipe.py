@@ -469,6 +469,8 @@ def test_every_recipe_can_be_planned_and_runs_somewhere(path: Path, quick: bool)
     runs = [one for machine in (CPU, gpus(8)) for one in plan(path.stem, config.load(path), machine, quick=quick)]
     assert any(not one.skip for one in runs)
     assert all(one.seconds > 0 and one.run.quick == quick for one in runs)
+    on_gpus = [one.run for one in runs if one.run.kind == "gpu"]
+    assert all(run.steps >= frameworks.load(run.framework).WARMUP_STEPS + run.window for run in on_gpus)
 
 
 @pytest.mark.parametrize("text", DOCUMENTED)

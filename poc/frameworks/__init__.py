@@ -93,6 +93,8 @@ class Framework(Protocol):
     """Supported types of `run.optimizer`."""
     KVSTORES: Collection[type[Any]]
     """Supported types of `run.kvstore` among several real devices."""
+    WARMUP_STEPS: int
+    """First steps on GPUs that may be slower than all others, e.g. because a CUDA graph is recorded in the last one."""
 
     def workers(self, requested: int, devices: int, emulated: bool) -> int:
         """Return the number of processes that share the `devices` of a run, if the recipe says `requested`."""

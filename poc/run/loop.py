@@ -37,6 +37,7 @@ class Loop:
     save_every: int | None = None  # steps after which to do so within an epoch, too
     trained: float = 0.0  # seconds of all windows so far
     scored: tuple[int, int] = (0, 0)  # images that this worker classified correctly in the last evaluation, of how many
+    warmup_steps: int = 0  # steps of the first window on GPUs, at least
     silence: float = math.inf  # seconds of steps enqueued without a wait; in longer windows a hang would look slow
 
     def __post_init__(self) -> None:
@@ -101,6 +102,8 @@ class Loop:
             wanted = max(steps, math.ceil(WINDOW_SECONDS / self._step_seconds))
             steps = int(self._decide(min(wanted, steps_left)))
             steps = math.ceil(steps_left / (steps_left // steps))
+        elif is_timed and self._step == self.first_step:
+            steps = max(steps, self.warmup_steps)
         return min(steps, steps_left)
 
     def _has_reached_target(self) -> bool:

@@ -122,6 +122,7 @@ class Worker:
             save_every=self._request["checkpoint_every"],
             trained=sum(event["seconds"] for event in self._events if event["event"] == "window"),
             scored=[(0, 0), *((round(last["accuracy"] * last["samples"]), last["samples"]) for last in earlier)][-1],
+            warmup_steps=frameworks.load(run.framework).WARMUP_STEPS,
             silence=self._silence,
         )
         steps = run.last_step - self._first_step + step_profile.steps_of(rounds) + self._request["trace_steps"]

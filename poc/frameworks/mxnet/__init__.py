@@ -54,6 +54,7 @@ BUILDS: tuple[Build, ...] = (
 )
 """Their machine code was read from the packages; they have no PTX, which newer cards could translate."""
 LAYOUT = "NCHW"
+WARMUP_STEPS = 0
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma")
 NETWORKS: Collection[str] = tuple(ALL_NETWORKS)

@@ -10,10 +10,6 @@ import torch
 
 from poc.values import one_line
 
-WARMUP_STEPS = 3
-"""Steps of one kind before it is recorded: libraries choose their algorithms, and optimizers make their state."""
-DDP_WARMUP_STEPS = 11
-"""The same with DistributedDataParallel, which reads its own timers on the host in the first ten."""
 _STEPS_AHEAD = 2
 
 Batch = list[list[torch.Tensor]]

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from poc.config.run import Run
 from poc.data import Batch, Crops
-from poc.frameworks.pytorch import graphs, optimizers
+from poc.frameworks.pytorch import DDP_EAGER_STEPS, EAGER_STEPS, graphs, optimizers
 from poc.frameworks.pytorch.networks import LowPrecision, registered, stop_counting_batches
 from poc.frameworks.pytorch.zoo import own
 from poc.frameworks.session import LossScale, Part, Session, crop_indices, fastest
@@ -122,7 +122,7 @@ class TorchSession(Session):
         is_eager = self._run.straggler or self._run.emulated
         if is_eager or not optimizers.put_rates_on_device(self._optimizer, self._device):
             return None
-        return graphs.Replays(new_graph, graphs.DDP_WARMUP_STEPS if self._run.workers > 1 else graphs.WARMUP_STEPS)
+        return graphs.Replays(new_graph, DDP_EAGER_STEPS if self._run.workers > 1 else EAGER_STEPS)
 
     def _init_process_group(self) -> None:
         """Join the other workers, by torchrun's variables."""

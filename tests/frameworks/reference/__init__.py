@@ -31,6 +31,7 @@ DTYPES: tuple[str, ...] = ("float32",)
 NETWORKS: Collection[str] = ("cifar_mlp",)
 OPTIMIZERS: Collection[type[Any]] = (SGD,)
 KVSTORES: Collection[type[Any]] = (Device, DistSync, NoSync)
+WARMUP_STEPS = 0
 SUPPORTED_OPTIONS: tuple[str, ...] = ()
 
 
