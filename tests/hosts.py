@@ -24,9 +24,10 @@ _VARIABLES = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
     "RAY_USAGE_STATS_ENABLED": "0",
-    # As in docs/hosts.md, but a silent node is given up earlier.
+    # As in docs/hosts.md, but a silent node is given up earlier: after 3 x (1 + 2) s.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",
@@ -159,7 +160,9 @@ class Nodes:
             yield host
         finally:
             if not host.gone:
-                _run(*host.command(_RAY, "stop"))  # tells the head, so that no later test waits for it
+                for raylet in host.processes("raylet/raylet "):
+                    raylet.terminate()  # it tells the head, so that no later test waits for it
+                eventually(lambda: not host.processes("raylet/raylet "))
                 host.kill()
 
     def hold(self, step: int) -> contextlib.AbstractContextManager[Callable[[int], object]]:

@@ -25,9 +25,9 @@ from tests.hosts import Host, Nodes, cluster, drive
 from tests.launch import eventually
 
 VICTIMS = ("driver", "node", "worker", "server")
-_JOINED = {**TWO_WORKERS, "data": Synthetic(train=320, validation=70), "cores_per_worker": 1, "epochs": 60}
+_JOINED = {**TWO_WORKERS, "data": Synthetic(train=320, validation=70), "cores_per_worker": 1, "epochs": 30}
 _CASES = [{**_JOINED, "restarts": 3}, *({"lr": rate, "epochs": 15, "restarts": 3} for rate in (0.01, 0.02, 0.03))]
-_LATEST_SECONDS = 12.0
+_LATEST_SECONDS = 6.0
 
 
 def kill_at_random(nodes: Nodes, folder: Path, kills: int, seed: int) -> Counter[str]:

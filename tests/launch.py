@@ -45,6 +45,13 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=HOME, env=variables, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
 
 
+def git(checkout: Path, *words: str) -> str:
+    """Run git in `checkout` with an author; return its output."""
+    identity = ["-c", "user.name=T", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
+    command = ["git", "-C", str(checkout), *identity, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def eventually(look: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
     """Return the first true value of `look`; fail if `unless` is true before, or after minutes."""
     end = time.monotonic() + DEADLINE_SECONDS

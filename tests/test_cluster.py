@@ -22,7 +22,7 @@ from tests.builders import GLUON, TWO_WORKERS, executed, recipe_file
 from tests.extras import needs_ray
 from tests.hosts import PORT, Host, Nodes, cluster, drive, driven
 from tests.kill_at_random import kill_at_random
-from tests.launch import DEADLINE_SECONDS, HOME, eventually
+from tests.launch import DEADLINE_SECONDS, HOME, eventually, git
 
 PAIR = "2 hosts, each pair"
 IMAGES = Synthetic(train=320, validation=70)
@@ -76,11 +76,28 @@ def send_to_driver(host: Host, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def test_two_node_types_in_one_command_and_page(nodes: Nodes, second: Host, tmp_path: Path) -> None:
+def test_node_types_share_a_command_and_one_of_another_version_or_with_other_data_is_named(
+    nodes: Nodes, second: Host, tmp_path: Path
+) -> None:
+    def complaint(recipe: Path) -> str:
+        output = driven(nodes.head, recipe, tmp_path / "refused", status=2)
+        return output.splitlines()[-1].partition(f"poc: {other.address} ({other.address}): ")[2]
+
     recipe = recipe_file(tmp_path / "mine.py", lr=0.1, kind=["cpu", "gpu"], repeats=2)
-    with nodes.another("other"):
+    small, clone, link = recipe_file(tmp_path / "small.py", data=IMAGES), tmp_path / "clone", tmp_path / "checkout"
+    # The other nodes cannot read the images either, and would train on synthetic ones.
+    images = recipe_file(tmp_path / "images.py", data=CIFAR10(), framework="mxnet", model="cifar_resnet8_v2")
+    subprocess.run(["git", "clone", "-q", HOME, clone], check=True)
+    git(clone, "commit", "-q", "--allow-empty", "-m", "another")
+    link.symlink_to(HOME)
+    with nodes.another("other", PYTHONPATH=str(link), POC_DATA=str(tmp_path)) as other:
         options = ("--set", "lr=0.01,0.02", "--set", "kind=cpu", "--verbose")
         output = driven(nodes.head, recipe, tmp_path, *options, module="poc")
+        assert complaint(images).startswith("data: ")
+        link.unlink()
+        link.symlink_to(clone)
+        assert complaint(small).startswith("commit is ")
+    assert not list(tmp_path.glob("refused/results/*/journal.jsonl"))
     ids = {record.run_id for record in records_of(tmp_path, "pair")}
     assert all(run_id in output for run_id in ids)
     request = last_run.read(tmp_path / "results")
@@ -186,26 +203,6 @@ def test_lost_processes_are_restarted_late_nodes_used_and_runs_of_a_killed_drive
     assert [evaluation.epoch for evaluation in record.evaluations] == [1, 2, 3, 4, 5]
 
 
-def test_a_node_of_another_version_or_with_other_data_is_named(nodes: Nodes, second: Host, tmp_path: Path) -> None:
-    def complaint(recipe: Path) -> str:
-        output = driven(nodes.head, recipe, tmp_path, status=2)
-        return output.splitlines()[-1].partition(f"poc: {odd.address} ({odd.address}): ")[2]
-
-    small, clone, link = recipe_file(tmp_path / "small.py", data=IMAGES), tmp_path / "clone", tmp_path / "checkout"
-    # The other nodes cannot read the images either, and would train on synthetic ones.
-    images = recipe_file(tmp_path / "images.py", data=CIFAR10(), framework="mxnet", model="cifar_resnet8_v2")
-    subprocess.run(["git", "clone", "-q", HOME, clone], check=True)
-    commit = ["-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "--allow-empty", "-m", "another"]
-    subprocess.run(["git", "-C", clone, *commit], check=True)
-    link.symlink_to(clone)
-    with nodes.another("odd", PYTHONPATH=str(link), POC_DATA=str(tmp_path)) as odd:
-        assert complaint(small).startswith("commit is ")
-        link.unlink()
-        link.symlink_to(HOME)
-        assert complaint(images).startswith("data: ")
-    assert not list(tmp_path.glob("results/*/journal.jsonl"))
-
-
 def test_without_the_token_nobody_starts_or_joins(nodes: Nodes, second: Host, tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py")
     output = driven(nodes.head, recipe, tmp_path, status=2, RAY_AUTH_TOKEN=None)
@@ -234,14 +231,14 @@ def test_lost_nodes_are_named_and_replaced_and_without_another_their_run_fails_a
     victims: list[Host] = []
     nodes.second()
     # The worker on a host that is cut off ends by its patience.
-    with nodes.hold(25) as hold_at, drive(nodes.head, recipe, tmp_path, "--patience", "60") as driver:
+    with nodes.hold(25) as hold_at, drive(nodes.head, recipe, tmp_path, "--patience", "30") as driver:
         for epoch, fault in enumerate(faults, start=2):
             wait_for_training(nodes.second(), driver, epoch=epoch)
             for earlier in victims:
                 end(earlier)
             victims.append(nodes.second())
             if fault is not faults[-1]:
-                nodes.second(replace=True)  # the run waits only half a minute for one
+                nodes.second(replace=True)  # the run does not wait long for one
             fault(victims[-1])
             hold_at(10 * epoch + 15)
         output, _ = driver.communicate(timeout=DEADLINE_SECONDS)
