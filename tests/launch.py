@@ -30,6 +30,7 @@ from poc.records.record import Record
 T = TypeVar("T")
 HOME = Path(__file__).resolve().parent.parent
 DEADLINE_SECONDS = 600.0
+NEVER = 300.0  # seconds: what has not happened by then never will
 HELD_AT = 45  # before this step a run of the reference framework waits for the fault that a test injects
 NO_PAGES = "tests.pageless_poc"  # is `poc`, but its runs write no pages, which takes seconds
 # Before a command: a process that was started in the background ignores some signals, and so would its children. Not
@@ -150,6 +151,16 @@ def held(hold: Path, step: int = HELD_AT) -> Iterator[Callable[[int], object]]:
         yield lambda later: hold.write_text(str(later))
     finally:
         hold.unlink(missing_ok=True)
+
+
+def killed_at_40(recipe: Path, folder: Path, **variables: str) -> None:
+    """Start a run of the reference framework, and kill it once the checkpoint after its step 40 is there."""
+    hold = folder / "hold"
+    with held(hold), start(recipe, folder, environment={"POC_HOLD": str(hold), **variables}) as process:
+        family(process.pid, 1)
+        eventually(lambda: list(folder.glob("checkpoints/*/*-40.npz")), unless=lambda: process.poll() is not None)
+        process.kill()
+        process.communicate()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from poc import CIFAR10, Recipe, frameworks
 from poc.__main__ import main
 from poc.cli import advise as advice
 from poc.frameworks import builds
-from poc.host import hardware, nvml
+from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.plan import plan
 from poc.run.launcher import own_gpus
@@ -23,6 +23,7 @@ from tests import fake_gpus, launch, what_runs_where
 from tests.builders import GLUON, recipe_file
 from tests.extras import needs_torch
 from tests.recorded_nvml import kernel_tree
+from tests.test_host import use
 
 CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 2.10.0", "torch 2.13.0"
 MODEL = "cifar_resnet8_v2"
@@ -35,8 +36,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Simulate:
     """Return a function that makes this machine the one of that name, with or without the builds for it."""
 
     def simulated(name: str, installed: bool = True) -> Hardware:
-        monkeypatch.setattr(nvml, "pynvml", fake_gpus.library(name))
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        use(fake_gpus.library(name), monkeypatch)
         machine = hardware.detect()
         wanted = frameworks.wanted(machine) if installed else {}
         packages = {framework: {build.package: build.version} for framework, build in wanted.items()}

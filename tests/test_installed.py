@@ -18,10 +18,11 @@ from poc import frameworks
 from poc.__main__ import main
 from poc.frameworks import builds
 from poc.frameworks.pytorch import probe
-from poc.host import hardware, nvml
+from poc.host import hardware
 from poc.host.hardware import Hardware
 from tests import fake_gpus
 from tests.launch import HOME
+from tests.test_host import use
 
 TORCH = """
 import sys
@@ -60,8 +61,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Hardware]:
     """Return a function that makes this machine a simulated one on which no framework is installed."""
 
     def simulate(name: str) -> Hardware:
-        monkeypatch.setattr(nvml, "pynvml", fake_gpus.library(name))
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        use(fake_gpus.library(name), monkeypatch)
         monkeypatch.setattr(frameworks, "versions", lambda name: {})
         return hardware.detect()
 

@@ -20,11 +20,9 @@ from hypothesis import strategies as st
 
 from poc.host import monitor
 from poc.host.monitor import Counters, Device, DeviceUse, Monitor
+from tests.launch import NEVER
 from tests.recorded_nvml import GIB, RecordedNVML, eight_cards, p100
 from tests.test_host import use
-
-NEVER = 300.0
-"""Seconds: what has not happened by then never will."""
 
 
 def test_means_peaks_and_joules_of_recorded_cards(monkeypatch: pytest.MonkeyPatch) -> None:

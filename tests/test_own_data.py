@@ -25,7 +25,7 @@ from poc.run.sweep import Sweep
 from poc.run.workload import totals
 from poc.values import UserError
 from tests.builders import MACHINE, build, course, place_in, record_of, run_of
-from tests.launch import eventually, family, finish, held, records, start
+from tests.launch import finish, killed_at_40, records
 from tests.test_data import PIXELS, part, python_2_batch, record, tar_of, text, write
 
 CLASSES = ("cat", "dog", "eel")
@@ -439,15 +439,11 @@ def test_a_resumed_run_is_the_same_bit_for_bit_and_a_moved_folder_is_the_same_da
         "from poc import *\nrecipe = Recipe(model='cifar_mlp', framework='reference', kind='cpu', epochs=12, window=5, "
         f"lr=0.01, batch_per_device=12, data={dataclasses.replace(spec, crop=32, resize=32)!r})\n"
     )
-    undisturbed, hold = tmp_path / "undisturbed", tmp_path / "hold"
+    undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
     finish(tmp_path / "mine.py", undisturbed)
     (expected,) = records(undisturbed)
-    with held(hold), start(tmp_path / "mine.py", tmp_path, environment={"POC_HOLD": str(hold)}) as process:
-        family(process.pid, 1)
-        eventually(lambda: list(tmp_path.glob("checkpoints/*/*-40.npz")), unless=lambda: process.poll() is not None)
-        process.kill()
-        process.communicate()
+    killed_at_40(tmp_path / "mine.py", tmp_path)
     moved = tmp_path / "moved"
     moved.mkdir()
     for name in ("photos", "mine.py"):

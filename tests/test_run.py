@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from tests.builders import (
     record_of,
     run_of,
 )
-from tests.launch import eventually, family, finish, held, records, run_here, start, struck
+from tests.launch import finish, git, killed_at_40, records, run_here, struck
 from tests.test_host import use
 
 slow = pytest.mark.slow
@@ -175,12 +174,7 @@ def two_data_sets(folder: Path) -> list[Path]:
 def test_a_run_continues_only_on_its_own_images(tmp_path: Path) -> None:
     first, second = two_data_sets(tmp_path)
     recipe = recipe_file(tmp_path / "mine.py", data=IMAGES, batch_per_device=12, epochs=12)
-    hold = tmp_path / "hold"
-    with held(hold), start(recipe, tmp_path, environment={"POC_DATA": str(first), "POC_HOLD": str(hold)}) as process:
-        family(process.pid, 1)
-        eventually(lambda: list(tmp_path.glob("checkpoints/*/*-40.npz")), unless=lambda: process.poll() is not None)
-        process.kill()
-        process.communicate()
+    killed_at_40(recipe, tmp_path, POC_DATA=str(first))
     checkpoints = {path: path.read_bytes() for path in tmp_path.glob("checkpoints/*/*.npz")}
     run_here(recipe, tmp_path, POC_DATA=str(second))
     assert {path: path.read_bytes() for path in checkpoints} == checkpoints
@@ -326,22 +320,18 @@ def test_a_display_card_is_not_used_and_the_others_are_monitored(tmp_path: Path)
 def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def git(*words: str) -> str:
-        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
-        return subprocess.check_output(command, cwd=tmp_path, text=True).strip()
-
     code, results = tmp_path / "poc/records/provenance.py", tmp_path / "results/journal.jsonl"
     monkeypatch.setattr(provenance, "__file__", str(code))
     for path in (code, results):
         path.parent.mkdir(parents=True)
         path.write_text("before\n")
-    git("init", "--quiet")
-    git("add", "results")
-    git("commit", "--quiet", "-m", "results")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "results")
+    git(tmp_path, "commit", "--quiet", "-m", "results")
     assert provenance.commit() == ""  # in a repository without the code
-    git("add", ".")
-    git("commit", "--quiet", "-m", "code")
-    commit = git("rev-parse", "--short=12", "HEAD")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "-m", "code")
+    commit = git(tmp_path, "rev-parse", "--short=12", "HEAD").strip()
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     for path, expected in ((results, commit), (code, f"{commit}-dirty")):
         path.write_text("after\n")
