@@ -9,10 +9,9 @@ import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from poc import Recipe, Synthetic
 from poc.config.run import Run
@@ -22,13 +21,17 @@ from poc.published import Study
 from poc.published.prices import load
 from poc.records.record import COMPLETED, Evaluation, Record
 from poc.records.timing import Window
-from poc.report import table
 from poc.run import checkpoint
 from poc.run.launcher import LocalLauncher, RunContext
 from poc.run.parent import execute
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 MACHINE = Hardware(cpu="Test CPU", cores=len(os.sched_getaffinity(0)), memory_bytes=2**34, cpu_flops=2e11)
 TEST_CPU = {"cpu": "Test", "cores": 2, "memory_bytes": 2**34, "cpu_flops": 1e11}
+AUGMENTED = {"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True}
+"""The images of the main study, with its augmentation, as a record has them."""
 SMALL: dict[str, Any] = {
     "model": "cifar_mlp",
     "framework": "reference",
@@ -72,7 +75,7 @@ def record_of(
     `changes` are fields of a record in its plain form, `run` some of those of its run.
     """
     run: dict[str, Any] = dict(recipe="cifar10_resnet50", model="cifar_resnet50_v2", framework="mxnet", kind="cpu")
-    run.update(data={"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True}, evaluate=True)
+    run.update(data=AUGMENTED, evaluate=True)
     run.update(devices=1, emulated=False, batch_per_device=128, global_batch=128, kvstore="device", seed=0, quick=False)
     run.update(lr_rule="fixed", learning_rate=0.05, warmup_from=0.0, warmup_steps=0)
     run.update(epochs=6, steps_per_epoch=10, steps=60, window=10)
@@ -109,6 +112,8 @@ def repeats_of(epoch_seconds: Iterable[float], *, hour: int = 10, **changes: Any
 
 def build(*records: Record, studies: Sequence[Study] = (), **prices: float) -> pd.DataFrame:
     """Return the table of these records and studies, with prices of the list and others by the machine's name."""
+    from poc.report import table  # pandas and matplotlib, for which the processes of workers need not wait
+
     return table.build(records, studies, load(prices))
 
 

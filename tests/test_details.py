@@ -13,7 +13,7 @@ from poc.records.record import Record
 from poc.report import PAGES, markdown
 from poc.report.markdown import Block
 from poc.report.results import Results
-from tests.builders import TEST_CPU, build, record_of
+from tests.builders import AUGMENTED, TEST_CPU, build, record_of
 from tests.pages import Lines, on_gpus, tables
 
 STUDIES = {study.name: study for study in published.load()}
@@ -61,7 +61,7 @@ def test_each_precision_and_batch_size_has_its_speed_on_one_device() -> None:
 
 
 def test_tuning_runs_are_separate_and_machines_are_named_if_there_are_several() -> None:
-    tuning = {"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True, "validate_on": "held-out"}
+    tuning = {**AUGMENTED, "validate_on": "held-out"}
     records = [record_of(), record_of(accuracies=(0.9,) * 6, run={"data": tuning, "learning_rate": 0.1})]
     by_title = tables(blocks_of(results_of(*records), "learning_rate"))
     ((trained,),), ((tuned,),) = by_title["Every training"], by_title["Tuning runs"]

@@ -150,6 +150,7 @@ def test_a_framework_has_a_builder_for_each_network_that_it_claims(framework: st
         ("reference", {"layout": "NHWC"}, "layout"),
         ("pytorch", {"optimizer": "lars"}, "optimizer"),
         ("pytorch", {"dtype": "tf32"}, "dtype"),
+        ("mxnet", {"graphs": False}, "graphs="),
         ("mxnet", {"devices": 2, "straggler": 0.3}, "straggler"),
         ("mxnet", {"devices": 2, "optimizer": Muon(lr=0.02)}, "optimizer"),
         *(

@@ -174,10 +174,3 @@ def test_what_cannot_be_recorded_is_not_tried(fields: dict[str, Any]) -> None:
     from tests.torch_tape import Tape
 
     assert opened(run_of(**fields), Tape)._replays is None
-
-
-def test_graphs_is_a_field_whose_default_changes_no_id() -> None:
-    run = run_of()
-    assert '"graphs"' not in run.fingerprint()
-    assert run.id != dataclasses.replace(run, graphs=False).id
-    assert planned("mxnet", graphs=False).skip.startswith("graphs=")

@@ -19,7 +19,7 @@ from poc.report import chart, explorer, markdown
 from poc.report import table as tables_of
 from poc.report.markdown import figure as figures
 from poc.report.results import LastRun, Results
-from tests.builders import build, record_of
+from tests.builders import AUGMENTED, build, record_of
 from tests.pages import Lines, on_gpus, tables, trained
 
 STUDIES = published.load()
@@ -177,8 +177,7 @@ def test_runs_that_accumulate_are_named_and_not_compared_with_others(tmp_path: P
 
 
 def test_tuned_recipes_are_listed_with_the_split_that_they_were_tuned_on(tmp_path: Path) -> None:
-    data = {"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True}
-    held_out = {"optimizer": "nesterov", "data": {**data, "validate_on": "held-out"}}
+    held_out = {"optimizer": "nesterov", "data": {**AUGMENTED, "validate_on": "held-out"}}
     records = [trained(1000, 0.8), trained(1000, 0.9, run={"optimizer": "nesterov"}), trained(1000, 0.95, run=held_out)]
     records += [trained(1000, 0.85, run={"label_smoothing": 0.1, "batch_per_device": 64, "global_batch": 64})]
     baseline, tuned = tables(written(tmp_path, *records))["Learning rate and global batch"]

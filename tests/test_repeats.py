@@ -12,7 +12,7 @@ import pytest
 from poc.published import load
 from poc.records.record import Record
 from poc.report import repeats
-from tests.builders import SAMPLES, TEST_CPU, build, record_of, repeats_of
+from tests.builders import AUGMENTED, SAMPLES, TEST_CPU, build, record_of, repeats_of
 
 NOISY: dict[str, Any] = {"others_busy_cores": 1.0}
 
@@ -33,10 +33,11 @@ OTHER = [
     *({"run": {"quick": True}}, {"run": {"seconds": 60.0}}, {"run": {"target_accuracy": 0.75}}),
     *({"run": {"dtype": "bfloat16"}}, {"run": {"layout": "NHWC"}}, {"run": {"learning_rate": 0.1}}),
     *({"run": {"warmup_steps": 10}}, {"run": {"decay": "cosine"}}, {"run": {"optimizer": "nesterov"}}),
+    {"run": {"graphs": False}},
     *({"run": {"batch_per_device": 64, "global_batch": 64}}, {"run": {"model": "cifar_resnet20_v2"}}),
     *({"run": {"emulated": True, "devices": 4, "global_batch": 512}}, {"run": {"cores_per_worker": 1}}),
     *({"run": {"framework": "pytorch"}, "versions": {"torch": "2.13.0"}}, {"versions": {"mxnet": "1.7.0"}}),
-    {"run": {"data": {"name": "cifar10", "crop": 32, "pad": 4, "mirror": True, "jitter": True}}},
+    {"run": {"data": {**AUGMENTED, "crop": 32}}},
     *({"environment": {"OMP_PROC_BIND": "true"}}, {"environment": {}}),  # none is more than not knowing
     *({"data_checksum": "abcd"}, {"dataset": "cifar10 (jpeg)"}, {"threads": 1}),
     *({"infrastructure": "another machine"}, {"hardware": {**TEST_CPU, "cpu": "Newer"}}),

@@ -17,7 +17,7 @@ from poc.records import timing
 from poc.records.record import Record
 from poc.records.row import COLUMNS, rate
 from poc.report import table as tables
-from tests.builders import TEST_CPU, build, record_of
+from tests.builders import AUGMENTED, TEST_CPU, build, record_of
 from tests.launch import HOME
 
 # Readers rely on these names.
@@ -34,7 +34,6 @@ P100 = {"index": 0, "name": "Tesla P100", "capability": [6, 0], "memory_bytes": 
 STEP = dict(steps=24, whole_step_seconds=0.4, independent_step_seconds=0.3, exchange_seconds=0.15, sums_right=True)
 STEP.update(exchange_bytes=3_000_000, bus_bytes_per_second=2e7, synchronisation_seconds=0.04, data_seconds=0.01)
 TWO: dict[str, Any] = dict(devices=2, workers=2, cores_per_worker=1, kvstore="dist_sync", batch_per_device=64)
-AUGMENTED = {"name": "cifar10", "crop": 28, "pad": 4, "mirror": True, "jitter": True}
 VERSIONS = {"python": "3.11.7", "mxnet-cu112": "1.9.1", "torch": "2.13.0"}
 COUNTED = {"device": "gpu 0", "seconds": 40.0, "joules": 4000.0, "utilisation": 0.5}  # 100 W
 NOT_COUNTED = {"device": "gpu 1", "seconds": 40.0, "utilisation": 0.9}
