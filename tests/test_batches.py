@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from poc import data
 from poc.config import CIFAR10, Synthetic, synthetic
 from poc.data.batches import order
-from poc.data.images import shift_hls, split_off_validation
+from poc.data.images import split_off_validation
 from poc.values import UserError
 from tests.launch import python
 
@@ -66,8 +65,7 @@ class Untouchable:
         raise AssertionError(f"the test set was asked for its {name}")
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_held_out_images_are_never_trained_on_nor_the_test_set_read(workers: int) -> None:
+def test_held_out_images_are_never_trained_on_nor_the_test_set_read() -> None:
     count, generator = 6_000, np.random.default_rng(0)
     numbers, labels = np.arange(count), generator.permutation(np.repeat(np.arange(10, dtype=np.int32), 600))
     # Each image is of one colour, its number.
@@ -80,7 +78,7 @@ def test_held_out_images_are_never_trained_on_nor_the_test_set_read(workers: int
         images = np.concatenate([np.asarray(batch.images) for batch in batches])[:, :, 0, 0].astype(int)
         return list(images[:, 0] * 256 + images[:, 1])
 
-    share = [{"worker": worker, "workers": workers} for worker in range(workers)]
+    share = [{"worker": worker, "workers": 4} for worker in range(4)]
     options: Any = {"global_batch": 100, "seed": 3, "steps": 60}
     trained_on = {n for part in share for n in shown(data.training_batches(dataset, spec, **options, **part))}
     held_out = [n for part in share for n in shown(data.validation_batches(dataset, spec, batch=64, **part))]
@@ -151,17 +149,6 @@ def test_cutout_makes_one_square_grey_wherever_it_fits() -> None:
     assert ((places - 40) ** 2 / 40).sum() == pytest.approx(624, abs=5 * 35)
 
 
-def test_crop_and_mirror_are_uniform() -> None:
-    count = 13 * 13 * 60
-    split = data.Images(np.broadcast_to(NOISE[:1], (count, 32, 32, 3)), np.zeros(count, np.int32))
-    views: Any = split.augment(np.arange(count), CIFAR10(jitter=False, on_device=True), seed=0, epoch=0)[0]
-    assert views.flipped.mean() == pytest.approx(0.5, abs=0.025)  # five standard deviations
-    places = np.zeros((13, 13), int)
-    np.add.at(places, (views.tops, views.lefts), 1)
-    # Chi-squared over 169 places: mean 168, standard deviation 18.3.
-    assert ((places - 60) ** 2 / 60).sum() == pytest.approx(168, abs=5 * 18.3)
-
-
 def test_views_on_the_device_are_what_the_host_shows_in_a_border_of_127() -> None:
     spec = CIFAR10(jitter=False, on_device=True)
     host, device = (
@@ -176,14 +163,6 @@ def test_views_on_the_device_are_what_the_host_shows_in_a_border_of_127() -> Non
     for pixels, index, top, left, mirrored in zip(host.images, *device.images):
         view = padded[index, top : top + 28, left : left + 28]
         np.testing.assert_array_equal(pixels, (view[:, ::-1] if mirrored else view).transpose(2, 0, 1))
-
-
-def test_jitter_equals_a_slow_reference() -> None:
-    offsets = np.array([[36, 50, 50], [-36, -50, -50], [0, 0, 0], [17, -3, 44], [-8, 31, -29], [36, -50, 50]])
-    for image, offset, shifted in zip(NOISE, offsets, shift_hls(NOISE[:6], offsets)):
-        hls = cv2.cvtColor(image, cv2.COLOR_RGB2HLS)
-        expected = np.clip(hls.astype(int) + offset, 0, (180, 255, 255)).astype(np.uint8)
-        np.testing.assert_array_equal(shifted, cv2.cvtColor(expected, cv2.COLOR_HLS2RGB))
 
 
 # Batches
@@ -236,8 +215,7 @@ def test_the_micro_batches_of_all_workers_together_are_those_of_one() -> None:
     np.testing.assert_array_equal(whole, np.concatenate(shares, axis=2))
 
 
-@pytest.mark.parametrize("workers", [3, 24])
-def test_workers_together_train_on_what_one_would(workers: int) -> None:
+def test_workers_together_train_on_what_one_would() -> None:
     def batches(first_step: int = 0, **share: int) -> list[Any]:
         steps = 9 - first_step
         stream = data.training_batches(
@@ -247,7 +225,7 @@ def test_workers_together_train_on_what_one_would(workers: int) -> None:
 
     alone = batches()
     assert len(alone) == 9
-    for whole, *shares in zip(alone, *(batches(worker=worker, workers=workers) for worker in range(workers))):
+    for whole, *shares in zip(alone, *(batches(worker=worker, workers=3) for worker in range(3))):
         assert whole.images.shape == (24, 3, 28, 28)
         assert whole.images.flags.c_contiguous
         assert whole.labels.dtype == np.float32
@@ -282,12 +260,11 @@ def test_as_many_batches_are_made_at_once_as_there_are_cores(cores: int, monkeyp
     np.testing.assert_array_equal(np.concatenate([batch.labels for batch in shown]), order(70, seed=5, epoch=0))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_validation_covers_each_image_once_from_its_centre(workers: int) -> None:
+def test_validation_covers_each_image_once_from_its_centre() -> None:
     batches: list[Any] = [
         batch
-        for worker in range(workers)
-        for batch in data.validation_batches(DATASET, CIFAR10(), batch=4, worker=worker, workers=workers)
+        for worker in range(5)
+        for batch in data.validation_batches(DATASET, CIFAR10(), batch=4, worker=worker, workers=5)
     ]
     assert max(len(batch) for batch in batches) == 4
     np.testing.assert_array_equal(np.concatenate([batch.labels for batch in batches]), np.arange(23))

@@ -127,10 +127,7 @@ def test_the_validation_split_is_the_last_tenth_of_each_class_and_not_trained_on
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_together_train_and_validate_on_what_one_would(
-    kind: Callable[[Path], Any], workers: int, tmp_path: Path
-) -> None:
+def test_workers_together_train_and_validate_on_what_one_would(kind: Callable[[Path], Any], tmp_path: Path) -> None:
     spec = data.count(kind(tmp_path), tmp_path)
     dataset = load(spec, tmp_path)
 
@@ -139,7 +136,7 @@ def test_workers_together_train_and_validate_on_what_one_would(
         return list(data.training_batches(dataset, spec, **options))
 
     alone = batches()
-    for whole, *shares in zip(alone, *(batches(worker=worker, workers=workers) for worker in range(workers))):
+    for whole, *shares in zip(alone, *(batches(worker=worker, workers=2) for worker in range(2))):
         assert (whole.images.shape, whole.images.dtype) == ((12, 3, 16, 16), np.uint8)
         np.testing.assert_array_equal(whole.images, np.concatenate([share.images for share in shares]))
         np.testing.assert_array_equal(whole.labels, np.concatenate([share.labels for share in shares]))
@@ -149,7 +146,7 @@ def test_workers_together_train_and_validate_on_what_one_would(
         np.testing.assert_array_equal(expected.images, resumed.images)
     assert not np.array_equal(alone[0].images, alone[4].images)
     assert sorted(np.concatenate([batch.labels for batch in alone[:4]])) == [0] * 16 + [1] * 16 + [2] * 16
-    parts = [data.validation_batches(dataset, spec, batch=5, worker=n, workers=workers) for n in range(workers)]
+    parts = [data.validation_batches(dataset, spec, batch=5, worker=n, workers=2) for n in range(2)]
     (all_at_once,) = data.validation_batches(dataset, spec, batch=12)
     shown = [batch.images for share in parts for batch in share]
     np.testing.assert_array_equal(np.concatenate(shown), all_at_once.images)  # type: ignore[arg-type]
