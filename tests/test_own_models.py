@@ -20,7 +20,7 @@ from poc.plan import Planned, plan
 from poc.publish import _scrubbed
 from poc.records.record import COMPLETED
 from poc.values import UserError
-from tests.builders import MACHINE, TWO_WORKERS, course, end_of, executed, record_of, run_of
+from tests.builders import MACHINE, TWO_WORKERS, executed, record_of, run_of
 from tests.extras import needs_torch
 from tests.framework_worker import batches, distance, parameters, planned, trained, workers
 
@@ -402,43 +402,22 @@ def test_a_run_in_its_own_process_trains_and_evaluates(
     framework: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    fields = {"framework": framework, "model": MODEL[framework], "epochs": 2}
-    records = [executed(tmp_path / name, **fields) for name in "ab"]
-    assert [record.outcome for record in records] == [COMPLETED] * 2, records[0].reason
-    assert course(records[0]) == course(records[1])
-    assert len(records[0].evaluations) == 2
-    assert records[0].parameters == PARAMETERS
-    ends = [end_of(tmp_path / name, record.run) for name, record in zip("ab", records)]
-    assert all((ends[0][name] == ends[1][name]).all() for name in ends[0])
-    assert records[0].speeds["multiply_adds"] == MULTIPLY_ADDS
+    record = executed(tmp_path / "results", framework=framework, model=MODEL[framework], epochs=2)
+    assert (record.outcome, len(record.evaluations)) == (COMPLETED, 2), record.reason
+    assert (record.parameters, record.speeds["multiply_adds"]) == (PARAMETERS, MULTIPLY_ADDS)
 
 
 ZOO_MODELS = {
     "gluoncv:mobilenetv2_1.0": ("mobilenet_v2", 0.301),
-    "gluoncv:resnet50_v1b": ("resnet50", 4.089),
     "gluoncv:resnext50_32x4d": ("resnext50_32x4d", 4.230),
     "gluoncv:squeezenet1.1": ("squeezenet1_1", 0.349),
-    "gluoncv:densenet121": ("densenet121", 2.834),
     "torchvision:resnet50": ("resnet50", 4.089),
-    "torchvision:mobilenet_v2": ("mobilenet_v2", 0.301),
     "torchvision:alexnet": ("alexnet", 0.714),
-    "torchvision:efficientnet_b0": ("efficientnet_b0", 0.386),
     "torchvision:convnext_tiny": ("convnext_tiny", 4.456),
-    "torchvision:shufflenet_v2_x1_0": ("shufflenet_v2_x1_0", 0.145),
-    "torchvision:mnasnet1_0": ("mnasnet1_0", 0.314),
-    "torchvision:regnet_y_400mf": ("regnet_y_400mf", 0.402),
     "torchvision:googlenet": ("googlenet", 1.498),
     "torchvision:vit_b_32": ("vit_b_32", 4.409),
-    "timm:resnet50": ("resnet50", 4.089),
     "timm:mobilenetv2_100": ("mobilenet_v2", 0.301),
-    "timm:efficientnet_b0": ("efficientnet_b0", 0.386),
-    "timm:convnext_tiny": ("convnext_tiny", 4.456),
     "timm:vit_base_patch32_224": ("vit_b_32", 4.409),
-    "timm:densenet121": ("densenet121", 2.834),
-    "timm:resnet18": ("resnet18", 1.814),
-    "timm:mobilenetv3_large_100": ("mobilenet_v3_large", 0.217),
-    "timm:resnext50_32x4d": ("resnext50_32x4d", 4.230),
-    "timm:vgg11": ("vgg11", 7.609),
 }
 """The same architecture in torchvision, and 10^9 multiply-adds at 224 pixels that torchvision's pages print for it."""
 
