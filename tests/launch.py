@@ -187,7 +187,8 @@ def struck(victim: str, number: signal.Signals, *, workers: int = 1, after: str 
             clock.ahead += 3600.0
 
     held_by = mock.patch.dict(os.environ, POC_HOLD=str(hold))
-    with held_by, mock.patch.object(processes, "time", clock), ThreadPoolExecutor(1) as pool:
+    patched = mock.patch.multiple(processes, time=clock, _CHECK_SECONDS=0.1, _GRACE_SECONDS=1.0)
+    with held_by, patched, ThreadPoolExecutor(1) as pool:
         hold.write_text(str(HELD_AT))
         blow = pool.submit(strike)
         try:

@@ -13,11 +13,8 @@ import pytest
 
 from poc import AdamW, Muon, Synthetic, frameworks
 from poc.frameworks import Session
-from poc.host import processes
 from poc.host.hardware import detect
-from poc.run.parent import execute
 from tests import fake_gpus
-from tests.builders import MACHINE, place_in
 from tests.extras import needs_compiler, of_torch
 from tests.framework_worker import Arrays, batches, distance, interleaved, parameters, planned, trained, workers
 
@@ -45,27 +42,6 @@ def test_initial_weights_have_he_s_distribution(name: str) -> None:
             assert abs(weight.mean()) < 0.1 * deviation, key
         if key.startswith("parameter/") and weight.ndim == 1:
             assert set(np.unique(weight)) <= {0.0, 1.0}, key
-
-
-@of_torch
-@pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")
-def test_a_run_of_two_processes_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    item, watch, statuses = planned("pytorch", devices=2, evaluate=True, straggler=0.5), processes.watch, []
-
-    def watched(workers: Any, *rest: Any) -> Any:
-        failure = watch(workers, *rest)
-        statuses.extend(process.poll() for process in workers.values())
-        return failure
-
-    monkeypatch.setattr(processes, "watch", watched)
-    run = item.run
-    assert (run.workers, item.skip) == (2, "")
-    record, _ = execute(run, place_in(tmp_path, patience=60.0), detail=3)
-    assert (record.outcome, record.reason) == ("completed", "")
-    assert statuses == [0, 0]  # none hangs at its exit
-    assert record.detail
-    assert record.evaluations[0].samples == 70
-    assert "torch" in record.versions
 
 
 @of_torch
