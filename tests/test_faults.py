@@ -254,23 +254,6 @@ def test_cpu_time_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "--patience" in record.reason
 
 
-def test_only_cache_results_and_checkpoints_are_written(tmp_path: Path) -> None:
-    def checkout() -> set[Path]:
-        tops = [top for top in HOME.iterdir() if not top.name.startswith(".")]
-        return {path for top in tops for path in (top, *top.rglob("*")) if "__pycache__" not in path.parts}
-
-    names = {"HOME": "home", "TMPDIR": "temporary", "POC_CACHE": "cache"}
-    for name in ("home", "temporary"):
-        (tmp_path / name).mkdir()
-    environment = {variable: str(tmp_path / name) for variable, name in names.items()}
-    unset = dict.fromkeys(("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR"))
-    before, recipe = checkout(), recipe_file(tmp_path / "mine.py", epochs=1)
-    finish(recipe, tmp_path, environment={**environment, **unset}, module="poc")
-    assert [*(tmp_path / "home").iterdir(), *(tmp_path / "temporary").iterdir()] == []
-    assert checkout() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"mine.py", "results", "checkpoints", *names.values()}
-
-
 def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -W ignore -m poc networks | head -n 1"
     process = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=HOME, capture_output=True, text=True)

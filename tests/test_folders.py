@@ -34,20 +34,29 @@ def state(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_run_and_its_workers_import_nothing_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_imports_nothing_from_there_and_writes_only_results_and_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, imported = tmp_path / "check out", tmp_path / "imported"
     shutil.copytree(HOME / "poc", root / "poc", ignore=shutil.ignore_patterns("__pycache__"))
     recipe = recipe_file(tmp_path / "mine.py", epochs=1)
     hostile(root, imported, *PACKAGES)  # the checkout itself may be the folder where a user keeps such files
-    folder, before = hostile(tmp_path / "everything", imported, *PACKAGES, "poc"), state(root)
-    monkeypatch.setenv("POC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("PYTHONPATH", raising=False)
+    folder = hostile(tmp_path / "everything", imported, *PACKAGES, "poc")
+    before, names = [state(root), state(folder)], {"HOME": "home", "TMPDIR": "temporary", "POC_CACHE": "cache"}
+    for variable, name in names.items():
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    for variable in ("PYTHONPATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR"):
+        monkeypatch.delenv(variable, raising=False)
     command = [sys.executable, "-W", "ignore", "-I", root / "poc/host/isolated.py", "poc", "run", recipe]
     command += ["--results", tmp_path / "results"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
     assert (done.returncode, imported.exists()) == (0, False), done.stderr
     assert [record.outcome for record in records(tmp_path)] == [COMPLETED]
-    assert state(root) == before
+    assert [state(root), state(folder)] == before
+    assert [*(tmp_path / "home").iterdir(), *(tmp_path / "temporary").iterdir()] == []
+    kept = {root.name, folder.name, recipe.name, "results", *names.values()}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 def test_a_clone_with_windows_line_ends_configured_is_the_same(tmp_path: Path) -> None:
