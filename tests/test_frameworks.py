@@ -120,16 +120,6 @@ def test_frameworks_are_folders_here_and_in_poc_frameworks(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_only_a_session_imports_a_framework() -> None:
-    script = (
-        "import sys, poc.__main__, poc.data, poc.report, poc.run.parent, poc.run.worker, poc.frameworks as f\n"
-        "names = [f.load(name).LABEL for name in f.FRAMEWORKS]\n"
-        "sys.exit(str({'mxnet', 'torch'} & set(sys.modules) or ''))"
-    )
-    assert python(script).stderr.strip() == ""
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("framework", [name for name in INSTALLED if name != "reference"])
 def test_a_framework_has_a_builder_for_each_network_that_it_claims(framework: str) -> None:
     module: Any = frameworks.load(framework)

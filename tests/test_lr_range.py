@@ -155,7 +155,9 @@ def test_the_command_prints_an_interval_draws_a_figure_and_adds_nothing_to_the_p
     assert records(tmp_path) == [record]
 
 
-def test_no_page_has_a_range_test(tmp_path: Path) -> None:
+def test_no_page_has_a_range_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It takes seconds, and is made from the same table as rows.csv.
+    monkeypatch.setattr("poc.report.explorer.page", lambda table, cache: "")
     grown = {"grows_from": 1e-4, "learning_rate": 10.0, "evaluate": False}
     tests = [record_of(run=grown), record_of(run=grown, outcome=DIVERGED, reason="the training loss was nan")]
     tests.append(record_of(run=grown, infrastructure="another machine", started="2026-12-24T10:00:00+00:00"))
