@@ -4,6 +4,7 @@ something else than sums."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.launch import DEADLINE_SECONDS, python
 compatibility.prepare()
 import mxnet as mx  # noqa: E402
 
-from poc.frameworks.mxnet import distributed, flat_buffers, optimizers  # noqa: E402
+from poc.frameworks.mxnet import distributed, flat_buffers, networks, optimizers  # noqa: E402
 from poc.frameworks.mxnet.session import MXNetSession  # noqa: E402
 
 
@@ -361,3 +362,12 @@ def test_horovod_reports_a_host_name_that_resolves_to_the_loopback(monkeypatch: 
     with pytest.raises(OSError, match=r"127\.0\.1\.1.*10\.77\.0\.1"):
         distributed.HorovodSession._open_store(object())  # type: ignore[arg-type]
     distributed.check_name_resolves("127.0.0.1")
+
+
+def test_drop_out_on_a_gpu_draws_from_the_generators_that_are_seeded() -> None:
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dropout(0.5), mx.gluon.nn.Dropout(0.25, axes=(1,)))
+    net.apply(networks.draw_by_mxnet)
+    layers = json.loads(net(mx.sym.var("images")).tojson())["nodes"][1:]
+    options = [(layer["attrs"]["p"], layer["attrs"]["axes"], layer["attrs"]["cudnn_off"]) for layer in layers]
+    assert options == [("0.5", "()", "True"), ("0.25", "(1,)", "True")]
