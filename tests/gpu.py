@@ -152,7 +152,7 @@ def check(framework: str, kind: str, factor: float, only: str, tf32: bool | None
         seen = trained(session, dataclasses.replace(run, learning_rate=factor * run.learning_rate))
         largest, replays = difference(seen, wanted), getattr(session, "_replays", None)
         verdict = "ok" if largest <= TOLERANCES[run.dtype] else "WRONG"
-        if replays and not replays.has_recorded:
+        if replays and not replays.recorded:
             verdict = "WRONG, no graph was recorded"
         all_right &= verdict == "ok"
         print(f"  {name}: {largest:.2g} {verdict}", flush=True)

@@ -16,7 +16,7 @@ import pytest
 from poc import LARS, SSP, DistAsync, DistSync, Horovod, Synthetic, frameworks
 from poc.config.kvstores import KVStore
 from poc.config.run import Run
-from poc.frameworks.mxnet import compatibility
+from poc.frameworks.mxnet import prepare
 from poc.frameworks.session import LossScale
 from poc.host.hardware import detect
 from tests import fake_gpus
@@ -25,7 +25,7 @@ from tests.extras import needs_horovod
 from tests.framework_worker import PLAIN, SUMS, batches, distance, gradients, parameters, planned, trained, workers
 from tests.launch import DEADLINE_SECONDS, python
 
-compatibility.prepare()
+prepare()
 import mxnet as mx  # noqa: E402
 
 from poc.frameworks.mxnet import distributed, flat_buffers, networks, optimizers  # noqa: E402
@@ -123,7 +123,7 @@ def test_few_steps_are_enqueued_on_gpus_before_they_are_done(
     ("machine", "fusion"), [("8 P100", "0"), ("4 V100, old driver", "0"), ("4 A10G", "None"), ("no driver", "None")]
 )
 def test_operators_are_fused_only_if_the_driver_can_read_the_code(machine: str, fusion: str) -> None:
-    code = "import os; from poc.frameworks.mxnet import compatibility; compatibility.prepare(); "
+    code = "import os; from poc.frameworks.mxnet import prepare; prepare(); "
     code += "print(os.environ.get('MXNET_USE_FUSION'))"
     assert python(code, **fake_gpus.environment(machine)).stdout.split() == [fusion]
 

@@ -122,26 +122,18 @@ def _add_choices(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> N
     A run that a search needs is its candidate whatever it was trained for: this search, another one, or none. Records
     of another version count in a search that goes on.
     """
-    together = defaultdict(list)
+    of_runs: dict[Any, dict[str, list[tuple[Any, Record]]]] = defaultdict(lambda: defaultdict(list))
+    searches: dict[Any, dict[tuple[Any, ...], list[Run]]] = defaultdict(dict)
     for row, record in sorted(zip(rows, records), key=lambda pair: pair[1].started):
-        together[row["machine"], record.data_id, row["environment"]].append((row, record))
-    for conditions, members in together.items():
-        of_run = defaultdict(list)
-        for row, record in members:
-            of_run[record.run.id].append((row, record))
-        for identity, batches in _searches(record.run for _, record in members):
-            _add_choices_of(_hash(*conditions, identity), batches, dict(of_run))
-
-
-def _searches(runs: Iterable[Run]) -> list[tuple[str, list[list[Run]]]]:
-    """Return each search, with each seed, of which some `runs` are candidates, and all candidates at its batches."""
-    searches: dict[tuple[str, int], dict[tuple[Any, ...], list[Run]]] = defaultdict(dict)
-    for run in runs:
+        run, conditions = record.run, (row["machine"], record.data_id, row["environment"])
+        of_runs[conditions][run.id].append((row, record))
         if run.search and run.tunes:
-            batches = searches[search.identity(run), run.seed]
+            batches = searches[conditions, search.identity(run), run.seed]
             batch = run.global_batch, run.devices, run.batch_per_device, run.workers, run.kvstore_label
             batches[batch] = batches.get(batch) or search.candidates(run)
-    return [(identity, [batches[batch] for batch in sorted(batches)]) for (identity, _), batches in searches.items()]
+    for (conditions, identity, _), batches in searches.items():
+        candidates = [batches[batch] for batch in sorted(batches)]
+        _add_choices_of(_hash(*conditions, identity), candidates, of_runs[conditions])
 
 
 def _add_choices_of(name: str, batches: list[list[Run]], of_run: Mapping[str, list[tuple[Any, Record]]]) -> None:

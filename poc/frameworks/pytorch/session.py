@@ -360,7 +360,7 @@ class TorchSession(Session):
         return fastest(product, size)
 
     def peak_device_bytes(self) -> int | None:
-        if self._replays and self._replays.has_recorded:  # what a graph keeps for its steps is not counted as allocated
+        if self._replays and self._replays.recorded:  # what a graph keeps for its steps is not counted as allocated
             return self.reserved_device_bytes()
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
 
