@@ -93,8 +93,10 @@ def detect() -> Hardware:
 
 def gpu_problem() -> str:
     """Return why a GPU of this machine cannot be used, in one line; empty if there is none, or the user hides them."""
-    instances = re.findall(r"MIG-[^\s,]*", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    if instances:
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    if setting in ("", "-1", "NoDevFiles"):
+        return ""
+    if instances := re.findall(r"MIG-[^\s,]*", setting):
         return f"CUDA_VISIBLE_DEVICES: {instances[0]} is a MIG instance; use whole GPUs"
     try:
         divided = [index for index in nvml.visible_gpus() if nvml.is_divided(index)]
@@ -102,7 +104,6 @@ def gpu_problem() -> str:
             advice = "use whole GPUs (sudo nvidia-smi -mig 0), or name the others in CUDA_VISIBLE_DEVICES"
             return f"GPU {divided[0]} is divided into MIG instances; {advice}"
         if nvml.query("nvmlDeviceGetCount"):
-            setting = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             if nvml.visible_gpus():
                 return _cuda_problem()
             is_unknown = re.match(r"GPU-|\d", setting)
