@@ -174,14 +174,29 @@ def numa_nodes(system: Path = Path("/sys")) -> dict[int, list[int]]:
 
 
 def core_groups(
-    nodes: Mapping[int, Sequence[int]], workers: int, cores_per_worker: int, near: Sequence[int | None] | None = None
+    nodes: Mapping[int, Sequence[int]],
+    workers: int,
+    cores_per_worker: int,
+    near: Sequence[int | None] | None = None,
+    system: Path = Path("/sys"),
 ) -> list[list[int]]:
     """Assign disjoint cores to each worker, all on one NUMA node while a node has enough free cores.
 
     A worker gets cores of the node in `near`, else of the node with most free cores: two workers on two nodes use the
-    memory of both. The Theano-MPI study binds its processes to sockets in the same way.
+    memory of both. The Theano-MPI study binds its processes to sockets in the same way. If there are enough
+    physical cores, one hyperthread of each is used; otherwise all hyperthreads of a core go to one worker.
     """
-    free = {node: list(cores) for node, cores in nodes.items()}
+
+    def physical(core: int) -> int:
+        siblings = re.match(r"\d+", text(system / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"))
+        return int(siblings[0]) if siblings else core  # such as "0,4" or "0-1"
+
+    first = {physical(core): core for cores in nodes.values() for core in reversed(cores)}.values()
+    has_enough = workers * cores_per_worker <= len(first)
+    free = {
+        node: sorted(cores, key=lambda core: (has_enough and core not in first, physical(core)))
+        for node, cores in nodes.items()
+    }
     groups = []
     for worker in range(workers):
         preferred = near[worker] if near else None
