@@ -41,7 +41,9 @@ def test_what_tells_whose_it_was_is_replaced(owner: Path) -> None:
     scrub = scrubber()
     for text, clean in {
         f"OSError: {owner}/data/train.rec: no such file": "OSError: [path]: no such file",
-        "No such file: '/home/somebody-else/x y'": "No such file: '[path] y'",
+        "No such file: '/home/somebody-else/x y'": "No such file: '[path]'",
+        "\"/mnt/Ada's disk/x y.jpg\", '/root/a b'": "\"[path]\", '[path]'",
+        "g++ -I/home/bob/inc -L/opt/x -I/usr/include": "g++ -I[path] -L[path] -I/usr/include",
         "/usr/lib:/root/.cache:/root, denied": "/usr/lib:[path]:[path], denied",
         "no room in\n/mnt/lovelace-lab/cache (12.5 GB)": "no room in\n[path] (12.5 GB)",
         f"host {HOST} (10.0.0.3): killed; {HOST}.example.org is down": "host [host]: killed; [host] is down",
