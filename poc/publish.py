@@ -98,7 +98,7 @@ def publish(
     scrub = scrubber()
     chosen = [_scrubbed(record, scrub) for record in records if record.infrastructure == name]
     date = max(record.started for record in chosen)[:10]
-    target = output / f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-.')[:60] or 'machine'}_{date}"
+    target = output / f"{journal.folder(output, name).name}_{date}"
     if target.exists() and not (target / MARK).is_file():
         raise UserError(f"publish: {target} exists and was not made by publish; move it, or give another --output")
     output.mkdir(parents=True, exist_ok=True)
