@@ -178,10 +178,10 @@ def test_a_failed_installation_is_repeated(checkout: Checkout, fault: str) -> No
     checkout.start("run_all.sh", PYTHON=python)
     assert fault in checkout.installed()
     # What was cut off may have left half a package, but for a new environment.
-    assert [Path(line).name for line in checkout.calls("--reinstall")] == [fault][fault == "common.txt" :]
+    assert [Path(line).name for line in checkout.calls("--force-reinstall")] == [fault][fault == "common.txt" :]
     (checkout.root / "requirements" / "mxnet.txt").write_text("one-more==1.0\n")
     checkout.start("run_all.sh")
-    assert (checkout.installed(), checkout.calls("--reinstall")) == (["mxnet.txt"], [])
+    assert (checkout.installed(), checkout.calls("--force-reinstall")) == (["mxnet.txt"], [])
 
 
 def test_a_python_without_venv_is_left_for_one_that_has_it(checkout: Checkout) -> None:
@@ -296,6 +296,12 @@ def test_settings_of_pip_are_passed_to_uv_and_without_uv_pip_installs(checkout: 
     checkout.start("make_environment.sh", PYTHON=python)
     lists = [Path(line).name for line in checkout.calls("-m pip install")]
     assert lists == ["uv.txt", "common.txt", "mxnet.txt"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_array_starts_empty(name: str) -> None:
+    """Until bash 4.3, that of Amazon Linux 2, an empty array counts as unset, which ends a script."""
+    assert not re.findall(r".*=\(\)|.*mapfile -t \w.*", (HOME / name).read_text())
 
 
 def pins(*names: str) -> dict[str, tuple[str, str]]:
