@@ -120,13 +120,14 @@ while read -r folder list <&3; do
     [[ $folder =~ ^\.venv(-[a-z0-9_]+)?$ && ($list == installed || -f $here/$list) ]] ||
         stop "poc environment: not a list: $folder $list"
     environment=$here/$folder
-    if [ "$list" = installed ]; then # in place of pinned packages, which would come first
-        ! compgen -G "$environment/$mark/torch*" >/dev/null || rm -rf "$environment"
-        make_venv "$environment"
-        link "$environment" && : >"$environment/$mark/linked"
-        continue
-    fi
-    [ "$folder" = .venv ] || [ ! -e "$environment/$mark/linked" ] || rm -rf "$environment"
+    for other in "$environment/$mark"/{torch*,installed}; do # of another build, which would clash with this one
+        [ "$folder" = .venv ] || [ ! -e "$other" ] || [[ $chosen == *"$folder "?(requirements/)"${other##*/}"* ]] ||
+            rm -rf "$environment"
+    done
     make_venv "$environment"
-    add "$environment" "${list##*/}"
+    if [ "$list" = installed ]; then
+        link "$environment" && : >"$environment/$mark/installed"
+    else
+        add "$environment" "${list##*/}"
+    fi
 done 3<<<"$chosen"
