@@ -120,14 +120,11 @@ while read -r folder list <&3; do
     [[ $folder =~ ^\.venv(-[a-z0-9_]+)?$ && ($list == installed || -f $here/$list) ]] ||
         stop "poc environment: not a list: $folder $list"
     environment=$here/$folder
-    for other in "$environment/$mark"/{torch*,installed}; do # of another build, which would clash with this one
-        [ "$folder" = .venv ] || [ ! -e "$other" ] || [[ $chosen == *"$folder "?(requirements/)"${other##*/}"* ]] ||
+    for copy in "$environment/$mark"/{torch*,installed}; do # of another build, which would clash with this one
+        [[ $folder == .venv || ! -e $copy || $chosen == *"$folder "?(requirements/)"${copy##*/}"* ]] ||
             rm -rf "$environment"
     done
     make_venv "$environment"
-    if [ "$list" = installed ]; then
-        link "$environment" && : >"$environment/$mark/installed"
-    else
-        add "$environment" "${list##*/}"
-    fi
+    [ "$list" != installed ] || { link "$environment" && : >"$environment/$mark/installed" && continue; }
+    add "$environment" "${list##*/}"
 done 3<<<"$chosen"
