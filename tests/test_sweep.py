@@ -159,6 +159,24 @@ def test_a_record_counts_on_its_own_images(
     assert bool(sweep.pending(sweep.items)) != counts
 
 
+def test_journals_share_no_checkpoints_and_one_that_moved_finds_its_own(tmp_path: Path) -> None:
+    def checkpoints(results: str) -> Path:
+        run_sweep(sweep := Sweep([], tmp_path / results, place_in(tmp_path)))
+        return sweep.context.checkpoints_of(run_of())
+
+    first, second = checkpoints("first"), checkpoints("second")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    assert second != first == checkpoints("moved")
+
+
+def test_a_run_that_another_command_has_just_done_is_not_repeated(tmp_path: Path) -> None:
+    item = planned(1.0)
+    sweep = sweep_of(tmp_path, ("r", [item]))
+    recorded(tmp_path, dataclasses.replace(record_of(infrastructure="here"), run=item.run))
+    run_sweep(sweep)
+    assert len(journal.read([sweep.path])) == 1
+
+
 @pytest.mark.slow
 def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -152,12 +152,12 @@ class Cluster:
             machine=dataclasses.replace(machine, hosts=hosts),
             infrastructure=name,
             software=node.description["software"],
-            subfolder=journal.folder(self.results, name).name,
             images=dict(self._images),
         )
         options: dict[str, Any] = {"prefix": f"{name}: ", "node_type": node.type, "hosts": hosts, **self.sweep_options}
         sweep = HostSweep(plans, self.results, context, **options)
         self._claims.enter_context(journal.claimed(sweep.path))
+        sweep.use(context.images)
         price = self.prices.of(node.type, machine.describe())
         sweep.say(f"\n{summary(sweep.lines(), hosts * price.dollars_per_hour if price else None)}\n")
         for item in sweep.items:

@@ -44,7 +44,7 @@ class RunContext:
     source: Path | None  # folder or file with the data set, if the user named one
     cache: Path
     checkpoints: Path | None = None  # folder that keeps the last ones; None: in the cache until a run has ended
-    subfolder: str = ""  # for checkpoints, if several machines share their folder
+    journal: str = ""  # its `identity`, as the runs of several journals may share the folder of checkpoints
     price_per_hour: float | None = None  # in dollars
     images: Mapping[str, DataId] = dataclasses.field(default_factory=dict)  # those that were opened, by `Data.key`
     patience: float = 300.0  # seconds without a step after which a run is ended
@@ -65,8 +65,8 @@ class RunContext:
     def checkpoints_of(self, run: Run) -> Path:
         """Return the folder for the checkpoints of `run` on these images."""
         unpaused = dataclasses.replace(run, pause_after=None)  # which goes on from the checkpoint of a pause
-        name = "-".join(filter(None, (unpaused.id, self.images_of(run).checksum)))
-        return (self.checkpoints or self.cache / "checkpoints") / self.subfolder / name
+        name = "-".join(filter(None, (self.journal, unpaused.id, self.images_of(run).checksum)))
+        return (self.checkpoints or self.cache / "checkpoints") / name
 
 
 @value

@@ -45,23 +45,23 @@ class Sweep:
             for number, item in enumerate(planned, start=1)
         )
         self.failed: list[str] = []  # the ids of the runs that failed
-        records = journal.read(journal.paths(self.results))
-        self._records = [record for record in records if record.infrastructure == self.context.infrastructure]
-        self._recorded = {record.run.id for record in self._records}
         planned = [item.planned for item in self.items if not item.planned.skip]
         searched = [candidates for item in planned for candidates in item.searched]
         self._details = varied(itertools.chain([item.run for item in planned], *searched))
         self.use(self.context.images)
 
     def use(self, images: Mapping[str, DataId]) -> None:
-        """Set the data sets of the runs (`RunContext.images`), which decide what in the journal is done.
+        """Read the journal, and set the data sets of the runs (`RunContext.images`), which decide what in it is done.
 
         A record counts if it is of the same images, and of the same environment or an unknown one.
         """
-        self.context = dataclasses.replace(self.context, images=images)
-        self.pace = schedule.RuntimeEstimator(self.context, self._records)
+        self.context = dataclasses.replace(self.context, images=images, journal=journal.identity(self.path))
+        records = journal.read(journal.paths(self.results))
+        records = [record for record in records if record.infrastructure == self.context.infrastructure]
+        self._recorded = {record.run.id for record in records}
+        self.pace = schedule.RuntimeEstimator(self.context, records)
         environments = (None, self.context.environment)
-        same = [record for record in self._records if record.environment in environments and not self.again]
+        same = [record for record in records if record.environment in environments and not self.again]
         self._done = schedule.DoneRepeats(same, images)
 
     def say(self, line: str, *, detail: bool = False) -> None:
@@ -193,9 +193,10 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     Raises UserError if the data cannot be read, or the journal not be written; KeyboardInterrupt once a run that its
     user interrupted is in it.
     """
-    sweep.use(_images(sweep))
-    # Claimed only now: a mistake leaves nothing behind.
+    images = _images(sweep)
+    # Claimed only now: a mistake leaves nothing behind. Read again: another command may have ended since.
     with journal.claimed(sweep.path):
+        sweep.use(images)
         if request:
             last_run.write(sweep.results, request)
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
