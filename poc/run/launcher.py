@@ -276,7 +276,7 @@ def _result(events: Path, status: int = 0) -> WorkerResult:
 def _timed_spans(result: WorkerResult, began: float) -> list[tuple[float, float]]:
     """Return start and end of the windows after warm-up, on the clock on which the worker's process `began`."""
     start = began - (result.resumed[-1].at if result.resumed else 0.0)
-    windows = result.windows[warmup(result.windows) :]
+    windows = result.last_windows[warmup(result.last_windows) :]
     return [(start + window.start, start + window.start + window.seconds) for window in windows]
 
 
