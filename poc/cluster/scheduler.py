@@ -57,7 +57,7 @@ class Cluster:
     plan_options: Mapping[str, bool]
     sweep_options: Mapping[str, Any]
     prices: Prices
-    note: Callable[[Sequence[Sweep]], object]  # is called with all sweeps whenever there is a new one
+    note: Callable[[Sequence[Sweep]], object]  # is called with all sweeps whenever there is a new one, and at the end
 
     def __post_init__(self) -> None:
         self._nodes: list[Node] = []  # all that were ever seen; a node that comes back is a new one
@@ -94,6 +94,7 @@ class Cluster:
             failed += sweep.failed
             if time.monotonic() < self.context.until:  # too few nodes are left
                 failed += [item.planned.run.id for item in sweep.todo]
+        self.note(self._sweeps)
         return failed
 
     def _new_nodes(self, seconds: float) -> list[Node]:

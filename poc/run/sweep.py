@@ -33,7 +33,7 @@ class Sweep:
     results: Path  # folder, in which the machine has a folder with its journal
     context: RunContext
     detail: int = 0  # that of `execute`
-    again: bool = False  # repeat what is in the journal already
+    since: str = ""  # time in UTC; what was recorded before is repeated (--again)
     verbose: bool = False
     prefix: str = ""  # comes before each message
 
@@ -61,7 +61,7 @@ class Sweep:
         self._recorded = {record.run.id for record in records}
         self.pace = schedule.RuntimeEstimator(self.context, records)
         environments = (None, self.context.environment)
-        same = [record for record in records if record.environment in environments and not self.again]
+        same = [record for record in records if record.environment in environments and record.started >= self.since]
         self._done = schedule.DoneRepeats(same, images)
 
     def say(self, line: str, *, detail: bool = False) -> None:
