@@ -26,9 +26,8 @@ from poc.records.record import (
 )
 from poc.records.timing import Window
 from poc.run.launcher import HostResult, Launcher, LocalLauncher, RunContext, software
+from poc.run.loop import CHECKPOINT_SECONDS
 from poc.run.progress import label
-
-_CHECKPOINT_SECONDS = 180.0
 
 
 def execute(
@@ -69,9 +68,7 @@ def execute(
             "first_step": max(filter(is_usable, launcher.steps(run, conditions)), default=0),
             "why": why,
             "conditions": conditions,
-            "checkpoint_every": math.ceil(
-                _CHECKPOINT_SECONDS * run.last_step / (pace * estimate(run, context.machine))
-            ),
+            "checkpoint_every": math.ceil(CHECKPOINT_SECONDS * run.last_step / (pace * estimate(run, context.machine))),
             "detail": 0 if run.pause_after else detail,
             "title": title or label(run),
         }
