@@ -47,13 +47,21 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     assert estimator.factor(run) == pytest.approx(5.0)
     assert not estimator.fits(item)
     # A run that was begun counts from its checkpoint on, and continues though it does not fit.
-    folder = context.checkpoints_of(run)
-    checkpoint.write(folder, 0, checkpoint.Checkpoint(step=run.steps // 4, arrays={}, story={}))
+    folder, conditions = context.checkpoints_of(run), context.conditions_of(run)
+
+    def save(step: int, **changes: Any) -> None:
+        story = {"conditions": {**conditions, **changes}}
+        checkpoint.write(folder, 0, checkpoint.Checkpoint(step=step, arrays={}, story=story))
+
+    save(run.steps // 2, commit="another")
+    assert not estimator.fits(item)
+    save(run.steps // 4)
     assert estimator.seconds(item) == pytest.approx(1500.0)
     assert estimator.fits(Planned(run=run, seconds=4000.0))
     assert not RuntimeEstimator(dataclasses.replace(context, until=time.monotonic() - 1), []).fits(item)
     # The last checkpoint of a repeat is of no use to another one.
-    checkpoint.write(folder, 0, checkpoint.Checkpoint(step=run.steps, arrays={}, story={}))
+    save(run.steps)
+    checkpoint.remove(folder, but=run.steps)
     assert estimator.seconds(item) == pytest.approx(2000.0)
     assert not estimator.fits(item)
     # A model that is no longer known teaches nothing.

@@ -58,6 +58,19 @@ class RunContext:
         """The environment variables on the machine that change speed."""
         return next(iter(self.software.values()))["environment"] if self.software else speed_variables()
 
+    def software_of(self, framework: str) -> dict[str, Any]:
+        """Return the fields of a record that describe code and environment of the machine."""
+        return self.software[framework] if self.software else software(framework)
+
+    def conditions_of(self, run: Run) -> dict[str, Any]:
+        """Return what must be the same for `run` to continue from a checkpoint."""
+        return {
+            **self.software_of(run.framework),
+            "machine": self.machine.describe(),
+            "images": list(self.images_of(run)),
+            "workers_here": run.workers // (self.machine.hosts if run.workers > 1 else 1),
+        }
+
     def images_of(self, run: Run) -> DataId:
         """Return the identity of the images that `run` trains on; without a checksum if they were not opened."""
         return self.images.get(run.data.key) or DataId(run.data.name)

@@ -140,8 +140,9 @@ class RuntimeEstimator:
 
     def _begun(self, run: Run) -> float:
         """Return the share of a run's steps that its checkpoint has; one of the last step is of an earlier repeat."""
-        step = checkpoint.furthest(self._context.checkpoints_of(run))
-        return step / run.last_step if step < run.last_step else 0.0
+        folder = self._context.checkpoints_of(run)
+        steps = checkpoint.steps(folder, [0], self._context.conditions_of(run)) if folder.exists() else []
+        return max((step / run.last_step for step in steps if step < run.last_step), default=0.0)
 
 
 def _groups(run: Run) -> tuple[tuple[str, ...], ...]:
