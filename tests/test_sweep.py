@@ -69,6 +69,13 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     assert RuntimeEstimator(context, [unknown]).factor(unknown.run) == 1
 
 
+def test_a_run_longer_than_the_limit_is_begun_if_no_other_fits(tmp_path: Path) -> None:
+    long, short = planned(9000.0), planned(1.0, lr=0.02)
+    for items, seconds, is_begun in (([long], 600, True), ([long], -1, False), ([long, short], 600, False)):
+        sweep = sweep_of(tmp_path, ("r", items), until=time.monotonic() + seconds)
+        assert sweep.pace.fits(long) == is_begun
+
+
 def test_a_bound_is_the_first_of_hours_and_dollars() -> None:
     assert schedule.bound(10.0, None, None, 3.0) == math.inf
     assert schedule.bound(10.0, 2.0, None, None) == 7210.0

@@ -63,6 +63,7 @@ class Sweep:
         environments = (None, self.context.environment)
         same = [record for record in records if record.environment in environments and record.started >= self.since]
         self._done = schedule.DoneRepeats(same, images)
+        self.pace.none_fits = not any(self.pace.fits(item.planned) for item in self.pending(self.items))
 
     def say(self, line: str, *, detail: bool = False) -> None:
         """Print a line on standard error; a `detail` only if the sweep is verbose."""
