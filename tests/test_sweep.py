@@ -7,10 +7,11 @@ import math
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from poc import Recipe, published
+from poc import Folder, Recipe, published
 from poc.config.datasets import DataId
 from poc.plan import Planned, estimate, plan
 from poc.published import prices
@@ -190,6 +191,15 @@ def test_a_run_that_another_command_has_just_done_is_not_repeated(tmp_path: Path
     recorded(tmp_path, dataclasses.replace(record_of(infrastructure="here"), run=item.run))
     run_sweep(sweep)
     assert len(journal.read([sweep.path])) == 1
+
+
+def test_a_failure_on_some_images_keeps_no_run_from_others(tmp_path: Path) -> None:
+    runs = [dataclasses.replace(run_of(), data=Folder(name, crop=32)) for name in ("first", "second", "first")]
+    sweep = sweep_of(tmp_path, ("r", [Planned(run=run) for run in runs]))
+    launcher = mock.Mock(**{"steps.return_value": set(), "attempt.return_value": ([], "why")})
+    for item in sweep.items:
+        sweep.do(item, launcher)
+    assert [call.args[0].data.path for call in launcher.attempt.call_args_list] == ["first", "second"]
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ class Cluster:
         failed = []
         for sweep in self._sweeps:
             sweep.say_left(sweep.postponed + sweep.todo)
-            failed += sweep.failed
+            failed += [id for id, _ in sweep.failed]
             if time.monotonic() < self.context.until:  # too few nodes are left
                 failed += [item.planned.run.id for item in sweep.todo]
         self.note(self._sweeps)

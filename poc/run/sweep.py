@@ -44,7 +44,7 @@ class Sweep:
             for recipe, planned in self.plans
             for number, item in enumerate(planned, start=1)
         )
-        self.failed: list[str] = []  # the ids of the runs that failed
+        self.failed: list[tuple[str, str]] = []  # id and data set of each run that failed
         planned = [item.planned for item in self.items if not item.planned.skip]
         searched = [candidates for item in planned for candidates in item.searched]
         self._details = varied(itertools.chain([item.run for item in planned], *searched))
@@ -144,7 +144,8 @@ class Sweep:
                     return False
                 self._repeat(item, run, launcher)
             if stage.is_rung and not self._done.pending(stage):  # a failure among others is a result
-                self.failed = [id for id in self.failed if id not in {run.id for run in stage.runs}]
+                results = {(run.id, run.data.key) for run in stage.runs}
+                self.failed = [failure for failure in self.failed if failure not in results]
         return True
 
     def _repeat(self, item: Item, run: Run, launcher: Launcher | None) -> str:
@@ -154,7 +155,7 @@ class Sweep:
         if self._done.enough(run, item.planned.repeat):
             self.say(f"{title}: already in the journal (--again repeats it)", detail=True)
             return self._done.outcome(run) or COMPLETED
-        if run.id in self.failed:  # it may have hung, and would again
+        if (run.id, run.data.key) in self.failed:  # it may have hung, and would again
             self.say(f"{title}: not tried again: it failed before in this command", detail=True)
             return FAILED
         launcher = launcher or LocalLauncher(self.context)
@@ -177,7 +178,7 @@ class Sweep:
         self.pace.learn(record)
         self._done.add(record)
         if record.outcome == FAILED:
-            self.failed.append(run.id)
+            self.failed.append((run.id, run.data.key))
         return record.outcome
 
     def say_left(self, items: Iterable[Item]) -> None:
@@ -217,7 +218,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
                 unstarted += sweep.items[number:]
                 break
     sweep.say_left(unstarted)
-    return sweep.failed
+    return [id for id, _ in sweep.failed]
 
 
 def _images(sweep: Sweep) -> dict[str, DataId]:
