@@ -89,6 +89,7 @@ def test_known_answers_of_one_record() -> None:
     assert all(math.isnan(getattr(row, name)) for name in (*unknown, "dollars_per_hour", "dollars_per_run"))
 
 
+RESUMED = {"step": 30, "why": "signal 9"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "MXNet": ({"versions": VERSIONS}, {"framework": "MXNet 1.9.1"}),
     "PyTorch": ({"run": {"framework": "pytorch"}, "versions": VERSIONS}, {"framework": "PyTorch 2.13.0"}),
@@ -135,6 +136,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "energy of one of two": (monitored(COUNTED, NOT_COUNTED), {"joules_per_sample": math.nan}),
     "energy of all the run": (monitored(COUNTED, of_windows=False), {"joules_per_sample": math.nan}),
+    # The fourth of six windows starts at 12 s.
+    "resumed": (
+        {**monitored(COUNTED), "epoch_seconds": (2.0,) * 3 + (12.0,) * 3, "resumed": [{**RESUMED, "at": 11.5}]},
+        {"samples_per_second": 1280 / 12, "windows": 2, "joules_per_sample": 100 * 24 / 2560, "steps": 60},
+    ),
     "staleness": (
         {
             "run": {**TWO, "kvstore": {"name": "ssp", "staleness": 2}},
@@ -182,7 +188,7 @@ def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
 
 def test_the_note_has_what_else_happened_to_a_run() -> None:
     slowed = monitored({"device": "gpu 0", "throttled": {"power": 0.2, "heat": 0.01}})
-    note = row_of(record_of(**slowed, resumed=[{"step": 20, "why": "signal 9"}])).note
+    note = row_of(record_of(**slowed, resumed=[RESUMED])).note
     assert ("power for 20%" in note, "heat" in note, "resumed" in note) == (True, False, True)
 
 

@@ -57,7 +57,7 @@ class Cluster:
     plan_options: Mapping[str, bool]
     sweep_options: Mapping[str, Any]
     prices: Prices
-    note: Callable[[Sequence[Sweep]], object]  # is called with all sweeps whenever there is a new one
+    note: Callable[[Sequence[Sweep]], object]  # is called with all sweeps whenever there is a new one, and at the end
 
     def __post_init__(self) -> None:
         self._nodes: list[Node] = []  # all that were ever seen; a node that comes back is a new one
@@ -91,9 +91,10 @@ class Cluster:
         failed = []
         for sweep in self._sweeps:
             sweep.say_left(sweep.postponed + sweep.todo)
-            failed += sweep.failed
+            failed += [id for id, _ in sweep.failed]
             if time.monotonic() < self.context.until:  # too few nodes are left
                 failed += [item.planned.run.id for item in sweep.todo]
+        self.note(self._sweeps)
         return failed
 
     def _new_nodes(self, seconds: float) -> list[Node]:
@@ -152,12 +153,12 @@ class Cluster:
             machine=dataclasses.replace(machine, hosts=hosts),
             infrastructure=name,
             software=node.description["software"],
-            subfolder=journal.folder(self.results, name).name,
             images=dict(self._images),
         )
         options: dict[str, Any] = {"prefix": f"{name}: ", "node_type": node.type, "hosts": hosts, **self.sweep_options}
         sweep = HostSweep(plans, self.results, context, **options)
         self._claims.enter_context(journal.claimed(sweep.path))
+        sweep.use(context.images)
         price = self.prices.of(node.type, machine.describe())
         sweep.say(f"\n{summary(sweep.lines(), hosts * price.dollars_per_hour if price else None)}\n")
         for item in sweep.items:
