@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import os
 import signal
 import subprocess
@@ -10,15 +12,19 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from poc import CIFAR10, Synthetic
+from poc import CIFAR10, Recipe, Synthetic
+from poc.published import prices
 from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
 from poc.run import checkpoint
-from tests.builders import GLUON, TWO_WORKERS, executed, recipe_file
+from poc.run.sweep import Sweep
+from poc.values import UserError
+from tests.builders import GLUON, MACHINE, SMALL, TWO_WORKERS, executed, place_in, recipe_file
 from tests.extras import needs_ray
 from tests.hosts import PORT, Host, Nodes, cluster, drive, driven
 from tests.kill_at_random import kill_at_random
@@ -270,3 +276,37 @@ def test_this_machine_alone_is_a_cluster_too(nodes: Nodes, tmp_path: Path) -> No
     (record,) = journal.read(journal.paths(tmp_path / "results"))
     assert (record.outcome, record.infrastructure) == (COMPLETED, record.hardware.describe())
     eventually(lambda: len(alone.processes()) == 1)
+
+
+def swept(folder: Path, machines: list[Any], fields: dict[str, Any], *, loses_node_in: str = "") -> list[Sweep]:
+    """Do the runs of small recipes on fake nodes with these machines, all of the type "pair"; return the sweeps."""
+    from poc.cluster import launcher, scheduler
+    from tests.fake_ray import FakeRay
+
+    fake, sweeps = FakeRay(*machines, loses_node_in=loses_node_in), list[Sweep]()
+    with mock.patch.object(launcher, "ray", fake), mock.patch.object(scheduler, "ray", fake):
+        scheduler.Cluster(
+            recipes=[("mine", Recipe(**{**SMALL, **fields}))],
+            results=folder / "results",
+            context=place_in(folder),
+            only=None,
+            plan_options={},
+            sweep_options={},
+            prices=prices.load({}),
+            note=lambda current: sweeps.__setitem__(slice(None), current),
+        ).run()
+    return sweeps
+
+
+def test_a_run_with_one_worker_is_never_of_several_hosts(tmp_path: Path) -> None:
+    little = dataclasses.replace(MACHINE, memory_bytes=2**20)  # nothing fits
+    assert [sweep.context.infrastructure for sweep in swept(tmp_path, [little, MACHINE], {})] == ["pair"]
+    assert outcomes(tmp_path, "pair") == {"skipped"}
+
+
+def test_a_node_with_another_model_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = itertools.count()
+    monkeypatch.setattr("poc.config.networks.is_own", lambda name: True)
+    monkeypatch.setattr("poc.frameworks.own_models.source_hash", lambda name, folder: str(next(hashes)))
+    with pytest.raises(UserError, match=f"^node1 .*: model {SMALL['model']} of mine is 1, .* 0$"):
+        swept(tmp_path, [MACHINE, MACHINE], {})

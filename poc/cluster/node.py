@@ -46,8 +46,7 @@ class Supervisor(LocalLauncher):
     ) -> tuple[Plans, dict[str, DataId]]:
         """Plan recipes for `hosts` machines like this one; return the runs of the ids `only`, and their images.
 
-        What several hosts cannot do is left out, and not skipped. Raises UserError if a data set cannot be opened, or
-        this node's GPUs cannot be used.
+        Raises UserError if a data set cannot be opened, or this node's GPUs cannot be used.
         """
         self._use(context)
         if not options.get("cpu"):
@@ -55,7 +54,7 @@ class Supervisor(LocalLauncher):
         machine, plans = dataclasses.replace(self._context.machine, hosts=hosts), []
         for name, recipe in recipes:
             planned = [item for item in plan(name, recipe, machine, **options) if item.run.id.startswith(tuple(only))]
-            plans.append((name, [item for item in planned if hosts == 1 or not item.skip]))
+            plans.append((name, planned))
         specs = dict.fromkeys(item.run.data for _, planned in plans for item in planned if not item.skip)
         return plans, data.identify(specs, source=self._context.source, cache=self._context.cache)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import sys
 import threading
 import time
@@ -62,6 +63,7 @@ class Cluster:
     def __post_init__(self) -> None:
         self._nodes: list[Node] = []  # all that were ever seen; a node that comes back is a new one
         self._images: dict[str, DataId] = {}
+        self._models: dict[str, str] = {}  # hashes of the sources of own models
         self._sweeps: list[HostSweep] = []
         self._replacing: Counter[str] = Counter()  # runs that wait for a node in place of a lost one, by type
         self._change = threading.Condition()
@@ -131,6 +133,10 @@ class Cluster:
         plans, images = node.get(planning)
         node.require_same({**self._images, **images}, "the other nodes", self._images)
         self._images.update(images)
+        runs = [(recipe, item.run) for recipe, planned in plans for item in planned]
+        models = {f"model {run.model} of {recipe}": run.model_hash for recipe, run in runs}
+        node.require_same({**self._models, **models}, "the other nodes", self._models)
+        self._models.update(models)
         with self._change:
             node.type = node_type
             self._change.notify_all()
@@ -143,6 +149,9 @@ class Cluster:
         keys = {item.run.fingerprint("cores_per_worker") for item in planned_before}
         for _, planned in plans:
             planned[:] = [item for item in planned if item.run.fingerprint("cores_per_worker") not in keys]
+            if hosts > 1:  # a run with one worker is never theirs, even if a node with less memory skipped it
+                runs = [(item, itertools.chain([item.run], *item.searched)) for item in planned if not item.skip]
+                planned[:] = [item for item, of_item in runs if all(run.workers > 1 for run in of_item)]
         if hosts in [sweep.hosts for sweep in smaller] or not any(planned for _, planned in plans):
             return
         name = node.type if hosts == 1 else f"{hosts} hosts, each {node.type}"
