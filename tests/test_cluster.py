@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from poc import CIFAR10, Recipe, Synthetic
+from poc import CIFAR10, Recipe, Search, Synthetic
 from poc.published import prices
 from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
@@ -310,3 +310,11 @@ def test_a_node_with_another_model_file_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("poc.frameworks.own_models.source_hash", lambda name, folder: str(next(hashes)))
     with pytest.raises(UserError, match=f"^node1 .*: model {SMALL['model']} of mine is 1, .* 0$"):
         swept(tmp_path, [MACHINE, MACHINE], {})
+
+
+def test_a_search_goes_on_without_a_lost_node_and_its_run_has_no_result(tmp_path: Path) -> None:
+    search = {"lr": Search(low=0.1, high=0.4, points=3), "epochs": 1}
+    swept(tmp_path, [MACHINE, MACHINE], search, loses_node_in="train")
+    lost, *others = records_of(tmp_path, "pair")
+    assert (lost.outcome, lost.result) == (FAILED, None)
+    assert [record.outcome for record in others] == [COMPLETED, COMPLETED]
