@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from poc import CIFAR10, Recipe, Search, Synthetic
+from poc.host.hardware import GPU
 from poc.published import prices
 from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
@@ -310,6 +311,14 @@ def test_a_node_with_another_model_file_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("poc.frameworks.own_models.source_hash", lambda name, folder: str(next(hashes)))
     with pytest.raises(UserError, match=f"^node1 .*: model {SMALL['model']} of mine is 1, .* 0$"):
         swept(tmp_path, [MACHINE, MACHINE], {})
+
+
+@pytest.mark.parametrize("changes", [{"cpu": "Other CPU"}, {"driver": "550.54"}])
+def test_a_node_of_other_hardware_than_its_type_is_named(tmp_path: Path, changes: dict[str, Any]) -> None:
+    gpu = GPU(index=0, name="Test GPU", capability=(7, 0), memory_bytes=2**34)
+    machine = dataclasses.replace(MACHINE, gpus=(gpu,))
+    with pytest.raises(UserError, match=f"^node1 .*: {next(iter(changes))} is "):
+        swept(tmp_path, [machine, dataclasses.replace(machine, **changes)], {})
 
 
 def test_a_search_goes_on_without_a_lost_node_and_its_run_has_no_result(tmp_path: Path) -> None:

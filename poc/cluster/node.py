@@ -35,9 +35,10 @@ class Supervisor(LocalLauncher):
         """Return plain values, because this node's version of the project may differ from the driver's."""
         machine = self._context.machine
         software = {name: launcher.software(name) for name in frameworks.FRAMEWORKS}
-        versions = {"RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE"), "hardware": machine.describe()}
+        versions: dict[str, Any] = {"RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE"), "hardware": machine.describe()}
+        versions.update((name, getattr(machine, name)) for name in ("cpu", "cores", "driver"))
         for provenance in software.values():
-            versions.update(provenance["versions"], commit=provenance["commit"])
+            versions.update(provenance["versions"], commit=provenance["commit"], environment=provenance["environment"])
         del versions["system"]  # kernels may differ
         return {"machine": to_plain(machine), "software": software, "versions": versions}
 
