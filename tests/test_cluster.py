@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from poc import CIFAR10, Recipe, Search, Synthetic
+from poc.cluster import LOCAL, connect
 from poc.host.hardware import GPU
 from poc.published import prices
 from poc.records import journal, last_run
@@ -311,6 +312,14 @@ def test_a_node_with_another_model_file_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("poc.frameworks.own_models.source_hash", lambda name, folder: str(next(hashes)))
     with pytest.raises(UserError, match=f"^node1 .*: model {SMALL['model']} of mine is 1, .* 0$"):
         swept(tmp_path, [MACHINE, MACHINE], {})
+
+
+def test_a_cluster_of_this_machine_alone_has_no_memory_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = mock.Mock()
+    monkeypatch.setattr("ray.init", init)
+    with mock.patch.dict(os.environ):
+        connect(LOCAL, verbose=False)
+    assert init.call_args.kwargs["_system_config"] == {"memory_monitor_refresh_ms": 0}
 
 
 @pytest.mark.parametrize("changes", [{"cpu": "Other CPU"}, {"driver": "550.54"}])
