@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
 from poc.run import checkpoint
 from poc.run.sweep import Sweep
+from poc.run.workload import skipped
 from poc.values import UserError
 from tests.builders import GLUON, MACHINE, SMALL, TWO_WORKERS, executed, place_in, recipe_file
 from tests.extras import needs_ray
@@ -280,7 +282,9 @@ def test_this_machine_alone_is_a_cluster_too(nodes: Nodes, tmp_path: Path) -> No
     eventually(lambda: len(alone.processes()) == 1)
 
 
-def swept(folder: Path, machines: list[Any], fields: dict[str, Any], *, loses_node_in: str = "") -> list[Sweep]:
+def swept(
+    folder: Path, machines: list[Any], fields: dict[str, Any], *, loses_node_in: str = "", until: float = math.inf
+) -> list[Sweep]:
     """Do the runs of small recipes on fake nodes with these machines, all of the type "pair"; return the sweeps."""
     from poc.cluster import launcher, scheduler
     from tests.fake_ray import FakeRay
@@ -290,7 +294,7 @@ def swept(folder: Path, machines: list[Any], fields: dict[str, Any], *, loses_no
         scheduler.Cluster(
             recipes=[("mine", Recipe(**{**SMALL, **fields}))],
             results=folder / "results",
-            context=place_in(folder),
+            context=place_in(folder, until=until),
             only=None,
             plan_options={},
             sweep_options={},
@@ -336,3 +340,10 @@ def test_a_search_goes_on_without_a_lost_node_and_its_run_has_no_result(tmp_path
     lost, *others = records_of(tmp_path, "pair")
     assert (lost.outcome, lost.result) == (FAILED, None)
     assert [record.outcome for record in others] == [COMPLETED, COMPLETED]
+
+
+def test_runs_of_several_hosts_are_not_skipped_with_other_cores_on_one(tmp_path: Path) -> None:
+    machine = dataclasses.replace(MACHINE, cores=2)  # three workers have a core each of one host, two each of three
+    one, three = swept(tmp_path, [machine] * 3, {"devices": 3, "workers": 3, "kvstore": "dist_sync"}, until=0.0)
+    assert three.ids() != tuple(line.id for line in one.lines())
+    assert skipped([*one.lines(), *three.lines()]) == {}

@@ -22,7 +22,7 @@ from poc.cluster.node import Plans, Supervisor
 from poc.config.datasets import DataId
 from poc.config.recipe import Recipe
 from poc.host.hardware import Hardware
-from poc.plan import select
+from poc.plan import Planned, select
 from poc.published.prices import Prices
 from poc.records import journal
 from poc.run.launcher import RunContext
@@ -34,6 +34,11 @@ from poc.values import UserError, from_plain
 _SAME_EVERYWHERE = ("RAY_AUTH_MODE", "commit", "python", "numpy")
 _JOIN_SECONDS, _LOOK_SECONDS, _REPLACE_SECONDS = 60.0, 2.0, 30.0
 _MAX_THREADS = 1000
+
+
+def _key(planned: Planned) -> str:
+    """Return what a run computes, without its cores, of which more hosts have more."""
+    return planned.run.fingerprint("cores_per_worker")
 
 
 @dataclasses.dataclass(eq=False)
@@ -145,15 +150,18 @@ class Cluster:
     def _add_sweep(self, node: Node, hosts: int, plans: Plans) -> None:
         """Add what so many nodes of a type can do, and fewer cannot."""
         smaller = [sweep for sweep in self._sweeps if sweep.node_type == node.type]
-        planned_before = [item.planned for sweep in smaller for item in sweep.items if not item.planned.skip]
-        keys = {item.run.fingerprint("cores_per_worker") for item in planned_before}
+        planned_before = [item.planned for sweep in smaller for item in sweep.items]
+        keys = {_key(planned) for planned in planned_before if not planned.skip}
         for _, planned in plans:
-            planned[:] = [item for item in planned if item.run.fingerprint("cores_per_worker") not in keys]
+            planned[:] = [item for item in planned if _key(item) not in keys]
             if hosts > 1:  # a run with one worker is never theirs, even if a node with less memory skipped it
                 runs = [(item, itertools.chain([item.run], *item.searched)) for item in planned if not item.skip]
                 planned[:] = [item for item, of_item in runs if all(run.workers > 1 for run in of_item)]
         if hosts in [sweep.hosts for sweep in smaller] or not any(planned for _, planned in plans):
             return
+        keys = {_key(item) for _, planned in plans for item in planned}
+        for sweep in smaller:  # what is done now was skipped there only
+            sweep.items = [item for item in sweep.items if _key(item.planned) not in keys]
         name = node.type if hosts == 1 else f"{hosts} hosts, each {node.type}"
         machine = from_plain(Hardware, node.description["machine"])
         context = dataclasses.replace(
