@@ -304,10 +304,12 @@ def swept(
     return sweeps
 
 
-def test_a_run_with_one_worker_is_never_of_several_hosts(tmp_path: Path) -> None:
+def test_a_run_with_one_worker_is_never_of_several_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     little = dataclasses.replace(MACHINE, memory_bytes=2**20)  # nothing fits
     assert [sweep.context.infrastructure for sweep in swept(tmp_path, [little, MACHINE], {})] == ["pair"]
     assert outcomes(tmp_path, "pair") == {"skipped"}
+    # The price of a node is an option of the pages, not of this command.
+    assert 'poc report --price "pair=DOLLARS"' in capsys.readouterr().err
 
 
 def test_a_node_with_another_model_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

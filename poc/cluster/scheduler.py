@@ -176,7 +176,8 @@ class Cluster:
         sweep = HostSweep(plans, self.results, context, **options)
         self._claims.enter_context(journal.claimed(sweep.path))
         price = self.prices.of(node.type, machine.describe())
-        sweep.say(f"\n{summary(sweep.lines(), hosts * price.dollars_per_hour if price else None)}\n")
+        total, option = hosts * price.dollars_per_hour if price else None, f'poc report --price "{node.type}=DOLLARS"'
+        sweep.say(f"\n{summary(sweep.lines(), total, option)}\n")
         for item in sweep.items:
             if item.planned.skip:
                 sweep.do(item)
