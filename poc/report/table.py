@@ -13,6 +13,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,11 @@ def _length(run: Run) -> str:
     return TRAINING if run.steps == run.epochs * run.steps_per_epoch and run.seconds is None else BURST
 
 
+def _one_host(name: str, hosts: float) -> str:
+    """Return the name of one machine of several that ran together (`Hardware.describe`)."""
+    return name.removeprefix(f"{hosts:.0f} hosts, each ")
+
+
 def _hash(*values: Any) -> str:
     return hashlib.sha256(json.dumps([*map(str, values)]).encode()).hexdigest()[:10]
 
@@ -264,8 +270,12 @@ def _hash(*values: Any) -> str:
 def _add_prices(table: pd.DataFrame, prices: Prices) -> None:
     """Fill in $/h of whole instances: what the user gave now, what the run recorded, else the price list."""
     hourly_prices = []
-    for machine, hardware, recorded in zip(table.machine, table.hardware, table.given_dollars_per_hour):
+    columns = table.machine, table.hardware, table.hosts, table.given_dollars_per_hour
+    for machine, hardware, hosts, recorded in zip(*columns):
         price = prices.of(machine, hardware)
+        if price is None and (each := prices.of(_one_host(machine, hosts), _one_host(hardware, hosts))):
+            dollars_per_hour = hosts * each.dollars_per_hour
+            price = replace(each, machine=f"{hosts:.0f}x {each.machine}", dollars_per_hour=dollars_per_hour)
         if pd.notna(recorded) and (price is None or price.source != GIVEN):
             price = Price(machine=machine, dollars_per_hour=recorded, source=GIVEN)
         hourly_prices.append(price or Price(machine=machine, dollars_per_hour=math.nan))
