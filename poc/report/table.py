@@ -208,6 +208,7 @@ def _measured(record: Record) -> dict[str, Any]:
     # An unknown environment differs from an empty one.
     where = record.infrastructure, hardware, machine.cpu, machine.cores
     conditions = (*where, record.data_id, environment, record.environment is None)
+    of_one_host = [_one_host(str(each), machine.hosts) for each in conditions]  # a series goes on over several hosts
     return {
         **{name: getattr(run, name) for name in _OF_RUN},
         **{name: getattr(record, name) for name in _OF_RECORD},
@@ -221,7 +222,7 @@ def _measured(record: Record) -> dict[str, Any]:
         "input_shape": "x".join(map(str, run.data.input_shape)),
         "kvstore": run.kvstore_label if run.synchronises else "",
         "setting": _hash(*conditions, record.fewer_threads, framework, package, run.fingerprint("seed")),
-        "workload": _hash(*conditions, record.fewer_threads, run.fingerprint(*_NOT_OF_WORKLOAD)),
+        "workload": _hash(*of_one_host, record.fewer_threads, run.fingerprint(*_NOT_OF_WORKLOAD)),
         "length": _length(run),
         "search": "",
         "test_runs": "",
