@@ -82,7 +82,7 @@ class RayLauncher:
             yield node, range(host * per_host, (host + 1) * per_host)
 
     def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
-        """Raise NodeLostError if a node was lost before: the run has not begun, and other nodes may do it."""
+        """Raise NodeLostError if a node was lost: a run must not fail because of that before it has begun."""
         begun = [node.actor.begin.remote(run, conditions, part, self.context) for node, part in self._parts(run)]
         return set.intersection(*map(Node.get, self.nodes, begun))
 

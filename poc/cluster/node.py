@@ -52,10 +52,9 @@ class Supervisor(LocalLauncher):
         self._use(context)
         if not options.get("cpu"):
             check_gpus([recipe for _, recipe in recipes], self._context.machine, "--cpu, or a recipe for CPUs")
-        machine, plans = dataclasses.replace(self._context.machine, hosts=hosts), []
-        for name, recipe in recipes:
-            planned = [item for item in plan(name, recipe, machine, **options) if item.run.id.startswith(tuple(only))]
-            plans.append((name, planned))
+        machine, ids = dataclasses.replace(self._context.machine, hosts=hosts), tuple(only)
+        every_plan = [(name, plan(name, recipe, machine, **options)) for name, recipe in recipes]
+        plans = [(name, [item for item in planned if item.run.id.startswith(ids)]) for name, planned in every_plan]
         specs = dict.fromkeys(item.run.data for _, planned in plans for item in planned if not item.skip)
         return plans, data.identify(specs, source=self._context.source, cache=self._context.cache)
 

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +46,9 @@ class HostSweep(Sweep):
 
     node_type: str = ""
     hosts: int = 1
-    todo: list[Item] = field(default_factory=list)
-    postponed: list[Item] = field(default_factory=list)  # do not fit before the bound
-    running: set[str] = field(default_factory=set)  # run ids: two repeats of a run would share their checkpoints
+    todo: list[Item] = dataclasses.field(default_factory=list)
+    postponed: list[Item] = dataclasses.field(default_factory=list)  # do not fit before the bound
+    running: set[str] = dataclasses.field(default_factory=set)  # run ids: two repeats of a run would share checkpoints
 
 
 @dataclasses.dataclass
@@ -240,8 +239,6 @@ class Cluster:
     def _run(self, sweep: HostSweep, item: Item, nodes: list[Node]) -> None:
         launcher = RayLauncher(nodes, sweep.context, self._over, lambda: self._replacement(sweep.node_type))
         try:
-            for node in nodes:
-                node.get(node.actor.close.remote())  # a run must not fail because of a node that was lost before
             if not sweep.do(item, launcher):
                 sweep.postponed.append(item)
         except BaseException as error:
