@@ -208,6 +208,10 @@ def test_a_price_is_that_of_the_whole_instance_for_the_wall_time() -> None:
     record = record_of(infrastructure="p2.8xlarge", price_per_hour=5.0)
     rows = [row_of(record), row_of(replace(record, price_per_hour=None)), row_of(record, **{"p2.8xlarge": 6.0})]
     assert [row.dollars_per_hour for row in rows] == [5.0, 7.2, 6.0]
+    # Of several hosts it is that of all, unless their name has a price of its own.
+    together = record_of(infrastructure="2 hosts, each p2.8xlarge", hardware={**TEST_CPU, "hosts": 2})
+    rows = [row_of(together), row_of(together, **{together.infrastructure: 10.0})]
+    assert [row.dollars_per_hour for row in rows] == [14.4, 10.0]
     # A run that does not end with an epoch, or on emulated devices, has no price.
     for run in ({"steps": 55}, {"emulated": True, "devices": 4, "global_batch": 512}):
         assert math.isnan(row_of(record_of(run=run), **{"test machine": 7.2}).dollars_per_run)

@@ -128,8 +128,7 @@ class TorchSession(Session):
         """Join the other workers, by torchrun's variables."""
         address = os.environ["POC_OWN_ADDRESS"]
         os.environ["GLOO_SOCKET_IFNAME"] = interface(address)
-        if not address.startswith("127."):
-            os.environ["NCCL_SOCKET_IFNAME"] = f"={interface(address)}"
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface(address)}"
         self._worker, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         listening: dict[str, Any] = {}
